@@ -11,14 +11,17 @@ from math import ceil
 
 from rooflab.roofline.architecture import Architecture
 from rooflab.roofline.device import Device
+from rooflab.roofline.step_times import StepTime, decode_time, prefill_time
 from rooflab.roofline.steps import (
     ITEM_BYTES,
+    Link,
     StepBound,
     activation_dtype,
     all_reduce_s,
     check_arguments,
     decode_cost,
     gpu_counts,
+    link,
     prefill_cost,
     step_bound,
 )
@@ -55,13 +58,6 @@ def activation_bytes(arch: Architecture, tokens: int, sequences: int, dtype: str
     q, kv = arch.num_heads // gpus * arch.head_dim, max(1, arch.num_kv_heads // gpus) * arch.head_dim
     width = 2 * arch.hidden_size + max(2 * q + 2 * kv, 3 * ceil(arch.intermediate_size / gpus))
     return tokens * width * ITEM_BYTES[activation_dtype(dtype)] + sequences * ceil(arch.vocab_size / gpus) * 4
-
-
-def link(device: Device, gpus: int) -> tuple[str, float]:
-    """The link between `gpus` such devices, and its bytes/s one way: NVLink if it joins that many, else PCIe."""
-    if gpus <= device.nvlink_gpus and device.nvlink_bytes_per_s:
-        return "NVLink", device.nvlink_bytes_per_s
-    return "PCIe", device.pcie_bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -108,6 +104,10 @@ class Estimate:
     least_itl_ms: float
     most_tokens_per_s: float
     """`batch` tokens over the least ITL."""
+    published_prefill: StepTime | None
+    """The same prefill from published kernel times; None if there are none of this GPU."""
+    published_decode: StepTime | None
+    """The same decode step from published kernel times."""
 
     def rows(self) -> list[tuple[str, str]]:
         """Label and value of each line of a printed table; GB = 1e9 bytes."""
@@ -131,16 +131,37 @@ class Estimate:
             ("GPUs needed for this batch", _count(self.gpus_needed)),
         ]
         if self.link is not None and self.link_bytes_per_s is not None:
-            rate = f"{self.link}, {self.link_bytes_per_s / 1e9:.0f} GB/s one way, two ring all-reduces a layer"
+            rate = f"{self.link}, {self.link_bytes_per_s / 1e9:.0f} GB/s one way, two all-reduces a layer"
             times = f"{_ms(self.prefill.all_reduce_ms)} a prefill, {_ms(self.decode.all_reduce_ms)} a decode step"
             rows.append(("all-reduce", f"{times} ({rate})"))
         rows += [
             (f"least TTFT, {self.prompt} tokens", f"{_ms(self.least_ttft_ms)}, mostly {self.prefill.limiter}"),
             (f"least ITL, batch {self.batch}", f"{_ms(self.least_itl_ms)}, mostly {self.decode.limiter}"),
             ("most output tokens/s", f"{self.most_tokens_per_s:,.0f}"),
-            ("how the times are made", "each op alone at its roof, one launch each, one after another; not measured"),
+            ("how these are made", "each op alone at its roof, one launch each, one after another; not measured"),
         ]
-        return rows
+        for name, step in (
+            (f"TTFT of published kernels, {self.prompt} tokens", self.published_prefill),
+            (f"ITL of published kernels, batch {self.batch}", self.published_decode),
+        ):
+            if step is not None:
+                rows.append((name, f"{_ms(step.ms)}, {step.published_share:.0%} of it published: {_parts(step)}"))
+        return rows + self._published_sources()
+
+    def _published_sources(self) -> list[tuple[str, str]]:
+        """Whose times are in the sums, and what has none there."""
+        ops = [op for step in (self.published_prefill, self.published_decode) if step is not None for op in step.ops]
+        if not ops:
+            return []
+        own = dict.fromkeys(f"{op.source.split(', as ')[0]}" for op in ops if op.basis != "bound" and op.ms)
+        outside = dict.fromkeys(f"{op.site}: {op.source}" for op in ops if op.basis == "bound" and op.source)
+        rows = [("whose kernels", "; ".join(own) or "none")]
+        if outside:
+            rows.append(("outside of the tables", "; ".join(outside)))
+        return [
+            *rows,
+            ("how these are made", "published times of each op on its own, interpolated; the rest at its roof"),
+        ]
 
 
 def estimate(
@@ -178,16 +199,15 @@ def estimate(
     counts = gpu_counts(architecture)
     needed = next((n for n in counts if without_cache(n) + cache(n) <= usable), None)
     gpus = tensor_parallel or needed or counts[-1]
-    link_name, link_rate = link(device, gpus)
+    joined = link(device, gpus)
     prefill, decode = (
-        step_bound(ops, device.ceilings(), _all_reduce_total_s(architecture, rows, weight_dtype, gpus, link_rate))
+        step_bound(ops, device.ceilings(), _all_reduce_total_s(architecture, rows, weight_dtype, gpus, joined))
         for ops, rows in (
             (prefill_cost(architecture, prompt, weight_dtype, kv_dtype, gpus), prompt),
             (decode_cost(architecture, batch, context, weight_dtype, kv_dtype, gpus), batch),
         )
     )
-    sequence_bytes = context * kv_bytes_per_token(architecture, kv_dtype, gpus)
-    most = bisect_right(range(1, 1 << 40), usable, key=lambda n: without_cache(gpus, n) + n * sequence_bytes)
+    most = bisect_right(range(1, 1 << 40), usable, key=lambda n: without_cache(gpus, n) + n * cache(gpus) // batch)
     return Estimate(
         model=architecture.name,
         gpu=device.name,
@@ -211,19 +231,28 @@ def estimate(
         activation_bytes_per_gpu=without_cache(gpus) - weight_bytes(architecture, weight_dtype, gpus),
         fits=without_cache(gpus) + cache(gpus) <= usable,
         max_sequences=most,
-        link=link_name if gpus > 1 else None,
-        link_bytes_per_s=link_rate if gpus > 1 else None,
+        link=joined.name if gpus > 1 else None,
+        link_bytes_per_s=joined.bytes_per_s if gpus > 1 else None,
         prefill=prefill,
         decode=decode,
         least_ttft_ms=prefill.least_ms,
         least_itl_ms=decode.least_ms,
         most_tokens_per_s=batch / decode.least_ms * 1e3,
+        published_prefill=prefill_time(architecture, device, prompt, weight_dtype, kv_dtype, gpus),
+        published_decode=decode_time(architecture, device, batch, context, weight_dtype, kv_dtype, gpus),
     )
 
 
-def _all_reduce_total_s(arch: Architecture, rows: int, weight_dtype: str, gpus: int, link_bytes_per_s: float) -> float:
+def _all_reduce_total_s(arch: Architecture, rows: int, weight_dtype: str, gpus: int, link: Link) -> float:
     row_bytes = arch.hidden_size * ITEM_BYTES[activation_dtype(weight_dtype)]
-    return 2 * arch.num_layers * all_reduce_s(rows * row_bytes, gpus, link_bytes_per_s)
+    return 2 * arch.num_layers * all_reduce_s(rows * row_bytes, gpus, link)
+
+
+def _parts(step: StepTime) -> str:
+    """`products 36 ms, attention 2.8 ms, the rest at least 3.6 ms`."""
+    parts = step.parts_ms()
+    rest = parts.pop("rest", 0.0)
+    return ", ".join([*(f"{name} {_ms(ms)}" for name, ms in parts.items()), f"the rest at least {_ms(rest)}"])
 
 
 def _gb(count: float) -> str:

@@ -4,7 +4,7 @@ The first panel is the log-log roofline of Williams, Waterman and Patterson (CAC
 that of its *traffic*, so that fusion moves a kernel to the right as well as up. The panel shows numbers, and a list
 beside it names the kernels, because nobody could read thirty names in the panel. A kernel without FLOPs (`embedding`,
 `kv_cache_write`) has no intensity; a second panel shows its traffic per second over the bandwidth roof. A kernel that
-was not timed is a grey cross on the roof: a bound, not a reading.
+was not timed is a grey cross on the roof: a bound, not a reading. A time that others published is a star.
 """
 
 from __future__ import annotations
@@ -184,7 +184,8 @@ def _draw_marker(axes: Axes, point: Point, x: float, y: float, colour: str) -> N
         return
     face = colour if point.traffic_basis == "counted" else "white"
     style: dict[str, Any] = {"markeredgewidth": 1.4, "markeredgecolor": colour, "markerfacecolor": face}
-    axes.plot([x], [y], _MARKERS[point.role], markersize=6.5, zorder=5, **style)
+    marker, size = ("*", 9.5) if point.published else (_MARKERS[point.role], 6.5)
+    axes.plot([x], [y], marker, markersize=size, zorder=5, **style)
 
 
 def _box(artist: Any) -> Box:
@@ -228,8 +229,10 @@ def _legend_handles(points: Numbered, ceilings: Sequence[Ceilings]) -> list[Line
     handles = [
         Line2D([], [], marker=marker, label=role, markerfacecolor="white", **dot)
         for role, marker in _MARKERS.items()
-        if any(point.role == role for point in timed)
+        if any(point.role == role and not point.published for point in timed)
     ]
+    if any(point.published for point in timed):
+        handles.append(Line2D([], [], marker="*", label="published by others", markerfacecolor="white", **dot))
     for basis, fill, face in (("counted", "filled", _INK), ("modelled", "hollow", "white")):
         if any(point.traffic_basis == basis for point in timed):
             handles.append(Line2D([], [], marker="o", label=f"{fill}: traffic {basis}", markerfacecolor=face, **dot))
@@ -294,7 +297,8 @@ def _draw_list(figure: Figure, rows: Numbered, colours: Mapping[str, str]) -> No
             x = _COLUMNS[1] + (0.105 if beside else 0.0)
             figure.text(x, y / height, point.case, size=size, color=_INK, **at_left)
             y -= _ROW_IN
-        name = point.label if point.label == point.role else f"{point.label} ({point.role})"
+        what = "published" if point.published else point.role
+        name = point.label if point.label == what else f"{point.label} ({what})"
         intensity = "none" if not point.flops else three_digits(point.intensity)
         if point.seconds is None:
             write((str(number), name, intensity, "not timed", "bound"), color=_GREY)

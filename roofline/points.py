@@ -39,6 +39,8 @@ class Point:
     """The least time that the op's cost allows."""
     seconds: float | None
     """The measured time; None if the kernel was not timed."""
+    published: bool = False
+    """Whether others measured it, on such a device (`roofline/published.py`)."""
 
     def __post_init__(self) -> None:
         if not self.traffic_bytes > 0:

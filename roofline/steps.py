@@ -6,19 +6,21 @@ Kernels that fuse two of these ops can be faster than this bound; separate kerne
 its spec for the same shapes.
 
 Tensor parallelism splits heads, the MLP's width and the vocabulary. Each layer then has two all-reduces of (tokens,
-hidden) in the activations' dtype; each sends 2 (n - 1) / n of those bytes over the link one way (Patarasuk and Yuan,
-"Bandwidth optimal all-reduce algorithms", 2009). Their latency is not counted, and they overlap with nothing, because
-the next op needs the sum. The collectives of embedding and logits, about 1 / (2 x layers) of that, are left out.
+hidden) in the activations' dtype. Over switches that add (NVLink SHARP, since Hopper) each GPU sends those bytes once;
+else 2 (n - 1) / n of them (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009). Their latency is not
+counted, and they overlap with nothing, because the next op needs the sum. The collectives of embedding and logits,
+about 1 / (2 x layers) of that, are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
 from rooflab.roofline.architecture import Architecture
+from rooflab.roofline.device import Device
 from rooflab.roofline.model import Ceilings, Cost, bound
 
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8_e4m3": 1, "int8": 1}
@@ -35,6 +37,8 @@ class OpCost(NamedTuple):
     calls: int
     cost: Cost
     site: str
+    shape: Mapping[str, int] = {}
+    """Of a product: M, N and K.  Of attention: B, context, H, H_kv, D and window (0: none)."""
 
 
 def activation_dtype(weight_dtype: str) -> str:
@@ -46,10 +50,29 @@ def _rmsnorm(rows: int, width: int, item: int) -> Cost:
     return Cost(rows * width * item + width * item, rows * width * item, {}, 4.0 * rows * width, float(rows))
 
 
-def _gemm(M: int, N: int, K: int, weight: str, activation: str, bias: bool = False) -> Cost:
+def gemm_cost(M: int, N: int, K: int, weight: str, activation: str, bias: bool = False) -> Cost:
+    """A product of (M, K) activations with (N, K) weights; its output has the activations' dtype."""
     item = ITEM_BYTES[activation]
     read = M * K * item + N * K * ITEM_BYTES[weight] + (N * item if bias else 0)
     return Cost(read, M * N * item, {weight: 2.0 * M * N * K}, float(M * N) if bias else 0.0)
+
+
+def prefill_attention_cost(B: int, context: int, H: int, H_kv: int, D: int, window: int, dtype: str) -> Cost:
+    """Causal attention of `B` prompts of `context` tokens; only visible pairs count.  `window` 0: none."""
+    seen = min(context, window or context)
+    pairs = B * H * (seen * (seen + 1) // 2 + (context - seen) * seen)
+    row = B * context * D * ITEM_BYTES[dtype]
+    return _attention(pairs, D, H * row, 2 * H_kv * row, dtype)
+
+
+def decode_attention_cost(
+    B: int, context: int, H: int, H_kv: int, D: int, window: int, dtype: str, kv_dtype: str
+) -> Cost:
+    """One query for each of `B` sequences of `context` cached tokens, its own included.  `window` 0: none."""
+    context = min(context, window or context)
+    kv_bytes = B * context * 2 * H_kv * D * ITEM_BYTES[kv_dtype]
+    table_bytes = B * (ceil(context / _BLOCK_TOKENS) + 1) * _LENGTH_BYTES
+    return _attention(B * H * context, D, B * H * D * ITEM_BYTES[dtype], kv_bytes + table_bytes, dtype)
 
 
 def _attention(pairs: int, head_dim: int, q_bytes: float, other_read_bytes: float, dtype: str) -> Cost:
@@ -72,20 +95,24 @@ def _step(
     cache = Cost(T * (2 * kv * item + _INDEX_BYTES), 2 * T * kv * ITEM_BYTES[kv_dtype])
     silu = Cost(2 * T * ffn * item, T * ffn * item, {}, 4.0 * T * ffn, 2.0 * T * ffn)
     qk_norms = [("q_norm", heads), ("k_norm", kv_heads)] if arch.qk_norm else []
+
+    def product(site: str, calls: int, M: int, N: int, K: int, weight: str, bias: bool = False) -> OpCost:
+        return OpCost("gemm", calls, gemm_cost(M, N, K, weight, act, bias), site, {"M": M, "N": N, "K": K})
+
     return [
         OpCost("embedding", 1, Cost(T * _INDEX_BYTES + min(T, arch.vocab_size) * H * item, T * H * item), "embedding"),
         OpCost("rmsnorm", 1, _rmsnorm(T, H, item), "first_norm"),
-        OpCost("gemm", L, _gemm(T, q + 2 * kv, H, weight_dtype, act, arch.attention_bias), "qkv_proj"),
+        product("qkv_proj", L, T, q + 2 * kv, H, weight_dtype, arch.attention_bias),
         *(OpCost("rmsnorm", L, _rmsnorm(T * count, D, item), site) for site, count in qk_norms),
         OpCost("rope", L, rope, "rope"),
         OpCost("kv_cache_write", L, cache, "kv_cache_write"),
         attention,
-        OpCost("gemm", L, _gemm(T, H, q, weight_dtype, act), "o_proj"),
+        product("o_proj", L, T, H, q, weight_dtype),
         OpCost("fused_add_rmsnorm", 2 * L, add_norm, "norms"),
-        OpCost("gemm", L, _gemm(T, 2 * ffn, H, weight_dtype, act), "gate_up_proj"),
+        product("gate_up_proj", L, T, 2 * ffn, H, weight_dtype),
         OpCost("silu_and_mul", L, silu, "silu_and_mul"),
-        OpCost("gemm", L, _gemm(T, H, ffn, weight_dtype, act), "down_proj"),
-        OpCost("gemm", 1, _gemm(sequences, vocab, H, act, act), "lm_head"),
+        product("down_proj", L, T, H, ffn, weight_dtype),
+        product("lm_head", 1, sequences, vocab, H, act),
         OpCost("sample", 1, Cost(sequences * vocab * item, sequences * _INDEX_BYTES, {}, sequences * vocab), "sample"),
     ]
 
@@ -100,12 +127,9 @@ def prefill_cost(
     """
     check_arguments(arch, weight_dtype, kv_dtype, gpus, prompt=prompt)
     act = activation_dtype(weight_dtype)
-    heads, kv_heads = arch.num_heads // gpus, max(1, arch.num_kv_heads // gpus)
-    seen = min(prompt, arch.window or prompt)
-    pairs = heads * (seen * (seen + 1) // 2 + (prompt - seen) * seen)
-    row = prompt * arch.head_dim * ITEM_BYTES[act]
-    cost = _attention(pairs, arch.head_dim, heads * row, 2 * kv_heads * row, act)
-    attention = OpCost("flash_attention", arch.num_layers, cost, "attention")
+    shape = _attention_shape(arch, 1, prompt, gpus)
+    cost = prefill_attention_cost(**shape, dtype=act)
+    attention = OpCost("flash_attention", arch.num_layers, cost, "attention", shape)
     return _step(arch, prompt, 1, attention, weight_dtype, kv_dtype, gpus)
 
 
@@ -118,14 +142,22 @@ def decode_cost(
     """
     check_arguments(arch, weight_dtype, kv_dtype, gpus, batch=batch, context=context)
     act = activation_dtype(weight_dtype)
-    heads, kv_heads = arch.num_heads // gpus, max(1, arch.num_kv_heads // gpus)
-    q_bytes = batch * heads * arch.head_dim * ITEM_BYTES[act]
-    context = min(context, arch.window or context)
-    kv_bytes = batch * context * 2 * kv_heads * arch.head_dim * ITEM_BYTES[kv_dtype]
-    table_bytes = batch * (ceil(context / _BLOCK_TOKENS) + 1) * _LENGTH_BYTES
-    cost = _attention(batch * heads * context, arch.head_dim, q_bytes, kv_bytes + table_bytes, act)
-    attention = OpCost("paged_attention", arch.num_layers, cost, "attention")
+    shape = _attention_shape(arch, batch, context, gpus)
+    cost = decode_attention_cost(**shape, dtype=act, kv_dtype=kv_dtype)
+    attention = OpCost("paged_attention", arch.num_layers, cost, "attention", shape)
     return _step(arch, batch, batch, attention, weight_dtype, kv_dtype, gpus)
+
+
+def _attention_shape(arch: Architecture, batch: int, context: int, gpus: int) -> dict[str, int]:
+    heads, kv_heads = arch.num_heads // gpus, max(1, arch.num_kv_heads // gpus)
+    return {
+        "B": batch,
+        "context": context,
+        "H": heads,
+        "H_kv": kv_heads,
+        "D": arch.head_dim,
+        "window": arch.window or 0,
+    }
 
 
 def gpu_counts(arch: Architecture) -> list[int]:
@@ -134,9 +166,27 @@ def gpu_counts(arch: Architecture) -> list[int]:
     return [n for n in range(1, MAX_GPUS + 1) if arch.num_heads % n == 0 and (kv % n == 0 or n % kv == 0)]
 
 
-def all_reduce_s(bytes_per_gpu: float, gpus: int, link_bytes_per_s: float) -> float:
-    """Least seconds of one ring all-reduce of `bytes_per_gpu` bytes; 0 on one GPU."""
-    return 2 * (gpus - 1) / gpus * bytes_per_gpu / link_bytes_per_s if gpus > 1 else 0.0
+class Link(NamedTuple):
+    """What joins the GPUs of a node."""
+
+    name: str
+    bytes_per_s: float
+    """One direction."""
+    adds: bool
+    """Whether its switches add what the GPUs send."""
+
+
+def link(device: Device, gpus: int) -> Link:
+    """The link between `gpus` such devices: NVLink if it joins that many, else PCIe."""
+    if gpus <= device.nvlink_gpus and device.nvlink_bytes_per_s:
+        return Link("NVLink", device.nvlink_bytes_per_s, device.nvlink_gpus > 2 and device.compute_capability >= (9, 0))
+    return Link("PCIe", device.pcie_bytes_per_s, False)
+
+
+def all_reduce_s(bytes_per_gpu: float, gpus: int, link: Link) -> float:
+    """Least seconds of one all-reduce of `bytes_per_gpu` bytes; 0 on one GPU."""
+    times = 1.0 if link.adds else 2 * (gpus - 1) / gpus
+    return times * bytes_per_gpu / link.bytes_per_s if gpus > 1 else 0.0
 
 
 @dataclass(frozen=True)

@@ -59,10 +59,8 @@ def test_the_sentence_names_the_largest_part_of_the_gap():
 
 def test_a_calibrated_prediction_prints_its_held_out_error():
     chosen = target()
-    plain, fitted = (
-        explain([chosen], H100, None, known)[0] for known in ({}, {"streaming": Fit(1.5, 0.12, 0.3, 5, 40)})
-    )
-    assert plain.calibration == "uncalibrated" and plain.prediction_error is None
+    plain, fitted = (explain([chosen], H100, None, known)[0] for known in ({}, {"memory": Fit(1.5, 0.12, 0.3, 5, 40)}))
+    assert plain.calibration.startswith("uncalibrated") and plain.prediction_error is None
     assert fitted.prediction_error == 0.12 and "held-out error 12% (worst 30%) over 5 kernels" in fitted.calibration
     launch = next(part.ms for part in plain.parts if part.name == model.LAUNCH)
     assert fitted.predicted_ms - launch == pytest.approx(1.5 * (plain.predicted_ms - launch))
@@ -101,7 +99,7 @@ def test_json_has_the_same_content_and_without_a_kernel_all_stand_side_by_side(r
     assert status == 0 and [entry["kernel"] for entry in found] == ["fused", "naive"]
     for entry in found:
         assert sum(part["ms"] for part in entry["parts"]) == pytest.approx(entry["predicted_ms"])
-        assert entry["predicted_ms"] >= entry["bound_ms"] and entry["calibration"] == "uncalibrated"
+        assert entry["predicted_ms"] >= entry["bound_ms"] and entry["calibration"].startswith("uncalibrated")
     assert found[0]["compiled"][0]["ctas_per_sm"] >= 1 and found[1]["compiled"] == []
     assert "h100 is taken as h100-sxm" in err
     status, out, _ = rooflab("explain", "rmsnorm", "--gpu", "h200")

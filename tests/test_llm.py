@@ -9,7 +9,7 @@ import pytest
 from rooflab.roofline import steps
 from rooflab.roofline.architecture import PRESETS
 from rooflab.roofline.device import get_device
-from rooflab.roofline.llm import activation_bytes, estimate, kv_bytes_per_token, link, weight_bytes
+from rooflab.roofline.llm import activation_bytes, estimate, kv_bytes_per_token, weight_bytes
 from rooflab.roofline.model import Cost, bound
 
 LLAMA_8B, LLAMA_70B = PRESETS["llama-3.1-8b"], PRESETS["llama-3.1-70b"]
@@ -130,10 +130,11 @@ def test_ttft_of_a_long_prompt_is_arithmetic() -> None:
     assert short.least_itl_ms == result.least_itl_ms
 
 
-def test_ring_all_reduce() -> None:
-    assert steps.all_reduce_s(450e9, 1, 450e9) == 0.0
-    assert steps.all_reduce_s(450e9, 2, 450e9) == 1.0
-    assert steps.all_reduce_s(450e9, 8, 450e9) == 1.75
+def test_all_reduce_over_switches_that_add_and_over_those_that_do_not() -> None:
+    assert steps.all_reduce_s(450e9, 1, steps.link(H100, 1)) == 0.0
+    assert steps.all_reduce_s(450e9, 8, steps.link(H100, 8)) == 1.0
+    assert steps.all_reduce_s(300e9, 8, steps.link(get_device("a100"), 8)) == 1.75
+    assert steps.all_reduce_s(300e9, 2, steps.link(get_device("h100-nvl"), 2)) == 1.0
     result = estimate(LLAMA_70B, H100, batch=32, context=1024, tensor_parallel=2)
     assert (result.link, result.link_bytes_per_s) == ("NVLink", 450e9)
     assert result.decode.all_reduce_ms == pytest.approx(2 * 80 * 32 * 8192 * 2 / 450e9 * 1e3)
@@ -142,9 +143,9 @@ def test_ring_all_reduce() -> None:
 
 def test_a_bridge_joins_two_cards_and_a_geforce_none() -> None:
     pcie = get_device("h100-pcie")
-    assert link(pcie, 2) == ("NVLink", 300e9)
-    assert link(pcie, 4) == ("PCIe", 64e9)
-    assert link(get_device("rtx-4090"), 2) == ("PCIe", 32e9)
+    assert steps.link(pcie, 2) == ("NVLink", 300e9, False)
+    assert steps.link(pcie, 4) == ("PCIe", 64e9, False)
+    assert steps.link(get_device("rtx-4090"), 2) == ("PCIe", 32e9, False)
 
 
 def test_as_many_sequences_fit_as_are_said_to_whatever_the_batch() -> None:

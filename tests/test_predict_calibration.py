@@ -9,7 +9,7 @@ import pytest
 import test_explain as explained
 
 from rooflab.bench.predict import calibration
-from rooflab.bench.predict.calibration import Fit, Observation, calibrated, fit, load, observations
+from rooflab.bench.predict.calibration import Fit, Observation, calibrated, fit, kind_of, load, observations
 from rooflab.bench.predict.cases import Predicted, Target, predict_all
 from rooflab.bench.predict.model import CALIBRATION, predict
 from rooflab.bench.records import files as record_files
@@ -24,23 +24,23 @@ LIBRARY = ("rmsnorm", "silu_and_mul", "embedding", "fused_add_rmsnorm")
 """Ops whose library kernel is torch's: predicted without compiling."""
 
 
-def observed(kernel: str, factor: float, rest_s: float = 10e-6, family: str = "streaming") -> Observation:
-    return Observation(kernel, family, 1.3e-6, rest_s, 1.3e-6 + factor * rest_s)
+def observed(kernel: str, factor: float, rest_s: float = 10e-6, kind: str = "memory") -> Observation:
+    return Observation(kernel, kind, 1.3e-6, rest_s, 1.3e-6 + factor * rest_s)
 
 
 def test_a_common_factor_is_found_and_leaves_no_error():
     found = fit([observed(f"op/{name}", 1.25, rest) for name in "abcd" for rest in (5e-6, 50e-6)])
-    assert set(found) == {"streaming"}
-    assert found["streaming"].factor == pytest.approx(1.25) and found["streaming"].error == pytest.approx(0, abs=1e-12)
-    assert (found["streaming"].kernels, found["streaming"].records) == (4, 8)
+    assert set(found) == {"memory"}
+    assert found["memory"].factor == pytest.approx(1.25) and found["memory"].error == pytest.approx(0, abs=1e-12)
+    assert (found["memory"].kernels, found["memory"].records) == (4, 8)
 
 
 def test_the_error_is_of_the_kernel_that_was_left_out():
     """With factors 1, 1 and 2, each kernel is predicted by the other two: 1 by sqrt(1 * 2), and 2 by 1."""
     kernels = [
-        Observation(f"op/{name}", "matrix", 0.0, 1.0, factor) for name, factor in zip("abc", (1, 1, 2), strict=True)
+        Observation(f"op/{name}", "product", 0.0, 1.0, factor) for name, factor in zip("abc", (1, 1, 2), strict=True)
     ]
-    found = fit(kernels)["matrix"]
+    found = fit(kernels)["product"]
     assert found.factor == pytest.approx(1.0)
     assert found.worst_error == pytest.approx(0.5)  # 1 said of 2
     assert found.error == pytest.approx(2**0.5 - 1)  # an in-sample error would be 0, the median of 0, 0 and 0.5
@@ -49,7 +49,7 @@ def test_the_error_is_of_the_kernel_that_was_left_out():
 def test_many_records_of_one_kernel_do_not_outvote_the_others():
     many = [observed("op/a", 3.0) for _ in range(50)]
     found = fit([*many, observed("op/b", 1.0), observed("op/c", 1.0)])
-    assert found["streaming"].factor == pytest.approx(1.0)
+    assert found["memory"].factor == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("kernels", [0, 1, 2])
@@ -57,15 +57,21 @@ def test_too_few_kernels_stay_uncalibrated(kernels):
     found = fit([observed(f"op/{number}", 2.0) for number in range(kernels)])
     assert found == {}
     prediction = predict(Cost(1e8, 0), Traffic(1e8, 0), [], H100)
-    assert calibrated(prediction, Cost(1e8, 0), found) == (prediction, None, "uncalibrated")
+    same, error, words = calibrated(prediction, "memory", found)
+    assert (same, error) == (prediction, None)
+    assert words.startswith("uncalibrated; public kernels of its kind (memory) err by ")
 
 
-def test_families_are_fitted_apart_and_a_prediction_takes_its_own():
-    of_matrix = [observed(f"gemm/{name}", 2.0, family="matrix") for name in "abc"]
+def test_kinds_are_fitted_apart_and_a_prediction_takes_its_own():
+    of_matrix = [observed(f"gemm/{name}", 2.0, kind="product") for name in "abc"]
     found = fit([*of_matrix, *(observed(f"rope/{name}", 1.1) for name in "abc")])
     cost = Cost(1e8, 0, {"bf16": 1e9})
     prediction = predict(cost, Traffic(1e8, 0), [], H100)
-    scaled, error, words = calibrated(prediction, cost, found)
+    scaled, error, words = calibrated(prediction, kind_of("gemm", cost), found)
+    assert (kind_of("paged_attention", cost), kind_of("merge_attention_states", Cost(1e8, 0))) == (
+        "attention",
+        "memory",
+    )
     assert scaled.seconds - scaled.launch_s == pytest.approx(2 * (prediction.seconds - prediction.launch_s))
     assert scaled.launch_s == prediction.launch_s and scaled.steps[-1].name == CALIBRATION
     assert error == pytest.approx(0, abs=1e-9) and words.startswith("held-out error 0%")
@@ -73,7 +79,7 @@ def test_families_are_fitted_apart_and_a_prediction_takes_its_own():
 
 
 def test_a_reading_below_the_launch_floor_gives_no_negative_factor():
-    assert Observation("op/a", "streaming", 1.3e-6, 1e-6, 1.0e-6).factor > 0
+    assert Observation("op/a", "memory", 1.3e-6, 1e-6, 1.0e-6).factor > 0
 
 
 def record(op: str, kernel: str, case: Case, latency_ms: float, **changes) -> Record:
@@ -102,8 +108,8 @@ def test_committed_records_become_a_calibration_that_is_kept(folder, monkeypatch
     records = measured(1.4)
     record_files.write(folder / "h100" / "run.jsonl", *records)
     found = load(folder)
-    assert found["streaming"].factor == pytest.approx(1.4) and found["streaming"].kernels == len(LIBRARY)
-    assert found["streaming"].records == len(records) and found["streaming"].worst_error < 1e-9
+    assert found["memory"].factor == pytest.approx(1.4) and found["memory"].kernels == len(LIBRARY)
+    assert found["memory"].records == len(records) and found["memory"].worst_error < 1e-9
     monkeypatch.setattr(calibration, "observations", lambda records: pytest.fail("fitted again"))
     assert load(folder) == found
 
@@ -113,9 +119,9 @@ def test_other_records_make_another_fit_and_a_damaged_cache_is_no_fit(folder):
     load(folder)
     [kept] = (folder.parent / "cache" / "calibration").glob("*.json")
     kept.write_text(kept.read_text()[:20])
-    assert load(folder)["streaming"].factor == pytest.approx(1.4)
+    assert load(folder)["memory"].factor == pytest.approx(1.4)
     record_files.write(folder / "h200" / "run.jsonl", *measured(2.0))
-    assert load(folder)["streaming"].factor == pytest.approx((1.4 * 2.0) ** 0.5)
+    assert load(folder)["memory"].factor == pytest.approx((1.4 * 2.0) ** 0.5)
     assert all(isinstance(Fit(**entry), Fit) for entry in json.loads(kept.read_text()).values())
 
 

@@ -15,18 +15,33 @@ DEFINED = ("definition", "op_type", "op", "scheme", "traces", "reason")
 
 @app.command("import")
 def import_results(
-    tool: Annotated[str, typer.Argument(help="pytest-benchmark, tritonbench or flashinfer.")],
-    paths: Annotated[list[Path], typer.Argument(help="Its files; for flashinfer the folder of a data set.")],
+    tool: Annotated[str, typer.Argument(help="pytest-benchmark, tritonbench, flashinfer or published.")],
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Its files; flashinfer: the folder of a data set; published: a wheel or folder of aiconfigurator-core "
+            "(without one, the installed package), Liger-Kernel's CSV, or a .toml that describes a table."
+        ),
+    ] = None,
     op: Annotated[
         list[str] | None, typer.Option("--op", help="tritonbench: the operator of a CSV. flashinfer: only this op.")
     ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="published: keep every table, not only those of results/published.")
+    ] = False,
     out: OutOption = None,
     json: Json = False,
 ) -> None:
-    """Read another tool's results; --out keeps them as records.  Lists what cannot become a record."""
+    """Read another tool's results; --out keeps them as records.  Lists what cannot become a record.
+
+    Published kernel times are kept as tables with their sources, the form of results/published.
+    """
     from rooflab.bench.exchange import commands
 
-    found = commands.read(tool, paths, op)
+    if tool == "published":
+        _import_published(paths or [], out, whole, json)
+        return
+    found = commands.read(tool, paths or [], op)
     files = commands.keep(found.imported, out)
     if json:
         show.as_json(found.summary() | {"written": [str(path) for path in files]})
@@ -42,6 +57,33 @@ def import_results(
         show.line(f"  {path}")
     if found.imported.records and not files:
         show.note("nothing was written: --out FOLDER keeps them as records")
+
+
+PLACED = ("gpu", "op", "scheme", "library", "kernel", "rows", "below_bound")
+
+
+def _import_published(paths: list[Path], out: Path | None, whole: bool, json: bool) -> None:
+    from rooflab.bench.exchange.published import read_published, selected, write_published
+
+    with show.waiting("reading published times"):
+        found = read_published(paths)
+    kept = found.placed if whole else selected(found)
+    index = write_published(kept, out) if out else None
+    if json:
+        show.as_json(found.summary() | {"kept": [each.table.file for each in kept], "written": index and str(index)})
+        return
+    show.table([each.row() for each in found.placed], PLACED)
+    for each in found.placed:
+        for text in each.below:
+            show.line(f"left out: {each.table.file}: {text}: faster than its GPU can be", "yellow")
+    for family, count in found.left.most_common():
+        show.line(f"no place here: {count:,} rows of {family}", "dim")
+    placed = sum(each.table.rows for each in found.placed)
+    show.line(f"{found.read:,} rows: {placed:,} placed in {len(found.placed)} tables")
+    if index:
+        show.line(f"  {len(kept)} tables: {index}")
+    else:
+        show.note("nothing was written: --out FOLDER keeps the tables that results/published has, with --whole all")
 
 
 @app.command("export")

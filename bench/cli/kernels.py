@@ -219,6 +219,9 @@ def roofline(
     if json:
         show.as_json({"figures": [str(path) for path in paths], "points": [asdict(point) for point in points]})
         return
-    show.line(f"{len(points)} points, {sum(point.seconds is not None for point in points)} of them measured")
+    published = sum(point.published for point in points)
+    measured = sum(point.seconds is not None for point in points) - published
+    others = f", {published} published by others" if published else ""
+    show.line(f"{len(points)} points, {measured} of them measured{others}")
     for path in paths:
         show.line(f"  {path}")

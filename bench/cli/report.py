@@ -174,6 +174,28 @@ def _megabytes(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pictures.command()
+def published(
+    gpu: Annotated[str, typer.Option(help="A GPU with published times: h100 or h200.")] = "h100",
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """What others' kernels reach of the bound: products over tokens, attention over context.  Writes a PNG."""
+    from rooflab.bench.records.files import result_folder
+    from rooflab.bench.report.pictures.published import curves, draw_published
+    from rooflab.roofline.device import get_device
+
+    name = get_device(gpu).name
+    picture, found = draw_published(name, out or result_folder()), curves(name)
+    if json:
+        show.as_json({"figure": str(picture), "curves": found})
+        return
+    columns = {str(x): x for x in (1, 16, 64, 256, 1024, 4096, 16384)}
+    rows = [{"kernel": curve.label} | {n: curve.fraction(x) for n, x in columns.items()} for curve in found]
+    show.table(rows, ("kernel", *columns), "bound over published time, by tokens (products) or context (attention)")
+    show.line(str(picture))
+
+
+@pictures.command()
 def schedule(
     op: Annotated[str, typer.Argument(help="flash_attention.")],
     kernels: Kernels,

@@ -45,7 +45,9 @@ class Found:
 def read(tool: str, paths: Sequence[Path], ops: Sequence[str] | None = None) -> Found:
     """Reads the results in another tool's files.  Raises `ValueError` on an unknown tool or a malformed file."""
     if tool not in TOOLS:
-        raise ValueError(f"tool: expected one of {', '.join(TOOLS)}, got {tool!r}")
+        raise ValueError(f"tool: expected one of {', '.join(TOOLS)} or published, got {tool!r}")
+    if not paths:
+        raise ValueError(f"path: expected a file of {tool}, got none")
     if tool == "flashinfer":
         dataset = read_dataset(_only(paths))
         return Found(dataset.records(), [row for row in dataset.rows() if not ops or row["op"] in ops])

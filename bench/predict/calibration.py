@@ -1,7 +1,8 @@
-"""Fits the predictor to measured records, one factor per family, and gives its error on kernels it was not fitted to.
+"""Fits the predictor to measured records, one factor per kind of op, and its error on kernels that it has not seen.
 
 The factor scales everything except the launches.  The error is held out: each kernel's records are predicted with the
-factor that the other kernels of its family give.  A family with too few kernels stays uncalibrated; predictions say so.
+factor that the other kernels of its kind give.  A kind with too few kernels stays uncalibrated; predictions then say
+so, and how far public kernels of this kind are from their published times (`held_out.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
+from rooflab.bench.predict import held_out
 from rooflab.bench.predict.cases import Predicted, Target, in_config, predict_all, timed_on
+from rooflab.bench.predict.held_out import Kind
 from rooflab.bench.predict.model import Prediction
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.files import write_whole
@@ -26,19 +29,20 @@ from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import Cost
 
-Family = Literal["matrix", "streaming"]
 UNCALIBRATED = "uncalibrated"
 LEAST_KERNELS = 3
-"""Least number of kernels of a family.  With two, one other kernel's factor alone would predict a kernel."""
+"""Least number of kernels of a kind.  With two, one other kernel's factor alone would predict a kernel."""
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 """The folder of the committed records in a checkout."""
 _LEAST_SHARE = 0.05
 """At least this share of a measured time is no launch: a launch floor above the reading must not give a factor < 0."""
 
 
-def family_of(cost: Cost) -> Family:
-    """The family of an op: ops with matrix products share one factor, all other ops share another factor."""
-    return "matrix" if cost.tensor_flops else "streaming"
+def kind_of(op: str, cost: Cost) -> Kind:
+    """The kind of an op, whose kernels share one factor."""
+    if not cost.tensor_flops:
+        return "memory"
+    return "attention" if "attention" in op or op == "mla_decode" else "product"
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Observation:
 
     kernel: str
     """`gemm/tensor_core`."""
-    family: Family
+    kind: Kind
     launch_s: float
     rest_s: float
     """Predicted time of everything except the launches, uncalibrated."""
@@ -65,7 +69,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Fit:
-    """One family's factor, and the error on kernels that the factor was not fitted to."""
+    """One kind's factor, and the error on kernels that the factor was not fitted to."""
 
     factor: float
     error: float
@@ -77,27 +81,27 @@ class Fit:
 
 
 Calibration = Mapping[str, Fit]
-"""The fit of each family; a family without a fit is uncalibrated."""
+"""The fit of each kind; a kind without a fit is uncalibrated."""
 
 
 def fit(observations: Iterable[Observation]) -> dict[str, Fit]:
-    """A fit for every family with records of enough kernels.
+    """A fit for every kind with records of enough kernels.
 
     Each kernel counts once, however many cases it has: the factor is the geometric median of the kernels' factors.
     """
-    families: dict[str, dict[str, list[Observation]]] = {}
+    kinds: dict[str, dict[str, list[Observation]]] = {}
     for entry in observations:
-        families.setdefault(entry.family, {}).setdefault(entry.kernel, []).append(entry)
+        kinds.setdefault(entry.kind, {}).setdefault(entry.kernel, []).append(entry)
     found = {}
-    for family, kernels in sorted(families.items()):
+    for kind, kernels in sorted(kinds.items()):
         if len(kernels) < LEAST_KERNELS:
             continue
         errors = []
-        for held_out, own in kernels.items():
-            factor = _factor({name: seen for name, seen in kernels.items() if name != held_out})
+        for unseen, own in kernels.items():
+            factor = _factor({name: seen for name, seen in kernels.items() if name != unseen})
             errors.append(median(entry.error(factor) for entry in own))
         count = sum(len(own) for own in kernels.values())
-        found[family] = Fit(_factor(kernels), median(errors), max(errors), len(kernels), count)
+        found[kind] = Fit(_factor(kernels), median(errors), max(errors), len(kernels), count)
     return found
 
 
@@ -105,11 +109,13 @@ def _factor(kernels: Mapping[str, Sequence[Observation]]) -> float:
     return math.exp(median(median(math.log(entry.factor) for entry in own) for own in kernels.values()))
 
 
-def calibrated(prediction: Prediction, cost: Cost, calibration: Calibration) -> tuple[Prediction, float | None, str]:
-    """The scaled prediction, its held-out error (None where uncalibrated), and a text that gives this error."""
-    known = calibration.get(family_of(cost))
+def calibrated(prediction: Prediction, kind: Kind, calibration: Calibration) -> tuple[Prediction, float | None, str]:
+    """The scaled prediction, its held-out error (None where uncalibrated), and a text that gives the error."""
+    known = calibration.get(kind)
     if known is None:
-        return prediction, None, UNCALIBRATED
+        public = [entry for entry in held_out.read() if entry.kind == kind]
+        band = f"; public kernels of its kind ({kind}) err by {held_out.unfitted(public)}" if public else ""
+        return prediction, None, UNCALIBRATED + band
     words = (
         f"held-out error {known.error:.0%} (worst {known.worst_error:.0%}) over {known.kernels} kernels, "
         f"{known.records} records"
@@ -138,7 +144,7 @@ def observations(
                 launch = answer.prediction.launch_s
                 rest = answer.prediction.seconds - launch
                 name = f"{target.op}/{target.kernel}"
-                found.append(Observation(name, family_of(answer.cost), launch, rest, seconds))
+                found.append(Observation(name, kind_of(target.op, answer.cost), launch, rest, seconds))
     return found
 
 
@@ -167,7 +173,7 @@ def load(folder: Path = RESULTS) -> Calibration:
     known = _read(path)
     if known is None:
         known = fit(observations(records))
-        write_whole(path, json.dumps({family: asdict(found) for family, found in known.items()}))
+        write_whole(path, json.dumps({kind: asdict(found) for kind, found in known.items()}))
     return known
 
 
@@ -176,7 +182,7 @@ def _read(path: Path) -> dict[str, Fit] | None:
         return None
     try:
         found: dict[str, dict[str, Any]] = json.loads(path.read_text())
-        return {family: Fit(**values) for family, values in found.items()}
+        return {kind: Fit(**values) for kind, values in found.items()}
     except (ValueError, TypeError, AttributeError):
         return None  # the file is of another version or cut short: `load` fits again
 

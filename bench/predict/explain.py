@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rooflab.bench.predict import model
-from rooflab.bench.predict.calibration import UNCALIBRATED, Calibration, calibrated
+from rooflab.bench.predict.calibration import UNCALIBRATED, Calibration, calibrated, kind_of
 from rooflab.bench.predict.cases import Predicted, Target, predict_all
 from rooflab.bench.predict.work import Work
 from rooflab.kernels import registry
@@ -136,7 +136,7 @@ def _explain(answer: Predicted, device: Device, measured_ms: float | None, calib
     if answer.prediction is None:
         launches = traffic.launches if traffic else cost.launches
         return Explanation(**known, launches=launches, reason=answer.reason)
-    prediction, error, words = calibrated(answer.prediction, cost, calibration)
+    prediction, error, words = calibrated(answer.prediction, kind_of(target.op, cost), calibration)
     parts = [Part(step.name, step.seconds * 1e3, step.why) for step in prediction.steps]
     predicted_ms = prediction.seconds * 1e3
     if measured_ms is not None:

@@ -13,7 +13,7 @@ Every step makes one assumption less ideal, and adds the time that this costs:
    their SMs' share of the bandwidth;
 7. occupancy and latency: by Little's law the bandwidth is at most the bytes in flight divided by latency, a CTA
    takes at least as long as its dependent steps, and the first bytes arrive one latency after the launch;
-8. calibration: the factor fitted to measured records of other kernels of the family.
+8. calibration: the factor fitted to measured records of other kernels of the kind.
 
 The time is (2) + (8) * (first latency + the largest of memory, pipes and dependent steps); the steps sum to it exactly.
 

@@ -14,9 +14,10 @@ from rooflab.bench.records.record import Record
 from rooflab.kernels.registry import get_op, kernels, ops
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 from rooflab.roofline.device import Device
-from rooflab.roofline.model import Ceilings, Traffic, bound
+from rooflab.roofline.model import Ceilings, Cost, Traffic, bound
 from rooflab.roofline.plot import save_roofline
 from rooflab.roofline.points import Point
+from rooflab.roofline.published import Table, times_of
 
 META = torch.device("meta")
 
@@ -91,7 +92,8 @@ def counted_in(records: Iterable[Record]) -> dict[tuple[str, str, str, str], flo
 def bounds_on(
     device: Device, suite: str, scheme: str, only: Sequence[str] = (), counted: Counted | None = None
 ) -> tuple[list[Point], list[Ceilings]]:
-    """Every kernel of one case of each op on a device that is not present: points with a bound and without a time.
+    """Every kernel of one case of each op on a device that is not present: points with a bound and without a time; and
+    the times that others published of these cases.
 
     The case is the largest by FLOPs and bytes, the usual reason to buy a device.  It comes from the `counted` cases, or
     from the suite's cases if no case of the op was counted.
@@ -102,22 +104,23 @@ def bounds_on(
     for name, spec in ops().items():
         if only and name not in only:
             continue
-        known = {case for op, _, case, dtypes in counted if (op, dtypes) == (name, scheme)}
+        own = scheme if scheme in spec.schemes else spec.schemes[0]  # an op of weights in int8 has none of bf16
+        known = {case for op, _, case, dtypes in counted if (op, dtypes) == (name, own)}
         cases = [spec.check_case(Case.parse(case)) for case in known] or spec.get_cases(suite)
-        priced = [(case, spec.make_inputs(case, get_scheme(scheme), META, 0)) for case in cases]
+        priced = [(case, spec.make_inputs(case, get_scheme(own), META, 0)) for case in cases]
         case, inputs = max(priced, key=lambda pair: (spec.cost(**pair[1]).flops, spec.cost(**pair[1]).bytes))
         cost = spec.cost(**inputs)
         for kernel in kernels(name).values():
             if "cuda" not in kernel.devices:
                 continue
             traffic = kernel.traffic_of(inputs, "cuda")
-            if moved := counted.get((name, kernel.name, case.id, scheme)):
+            if moved := counted.get((name, kernel.name, case.id, own)):
                 traffic = Traffic(moved, 0.0, basis="counted")
             points.append(
                 Point(
                     label=kernel.name,
                     op=name,
-                    case=f"{case.id} {scheme}",
+                    case=f"{case.id} {own}",
                     role=kernel.role,
                     dtype=next(iter(cost.tensor_flops), None),
                     flops=cost.flops,
@@ -127,7 +130,34 @@ def bounds_on(
                     seconds=None,
                 )
             )
+        points += _published_points(name, case, own, cost, device)
     return points, [ceilings]
+
+
+def _published_points(op: str, case: Case, scheme: str, cost: Cost, device: Device) -> list[Point]:
+    """What others published of a case, at the intensity of the op's least bytes: their traffic is not known."""
+    return [
+        Point(
+            label=_label(time.table),
+            op=op,
+            case=f"{case.id} {scheme}",
+            role="peer",
+            dtype=next(iter(cost.tensor_flops), None),
+            flops=cost.flops,
+            traffic_bytes=cost.bytes,
+            traffic_basis="modelled",
+            bound_s=bound(cost, device.ceilings()).seconds,
+            seconds=time.seconds,
+            published=True,
+        )
+        for time in times_of(op, scheme, case, device.name)
+    ]
+
+
+def _label(table: Table) -> str:
+    """A library and its kernel in a few words: `vllm flash_attn_fa3`."""
+    kernel = re.sub("ScaledMM|LinearKernel$|Kernel$", "", table.kernel.rpartition(".")[2])
+    return f"{table.framework} {kernel.removeprefix(f'{table.framework}_')}"
 
 
 def draw(points: Sequence[Point], ceilings: Sequence[Ceilings], folder: Path, note: str = "") -> list[Path]:

@@ -1,0 +1,300 @@
+"""Reads kernel times that others published into tables (`roofline/published.py`), as a short TOML file describes them.
+
+`sources/` has the descriptions of aiconfigurator-core's parquet files and of Liger-Kernel's CSV.  A description names,
+for each table, its files, its rows (`where`), our op and scheme, and the column of each of the case's values.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import lzma
+import re
+import tomllib
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pandas as pd
+from packaging.version import parse
+
+from rooflab.bench.records.files import write_whole
+from rooflab.roofline.device import identify
+from rooflab.roofline.published import FOLDER, INDEX, Table
+
+SOURCES = Path(__file__).with_name("sources")
+DIGITS = 4
+"""Significant digits of a kept time: it is rounded by at most 0.05%."""
+_UNBELIEVABLE = 0.02
+"""If more of a table's rows than this lie below the bound, the unit or the device is another one."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A table that was read, before it is written."""
+
+    table: Table
+    rows: pd.DataFrame
+    """Columns: the table's own, and `us`."""
+    below: tuple[str, ...] = ()
+    """Rows that are faster than the bound in spite of L2, which are left out."""
+    selected: bool = False
+    """Whether the description selects it for the repository."""
+
+    def row(self) -> dict[str, Any]:
+        """One row of a printed list."""
+        table = self.table
+        more = {"library": f"{table.framework} {table.version}", "below_bound": len(self.below) or None}
+        return {name: getattr(table, name) for name in ("gpu", "op", "scheme", "kernel", "rows")} | more
+
+
+@dataclass
+class Published:
+    """What an import found."""
+
+    placed: list[Placed] = field(default_factory=list)
+    left: Counter[str] = field(default_factory=Counter)
+    """Rows without a place here, by family and reason."""
+
+    read: int = 0
+    """Rows that were read: those of the tables, those left, and repeated ones."""
+
+    def summary(self) -> dict[str, Any]:
+        """The import as JSON values."""
+        tables = [each.row() | {"left_out": each.below} for each in self.placed]
+        return {"rows": self.read, "tables": tables, "no_place": dict(self.left)}
+
+
+def read_published(paths: Sequence[Path]) -> Published:
+    """Reads wheels or folders of aiconfigurator-core, files that a description of ours knows, or descriptions (TOML).
+
+    A description reads the files beside it.  Without a path: the installed aiconfigurator-core.  Raises `ValueError` on
+    what is none of these, a file that cannot be read, a missing column, or times that cannot be.
+    """
+    found = Published()
+    for path in paths or [_installed()]:
+        (description, files), before = _described(path), found.read
+        for name, content in files:
+            _read_file(description, name, content, found)
+        if found.read == before:
+            raise ValueError(f"path: expected files {description['files']} in {str(path)!r}, got none: a newer layout?")
+    return found
+
+
+def _installed() -> Path:
+    spec = importlib.util.find_spec("aiconfigurator_core")
+    if spec is None or spec.origin is None:
+        raise ValueError(
+            "path: expected the wheel of aiconfigurator-core (pip download --no-deps aiconfigurator-core==0.12.0), for "
+            "the package is not installed (pip install 'rooflab[published]')"
+        )
+    return Path(spec.origin).parent
+
+
+def _described(path: Path) -> tuple[Mapping[str, Any], Iterator[tuple[str, bytes]]]:
+    """A path's description, and its files with their content."""
+    if path.suffix == ".toml" and path.is_file():
+        own = _description(path)
+        return own, _in_folder(path.parent, own["files"])
+    if path.is_dir() or path.suffix == ".whl":
+        packaged = _description(SOURCES / "aiconfigurator.toml")
+        inside = _in_folder if path.is_dir() else _in_wheel
+        return packaged, inside(path, packaged["files"])
+    for file in sorted(SOURCES.glob("*.toml")):
+        known = _description(file)
+        if path.is_file() and _matches(path.name, known["files"]):
+            return known, iter([(path.name, path.read_bytes())])
+    raise ValueError(
+        f"path: expected a wheel or folder of aiconfigurator-core, Liger-Kernel's h100_all_benchmark_data.csv, or a "
+        f".toml that describes a table, got {str(path)!r}"
+    )
+
+
+def _description(path: Path) -> Mapping[str, Any]:
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{path.name}: not TOML: {error}") from error
+    for name in ("name", "version", "licence", "url", "files", "timing", "table"):
+        if name not in found:
+            raise ValueError(f"{path.name}: expected {name!r}, got a description without it")
+    for number, table in enumerate(found["table"], 1):
+        for name in ("op", "scheme", "axes"):
+            if name not in table:
+                raise ValueError(f"{path.name}, table {number}: expected {name!r}, got a table without it")
+    return found
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a pattern of `fnmatch`, in which `{a,b}` stands for either, fits a path."""
+    braces = re.search(r"\{([^}]*)\}", pattern)
+    if braces is None:
+        return fnmatch(name, pattern)
+    return any(_matches(name, pattern.replace(braces[0], each)) for each in braces[1].split(","))
+
+
+def _in_folder(folder: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and _matches(file.relative_to(folder).as_posix(), pattern):
+            yield file.relative_to(folder).as_posix(), file.read_bytes()
+
+
+def _in_wheel(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
+    try:
+        with zipfile.ZipFile(path) as wheel:
+            for name in sorted(wheel.namelist()):
+                if _matches(name, pattern):
+                    yield name, wheel.read(name)
+    except (zipfile.BadZipFile, FileNotFoundError) as error:
+        raise ValueError(f"path: expected a wheel, got {str(path)!r}: {error}") from error
+
+
+def _frame(name: str, content: bytes, json_column: str | None) -> pd.DataFrame:
+    try:
+        frame = pd.read_parquet(io.BytesIO(content)) if name.endswith(".parquet") else pd.read_csv(io.BytesIO(content))
+    except ImportError as error:
+        raise ValueError("pyarrow: expected it, to read parquet: pip install 'rooflab[published]'") from error
+    except (OSError, ValueError) as error:  # pyarrow's errors are both
+        raise ValueError(f"{name}: not a whole table: {error}") from error
+    if json_column is None:
+        return frame
+    more = pd.DataFrame([json.loads(text) for text in _column(frame, json_column, name)], index=frame.index)
+    return frame.join(more)
+
+
+def _column(frame: pd.DataFrame, column: str, place: str) -> pd.Series[Any]:
+    if column not in frame:
+        raise ValueError(f"{place}: expected a column {column!r}, got {', '.join(map(str, frame.columns))}")
+    return frame[column]
+
+
+def _read_file(description: Mapping[str, Any], name: str, content: bytes, found: Published) -> None:
+    """Adds the tables of a file to `found`, and counts the rows that none of them takes."""
+    frame = _frame(name, content, description.get("json"))
+    taken = pd.Series(False, index=frame.index)
+    for table in description["table"]:
+        if not _matches(name, table.get("files", "*")):
+            continue
+        chosen = pd.Series(True, index=frame.index)
+        for column, values in table.get("where", {}).items():
+            chosen &= _column(frame, column, name).isin(values)
+        if (chosen & taken).any():
+            raise ValueError(f"{name}: two tables of the description take the same rows")
+        taken |= chosen
+        found.placed += _placed(description, table, name, frame[chosen])
+    found.read += len(frame)
+    rest = int((~taken).sum())
+    family = PurePosixPath(name).parts[-4] if name.count("/") >= 3 else PurePosixPath(name).name
+    if rest:
+        found.left[family] += rest
+
+
+def _placed(
+    description: Mapping[str, Any], table: Mapping[str, Any], name: str, frame: pd.DataFrame
+) -> Iterator[Placed]:
+    """One table for each device and kernel of a file's rows."""
+    columns = {**table.get("exact", {}), **table["axes"]}
+    latency = _column(frame, description.get("latency", "latency"), name).astype(float)
+    if not (latency > 0).all() or not latency.map(float).lt(float("inf")).all():
+        raise ValueError(f"{name}: expected finite times above 0, got {latency.min()} to {latency.max()}")
+    own = pd.DataFrame({key: _column(frame, column, name).astype(int) for key, column in columns.items()})
+    for key, factor in table.get("scale", {}).items():
+        own[key] *= factor
+    for key, more in table.get("add", {}).items():
+        own[key] += more
+    own["us"] = latency * 1e3
+    names = [_column(frame, description.get(each, default), name) for each, default in _GROUPS]
+    for (device, kernel), rows in own.groupby(names, sort=True):
+        made = _table(description, table, name, str(device), str(kernel))
+        wanted = {made.framework, f"{made.framework}:{made.kernel}", made.kernel} & set(table.get("selected", ()))
+        yield replace(_checked(made, rows, list(columns)), selected=bool(wanted))
+
+
+_GROUPS = (("device", "device"), ("kernel", "kernel_source"))
+
+
+def _table(description: Mapping[str, Any], table: Mapping[str, Any], name: str, device: str, kernel: str) -> Table:
+    gpu = identify(device)
+    if gpu is None:
+        raise ValueError(f"{name}: expected a GPU that roofline/device.py knows, got {device!r}")
+    parts = PurePosixPath(name).parts
+    framework, version = parts[-3:-1] if len(parts) > 3 else (description["name"], description["version"])
+    slug = re.sub(
+        r"[^a-z0-9.]+", "-", f"{gpu.name}.{table['op']}.{table['scheme']}.{framework}-{version}.{kernel}".lower()
+    )
+    return Table(
+        file=f"{slug}.csv.xz",
+        gpu=gpu.name,
+        device=device,
+        op=table["op"],
+        scheme=table["scheme"],
+        case=table.get("case", {}),
+        exact=tuple(table.get("exact", ())),
+        axes=tuple(table["axes"]),
+        kernel=kernel,
+        framework=framework,
+        version=version,
+        copies=table.get("copies", 1),
+        rows=0,
+        timing=table.get("timing", description["timing"]),
+        includes=tuple(table.get("includes", ())),
+        note=table.get("note", ""),
+        source=f"{description['name']} {description['version']}, {name}",
+        licence=description["licence"],
+        url=description["url"],
+    )
+
+
+def _checked(table: Table, rows: pd.DataFrame, columns: list[str]) -> Placed:
+    """One row a shape (the median of several), each held against the bound."""
+    times = rows.groupby(columns)["us"].median()
+    kept, below = [], []
+    for values, us in times.items():
+        key = values if isinstance(values, tuple) else (values,)
+        shape = {name: int(value) for name, value in zip(columns, key, strict=True)}
+        least = table.least_s(shape, cached=True) * 1e6
+        if us >= least:
+            kept.append((*shape.values(), us))
+        else:
+            named = ", ".join(f"{name} = {value}" for name, value in shape.items())
+            below.append(f"{named}: {us:.4g} us, bound {least:.4g} us")
+    share = len(below) / len(times)
+    if share > _UNBELIEVABLE:
+        raise ValueError(
+            f"{table.source}: {share:.0%} of {len(times)} times of {table.kernel} are faster than a {table.device} can "
+            f"be: is the latency in ms?"
+        )
+    frame = pd.DataFrame(kept, columns=[*columns, "us"])
+    return Placed(replace(table, rows=len(frame)), frame, tuple(below))
+
+
+def selected(found: Published) -> list[Placed]:
+    """The tables that the descriptions select, of the newest version of each library."""
+    newest: dict[tuple[str, ...], Placed] = {}
+    for each in found.placed:
+        table = each.table
+        key = (table.gpu, table.op, table.scheme, table.kernel, table.framework, str(table.case))
+        if each.selected and (key not in newest or parse(newest[key].table.version) < parse(table.version)):
+            newest[key] = each
+    return list(newest.values())
+
+
+def write_published(placed: Sequence[Placed], folder: Path = FOLDER) -> Path:
+    """Writes tables and, at last, their index; returns the index's path."""
+    files = {each.table.file: _packed(each) for each in placed}
+    if len(files) != len(placed):
+        raise ValueError("published: two tables have the same device, op, scheme, library and kernel")
+    for name, content in files.items():
+        write_whole(folder / name, content)
+    entries = [{name: value for name, value in asdict(each.table).items() if name != "folder"} for each in placed]
+    return write_whole(folder / INDEX, json.dumps({"tables": entries}, indent=1) + "\n")
+
+
+def _packed(placed: Placed) -> bytes:
+    rows = placed.rows.assign(us=placed.rows["us"].map(lambda us: float(f"{us:.{DIGITS}g}")))
+    return lzma.compress(rows.to_csv(index=False).encode(), preset=9)

@@ -1,0 +1,188 @@
+"""Where the kernels would stand: predicted times beside a library's published ones, for the bars that compare the two.
+
+    python -m rooflab.bench.suite.standing --gpu h100 --out results/published/standing.md
+
+A kernel's time is expected between the tenth and the ninetieth percentile of what public kernels of its kind took of
+their predicted time (`predict/held_out.py`).  A bar WOULD be MET or MISSED only if that is so at both ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import torch
+
+from rooflab.bench.predict import held_out
+from rooflab.bench.predict.calibration import kind_of
+from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.explain import Explanation, explain
+from rooflab.bench.predict.model import LEAST, SUSTAINED
+from rooflab.bench.records.files import write_whole
+from rooflab.bench.suite.bars.gemm import SKINNY_RUNGS
+from rooflab.bench.suite.entries import Entry
+from rooflab.bench.suite.plan import bar_entries
+from rooflab.kernels import registry
+from rooflab.reference.spec import Case, get_scheme
+from rooflab.roofline.device import Device, get_device
+from rooflab.roofline.published import Time, times_of
+
+WOULD_MEET, WOULD_MISS, CANNOT_TELL = "WOULD MEET", "WOULD MISS", "CANNOT TELL"
+WIDEST = 10
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One case of a bar: the best of its rungs by prediction, and the library."""
+
+    case: Case
+    best: Explanation
+    library: Time
+
+    @property
+    def ratio(self) -> float:
+        """The library's time over the predicted one."""
+        return (self.library.seconds or 0.0) * 1e3 / (self.best.predicted_ms or 0.0)
+
+    @property
+    def cause(self) -> str:
+        """The largest part of the prediction that another kernel could avoid."""
+        parts = [part for part in self.best.parts if part.name not in (LEAST, SUSTAINED)]
+        largest = max(parts, key=lambda part: part.ms)
+        return f"{largest.name}, {largest.ms * 1e3:.1f} us: {largest.why}"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A bar, and what is expected of it."""
+
+    entry: Entry
+    cases: tuple[Standing, ...]
+    band: tuple[float, float]
+    """Least and most time expected, over the predicted time."""
+
+    @property
+    def geomean(self) -> float:
+        """Of the library's time over the predicted one."""
+        return geometric_mean(standing.ratio for standing in self.cases)
+
+    @property
+    def verdict(self) -> str:
+        """At both ends of the band."""
+        needed, (least, most) = float(self.entry.arguments["geomean"]), self.band
+        if self.geomean / most >= needed:
+            return WOULD_MEET
+        return WOULD_MISS if self.geomean / least < needed else CANNOT_TELL
+
+    def row(self) -> dict[str, str]:
+        """One row of the table of bars."""
+        least, most = self.band
+        return {
+            "bar": self.entry.id.removeprefix("bar:"),
+            "needed": f"{self.entry.arguments['geomean']:.2f}",
+            "cases": f"{len(self.cases)} of {len(self.entry.arguments['cases'])}",
+            "library / predicted": f"{self.geomean:.2f}",
+            "expected": f"{self.geomean / most:.2f} to {self.geomean / least:.2f}",
+            "verdict": self.verdict,
+        }
+
+
+def band(kind: str) -> tuple[float, float]:
+    """The tenth and the ninetieth percentile of published over predicted time, of the public kernels of a kind."""
+    ratios = sorted(entry.published_us / entry.predicted_us for entry in held_out.read() if entry.kind == kind)
+    return ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
+
+
+def expected(device: Device, entries: Sequence[Entry]) -> list[Expected]:
+    """What is expected of each bar with cases of which the library's time is published; the others are left out."""
+    found = []
+    for entry in entries:
+        arguments: Mapping[str, Any] = entry.arguments
+        if "geomean" not in arguments:
+            continue
+        op, scheme = arguments["op"], get_scheme(arguments.get("scheme", "bf16"))
+        libraries: dict[Case, Time] = {}
+        for text in arguments["cases"]:
+            case = registry.get_op(op).check_case(Case.parse(text))
+            times = [time for time in times_of(op, scheme.name, case, device.name) if time.table.framework == "vllm"]
+            if times:
+                libraries[case] = min(times, key=lambda time: time.seconds or 0.0)
+        rungs = arguments.get("rungs") or (SKINNY_RUNGS if "slow_share" in arguments else ())
+        names = rungs or [kernel.name for kernel in registry.kernels(op).values() if kernel.role == "optimized"]
+        targets = [Target(op, name, case, scheme) for case in libraries for name in names]
+        by_case: dict[Case, list[Explanation]] = {}
+        for answer in explain(targets, device):
+            if answer.predicted_ms is not None:
+                by_case.setdefault(answer.target.case, []).append(answer)
+        cases = tuple(
+            Standing(case, min(own, key=lambda answer: answer.predicted_ms or 0.0), libraries[case])
+            for case, own in by_case.items()
+        )
+        if cases:
+            spec = registry.get_op(op)
+            cost = spec.cost(**spec.make_inputs(cases[0].case, scheme, torch.device("meta"), 0))
+            found.append(Expected(entry, cases, band(kind_of(op, cost))))
+    return found
+
+
+def page(device: Device, found: Sequence[Expected]) -> str:
+    """The tables as Markdown."""
+    every = [(bar, standing) for bar in found for standing in bar.cases]
+    every.sort(key=lambda pair: pair[1].ratio)
+    widest = [
+        {
+            "bar": bar.entry.id.removeprefix("bar:"),
+            "case": standing.case.id,
+            "kernel": standing.best.target.kernel,
+            "predicted_us": f"{(standing.best.predicted_ms or 0.0) * 1e3:.1f}",
+            "library_us": f"{(standing.library.seconds or 0.0) * 1e6:.1f}",
+            "ratio": f"{standing.ratio:.2f}",
+            "its largest part": standing.cause,
+        }
+        for bar, standing in every[:WIDEST]
+    ]
+    return "\n".join(
+        [
+            f"# Where the kernels would stand on an {device.full_name}",
+            "",
+            "Nothing here was measured. Predicted: `rooflab explain`, uncalibrated. Library: published times of vLLM "
+            "0.24.0's kernels (`tables.json`), interpolated where a shape is between two. `python -m "
+            "rooflab.bench.suite.standing` writes this page. Of a prediction, the least work and the rates that cards "
+            "sustain are parts that no kernel can change; the last column has the largest of the others.",
+            "",
+            *_table([bar.row() for bar in found]),
+            "",
+            f"## The {WIDEST} widest expected misses",
+            "",
+            *_table(widest),
+            "",
+        ]
+    )
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    lines = [[*rows[0]], ["---"] * len(rows[0]), *([*row.values()] for row in rows)] if rows else []
+    return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
+def main() -> None:
+    """The script."""
+    parser = argparse.ArgumentParser(description="Predicted times beside published ones, for the bars of the suite.")
+    parser.add_argument("--gpu", default="h100")
+    parser.add_argument("--bar", action="append", help="only this bar, as gemm.bf16_large")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    device = get_device(arguments.gpu)
+    entries = [entry for entry in bar_entries() if not arguments.bar or entry.id.removeprefix("bar:") in arguments.bar]
+    text = page(device, expected(device, entries))
+    print(text)
+    if arguments.out:
+        write_whole(arguments.out, text)
+
+
+if __name__ == "__main__":
+    main()

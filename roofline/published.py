@@ -1,0 +1,254 @@
+"""Kernel times that others published, and their interpolation between shapes.
+
+`results/published/tables.json` describes the tables: device, library, op, how its source times, and whence it comes.
+`rooflab import published` writes them.  Between two shapes the logarithm of time over bound is interpolated, linearly
+over the logarithm of each axis; nothing is ever extrapolated.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import lzma
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from math import exp, log
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rooflab.roofline.device import get_device
+from rooflab.roofline.model import Cost, bound
+from rooflab.roofline.steps import all_reduce_s, decode_attention_cost, gemm_cost, link, prefill_attention_cost
+
+FOLDER = Path(__file__).resolve().parents[1] / "results" / "published"
+"""The selection that is committed; an import writes the same form to any folder."""
+INDEX = "tables.json"
+_START_S = 2e-6
+"""Added to the bound before interpolation: a launch takes about this long, whatever the shape.  It scales both ends and
+is part of no result."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The published times of one kernel of one library on one GPU, by shape."""
+
+    file: str
+    gpu: str
+    """Name in `roofline/device.py`."""
+    device: str
+    """Name as the source gives it."""
+    op: str
+    """An op of Rooflab, or `all_reduce`."""
+    scheme: str
+    case: Mapping[str, Any]
+    """What is the same in all rows: the rest of our op's case."""
+    exact: tuple[str, ...]
+    """Columns that are never interpolated."""
+    axes: tuple[str, ...]
+    """Columns between whose values a time is interpolated."""
+    kernel: str
+    """What ran, as the source names it."""
+    framework: str
+    version: str
+    copies: int
+    """Sets of weights that the source uses in turn; 1: each call finds in L2 what the call before left there."""
+    rows: int
+    timing: str
+    """How the source times."""
+    includes: tuple[str, ...]
+    """Other ops whose work is in the time."""
+    note: str
+    """What else is special about the time or its inputs."""
+    source: str
+    licence: str
+    url: str
+    folder: Path = FOLDER
+
+    @cached_property
+    def times(self) -> dict[Shape, float]:
+        """Seconds by values of `exact` and `axes`.  Raises `ValueError` on a file that is not this table's."""
+        path = self.folder / self.file
+        try:
+            text = lzma.decompress(path.read_bytes()).decode()
+            columns, *lines = csv.reader(io.StringIO(text))
+            if columns != [*self.exact, *self.axes, "us"]:
+                raise ValueError(f"columns {', '.join(columns)}")
+            found = {tuple(map(int, line[:-1])): float(line[-1]) * 1e-6 for line in lines}
+        except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+            raise ValueError(f"published: {path} is not the table that {INDEX} describes: {error}") from error
+        if len(found) != self.rows:
+            raise ValueError(f"published: expected {self.rows} rows in {path}, got {len(found)}")
+        return found
+
+    @cached_property
+    def _values(self) -> dict[Shape, list[list[int]]]:
+        """The sorted values of each axis, by values of `exact`."""
+        seen: dict[Shape, list[set[int]]] = {}
+        for shape in self.times:
+            sets = seen.setdefault(shape[: len(self.exact)], [set() for _ in self.axes])
+            for values, value in zip(sets, shape[len(self.exact) :], strict=True):
+                values.add(value)
+        return {key: [sorted(values) for values in sets] for key, sets in seen.items()}
+
+    def least_s(self, shape: Mapping[str, int], cached: bool = False) -> float:
+        """The data sheet's bound of a shape.  `cached`: if L2 keeps as much as it can from one call to the next.
+
+        Of the bytes of `copies` calls all but L2's size then come from HBM.  L2 bounds nothing: no rate is published.
+        """
+        device = get_device(self.gpu)
+        if self.op == "all_reduce":
+            return all_reduce_s(shape["bytes"], shape["gpus"], link(device, shape["gpus"]))
+        cost = COSTS[self.op](self.scheme, shape)
+        if cached:
+            cost = replace(cost, read_bytes=max(0.0, cost.bytes - device.l2_bytes / self.copies), write_bytes=0.0)
+        return bound(cost, device.ceilings()).seconds
+
+    def time(self, shape: Mapping[str, int]) -> Time:
+        """The time of a shape: published, or interpolated between published ones; none outside of the table."""
+        key = tuple(shape[name] for name in self.exact)
+        if key not in self._values:
+            given = ", ".join(f"{name} = {shape[name]}" for name in self.exact)
+            return Time(None, f"no row with {given}", self)
+        point = tuple(shape[name] for name in self.axes)
+        for name, value, values in zip(self.axes, point, self._values[key], strict=True):
+            if not values[0] <= value <= values[-1]:
+                return Time(None, f"{name} = {value} is outside of {values[0]} to {values[-1]}", self)
+        if (key + point) in self.times:
+            return Time(self.times[key + point], "published", self)
+        ratio = self._log_ratio(key, point)
+        if ratio is None:
+            return Time(None, "the rows around it are missing", self)
+        return Time(exp(ratio) * self._scale(key, point), "interpolated", self)
+
+    def _scale(self, key: Shape, point: Shape) -> float:
+        return self.least_s(dict(zip((*self.exact, *self.axes), key + point, strict=True))) + _START_S
+
+    def _log_ratio(self, key: Shape, point: Shape) -> float | None:
+        """The logarithm of time over bound: multilinear in the cell around a point, over the axes where it is no grid
+        value; of a corner that is missing, the middle of what each line through it gives."""
+        if (key + point) in self.times:
+            return log(self.times[key + point] / self._scale(key, point))
+        for axis, value in enumerate(point):
+            values = self._values[key][axis]
+            place = bisect_left(values, value)
+            if values[place] != value:
+                ends = [_replaced(point, axis, end) for end in values[place - 1 : place + 1]]
+                return _between(point, axis, ends, [self._log_ratio(key, end) for end in ends])
+        lines = [found for axis in range(len(point)) if (found := self._along(key, point, axis)) is not None]
+        return median(lines) if lines else None
+
+    def _along(self, key: Shape, point: Shape, axis: int) -> float | None:
+        """Between the nearest published points on the line through a point along one axis."""
+        values = [v for v in self._values[key][axis] if (key + _replaced(point, axis, v)) in self.times]
+        place = bisect_left(values, point[axis])
+        if not 0 < place < len(values):
+            return None
+        ends = [_replaced(point, axis, end) for end in values[place - 1 : place + 1]]
+        return _between(point, axis, ends, [self._log_ratio(key, end) for end in ends])
+
+
+@dataclass(frozen=True)
+class Time:
+    """What a table says of a shape."""
+
+    seconds: float | None
+    """None if the shape is outside of the table."""
+    how: str
+    """`published`, `interpolated`, or why there is none."""
+    table: Table
+
+
+def _replaced(point: Shape, axis: int, value: int) -> Shape:
+    return (*point[:axis], value, *point[axis + 1 :])
+
+
+def _between(point: Shape, axis: int, ends: list[Shape], ratios: list[float | None]) -> float | None:
+    low, high = ratios
+    if low is None or high is None:
+        return None
+    place, first, last = (log(each[axis]) for each in (point, *ends))
+    return low + (high - low) * (place - first) / (last - first)
+
+
+def _product(scheme: str, shape: Mapping[str, int]) -> Cost:
+    return gemm_cost(shape["M"], shape["N"], shape["K"], scheme, "bf16")
+
+
+def _prefill(scheme: str, shape: Mapping[str, int]) -> Cost:
+    return prefill_attention_cost(**shape, dtype=scheme)
+
+
+def _decode(scheme: str, shape: Mapping[str, int]) -> Cost:
+    return decode_attention_cost(**shape, dtype="bf16", kv_dtype="fp8_e4m3" if scheme == "kv_fp8" else scheme)
+
+
+def _rmsnorm(scheme: str, shape: Mapping[str, int]) -> Cost:
+    size = 2 * shape["T"] * shape["H"]
+    return Cost(size + 2 * shape["H"], size, {}, 2.0 * size, float(shape["T"]))
+
+
+COSTS: Mapping[str, Callable[[str, Mapping[str, int]], Cost]] = {
+    "gemm": _product,
+    "gemm_fp8": _product,
+    "flash_attention": _prefill,
+    "paged_attention": _decode,
+    "rmsnorm": _rmsnorm,
+}
+"""The cost of each op that has published times, from its scheme and a row's shape."""
+
+
+@cache
+def committed() -> tuple[Table, ...]:
+    """The tables of `results/published`, read once."""
+    return tuple(load())
+
+
+def times_of(op: str, scheme: str, case: Mapping[str, Any], gpu: str) -> list[Time]:
+    """The committed times of a case of one of our ops on a GPU, one for each library that has this shape or its
+    neighbours; empty if the tables have no such case."""
+    shape = _shape(op, case)
+    if shape is None:
+        return []
+    found = []
+    for table in committed():
+        if (table.op, table.scheme, table.gpu) != (op, scheme, gpu):
+            continue
+        columns = (*table.exact, *table.axes)
+        rest = {name: value for name, value in shape.items() if name not in columns}
+        if rest == table.case and (time := table.time({name: shape[name] for name in columns})).seconds is not None:
+            found.append(time)
+    return found
+
+
+def _shape(op: str, case: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A case by the names of the tables' columns; None if the tables time another question.  The size of a page is left
+    out: the sources have their own."""
+    shape = {name: value for name, value in case.items() if name not in ("eps", "block_size")}
+    if op == "flash_attention":
+        if not shape.pop("causal") or shape.pop("T") != shape["S"]:
+            return None
+        shape["context"] = shape.pop("S")
+    if op == "paged_attention" and shape.pop("ragged"):
+        return None
+    return {"window": 0} | shape if "attention" in op else shape
+
+
+def load(folder: Path = FOLDER) -> list[Table]:
+    """The tables of a folder; empty if it has no index.  Raises `ValueError` if the index cannot be read."""
+    path = folder / INDEX
+    if not path.is_file():
+        return []
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))["tables"]
+        return [
+            Table(**entry | {name: tuple(entry[name]) for name in ("exact", "axes", "includes")}, folder=folder)
+            for entry in entries
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"published: {path} is no index of tables: {error}") from error

@@ -1,0 +1,174 @@
+"""The time of a step of a model from published kernel times, op by op, each with its source.
+
+Products, attention and all-reduces have published times (`published.py`), as vLLM's kernels took them; what has none
+stands at its bound.  The ops follow each other without a gap: what a host adds is not in the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from rooflab.roofline.architecture import Architecture
+from rooflab.roofline.device import Device
+from rooflab.roofline.model import bound
+from rooflab.roofline.published import Table, Time, committed
+from rooflab.roofline.steps import ITEM_BYTES, OpCost, activation_dtype, all_reduce_s, decode_cost, link, prefill_cost
+
+_FRAMEWORKS = ("vllm", "nccl")
+"""Whose kernels a step has: one engine's, and the collectives under it."""
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """All calls of one op at one place in a step."""
+
+    op: str
+    site: str
+    calls: int
+    ms: float
+    basis: str
+    """`published`, `interpolated` between published shapes, or `bound`."""
+    source: str
+    """The library and its kernel; of a bound, why the table has no time for it; empty if the op is in no table."""
+    includes: tuple[str, ...] = ()
+    """Other ops whose work is in the time."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The time of a step: the sum over its ops."""
+
+    ms: float
+    ops: tuple[OpTime, ...]
+
+    @property
+    def published_share(self) -> float:
+        """Share of the sum that comes from published times, interpolated ones among them."""
+        return sum(op.ms for op in self.ops if op.basis != "bound") / self.ms
+
+    def parts_ms(self) -> dict[str, float]:
+        """Milliseconds of products, attention, all-reduces, and the rest, which is a bound."""
+        found: dict[str, float] = {}
+        for op in self.ops:
+            part = _PARTS.get(op.op, "rest")
+            found[part] = found.get(part, 0.0) + op.ms
+        return found
+
+
+_PARTS = {
+    "gemm": "products",
+    "flash_attention": "attention",
+    "paged_attention": "attention",
+    "all_reduce": "all-reduces",
+}
+
+
+def prefill_time(
+    arch: Architecture, device: Device, prompt: int, weight_dtype: str = "bf16", kv_dtype: str = "bf16", gpus: int = 1
+) -> StepTime | None:
+    """The prefill of one prompt on `gpus` devices; None if no table is of this device.
+
+    Raises `ValueError` as `prefill_cost` does.
+    """
+    ops = prefill_cost(arch, prompt, weight_dtype, kv_dtype, gpus)
+    return _step_time(arch, device, ops, prompt, weight_dtype, kv_dtype, gpus)
+
+
+def decode_time(
+    arch: Architecture,
+    device: Device,
+    batch: int,
+    context: int,
+    weight_dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    gpus: int = 1,
+) -> StepTime | None:
+    """One decode step of `batch` sequences of `context` tokens on `gpus` devices; None if no table is of this device.
+
+    Raises `ValueError` as `decode_cost` does.
+    """
+    ops = decode_cost(arch, batch, context, weight_dtype, kv_dtype, gpus)
+    return _step_time(arch, device, ops, batch, weight_dtype, kv_dtype, gpus)
+
+
+def loaded_itl_ms(
+    arch: Architecture,
+    device: Device,
+    concurrency: int,
+    prompt: int,
+    output: int,
+    weight_dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    gpus: int = 1,
+) -> float | None:
+    """Mean milliseconds between tokens where `concurrency` requests are always in flight; None without tables.
+
+    Each request has `prompt` tokens and gets `output` more, and the next one follows it at once.  While each sequence
+    gets `output` tokens, as many prompts are computed as there are sequences, and every sequence waits for them all.
+    The mean context is the prompt and half of the output.
+    """
+    step = decode_time(arch, device, concurrency, prompt + output // 2, weight_dtype, kv_dtype, gpus)
+    prefill = prefill_time(arch, device, prompt, weight_dtype, kv_dtype, gpus)
+    if step is None or prefill is None:
+        return None
+    return step.ms + concurrency / output * prefill.ms
+
+
+def _step_time(
+    arch: Architecture, device: Device, ops: Sequence[OpCost], rows: int, weight_dtype: str, kv_dtype: str, gpus: int
+) -> StepTime | None:
+    own = [table for table in committed() if table.gpu == device.name and table.framework in _FRAMEWORKS]
+    if not own:
+        return None
+    found = [_op_time(op, device, own, kv_dtype) for op in ops]
+    if gpus > 1:
+        size = rows * arch.hidden_size * ITEM_BYTES[activation_dtype(weight_dtype)]
+        least = all_reduce_s(size, gpus, link(device, gpus))
+        reduces = [table for table in own if table.op == "all_reduce"]
+        shape = {"gpus": gpus, "bytes": size}
+        found.append(_timed("all_reduce", "all_reduce", 2 * arch.num_layers, least, reduces, shape))
+    inside = {name: op for op in found for name in op.includes}
+    found = [
+        replace(op, ms=0.0, basis=inside[op.op].basis, source=f"in the time of {inside[op.op].op}")
+        if op.op in inside
+        else op
+        for op in found
+    ]
+    return StepTime(sum(op.ms for op in found), tuple(found))
+
+
+def _op_time(op: OpCost, device: Device, tables: Sequence[Table], kv_dtype: str) -> OpTime:
+    least = bound(op.cost, device.ceilings()).seconds
+    (dtype,) = op.cost.tensor_flops or ("",)
+    if op.op == "gemm":
+        name = "gemm_fp8" if dtype == "fp8_e4m3" else "gemm"
+        own = [t for t in tables if t.op == name and t.scheme == dtype and t.case.get("scales") != "block"]
+        return _in_pieces(op, least, own)
+    scheme = "kv_fp8" if op.op == "paged_attention" and kv_dtype == "fp8_e4m3" else dtype
+    own = [t for t in tables if t.op == op.op and t.scheme == scheme]
+    return _timed(op.op, op.site, op.calls, least, own, op.shape)
+
+
+def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
+    """A product wider than its table, such as an output head, as equal products one after another."""
+    widest = max((key[table.axes.index("N")] for table in tables for key in table.times), default=0)
+    pieces = ceil(op.shape["N"] / widest) if widest else 1
+    shape = dict(op.shape) | {"N": ceil(op.shape["N"] / pieces)}
+    found = _timed(op.op, op.site, op.calls * pieces, least_s / pieces, tables, shape)
+    if pieces == 1 or found.basis == "bound":
+        return found
+    return replace(found, calls=op.calls, source=f"{found.source}, as {pieces} of N = {shape['N']}")
+
+
+def _timed(op: str, site: str, calls: int, least_s: float, tables: Sequence[Table], shape: Mapping[str, int]) -> OpTime:
+    """The fastest published time of a shape, or its bound."""
+    times: list[Time] = [table.time(shape) for table in tables]
+    known = [(time.seconds, time) for time in times if time.seconds is not None]
+    if not known:
+        why = times[0].how if times else ""
+        return OpTime(op, site, calls, calls * least_s * 1e3, "bound", why)
+    seconds, best = min(known, key=lambda pair: pair[0])
+    source = f"{best.table.framework} {best.table.version} {best.table.kernel}"
+    return OpTime(op, site, calls, calls * seconds * 1e3, best.how, source, best.table.includes)

@@ -1,0 +1,303 @@
+"""Kernel times that others published: the import, the committed tables, and what lies between their shapes."""
+
+import json
+import lzma
+import random
+import zipfile
+from dataclasses import replace
+from math import log
+from statistics import median, quantiles
+
+import pandas as pd
+import pytest
+
+from rooflab.bench.exchange import end_to_end
+from rooflab.bench.exchange.published import read_published, selected, write_published
+from rooflab.bench.report.pictures.published import curves, draw_published
+from rooflab.roofline import published
+from rooflab.roofline.architecture import PRESETS
+from rooflab.roofline.device import get_device
+from rooflab.roofline.llm import estimate
+from rooflab.roofline.step_times import decode_time, loaded_itl_ms, prefill_time
+
+H100, LLAMA_8B, LLAMA_70B = get_device("h100"), PRESETS["llama-3.1-8b"], PRESETS["llama-3.1-70b"]
+TABLES = published.load()
+GEMM = "systems/data/h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"
+
+
+def committed(**wanted):
+    (found,) = (t for t in TABLES if all(getattr(t, name) == value for name, value in wanted.items()))
+    return replace(found)  # a copy: its times may be changed
+
+
+def products(**changes):
+    """A file of products as aiconfigurator-core has it: three shapes in two dtypes, and one dtype without a place."""
+    rows = [(m, 4096, 4096, dtype) for m in (1, 64, 4096) for dtype in ("bfloat16", "fp8", "int8")]
+    frame = pd.DataFrame(rows, columns=["m", "n", "k", "gemm_dtype"])
+    more = {"device": "NVIDIA H100 80GB HBM3", "kernel_source": "linear", "latency": [0.02] * 6 + [0.2] * 3}
+    return frame.assign(**more | changes)
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A folder of the package's layout with one file, and the function that writes it."""
+
+    def write(frame, name=GEMM):
+        path = tmp_path / "package" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        frame.to_parquet(path)
+        return tmp_path / "package"
+
+    return write
+
+
+def test_rows_are_placed_or_counted_and_come_back_from_what_was_written(package, tmp_path):
+    folder = package(products())
+    found = read_published([folder])
+    assert (found.read, dict(found.left)) == (9, {"gemm": 3})
+    assert [(each.table.op, each.table.scheme, each.table.rows) for each in found.placed] == [
+        ("gemm", "bf16", 3),
+        ("gemm_fp8", "fp8_e4m3", 3),
+    ]
+    wheel = tmp_path / "package.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(folder / GEMM, GEMM)
+    assert read_published([wheel]).summary() == found.summary()
+    write_published(selected(found), tmp_path / "out")
+    table, _ = published.load(tmp_path / "out")
+    assert table.time({"M": 64, "N": 4096, "K": 4096}).seconds == pytest.approx(20e-6)
+    assert (table.gpu, table.framework, table.version, table.copies) == ("h100-sxm", "vllm", "0.24.0", 6)
+    assert table.licence == "Apache-2.0" and "CUDA graph" in table.timing and GEMM in table.source
+
+
+def test_a_row_faster_than_the_gpu_is_named_and_many_are_refused(package):
+    many = pd.concat([products(n=4096 + step) for step in range(30)])
+    many["latency"] = many["latency"] + 0.2
+    many.iloc[0, many.columns.get_loc("latency")] = 0.001  # 33 MB of weights in a microsecond
+    found = read_published([package(many)])
+    assert [len(each.below) for each in found.placed] == [1, 0]
+    assert "M = 1, N = 4096, K = 4096: 1 us, bound 7.4" in found.placed[0].below[0]
+    with pytest.raises(ValueError, match="are faster than a NVIDIA H100 80GB HBM3 can be: is the latency in ms?"):
+        read_published([package(products(latency=[1e-5] * 9))])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda frame: frame.drop(columns="k"), "expected a column 'k', got m, n, gemm_dtype"),
+        (lambda frame: frame.assign(latency=-1.0), "expected finite times above 0, got -1.0"),
+        (lambda frame: frame.assign(latency=float("nan")), "expected finite times above 0"),
+        (lambda frame: frame.assign(device="NVIDIA H999"), "expected a GPU that roofline/device.py knows"),
+    ],
+)
+def test_a_file_that_is_another_one_is_refused(package, change, words):
+    with pytest.raises(ValueError, match=words):
+        read_published([package(change(products()))])
+
+
+def test_what_is_no_package_is_refused(package, tmp_path):
+    folder = package(products())
+    whole = (folder / GEMM).read_bytes()
+    (folder / GEMM).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="gemm_perf.parquet: not a whole table"):
+        read_published([folder])
+    (tmp_path / "newer").mkdir()
+    with pytest.raises(ValueError, match=r"got none: a newer layout\?"):
+        read_published([tmp_path / "newer"])
+    (tmp_path / "broken.whl").write_bytes(b"PK")
+    with pytest.raises(ValueError, match="expected a wheel"):
+        read_published([tmp_path / "broken.whl"])
+    with pytest.raises(ValueError, match="expected a wheel or folder"):
+        read_published([tmp_path / "nothing.csv"])
+
+
+def test_a_short_file_names_the_columns_of_any_table(tmp_path):
+    (tmp_path / "times.csv").write_text(
+        'gpu,rows,width,ms,config\nNVIDIA H200,1,4096,0.003,"{""dtype"": ""bf16""}"\n'
+        'NVIDIA H200,64,4096,0.004,"{""dtype"": ""fp32""}"\n'
+    )
+    text = """
+        name = "Ours"
+        version = "1"
+        licence = "MIT"
+        url = "https://example.org"
+        files = "times.csv"
+        timing = "a stopwatch"
+        device = "gpu"
+        kernel = "dtype"
+        latency = "ms"
+        json = "config"
+        [[table]]
+        where = { dtype = ["bf16"] }
+        op = "rmsnorm"
+        scheme = "bf16"
+        axes = { T = "rows", H = "width" }
+    """
+    (tmp_path / "times.toml").write_text(text)
+    found = read_published([tmp_path / "times.toml"])
+    assert [(each.table.gpu, each.table.op, each.table.rows) for each in found.placed] == [("h200", "rmsnorm", 1)]
+    assert dict(found.left) == {"times.csv": 1}
+    for old, new, words in (
+        ("licence", "license", "expected 'licence'"),
+        ('op = "rmsnorm"', "", "table 1: expected 'op'"),
+    ):
+        (tmp_path / "times.toml").write_text(text.replace(old, new))
+        with pytest.raises(ValueError, match=words):
+            read_published([tmp_path / "times.toml"])
+    (tmp_path / "times.toml").write_text("[")
+    with pytest.raises(ValueError, match="not TOML"):
+        read_published([tmp_path / "times.toml"])
+
+
+def test_committed_times_are_those_that_their_sources_are_known_for():
+    gemm = committed(gpu="h100-sxm", op="gemm")
+    assert gemm.time({"M": 4096, "N": 4096, "K": 4096}).seconds == pytest.approx(166.0e-6, rel=1e-3)
+    assert gemm.time({"M": 8192, "N": 8192, "K": 8192}).seconds == pytest.approx(1541.7e-6, rel=1e-3)
+    rates = {
+        gpu: max(2 * m * n * k / s for (m, n, k), s in committed(gpu=gpu, op="gemm").times.items())
+        for gpu in ("h100-sxm", "h200")
+    }
+    assert rates == pytest.approx({"h100-sxm": 956e12, "h200": 940e12}, rel=1e-3)
+    attention = committed(gpu="h100-sxm", op="flash_attention", framework="vllm")
+    names = (*attention.exact, *attention.axes)
+    reached = dict.fromkeys((64, 128, 256), 0.0)
+    for shape, seconds in attention.times.items():
+        row = dict(zip(names, shape, strict=True))
+        if row["context"] == 16384 and row["window"] == 0 and row["D"] in reached:
+            rate = attention.least_s(row) * 989.4e12 / seconds
+            reached[row["D"]] = max(reached[row["D"]], rate)
+    assert reached == pytest.approx({64: 527e12, 128: 676e12, 256: 787e12}, rel=5e-3)
+
+
+def test_no_committed_time_is_below_its_bound():
+    rng = random.Random(0)
+    for table in TABLES:
+        shapes = rng.sample(sorted(table.times), min(2000, table.rows))
+        named = [dict(zip((*table.exact, *table.axes), shape, strict=True)) for shape in shapes]
+        assert all(table.times[s] >= 0.9995 * table.least_s(n, cached=True) for s, n in zip(shapes, named, strict=True))
+
+
+@pytest.mark.parametrize("op", ["gemm", "paged_attention", "flash_attention"])
+def test_a_tenth_of_the_rows_held_out_is_interpolated(op):
+    table = committed(gpu="h100-sxm", op=op, framework="vllm", scheme="bf16")
+    rng = random.Random(1)
+    held = {shape for shape in table.times if rng.random() < 0.1}
+    rest = replace(table)
+    rest.__dict__["times"] = {shape: time for shape, time in table.times.items() if shape not in held}
+    errors = []
+    for shape in rng.sample(sorted(held), 300):
+        found = rest.time(dict(zip((*table.exact, *table.axes), shape, strict=True)))
+        errors += [abs(found.seconds / table.times[shape] - 1)] if found.seconds else []
+    assert len(errors) > 250 and median(errors) <= 0.04 and quantiles(errors, n=10)[-1] <= 0.15
+
+
+def test_between_shapes_the_ratio_to_the_bound_is_linear_in_logarithms():
+    table = replace(committed(gpu="h100-sxm", op="gemm"), exact=(), rows=4)
+    corners = {(4096, n, k): table.least_s({"M": 4096, "N": n, "K": k}) for n in (4096, 16384) for k in (4096, 16384)}
+    table.__dict__["times"] = {s: 2 * t if s[1] == 4096 else 4 * t for s, t in corners.items()}
+    shape = {"M": 4096, "N": 8192, "K": 9000}
+    found = table.time(shape)
+    # Halfway between 2 and 4 times the bound, in logarithms; the start of a launch moves it by less than 2%.
+    assert found.how == "interpolated" and found.seconds == pytest.approx(8**0.5 * table.least_s(shape), rel=0.02)
+    assert table.time(shape | {"N": 20000}).how == "N = 20000 is outside of 4096 to 16384"
+    assert table.time(shape | {"M": 4095}).seconds is None
+    assert log(found.seconds) < log(table.time(shape | {"N": 16384}).seconds)
+
+
+def test_a_table_that_does_not_fit_its_index_is_refused(tmp_path):
+    table = committed(gpu="h100-sxm", op="all_reduce", framework="nccl")
+    (tmp_path / table.file).write_bytes((published.FOLDER / table.file).read_bytes())
+    assert len(replace(table, folder=tmp_path).times) == table.rows
+    with pytest.raises(ValueError, match="expected 64 rows"):
+        _ = replace(table, folder=tmp_path, rows=64).times
+    for content in (b"", b"xz", lzma.compress(b"a,us\n1,2\n"), (published.FOLDER / table.file).read_bytes()[:90]):
+        (tmp_path / table.file).write_bytes(content)
+        with pytest.raises(ValueError, match="is not the table that tables.json describes"):
+            _ = replace(table, folder=tmp_path).times
+    (tmp_path / "tables.json").write_text(json.dumps({"tables": [{"file": "x"}]}))
+    with pytest.raises(ValueError, match="is no index of tables"):
+        published.load(tmp_path)
+    assert published.load(tmp_path / "nowhere") == []
+
+
+def test_a_step_is_the_sum_of_its_ops_and_says_whence_each_comes():
+    step = decode_time(LLAMA_8B, H100, 1, 2048)
+    assert step.ms == pytest.approx(sum(op.ms for op in step.ops)) and step.published_share > 0.9
+    sites = {op.site: op for op in step.ops}
+    assert sites["o_proj"].basis == "published" and sites["o_proj"].ms == pytest.approx(32 * 15.05e-3, rel=1e-3)
+    assert sites["gate_up_proj"].basis == "interpolated"
+    assert sites["lm_head"].source.endswith("as 2 of N = 64128")
+    assert sites["kv_cache_write"].ms == 0 and sites["kv_cache_write"].source == "in the time of paged_attention"
+    assert sites["norms"].basis == "bound"
+    far = prefill_time(LLAMA_8B, H100, 32_768)
+    assert next(op for op in far.ops if op.site == "attention").source == "context = 32768 is outside of 1 to 16384"
+
+
+def test_a_step_of_several_gpus_has_all_reduces_and_no_other_gpu_has_times():
+    step = decode_time(LLAMA_70B, H100, 16, 2048, gpus=4)
+    reduced = step.ops[-1]
+    assert (reduced.op, reduced.calls, reduced.basis) == ("all_reduce", 160, "published")
+    assert step.parts_ms()["all-reduces"] == reduced.ms
+    assert decode_time(LLAMA_8B, get_device("a100"), 1, 2048) is None
+    fp8 = decode_time(LLAMA_8B, H100, 1, 2048, "fp8_e4m3", "fp8_e4m3")
+    kinds = {op.site: op.source for op in fp8.ops}
+    assert "CutlassFP8" in kinds["gate_up_proj"] and "linear" in kinds["lm_head"]
+    assert fp8.ms < decode_time(LLAMA_8B, H100, 1, 2048).ms
+
+
+def test_an_estimate_has_both_the_bound_and_the_published_sum():
+    result = estimate(LLAMA_8B, H100, batch=16, context=2048)
+    assert result.least_itl_ms < result.published_decode.ms < 2 * result.least_itl_ms
+    assert result.least_ttft_ms < result.published_prefill.ms < 2 * result.least_ttft_ms
+    rows = dict(result.rows())
+    assert rows["ITL of published kernels, batch 16"].startswith(
+        f"{result.published_decode.ms:.3g} ms, {result.published_decode.published_share:.0%} of it published: products"
+    )
+    assert not any("published" in name for name, _ in estimate(LLAMA_8B, get_device("a100"), 1, 1024).rows())
+
+
+def test_the_figure_has_each_library_and_its_fraction_of_the_bound(tmp_path):
+    found = {curve.label: curve for curve in curves("h100-sxm")}
+    assert len(found) == 7
+    low, middle, high = found["cuBLAS bf16"].points[4096]
+    assert low < middle < high and middle == pytest.approx(0.795, abs=0.005)
+    assert 129 not in found["cuBLAS bf16"].points
+    prefill = found["FA3 prefill, one prompt"].points[16384]
+    assert prefill[0] == prefill[2] == pytest.approx(0.67, abs=0.01)
+    assert draw_published("h100-sxm", tmp_path).read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(ValueError, match=r"gpu: expected one with published times \(h100-sxm, h200\)"):
+        curves("a100-80gb")
+
+
+@pytest.mark.parametrize(("model", "gpus", "rows"), [("llama-3.1-8b", 1, 42), ("llama-3.1-70b", 4, 15)])
+def test_sums_of_published_times_are_near_published_times_of_engines_under_load(model, gpus, rows):
+    table = pd.read_csv(published.FOLDER / end_to_end.FILE)
+    own = table[(table.model == model) & (table.gpu == "h100-sxm") & (table.gpus == gpus)]
+    error = (end_to_end.with_sums(own).ratio - 1).abs()
+    assert len(error) == rows and error.max() <= 0.15 and error.median() <= 0.08
+
+
+def test_between_two_tokens_lie_one_step_and_a_share_of_the_prefills():
+    step, prefill = decode_time(LLAMA_8B, H100, 64, 2048 + 64), prefill_time(LLAMA_8B, H100, 2048)
+    assert loaded_itl_ms(LLAMA_8B, H100, 64, 2048, 128) == pytest.approx(step.ms + prefill.ms / 2)
+    assert loaded_itl_ms(LLAMA_8B, get_device("a100"), 64, 2048, 128) is None
+
+
+def test_the_sample_is_read_from_its_wheel_and_from_no_other(tmp_path):
+    wheel = tmp_path / "aiconfigurator_core-0.12.0-any.whl"
+    row = {
+        "model_path": "meta-llama/Llama-3.1-70B", "system": "h100_sxm", "mode": "agg", "tp_size": 4, "backend": "vllm",
+        "precision": "fp8", "backend_version": "", "silicon_data_source": "a; silicon_concurrency=16; b", "isl": 1024,
+        "osl": 256, "silicon_tpot_ms": 12.3456,
+    }  # fmt: skip
+    rows = pd.DataFrame([row, row | {"system": "b200_sxm"}, row | {"silicon_data_source": "silicon_concurrency=512"}])
+    for frame in (rows, rows.drop(columns="isl")):
+        with zipfile.ZipFile(wheel, "w") as file:
+            file.writestr(end_to_end.SAMPLE, frame.to_csv(index=False))
+        if "isl" in frame:
+            (found,) = end_to_end.read_sample(wheel).to_dict("records")
+            assert (found["requests"], found["itl_ms"], found["engine"]) == (16, 12.346, "vllm")
+            assert found["dtype"] == "fp8_e4m3"
+        else:
+            with pytest.raises(ValueError, match=r"wheel: expected .*silicon_sample.csv .* 'isl'"):
+                end_to_end.read_sample(wheel)
