@@ -6,7 +6,8 @@ FOLDER holds what `pip download --no-deps sglang==0.5.14 liger-kernel==0.5.2 aic
 `h100_all_benchmark_data.csv` of Liger-Kernel's repository at commit 3534d446.  The kernels' code is unpacked to the
 cache and run from there; nothing of it is part of this repository.  `held_out.py` reads the written file.
 
-Left out: attention over more keys than its window, because the published shapes do not say which keys were read.
+Left out: attention over more keys than its window, because the published shapes do not say which keys were read; and
+Liger's SwiGLU, of which the times are those of a whole MLP with its products.
 """
 
 from __future__ import annotations
