@@ -71,12 +71,16 @@ def test_what_is_left_out_is_in_the_readme():
 
 @pytest.mark.parametrize(
     "arguments",
-    [pytest.param(words, marks=[pytest.mark.slow] * bool(left_out(words))) for words in COMMANDS],
+    [
+        pytest.param(words, marks=[pytest.mark.slow, pytest.mark.timeout(900)] if left_out(words) else [])
+        for words in COMMANDS
+    ],
     ids=" ".join,
 )
 def test_a_command_runs(arguments, folder, rooflab):
     status, out, err = rooflab(*arguments)
-    assert status == 0 and len(out.splitlines()) > 2, err
+    # The status of an A/B is its verdict, which another CPU or a busy one changes: SLOWER is 10, NOISY 13.
+    assert status in ((0, 10, 13) if arguments[0] == "ab" else (0,)) and len(out.splitlines()) > 2, err
 
 
 def test_the_benchmark_it_shows_runs(folder, project, pytester, monkeypatch):

@@ -25,12 +25,15 @@ class Most(NamedTuple):
     flops: float
     rows: int
     """Rows of the first input of an op without a matrix product: most kernels have a CTA for each."""
+    side: int
+    """Longest dimension of a matrix product's inputs: kernels have a CTA, or a step of a loop, for each tile of it."""
 
 
-ON_HARDWARE = Most(2**22, 2.0**28, 2**17)
+ON_HARDWARE = Most(2**22, 2.0**28, 2**17, 2**22)
 """Tens of milliseconds a call on one core of a CPU, which also computes the oracle."""
-IN_SOFTWARE = Most(2**17, 2.0**22, 40)
-"""A few seconds for a check in the emulator or in Triton's interpreter."""
+IN_SOFTWARE = Most(2**17, 2.0**22, 40, 1024)
+"""A few seconds for a check in the emulator or in Triton's interpreter; half a minute at most.  A product over 4,771
+rows took three."""
 
 
 def drawn_points(spec: OpSpec, seed: int, most: Most) -> list[Point[Case]]:
@@ -53,6 +56,8 @@ def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | Non
         return None
     tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
     cost, first = spec.cost(**inputs), tensors[0]
-    rows = 0 if cost.tensor_flops else first.numel() // (first.shape[-1] if first.ndim > 1 else 1)
-    work = Most(sum(tensor.numel() for tensor in tensors), cost.flops, rows)
+    rows = first.numel() // (first.shape[-1] if first.ndim > 1 else 1)
+    side = max(max(tensor.shape, default=0) for tensor in tensors)
+    of_kind = (0, side) if cost.tensor_flops else (rows, 0)
+    work = Most(sum(tensor.numel() for tensor in tensors), cost.flops, *of_kind)
     return case if all(found <= limit for found, limit in zip(work, most, strict=True)) else None
