@@ -22,7 +22,15 @@ from typing import Any
 
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Cost, bound
-from rooflab.roofline.steps import all_reduce_s, decode_attention_cost, gemm_cost, link, prefill_attention_cost
+from rooflab.roofline.steps import (
+    ITEM_BYTES,
+    all_reduce_s,
+    decode_attention_cost,
+    gemm_cost,
+    link,
+    prefill_attention_cost,
+    rmsnorm_cost,
+)
 
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "published"
 """The selection that is committed; an import writes the same form to any folder."""
@@ -189,8 +197,7 @@ def _decode(scheme: str, shape: Mapping[str, int]) -> Cost:
 
 
 def _rmsnorm(scheme: str, shape: Mapping[str, int]) -> Cost:
-    size = 2 * shape["T"] * shape["H"]
-    return Cost(size + 2 * shape["H"], size, {}, 2.0 * size, float(shape["T"]))
+    return rmsnorm_cost(shape["T"], shape["H"], ITEM_BYTES[scheme])
 
 
 COSTS: Mapping[str, Callable[[str, Mapping[str, int]], Cost]] = {

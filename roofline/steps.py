@@ -46,7 +46,8 @@ def activation_dtype(weight_dtype: str) -> str:
     return weight_dtype if ITEM_BYTES[weight_dtype] > 1 else "bf16"
 
 
-def _rmsnorm(rows: int, width: int, item: int) -> Cost:
+def rmsnorm_cost(rows: int, width: int, item: int) -> Cost:
+    """RMSNorm of (rows, width) values of `item` bytes."""
     return Cost(rows * width * item + width * item, rows * width * item, {}, 4.0 * rows * width, float(rows))
 
 
@@ -101,9 +102,9 @@ def _step(
 
     return [
         OpCost("embedding", 1, Cost(T * _INDEX_BYTES + min(T, arch.vocab_size) * H * item, T * H * item), "embedding"),
-        OpCost("rmsnorm", 1, _rmsnorm(T, H, item), "first_norm"),
+        OpCost("rmsnorm", 1, rmsnorm_cost(T, H, item), "first_norm"),
         product("qkv_proj", L, T, q + 2 * kv, H, weight_dtype, arch.attention_bias),
-        *(OpCost("rmsnorm", L, _rmsnorm(T * count, D, item), site) for site, count in qk_norms),
+        *(OpCost("rmsnorm", L, rmsnorm_cost(T * count, D, item), site) for site, count in qk_norms),
         OpCost("rope", L, rope, "rope"),
         OpCost("kv_cache_write", L, cache, "kv_cache_write"),
         attention,

@@ -87,6 +87,7 @@ def test_a_row_faster_than_the_gpu_is_named_and_many_are_refused(package):
         (lambda frame: frame.drop(columns="k"), "expected a column 'k', got m, n, gemm_dtype"),
         (lambda frame: frame.assign(latency=-1.0), "expected finite times above 0, got -1.0"),
         (lambda frame: frame.assign(latency=float("nan")), "expected finite times above 0"),
+        (lambda frame: frame.assign(k="wide"), "gemm_perf.parquet, column 'k': expected only numbers: invalid literal"),
         (lambda frame: frame.assign(device="NVIDIA H999"), "expected a GPU that roofline/device.py knows"),
     ],
 )
@@ -137,6 +138,11 @@ def test_a_short_file_names_the_columns_of_any_table(tmp_path):
     found = read_published([tmp_path / "times.toml"])
     assert [(each.table.gpu, each.table.op, each.table.rows) for each in found.placed] == [("h200", "rmsnorm", 1)]
     assert dict(found.left) == {"times.csv": 1}
+    table = (tmp_path / "times.csv").read_text()
+    (tmp_path / "times.csv").write_text(table.replace("}", ""))
+    with pytest.raises(ValueError, match="times.csv, column 'config': expected JSON"):
+        read_published([tmp_path / "times.toml"])
+    (tmp_path / "times.csv").write_text(table)
     for old, new, words in (
         ("licence", "license", "expected 'licence'"),
         ('op = "rmsnorm"', "", "table 1: expected 'op'"),

@@ -163,14 +163,25 @@ def _frame(name: str, content: bytes, json_column: str | None) -> pd.DataFrame:
         raise ValueError(f"{name}: not a whole table: {error}") from error
     if json_column is None:
         return frame
-    more = pd.DataFrame([json.loads(text) for text in _column(frame, json_column, name)], index=frame.index)
-    return frame.join(more)
+    try:
+        values = [json.loads(text) for text in _column(frame, json_column, name)]
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{name}, column {json_column!r}: expected JSON: {error}") from error
+    return frame.join(pd.DataFrame(values, index=frame.index))
 
 
 def _column(frame: pd.DataFrame, column: str, place: str) -> pd.Series[Any]:
     if column not in frame:
         raise ValueError(f"{place}: expected a column {column!r}, got {', '.join(map(str, frame.columns))}")
     return frame[column]
+
+
+def _numbers(frame: pd.DataFrame, column: str, place: str, kind: type[int] | type[float]) -> pd.Series[Any]:
+    values = _column(frame, column, place)
+    try:
+        return values.astype(kind)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{place}, column {column!r}: expected only numbers: {error}") from error
 
 
 def _read_file(description: Mapping[str, Any], name: str, content: bytes, found: Published) -> None:
@@ -199,10 +210,10 @@ def _placed(
 ) -> Iterator[Placed]:
     """One table for each device and kernel of a file's rows."""
     columns = {**table.get("exact", {}), **table["axes"]}
-    latency = _column(frame, description.get("latency", "latency"), name).astype(float)
-    if not (latency > 0).all() or not latency.map(float).lt(float("inf")).all():
+    latency = _numbers(frame, description.get("latency", "latency"), name, float)
+    if not latency.between(0, float("inf"), inclusive="neither").all():
         raise ValueError(f"{name}: expected finite times above 0, got {latency.min()} to {latency.max()}")
-    own = pd.DataFrame({key: _column(frame, column, name).astype(int) for key, column in columns.items()})
+    own = pd.DataFrame({key: _numbers(frame, column, name, int) for key, column in columns.items()})
     for key, factor in table.get("scale", {}).items():
         own[key] *= factor
     for key, more in table.get("add", {}).items():

@@ -165,7 +165,8 @@ def git_state(root: Path) -> tuple[str | None, bool | None]:
 
 def git_says(root: Path, *arguments: str, stdin: str = "") -> str | None:
     """The output of git, or None if git fails or is not installed."""
-    command = ["git", "-C", str(root), *arguments]
+    # A killed `git status` that may take locks would leave index.lock behind, and the user's next commit fails.
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
         result = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
     except (FileNotFoundError, subprocess.TimeoutExpired):
