@@ -10,19 +10,36 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.rows import ACCUMULATION_FACTOR, planted_columns, quantized_limits, quantized_rows, quantizing
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
-ACCUMULATION_FACTOR = 4.0
-# The edges of 8- and 16-byte vectors, of a warp's span, and of power-of-two blocks.
-PLANTED_COLUMNS = (0, 7, 8, 31, 32, 127, 128, 511, 512, 1023, 1024)
+
+def rmsnorm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    *,
+    weight_offset: float = 0.0,
+    round_first: bool = False,
+    quantize: torch.dtype | None = None,
+) -> Outputs:
+    """x / sqrt(mean(x^2) + eps) * (weight + weight_offset) in fp64.
+
+    x: (T, H); weight: (H,); returns out (T, H).  weight_offset is 1 in Gemma.  With `round_first`, x / rms is rounded
+    to the dtype of x before the product, as in Llama's code of transformers.  With `quantize`, int8 or e4m3, returns
+    codes (T, H) and their scales (T,) (`reference/rows.py`).
+    """
+    return quantized_rows(normed(x.double(), weight, eps, weight_offset, x.dtype if round_first else None), quantize)
 
 
-def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight in fp64.  x: (T, H); weight: (H,); returns (T, H)."""
-    x64 = x.double()
-    mean_square = (x64 * x64).mean(dim=-1, keepdim=True)  # (T, 1)
-    return x64 / (mean_square + eps).sqrt() * weight.double()
+def normed(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float, first: torch.dtype | None
+) -> torch.Tensor:
+    """The norm of x (T, H) fp64; x / rms is rounded to `first` if that is not None."""
+    mean_square = (x * x).mean(dim=-1, keepdim=True)  # (T, 1)
+    scaled = x / (mean_square + eps).sqrt()
+    return (scaled if first is None else scaled.to(first).double()) * (weight.double() + weight_offset)
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
@@ -30,33 +47,55 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     T, H = int(case["T"]), int(case["H"])
     x = randn(T, H, dtype=scheme.activation, device=device, seed=seed)
     weight = randn(H, dtype=scheme.weight, device=device, seed=seed + 1, scale=0.5) + 1.0
-    return {"x": x, "weight": weight, "eps": float(case["eps"])}
+    return {"x": x, "weight": weight, "eps": float(case["eps"]), **options(case, scheme)}
 
 
-def cost(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> Cost:
+def options(case: Case, scheme: Scheme) -> Inputs:
+    """The arguments of a norm that are not off: those of the case, and `quantize` of the scheme."""
+    named = {name: case[name] for name in OPTIONAL if name in case and case[name] != OPTIONAL[name]}
+    return {**named, **quantizing(scheme)}
+
+
+def cost(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    *,
+    weight_offset: float = 0.0,
+    round_first: bool = False,
+    quantize: torch.dtype | None = None,
+) -> Cost:
     """x and weight are read once, the result is written once; four FLOPs an element and one rsqrt a row."""
     T, H = x.shape
-    return Cost(read_bytes=nbytes(x, weight), write_bytes=nbytes(x), vector_flops=4.0 * T * H, sfu_ops=float(T))
+    written = nbytes(x) if quantize is None else T * H + 4 * T
+    return Cost(read_bytes=nbytes(x, weight), write_bytes=written, vector_flops=4.0 * T * H, sfu_ops=float(T))
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """(c/2 sqrt(H) + 4) u_32 |ref| + 2 u_out |ref| + a subnormal of the output.
+    """(c/2 sqrt(H) + 4) u_32 |ref| + 2 u_out |ref| + a subnormal of the output; that of the value, if it is quantised.
 
     The sum of H squares has a relative error of about sqrt(H) u_32 (c = 4 for an unlucky walk), and the root halves it.
     The squares, the division by H, the rsqrt and the two products add one to two u_32 each. Two roundings to the dtype
     are allowed: Llama's own code rounds x / rms before the product with the weight, and then the product. The weight
-    scales the subnormal error of the first rounding.
+    scales the subnormal error of the first rounding. With `round_first` the first rounding may go to the other
+    neighbour, which is 2 u away.
     """
-    hidden = inputs["x"].shape[-1]
-    relative = (ACCUMULATION_FACTOR / 2 * hidden**0.5 + 4.0) * FP32_ROUNDOFF + 2.0 * scheme.unit_roundoff
-    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    return (relative * oracle[0].abs() + subnormal * (1.0 + inputs["weight"].double().abs()),)
+    quantize, dtype = inputs.get("quantize"), scheme.activation
+    first, last = (2.0 if inputs.get("round_first") else 0.0), (0.0 if quantize else 1.0)
+    roundings = max(first + last, 2.0 * last)
+    u = torch.finfo(dtype).eps / 2
+    relative = (ACCUMULATION_FACTOR / 2 * inputs["x"].shape[-1] ** 0.5 + 4.0) * FP32_ROUNDOFF + roundings * u
+    subnormal = torch.finfo(dtype).smallest_normal * u
+    weight = inputs["weight"].double() + inputs.get("weight_offset", 0.0)
+    values = oracle[0] if quantize is None else oracle[0] * oracle[1][:, None]
+    error = relative * values.abs() + subnormal * (1.0 + weight.abs())
+    return (error,) if quantize is None else quantized_limits(*oracle, error, quantize)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
     """One column that makes up most of the mean square, at every edge that H reaches; then a mean square near eps."""
     H = int(case["H"])
-    for column in sorted({column for column in (*PLANTED_COLUMNS, H - 1) if 0 <= column < H}):
+    for column in planted_columns(H):
         inputs = make_inputs(case, scheme, device, seed)
         # Ten times the norm of all other columns, and within fp16's range up to H = 16384.
         inputs["x"][:, column] = 10.0 * max(H, 1) ** 0.5
@@ -66,8 +105,30 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     yield "mean square near eps", inputs
 
 
-def _cases(eps: float, *shapes: tuple[int, int]) -> tuple[Case, ...]:
-    return tuple(Case(T=T, H=H, eps=eps) for T, H in shapes)
+def cases(eps: float, *shapes: tuple[int, int], **named: float | bool) -> tuple[Case, ...]:
+    """A case for each T and H."""
+    return tuple(Case(T=T, H=H, eps=eps, **named) for T, H in shapes)
+
+
+def drawn(T: int, H: int, eps: float, square: bool, **named: float | bool) -> Case:
+    """The case of the domain with these values; options that are off are left out."""
+    on = {name: value for name, value in named.items() if value != OPTIONAL[name]}
+    return Case(T=T, H=T if square else H, eps=eps, **on)
+
+
+OPTIONAL = {"weight_offset": 0.0, "round_first": False}
+SCHEMES = ("fp32", "fp16", "bf16", "out_fp8", "out_int8")
+VALUES = {
+    **{"T": Sizes(1, 131_000), "H": Sizes(1, 70_000), "eps": (1e-6, 1e-5, 0.01), "square": (False, True)},
+    **{"weight_offset": (0.0, 1.0), "round_first": (False, True)},
+}
+"""The sizes and options of norms."""
+EDGES = (
+    *cases(1e-6, (1, 1), (1, 576), (3, 33), (5, 1025), (17, 128), (0, 64)),
+    *cases(1e-6, (2, 1128), weight_offset=1.0),
+    *cases(1e-6, (3, 111), round_first=True),
+    *cases(1e-6, (2, 65537)),
+)
 
 
 SPEC = OpSpec(
@@ -75,19 +136,19 @@ SPEC = OpSpec(
     reference=rmsnorm,
     make_inputs=make_inputs,
     cost=cost,
-    outputs=("out",),
+    outputs=("out", "scale"),
     cases={
-        "smoke": _cases(1e-5, (8, 64)),
-        "edge": _cases(1e-6, (1, 1), (1, 576), (3, 33), (5, 1025), (17, 128)),
-        "smollm2_135m": _cases(1e-5, (1, 576), (16, 576), (512, 576)),
+        "smoke": cases(1e-5, (8, 64)),
+        "edge": EDGES,
+        "smollm2_135m": cases(1e-5, (1, 576), (16, 576), (512, 576)),
         # H = 128 is the per-head norm of queries (16 heads a token).
-        "qwen3_0_6b": _cases(1e-6, (1, 1024), (16, 1024), (512, 1024), (256, 128), (8192, 128)),
-        "llama3_8b": _cases(1e-5, (1, 4096), (16, 4096), (2048, 4096)),
+        "qwen3_0_6b": cases(1e-6, (1, 1024), (16, 1024), (512, 1024), (256, 128), (8192, 128)),
+        "llama3_8b": cases(1e-5, (1, 4096), (16, 4096), (2048, 4096)),
     },
     tolerance=tolerance,
     planted=planted,
-    domain=Domain(
-        {"T": Sizes(1, 131_000), "H": Sizes(1, 70_000), "eps": (1e-6, 1e-5, 0.01), "square": (False, True)},
-        lambda T, H, eps, square: Case(T=T, H=T if square else H, eps=eps),
-    ),
+    output_dtypes={"scale": torch.float32},
+    schemes=SCHEMES,
+    optional=OPTIONAL,
+    domain=Domain(VALUES, drawn),
 )

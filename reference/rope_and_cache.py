@@ -15,11 +15,9 @@ from rooflab.reference.compare import ErrorStats, elementwise
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import drawn_pages
 from rooflab.reference.rope import THETA, other_tables
+from rooflab.reference.rows import FP8_MAX
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
-
-FP8_MAX = 448.0
-"""The largest value of e4m3."""
 
 
 def reference(

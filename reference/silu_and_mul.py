@@ -10,33 +10,43 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.rows import quantized_limits, quantized_rows, quantizing
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 # exp overflows fp32 above 88.7 and fp16 above 11.1; sigmoid rounds to 1 above about 17 in fp32.
 PLANTED_GATES = (0.0, -12.0, 12.0, -20.0, 20.0, -60.0, 60.0, -100.0, 100.0, -1000.0, 1000.0)
+SCHEMES = ("fp32", "fp16", "bf16", "out_fp8", "out_int8")
 
 
-def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up in fp64, gate being the first half of the last axis.  x: (T, 2 I); returns (T, I)."""
+def silu_and_mul(x: torch.Tensor, *, quantize: torch.dtype | None = None) -> Outputs:
+    """silu(gate) * up in fp64, gate being the first half of the last axis.
+
+    x: (T, 2 I); returns (T, I).  With `quantize`, int8 or e4m3, returns codes (T, I) and their scales (T,)
+    (`reference/rows.py`).
+    """
+    gate, up = halves(x)
+    return quantized_rows(gate / (1.0 + torch.exp(-gate)) * up, quantize)
+
+
+def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """gate and up in fp64."""
     half = x.shape[-1] // 2
-    gate, up = x[..., :half].double(), x[..., half:].double()
-    return gate / (1.0 + torch.exp(-gate)) * up
+    return x[..., :half].double(), x[..., half:].double()
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Normal values of standard deviation 2, so that gates lie on both sides of silu's bend."""
     T, I = int(case["T"]), int(case["I"])
-    return {"x": randn(T, 2 * I, dtype=scheme.activation, device=device, seed=seed, scale=2.0)}
+    return {"x": randn(T, 2 * I, dtype=scheme.activation, device=device, seed=seed, scale=2.0), **quantizing(scheme)}
 
 
-def cost(x: torch.Tensor) -> Cost:
+def cost(x: torch.Tensor, *, quantize: torch.dtype | None = None) -> Cost:
     """Two values in, one out; one exp and one reciprocal each, and four FLOPs (negate, add, two products)."""
     T, width = x.shape
     outputs = T * width // 2
-    return Cost(
-        read_bytes=nbytes(x), write_bytes=outputs * x.element_size(), vector_flops=4.0 * outputs, sfu_ops=2.0 * outputs
-    )
+    written = outputs * x.element_size() if quantize is None else outputs + 4 * T
+    return Cost(nbytes(x), written, vector_flops=4.0 * outputs, sfu_ops=2.0 * outputs)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
@@ -45,14 +55,25 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     exp2(gate log2(e)) in fp32 rounds its argument, which costs a relative |gate| u_32; twice that is allowed, because
     log2(e) is rounded too. The exp, the sum, the reciprocal and the two products add one to two u_32 each. A sigmoid
     below 2**-126 may be flushed to 0. Two roundings to the dtype are allowed, because library calls round silu(gate)
-    before the product; up then scales its subnormal error.
+    before the product.
     """
-    x = inputs["x"].double()
-    half = x.shape[-1] // 2
-    gate, up = x[..., :half].abs(), x[..., half:].abs()
-    relative = (8.0 + 2.0 * gate) * FP32_ROUNDOFF + 2.0 * scheme.unit_roundoff
-    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    return (relative * oracle[0].abs() + 2.0**-126 * gate * up + subnormal * (1.0 + up),)
+    gate, up = (half.abs() for half in halves(inputs["x"]))
+    relative = (8.0 + 2.0 * gate) * FP32_ROUNDOFF
+    return limits(inputs, oracle, scheme, relative, 2.0**-126 * gate * up)
+
+
+def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme, relative: torch.Tensor, absolute: torch.Tensor) -> Outputs:
+    """The allowed errors of a gated activation whose fp32 value errs by `relative` and `absolute`, both (T, I).
+
+    A value in 16 bits is rounded twice, and up scales the subnormal error of the first time; a quantised one is not.
+    """
+    quantize, info = inputs.get("quantize"), torch.finfo(scheme.activation)
+    if quantize is not None:
+        values = oracle[0] * oracle[1][:, None]
+        return quantized_limits(*oracle, relative * values.abs() + absolute, quantize)
+    _, up = halves(inputs["x"])
+    subnormal = info.smallest_normal * info.eps / 2 * (1.0 + up.abs())
+    return ((relative + info.eps) * oracle[0].abs() + absolute + subnormal,)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
@@ -65,24 +86,30 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         yield f"gate={gate:g}", inputs
 
 
-def _cases(*shapes: tuple[int, int]) -> tuple[Case, ...]:
+def cases(*shapes: tuple[int, int]) -> tuple[Case, ...]:
+    """A case for each T and I."""
     return tuple(Case(T=T, I=I) for T, I in shapes)
 
+
+EDGES = cases((1, 1), (1, 1536), (3, 33), (5, 1025), (17, 128), (0, 64), (3, 111), (2, 65537))
+DOMAIN = Domain({"T": Sizes(1, 131_000), "I": Sizes(1, 70_000)}, Case)
 
 SPEC = OpSpec(
     name="silu_and_mul",
     reference=silu_and_mul,
     make_inputs=make_inputs,
     cost=cost,
-    outputs=("out",),
+    outputs=("out", "scale"),
     cases={
-        "smoke": _cases((8, 64)),
-        "edge": _cases((1, 1), (1, 1536), (3, 33), (5, 1025), (17, 128)),
-        "smollm2_135m": _cases((1, 1536), (16, 1536), (512, 1536)),
-        "qwen3_0_6b": _cases((1, 3072), (16, 3072), (512, 3072)),
-        "llama3_8b": _cases((1, 14336), (16, 14336), (2048, 14336)),
+        "smoke": cases((8, 64)),
+        "edge": EDGES,
+        "smollm2_135m": cases((1, 1536), (16, 1536), (512, 1536)),
+        "qwen3_0_6b": cases((1, 3072), (16, 3072), (512, 3072)),
+        "llama3_8b": cases((1, 14336), (16, 14336), (2048, 14336)),
     },
     tolerance=tolerance,
     planted=planted,
-    domain=Domain({"T": Sizes(1, 131_000), "I": Sizes(1, 70_000)}, Case),
+    output_dtypes={"scale": torch.float32},
+    schemes=SCHEMES,
+    domain=DOMAIN,
 )

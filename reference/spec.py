@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -111,6 +111,9 @@ SCHEMES = {
     "w8a16": Scheme("w8a16", torch.bfloat16, torch.int8, torch.bfloat16),
     # 16-bit queries over a KV cache in e4m3, with a scale for each head.
     "kv_fp8": Scheme("kv_fp8", torch.bfloat16, torch.float8_e4m3fn, torch.bfloat16),
+    # 16-bit inputs; outputs in eight bits, with a scale for each row.
+    "out_fp8": Scheme("out_fp8", torch.bfloat16, torch.bfloat16, torch.float8_e4m3fn),
+    "out_int8": Scheme("out_int8", torch.bfloat16, torch.bfloat16, torch.int8),
     # A byte holds two values of four bits.
     **{
         f"w4a16_g{group}": Scheme(f"w4a16_g{group}", torch.bfloat16, torch.uint8, torch.bfloat16, group)
@@ -156,8 +159,8 @@ class OpSpec:
     """Judges outputs against the oracle's.  None if each element must be within `tolerance`."""
     planted: Callable[[Case, Scheme, torch.device, int], Iterator[tuple[str, Inputs]]] | None = None
     """Labelled inputs with one dominant key, row or column at an edge; a kernel that misses it is far off."""
-    output_dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
-    """The dtypes of outputs whose dtype does not depend on the scheme."""
+    output_dtypes: Mapping[str, torch.dtype | Literal["activation"]] = field(default_factory=dict)
+    """The dtypes of outputs that do not have the scheme's output dtype: one dtype, or that of the activations."""
     mutates: tuple[str, ...] = ()
     """Arguments that the op changes.  Empty for a functional op."""
     schemes: tuple[str, ...] = ("fp32", "fp16", "bf16")

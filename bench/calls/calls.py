@@ -143,4 +143,5 @@ def output_dtypes(spec: OpSpec, oracle: Outputs, scheme: Scheme) -> list[torch.d
     integer oracle the oracle's own dtype."""
     own = getattr(spec, "output_dtypes", {})
     named = zip(output_names(spec, oracle), oracle, strict=True)
-    return [own.get(name, scheme.output) if out.dtype.is_floating_point else out.dtype for name, out in named]
+    found = [own.get(name, scheme.output) if out.dtype.is_floating_point else out.dtype for name, out in named]
+    return [scheme.activation if dtype == "activation" else dtype for dtype in found]

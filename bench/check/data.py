@@ -73,13 +73,19 @@ class Data:
         """
         mutates = self.spec.mutates
         right = tuple(
-            oracle if mutates else oracle.to(dtype) for oracle, (_, dtype) in zip(self.oracle, self.forms, strict=True)
+            oracle if mutates else rounded(oracle, dtype)
+            for oracle, (_, dtype) in zip(self.oracle, self.forms, strict=True)
         )
         for index, (name, oracle) in enumerate(zip(self.names, self.oracle, strict=True)):
             for label, wrong in _wrong_answers(oracle, self.inputs[name] if mutates else None):
-                answer: Outputs = (*right[:index], wrong.to(right[index].dtype), *right[index + 1 :])
+                answer: Outputs = (*right[:index], rounded(wrong, right[index].dtype), *right[index + 1 :])
                 if all(stats.passed for stats in self.judge(answer)):
                     yield f"{name}: {label}"
+
+
+def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values in `dtype`, to nearest; torch alone cuts off the fraction where `dtype` is an integer."""
+    return values.to(dtype) if dtype.is_floating_point else values.round().to(dtype)
 
 
 def _wrong_answers(oracle: torch.Tensor, unchanged: torch.Tensor | None) -> Iterator[tuple[str, torch.Tensor]]:

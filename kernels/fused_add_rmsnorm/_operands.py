@@ -1,10 +1,17 @@
-"""Checks of the operands of all fused_add_rmsnorm kernels, and their outputs."""
+"""Checks of the operands of all fused_add_rmsnorm kernels, their outputs, and the traffic of those with one pass."""
 
 from __future__ import annotations
 
 import torch
 
 from rooflab.kernels._checks import check_dtype, check_float, check_last_dim_contiguous, check_shape, output
+from rooflab.kernels._rows import row_outputs, written_bytes
+from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+Out = tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""The normed rows, the new residual, and the scales of quantised rows."""
 
 
 def check_operands(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[int, int]:
@@ -23,8 +30,26 @@ def check_operands(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
 
 
 def outputs(
-    out: tuple[torch.Tensor, torch.Tensor] | None, shape: tuple[int, int], like: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The normed rows and the new residual, from `out` or new.  Raises `ValueError` where `out` does not fit."""
-    normed, new_residual = out or (None, None)
-    return output(normed, shape, like), output(new_residual, shape, like)
+    out: Out | None, shape: tuple[int, int], like: torch.Tensor, quantize: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The normed rows, the new residual, and the scales if rows are quantised: from `out`, or new.
+
+    Raises `ValueError` where `out` does not fit.
+    """
+    if out is None:
+        normed, scale = row_outputs(None, shape, like, quantize)
+        return normed, output(None, shape, like), scale
+    normed, scale = row_outputs(out[0] if quantize is None else (out[0], out[2]), shape, like, quantize)
+    return normed, output(out[1], shape, like), scale
+
+
+def returned(normed: torch.Tensor, new_residual: torch.Tensor, scale: torch.Tensor | None) -> Out:
+    """The outputs without the scales, if there are none."""
+    return (normed, new_residual) if scale is None else (normed, new_residual, scale)
+
+
+def traffic(inputs: Arguments) -> Traffic:
+    """Two arrays are read and two written; the weight comes from L2 or a cache after the first row."""
+    x = inputs.x
+    written = nbytes(x) + written_bytes(x, x.numel(), inputs.quantize)
+    return Traffic(nbytes(x, inputs.residual, inputs.weight), written)

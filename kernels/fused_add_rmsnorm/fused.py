@@ -2,97 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
+from rooflab.kernels._rows_triton import TUNING, Config, check_width, why_not_taken
 from rooflab.kernels.configs import default_config
-from rooflab.kernels.fused_add_rmsnorm._operands import check_operands, outputs
-from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.spec import Case, Scheme, nbytes
-from rooflab.roofline.model import Traffic
-
-# 32 fp32 values per thread of 512; with twice as many ptxas spills in fp32.
-MAX_HIDDEN = 16384
-ADDRESS_REGISTERS = 16
-"""For pointers, masks and the scale, in addition to the row."""
-
-
-@dataclass(frozen=True)
-class Config:
-    """One way to launch the kernel."""
-
-    num_warps: int
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Every number of warps that a CTA can have."""
-    return tuple(Config(num_warps) for num_warps in (1, 2, 4, 8, 16, 32))
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """The row in fp32 registers."""
-    threads = 32 * config.num_warps
-    row = int(triton.next_power_of_2(int(case["H"])))
-    return Footprint(threads, triton.cdiv(row, threads) + ADDRESS_REGISTERS, 0, int(case["T"]))
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Eight elements per thread (one 16-byte load in bf16), within 1 to 16 warps."""
-    return Config(min(max(int(triton.next_power_of_2(int(case["H"]))) // (8 * 32), 1), 16))
+from rooflab.kernels.fused_add_rmsnorm._operands import check_operands, outputs, traffic
+from rooflab.kernels.registry import register
 
 
 @triton.jit
 def _fused_add_rmsnorm(
-    x_ptr,
-    residual_ptr,
-    weight_ptr,
-    out_ptr,
-    new_residual_ptr,
-    H,
-    stride_x,
-    stride_residual,
-    stride_out,
-    stride_new_residual,
-    eps,
-    BLOCK_H: tl.constexpr,
-):
-    # row is int64, because row * stride passes 2**31 from T * H = 2**31 on.
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK_H)
-    inside = columns < H
-    x = tl.load(x_ptr + row * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
-    residual = tl.load(residual_ptr + row * stride_residual + columns, mask=inside, other=0.0).to(tl.float32)
+    x_ptr, residual_ptr, weight_ptr, out_ptr, new_residual_ptr, T, H, stride_x, stride_residual, stride_out,
+    stride_new_residual, eps, weight_offset,
+    ROUND_FIRST: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    # rows are int64, because row * stride passes 2**31 from T * H = 2**31 on.
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]
+    columns = tl.arange(0, BLOCK_H)[None, :]
+    inside = (rows < T) & (columns < H)
+    x = tl.load(x_ptr + rows * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
+    residual = tl.load(residual_ptr + rows * stride_residual + columns, mask=inside, other=0.0).to(tl.float32)
     # The sum is rounded before the norm, so the norm and the next layer see the same numbers.
     rounded = (x + residual).to(new_residual_ptr.dtype.element_ty)
-    tl.store(new_residual_ptr + row * stride_new_residual + columns, rounded, mask=inside)
+    tl.store(new_residual_ptr + rows * stride_new_residual + columns, rounded, mask=inside)
     total = rounded.to(tl.float32)
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=columns < H, other=0.0).to(tl.float32) + weight_offset
     # The masked lanes are 0, so they do not change the sum, and the divisor is H, not BLOCK_H.
-    scale = tl.rsqrt(tl.sum(total * total, axis=0) / H + eps)
-    out = total * scale * weight
-    tl.store(out_ptr + row * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-def why_not_taken(x: torch.Tensor) -> str | None:
-    """Why these rows do not fit in registers, or None."""
-    hidden = x.shape[-1]
-    return f"holds a row in registers, at most {MAX_HIDDEN} wide, got {hidden}" if hidden > MAX_HIDDEN else None
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """Two arrays are read and two written; the weight comes from L2 after the first row."""
-    x = inputs.x
-    return Traffic(read_bytes=nbytes(x, inputs.residual, inputs.weight), write_bytes=2 * nbytes(x))
+    scale = tl.rsqrt(tl.sum(total * total, axis=1) / H + eps)
+    normed = total * scale[:, None]
+    if ROUND_FIRST:
+        normed = normed.to(out_ptr.dtype.element_ty).to(tl.float32)
+    tl.store(out_ptr + rows * stride_out + columns, (normed * weight).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @register(
     op="fused_add_rmsnorm", name="fused", role="optimized", backend="triton",
-    unsupported=lambda inputs: why_not_taken(inputs.x), traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint),
+    unsupported=lambda inputs: why_not_taken(inputs.x), traffic=traffic, tuning=TUNING,
 )  # fmt: skip
 def fused_add_rmsnorm(
     x: torch.Tensor,
@@ -101,22 +48,23 @@ def fused_add_rmsnorm(
     eps: float = 1e-6,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     *,
+    weight_offset: float = 0.0,
+    round_first: bool = False,
     config: Config | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rmsnorm(x + residual), x + residual), one row per program; the norm in fp32, rounded once.
+    """(rmsnorm(x + residual), x + residual), whole rows per program; the norm in fp32, rounded once.
 
     x, residual: (T, H), H <= 16384; weight: (H,); returns two (T, H).  Raises `ValueError` on wrong shapes or dtypes.
     """
     T, H = check_operands(x, residual, weight)
-    reason = why_not_taken(x)
-    if reason:
-        raise ValueError(f"x: {reason}")
-    normed, new_residual = outputs(out, (T, H), x)
+    check_width(x)
+    normed, new_residual, _ = outputs(out, (T, H), x)
     if normed.numel():
         config = config or default_config("fused_add_rmsnorm", "fused", x.dtype, x.device, T=T, H=H)
-        _fused_add_rmsnorm[(T,)](
-            x, residual, weight, normed, new_residual, H, x.stride(0), residual.stride(0), normed.stride(0),
-            new_residual.stride(0), eps,
-            BLOCK_H=triton.next_power_of_2(H), num_warps=config.num_warps,
+        _fused_add_rmsnorm[(triton.cdiv(T, config.block_t),)](
+            x, residual, weight, normed, new_residual, T, H, x.stride(0), residual.stride(0), normed.stride(0),
+            new_residual.stride(0), eps, weight_offset,
+            ROUND_FIRST=round_first, BLOCK_T=config.block_t, BLOCK_H=triton.next_power_of_2(H),
+            num_warps=config.num_warps,
         )  # fmt: skip
     return normed, new_residual

@@ -8,20 +8,12 @@ from typing import Any
 import torch
 
 from rooflab.kernels._native import DTYPES, Layouts, built, sizes
-from rooflab.kernels.fused_add_rmsnorm._operands import check_operands, outputs
-from rooflab.kernels.registry import Arguments, register
-from rooflab.reference.spec import nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.kernels.fused_add_rmsnorm._operands import check_operands, outputs, traffic
+from rooflab.kernels.registry import register
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-TYPES = "ippppppf"
+TYPES = "ippppppffi"
 _layouts = Layouts()
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """Two arrays are read and two written; the norm reads its row from cache."""
-    x = inputs.x
-    return Traffic(read_bytes=nbytes(x, inputs.residual, inputs.weight), write_bytes=2 * nbytes(x))
 
 
 @register(op="fused_add_rmsnorm", name="native", role="optimized", backend="cpp", devices=("cpu",), traffic=traffic)
@@ -31,6 +23,9 @@ def fused_add_rmsnorm(
     weight: torch.Tensor,
     eps: float = 1e-6,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    *,
+    weight_offset: float = 0.0,
+    round_first: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(rmsnorm(x + residual), x + residual); the norm in fp32, rounded once.
 
@@ -39,7 +34,7 @@ def fused_add_rmsnorm(
     normed, total = out or (torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype))
     shape = _layouts.of(_shape, (x, residual, weight, normed, total))
     pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), normed.data_ptr(), total.data_ptr()
-    built(SOURCE, TYPES)(DTYPES[x.dtype], *pointers, shape, eps)
+    built(SOURCE, TYPES)(DTYPES[x.dtype], *pointers, shape, eps, weight_offset, round_first)
     return normed, total
 
 

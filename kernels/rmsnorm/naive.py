@@ -1,43 +1,76 @@
-"""RMSNorm as a model's source code writes it: one torch call per step, in fp32."""
+"""The norm as a model's source code writes it: one torch call per step, in fp32."""
 
 from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._checks import output
+from rooflab.kernels._rows import quantize_rows, row_outputs, written_bytes
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.rmsnorm._operands import check_operands
 from rooflab.roofline.model import Traffic
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """Every step reads its operands from HBM and writes its result to HBM, in fp32."""
-    x = inputs.x
+def norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float = 0.0, round_first: bool = False
+) -> torch.Tensor:
+    """The norm of x (T, H) in fp32, not rounded."""
+    x32 = x.float()
+    mean_square = x32.pow(2).mean(dim=-1, keepdim=True)  # (T, 1)
+    normalized = x32 * torch.rsqrt(mean_square + eps)
+    if round_first:
+        normalized = normalized.to(x.dtype).float()
+    return normalized * (weight.float() + weight_offset if weight_offset else weight.float())
+
+
+def norm_moves(inputs: Arguments) -> list[tuple[float, float]]:
+    """The bytes that each step of `norm` reads and writes, and the last one: a rounding, or a quantisation."""
+    x, quantize = inputs.x, inputs.quantize
     T, H = x.shape
-    full, rows, hidden = 4 * T * H, 4 * T, 4 * H
-    narrow = x.element_size() * T * H
+    full, rows, hidden, narrow = 4 * T * H, 4 * T, 4 * H, x.element_size() * T * H
     casts = [] if x.dtype == torch.float32 else [(narrow, full), (x.element_size() * H, hidden)]  # x, weight to fp32
-    return steps(
+    first = [(full, narrow), (narrow, full)] if inputs.round_first else []
+    offset = [(hidden, hidden)] if inputs.weight_offset else []
+    last = [] if quantize is None else [(full, rows), (rows, rows), (full + rows, full)]
+    return [
         *casts,
         (full, full),  # square
         (full, rows),  # mean
         (rows, rows),  # + eps
         (rows, rows),  # rsqrt
         (full + rows, full),  # x * rsqrt
-        (full + hidden, narrow),  # * weight
-    )
+        *first,
+        *offset,
+        (full + hidden, full),  # * weight
+        *last,
+        (full, written_bytes(x, T * H, quantize)),
+    ]
+
+
+def traffic(inputs: Arguments) -> Traffic:
+    """Every step reads its operands from HBM and writes its result to HBM, in fp32."""
+    return steps(*norm_moves(inputs))
 
 
 @register(op="rmsnorm", name="naive", role="naive", backend="torch", traffic=traffic)
-def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, out: torch.Tensor | None = None) -> torch.Tensor:
-    """x / rms(x) * weight, step by step.
+def rmsnorm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    out: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+    *,
+    weight_offset: float = 0.0,
+    round_first: bool = False,
+    quantize: torch.dtype | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """x / rms(x) * (weight + weight_offset), step by step.
 
-    x: (T, H); weight: (H,); returns (T, H).  Raises `ValueError` on wrong shapes or dtypes.
+    x: (T, H); weight: (H,); returns (T, H), or with `quantize` codes (T, H) and scales (T,) fp32.  Raises `ValueError`
+    on wrong shapes or dtypes.
     """
-    T, H = check_operands(x, weight)
-    out = output(out, (T, H), x)
-    x32 = x.float()
-    mean_square = x32.pow(2).mean(dim=-1, keepdim=True)  # (T, 1)
-    normalized = x32 * torch.rsqrt(mean_square + eps)
-    return torch.mul(normalized, weight.float(), out=out)
+    result, scale = row_outputs(out, check_operands(x, weight), x, quantize)
+    normed = norm(x, weight, eps, weight_offset, round_first)
+    if scale is None:
+        return result.copy_(normed)
+    quantize_rows(normed, result, scale)
+    return result, scale

@@ -9,29 +9,30 @@ import torch
 from rooflab.kernels._checks import output
 from rooflab.kernels._native import DTYPES, Layouts, built, sizes
 from rooflab.kernels.fused_add_rmsnorm.native import SOURCE, TYPES
-from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.rmsnorm._operands import check_operands
-from rooflab.reference.spec import nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.kernels.registry import register
+from rooflab.kernels.rmsnorm._operands import check_operands, traffic
 
 _layouts = Layouts()
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """Every operand once; the second pass over a row finds it in cache."""
-    x = inputs.x
-    return Traffic(read_bytes=nbytes(x, inputs.weight), write_bytes=nbytes(x))
-
-
 @register(op="rmsnorm", name="native", role="optimized", backend="cpp", devices=("cpu",), traffic=traffic)
-def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, out: torch.Tensor | None = None) -> torch.Tensor:
-    """x / rms(x) * weight in fp32, rounded once.
+def rmsnorm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    *,
+    weight_offset: float = 0.0,
+    round_first: bool = False,
+) -> torch.Tensor:
+    """x / rms(x) * (weight + weight_offset) in fp32, rounded once.
 
     x: (T, H); weight: (H,); returns (T, H).  Raises `ValueError` on wrong shapes or dtypes.
     """
     out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
     shape = _layouts.of(_shape, (x, weight, out))
-    built(SOURCE, TYPES)(DTYPES[x.dtype], x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), None, shape, eps)
+    pointers = x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), None
+    built(SOURCE, TYPES)(DTYPES[x.dtype], *pointers, shape, eps, weight_offset, round_first)
     return out
 
 

@@ -11,11 +11,10 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels.configs import default_config
-from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.silu_and_mul._operands import check_operands
+from rooflab.kernels.registry import register
+from rooflab.kernels.silu_and_mul._operands import check_operands, traffic
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Case, Scheme, nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.reference.spec import Case, Scheme
 
 ADDRESS_REGISTERS = 16
 """For pointers and masks, in addition to gate and up."""
@@ -52,7 +51,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 
 @triton.jit
-def _silu_and_mul(x_ptr, out_ptr, I, stride_x, stride_out, BLOCK_I: tl.constexpr):
+def gated(x_ptr, out_ptr, I, stride_x, stride_out, GELU: tl.constexpr, BLOCK_I: tl.constexpr):
     # row is int64, because row * stride passes 2**31 from T * 2 I = 2**31 on.
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)
@@ -60,32 +59,35 @@ def _silu_and_mul(x_ptr, out_ptr, I, stride_x, stride_out, BLOCK_I: tl.constexpr
     gate = tl.load(x_ptr + row * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * stride_x + I + columns, mask=inside, other=0.0).to(tl.float32)
     # exp(-|gate|) cannot overflow, and a small sigmoid keeps its relative precision.
-    decay = tl.exp(-tl.abs(gate))
-    sigmoid = tl.where(gate >= 0.0, 1.0, decay) / (1.0 + decay)
+    argument = gate
+    if GELU:
+        # gelu(g) = g sigmoid(2 u) is 1 + tanh(u) without its cancellation; 2 sqrt(2 / pi) = 1.5957691.
+        argument = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    decay = tl.exp(-tl.abs(argument))
+    sigmoid = tl.where(argument >= 0.0, 1.0, decay) / (1.0 + decay)
     out = gate * sigmoid * up
     tl.store(out_ptr + row * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """gate and up are read, the result is written."""
-    x = inputs.x
-    return Traffic(read_bytes=nbytes(x), write_bytes=nbytes(x) / 2)
+TUNING = Tuning(Config, configs, heuristic, footprint)
 
 
-@register(
-    op="silu_and_mul", name="fused", role="optimized", backend="triton", traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint),
-)  # fmt: skip
+@register(op="silu_and_mul", name="fused", role="optimized", backend="triton", traffic=traffic, tuning=TUNING)
 def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None) -> torch.Tensor:
     """silu(gate) * up in fp32, rounded once.
 
     x: (T, 2 I); returns (T, I).  Raises `ValueError` on a wrong shape or dtype.
     """
+    return launch("silu_and_mul", x, out, config)
+
+
+def launch(op: str, x: torch.Tensor, out: torch.Tensor | None, config: Config | None) -> torch.Tensor:
+    """Checks the operands of `op`, silu_and_mul or gelu_and_mul, and runs it."""
     T, I = check_operands(x)
     out = output(out, (T, I), x)
     if out.numel():
-        config = config or default_config("silu_and_mul", "fused", x.dtype, x.device, T=T, I=I)
-        _silu_and_mul[(T, triton.cdiv(I, config.block_i))](
-            x, out, I, x.stride(0), out.stride(0), **config.launch_arguments
+        config = config or default_config(op, "fused", x.dtype, x.device, T=T, I=I)
+        gated[(T, triton.cdiv(I, config.block_i))](
+            x, out, I, x.stride(0), out.stride(0), GELU=op == "gelu_and_mul", **config.launch_arguments
         )
     return out

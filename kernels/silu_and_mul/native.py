@@ -9,18 +9,11 @@ import torch
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._native import DTYPES, Layouts, built, sizes
-from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.silu_and_mul._operands import check_operands
-from rooflab.reference.spec import nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.kernels.registry import register
+from rooflab.kernels.silu_and_mul._operands import check_operands, traffic
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 _layouts = Layouts()
-
-
-def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once."""
-    return Traffic(nbytes(inputs.x), nbytes(inputs.x) / 2)
 
 
 @register(op="silu_and_mul", name="native", role="optimized", backend="cpp", devices=("cpu",), traffic=traffic)
@@ -29,10 +22,15 @@ def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tens
 
     x: (T, 2 I), gate then up; returns (T, I).  Raises `ValueError` on a wrong shape or dtype.
     """
+    return run(x, out, gelu=False)
+
+
+def run(x: torch.Tensor, out: torch.Tensor | None, gelu: bool) -> torch.Tensor:
+    """The activation of the gate, silu or gelu, times up."""
     if out is None:
         out = torch.empty((x.shape[0], x.shape[-1] // 2), dtype=x.dtype)
     shape = _layouts.of(_shape, (x, out))
-    built(SOURCE, "ippp")(DTYPES[x.dtype], x.data_ptr(), out.data_ptr(), shape)
+    built(SOURCE, "ipppi")(DTYPES[x.dtype], x.data_ptr(), out.data_ptr(), shape, gelu)
     return out
 
 

@@ -1,0 +1,68 @@
+"""The configs of the `fused` rungs of norms and softmax: a Triton program holds whole rows in registers."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
+from rooflab.reference.spec import Case, Scheme
+
+# 32 fp32 values per thread of 512; with twice as many ptxas spills in fp32.
+MAX_HIDDEN = 16384
+ADDRESS_REGISTERS = 16
+"""For pointers, masks and the scale, in addition to the rows."""
+SHORT = 2048
+"""Values of a program that has several rows."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to launch the kernel."""
+
+    block_t: int
+    """Rows per program."""
+    num_warps: int
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Every number of warps that a CTA can have, and several rows per program where they are short."""
+    row = int(triton.next_power_of_2(int(case["H"])))
+    blocks = [block_t for block_t in (1, 2, 4, 8, 16, 32) if block_t == 1 or block_t * row <= 2 * SHORT]
+    return tuple(Config(*values) for values in itertools.product(blocks, (1, 2, 4, 8, 16, 32)))
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """The rows in fp32 registers."""
+    threads = 32 * config.num_warps
+    values = config.block_t * int(triton.next_power_of_2(int(case["H"])))
+    registers = triton.cdiv(values, threads) + ADDRESS_REGISTERS
+    return Footprint(threads, registers, 0, triton.cdiv(int(case["T"]), config.block_t))
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """Eight elements per thread (one 16-byte load in bf16), within 1 to 16 warps; twice as many where there are more
+    rows than SMs, and then short rows share a program."""
+    row, many = int(triton.next_power_of_2(int(case["H"]))), int(case["T"]) > HOPPER_SMS
+    block_t = max(1, SHORT // row) if many else 1
+    per_thread = 16 if many else 8
+    return Config(block_t, min(max(block_t * row // (per_thread * 32), 1), 16))
+
+
+TUNING = Tuning(Config, configs, heuristic, footprint)
+
+
+def why_not_taken(x: torch.Tensor) -> str | None:
+    """Why these rows do not fit in registers, or None."""
+    hidden = x.shape[-1]
+    return f"holds a row in registers, at most {MAX_HIDDEN} wide, got {hidden}" if hidden > MAX_HIDDEN else None
+
+
+def check_width(x: torch.Tensor) -> None:
+    """Raises `ValueError` if a row of x is too wide."""
+    if reason := why_not_taken(x):
+        raise ValueError(f"x: {reason}")

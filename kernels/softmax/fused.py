@@ -1,0 +1,48 @@
+"""Over naive: one pass that keeps rows in registers between their maximum, their sum and the result."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels._checks import output
+from rooflab.kernels._rows_triton import TUNING, Config, check_width, why_not_taken
+from rooflab.kernels.configs import default_config
+from rooflab.kernels.registry import register
+from rooflab.kernels.softmax._operands import check_operands, traffic
+
+
+@triton.jit
+def _softmax(x_ptr, out_ptr, T, H, stride_x, stride_out, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr):
+    # rows are int64, because row * stride passes 2**31 from T * H = 2**31 on.
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]
+    columns = tl.arange(0, BLOCK_H)[None, :]
+    inside = (rows < T) & (columns < H)
+    x = tl.load(x_ptr + rows * stride_x + columns, mask=inside, other=float("-inf")).to(tl.float32)
+    # A row past T is all -inf, and its difference would be NaN.
+    best = tl.max(tl.where(rows < T, x, 0.0), axis=1)
+    weights = tl.exp(x - best[:, None])
+    out = weights / tl.sum(weights, axis=1)[:, None]
+    tl.store(out_ptr + rows * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@register(
+    op="softmax", name="fused", role="optimized", backend="triton", unsupported=lambda inputs: why_not_taken(inputs.x),
+    traffic=traffic, tuning=TUNING,
+)  # fmt: skip
+def softmax(x: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None) -> torch.Tensor:
+    """exp(x - max) / sum in fp32, whole rows per program, rounded once.
+
+    x: (T, H), H <= 16384, each row with a finite value; returns (T, H).  Raises `ValueError` on a wrong shape or dtype.
+    """
+    T, H = check_operands(x)
+    check_width(x)
+    out = output(out, (T, H), x)
+    if out.numel():
+        config = config or default_config("softmax", "fused", x.dtype, x.device, T=T, H=H)
+        _softmax[(triton.cdiv(T, config.block_t),)](
+            x, out, T, H, x.stride(0), out.stride(0),
+            BLOCK_T=config.block_t, BLOCK_H=triton.next_power_of_2(H), num_warps=config.num_warps,
+        )  # fmt: skip
+    return out

@@ -1,0 +1,68 @@
+"""gelu_and_mul: the gated activation of GeGLU, gelu(gate) * up, with the tanh form of gelu, as in Gemma.
+
+Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016; Shazeer, "GLU Variants Improve Transformer", 2020.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from rooflab.reference import silu_and_mul
+from rooflab.reference.rows import quantized_rows
+from rooflab.reference.silu_and_mul import DOMAIN, EDGES, SCHEMES, cases, halves, limits, make_inputs, planted
+from rooflab.reference.spec import FP32_ROUNDOFF, Inputs, OpSpec, Outputs, Scheme
+from rooflab.roofline.model import Cost
+
+
+def gelu_and_mul(x: torch.Tensor, *, quantize: torch.dtype | None = None) -> Outputs:
+    """gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 gate^3))) * up in fp64.
+
+    x: (T, 2 I), gate first; returns (T, I).  With `quantize`, int8 or e4m3, returns codes (T, I) and their scales (T,)
+    (`reference/rows.py`).
+    """
+    gate, up = halves(x)
+    # gelu(g) = g sigmoid(2 u) is 1 + tanh(u) without its cancellation.
+    return quantized_rows(gate * torch.sigmoid(2.0 * _argument(gate)) * up, quantize)
+
+
+def _argument(gate: torch.Tensor) -> torch.Tensor:
+    return math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3)
+
+
+def cost(x: torch.Tensor, *, quantize: torch.dtype | None = None) -> Cost:
+    """Two values in, one out; one exp and one reciprocal each, and eight FLOPs."""
+    like = silu_and_mul.cost(x, quantize=quantize)
+    return Cost(like.read_bytes, like.write_bytes, vector_flops=2.0 * like.vector_flops, sfu_ops=like.sfu_ops)
+
+
+def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+    """As for `silu_and_mul`, with the argument 2 u of the sigmoid, which errs by 4 u_32, instead of the gate.
+
+    Library calls add 1 to the tanh: for a negative gate this loses what is below a roundoff of 1, 4 u_32 |gate up|.
+    """
+    gate, up = halves(inputs["x"])
+    argument = (2.0 * _argument(gate)).abs()
+    relative = (8.0 + 4.0 * argument) * FP32_ROUNDOFF
+    return limits(inputs, oracle, scheme, relative, (4.0 * FP32_ROUNDOFF + 2.0**-126) * (gate * up).abs())
+
+
+SPEC = OpSpec(
+    name="gelu_and_mul",
+    reference=gelu_and_mul,
+    make_inputs=make_inputs,
+    cost=cost,
+    outputs=("out", "scale"),
+    cases={
+        "smoke": cases((8, 64)),
+        "edge": EDGES,
+        "gemma_2b": cases((1, 16384), (16, 16384), (2048, 16384)),
+        "llama3_8b": cases((1, 14336), (2048, 14336)),
+    },
+    tolerance=tolerance,
+    planted=planted,
+    output_dtypes={"scale": torch.float32},
+    schemes=SCHEMES,
+    domain=DOMAIN,
+)

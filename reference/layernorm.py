@@ -1,0 +1,94 @@
+"""layernorm: (x - mean) / sqrt(variance + eps) * weight + bias over the last axis.
+
+Ba, Kiros and Hinton, "Layer Normalization", 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.rows import ACCUMULATION_FACTOR, planted_columns
+from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.roofline.model import Cost
+
+
+def layernorm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 1e-5
+) -> torch.Tensor:
+    """The norm in fp64, with the variance over H.  x: (T, H); weight, bias: (H,); returns (T, H)."""
+    x64 = x.double()
+    centred = x64 - x64.mean(dim=-1, keepdim=True)
+    scaled = centred / (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight.double()
+    return scaled if bias is None else scaled + bias.double()
+
+
+def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """Normal x around 0.5, weights around one and biases around zero."""
+    T, H = int(case["T"]), int(case["H"])
+    x = randn(T, H, dtype=scheme.activation, device=device, seed=seed) + 0.5
+    weight = randn(H, dtype=scheme.weight, device=device, seed=seed + 1, scale=0.5) + 1.0
+    bias = randn(H, dtype=scheme.weight, device=device, seed=seed + 2) if case["bias"] else None
+    return {"x": x, "weight": weight, "bias": bias, "eps": float(case["eps"])}
+
+
+def cost(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 1e-5) -> Cost:
+    """All operands are read once, the result is written once; eight FLOPs an element and one rsqrt a row."""
+    T, H = x.shape
+    return Cost(nbytes(x, weight, bias), nbytes(x), vector_flops=8.0 * T * H, sfu_ops=float(T))
+
+
+def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+    """((c/2 sqrt(H) + 8) u_32 + 2 u_out) |ref - bias| + u_out |ref| + |weight| shift / std + a subnormal of the output.
+
+    shift = (c sqrt(H) mean(|x|) + 2 |x|) u_32 is the error of the mean and of x - mean; of a variance it is a second
+    order.  A variance from the mean of squares errs by mean^2 u_32 instead, and fails where the mean is large.
+    """
+    x, weight = inputs["x"].double(), inputs["weight"].double()
+    root, u = x.shape[-1] ** 0.5, scheme.unit_roundoff
+    bias = 0.0 if inputs["bias"] is None else inputs["bias"].double()
+    variance = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
+    std = (variance + inputs["eps"]).sqrt()
+    shift = (ACCUMULATION_FACTOR * root * x.abs().mean(-1, keepdim=True) + 2.0 * x.abs()) * FP32_ROUNDOFF
+    scaled = (oracle[0] - bias).abs()
+    relative = (ACCUMULATION_FACTOR / 2 * root + 8.0) * FP32_ROUNDOFF + 2.0 * u + (shift / std).square()
+    subnormal = torch.finfo(scheme.output).smallest_normal * u
+    return (relative * scaled + u * oracle[0].abs() + weight.abs() * (shift / std + subnormal) + subnormal,)
+
+
+def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """One column that makes up most of the variance, at every edge that H reaches; then a mean far above the spread."""
+    H = int(case["H"])
+    for column in planted_columns(H):
+        inputs = make_inputs(case, scheme, device, seed)
+        inputs["x"][:, column] = 10.0 * max(H, 1) ** 0.5
+        yield f"column={column}", inputs
+    inputs = make_inputs(case, scheme, device, seed)
+    inputs["x"] += 1000.0
+    yield "mean of 1000", inputs
+
+
+def _cases(*shapes: tuple[int, int], bias: bool = True) -> tuple[Case, ...]:
+    return tuple(Case(T=T, H=H, bias=bias, eps=1e-5) for T, H in shapes)
+
+
+SPEC = OpSpec(
+    name="layernorm",
+    reference=layernorm,
+    make_inputs=make_inputs,
+    cost=cost,
+    outputs=("out",),
+    cases={
+        "smoke": _cases((8, 64)),
+        "edge": (
+            *_cases((1, 2), (3, 33), (5, 1025), (0, 64), (2, 65537)),
+            *_cases((1, 576), (17, 128), (3, 111), bias=False),
+        ),
+        "llama3_8b": _cases((1, 4096), (16, 4096), (2048, 4096)),
+    },
+    tolerance=tolerance,
+    planted=planted,
+    domain=Domain({"T": Sizes(1, 131_000), "H": Sizes(1, 70_000), "bias": (True, False), "eps": (1e-5, 0.01)}, Case),
+)

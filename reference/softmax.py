@@ -1,0 +1,81 @@
+"""softmax: exp(x) over its sum along the last axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.rows import ACCUMULATION_FACTOR, planted_columns
+from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.roofline.model import Cost
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    """exp(x - max) / sum(exp(x - max)) in fp64.  x: (T, H), each row with a finite value; returns (T, H)."""
+    return torch.softmax(x.double(), dim=-1)
+
+
+def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """Normal values of standard deviation 3, about those of a language model's logits."""
+    T, H = int(case["T"]), int(case["H"])
+    return {"x": randn(T, H, dtype=scheme.activation, device=device, seed=seed, scale=3.0)}
+
+
+def cost(x: torch.Tensor) -> Cost:
+    """x is read once, the result is written once; an exp and four FLOPs an element, and one reciprocal a row."""
+    T, H = x.shape
+    return Cost(nbytes(x), nbytes(x), vector_flops=4.0 * T * H, sfu_ops=float(T * H + T))
+
+
+def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+    """(c sqrt(H) + 8 + 4 gap) u_32 |ref| + u_out |ref| + 2**-126 + a subnormal of the output.
+
+    gap = max - x: its product with log2(e) is rounded, which costs a relative gap u_32 after the exp, and the sum has
+    terms with such errors too. A result below 2**-126 may be flushed to 0.
+    """
+    x = inputs["x"].double()
+    gap = x.amax(-1, keepdim=True) - x if x.shape[-1] else x
+    relative = (ACCUMULATION_FACTOR * x.shape[-1] ** 0.5 + 8.0 + 4.0 * gap.clamp(max=1000.0)) * FP32_ROUNDOFF
+    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
+    return ((relative + scheme.unit_roundoff) * oracle[0] + 2.0**-126 + subnormal,)
+
+
+def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """One column that takes most of the sum, at every edge that rows reach; then rows that overflow without the maximum
+    taken off; then columns of -inf."""
+    H = int(case["H"])
+    for column in planted_columns(H):
+        inputs = make_inputs(case, scheme, device, seed)
+        inputs["x"][:, column] = 25.0
+        yield f"column={column}", inputs
+    for offset in (-1000.0, 1000.0):
+        inputs = make_inputs(case, scheme, device, seed)
+        inputs["x"] += offset
+        yield f"all about {offset:g}", inputs
+    inputs = make_inputs(case, scheme, device, seed)
+    inputs["x"][:, 1::2] = -math.inf
+    yield "every second -inf", inputs
+
+
+def _cases(*shapes: tuple[int, int]) -> tuple[Case, ...]:
+    return tuple(Case(T=T, H=H) for T, H in shapes)
+
+
+SPEC = OpSpec(
+    name="softmax",
+    reference=softmax,
+    make_inputs=make_inputs,
+    cost=cost,
+    outputs=("out",),
+    cases={
+        "smoke": _cases((8, 64)),
+        "edge": _cases((1, 2), (1, 576), (3, 33), (5, 1025), (17, 128), (0, 64), (3, 111), (2, 65537)),
+        "llama3_8b": _cases((1, 4096), (32, 128256), (2048, 4096)),
+    },
+    tolerance=tolerance,
+    planted=planted,
+    domain=Domain({"T": Sizes(1, 131_000), "H": Sizes(1, 70_000)}, Case),
+)
