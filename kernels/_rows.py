@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 
@@ -18,29 +19,35 @@ from rooflab.kernels.configs import default_config
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
+CODES = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The value that the largest magnitude of a row becomes, by dtype."""
 VECTOR_BYTES = 16
 WARP = 32
-MOST_LANES, MOST_VECTORS, MOST_CLUSTER = 1024, 8, 8
+MOST_LANES, MOST_VECTORS, MOST_CLUSTER = 512, 8, 8
 """Threads of a CTA that share a row, vectors of a thread, and CTAs of a portable cluster."""
 CTA_THREADS = 256
 """Threads of a CTA with several rows."""
 VECTORS = 4
 """Vectors of a thread where many rows are under way: 64 bytes asked for before the first is used."""
+RESIDENT_THREADS = 768
+"""Threads of an SM in a persistent grid, with 80 registers each."""
+TWO_INPUTS = ("fused_add_rmsnorm", "silu_and_mul", "gelu_and_mul")
+WEIGHTS = {"rmsnorm": 1, "fused_add_rmsnorm": 1, "layernorm": 2}
+"""Vectors of a weight or bias beside each vector of a row."""
 
 
-def check_quantize(quantize: torch.dtype | None) -> None:
-    """Raises `ValueError` unless `quantize` is None, int8 or e4m3."""
-    if quantize is not None and quantize not in LARGEST:
-        raise ValueError(f"quantize: expected None, torch.int8 or torch.float8_e4m3fn, got {quantize}")
+def check_quantize(quantize: str | None) -> None:
+    """Raises `ValueError` unless `quantize` is None, "int8" or "fp8_e4m3"."""
+    if quantize is not None and quantize not in CODES:
+        raise ValueError(f"quantize: expected None, 'int8' or 'fp8_e4m3', got {quantize!r}")
 
 
 def row_outputs(
     out: torch.Tensor | tuple[torch.Tensor, ...] | None,
     shape: tuple[int, int],
     like: torch.Tensor,
-    quantize: torch.dtype | None,
+    quantize: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The result (T, N), and the scales (T,) fp32 if it is quantised: from `out`, or new.
 
@@ -51,10 +58,10 @@ def row_outputs(
         assert not isinstance(out, tuple), "one output"
         return output(out, shape, like), None
     codes, scale = out or (None, None)
-    return output(codes, shape, like, quantize), output(scale, shape[:1], like, torch.float32)
+    return output(codes, shape, like, CODES[quantize]), output(scale, shape[:1], like, torch.float32)
 
 
-def written_bytes(x: torch.Tensor, values: int, quantize: torch.dtype | None) -> int:
+def written_bytes(x: torch.Tensor, values: int, quantize: str | None) -> int:
     """Bytes of a result of so many values, with the scales of its rows."""
     return values * x.element_size() if quantize is None else values + 4 * x.shape[0]
 
@@ -92,6 +99,40 @@ def vectors_of(width: int, scheme: Scheme = BF16) -> int:
     return max(1, -(-width * scheme.activation.itemsize // VECTOR_BYTES))
 
 
+def tuning(op: str) -> Tuning:
+    """The configs of the `cluster` rung of `op`."""
+
+    def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+        """Registers for the row, the weights, the next row with PERSISTENT, and the values in fp32.
+
+        The last are read from compiled code: 36 and three a vector, and twelve more for two sums or a quantisation.
+        """
+        inputs, weights = 1 + (op in TWO_INPUTS), WEIGHTS.get(op, 0)
+        held = 4 * config.vectors * (1 + weights + config.persistent * inputs)
+        groups = triton.cdiv(int(case["T"]), config.rows) * config.cluster
+        return Footprint(
+            threads=config.lanes * config.rows,
+            registers=held + 36 + 3 * config.vectors + 12 * _heavy(op, scheme),
+            shared_bytes=8 * triton.cdiv(config.lanes * config.rows, WARP) + 8,
+            ctas=_ctas(config, groups) if config.persistent else groups,
+        )
+
+    def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+        """Few rows: as many threads and CTAs as a row has vectors, for latency.  Many: 64 bytes a thread."""
+        return _heuristic(op, case, scheme)
+
+    def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+        """It covers the row and fits an SM without a spill."""
+        covered = config.lanes * config.vectors * config.cluster >= vectors_of(_width(case), scheme)
+        return covered and config.persistent <= _may_persist(config) and footprint(config, case, scheme).fits
+
+    return Tuning(Config, configs, heuristic, footprint, is_legal=is_legal)
+
+
+def _heavy(op: str, scheme: Scheme) -> bool:
+    return op == "layernorm" or scheme.output.itemsize == 1
+
+
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Every division by powers of two that covers a row and does not leave more than half of the threads idle."""
     needed = vectors_of(_width(case), scheme)
@@ -106,67 +147,57 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 def _rows(lanes: int, cluster: int) -> list[int]:
     """Rows of a CTA: whole warps, and not more than 512 threads."""
     least = max(1, WARP // lanes)
-    most = 1 if cluster > 1 else max(least, 512 // lanes)
+    most = 1 if cluster > 1 else max(least, MOST_LANES // lanes)
     return [rows for rows in (1, 2, 4, 8, 16, 32, 64) if least <= rows <= most]
 
 
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers for the row, the weight, a second input, the next row, and the results in fp32."""
-    held = config.vectors * VECTOR_BYTES // 4
-    values = config.vectors * VECTOR_BYTES // scheme.activation.itemsize
-    groups = triton.cdiv(int(case["T"]), config.rows) * config.cluster
-    return Footprint(
-        threads=config.lanes * config.rows,
-        registers=held * (3 if config.persistent else 2) + (values if scheme.output.itemsize == 1 else 8) + 24,
-        shared_bytes=8 * triton.cdiv(config.lanes * config.rows, WARP) + 8,
-        ctas=_ctas(config, groups) if config.persistent else groups,
-    )
+def _heuristic(op: str, case: Case, scheme: Scheme) -> Config:
+    T, needed = int(case["T"]), vectors_of(_width(case), scheme)
+    many = T > HOPPER_SMS
+    vectors = min(VECTORS // (1 + (op in TWO_INPUTS)) if many else 1, triton.next_power_of_2(needed))
+    most = most_vectors(op, scheme.output.itemsize == 1)
+    cluster = 1
+    while needed > MOST_LANES * vectors * cluster:
+        # A row is split before a thread takes more of it, where that leaves no SM without work or the row is long.
+        if cluster < MOST_CLUSTER and (vectors == most or many or T * 2 * cluster <= HOPPER_SMS):
+            cluster *= 2
+        else:
+            vectors *= 2
+    lanes = triton.next_power_of_2(triton.cdiv(needed, vectors * cluster))
+    rows = 1 if cluster > 1 else max(1, WARP // lanes, CTA_THREADS // lanes if many else 1)
+    config = Config(lanes, vectors, rows, cluster, False)
+    more = triton.cdiv(T, rows) * cluster > 4 * _ctas(config, T * cluster)
+    return dataclasses.replace(config, persistent=more and _may_persist(config))
+
+
+def _may_persist(config: Config) -> bool:
+    """Whether registers hold two rows at once: more vectors or threads spill."""
+    return config.vectors <= VECTORS and config.lanes * config.rows <= CTA_THREADS
+
+
+def most_vectors(op: str, quantized: bool) -> int:
+    """16-byte vectors of a thread for which its registers suffice with 512 threads."""
+    return MOST_VECTORS // 2 if op == "layernorm" or quantized else MOST_VECTORS
+
+
+def why_not_taken(op: str, x: torch.Tensor, width: int, quantize: str | None = None) -> str | None:
+    """Why a row does not fit in the registers of a cluster, or None."""
+    vectors = MOST_LANES * MOST_CLUSTER * most_vectors(op, quantize is not None)
+    most = vectors * VECTOR_BYTES // x.element_size()
+    return f"holds a row in registers, at most {most} wide, got {width}" if width > most else None
 
 
 def _ctas(config: Config, groups: int, sms: int = HOPPER_SMS) -> int:
-    """CTAs of a persistent grid: 1,024 threads an SM, in whole clusters."""
-    resident = sms * max(1, MOST_LANES // (config.lanes * config.rows))
-    return min(groups, resident // config.cluster * config.cluster)
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Few rows: as many threads and CTAs as a row has vectors, for latency.  Many: 64 bytes a thread, persistent."""
-    T, needed = int(case["T"]), vectors_of(_width(case), scheme)
-    many = T > HOPPER_SMS
-    vectors = min(VECTORS if many else 1, needed)
-    cluster = 1
-    while cluster < MOST_CLUSTER and needed > MOST_LANES * vectors * cluster:
-        if not many and T * 2 * cluster > HOPPER_SMS:
-            break
-        cluster *= 2
-    while needed > MOST_LANES * vectors * cluster:
-        vectors *= 2
-    lanes = triton.next_power_of_2(triton.cdiv(needed, vectors * cluster))
-    rows = 1 if cluster > 1 else max(1, WARP // lanes, CTA_THREADS // lanes if many else 1)
-    threads = lanes * rows
-    persistent = many and T > 4 * rows * HOPPER_SMS * (2048 // threads) // cluster
-    return Config(lanes, int(vectors), rows, cluster, persistent)
-
-
-def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """It covers the row and fits an SM; 1,024 threads have 64 registers each."""
-    covered = config.lanes * config.vectors * config.cluster >= vectors_of(_width(case), scheme)
-    return covered and config.vectors <= MOST_VECTORS and footprint(config, case, scheme).fits
-
-
-TUNING = Tuning(Config, configs, heuristic, footprint, is_legal=is_legal)
-
-
-def why_not_taken(x: torch.Tensor, width: int) -> str | None:
-    """Why a row does not fit in the registers of a cluster, or None."""
-    most = MOST_LANES * MOST_VECTORS * MOST_CLUSTER * VECTOR_BYTES // x.element_size()
-    return f"holds a row in registers, at most {most} wide, got {width}" if width > most else None
+    """CTAs of a persistent grid: 768 threads an SM, in whole clusters."""
+    resident = sms * max(1, RESIDENT_THREADS // (config.lanes * config.rows))
+    return max(config.cluster, min(groups, resident // config.cluster * config.cluster))
 
 
 ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
 OPS = {"rmsnorm": 0, "fused_add_rmsnorm": 1, "layernorm": 2, "softmax": 3, "silu_and_mul": 4, "gelu_and_mul": 5}
-QUANTIZED = {None: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
+QUANTIZED = {None: 0, "int8": 1, "fp8_e4m3": 2}
 """The numbers that the source uses."""
+SCHEMES = {None: None, "int8": "out_int8", "fp8_e4m3": "out_fp8"}
 
 
 def launch(
@@ -189,14 +220,14 @@ def launch(
     All arguments were checked before.  Raises `ValueError` on a row that is too wide.
     """
     T, width = out.shape
-    reason = why_not_taken(x, width)
+    quantize = next((name for name, dtype in CODES.items() if scale is not None and dtype == out.dtype), None)
+    reason = why_not_taken(op, x, width, quantize)
     if reason:
         raise ValueError(f"x: {reason}")
     if not out.numel():
         return
-    quantize = out.dtype if scale is not None else None
     if config is None:
-        scheme = {None: None, torch.int8: "out_int8", torch.float8_e4m3fn: "out_fp8"}[quantize] or x.dtype
+        scheme = SCHEMES[quantize] or x.dtype
         dims = {"I" if op in ("silu_and_mul", "gelu_and_mul") else "H": width}
         config = default_config(op, "cluster", scheme, x.device, T=T, **dims)
     tensors = [tensor for tensor in (x, second, weight, bias, out, sums) if tensor is not None]

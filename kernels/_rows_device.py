@@ -36,47 +36,89 @@ using Out = T;
 constexpr int VECTOR = 16 / (int)sizeof(T);
 constexpr int STRIDE = CLUSTER * LANES * VECTOR;
 constexpr bool TWO_INPUTS = OP == ADD_RMSNORM || OP == SILU || OP == GELU;
+#define LEAST __int_as_float(0xff800000)
+// An activation alone needs nothing of the other CTAs of its row.
+#define CLUSTERED (CLUSTER > 1 && (QUANTIZE || OP < SILU))
 constexpr bool WEIGHTED = OP == RMSNORM || OP == ADD_RMSNORM || OP == LAYERNORM;
 
-// PIECE elements are moved at once: 16 bytes, or less where an address or a width is no multiple of that.
-template <class E> struct alignas(sizeof(E) * PIECE) Piece { E value[PIECE]; };
-struct Vector { T value[VECTOR]; };
+// The bits of 16 bytes of a row: kept as words, because elements of two bytes would take a register each.
+struct Vector { u32 word[4]; };
 
-__device__ __forceinline__ Piece<T> load_piece(const T* from) {
-    Piece<T> piece;
-    if constexpr (sizeof(piece) == 16) {
-        uint4& raw = reinterpret_cast<uint4&>(piece);
-        asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
-                     : "l"(from)
-                     : "memory");
-    } else {
-        piece = *reinterpret_cast<const Piece<T>*>(from);
-    }
-    return piece;
+__device__ __forceinline__ float get(const Vector& vector, int j) {
+    if constexpr (sizeof(T) == 4) return __uint_as_float(vector.word[j]);
+    const u32 word = vector.word[j / 2];
+#if ELEMENT == 2
+    return __uint_as_float(j % 2 ? word & 0xffff0000u : word << 16);
+#else
+    return __half2float(__ushort_as_half((unsigned short)(j % 2 ? word >> 16 : word)));
+#endif
 }
 
-// Zeros past the end of the row.  A row is used once, and does not stay in L1; a weight does.
-template <bool ONCE> __device__ __forceinline__ Vector load(const T* row, int column, int width) {
+__device__ __forceinline__ u32 pair(float low, float high) {
+#if ELEMENT == 1
+    const __half2 both = __floats2half2_rn(low, high);
+#else
+    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+#endif
+    return reinterpret_cast<const u32&>(both);
+}
+
+__device__ __forceinline__ float rounded(float value) {
+    return sizeof(T) == 4 ? value : static_cast<float>(static_cast<T>(value));
+}
+
+__device__ __forceinline__ Vector pack(const float (&value)[VECTOR]) {
     Vector vector;
 #pragma unroll
-    for (int p = 0; p < VECTOR; p += PIECE) {
-        Piece<T> piece = {};
-        if (column + p < width)
-            piece = ONCE ? load_piece(row + column + p) : *reinterpret_cast<const Piece<T>*>(row + column + p);
+    for (int i = 0; i < 4; ++i)
+        if constexpr (sizeof(T) == 4) vector.word[i] = __float_as_uint(value[i]);
+        else vector.word[i] = pair(value[2 * i], value[2 * i + 1]);
+    return vector;
+}
+
+// PIECE elements are moved at once: 16 bytes, or less where an address or a width is no multiple of that.  What lies
+// past the end of the row is zero.  A row is used once, and does not stay in L1; a weight does.
+template <bool ONCE> __device__ __forceinline__ Vector load(const T* row, int column, int width) {
+    constexpr int BYTES = PIECE * (int)sizeof(T);
+    Vector vector = {};
 #pragma unroll
-        for (int j = 0; j < PIECE; ++j) vector.value[p + j] = piece.value[j];
+    for (int p = 0; p < VECTOR / PIECE; ++p) {
+        const T* from = row + column + p * PIECE;
+        if (column + p * PIECE >= width) continue;
+        u32* to = &vector.word[p * BYTES / 4];
+        if constexpr (BYTES == 16 && ONCE)
+            asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                         : "l"(from)
+                         : "memory");
+        else if constexpr (BYTES == 16) {
+            const uint4 raw = *reinterpret_cast<const uint4*>(from);
+            to[0] = raw.x, to[1] = raw.y, to[2] = raw.z, to[3] = raw.w;
+        } else if constexpr (BYTES == 8) {
+            const uint2 raw = *reinterpret_cast<const uint2*>(from);
+            to[0] = raw.x, to[1] = raw.y;
+        } else if constexpr (BYTES == 4)
+            to[0] = *reinterpret_cast<const u32*>(from);
+        else
+            to[0] |= (u32)*reinterpret_cast<const unsigned short*>(from) << (16 * (p % 2));
     }
     return vector;
 }
 
-template <class E> __device__ __forceinline__ void store(E* row, const E (&value)[VECTOR], int column, int width) {
+// E: T, or one byte; `word` holds VECTOR elements.
+template <class E> __device__ __forceinline__ void store(E* row, const u32* word, int column, int width) {
+    constexpr int BYTES = PIECE * (int)sizeof(E);
 #pragma unroll
-    for (int p = 0; p < VECTOR; p += PIECE) {
-        Piece<E> piece;
-#pragma unroll
-        for (int j = 0; j < PIECE; ++j) piece.value[j] = value[p + j];
-        if (column + p < width) *reinterpret_cast<Piece<E>*>(row + column + p) = piece;
+    for (int p = 0; p < VECTOR / PIECE; ++p) {
+        E* to = row + column + p * PIECE;
+        if (column + p * PIECE >= width) continue;
+        const u32* from = word + p * BYTES / 4;
+        const int shift = 8 * (p * BYTES % 4);
+        if constexpr (BYTES == 16) *reinterpret_cast<uint4*>(to) = make_uint4(from[0], from[1], from[2], from[3]);
+        else if constexpr (BYTES == 8) *reinterpret_cast<uint2*>(to) = make_uint2(from[0], from[1]);
+        else if constexpr (BYTES == 4) *reinterpret_cast<u32*>(to) = from[0];
+        else if constexpr (BYTES == 2) *reinterpret_cast<unsigned short*>(to) = (unsigned short)(from[0] >> shift);
+        else *reinterpret_cast<unsigned char*>(to) = (unsigned char)(from[0] >> shift);
     }
 }
 
@@ -136,18 +178,18 @@ __device__ __forceinline__ float gated(float gate, float up) {
     return gate * sigmoid(argument) * up;
 }
 
-__device__ __forceinline__ unsigned char to_code(float value) {
+__device__ __forceinline__ u32 code(float value) {
 #if QUANTIZE == 1
-    return (unsigned char)(signed char)max(-127, min(127, __float2int_rn(value)));
+    return max(-127, min(127, __float2int_rn(value))) & 0xff;
 #else
-    unsigned short pair;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
-    return (unsigned char)pair;
+    unsigned short both;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(0.0f), "f"(value));
+    return both;
 #endif
 }
 
 extern "C" __global__ void
-#if CLUSTER > 1
+#if CLUSTERED
 __cluster_dims__(CLUSTER, 1, 1)
 #endif
 __launch_bounds__(LANES * ROWS)
@@ -155,7 +197,7 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
      int width, i64 stride_x, i64 stride_second, i64 stride_out, i64 stride_sums, float eps, float weight_offset) {
     const int lane = threadIdx.x % LANES, rank = blockIdx.x % CLUSTER;
     const int column = (rank * LANES + lane) * VECTOR;
-    const i64 step = (i64)(gridDim.x / CLUSTER) * ROWS;
+    [[maybe_unused]] const i64 step = (i64)(gridDim.x / CLUSTER) * ROWS;
     i64 row = (i64)(blockIdx.x / CLUSTER) * ROWS + threadIdx.x / LANES;
     int turn = 0;
 
@@ -191,24 +233,24 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             const int left = width - (column + i * STRIDE);
+            if constexpr (OP == ADD_RMSNORM) {
+                // The sum is rounded before the norm, so the norm and the next layer see the same numbers.
+                float sum[VECTOR];
+#pragma unroll
+                for (int j = 0; j < VECTOR; ++j) sum[j] = get(held[i], j) + get(other[i], j);
+                held[i] = pack(sum);
+                store<T>(sums + row * stride_sums, held[i].word, column + i * STRIDE, inside);
+            }
 #pragma unroll
             for (int j = 0; j < VECTOR; ++j) {
-                const float v = static_cast<float>(held[i].value[j]);
-                if constexpr (OP == RMSNORM) total = fmaf(v, v, total);
-                if constexpr (OP == ADD_RMSNORM) {
-                    // The sum is rounded before the norm, so the norm and the next layer see the same numbers.
-                    held[i].value[j] = static_cast<T>(v + static_cast<float>(other[i].value[j]));
-                    const float rounded = static_cast<float>(held[i].value[j]);
-                    total = fmaf(rounded, rounded, total);
-                }
+                const float v = get(held[i], j);
+                if constexpr (OP == RMSNORM || OP == ADD_RMSNORM) total = fmaf(v, v, total);
                 if constexpr (OP == LAYERNORM) total += v;
                 if constexpr (OP == SOFTMAX) {
-                    if (i + j == 0) total = -INFINITY;
-                    total = fmaxf(total, j < left ? v : -INFINITY);
+                    if (i + j == 0) total = LEAST;
+                    total = fmaxf(total, j < left ? v : LEAST);
                 }
             }
-            if constexpr (OP == ADD_RMSNORM)
-                store<T>(sums + row * stride_sums, held[i].value, column + i * STRIDE, inside);
         }
         if constexpr (OP == RMSNORM || OP == ADD_RMSNORM) scale = rsqrtf(over_row<false>(total, turn++) / width + eps);
         if constexpr (OP == LAYERNORM || OP == SOFTMAX) {
@@ -218,20 +260,20 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
             for (int i = 0; i < VECTORS; ++i)
 #pragma unroll
                 for (int j = 0; j < VECTOR; ++j) {
-                    const float v = static_cast<float>(held[i].value[j]) - shift;
+                    const float v = get(held[i], j) - shift;
                     if (j < width - (column + i * STRIDE)) total += OP == LAYERNORM ? v * v : expf(v);
                 }
             total = over_row<false>(total, turn++);
             scale = OP == LAYERNORM ? rsqrtf(total / width + eps) : 1.0f / total;
         }
         auto result = [&](int i, int j) {
-            float v = static_cast<float>(held[i].value[j]);
-            if constexpr (OP == SILU || OP == GELU) return gated(v, static_cast<float>(other[i].value[j]));
+            float v = get(held[i], j);
+            if constexpr (OP == SILU || OP == GELU) return gated(v, get(other[i], j));
             if constexpr (OP == SOFTMAX) return expf(v - shift) * scale;
             v = (v - shift) * scale;
-            if constexpr (ROUND_FIRST) v = static_cast<float>(static_cast<T>(v));
-            v *= static_cast<float>(w[i].value[j]) + weight_offset;
-            return OP == LAYERNORM ? v + static_cast<float>(b[i].value[j]) : v;
+            if constexpr (ROUND_FIRST) v = rounded(v);
+            v *= get(w[i], j) + weight_offset;
+            return OP == LAYERNORM ? v + get(b[i], j) : v;
         };
 #if QUANTIZE
         float value[VECTORS][VECTOR], largest = 0;
@@ -246,15 +288,17 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
 #endif
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            Out rounded[VECTOR];
-#pragma unroll
-            for (int j = 0; j < VECTOR; ++j)
 #if QUANTIZE
-                rounded[j] = to_code(value[i][j] * inverse);
+            u32 codes[VECTOR / 4] = {};
+#pragma unroll
+            for (int j = 0; j < VECTOR; ++j) codes[j / 4] |= code(value[i][j] * inverse) << (8 * (j % 4));
+            store<Out>(out + row * stride_out, codes, column + i * STRIDE, inside);
 #else
-                rounded[j] = static_cast<T>(result(i, j));
+            float value[VECTOR];
+#pragma unroll
+            for (int j = 0; j < VECTOR; ++j) value[j] = result(i, j);
+            store<Out>(out + row * stride_out, pack(value).word, column + i * STRIDE, inside);
 #endif
-            store<Out>(out + row * stride_out, rounded, column + i * STRIDE, inside);
         }
 #if PERSISTENT
 #pragma unroll
@@ -262,6 +306,6 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
 #endif
     }
     // No CTA exits while another CTA reads its sums.
-    if constexpr (CLUSTER > 1) cluster_barrier();
+    if constexpr (CLUSTERED) cluster_barrier();
 }
 """

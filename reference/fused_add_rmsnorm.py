@@ -22,7 +22,7 @@ def fused_add_rmsnorm(
     *,
     weight_offset: float = 0.0,
     round_first: bool = False,
-    quantize: torch.dtype | None = None,
+    quantize: str | None = None,
 ) -> Outputs:
     """(rmsnorm(s) * (weight + weight_offset), s) with s = x + residual rounded to the dtype of x.
 
@@ -54,7 +54,7 @@ def cost(
     *,
     weight_offset: float = 0.0,
     round_first: bool = False,
-    quantize: torch.dtype | None = None,
+    quantize: str | None = None,
 ) -> Cost:
     """Two arrays in, two out; five FLOPs an element and one rsqrt a row."""
     T, H = x.shape

@@ -16,11 +16,11 @@ from rooflab.reference.spec import FP32_ROUNDOFF, Inputs, OpSpec, Outputs, Schem
 from rooflab.roofline.model import Cost
 
 
-def gelu_and_mul(x: torch.Tensor, *, quantize: torch.dtype | None = None) -> Outputs:
+def gelu_and_mul(x: torch.Tensor, *, quantize: str | None = None) -> Outputs:
     """gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 gate^3))) * up in fp64.
 
-    x: (T, 2 I), gate first; returns (T, I).  With `quantize`, int8 or e4m3, returns codes (T, I) and their scales (T,)
-    (`reference/rows.py`).
+    x: (T, 2 I), gate first; returns (T, I).  With `quantize`, "int8" or "fp8_e4m3", returns codes (T, I) and their
+    scales (T,) (`reference/rows.py`).
     """
     gate, up = halves(x)
     # gelu(g) = g sigmoid(2 u) is 1 + tanh(u) without its cancellation.
@@ -31,7 +31,7 @@ def _argument(gate: torch.Tensor) -> torch.Tensor:
     return math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3)
 
 
-def cost(x: torch.Tensor, *, quantize: torch.dtype | None = None) -> Cost:
+def cost(x: torch.Tensor, *, quantize: str | None = None) -> Cost:
     """Two values in, one out; one exp and one reciprocal each, and eight FLOPs."""
     like = silu_and_mul.cost(x, quantize=quantize)
     return Cost(like.read_bytes, like.write_bytes, vector_flops=2.0 * like.vector_flops, sfu_ops=like.sfu_ops)

@@ -22,13 +22,13 @@ def rmsnorm(
     *,
     weight_offset: float = 0.0,
     round_first: bool = False,
-    quantize: torch.dtype | None = None,
+    quantize: str | None = None,
 ) -> Outputs:
     """x / sqrt(mean(x^2) + eps) * (weight + weight_offset) in fp64.
 
     x: (T, H); weight: (H,); returns out (T, H).  weight_offset is 1 in Gemma.  With `round_first`, x / rms is rounded
-    to the dtype of x before the product, as in Llama's code of transformers.  With `quantize`, int8 or e4m3, returns
-    codes (T, H) and their scales (T,) (`reference/rows.py`).
+    to the dtype of x before the product, as in Llama's code of transformers.  With `quantize`, "int8" or "fp8_e4m3",
+    returns codes (T, H) and their scales (T,) (`reference/rows.py`).
     """
     return quantized_rows(normed(x.double(), weight, eps, weight_offset, x.dtype if round_first else None), quantize)
 
@@ -63,7 +63,7 @@ def cost(
     *,
     weight_offset: float = 0.0,
     round_first: bool = False,
-    quantize: torch.dtype | None = None,
+    quantize: str | None = None,
 ) -> Cost:
     """x and weight are read once, the result is written once; four FLOPs an element and one rsqrt a row."""
     T, H = x.shape

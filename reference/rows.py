@@ -17,8 +17,11 @@ ACCUMULATION_FACTOR = 4.0
 PLANTED_COLUMNS = (0, 7, 8, 31, 32, 127, 128, 511, 512, 1023, 1024)
 FP8_MAX = 448.0
 """The largest value of e4m3."""
-LARGEST = {torch.int8: float(INT8_MAX), torch.float8_e4m3fn: FP8_MAX}
-"""The value that the largest magnitude of a row becomes, by dtype."""
+LARGEST = {"int8": float(INT8_MAX), "fp8_e4m3": FP8_MAX}
+"""The value that the largest magnitude of a row becomes, by the name of the dtype."""
+
+
+QUANTIZED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8_e4m3"}
 
 
 def planted_columns(width: int) -> list[int]:
@@ -28,10 +31,10 @@ def planted_columns(width: int) -> list[int]:
 
 def quantizing(scheme: Scheme) -> Inputs:
     """The argument `quantize` of a scheme with outputs in eight bits; nothing for other schemes."""
-    return {"quantize": scheme.output} if scheme.output.itemsize == 1 else {}
+    return {"quantize": QUANTIZED[scheme.output]} if scheme.output in QUANTIZED else {}
 
 
-def quantized_rows(values: torch.Tensor, dtype: torch.dtype | None) -> Outputs:
+def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
     """(values,) for None; else the values in units of their row's scale, not rounded, and the scales (T,), in fp64.
 
     values: (T, N) fp64.
@@ -43,7 +46,7 @@ def quantized_rows(values: torch.Tensor, dtype: torch.dtype | None) -> Outputs:
     return values / scale[:, None], scale
 
 
-def quantized_limits(codes: torch.Tensor, scale: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> Outputs:
+def quantized_limits(codes: torch.Tensor, scale: torch.Tensor, error: torch.Tensor, dtype: str) -> Outputs:
     """The allowed errors of codes (T, N) and scales (T,); `error` is that of the values before, (T, N).
 
     A code is within half a step, which for e4m3 depends on its size, and the error of value, scale and division.
@@ -51,7 +54,7 @@ def quantized_limits(codes: torch.Tensor, scale: torch.Tensor, error: torch.Tens
     row_error = error.amax(dim=1) if error.shape[1] else torch.zeros_like(scale)
     scale_error = row_error / LARGEST[dtype] + 2.0 * FP32_ROUNDOFF * scale
     before = error / scale[:, None] + codes.abs() * (scale_error / scale + 2.0 * FP32_ROUNDOFF)[:, None]
-    if dtype == torch.int8:
+    if dtype == "int8":
         return before + 0.5, scale_error
     # Three bits behind the leading one; below 2**-6 the steps stay 2**-9.
     exponent = torch.frexp(codes.abs() + before).exponent.clamp(min=-5)

@@ -19,10 +19,10 @@ PLANTED_GATES = (0.0, -12.0, 12.0, -20.0, 20.0, -60.0, 60.0, -100.0, 100.0, -100
 SCHEMES = ("fp32", "fp16", "bf16", "out_fp8", "out_int8")
 
 
-def silu_and_mul(x: torch.Tensor, *, quantize: torch.dtype | None = None) -> Outputs:
+def silu_and_mul(x: torch.Tensor, *, quantize: str | None = None) -> Outputs:
     """silu(gate) * up in fp64, gate being the first half of the last axis.
 
-    x: (T, 2 I); returns (T, I).  With `quantize`, int8 or e4m3, returns codes (T, I) and their scales (T,)
+    x: (T, 2 I); returns (T, I).  With `quantize`, "int8" or "fp8_e4m3", returns codes (T, I) and their scales (T,)
     (`reference/rows.py`).
     """
     gate, up = halves(x)
@@ -41,7 +41,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     return {"x": randn(T, 2 * I, dtype=scheme.activation, device=device, seed=seed, scale=2.0), **quantizing(scheme)}
 
 
-def cost(x: torch.Tensor, *, quantize: torch.dtype | None = None) -> Cost:
+def cost(x: torch.Tensor, *, quantize: str | None = None) -> Cost:
     """Two values in, one out; one exp and one reciprocal each, and four FLOPs (negate, add, two products)."""
     T, width = x.shape
     outputs = T * width // 2

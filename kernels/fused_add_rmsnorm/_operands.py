@@ -30,7 +30,7 @@ def check_operands(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
 
 
 def outputs(
-    out: Out | None, shape: tuple[int, int], like: torch.Tensor, quantize: torch.dtype | None = None
+    out: Out | None, shape: tuple[int, int], like: torch.Tensor, quantize: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The normed rows, the new residual, and the scales if rows are quantised: from `out`, or new.
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._rows import TUNING, Config, launch, why_not_taken
+from rooflab.kernels._rows import Config, launch, tuning, why_not_taken
 from rooflab.kernels.fused_add_rmsnorm._operands import Out, check_operands, outputs, returned, traffic
 from rooflab.kernels.registry import register
 
 
 @register(
     op="fused_add_rmsnorm", name="cluster", role="optimized", backend="cuda", min_sm=90, devices=("cuda",),
-    requires=("cupy",), traffic=traffic, unsupported=lambda inputs: why_not_taken(inputs.x, inputs.x.shape[-1]),
-    tuning=TUNING,
+    requires=("cupy",), traffic=traffic, tuning=tuning("fused_add_rmsnorm"),
+    unsupported=lambda inputs: why_not_taken("fused_add_rmsnorm", inputs.x, inputs.x.shape[-1], inputs.quantize),
 )  # fmt: skip
 def fused_add_rmsnorm(
     x: torch.Tensor,
@@ -23,7 +23,7 @@ def fused_add_rmsnorm(
     *,
     weight_offset: float = 0.0,
     round_first: bool = False,
-    quantize: torch.dtype | None = None,
+    quantize: str | None = None,
     config: Config | None = None,
 ) -> Out:
     """(rmsnorm(x + residual), x + residual) in fp32; the sum is rounded before the norm.

@@ -28,7 +28,7 @@ def fused_add_rmsnorm(
     *,
     weight_offset: float = 0.0,
     round_first: bool = False,
-    quantize: torch.dtype | None = None,
+    quantize: str | None = None,
 ) -> Out:
     """(rmsnorm(x + residual), x + residual), step by step.
 

@@ -34,10 +34,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 @register(op="gelu_and_mul", name="naive", role="naive", backend="torch", traffic=traffic)
 def gelu_and_mul(
-    x: torch.Tensor,
-    out: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
-    *,
-    quantize: torch.dtype | None = None,
+    x: torch.Tensor, out: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None, *, quantize: str | None = None
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 gate^3))) * up, step by step.
 

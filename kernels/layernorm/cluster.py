@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._checks import output
-from rooflab.kernels._rows import TUNING, Config, launch, why_not_taken
+from rooflab.kernels._rows import Config, launch, tuning, why_not_taken
 from rooflab.kernels.layernorm._operands import check_operands, traffic
 from rooflab.kernels.registry import register
 
 
 @register(
-    op="layernorm", name="cluster", role="optimized", backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
-    traffic=traffic, unsupported=lambda inputs: why_not_taken(inputs.x, inputs.x.shape[-1]), tuning=TUNING,
+    op="layernorm", name="cluster", role="optimized", backend="cuda", min_sm=90, devices=("cuda",),
+    requires=("cupy",), traffic=traffic, tuning=tuning("layernorm"),
+    unsupported=lambda inputs: why_not_taken("layernorm", inputs.x, inputs.x.shape[-1]),
 )  # fmt: skip
 def layernorm(
     x: torch.Tensor,

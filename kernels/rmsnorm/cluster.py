@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._rows import TUNING, Config, launch, row_outputs, why_not_taken
+from rooflab.kernels._rows import Config, launch, row_outputs, tuning, why_not_taken
 from rooflab.kernels.registry import register
 from rooflab.kernels.rmsnorm._operands import check_operands, traffic
 
 
 @register(
-    op="rmsnorm", name="cluster", role="optimized", backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
-    traffic=traffic, unsupported=lambda inputs: why_not_taken(inputs.x, inputs.x.shape[-1]), tuning=TUNING,
+    op="rmsnorm", name="cluster", role="optimized", backend="cuda", min_sm=90, devices=("cuda",),
+    requires=("cupy",), traffic=traffic, tuning=tuning("rmsnorm"),
+    unsupported=lambda inputs: why_not_taken("rmsnorm", inputs.x, inputs.x.shape[-1], inputs.quantize),
 )  # fmt: skip
 def rmsnorm(
     x: torch.Tensor,
@@ -26,7 +27,7 @@ def rmsnorm(
     *,
     weight_offset: float = 0.0,
     round_first: bool = False,
-    quantize: torch.dtype | None = None,
+    quantize: str | None = None,
     config: Config | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """x / rms(x) * (weight + weight_offset) in fp32, rounded once; with `round_first`, x / rms is rounded too.

@@ -61,7 +61,7 @@ def rmsnorm(
     *,
     weight_offset: float = 0.0,
     round_first: bool = False,
-    quantize: torch.dtype | None = None,
+    quantize: str | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """x / rms(x) * (weight + weight_offset), step by step.
 

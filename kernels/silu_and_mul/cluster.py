@@ -5,21 +5,21 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._rows import TUNING, Config, launch, row_outputs, why_not_taken
+from rooflab.kernels._rows import Config, launch, row_outputs, tuning, why_not_taken
 from rooflab.kernels.registry import register
 from rooflab.kernels.silu_and_mul._operands import check_operands, traffic
 
 
 @register(
     op="silu_and_mul", name="cluster", role="optimized", backend="cuda", min_sm=90, devices=("cuda",),
-    requires=("cupy",), traffic=traffic, unsupported=lambda inputs: why_not_taken(inputs.x, inputs.x.shape[-1] // 2),
-    tuning=TUNING,
+    requires=("cupy",), traffic=traffic, tuning=tuning("silu_and_mul"),
+    unsupported=lambda inputs: why_not_taken("silu_and_mul", inputs.x, inputs.x.shape[-1] // 2, inputs.quantize),
 )  # fmt: skip
 def silu_and_mul(
     x: torch.Tensor,
     out: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
     *,
-    quantize: torch.dtype | None = None,
+    quantize: str | None = None,
     config: Config | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """silu(gate) * up in fp32, rounded once.

@@ -30,10 +30,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 @register(op="silu_and_mul", name="naive", role="naive", backend="torch", traffic=traffic)
 def silu_and_mul(
-    x: torch.Tensor,
-    out: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
-    *,
-    quantize: torch.dtype | None = None,
+    x: torch.Tensor, out: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None, *, quantize: str | None = None
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """gate * sigmoid(gate) * up, step by step.
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._checks import output
-from rooflab.kernels._rows import TUNING, Config, launch, why_not_taken
+from rooflab.kernels._rows import Config, launch, tuning, why_not_taken
 from rooflab.kernels.registry import register
 from rooflab.kernels.softmax._operands import check_operands, traffic
 
 
 @register(
-    op="softmax", name="cluster", role="optimized", backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
-    traffic=traffic, unsupported=lambda inputs: why_not_taken(inputs.x, inputs.x.shape[-1]), tuning=TUNING,
+    op="softmax", name="cluster", role="optimized", backend="cuda", min_sm=90, devices=("cuda",),
+    requires=("cupy",), traffic=traffic, tuning=tuning("softmax"),
+    unsupported=lambda inputs: why_not_taken("softmax", inputs.x, inputs.x.shape[-1]),
 )  # fmt: skip
 def softmax(x: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None) -> torch.Tensor:
     """exp(x - max) / sum in fp32, rounded once.
