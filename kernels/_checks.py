@@ -54,7 +54,10 @@ def check_contiguous(name: str, tensor: torch.Tensor) -> None:
 def output(
     out: torch.Tensor | None, shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """`out`, or a new tensor on the device of `like` if it is None.  Raises `ValueError` where `out` does not fit."""
+    """`out`, or a new tensor on the device of `like`, an input, if it is None.
+
+    Raises `ValueError` where `out` does not fit, or overlaps `like` without being it.
+    """
     dtype = dtype or like.dtype
     if out is None:
         return torch.empty(shape, dtype=dtype, device=like.device)
@@ -63,4 +66,15 @@ def output(
     check_last_dim_contiguous("out", out)
     if out.device != like.device:
         raise ValueError(f"out: expected a tensor on {like.device}, got {out.device}")
+    same = out.data_ptr() == like.data_ptr() and out.shape == like.shape and out.stride() == like.stride()
+    if not same and _end(like) > out.data_ptr() and _end(out) > like.data_ptr():
+        raise ValueError("out: expected memory of its own, or the input itself, got memory that overlaps the input's")
     return out
+
+
+def _end(tensor: torch.Tensor) -> int:
+    """The address behind the last element; that of the first if there is none, or on `meta`."""
+    if not tensor.numel() or tensor.is_meta:
+        return tensor.data_ptr()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -24,8 +24,8 @@ LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The value that the largest magnitude of a row becomes, by dtype."""
 VECTOR_BYTES = 16
 WARP = 32
-MOST_LANES, MOST_VECTORS, MOST_CLUSTER = 512, 8, 8
-"""Threads of a CTA that share a row, vectors of a thread, and CTAs of a portable cluster."""
+MOST_LANES, MOST_VALUES, MOST_CLUSTER = 512, 64, 8
+"""Threads of a CTA that share a row, values of a thread, and CTAs of a portable cluster."""
 CTA_THREADS = 256
 """Threads of a CTA with several rows."""
 VECTORS = 4
@@ -105,14 +105,15 @@ def tuning(op: str) -> Tuning:
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         """Registers for the row, the weights, the next row with PERSISTENT, and the values in fp32.
 
-        The last are read from compiled code: 36 and three a vector, and twelve more for two sums or a quantisation.
+        The last are read from compiled code: 28 and six a vector of fp32's size, and twelve more for two sums or a
+        quantisation.
         """
-        inputs, weights = 1 + (op in TWO_INPUTS), WEIGHTS.get(op, 0)
+        inputs, weights = 1 + (op in TWO_INPUTS), WEIGHTS.get(op, 0) if config.vectors <= VECTORS else 0
         held = 4 * config.vectors * (1 + weights + config.persistent * inputs)
         groups = triton.cdiv(int(case["T"]), config.rows) * config.cluster
         return Footprint(
             threads=config.lanes * config.rows,
-            registers=held + 36 + 3 * config.vectors + 12 * _heavy(op, scheme),
+            registers=held + 28 + 6 * config.vectors // scheme.activation.itemsize + 12 * _heavy(op, scheme),
             shared_bytes=8 * triton.cdiv(config.lanes * config.rows, WARP) + 8,
             ctas=_ctas(config, groups) if config.persistent else groups,
         )
@@ -124,7 +125,8 @@ def tuning(op: str) -> Tuning:
     def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
         """It covers the row and fits an SM without a spill."""
         covered = config.lanes * config.vectors * config.cluster >= vectors_of(_width(case), scheme)
-        return covered and config.persistent <= _may_persist(config) and footprint(config, case, scheme).fits
+        held = config.vectors <= most_vectors(op, scheme.activation.itemsize)
+        return covered and held and config.persistent <= _may_persist(config) and footprint(config, case, scheme).fits
 
     return Tuning(Config, configs, heuristic, footprint, is_legal=is_legal)
 
@@ -137,7 +139,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Every division by powers of two that covers a row and does not leave more than half of the threads idle."""
     needed = vectors_of(_width(case), scheme)
     found = []
-    for vectors, cluster, persistent in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (False, True)):
+    for vectors, cluster, persistent in itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8), (False, True)):
         lanes = triton.next_power_of_2(triton.cdiv(needed, vectors * cluster))
         if lanes <= MOST_LANES and (cluster == 1 or lanes >= 4 * WARP):
             found += [Config(lanes, vectors, rows, cluster, persistent) for rows in _rows(lanes, cluster)]
@@ -155,11 +157,11 @@ def _heuristic(op: str, case: Case, scheme: Scheme) -> Config:
     T, needed = int(case["T"]), vectors_of(_width(case), scheme)
     many = T > HOPPER_SMS
     vectors = min(VECTORS // (1 + (op in TWO_INPUTS)) if many else 1, triton.next_power_of_2(needed))
-    most = most_vectors(op, scheme.output.itemsize == 1)
     cluster = 1
     while needed > MOST_LANES * vectors * cluster:
-        # A row is split before a thread takes more of it, where that leaves no SM without work or the row is long.
-        if cluster < MOST_CLUSTER and (vectors == most or many or T * 2 * cluster <= HOPPER_SMS):
+        # A row is split before a thread takes more of it, where no SM waits for the other CTAs or a thread is full.
+        full = vectors == most_vectors(op, scheme.activation.itemsize)
+        if cluster < MOST_CLUSTER and (many or full or T * 2 * cluster <= HOPPER_SMS):
             cluster *= 2
         else:
             vectors *= 2
@@ -175,14 +177,14 @@ def _may_persist(config: Config) -> bool:
     return config.vectors <= VECTORS and config.lanes * config.rows <= CTA_THREADS
 
 
-def most_vectors(op: str, quantized: bool) -> int:
-    """16-byte vectors of a thread for which its registers suffice with 512 threads."""
-    return MOST_VECTORS // 2 if op == "layernorm" or quantized else MOST_VECTORS
+def most_vectors(op: str, itemsize: int) -> int:
+    """16-byte vectors of a thread at most: 64 values, or eight vectors of each of two inputs."""
+    return min(MOST_VALUES * itemsize // VECTOR_BYTES, 8 if op in TWO_INPUTS else 16)
 
 
-def why_not_taken(op: str, x: torch.Tensor, width: int, quantize: str | None = None) -> str | None:
+def why_not_taken(op: str, x: torch.Tensor, width: int) -> str | None:
     """Why a row does not fit in the registers of a cluster, or None."""
-    vectors = MOST_LANES * MOST_CLUSTER * most_vectors(op, quantize is not None)
+    vectors = MOST_LANES * MOST_CLUSTER * most_vectors(op, x.element_size())
     most = vectors * VECTOR_BYTES // x.element_size()
     return f"holds a row in registers, at most {most} wide, got {width}" if width > most else None
 
@@ -221,7 +223,7 @@ def launch(
     """
     T, width = out.shape
     quantize = next((name for name, dtype in CODES.items() if scale is not None and dtype == out.dtype), None)
-    reason = why_not_taken(op, x, width, quantize)
+    reason = why_not_taken(op, x, width)
     if reason:
         raise ValueError(f"x: {reason}")
     if not out.numel():

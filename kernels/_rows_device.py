@@ -39,6 +39,8 @@ constexpr bool TWO_INPUTS = OP == ADD_RMSNORM || OP == SILU || OP == GELU;
 #define LEAST __int_as_float(0xff800000)
 // An activation alone needs nothing of the other CTAs of its row.
 #define CLUSTERED (CLUSTER > 1 && (QUANTIZE || OP < SILU))
+// Weights are asked for with the row, unless a thread has so much of a row that registers do not hold both.
+constexpr bool LATE = VECTORS > 4;
 constexpr bool WEIGHTED = OP == RMSNORM || OP == ADD_RMSNORM || OP == LAYERNORM;
 
 // The bits of 16 bytes of a row: kept as words, because elements of two bytes would take a register each.
@@ -212,13 +214,13 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
                 next[i] = load<true>(second + of * stride_second, column + i * STRIDE, inside);
     };
     load_row(row, held, other);
-    if constexpr (WEIGHTED) {
+    auto load_weight = [&](int i) {
+        if constexpr (WEIGHTED) w[i] = load<false>(weight, column + i * STRIDE, width);
+        if constexpr (OP == LAYERNORM) b[i] = load<false>(bias, column + i * STRIDE, bias ? width : 0);
+    };
+    if constexpr (!LATE)
 #pragma unroll
-        for (int i = 0; i < VECTORS; ++i) w[i] = load<false>(weight, column + i * STRIDE, width);
-        if constexpr (OP == LAYERNORM)
-#pragma unroll
-            for (int i = 0; i < VECTORS; ++i) b[i] = load<false>(bias, column + i * STRIDE, bias ? width : 0);
-    }
+        for (int i = 0; i < VECTORS; ++i) load_weight(i);
 #if PERSISTENT
     // All threads of a cluster take as many turns.
     for (i64 first = row - threadIdx.x / LANES; first < T_rows; first += step, row += step) {
@@ -278,9 +280,11 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
 #if QUANTIZE
         float value[VECTORS][VECTOR], largest = 0;
 #pragma unroll
-        for (int i = 0; i < VECTORS; ++i)
+        for (int i = 0; i < VECTORS; ++i) {
+            if constexpr (LATE) load_weight(i);
 #pragma unroll
             for (int j = 0; j < VECTOR; ++j) largest = fmaxf(largest, fabsf(value[i][j] = result(i, j)));
+        }
         largest = over_row<true>(largest, turn++);
         const float unit = largest > 0 ? largest / (QUANTIZE == 1 ? 127.0f : 448.0f) : 1.0f;
         const float inverse = 1.0f / unit;
@@ -295,6 +299,7 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
             store<Out>(out + row * stride_out, codes, column + i * STRIDE, inside);
 #else
             float value[VECTOR];
+            if constexpr (LATE) load_weight(i);
 #pragma unroll
             for (int j = 0; j < VECTOR; ++j) value[j] = result(i, j);
             store<Out>(out + row * stride_out, pack(value).word, column + i * STRIDE, inside);

@@ -57,8 +57,10 @@ SPEC = OpSpec(
     cases={
         "smoke": cases((8, 64)),
         "edge": EDGES,
-        "gemma_2b": cases((1, 16384), (16, 16384), (2048, 16384)),
+        "smollm2_135m": cases((1, 1536), (512, 1536)),
+        "qwen3_0_6b": cases((1, 3072), (512, 3072)),
         "llama3_8b": cases((1, 14336), (2048, 14336)),
+        "gemma_2b": cases((1, 16384), (16, 16384), (2048, 16384)),
     },
     tolerance=tolerance,
     planted=planted,

@@ -57,5 +57,5 @@ def quantized_limits(codes: torch.Tensor, scale: torch.Tensor, error: torch.Tens
     if dtype == "int8":
         return before + 0.5, scale_error
     # Three bits behind the leading one; below 2**-6 the steps stay 2**-9.
-    exponent = torch.frexp(codes.abs() + before).exponent.clamp(min=-5)
+    exponent = torch.frexp((codes.abs() + before).clamp(min=2.0**-9)).exponent.clamp(min=-5)
     return before + torch.ldexp(torch.full_like(codes, 2.0**-5), exponent), scale_error

@@ -73,6 +73,9 @@ SPEC = OpSpec(
     cases={
         "smoke": _cases((8, 64)),
         "edge": _cases((1, 2), (1, 576), (3, 33), (5, 1025), (17, 128), (0, 64), (3, 111), (2, 65537)),
+        # Scores of a query over its keys, and probabilities over the vocabulary.
+        "smollm2_135m": _cases((9, 2048), (16, 49152)),
+        "qwen3_0_6b": _cases((16, 4096), (16, 151936)),
         "llama3_8b": _cases((1, 4096), (32, 128256), (2048, 4096)),
     },
     tolerance=tolerance,

@@ -211,7 +211,7 @@ def test_a_tuned_config_that_does_not_fit_the_case_is_not_taken(tuned_file):
 
 def test_a_tuned_config_of_other_fields_is_refused_by_name(tuned_file):
     tuned_file({"decode:1": {"kernel": "fused", "record": "r", "scheme": "fp32", "config": {"warps": 3}}})
-    with pytest.raises(ValueError, match="config: rmsnorm/fused has num_warps, got warps"):
+    with pytest.raises(ValueError, match="config: rmsnorm/fused has block_t, num_warps, got warps"):
         config_for(registry.get_kernel("rmsnorm", "fused"), Case(T=1, H=64, eps=1e-6), FP32, CPU)
 
 

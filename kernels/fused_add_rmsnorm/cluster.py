@@ -12,7 +12,7 @@ from rooflab.kernels.registry import register
 @register(
     op="fused_add_rmsnorm", name="cluster", role="optimized", backend="cuda", min_sm=90, devices=("cuda",),
     requires=("cupy",), traffic=traffic, tuning=tuning("fused_add_rmsnorm"),
-    unsupported=lambda inputs: why_not_taken("fused_add_rmsnorm", inputs.x, inputs.x.shape[-1], inputs.quantize),
+    unsupported=lambda inputs: why_not_taken("fused_add_rmsnorm", inputs.x, inputs.x.shape[-1]),
 )  # fmt: skip
 def fused_add_rmsnorm(
     x: torch.Tensor,

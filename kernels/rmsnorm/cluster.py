@@ -17,7 +17,7 @@ from rooflab.kernels.rmsnorm._operands import check_operands, traffic
 @register(
     op="rmsnorm", name="cluster", role="optimized", backend="cuda", min_sm=90, devices=("cuda",),
     requires=("cupy",), traffic=traffic, tuning=tuning("rmsnorm"),
-    unsupported=lambda inputs: why_not_taken("rmsnorm", inputs.x, inputs.x.shape[-1], inputs.quantize),
+    unsupported=lambda inputs: why_not_taken("rmsnorm", inputs.x, inputs.x.shape[-1]),
 )  # fmt: skip
 def rmsnorm(
     x: torch.Tensor,

@@ -13,7 +13,7 @@ from rooflab.kernels.silu_and_mul._operands import check_operands, traffic
 @register(
     op="silu_and_mul", name="cluster", role="optimized", backend="cuda", min_sm=90, devices=("cuda",),
     requires=("cupy",), traffic=traffic, tuning=tuning("silu_and_mul"),
-    unsupported=lambda inputs: why_not_taken("silu_and_mul", inputs.x, inputs.x.shape[-1] // 2, inputs.quantize),
+    unsupported=lambda inputs: why_not_taken("silu_and_mul", inputs.x, inputs.x.shape[-1] // 2),
 )  # fmt: skip
 def silu_and_mul(
     x: torch.Tensor,

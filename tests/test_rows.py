@@ -1,0 +1,101 @@
+"""Options that several ops over rows share: the cast order of transformers, Gemma's offset, outputs in eight bits, and
+memory that outputs may share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from op_kernels import CPU, each, here
+
+from rooflab.kernels import _rows
+from rooflab.kernels.registry import Kernel, get_kernel, kernels
+from rooflab.reference import rows
+from rooflab.reference.spec import SCHEMES, Case
+
+NORMS = [*here("rmsnorm"), *here("fused_add_rmsnorm")]
+TYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+
+
+def _norm(kernel: Kernel, x: torch.Tensor, weight: torch.Tensor, **options: Any) -> torch.Tensor:
+    """The norm of x by either op; the residual is zeros."""
+    more = {"residual": torch.zeros_like(x)} if kernel.op == "fused_add_rmsnorm" else {}
+    found = kernel(x=x, weight=weight, eps=1e-6, **more, **options)
+    return found[0] if more else found
+
+
+@each(NORMS)
+@TYPES
+def test_with_options_a_norm_is_that_of_transformers_bit_for_bit(kernel: Kernel, dtype: torch.dtype) -> None:
+    """Llama's rounds before the weight, Gemma's adds one to it in fp32; without an option at most 9 in 10 agree."""
+    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    if kernel.backend == "triton" and dtype == torch.bfloat16:
+        pytest.skip("the interpreter rounds bf16 its own way")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(20, 512, generator=generator).to(dtype)
+    weight = (1 + 0.3 * torch.randn(512, generator=generator)).to(dtype)
+    for theirs, options in (
+        (LlamaRMSNorm(512, eps=1e-6), {"round_first": True}),
+        (GemmaRMSNorm(512, eps=1e-6), {"weight_offset": 1.0}),
+    ):
+        theirs.weight.data = weight
+        with torch.no_grad():
+            wanted = theirs(x)
+        same = (_norm(kernel, x, weight, **options) == wanted).float().mean()
+        without = (_norm(kernel, x, weight) == wanted).float().mean()
+        assert same > 0.999 and without < 0.9, (same, without)
+
+
+@pytest.mark.parametrize("op", ["rmsnorm", "fused_add_rmsnorm", "silu_and_mul", "gelu_and_mul"])
+@pytest.mark.parametrize(("name", "largest"), [("int8", 127.0), ("fp8_e4m3", 448.0)])
+def test_codes_reach_the_end_of_their_range_and_rows_of_zeros_have_scale_one(
+    op: str, name: str, largest: float
+) -> None:
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
+    x[1] = 0.0
+    half = {} if op.endswith("mul") else {"weight": torch.ones(64)}
+    more = {"residual": torch.zeros(3, 64)} if op == "fused_add_rmsnorm" else {}
+    codes, *_, scale = get_kernel(op, "naive")(x=x, **half, **more, quantize=name)
+    assert codes.dtype == _rows.CODES[name] and scale.dtype == torch.float32
+    assert codes.float().abs().amax(1).tolist() == [largest, 0.0, largest] and float(scale[1]) == 1.0
+
+
+def test_a_code_off_by_one_step_and_a_scale_of_another_row_are_rejected() -> None:
+    spec, case = kernels("rmsnorm") and get_kernel("rmsnorm", "naive"), Case(T=4, H=48, eps=1e-6)
+    from rooflab.reference.rmsnorm import SPEC
+
+    for name in ("out_int8", "out_fp8"):
+        inputs = SPEC.make_inputs(case, SCHEMES[name], CPU, 0)
+        oracle = SPEC.oracle(inputs)
+        codes, scale = spec(**inputs)
+        judged = SPEC.judge((codes, scale), oracle, inputs, SCHEMES[name])
+        assert all(error.passed for error in judged), [error.describe() for error in judged]
+        off = codes.float()
+        off[2, 5] = torch.nextafter(codes[2, 5].float(), torch.tensor(9e9)) + max(1.0, off[2, 5].abs().item() / 8)
+        assert not SPEC.judge((off, scale), oracle, inputs, SCHEMES[name])[0].passed
+        assert not SPEC.judge((codes, scale.roll(1)), oracle, inputs, SCHEMES[name])[1].passed
+
+
+def test_half_a_step_of_e4m3_is_what_its_neighbours_say() -> None:
+    """Halfway between two codes the limit is met, and a little beyond the next code it is not."""
+    codes = torch.tensor([[0.0, 2.0**-9, 2.0**-6, 1.0, 1.5, 416.0]], dtype=torch.float64)
+    steps = torch.tensor([[2.0**-9, 2.0**-9, 2.0**-9, 2.0**-3, 2.0**-3, 32.0]], dtype=torch.float64)
+    limit, _ = rows.quantized_limits(codes, torch.ones(1, dtype=torch.float64), torch.zeros(1, 6).double(), "fp8_e4m3")
+    assert ((limit >= steps / 2) & (limit < steps / 2 * (1 + 1e-4))).all()
+
+
+@pytest.mark.parametrize("op", ["rmsnorm", "softmax", "layernorm"])
+def test_out_may_be_the_input_and_may_not_overlap_it(op: str) -> None:
+    for kernel in here(op):
+        if not kernel.takes_out or kernel.backend == "cpp":  # `native` checks a layout once
+            continue
+        more = {} if op == "softmax" else {"weight": torch.ones(16)}
+        memory = torch.randn(5, 16, generator=torch.Generator().manual_seed(2))
+        wanted = kernel(x=memory[:4].clone(), **more)
+        with pytest.raises(ValueError, match="out: expected memory of its own, or the input itself"):
+            kernel(x=memory[:4], out=memory[1:], **more)
+        kernel(x=memory[:4], out=memory[:4], **more)
+        assert torch.equal(memory[:4], wanted), kernel.id
