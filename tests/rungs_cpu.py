@@ -32,6 +32,12 @@ def silu_and_mul_native() -> None:
     one_call("silu_and_mul", 3)
 
 
+@rung("gelu_and_mul/native")
+def gelu_and_mul_native() -> None:
+    """One call of C++; gelu(gate) is never a tensor."""
+    one_call("gelu_and_mul", 8)
+
+
 @rung("rope_and_cache/joined")
 def rope_and_cache_joined() -> None:
     """Fewer calls of torch than naive."""

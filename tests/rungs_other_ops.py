@@ -41,9 +41,10 @@ def flash_attention_varlen_online() -> None:
 
 @rung("fused_add_rmsnorm/fused")
 def fused_add_rmsnorm_fused() -> None:
-    """One launch; a thread reads x, residual and weight once and writes the sum and its norm, from registers."""
-    info = launches_once("fused_add_rmsnorm", "fused", 7)
-    assert (info.counts["global_load"], info.counts["global_store"], len(info.loops)) == (3, 2, 0)
+    """One launch; a thread reads two vectors of x, residual and weight once and writes the sum and its norm."""
+    info = launches_once("fused_add_rmsnorm", "fused", 9)
+    assert info.opcodes["LDG.E.128"] == info.counts["global_load"] == 6
+    assert (info.counts["global_store"], len(info.loops)) == (4, 0)
 
 
 @rung("kv_cache_write/fused")
@@ -101,9 +102,25 @@ def paged_attention_gqa_packed() -> None:
 
 @rung("rmsnorm/fused")
 def rmsnorm_fused() -> None:
-    """One launch, and x is read once: a thread loads x and weight and stores y, with no loop."""
-    info = launches_once("rmsnorm", "fused", 6)
-    assert (info.counts["global_load"], info.counts["global_store"], len(info.loops)) == (2, 1, 0)
+    """One launch, and x is read once: a thread loads two vectors of x and of weight and stores two of y, in no loop."""
+    info = launches_once("rmsnorm", "fused", 8)
+    assert info.opcodes["LDG.E.128"] == info.counts["global_load"] == 4
+    assert (info.opcodes["STG.E.128"], len(info.loops)) == (2, 0)
+
+
+@rung("softmax/fused")
+def softmax_fused() -> None:
+    """One launch, and x is read once, in no loop."""
+    info = launches_once("softmax", "fused", 5)
+    assert (info.opcodes["LDG.E.128"], info.opcodes["STG.E.128"], len(info.loops)) == (2, 2, 0)
+
+
+@rung("layernorm/fused")
+def layernorm_fused() -> None:
+    """One launch, and x is read once, in no loop; a barrier more than rmsnorm's, for the mean."""
+    info = launches_once("layernorm", "fused", 11)
+    assert (info.opcodes["LDG.E.128"], info.opcodes["STG.E.128"], len(info.loops)) == (6, 2, 0)
+    assert info.counts["barrier"] > code("rmsnorm", "fused").counts["barrier"]
 
 
 @rung("rope/joined")
@@ -125,29 +142,22 @@ def rope_fused() -> None:
     assert interleaved.opcodes["STG.E.U16"] == interleaved.counts["global_store"]
 
 
-@rung("sample/bisect")
-def sample_bisect() -> None:
-    """One launch, and no sort: no row is written back, for the token is the only thing stored, once, in no loop."""
-    assert calls("sample", "naive").sorted_elements > 0
-    info = launches_once("sample", "bisect", 10)
-    assert info.opcodes["STG.E.64"] == info.counts["global_store"] == 1
-    assert len(info.loops) > 1 and not any(found.counts["global_store"] for found in info.loops)
-    assert "div.rn.f32" in info.ptx and "lg2.approx" not in info.ptx, "exact division and logarithm"
-
-
-@rung("sample/prefilter")
-def sample_prefilter() -> None:
-    """A threshold leaves few tokens to sort, where naive sorts every row whole."""
-    cases = [case for case in ops()["sample"].cases["smoke"] if 0 < case["top_k"] < case["V"] // 4]
-    naive, filtered = (calls("sample", name, cases[0]).sorted_elements for name in ("naive", "prefilter"))
-    assert naive == cases[0]["B"] * cases[0]["V"] and filtered < naive / 2
-
-
 @rung("silu_and_mul/fused")
 def silu_and_mul_fused() -> None:
     """One launch: gate and up are read once and one result is written; only that one is rounded, two values an
     instruction."""
-    info = launches_once("silu_and_mul", "fused", 3)
+    reads_gate_and_up_once("silu_and_mul", 6)
+
+
+@rung("gelu_and_mul/fused")
+def gelu_and_mul_fused() -> None:
+    """One launch in place of twelve, with the loads and stores of silu_and_mul/fused."""
+    reads_gate_and_up_once("gelu_and_mul", 11)
+
+
+def reads_gate_and_up_once(op: str, least: int) -> None:
+    """One launch of two 16-byte loads and one store, and its roundings."""
+    info = launches_once(op, "fused", least)
     assert (info.opcodes["LDG.E.128"], info.opcodes["STG.E.128"]) == (2, 1)
     assert (info.counts["global_load"], info.counts["global_store"]) == (2, 1)
     rounded = sum(number for opcode, number in info.opcodes.items() if opcode.startswith("F2F"))

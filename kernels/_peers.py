@@ -1,0 +1,103 @@
+"""Adapters of ops over rows to torch.compile, Liger-Kernel and QuACK, made of the one call that each op needs.
+
+`compiled` is torch's second library twin: the op's formula, fused by torch.compile.  Liger-Kernel (arXiv 2410.10989,
+`liger-kernel`) is written in Triton, QuACK (https://github.com/Dao-AILab/quack, `quack-kernels`) in CuTe DSL; names and
+arguments are those of Liger 0.8.5 and QuACK 0.6.5.  The first call of each shape compiles, which takes seconds; a time
+measured after a warm-up does not contain it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from rooflab.kernels.registry import Arguments, get_op, register
+
+SHAPES = 512
+"""Shapes that may be compiled in one process; at torch's default limit of 8 a call raises."""
+MOST_LIGER = 65536
+"""Values of the longest row that Liger takes (`calculate_settings`)."""
+PACKAGES = {"liger": "liger_kernel", "quack": "quack"}
+
+
+def peer(
+    op: str,
+    name: str,
+    call: Callable[..., Any],
+    traffic: Callable[[Arguments], Any],
+    check: Callable[..., Any],
+    *,
+    lacks: tuple[str, ...] = (),
+    unsupported: Callable[[Arguments], str | None] | None = None,
+) -> None:
+    """Registers `call` as the peer `name` of `op`; it takes the op's arguments by name, but for those it `lacks`.
+
+    `check` takes the op's tensors and raises `ValueError` on wrong shapes or dtypes.
+    """
+    parameters = [parameter for parameter in get_op(op).parameters if parameter.name not in lacks]
+    signature = inspect.Signature(parameters)
+    tensors = [p.name for p in parameters if p.name in inspect.signature(check).parameters]
+
+    def adapter(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        check(**{name: bound.arguments[name] for name in tensors})
+        if unsupported is not None and (reason := unsupported(Arguments(**bound.arguments))):
+            raise ValueError(reason)
+        return call(**bound.arguments)
+
+    adapter.__signature__ = signature  # type: ignore[attr-defined]  # what the registry reads
+    adapter.__doc__ = f"`{op}` by {name}; on CUDA only.  Raises `ValueError` on wrong shapes, dtypes or strides."
+    adapter.__module__ = call.__module__
+    register(
+        op=op, name=name, role="peer", backend={"compiled": "torch", "liger": "triton", "quack": "cuda"}[name],
+        min_sm=90 if name == "quack" else 80, devices=("cuda",), traffic=traffic, unsupported=unsupported,
+        requires=(PACKAGES[name],) if name in PACKAGES else (),
+    )(adapter)  # fmt: skip
+
+
+def compiled(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """`formula` through torch.compile, as one graph of fixed shapes; nothing is compiled before the first call."""
+
+    @cache
+    def made() -> Callable[..., Any]:
+        return torch.compile(formula, fullgraph=True, dynamic=False)
+
+    def call(**inputs: Any) -> Any:
+        with torch._dynamo.config.patch(recompile_limit=SHAPES, accumulated_recompile_limit=SHAPES):
+            return made()(**inputs)
+
+    call.__module__ = formula.__module__
+    return call
+
+
+def theirs(module: str, name: str) -> Callable[..., Any]:
+    """A function of another package, imported at its first call."""
+
+    def call(*args: Any) -> Any:
+        return getattr(import_module(module), name)(*args)
+
+    return call
+
+
+def why_not_liger(inputs: Arguments) -> str | None:
+    """Why Liger cannot take the inputs, or None."""
+    if (width := inputs.x.shape[-1]) > MOST_LIGER:
+        return f"x: expected rows of at most {MOST_LIGER}, got {width}"
+    if getattr(inputs, "bias", inputs.x) is None:
+        return "bias: expected one, got None"
+    return contiguous(inputs)
+
+
+def contiguous(inputs: Arguments) -> str | None:
+    """Why a kernel that takes rows only one after another in memory cannot take x and what is beside it, or None."""
+    for name in ("x", "residual"):
+        tensor = getattr(inputs, name, None)
+        if tensor is not None and not tensor.is_contiguous():
+            return f"{name}: expected rows one after another in memory, got strides {tensor.stride()}"
+    return None

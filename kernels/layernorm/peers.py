@@ -1,0 +1,26 @@
+"""torch.compile and Liger (`kernels/_peers.py`).  QuACK takes weights in fp32 alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rooflab.kernels._peers import compiled, peer, theirs, why_not_liger
+from rooflab.kernels.layernorm._operands import check_operands, traffic
+
+_liger = theirs("liger_kernel.ops.layer_norm", "layer_norm_forward")
+
+
+def formula(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """The op as torch.compile sees it."""
+    return torch.nn.functional.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def liger(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Any:
+    """It has no form without a bias."""
+    return _liger(x, weight, bias, eps)[0]
+
+
+peer("layernorm", "compiled", compiled(formula), traffic, check_operands)
+peer("layernorm", "liger", liger, traffic, check_operands, unsupported=why_not_liger)

@@ -1,0 +1,102 @@
+"""The peers of ops over rows: what they are given, what they refuse by name, and the formulas that torch compiles."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from op_kernels import CPU, META, assert_right
+
+from rooflab.kernels import registry
+from rooflab.kernels.registry import get_kernel, kernels
+from rooflab.reference.spec import SCHEMES, Case
+
+ROWS = ("rmsnorm", "fused_add_rmsnorm", "layernorm", "softmax", "silu_and_mul", "gelu_and_mul", "embedding")
+Tensor = torch.Tensor
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float, offset: float, first: bool) -> Tensor:
+    scaled = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
+    return ((scaled.to(x.dtype).float() if first else scaled) * (weight.float() + offset)).to(x.dtype)
+
+
+def liger_rms_norm(X: Tensor, W: Tensor, eps: float, offset: float, casting_mode: str, row_mode: Any) -> Any:
+    """`rms_norm_forward` of liger-kernel 0.8.5, as far as it is called."""
+    assert X.is_contiguous() and casting_mode in ("llama", "gemma")
+    return _norm(X, W, eps, offset, casting_mode == "llama"), X, None, 0, 0, casting_mode
+
+
+def liger_add_rms_norm(X: Tensor, R: Tensor, W: Tensor, eps: float, offset: float, casting_mode: str) -> Any:
+    """`fused_add_rms_norm_forward` of liger-kernel 0.8.5."""
+    return _norm(X + R, W, eps, offset, casting_mode == "llama"), X + R, None, 0, 0, 2, casting_mode
+
+
+def quack_rmsnorm(
+    x: Tensor, weight: Any = None, bias: Any = None, residual: Any = None, out_dtype: Any = None,
+    residual_dtype: Any = None, eps: float = 1e-6, store_rstd: bool = False, weight_offset: float = 0.0,
+) -> Any:  # fmt: skip
+    """`rmsnorm_fwd` of quack-kernels 0.6.5."""
+    assert bias is out_dtype is residual_dtype is None and not store_rstd
+    total = x if residual is None else x + residual
+    return _norm(total, weight, eps, weight_offset, False), total, None
+
+
+FAKES = {
+    "liger_kernel.ops.rms_norm": {"rms_norm_forward": liger_rms_norm},
+    "liger_kernel.ops.fused_add_rms_norm": {"fused_add_rms_norm_forward": liger_add_rms_norm},
+    "liger_kernel.ops.layer_norm": {
+        "layer_norm_forward": lambda X, W, B, eps: (torch.nn.functional.layer_norm(X, W.shape, W, B, eps), X)
+    },
+    "liger_kernel.ops.softmax": {"_softmax_forward": lambda x: (x.softmax(-1), 0, 0, False)},
+    "quack.rmsnorm": {"rmsnorm_fwd": quack_rmsnorm},
+    "quack.softmax": {"softmax_fwd": lambda x: x.softmax(-1)},
+}
+OPTIONS = {"round_first": True, "weight_offset": 1.0}
+PEERS = [kernel for op in ROWS for kernel in kernels(op).values() if kernel.role == "peer"]
+
+
+@pytest.mark.parametrize("kernel", [k for k in PEERS if k.name != "compiled"], ids=lambda kernel: kernel.id)
+def test_what_a_package_is_given(kernel: registry.Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right results with every option that the peer has, from functions with the packages' own arguments."""
+    for name, functions in FAKES.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**functions))
+    spec, scheme = registry.get_op(kernel.op), SCHEMES["fp32"]
+    (case,) = spec.cases["smoke"]
+    taken = {name: value for name, value in OPTIONS.items() if name in spec.optional and name in kernel.accepted}
+    for more in ({}, *({name: value} for name, value in taken.items())):
+        inputs = spec.make_inputs(case.but(**more), scheme, CPU, 0)
+        assert_right(spec, kernel(**inputs), inputs, scheme)
+        with pytest.raises(ValueError, match="x: expected rows one after another in memory, got strides"):
+            kernel(**inputs | {"x": torch.zeros(8, 128)[:, :64]})
+
+
+@pytest.mark.parametrize("op", ROWS)
+def test_the_formula_that_torch_compiles_is_one_graph_and_right(op: str) -> None:
+    """Traced by torch.compile with `fullgraph`; the code that it then makes needs a CUDA device."""
+    spec, scheme = registry.get_op(op), SCHEMES["fp32"]
+    formula = import_module(f"rooflab.kernels.{op}.peers").formula
+    torch._dynamo.reset()
+    traced = torch.compile(formula, fullgraph=True, dynamic=False, backend="aot_eager")
+    case = spec.cases["smoke"][0]
+    for more in ({}, OPTIONS) if spec.optional else ({},):
+        inputs = spec.make_inputs(case.but(**more), scheme, CPU, 0)
+        options = {name: more.get(name, value) for name, value in spec.optional.items()}
+        assert_right(spec, traced(**inputs | options), inputs, scheme)
+    torch._dynamo.reset()
+    kernel = get_kernel(op, "compiled")
+    assert (kernel.role, kernel.backend, kernel.devices) == ("peer", "torch", ("cuda",))
+
+
+def test_a_peer_refuses_what_its_package_cannot_do() -> None:
+    liger, quack = get_kernel("layernorm", "liger"), get_kernel("rmsnorm", "quack")
+    inputs = registry.get_op("layernorm").make_inputs(Case(T=2, H=70000, bias=True, eps=1e-5), SCHEMES["bf16"], META, 0)
+    assert liger.why_not_args(inputs).reason == "layernorm/liger: x: expected rows of at most 65536, got 70000"
+    inputs = registry.get_op("layernorm").make_inputs(Case(T=2, H=64, bias=False, eps=1e-5), SCHEMES["bf16"], META, 0)
+    assert liger.why_not_args(inputs).reason == "layernorm/liger: bias: expected one, got None"
+    assert "has no 'round_first'" in str(quack.why_not_args({"x": inputs["x"], "weight": 0, "round_first": True}))
+    with pytest.raises(ValueError, match=r"weight: expected shape \(64\), got \(3,\)"):
+        quack.fn(torch.zeros(2, 64), torch.zeros(3))
