@@ -213,14 +213,17 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
             for (int i = 0; i < VECTORS; ++i)
                 next[i] = load<true>(second + of * stride_second, column + i * STRIDE, inside);
     };
-    load_row(row, held, other);
     auto load_weight = [&](int i) {
         if constexpr (WEIGHTED) w[i] = load<false>(weight, column + i * STRIDE, width);
         if constexpr (OP == LAYERNORM) b[i] = load<false>(bias, column + i * STRIDE, bias ? width : 0);
     };
-    if constexpr (!LATE)
+    if constexpr (WEIGHTED && !LATE) {
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) load_weight(i);
+        // Without a barrier ptxas asks for the weight only when the row is there, which costs a trip to memory.
+        __syncthreads();
+    }
+    load_row(row, held, other);
 #if PERSISTENT
     // All threads of a cluster take as many turns.
     for (i64 first = row - threadIdx.x / LANES; first < T_rows; first += step, row += step) {

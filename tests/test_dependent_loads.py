@@ -1,4 +1,4 @@
-"""The floor under rope_and_cache at one token: a chain of loads, as deep as the fused rung's, and the bar between."""
+"""The floor under kernels at one token: a chain of loads, as deep as their rungs', and the bar between."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rooflab.bench.predict.chip import chip_of, span_cycles
 from rooflab.bench.ptx.cuda_kernels import emulating_cuda
 from rooflab.bench.ptx.launch import emulate
 from rooflab.bench.records import files as record_files
-from rooflab.bench.suite.bars import rope_and_cache as bars
+from rooflab.bench.suite.bars import one_token as bars
 from rooflab.bench.suite.entries import Context
 from rooflab.bench.timing.timing import Samples
 from rooflab.kernels._cuda import compile_cubin, load
@@ -25,7 +25,7 @@ from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import get_device
 
-(ENTRY,) = bars.BARS
+ENTRY, *OTHERS = bars.BARS
 OP = ENTRY.arguments["op"]
 SPEC = get_op(OP)
 DEVICE = get_device("h100-sxm")
@@ -85,11 +85,20 @@ def test_the_floor_is_as_deep_as_the_fused_rung():
     """Of its ways, q's and those of k and v, the longest; a slot that is asked for late would be a third load."""
     for interleaved in [False, True]:
         depth = waits_for_loads(compiled(interleaved=interleaved))
-        assert depth == pytest.approx(bars.DEPTH, abs=0.01) and ENTRY.arguments["depth"] == bars.DEPTH
+        assert depth == pytest.approx(bars.DEPTHS[OP], abs=0.01) and ENTRY.arguments["depth"] == bars.DEPTHS[OP]
+
+
+@pytest.mark.parametrize("entry", OTHERS, ids=lambda entry: entry.id)
+def test_a_rung_over_rows_waits_once(entry):
+    """For its row, and the weight with it."""
+    op, case = entry.arguments["op"], Case.parse(entry.arguments["case"])
+    requests = [Request(op, name, case, get_scheme("bf16")) for name in ("fused", "cluster")]
+    for (found,) in compile_kernels(requests):
+        assert waits_for_loads(parse_code(found.sass)) == pytest.approx(entry.arguments["depth"], abs=0.01), found.name
 
 
 def test_the_chain_waits_for_every_load():
-    for depth in [1, bars.DEPTH, 5]:
+    for depth in [1, bars.DEPTHS[OP], 5]:
         kernel = recorded(depth)
         (grid, threads, _, shared_bytes) = kernel.launches[0]
         found = read_cubin(compile_cubin(kernel.source, options=kernel.options), kernel.name)

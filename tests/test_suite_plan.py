@@ -12,7 +12,7 @@ import typer
 
 from rooflab.bench.cli.app import app
 from rooflab.bench.suite.entries import Context, Entry, plan_hash
-from rooflab.bench.suite.plan import is_of, make_plan
+from rooflab.bench.suite.plan import BESIDE, is_of, make_plan
 from rooflab.bench.suite.state import Identity
 from rooflab.bench.suite.worker import find
 from rooflab.kernels import registry
@@ -21,7 +21,7 @@ from rooflab.reference.spec import SCHEMES, Case
 PLAN = make_plan()
 BY_ID = {entry.id: entry for entry in PLAN}
 BARS = [entry for entry in PLAN if entry.id.startswith("bar:")]
-FAMILIES = sorted({word for op in registry.ops() for word in (op, op.split("_")[-1])})
+FAMILIES = sorted({*BESIDE, *(word for op in registry.ops() for word in (op, op.split("_")[-1]))})
 EIGHT_MINUTES_S = 480
 
 

@@ -19,7 +19,14 @@ SELF_TEST_ROUND_S = 60.0
 """Seconds for each of the two rounds of the A/B's self-test: identical code, and slowed code."""
 FAMILIES = {"engine": tuple(FIRST_ON_CUDA)}
 """Entries by the first word of their names, with the ops whose first checks they need."""
-BESIDE = {"attention": ("kv_cache_write", "mla_decode", "rope_and_cache")}
+BESIDE = {
+    "attention": ("kv_cache_write", "mla_decode", "rope_and_cache"),
+    "memory-bound": (
+        *("rmsnorm", "fused_add_rmsnorm", "layernorm", "softmax", "silu_and_mul", "gelu_and_mul"),
+        *("embedding", "rope_and_cache"),
+    ),
+    "sampling": ("sample", "speculative_verify"),
+}
 """Ops of a family whose names do not contain the family's word."""
 START_S = 8.0
 """Seconds that a process needs to start and import, unless it starts while the previous process still works."""
@@ -51,7 +58,8 @@ def _named(name: str, entries: Sequence[Entry]) -> set[str]:
     }
     exact = {entry.id for entry in entries if name in (entry.id, entry.id.removeprefix("bar:"), _family(entry.id))}
     if not own | exact:
-        families = sorted({word for entry in entries for op in entry.ops for word in (op, op.split("_")[-1])})
+        words = {word for entry in entries for op in entry.ops for word in (op, op.split("_")[-1])}
+        families = sorted(words | {*BESIDE})
         raise ValueError(
             f"only: expected an op, a family or an entry of the plan, such as {', '.join(families)}; got {name!r}"
         )

@@ -21,14 +21,18 @@ def _layernorm(
     rows = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]
     columns = tl.arange(0, BLOCK_H)[None, :]
     inside = (rows < T) & (columns < H)
-    x = tl.load(x_ptr + rows * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=columns < H, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + columns, mask=columns < H, other=0.0).to(tl.float32)
+    # Without a barrier ptxas asks for the weight only when the row is there, which costs a trip to memory.
+    tl.debug_barrier()
+    x = tl.load(x_ptr + rows * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
     # The mean of squares minus the squared mean would cancel where the mean is large.
     centred = tl.where(inside, x - (tl.sum(x, axis=1) / H)[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, axis=1) / H + eps)
     out = centred * scale[:, None] * weight
     if bias_ptr is not None:
-        out += tl.load(bias_ptr + columns, mask=columns < H, other=0.0).to(tl.float32)
+        out += bias
     tl.store(out_ptr + rows * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 

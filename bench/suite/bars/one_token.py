@@ -1,4 +1,4 @@
-"""Bar of the rotation and cache write of one token; a chain of dependent loads decides the time."""
+"""Bars of kernels on one token; a chain of dependent loads decides the time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rooflab.bench.measure.timed import time_together
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record
 from rooflab.bench.suite.bars import bar
-from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.entries import Context, Entry, Outcome
 from rooflab.bench.suite.measures import KERNEL_S, answer, cases_of, measure, unmeasured, usable
 from rooflab.bench.suite.running import ContextBroken, Running, clear_running
 from rooflab.bench.timing.reading import reading_fields, why_invalid
@@ -26,8 +26,9 @@ from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.model import Cost
 
 FLOOR = "chain"
-DEPTH = 2
-"""Dependent loads of the fused rung: a position, then its angles.  A test reads them in the compiled code."""
+DEPTHS = {"rope_and_cache": 2, "rmsnorm": 1, "fused_add_rmsnorm": 1, "silu_and_mul": 1}
+"""Dependent loads of the rungs: of a rotation a position, then its angles; of a norm the row and the weight together.
+A test reads them in the compiled code."""
 
 
 def one_token(context: Context, op: str, case: str, depth: int, most: float) -> Outcome:
@@ -121,14 +122,22 @@ def _record(timed: dict[str, Samples], record: Record) -> Record:
     return replace(record, **fields | {"bound_fraction": share})
 
 
-BARS = (
-    bar(
-        "rope_and_cache.one_token",
-        "fused rope and cache write at one token: at most 1.2x a one-CTA kernel of equal dependent-load depth under "
-        "the same timer",
+def _one_token(op: str, value: float, case: str) -> Entry:
+    return bar(
+        f"{op}.one_token",
+        f"{op} of one token: at most 1.2x a one-CTA kernel of equal dependent-load depth under the same timer",
         f"{__name__}:one_token",
-        cost_s=15.0, value=75.1, depth=DEPTH, most=1.2,
-        case="T=1,H=32,H_kv=8,D=128,rotary=128,max_position=131072,num_blocks=512,block_size=16,skipped=0,"
+        cost_s=15.0, value=value, depth=DEPTHS[op], most=1.2, case=case,
+    )  # fmt: skip
+
+
+BARS = (
+    _one_token(
+        "rope_and_cache", 75.1,
+        "T=1,H=32,H_kv=8,D=128,rotary=128,max_position=131072,num_blocks=512,block_size=16,skipped=0,"
         "interleaved=false",
     ),
+    _one_token("rmsnorm", 74.3, "T=1,H=4096,eps=1e-05"),
+    _one_token("fused_add_rmsnorm", 74.2, "T=1,H=4096,eps=1e-05"),
+    _one_token("silu_and_mul", 74.1, "T=1,I=4096"),
 )  # fmt: skip
