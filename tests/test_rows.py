@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from op_kernels import CPU, each, here
+from op_kernels import CPU, META, each, here
 
+from rooflab.bench.emulate.calls import call
+from rooflab.bench.predict.cases import Target
 from rooflab.kernels import _rows
-from rooflab.kernels.registry import Kernel, get_kernel, kernels
+from rooflab.kernels.registry import Kernel, get_kernel, get_op
 from rooflab.reference import rows
+from rooflab.reference.rmsnorm import SPEC
 from rooflab.reference.spec import SCHEMES, Case
 
 NORMS = [*here("rmsnorm"), *here("fused_add_rmsnorm")]
@@ -64,13 +67,11 @@ def test_codes_reach_the_end_of_their_range_and_rows_of_zeros_have_scale_one(
 
 
 def test_a_code_off_by_one_step_and_a_scale_of_another_row_are_rejected() -> None:
-    spec, case = kernels("rmsnorm") and get_kernel("rmsnorm", "naive"), Case(T=4, H=48, eps=1e-6)
-    from rooflab.reference.rmsnorm import SPEC
-
+    kernel, case = get_kernel("rmsnorm", "naive"), Case(T=4, H=48, eps=1e-6)
     for name in ("out_int8", "out_fp8"):
         inputs = SPEC.make_inputs(case, SCHEMES[name], CPU, 0)
         oracle = SPEC.oracle(inputs)
-        codes, scale = spec(**inputs)
+        codes, scale = kernel(**inputs)
         judged = SPEC.judge((codes, scale), oracle, inputs, SCHEMES[name])
         assert all(error.passed for error in judged), [error.describe() for error in judged]
         off = codes.float()
@@ -99,3 +100,20 @@ def test_out_may_be_the_input_and_may_not_overlap_it(op: str) -> None:
             kernel(x=memory[:4], out=memory[1:], **more)
         kernel(x=memory[:4], out=memory[:4], **more)
         assert torch.equal(memory[:4], wanted), kernel.id
+
+
+@pytest.mark.timeout(300)  # ten seconds until the emulator's processes are there
+@pytest.mark.parametrize("op", ["rmsnorm", "fused_add_rmsnorm", "layernorm", "softmax", "silu_and_mul", "gelu_and_mul"])
+def test_compiled_code_reads_a_value_once_16_bytes_at_a_time_and_writes_it_once(op: str) -> None:
+    """Counted in the emulator: inputs around L1 once, from HBM what the cost says, and no races in the cluster."""
+    spec, scheme = get_op(op), SCHEMES["bf16"]
+    for width in (4096, 20480):
+        (case,) = (spec.cases["smoke"][0].but(**{"T": 3, "I" if op.endswith("mul") else "H": width}),)
+        inputs = spec.make_inputs(case, scheme, META, 0)
+        rows = sum(inputs[name].numel() for name in ("x", "residual") if name in inputs)
+        answer = call(Target(op, "cluster", case, scheme)).answer
+        assert answer["status"] == "OK" and not answer["races"], answer["reason"]
+        (launch,) = answer["launches"]
+        assert launch["instructions"]["ld.global.L1::no_allocate.v4.u32"] * 8 == rows
+        cost = spec.cost(**inputs)
+        assert (launch["bytes"]["hbm_read"], launch["bytes"]["hbm_write"]) == (cost.read_bytes, cost.write_bytes)
