@@ -105,14 +105,15 @@ def test_kernel(kernel_benchmark: Callable[..., Any], spec: OpSpec, kernel: Kern
     status, reason = gate(spec.name, kernel.name)
     assert status in ("OK", "UNSUPPORTED"), f"{status}: {reason}"  # UNSUPPORTED holds for the small case only
     scheme = get_scheme(scheme_here(spec))
-    wrong = wrong_outputs(outputs_of(kernel, spec, own(inputs)), expected)
+    own_stream = kernel.nondeterministic is not None
+    wrong = wrong_outputs(outputs_of(kernel, spec, own(inputs)), expected, own_stream)
     assert not wrong, wrong
     copies = [own(inputs), own(inputs)]
     rotation = Rotation(kernel, spec, copies)
 
     def afterwards() -> str | None:
         for _, outputs in rotation.outputs():
-            wrong = wrong_outputs(outputs, expected)
+            wrong = wrong_outputs(outputs, expected, own_stream)
             if wrong:
                 return wrong
         unseen = Unseen(spec, case, scheme, pick_device(None), copies, SEED)

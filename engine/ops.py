@@ -22,7 +22,11 @@ from rooflab.kernels.choices import Phase, all_buckets, bucket_of, chosen
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.quantization import quantize_int8
 
-FIRST_ON_CUDA = {"paged_attention": ("split_kv", "chunked"), "rope_and_cache": ("fused",), "sample": ("bisect",)}
+FIRST_ON_CUDA = {
+    "paged_attention": ("split_kv", "chunked"),
+    "rope_and_cache": ("fused",),
+    "sample": ("cluster", "bisect"),
+}
 """Kernels that come before torch's where no record says which is best: those gather pages, wait for the device, or sort
 the vocabulary."""
 _PHASE_OF = {"flash_attention_varlen": "prefill"}
@@ -168,6 +172,8 @@ def candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel,
 def _why_not(kernel: Kernel, phase: Phase, rows: tuple[int, ...], limits: Limits, interpret: bool) -> str | None:
     if kernel.backend == "triton" and limits.device.type == "cpu" and not interpret:
         return "UNSUPPORTED: needs a CUDA device (--interpret runs it on the CPU, without times)"
+    if kernel.nondeterministic is not None:
+        return f"UNSUPPORTED: an answer must not depend on chance: {kernel.nondeterministic}"
     refusal = kernel.why_not_here(limits.device)
     if refusal:
         return str(refusal)

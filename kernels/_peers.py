@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
-from rooflab.kernels.registry import Arguments, get_op, register
+from rooflab.kernels.registry import Arguments, Backend, get_op, register
 
 SHAPES = 512
 """Shapes that may be compiled in one process; at torch's default limit of 8 a call raises."""
 MOST_LIGER = 65536
 """Values of the longest row that Liger takes (`calculate_settings`)."""
 PACKAGES = {"liger": "liger_kernel", "quack": "quack"}
+BACKENDS: dict[str, Backend] = {"compiled": "torch", "liger": "triton", "quack": "cuda"}
 
 
 def peer(
@@ -55,7 +56,7 @@ def peer(
     adapter.__doc__ = f"`{op}` by {name}; on CUDA only.  Raises `ValueError` on wrong shapes, dtypes or strides."
     adapter.__module__ = call.__module__
     register(
-        op=op, name=name, role="peer", backend={"compiled": "torch", "liger": "triton", "quack": "cuda"}[name],
+        op=op, name=name, role="peer", backend=BACKENDS[name],
         min_sm=90 if name == "quack" else 80, devices=("cuda",), traffic=traffic, unsupported=unsupported,
         requires=(PACKAGES[name],) if name in PACKAGES else (),
     )(adapter)  # fmt: skip

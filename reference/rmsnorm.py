@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.domain import Axis, Domain, Sizes
 from rooflab.reference.rows import ACCUMULATION_FACTOR, planted_columns, quantized_limits, quantized_rows, quantizing
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
@@ -89,7 +89,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     weight = inputs["weight"].double() + inputs.get("weight_offset", 0.0)
     values = oracle[0] if quantize is None else oracle[0] * oracle[1][:, None]
     error = relative * values.abs() + subnormal * (1.0 + weight.abs())
-    return (error,) if quantize is None else quantized_limits(*oracle, error, quantize)
+    return (error,) if quantize is None else quantized_limits(oracle, error, quantize)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
@@ -118,7 +118,7 @@ def drawn(T: int, H: int, eps: float, square: bool, **named: float | bool) -> Ca
 
 OPTIONAL = {"weight_offset": 0.0, "round_first": False}
 SCHEMES = ("fp32", "fp16", "bf16", "out_fp8", "out_int8")
-VALUES = {
+VALUES: dict[str, Axis] = {
     **{"T": Sizes(1, 131_000), "H": Sizes(1, 70_000), "eps": (1e-6, 1e-5, 0.01), "square": (False, True)},
     **{"weight_offset": (0.0, 1.0), "round_first": (False, True)},
 }

@@ -46,11 +46,12 @@ def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
     return values / scale[:, None], scale
 
 
-def quantized_limits(codes: torch.Tensor, scale: torch.Tensor, error: torch.Tensor, dtype: str) -> Outputs:
-    """The allowed errors of codes (T, N) and scales (T,); `error` is that of the values before, (T, N).
+def quantized_limits(oracle: Outputs, error: torch.Tensor, dtype: str) -> Outputs:
+    """The allowed errors of codes (T, N) and scales (T,), the `oracle`; `error` is that of the values before, (T, N).
 
     A code is within half a step, which for e4m3 depends on its size, and the error of value, scale and division.
     """
+    codes, scale = oracle
     row_error = error.amax(dim=1) if error.shape[1] else torch.zeros_like(scale)
     scale_error = row_error / LARGEST[dtype] + 2.0 * FP32_ROUNDOFF * scale
     before = error / scale[:, None] + codes.abs() * (scale_error / scale + 2.0 * FP32_ROUNDOFF)[:, None]

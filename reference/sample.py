@@ -1,9 +1,10 @@
-"""Drawing one token per row of logits: temperature, top-k, top-p, min-p, and a reproducible Gumbel-max draw.
+"""Drawing one token per row of logits: penalties, temperature, top-k, top-p, min-p, a reproducible Gumbel-max draw.
 
-The draw is an exponential race: argmax of log p - log E, with E exponential, is a draw from p. The random numbers are
-Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with key = seed and counter =
-(position, token id, 0, 0). So a row's token depends only on its own logits, seed and position, and not on the other
-rows; every correct kernel draws the same token.
+Before the draw a row's logits may be edited: a bias and the penalties of the tokens that were there, and a mask of the
+tokens that are allowed. The draw is an exponential race: argmax of log p - log E, with E exponential, is a draw from p.
+The random numbers are Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with
+key = seed and counter = (position, token id // 4, 0, 0); token id % 4 selects one of the four words. So a row's token
+depends only on its own logits, seed and position, and not on the other rows; every correct kernel draws the same token.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rooflab.reference.compare import ErrorStats
+from rooflab.reference.compare import ErrorStats, elementwise
 from rooflab.reference.domain import Domain, Sizes
-from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scalar, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 MASS_TOLERANCE = 4e-6
 """fp32's error of a cumulative probability: a token this close to top_p may be in the support or not."""
+EDITED = ("logits", "repetition_penalty", "presence_penalty", "frequency_penalty") + (
+    *("edit_offsets", "edit_ids", "edit_counts", "edit_bias"),
+    "allowed",
+)
+"""The arguments that decide a row's logits."""
 SCORE_ULPS = 16.0
 """fp32's error of a score, in roundoffs of each term: a subtraction, a division and two logarithms."""
 
@@ -42,13 +48,14 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 def race(seed: int, position: int, vocab_size: int) -> torch.Tensor:
     """log E of every token, (V,) fp64: E = -log1p(-u), u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24).
 
-    x is Philox's first word; u has exactly the value that fp32 arithmetic gives.
+    x is the token's word; u has exactly the value that fp32 arithmetic gives.
     """
-    counter = np.zeros((vocab_size, 4), dtype=np.uint64)
+    blocks = -(-vocab_size // 4)
+    counter = np.zeros((blocks, 4), dtype=np.uint64)
     counter[:, 0] = position & 0xFFFFFFFF
-    counter[:, 1] = np.arange(vocab_size, dtype=np.uint64)
+    counter[:, 1] = np.arange(blocks, dtype=np.uint64)
     key = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], dtype=np.uint64)
-    x = philox(counter, key)[:, 0].astype(np.uint32).astype(np.float32)
+    x = philox(counter, key).reshape(-1)[:vocab_size].astype(np.uint32).astype(np.float32)
     u = np.minimum(x * np.float32(2.0**-32) + np.float32(2.0**-33), np.float32(1 - 2.0**-24)).astype(np.float64)
     return torch.from_numpy(np.log(-np.log1p(-u)))
 
@@ -102,6 +109,44 @@ def support(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, 
     return Support((law / law.sum())[back], kept[back], doubtful[back], scores)
 
 
+def edited(
+    logits: torch.Tensor,
+    repetition_penalty: torch.Tensor | None = None,
+    presence_penalty: torch.Tensor | None = None,
+    frequency_penalty: torch.Tensor | None = None,
+    edit_offsets: torch.Tensor | None = None,
+    edit_ids: torch.Tensor | None = None,
+    edit_counts: torch.Tensor | None = None,
+    edit_bias: torch.Tensor | None = None,
+    allowed: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The logits (B, V) in fp32 on the CPU after edits and mask; the arguments are those of `reference`.
+
+    Every operation is rounded to fp32, so that each kernel has the same logits, and the same ties.
+    """
+    rows = logits.detach().cpu().float().numpy().copy()
+    if edit_offsets is not None and edit_ids is not None and edit_counts is not None and edit_bias is not None:
+        B = len(rows)
+        once = np.ones(B, np.float32), np.zeros(B, np.float32), np.zeros(B, np.float32)
+        given = (repetition_penalty, presence_penalty, frequency_penalty)
+        penalties = [off if value is None else value.cpu().numpy() for value, off in zip(given, once, strict=True)]
+        ends, ids, counts = edit_offsets.tolist(), edit_ids.tolist(), edit_counts.tolist()
+        bias = edit_bias.cpu().numpy()
+        for b in range(B):
+            repetition, presence, frequency = (values[b] for values in penalties)
+            for i in range(ends[b], ends[b + 1]):
+                x = rows[b, ids[i]] + bias[i]
+                if counts[i] >= 0:
+                    x = x / repetition if x > 0 else x * repetition
+                if counts[i] > 0:
+                    x = x - (frequency * np.float32(counts[i]) + presence)
+                rows[b, ids[i]] = x
+    if allowed is not None:
+        bits = np.unpackbits(allowed.cpu().contiguous().numpy().view(np.uint8), axis=1, bitorder="little")
+        rows[bits[:, : rows.shape[1]] == 0] = -math.inf
+    return torch.from_numpy(rows)
+
+
 def reference(
     logits: torch.Tensor,
     temperature: torch.Tensor,
@@ -110,24 +155,59 @@ def reference(
     min_p: torch.Tensor,
     seed: torch.Tensor,
     position: torch.Tensor,
-) -> torch.Tensor:
+    *,
+    repetition_penalty: torch.Tensor | None = None,
+    presence_penalty: torch.Tensor | None = None,
+    frequency_penalty: torch.Tensor | None = None,
+    edit_offsets: torch.Tensor | None = None,
+    edit_ids: torch.Tensor | None = None,
+    edit_counts: torch.Tensor | None = None,
+    edit_bias: torch.Tensor | None = None,
+    allowed: torch.Tensor | None = None,
+    top_n: int | None = None,
+) -> torch.Tensor | Outputs:
     """One token id per row, (B,) int64: the argmax over the support of logits / temperature - log E.
 
     logits: (B, V) of any float dtype, finite or -inf; temperature: (B,) fp32, 0 = the highest logit; top_k: (B,)
     int32, 0 = off; top_p: (B,) fp32 in (0, 1], 1 = off; min_p: (B,) fp32, 0 = off; seed, position: (B,) int64; only
-    the low 32 bits of a position count. Ties go to the lowest index. A row with a NaN, a +inf or only -inf gives some
-    id in [0, V).
+    the low 32 bits of a position count. Ties go to the lowest index.
+
+    Edits of a row come first. edit_offsets: (B + 1,) int32; row b edits the tokens edit_ids[offsets[b]:offsets[b + 1]],
+    each once; edit_ids, edit_counts: (N,) int32; edit_bias: (N,) fp32, which may be -inf. x = logit + bias; with a
+    count >= 0 x is divided by the repetition penalty, or multiplied if x <= 0 (Keskar et al., "CTRL", 2019); with a
+    count > 0 frequency_penalty * count + presence_penalty is subtracted. A count of 0 stands for a token of the prompt
+    alone, -1 for a bias alone. The penalties are (B,) fp32. allowed: (B, ceil(V / 32)) int32, a bit for each token;
+    the others are never drawn.
+
+    With `top_n` also ids (B, 1 + top_n) int64 and log-probabilities (B, 1 + top_n): of the drawn token, then of the
+    likeliest by the logits as they came, before edits and temperature. Raises `ValueError` on a row that has a NaN, a
+    +inf or no finite logit after the edits; on a GPU, where no kernel can raise, such a row has some id in [0, V).
     """
-    rows = zip(*(t.tolist() for t in (temperature, top_k, top_p, min_p, seed, position)), strict=True)
+    rows = edited(
+        *(logits, repetition_penalty, presence_penalty, frequency_penalty, edit_offsets, edit_ids),
+        *(edit_counts, edit_bias, allowed),
+    )
+    settings = zip(*(t.tolist() for t in (temperature, top_k, top_p, min_p, seed, position)), strict=True)
     tokens = []
-    for row, (t, k, p, m, s, n) in zip(logits.detach().cpu(), rows, strict=True):
-        if t == 0 or not bool(row.isfinite().any()):
-            tokens.append(int(row.double().argmax()))
+    for b, (row, (t, k, p, m, s, n)) in enumerate(zip(rows, settings, strict=True)):
+        if not lawful(row):
+            raise ValueError(f"logits: row {b}: expected a finite largest value, got {row.max().item()}")
+        if t == 0:
+            tokens.append(int(row.argmax()))
             continue
         law = support(row, t, k, p, m)
-        scores = law.scores - race(s, n, len(row))
-        tokens.append(int(scores.masked_fill(~law.kept, -math.inf).argmax()))
-    return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+        tokens.append(int((law.scores - race(s, n, len(row))).masked_fill(~law.kept, -math.inf).argmax()))
+    drawn = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+    if top_n is None:
+        return drawn
+    likely = torch.sort(logits.double(), dim=-1, descending=True, stable=True)[1][:, :top_n]
+    ids = torch.cat([drawn[:, None], likely], dim=1)
+    return drawn, ids, logits.double().log_softmax(-1).gather(1, ids)
+
+
+def lawful(row: torch.Tensor) -> bool:
+    """Whether the row (V,) has a law: no NaN, no +inf, and a finite value."""
+    return math.isfinite(row.max().item())  # torch's max is NaN if there is one
 
 
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
@@ -137,34 +217,58 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
     Wins: its fp64 score is below the best score of a token certainly in the support by at most fp32's error of both.
     With g = (best logit - logit) / T an fp32 score errs by at most `SCORE_ULPS` * 2**-24 * (|score| + g + |log E| + 1).
     """
+    return _compare(actual, oracle, inputs, wins=True)
+
+
+def compare_own_stream(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
+    """`compare` for a kernel with a random stream of its own: a drawn token must be in the support."""
+    return _compare(actual, oracle, inputs, wins=False)
+
+
+def _compare(actual: Outputs, oracle: Outputs, inputs: Inputs, wins: bool) -> list[ErrorStats]:
     drawn, expected = actual[0], oracle[0].cpu()
     if drawn.shape != expected.shape or drawn.dtype != torch.int64:
         note = f"expected {tuple(expected.shape)} int64, got {tuple(drawn.shape)} {drawn.dtype}"
-        return [ErrorStats("tokens", False, math.nan, math.inf, expected.numel(), expected.numel(), note=note)]
+        bad = ErrorStats("tokens", False, math.nan, math.inf, expected.numel(), expected.numel(), note=note)
+        return [bad, *_compare_logprobs(actual, oracle, inputs)]
+    rows = edited(**{name: value for name, value in inputs.items() if name in EDITED})
     worst, worst_row, wrong, largest = 0.0, 0, 0, 0.0
     for b, (token, best) in enumerate(zip(drawn.tolist(), expected.tolist(), strict=True)):
         if token == best:
             continue
-        error, ratio = _judge_row(token, best, inputs, b)
+        error, ratio = _judge_row(token, best, rows[b], inputs, b, wins)
         wrong += not ratio <= 1
         if not ratio <= worst:
             worst, worst_row, largest = ratio, b, error
-    return [ErrorStats("tokens", wrong == 0, largest, worst, wrong, expected.numel(), (worst_row,) if wrong else ())]
+    tokens = ErrorStats("tokens", wrong == 0, largest, worst, wrong, expected.numel(), (worst_row,) if wrong else ())
+    return [tokens, *_compare_logprobs(actual, oracle, inputs)]
 
 
-def _judge_row(token: int, best: int, inputs: Inputs, b: int) -> tuple[float, float]:
+def _compare_logprobs(actual: Outputs, oracle: Outputs, inputs: Inputs) -> list[ErrorStats]:
+    """The drawn token's id is that of the kernel itself; the others are exact, because nothing is rounded before them.
+    The error of a log-probability is that of the sum and that of a score."""
+    if len(oracle) == 1:
+        return []
+    logits = inputs["logits"].detach().cpu().double()
+    V = logits.shape[1]
+    wanted = torch.cat([actual[0].cpu()[:, None].clamp(0, V - 1), oracle[1].cpu()[:, 1:]], dim=1)
+    likely = logits.log_softmax(-1).gather(1, wanted)
+    gap = (logits.max(-1, keepdim=True).values - logits.gather(1, wanted)).nan_to_num(posinf=0.0)
+    limit = MASS_TOLERANCE + SCORE_ULPS * FP32_ROUNDOFF * (gap + likely.abs().nan_to_num(posinf=0.0) + 1)
+    ids = elementwise("logprob_ids", actual[1].cpu(), wanted, torch.zeros_like(likely))
+    return [ids, elementwise("logprobs", actual[2].cpu(), likely, limit)]
+
+
+def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int, wins: bool) -> tuple[float, float]:
     """The difference between the scores of `best` and `token`, and that difference over the allowed one."""
-    row = inputs["logits"][b]
     settings = [inputs[name][b].item() for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position")]
-    if not 0 <= token < len(row):
-        return math.inf, math.inf
-    if bool((row.isnan() | (row == math.inf)).any() or (row == -math.inf).all()):
-        return 0.0, 0.0  # any token will do
-    if settings[0] == 0:
+    if not 0 <= token < len(row) or settings[0] == 0:
         return math.inf, math.inf
     law = support(row, *settings[:4])
     if not bool(law.kept[token] | law.doubtful[token]):
         return math.inf, math.inf
+    if not wins:
+        return 0.0, 0.0
     noise = race(settings[4], settings[5], len(row))
     scores = law.scores - noise
     certain = law.kept & ~law.doubtful
@@ -179,17 +283,51 @@ def _judge_row(token: int, best: int, inputs: Inputs, b: int) -> tuple[float, fl
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Normal logits of standard deviation 3, about a language model's; every row has the case's settings."""
+    """Normal logits of standard deviation `sigma`, by default 3, about a language model's; every row has the case's
+    settings.  With `penalties` a row edits up to 24 tokens, and with `allowed` about half of the tokens may be drawn.
+    """
     B, V = int(case["B"]), int(case["V"])
-    logits = randn(B, V, dtype=scheme.activation, device=device, seed=seed, scale=3.0)
-    return {"logits": logits} | settings(
-        [(float(case["temperature"]), int(case["top_k"]), float(case["top_p"]), float(case["min_p"]))] * B, device, seed
-    )
+    sigma, top_n = float(case.get("sigma", 3.0)), int(case.get("top_n", 0))
+    logits = randn(B, V, dtype=scheme.activation, device=device, seed=seed, scale=sigma)
+    one = (float(case["temperature"]), int(case["top_k"]), float(case["top_p"]), float(case["min_p"]))
+    inputs = {"logits": logits} | settings([one] * B, device, seed)
+    if case.get("penalties"):
+        inputs |= _edits(B, V, device, seed)
+    if case.get("allowed"):
+        generator = torch.Generator().manual_seed(seed)
+        mask = torch.randint(-(2**31), 2**31, (B, -(-V // 32)), generator=generator, dtype=torch.int32)
+        mask[:, 0] |= 1  # token 0, which no edit removes: a row keeps a law
+        inputs["allowed"] = mask.to(_place(device))
+    return inputs | ({"top_n": top_n} if top_n else {})
+
+
+def _place(device: torch.device) -> torch.device:
+    """Where small tensors lie, which are never on `meta`."""
+    return torch.device("cpu" if torch.device(device).type == "meta" else device)
+
+
+def _edits(B: int, V: int, device: torch.device, seed: int) -> Inputs:
+    """Penalties for each row, and edits of tokens after token 0 with counts from -1 to 3, some of them to -inf."""
+    generator = torch.Generator().manual_seed(seed)
+    n = min(V - 1, 24)
+    N = B * n
+    ids = torch.stack([torch.randperm(V - 1, generator=generator)[:n] + 1 for _ in range(B)])
+    bias = torch.randn(N, generator=generator)
+    bias[torch.rand(N, generator=generator) < 0.2] = -math.inf
+    inputs = {
+        "repetition_penalty": torch.tensor([1.3, 0.7, 1.0])[torch.arange(B) % 3],
+        "presence_penalty": torch.tensor([0.5, -0.5])[torch.arange(B) % 2],
+        "frequency_penalty": torch.tensor([0.25, 0.0, 1.1, -0.3])[torch.arange(B) % 4],
+        "edit_offsets": torch.arange(B + 1, dtype=torch.int32) * n,
+        "edit_ids": ids.flatten().int(),
+        "edit_counts": torch.randint(-1, 4, (N,), generator=generator, dtype=torch.int32),
+        "edit_bias": bias,
+    }
+    return {name: value.to(_place(device)) for name, value in inputs.items()}
 
 
 def settings(rows: list[tuple[float, int, float, float]], device: torch.device, seed: int) -> Inputs:
     """The per-row tensors for `(temperature, top_k, top_p, min_p)` rows, with random seeds and positions."""
-    place = torch.device("cpu") if torch.device(device).type == "meta" else device
     generator = torch.Generator().manual_seed(seed)
     B = len(rows)
     columns = list(zip(*rows, strict=True)) or [(), (), (), ()]
@@ -200,13 +338,13 @@ def settings(rows: list[tuple[float, int, float, float]], device: torch.device, 
     }
     inputs["seed"] = torch.randint(-(2**62), 2**62, (B,), generator=generator)
     inputs["position"] = torch.randint(0, 2**20, (B,), generator=generator)
-    return {name: value.to(place) for name, value in inputs.items()}
+    return {name: value.to(_place(device)) for name, value in inputs.items()}
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
     """Rows whose arithmetic is exact: 2**n equal logits and -inf, so that one wrong token in the support shows.
 
-    Then one large logit; rows of one batch with different settings, greedy among them; and rows that have no law.
+    Then one large logit; rows of one batch with different settings, greedy among them; and edits that decide.
     """
     V = int(case["V"])
     rows = 16
@@ -236,9 +374,33 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     own = settings([(0.0, 0, 1.0, 0.0), (0.7, 40, 1.0, 0.0), (1.0, 0, 0.9, 0.0), (1.3, 0, 1.0, 0.1)] * 2, device, seed)
     yield "rows with settings of their own", {"logits": logits.to(scheme.activation)} | own
     yield "all logits below -10,000", {"logits": (logits - 20_000).to(scheme.activation)} | own
-    for row, value in enumerate((math.nan, math.inf, -math.inf)):
-        logits[2 * row, -1 if row < 2 else slice(None)] = value
-    yield "rows without a law", {"logits": logits.to(scheme.activation)} | own
+    yield (
+        "a penalty, a bias and a mask decide",
+        {"logits": logits.to(scheme.activation)} | own | _deciding(8, V, device),
+    )
+
+
+def _deciding(B: int, V: int, device: torch.device) -> Inputs:
+    """The first token gets a bias of 100, the last one, biased by 150, is penalised by 300, or masked in odd rows."""
+    last = V - 1
+    mask = torch.full((B, -(-V // 32)), -1, dtype=torch.int32)
+    mask[1::2, last // 32] ^= torch.tensor(1).bitwise_left_shift(last % 32).int()
+    each = [(0, -1, 100.0)] + ([(last, 2, 150.0)] if last else [])
+    ids, counts, bias = (torch.tensor(column).repeat(B) for column in zip(*each, strict=True))
+    edits = {
+        "repetition_penalty": torch.full((B,), 1.5),
+        "presence_penalty": torch.full((B,), 100.0),
+        "frequency_penalty": torch.full((B,), 100.0),
+        "edit_offsets": torch.arange(B + 1, dtype=torch.int32) * len(each),
+        "edit_ids": ids.int(),
+        "edit_counts": counts.int(),
+        "edit_bias": bias,
+        "allowed": mask if last else torch.full_like(mask, -1),
+        "top_n": min(3, V),
+    }
+    return {
+        name: value.to(_place(device)) if isinstance(value, torch.Tensor) else value for name, value in edits.items()
+    }
 
 
 def cost(
@@ -249,18 +411,22 @@ def cost(
     min_p: torch.Tensor,
     seed: torch.Tensor,
     position: torch.Tensor,
+    *,
+    top_n: int | None = None,
+    **edits: torch.Tensor | None,
 ) -> Cost:
     """Each logit is read once.  top_p needs an exponential for each token that top_k left; each token in the race needs
-    two logarithms.  After top_p or min_p only one token is counted, because the number depends on the logits."""
+    two logarithms.  After top_p or min_p only one token is counted, because the number depends on the logits.
+    Log-probabilities need an exponential for each token."""
     B, V = logits.shape
-    sfu = 0
+    sfu = 0 if top_n is None else B * V
     for t, k, p, m in zip(temperature.tolist(), top_k.tolist(), top_p.tolist(), min_p.tolist(), strict=True):
         if t > 0:
             left = min(k, V) if k else V
             sfu += (left if p < 1 else 0) + 2 * (left if p == 1 and m == 0 else 1)
     return Cost(
-        read_bytes=nbytes(logits, temperature, top_k, top_p, min_p, seed, position),
-        write_bytes=8 * B,
+        read_bytes=nbytes(logits, temperature, top_k, top_p, min_p, seed, position, *edits.values()),
+        write_bytes=8 * B + (0 if top_n is None else 12 * B * (1 + top_n)),
         vector_flops=float(B * V),  # one comparison each; Philox is integer work
         sfu_ops=float(sfu),
     )
@@ -275,15 +441,22 @@ def _model(V: int) -> tuple[Case, ...]:
     return tuple(_case(B, V, *kind) for B in (1, 16) for kind in kinds)
 
 
+def _drawn(V: int, top_n: int, **values: Scalar) -> Case | None:
+    """A case of the domain; None if it asks for more log-probabilities than there are tokens."""
+    return None if top_n > V else Case(V=V, top_n=top_n, **values)
+
+
 SPEC = OpSpec(
     name="sample",
     reference=reference,
     make_inputs=make_inputs,
     cost=cost,
-    outputs=("tokens",),
+    outputs=("tokens", "logprob_ids", "logprobs"),
+    output_dtypes={"logprobs": torch.float32},
     compare=compare,
+    compare_own_stream=compare_own_stream,
     planted=planted,
-    no_library="torch.multinomial draws from a stream of its own and cannot reproduce the draw of a (seed, position)",
+    optional={"penalties": False, "allowed": False, "top_n": 0, "sigma": 3.0},
     cases={
         "smoke": (_case(4, 300, 0.8, 40, 0.9, 0.02), _case(2, 257, 0.0), _case(3, 128)),
         "edge": (
@@ -296,6 +469,9 @@ SPEC = OpSpec(
             _case(2, 2049, 0.01, 0, 0.999),
             _case(2, 3000, 100.0, 0, 1.0, 0.5),
             _case(2, 500, 1.0, 0, 1.0, 1.0),
+            _case(3, 700, 0.9, 30, 0.8, 0.01).but(penalties=True, allowed=True, top_n=5),
+            _case(3, 65, 0.0).but(penalties=True, top_n=2),
+            _case(2, 96, 1.0).but(allowed=True),
         ),
         "smollm2_135m": _model(49152),
         "qwen3_0_6b": _model(151936),
@@ -309,7 +485,10 @@ SPEC = OpSpec(
             "top_k": (0, 1, 40, 1024),
             "top_p": (1.0, 0.9, 0.3),
             "min_p": (0.0, 0.05, 0.5),
+            "penalties": (False, True),
+            "allowed": (False, True),
+            "top_n": (0, 1, 20),
         },
-        Case,
+        _drawn,
     ),
 )

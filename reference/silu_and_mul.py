@@ -70,7 +70,7 @@ def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme, relative: torch.Tens
     quantize, info = inputs.get("quantize"), torch.finfo(scheme.activation)
     if quantize is not None:
         values = oracle[0] * oracle[1][:, None]
-        return quantized_limits(*oracle, relative * values.abs() + absolute, quantize)
+        return quantized_limits(oracle, relative * values.abs() + absolute, quantize)
     _, up = halves(inputs["x"])
     subnormal = info.smallest_normal * info.eps / 2 * (1.0 + up.abs())
     return ((relative + info.eps) * oracle[0].abs() + absolute + subnormal,)

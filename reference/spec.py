@@ -157,6 +157,9 @@ class OpSpec:
     """Largest allowed error of each output element, derived from the arithmetic.  None if `compare` judges instead."""
     compare: Callable[[Outputs, Outputs, Inputs, Scheme], list[ErrorStats]] | None = None
     """Judges outputs against the oracle's.  None if each element must be within `tolerance`."""
+    compare_own_stream: Callable[[Outputs, Outputs, Inputs, Scheme], list[ErrorStats]] | None = None
+    """Judges a kernel of an op that draws, if the kernel is declared non-deterministic: it has its own random
+    stream."""
     planted: Callable[[Case, Scheme, torch.device, int], Iterator[tuple[str, Inputs]]] | None = None
     """Labelled inputs with one dominant key, row or column at an edge; a kernel that misses it is far off."""
     output_dtypes: Mapping[str, torch.dtype | Literal["activation"]] = field(default_factory=dict)

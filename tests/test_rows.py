@@ -84,7 +84,7 @@ def test_half_a_step_of_e4m3_is_what_its_neighbours_say() -> None:
     """Halfway between two codes the limit is met, and a little beyond the next code it is not."""
     codes = torch.tensor([[0.0, 2.0**-9, 2.0**-6, 1.0, 1.5, 416.0]], dtype=torch.float64)
     steps = torch.tensor([[2.0**-9, 2.0**-9, 2.0**-9, 2.0**-3, 2.0**-3, 32.0]], dtype=torch.float64)
-    limit, _ = rows.quantized_limits(codes, torch.ones(1, dtype=torch.float64), torch.zeros(1, 6).double(), "fp8_e4m3")
+    limit, _ = rows.quantized_limits((codes, torch.ones(1).double()), torch.zeros(1, 6).double(), "fp8_e4m3")
     assert ((limit >= steps / 2) & (limit < steps / 2 * (1 + 1e-4))).all()
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from op_kernels import CPU, META
 
 from rooflab.kernels.registry import get_kernel
-from rooflab.kernels.sample import _philox, bisect, naive, prefilter
+from rooflab.kernels.sample import _philox, bisect, library, naive, prefilter
 from rooflab.reference.distribution import chi_square, smallest_effect
 from rooflab.reference.sample import SPEC, philox, race, settings, support
 from rooflab.reference.spec import Case, get_scheme
@@ -128,8 +128,19 @@ def test_top_p_past_the_first_guess_of_the_prefilter():
     assert torch.equal(tokens, naive.sample(**inputs)) and _passes(tokens, inputs)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_trap_23_rows_without_a_law_still_give_a_token_of_the_vocabulary(kernel):
+@pytest.mark.parametrize("kernel", [SPEC.reference, naive.sample, library.sample, prefilter.sample])
+@pytest.mark.parametrize("row", [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (1.0, 3, 0.9, 0.0), (1.0, 0, 0.5, 0.1)])
+def test_trap_23_a_row_without_a_law_is_refused_by_its_number(kernel, row):
+    logits = torch.randn(4, 70)
+    for value, place in ((math.nan, 5), (INF, 69), (-INF, slice(None))):
+        for kinds in ([row] * 4, [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), row, row]):
+            spoilt = logits.clone()
+            spoilt[2, place] = value
+            with pytest.raises(ValueError, match=r"logits: row 2: expected a finite largest value, got (nan|-?inf)"):
+                kernel(spoilt, **settings(kinds, CPU, 0))
+
+
+def test_trap_23_where_no_kernel_can_raise_such_a_row_gives_a_token_of_the_vocabulary():
     logits = torch.randn(6, 70)
     logits[0] = -INF
     logits[1] = torch.nan
@@ -138,10 +149,8 @@ def test_trap_23_rows_without_a_law_still_give_a_token_of_the_vocabulary(kernel)
     logits[4, ::2] = INF
     logits[5] = 3e38
     for row in [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (1.0, 3, 0.9, 0.0), (1.0, 0, 0.5, 0.1)]:
-        inputs = {"logits": logits} | settings([row] * 6, CPU, 0)
-        tokens = kernel(**inputs)
+        tokens = bisect.sample(logits, **settings([row] * 6, CPU, 0))
         assert ((tokens >= 0) & (tokens < 70)).all(), row
-        assert _passes(tokens, inputs) and not _passes(tokens + 70, inputs), row
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -151,6 +160,90 @@ def test_extreme_but_lawful_rows(kernel):
     logits[1, 20] = 1.0 - 2.0**-23
     inputs = {"logits": logits} | settings([(1.0, 0, 1.0, 0.0), (1e-9, 0, 0.9, 0.0), (1e30, 1, 1.0, 0.0)], CPU, 0)
     assert kernel(**inputs).tolist() == [33, 33, 33]
+
+
+def _edited(B, V, **changes):
+    """Inputs of rows that edit tokens, with a mask."""
+    case = Case(B=B, V=V, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, penalties=True, allowed=True, top_n=4)
+    return SPEC.make_inputs(case, FP32, CPU, 3) | changes
+
+
+@pytest.mark.parametrize("kernel", [SPEC.reference, naive.sample, prefilter.sample])
+def test_edits_penalties_and_the_mask_are_those_worked_out_by_hand(kernel):
+    """x = logit + bias; / or * 1.5 from a count of 0 on; then less 2 * count + 10 from a count of 1 on."""
+    edits = {
+        "repetition_penalty": torch.tensor([1.5] * 6),
+        "presence_penalty": torch.tensor([10.0] * 6),
+        "frequency_penalty": torch.tensor([2.0] * 6),
+        "edit_offsets": torch.tensor([0, 1, 2, 3, 4, 5, 5], dtype=torch.int32),
+        "edit_ids": torch.tensor([1, 1, 1, 1, 2], dtype=torch.int32),
+        "edit_counts": torch.tensor([-1, 0, 0, 1, -1], dtype=torch.int32),
+        "edit_bias": torch.tensor([0.0, 0.0, -12.0, 12.1, -INF]),
+        "allowed": torch.tensor([[-1]] * 5 + [[0b1000]], dtype=torch.int32),
+    }
+    logits = torch.tensor([[-9.0, 9.0, 5.9, 0.0]]).repeat(6, 1)
+    logits[2] = torch.tensor([-9.0, 9.0, -4.4, -4.5])  # 9 - 12 = -3 becomes -4.5
+    logits[3] = torch.tensor([-9.0, 9.0, 2.0, 2.2])  # 21.1 / 1.5 - 12 = 2.07
+    logits[4, 1] = 1.0
+    found = kernel(logits, **settings([(0.0, 0, 1.0, 0.0)] * 6, CPU, 0), **edits, top_n=1)
+    assert found[0].tolist() == [1, 1, 2, 3, 1, 3]
+    wanted = logits.double().log_softmax(-1)
+    assert found[1].tolist() == [[1, 1], [1, 1], [2, 1], [3, 1], [1, 2], [3, 1]]
+    assert torch.allclose(found[2].double(), wanted.gather(1, found[1]), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"edit_ids": torch.tensor([1, 1, 0, 2], dtype=torch.int32)}, "edit_ids: expected each token once.* row 0"),
+        ({"edit_ids": torch.tensor([1, 2, 0, 8], dtype=torch.int32)}, "edit_ids: expected 0 to 7, got 8 in row 1"),
+        ({"edit_counts": torch.tensor([1, 2, -2, 0], dtype=torch.int32)}, "edit_counts: expected >= -1.* row 1"),
+        ({"edit_bias": torch.tensor([0.0, INF, 0.0, 0.0])}, "edit_bias: expected a finite value or -inf.* row 0"),
+        ({"edit_bias": None}, "edit_bias: expected a tensor beside"),
+        ({"edit_offsets": torch.tensor([0, 3, 2], dtype=torch.int32)}, "edit_offsets: expected to rise"),
+        ({"repetition_penalty": torch.tensor([1.0, 0.0])}, "repetition_penalty: expected a finite value > 0.* row 1"),
+        ({"presence_penalty": torch.tensor([math.nan, 0.0])}, "presence_penalty: expected a finite value.* row 0"),
+        ({"frequency_penalty": torch.zeros(3)}, "frequency_penalty: expected shape"),
+        ({"allowed": torch.zeros(2, 2, dtype=torch.int32)}, "allowed: expected shape"),
+        ({"allowed": torch.zeros(2, 1, dtype=torch.int32)}, "logits: row 0: expected a finite largest value"),
+        ({"top_n": 9}, "top_n: expected 0 to 8, got 9"),
+    ],
+)
+def test_wrong_edits_are_refused_with_their_row(change, message):
+    edits = {
+        "edit_offsets": torch.tensor([0, 2, 4], dtype=torch.int32),
+        "edit_ids": torch.tensor([1, 2, 0, 2], dtype=torch.int32),
+        "edit_counts": torch.tensor([1, 2, -1, 0], dtype=torch.int32),
+        "edit_bias": torch.zeros(4),
+    }
+    inputs = _rows(torch.zeros(8), (1.0, 0, 1.0, 0.0), 2) | edits
+    for module in (naive, library, prefilter):
+        module.sample(**inputs)
+        with pytest.raises(ValueError, match=message):
+            module.sample(**inputs | change)
+
+
+def test_a_kernel_that_ignores_an_edit_is_rejected():
+    inputs = _edited(24, 60)
+    assert _judged(naive.sample(**inputs), inputs)
+    for name, value in (("allowed", None), ("repetition_penalty", None), ("edit_bias", 0.5), ("edit_counts", None)):
+        left = torch.full_like(inputs["edit_counts"], -1) if name == "edit_counts" else value
+        left = inputs["edit_bias"].clamp(min=value) if name == "edit_bias" else left
+        assert not _judged(naive.sample(**inputs | {name: left}), inputs), name
+    tokens, ids, values = naive.sample(**inputs)
+    assert not _judged((tokens, ids.flip(1), values), inputs) and not _judged((tokens, ids, values + 1e-3), inputs)
+
+
+def _judged(found, inputs):
+    return all(stats.passed for stats in SPEC.judge(found, SPEC.oracle(inputs), inputs, FP32))
+
+
+@pytest.mark.parametrize("row", [(1.0, 0, 1.0, 0.0), (0.6, 4, 0.97, 0.0), (1.0, 0, 1.0, 0.3)])
+def test_the_library_draws_from_the_same_law_by_its_own_stream(row):
+    torch.manual_seed(0)
+    law = support(torch.tensor(LAW).log(), *row).probabilities
+    found = chi_square(_draws(library.sample, row, 40000), law)
+    assert found.passed and found.smallest_effect < 0.05, found
 
 
 def _with(change):
@@ -185,6 +278,7 @@ WRONG = {
 def test_a_wrong_kernel_is_rejected():
     case = Case(B=4, V=300, temperature=0.8, top_k=40, top_p=0.9, min_p=0.02)
     runs = [SPEC.make_inputs(case, FP32, CPU, 0), *(inputs for _, inputs in SPEC.planted(case, FP32, CPU, 0))]
+    runs = [{name: value for name, value in inputs.items() if name != "top_n"} for inputs in runs]
     assert all(_passes(naive.sample(**inputs), inputs) for inputs in runs)
     passed = [name for name, wrong in WRONG.items() if all(_passes(wrong(**inputs), inputs) for inputs in runs)]
     assert passed == []
@@ -274,10 +368,12 @@ def test_the_torch_words_are_the_references():
         (0, 1, -1, 2**63 - 1, -(2**63), 0x299F31D0A4093822), (0, 7, 2**32 - 1, 2**32 + 7, 7, 2**32 - 1), strict=True
     ):
         counter = np.zeros((5, 4), np.uint64)
-        counter[:, 0], counter[:, 1] = position & 0xFFFFFFFF, token.numpy()
-        wanted = philox(counter, np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], np.uint64))[:, 0].tolist()
-        assert _philox.first_word(torch.tensor(seed), torch.tensor(position), token).tolist() == wanted
-        assert _philox.first_word_of_row(seed, position, token).tolist() == wanted
+        counter[:, 0], counter[:, 1] = position & 0xFFFFFFFF, token.numpy() // 4
+        words = philox(counter, np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], np.uint64))
+        wanted = words[np.arange(5), token.numpy() % 4].tolist()
+        key = torch.tensor([seed]), torch.tensor([position])
+        assert _philox.words_of_tokens(*(each.expand(5) for each in key), token).tolist() == wanted
+        assert _philox.words_of_rows(*key, 11)[0, [0, 1, 2]].tolist() == wanted[:3]
 
 
 @triton.jit

@@ -33,6 +33,8 @@ class Rotation:
 
     def __init__(self, kernel: Kernel, spec: OpSpec, copies: Sequence[Inputs]):
         self._spec = spec
+        self.own_stream = kernel.nondeterministic is not None
+        """Whether a kernel that draws does so from a random stream of its own."""
         self._copies = copies
         self._calls: list[partial[Any]] = []
         self._last: list[Any] = [None] * len(copies)

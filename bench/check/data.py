@@ -59,8 +59,13 @@ class Data:
                 return f"{name}: expected dtype {form[1]}, got {output.dtype}"
         return ""
 
-    def judge(self, outputs: Outputs) -> list[ErrorStats]:
-        """One verdict per output, as from `spec.judge`; the limits, which take longer than the oracle, are kept."""
+    def judge(self, outputs: Outputs, own_stream: bool = False) -> list[ErrorStats]:
+        """One verdict per output, as from `spec.judge`; the limits, which take longer than the oracle, are kept.
+
+        `own_stream`: the kernel is declared non-deterministic; if the op draws, it has a random stream of its own.
+        """
+        if own_stream and self.spec.compare_own_stream is not None:
+            return self.spec.compare_own_stream(outputs, self.oracle, self.inputs, self.scheme)
         if self.limits is None:
             return self.spec.judge(outputs, self.oracle, self.inputs, self.scheme)
         named = zip(self.names, outputs, self.oracle, self.limits, strict=True)

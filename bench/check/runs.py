@@ -96,7 +96,7 @@ class Check:
         misfit = data.misfit(trial.read)
         if misfit:
             raise Failed("INCORRECT", misfit)
-        for stats, output, oracle in zip(data.judge(trial.read), trial.read, data.oracle, strict=True):
+        for stats, output, oracle in zip(self._verdicts(data, trial), trial.read, data.oracle, strict=True):
             worst = self.worst.get(stats.output, stats)
             if not stats.passed or stats.max_error_over_tolerance >= worst.max_error_over_tolerance:
                 self.worst[stats.output] = stats
@@ -110,6 +110,9 @@ class Check:
         if len(self.answers) < KEPT_ANSWERS:
             self.answers.append((label, trial.read))
         return trial
+
+    def _verdicts(self, data: Data, trial: Trial) -> list[ErrorStats]:
+        return data.judge(trial.read, own_stream=self.kernel.nondeterministic is not None)
 
     def _why(self, trial: Trial, data: Data, layout: Layout) -> str:
         """The cheat that explains a wrong output, after a colon; empty if there is none."""
@@ -130,7 +133,7 @@ class Check:
             trial = self.runner.run(data.name, replace(layout, alone=True))
         except (Failed, Refused):
             return False
-        return not data.misfit(trial.read) and all(stats.passed for stats in data.judge(trial.read))
+        return not data.misfit(trial.read) and all(stats.passed for stats in self._verdicts(data, trial))
 
     def _other_data(self, data: Data) -> Trial:
         """Other values, in padded layouts; if the launcher refuses the layout of an argument, without that padding."""

@@ -56,7 +56,7 @@ class Unseen:
         found = {}
         for kernel, rotation in timed.items():
             for _, outputs in rotation.outputs():
-                if bad := wrong_outputs(outputs, self._expected):
+                if bad := wrong_outputs(outputs, self._expected, rotation.own_stream):
                     found[kernel] = bad + (": an input was changed while it was timed" if self._damaged() else "")
         return found
 
@@ -74,7 +74,8 @@ def _finite(value: object) -> bool:
     return bool(torch.isfinite(value.float()).all())
 
 
-def wrong_outputs(outputs: Sequence[torch.Tensor], expected: Data) -> str:
+def wrong_outputs(outputs: Sequence[torch.Tensor], expected: Data, own_stream: bool = False) -> str:
     """The faults of `outputs`, or ""."""
     given = tuple(outputs)
-    return expected.misfit(given) or "; ".join(stats.describe() for stats in expected.judge(given) if not stats.passed)
+    judged = () if (misfit := expected.misfit(given)) else expected.judge(given, own_stream)
+    return misfit or "; ".join(stats.describe() for stats in judged if not stats.passed)

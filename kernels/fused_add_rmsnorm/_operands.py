@@ -39,8 +39,9 @@ def outputs(
     if out is None:
         normed, scale = row_outputs(None, shape, like, quantize)
         return normed, output(None, shape, like), scale
-    normed, scale = row_outputs(out[0] if quantize is None else (out[0], out[2]), shape, like, quantize)
-    return normed, output(out[1], shape, like), scale
+    first, new_residual, *scales = out
+    normed, scale = row_outputs((first, *scales) if quantize else first, shape, like, quantize)
+    return normed, output(new_residual, shape, like), scale
 
 
 def returned(normed: torch.Tensor, new_residual: torch.Tensor, scale: torch.Tensor | None) -> Out:

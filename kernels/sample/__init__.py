@@ -1,7 +1,10 @@
-"""sample: draws a token per row.  torch has no call for it: torch.multinomial uses torch's own random stream.
+"""sample: draws a token per row.
 
 naive       torch steps: a stable sort of every row, cumulative mass, Philox over the vocabulary, argmax
+library     the same sort and cuts, and torch.multinomial, which draws from a random stream of its own
 prefilter   on the CPU: a greedy row is one argmax; in other rows a threshold leaves few tokens to sort and to race
 bisect      Triton, one program per row, no sort: bisection on order-preserving keys, four halvings per pass, finds the
             cut of top-k and top-p; the last pass also applies min-p and runs the race
+cluster     CUDA C++: a row lies in the shared memory of a cluster of CTAs and is read from memory once; edits, mask and
+            log-probabilities too
 """

@@ -1,12 +1,49 @@
-"""Checks of the arguments of all sample kernels, and the traffic of those that read the logits once."""
+"""Checks of the arguments of all sample kernels, their outputs, and the traffic of those that read the logits once."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
 import torch
 
-from rooflab.kernels._checks import check_contiguous, check_dtype, check_float, check_last_dim_contiguous, check_shape
+from rooflab.kernels._checks import (
+    check_contiguous,
+    check_dtype,
+    check_float,
+    check_last_dim_contiguous,
+    check_shape,
+    output,
+)
 from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
+
+Drawn = torch.Tensor | tuple[torch.Tensor, ...]
+"""Tokens (B,) int64; with `top_n` also ids (B, 1 + top_n) int64 and log-probabilities (B, 1 + top_n) fp32."""
+
+
+@dataclass(frozen=True)
+class Edits:
+    """The optional arguments that change a row's logits; None is off."""
+
+    repetition_penalty: torch.Tensor | None = None
+    presence_penalty: torch.Tensor | None = None
+    frequency_penalty: torch.Tensor | None = None
+    edit_offsets: torch.Tensor | None = None
+    edit_ids: torch.Tensor | None = None
+    edit_counts: torch.Tensor | None = None
+    edit_bias: torch.Tensor | None = None
+    allowed: torch.Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Those that are on, by name."""
+        named = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in named if value is not None}
+
+
+OFF = Edits()
 
 
 def check_args(
@@ -17,8 +54,11 @@ def check_args(
     min_p: torch.Tensor,
     seed: torch.Tensor,
     position: torch.Tensor,
+    edits: Edits = OFF,
+    top_n: int | None = None,
 ) -> None:
-    """Raises `ValueError` unless logits are (B, V) float and the six settings (B,) of their dtypes on the same device.
+    """Raises `ValueError` unless logits are (B, V) float, the six settings (B,) of their dtypes on the same device, and
+    the edits as `reference.sample.reference` says.
 
     Values are checked only on the CPU; on a GPU the check would wait for the device.
     """
@@ -28,39 +68,169 @@ def check_args(
     B, V = logits.shape
     if not 0 < V <= 2**31 - 1:
         raise ValueError(f"logits: expected between 1 and 2**31 - 1 tokens, got {V}")
-    wanted = (
-        ("temperature", temperature, torch.float32),
-        ("top_k", top_k, torch.int32),
-        ("top_p", top_p, torch.float32),
-        ("min_p", min_p, torch.float32),
-        ("seed", seed, torch.int64),
-        ("position", position, torch.int64),
-    )
-    for name, tensor, dtype in wanted:
-        check_shape(name, tensor, B)
-        check_dtype(name, tensor, dtype)
-        check_contiguous(name, tensor)
-        if tensor.device != logits.device:
-            raise ValueError(f"{name}: expected a tensor on {logits.device}, got {tensor.device}")
-    if logits.device.type == "cpu":
-        for t, k, p, m in zip(temperature.tolist(), top_k.tolist(), top_p.tolist(), min_p.tolist(), strict=True):
-            check_settings(t, k, p, m)
+    if top_n is not None and not 0 <= top_n <= V:
+        raise ValueError(f"top_n: expected 0 to {V}, got {top_n}")
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    settings |= {"seed": seed, "position": position}
+    dtypes = {"top_k": torch.int32, "seed": torch.int64, "position": torch.int64}
+    for name, tensor in settings.items():
+        _check_tensor(name, tensor, logits, dtypes.get(name, torch.float32), B)
+    on_cpu = logits.device.type == "cpu"
+    if on_cpu:
+        columns = (temperature.tolist(), top_k.tolist(), top_p.tolist(), min_p.tolist())
+        for row, each in enumerate(zip(*columns, strict=True)):
+            _check_settings(row, *each)
+    if edits.tensors:
+        _check_edits(edits, logits)
+        if on_cpu:
+            _check_edit_values(edits, V)
 
 
-def check_settings(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+def _check_tensor(name: str, tensor: torch.Tensor, logits: torch.Tensor, dtype: torch.dtype, *shape: int) -> None:
+    check_shape(name, tensor, *shape)
+    check_dtype(name, tensor, dtype)
+    check_contiguous(name, tensor)
+    if tensor.device != logits.device:
+        raise ValueError(f"{name}: expected a tensor on {logits.device}, got {tensor.device}")
+
+
+def _check_settings(row: int, temperature: float, top_k: int, top_p: float, min_p: float) -> None:
     """Raises `ValueError` if a setting of one row is out of range or NaN."""
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature: expected a finite value >= 0, got {temperature}")
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature: expected a finite value >= 0, got {temperature} in row {row}")
     if top_k < 0:
-        raise ValueError(f"top_k: expected >= 0 (0 is off), got {top_k}")
+        raise ValueError(f"top_k: expected >= 0 (0 is off), got {top_k} in row {row}")
     if not 0 < top_p <= 1:
-        raise ValueError(f"top_p: expected a value in (0, 1], got {top_p}")
+        raise ValueError(f"top_p: expected a value in (0, 1], got {top_p} in row {row}")
     if not 0 <= min_p <= 1:
-        raise ValueError(f"min_p: expected a value in [0, 1], got {min_p}")
+        raise ValueError(f"min_p: expected a value in [0, 1], got {min_p} in row {row}")
+
+
+def _check_edits(edits: Edits, logits: torch.Tensor) -> None:
+    """Raises `ValueError` unless the edits that are on belong together and have their shapes and dtypes."""
+    B, V = logits.shape
+    given = edits.tensors
+    if "edit_ids" in given:
+        check_shape("edit_ids", given["edit_ids"], None)
+    N = len(given.get("edit_ids", ()))
+    shapes: dict[str, tuple[int, ...]] = {
+        "edit_offsets": (B + 1,),
+        "edit_ids": (N,),
+        "edit_counts": (N,),
+        "edit_bias": (N,),
+    }
+    missing = [name for name in shapes if name not in given]
+    if missing and set(given) - {"allowed"}:
+        raise ValueError(
+            f"{missing[0]}: expected a tensor beside {', '.join(sorted(set(given) - {'allowed'}))}, got None"
+        )
+    shapes["allowed"] = (B, -(-V // 32))
+    ints = ("edit_offsets", "edit_ids", "edit_counts", "allowed")
+    for name, tensor in given.items():
+        dtype = torch.int32 if name in ints else torch.float32
+        _check_tensor(name, tensor, logits, dtype, *shapes.get(name, (B,)))
+
+
+def _check_edit_values(edits: Edits, V: int) -> None:
+    """Raises `ValueError` with the row if a value of an edit is out of range, or if a row edits a token twice."""
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        values = edits.tensors.get(name)
+        for row, value in enumerate(() if values is None else values.tolist()):
+            if not math.isfinite(value) or (name == "repetition_penalty" and value <= 0):
+                wanted = "a finite value > 0" if name == "repetition_penalty" else "a finite value"
+                raise ValueError(f"{name}: expected {wanted}, got {value} in row {row}")
+    offsets, ids, counts, bias = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
+    if offsets is None or ids is None or counts is None or bias is None:
+        return
+    lengths = offsets.diff()
+    if int(offsets[0]) != 0 or int(offsets[-1]) != len(ids) or bool((lengths < 0).any()):
+        raise ValueError(f"edit_offsets: expected to rise from 0 to {len(ids)}, got {offsets.tolist()[:8]}")
+    rows = torch.arange(len(lengths)).repeat_interleave(lengths)
+    faults = (
+        ("edit_ids", ids, (ids < 0) | (ids >= V), f"0 to {V - 1}"),
+        ("edit_counts", counts, counts < -1, ">= -1"),
+        ("edit_bias", bias, bias.isnan() | (bias == math.inf), "a finite value or -inf"),
+    )
+    for name, values, wrong, wanted in faults:
+        if bool(wrong.any()):
+            at = int(wrong.int().argmax())
+            raise ValueError(f"{name}: expected {wanted}, got {values[at].item()} in row {int(rows[at])}")
+    own, times = torch.unique(rows * V + ids, return_counts=True)
+    if len(own) < len(ids):
+        twice = int(own[times > 1][0])
+        raise ValueError(f"edit_ids: expected each token once in a row, got {twice % V} again in row {twice // V}")
+
+
+def check_rows(best: torch.Tensor, rows: Sequence[int] | None = None) -> None:
+    """On the CPU raises `ValueError` if the largest value (n,) of a row is not finite: it is NaN if the row has one.
+    `rows` are the rows' numbers, by default 0 to n - 1."""
+    if best.device.type == "cpu" and not bool(best.isfinite().all()):
+        at = int((~best.isfinite()).int().argmax())
+        row = at if rows is None else rows[at]
+        raise ValueError(f"logits: row {row}: expected a finite largest value, got {best[at].item()}")
+
+
+def edited(logits: torch.Tensor, edits: Edits) -> torch.Tensor:
+    """The logits (B, V) in fp32 after edits and mask, each operation rounded; `logits` itself if nothing changes it."""
+    x = logits.float()
+    if not edits.tensors:
+        return x
+    x = x.clone() if x is logits else x
+    offsets, ids, counts, bias = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
+    if offsets is not None and ids is not None and counts is not None and bias is not None:
+        each = torch.arange(len(x), device=x.device)
+        rows = torch.repeat_interleave(each, offsets.diff(), output_size=len(ids))
+        values = x[rows, ids] + bias
+        if edits.repetition_penalty is not None:
+            penalty = edits.repetition_penalty[rows]
+            changed = torch.where(values > 0, values / penalty, values * penalty)
+            values = torch.where(counts >= 0, changed, values)
+        less = torch.zeros_like(values)
+        if edits.frequency_penalty is not None:
+            less = edits.frequency_penalty[rows] * counts
+        if edits.presence_penalty is not None:
+            less = less + edits.presence_penalty[rows]
+        x[rows, ids] = torch.where(counts > 0, values - less, values)
+    if edits.allowed is not None:
+        bits = edits.allowed[:, :, None] >> torch.arange(32, dtype=torch.int32, device=x.device)
+        x.masked_fill_((bits & 1 == 0).flatten(1)[:, : x.shape[1]], -math.inf)
+    return x
+
+
+def outputs(out: Drawn | None, logits: torch.Tensor, top_n: int | None) -> tuple[torch.Tensor, ...]:
+    """`out` as a tuple, or new tensors: of tokens, and with `top_n` of ids and log-probabilities."""
+    B = logits.shape[0]
+    given: tuple[torch.Tensor | None, ...] = out if isinstance(out, tuple) else (out,)
+    shapes: list[tuple[int, ...]] = [(B,)] if top_n is None else [(B,), (B, 1 + top_n), (B, 1 + top_n)]
+    if out is None:
+        given = (None,) * len(shapes)
+    elif len(given) != len(shapes):
+        raise ValueError(f"out: expected {len(shapes)} tensors, got {len(given)}")
+    dtypes = (torch.int64, torch.int64, torch.float32)
+    found = zip(given, shapes, dtypes, strict=False)
+    return tuple(output(each, shape, logits, dtype) for each, shape, dtype in found)
+
+
+def result(made: tuple[torch.Tensor, ...]) -> Drawn:
+    """What a kernel returns: the tokens alone, or all outputs."""
+    return made if len(made) > 1 else made[0]
+
+
+def note_logprobs(logits: torch.Tensor, made: tuple[torch.Tensor, ...]) -> Drawn:
+    """The outputs `made`, whose tokens are drawn; with log-probabilities, by a stable sort, if they are wanted."""
+    if len(made) > 1:
+        tokens, ids, values = made
+        likely = torch.sort(logits.float(), dim=-1, descending=True, stable=True)[1]
+        ids[:, 0], ids[:, 1:] = tokens, likely[:, : ids.shape[1] - 1]
+        torch.gather(logits.float().log_softmax(-1), 1, ids, out=values)
+    return result(made)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """The logits once, because L2 or a core's cache keeps the rows in work; the settings, and a token id per row."""
+    """The logits once, because L2 or a core's cache keeps the rows in work; the settings, edits, and the outputs."""
     logits = inputs.logits
     B = logits.shape[0]
-    return Traffic(logits.numel() * logits.element_size() + 32 * B, 8 * B)
+    given = [getattr(inputs, each.name) for each in fields(Edits)]
+    read = sum(value.numel() * value.element_size() for value in given if value is not None)
+    written = 8 * B + (0 if inputs.top_n is None else 12 * B * (1 + inputs.top_n))
+    return Traffic(logits.numel() * logits.element_size() + 32 * B + read, written)

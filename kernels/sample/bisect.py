@@ -203,8 +203,10 @@ def bisect_kernel(
             kept = ((key > cut) | kept_tie) & (weight >= min_p) & (x > float("-inf"))
             ties_before += tl.sum(tie, 0)
             if tl.sum(kept.to(tl.int32), 0) > 0:
-                word, _, _, _ = tl.philox(seed, position, tokens.to(tl.uint32), 0, 0)
-                score = tl.div_rn(x - best, temperature) - log_exponential(word)
+                blocks = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
+                w0, w1, w2, w3 = tl.philox(seed, position, blocks, 0, 0)
+                words = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))  # of tokens 0, 1, 2, 3, 4 ...
+                score = tl.div_rn(x - best, temperature) - log_exponential(words)
                 better = kept & (score > lane_best)
                 lane_best = tl.where(better, score, lane_best)
                 lane_token = tl.where(better, tokens, lane_token)

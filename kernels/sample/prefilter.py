@@ -6,10 +6,9 @@ import math
 
 import torch
 
-from rooflab.kernels._checks import output
 from rooflab.kernels.registry import register
-from rooflab.kernels.sample._args import check_args, traffic
-from rooflab.kernels.sample._philox import first_word, first_word_of_row, log_exponential
+from rooflab.kernels.sample._args import Drawn, Edits, check_args, check_rows, edited, outputs, result, traffic
+from rooflab.kernels.sample._philox import log_exponential, words_of_rows, words_of_tokens
 
 FIRST_GUESS = 256
 """Tokens tried for top_p before a bound that leaves more tokens."""
@@ -24,38 +23,79 @@ def sample(
     min_p: torch.Tensor,
     seed: torch.Tensor,
     position: torch.Tensor,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Token ids (B,) int64; settings are (B,) tensors; a row with temperature 0 is greedy.
+    out: Drawn | None = None,
+    *,
+    repetition_penalty: torch.Tensor | None = None,
+    presence_penalty: torch.Tensor | None = None,
+    frequency_penalty: torch.Tensor | None = None,
+    edit_offsets: torch.Tensor | None = None,
+    edit_ids: torch.Tensor | None = None,
+    edit_counts: torch.Tensor | None = None,
+    edit_bias: torch.Tensor | None = None,
+    allowed: torch.Tensor | None = None,
+    top_n: int | None = None,
+) -> Drawn:
+    """Token ids (B,) int64, and log-probabilities; the arguments are those of `reference.sample.reference`.
 
     For the CPU only: the number of remaining tokens decides the shapes; on a GPU the host would wait for that number.
-    Raises `ValueError` on wrong shapes, dtypes or settings.
+    Raises `ValueError` on wrong shapes, dtypes or values, and on rows without a law.
     """
-    check_args(logits, temperature, top_k, top_p, min_p, seed, position)
-    out = output(out, (logits.shape[0],), logits, torch.int64)
+    edits = Edits(
+        *(repetition_penalty, presence_penalty, frequency_penalty, edit_offsets, edit_ids, edit_counts, edit_bias),
+        allowed,
+    )
+    check_args(logits, temperature, top_k, top_p, min_p, seed, position, edits, top_n)
+    made = outputs(out, logits, top_n)
+    if edits.tensors:
+        _draw(edited(logits, edits), (temperature, top_k, top_p, min_p, seed, position), made[0])
+    else:
+        _draw(logits, (temperature, top_k, top_p, min_p, seed, position), made[0])
+    if len(made) > 1:
+        _note_logprobs(logits, *made)
+    return result(made)
+
+
+def _draw(logits: torch.Tensor, settings: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+    """Writes the tokens (B,); `settings` are the six tensors."""
+    temperature, seed, position = settings[0], settings[4], settings[5]
     if not any(temperature.tolist()):
-        return torch.argmax(logits, dim=-1, out=out)
-    rows = zip(*(t.tolist() for t in (temperature, top_k, top_p, min_p, seed, position)), strict=True)
+        torch.argmax(logits, dim=-1, out=out)
+        check_rows(logits.gather(1, out[:, None])[:, 0])  # a NaN is the largest for argmax
+        return
     few: list[tuple[int, torch.Tensor, torch.Tensor]] = []
-    for b, (t, k, p, m, row_seed, row_position) in enumerate(rows):
+    for b, (t, k, p, m) in enumerate(zip(*(each.tolist() for each in settings[:4]), strict=True)):
+        row = logits[b]
         if t == 0:
-            out[b] = logits[b].argmax()
-        elif k == 0 and p == 1 and m == 0:
-            row = logits[b].float()
-            words = first_word_of_row(row_seed, row_position, torch.arange(len(row)))
-            out[b] = ((row - row.max()) / t).sub_(log_exponential(words)).argmax()
+            out[b] = row.argmax()
+            check_rows(row[out[b]][None], (b,))
+            continue
+        row = row.float()
+        best = row.max()
+        check_rows(best[None], (b,))
+        if k == 0 and p == 1 and m == 0:
+            words = words_of_rows(seed[b : b + 1], position[b : b + 1], len(row))[0]
+            out[b] = ((row - best) / t).sub_(log_exponential(words)).argmax()
         else:
-            few.append((b, *_survivors(logits[b].float(), t, k, p, m)))
+            few.append((b, *_survivors(row, best, t, k, p, m)))
     if few:
         _race(few, seed, position, out)
-    return out
+
+
+def _note_logprobs(logits: torch.Tensor, tokens: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
+    """Fills ids and log-probabilities (B, 1 + n): a threshold leaves few tokens to sort, with all ties at it."""
+    n = ids.shape[1] - 1
+    ids[:, 0] = tokens
+    for b, row in enumerate(logits.float()):
+        if n:
+            likely = (row >= row.topk(n).values[-1]).nonzero().squeeze(1)
+            ids[b, 1:] = likely[torch.sort(row[likely], descending=True, stable=True)[1][:n]]
+        values[b] = row[ids[b]] - row.logsumexp(0)
 
 
 def _survivors(
-    row: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+    row: torch.Tensor, best: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens that one fp32 row may draw: ids in ascending order, and scores relative to the best."""
-    best = row.max()
     total = None
     if 0 < top_k < len(row):
         threshold = row.topk(top_k).values[-1]
@@ -99,7 +139,7 @@ def _race(
     """Draws for all rows at once, because Philox on few tokens costs its hundred calls, not its arithmetic."""
     sizes = [len(ids) for _, ids, _ in few]
     rows = torch.tensor([b for b, _, _ in few]).repeat_interleave(torch.tensor(sizes))
-    words = first_word(seed[rows], position[rows], torch.cat([ids for _, ids, _ in few]))
+    words = words_of_tokens(seed[rows], position[rows], torch.cat([ids for _, ids, _ in few]))
     finals = torch.cat([scores for _, _, scores in few]) - log_exponential(words)
     for (b, ids, _), final in zip(few, torch.split(finals, sizes), strict=True):
-        out[b] = ids[final.argmax()] if len(ids) else 0  # no token is left if all logits are -inf or NaN
+        out[b] = ids[final.argmax()]

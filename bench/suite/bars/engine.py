@@ -98,7 +98,8 @@ def _swaps(context: Context) -> dict[str, str]:
     own = {op: [registry.get_kernel(op, name) for name in names] for op, names in FIRST_ON_CUDA.items()}
     wanted = {op: [kernel for kernel in kernels if kernel.why_not_here(device) is None] for op, kernels in own.items()}
     failed = [op for op, kernels in wanted.items() if any(kernel not in usable(context, op) for kernel in kernels)]
-    return {op: "library" if "library" in registry.kernels(op) else "naive" for op in failed}
+    kept = {op: registry.kernels(op).get("library") for op in failed}
+    return {op: "naive" if kernel is None or kernel.nondeterministic else "library" for op, kernel in kept.items()}
 
 
 def engine(context: Context, model: str, batches: Sequence[int], contexts: Sequence[int]) -> Outcome:

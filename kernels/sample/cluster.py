@@ -1,0 +1,153 @@
+"""Over bisect: a row lies in the shared memory of a cluster, so it is read from memory once, at any batch.
+
+A search narrows the bracket of a cut with seven thresholds per pass: by interpolation, and after four passes by halving
+keys, which always ends.  As soon as the bracket holds few tokens, every CTA gets them and finds the cut exactly.  Sums
+meet in a warp, a CTA and a cluster in a fixed order, so two runs agree bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+
+from rooflab.kernels import _cuda
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._tma import address_of
+from rooflab.kernels.configs import default_config
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.sample._args import Drawn, Edits, check_args, outputs, result, traffic
+from rooflab.kernels.sample._cluster_device import SOURCE
+from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning
+from rooflab.reference.spec import Case, Scheme
+
+THREADS = 512
+FEW_THREADS = 128
+"""For a part of at most `FEW_TOKENS`: fewer sums to add up."""
+FEW_TOKENS = 2048
+OWN_BYTES = 12 * 1024
+"""Static shared memory: sums, and the tokens at the end of a search."""
+MAX_CLUSTER = 8
+MAX_TOP_N = 32
+AIMED_SHARE = 16 * 1024
+"""Tokens of a CTA at which three CTAs share an SM: with 48 warps, loads and searches of different rows overlap."""
+ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to launch the kernel."""
+
+    cluster: int
+    """CTAs that share a row."""
+    threads: int
+    """Threads of a CTA."""
+
+
+def share_of(V: int, cluster: int) -> int:
+    """Tokens of a CTA: whole vectors, calls of Philox and words of the mask."""
+    return int(triton.cdiv(V, 32 * cluster)) * 32
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Clusters of 1 to 8 CTAs; legal are those whose shared memory holds the row."""
+    return tuple(Config(cluster, threads) for cluster in (1, 2, 4, 8) for threads in (128, 256, 512))
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """The row's part in shared memory; seven thresholds, their sums and four vectors in flight in registers."""
+    shared = 4 * share_of(int(case["V"]), config.cluster) + OWN_BYTES
+    return Footprint(config.threads, 40, shared, int(case["B"]) * config.cluster)
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """As few CTAs as hold the row and leave room for other rows; more, while SMs are idle and a CTA has much to do."""
+    B, V = int(case["B"]), int(case["V"])
+    cluster = 1
+    while cluster < MAX_CLUSTER and (
+        share_of(V, cluster) > AIMED_SHARE or (B * cluster < HOPPER_SMS and share_of(V, cluster) > 4 * THREADS)
+    ):
+        cluster *= 2
+    return Config(cluster, FEW_THREADS if share_of(V, cluster) <= FEW_TOKENS else THREADS)
+
+
+def why_not(inputs: Arguments) -> str | None:
+    """Why this kernel cannot take the arguments, or None."""
+    V, top_n = inputs.logits.shape[1], inputs.top_n
+    largest = (SHARED_BYTES_PER_CTA - OWN_BYTES) // 4 // 32 * 32 * MAX_CLUSTER
+    if V > largest:
+        return f"logits: takes up to {largest} tokens, which shared memory holds, got {V}; sample/bisect takes more"
+    if top_n is not None and top_n > MAX_TOP_N:
+        return f"top_n: takes up to {MAX_TOP_N}, got {top_n}"
+    return None
+
+
+def load_bytes(logits: torch.Tensor) -> int:
+    """The largest power of two, at most 16, that divides the address of every row."""
+    stride = logits.stride(0) if logits.shape[0] > 1 else 0
+    bits = 16 | address_of(logits) | stride * logits.element_size()
+    return bits & -bits
+
+
+@register(
+    op="sample", name="cluster", role="optimized", backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
+    traffic=traffic, unsupported=why_not, tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+    out: Drawn | None = None,
+    *,
+    repetition_penalty: torch.Tensor | None = None,
+    presence_penalty: torch.Tensor | None = None,
+    frequency_penalty: torch.Tensor | None = None,
+    edit_offsets: torch.Tensor | None = None,
+    edit_ids: torch.Tensor | None = None,
+    edit_counts: torch.Tensor | None = None,
+    edit_bias: torch.Tensor | None = None,
+    allowed: torch.Tensor | None = None,
+    top_n: int | None = None,
+    config: Config | None = None,
+) -> Drawn:
+    """Token ids (B,) int64, and log-probabilities, in one launch that reads each logit once; the arguments are those of
+    `reference.sample.reference`, with `top_n` up to 32.  Raises `ValueError` on wrong shapes or dtypes."""
+    edits = Edits(
+        *(repetition_penalty, presence_penalty, frequency_penalty, edit_offsets, edit_ids, edit_counts, edit_bias),
+        allowed,
+    )
+    check_args(logits, temperature, top_k, top_p, min_p, seed, position, edits, top_n)
+    reason = why_not(Arguments(logits=logits, top_n=top_n))
+    if reason:
+        raise ValueError(reason)
+    made = outputs(out, logits, top_n)
+    B, V = logits.shape
+    if not B:
+        return result(made)
+    for name, tensor in zip(("tokens", "ids", "log-probabilities"), made, strict=False):
+        if not tensor.is_contiguous():
+            raise ValueError(f"out: expected contiguous {name}, got strides {tensor.stride()}")
+    config = config or default_config("sample", "cluster", logits.dtype, logits.device, B=B, V=V)
+    share = share_of(V, config.cluster)
+    sizes = {
+        "CLUSTER": config.cluster,
+        "THREADS": config.threads,
+        "ELEMENT": ELEMENTS[logits.dtype],
+        "BYTES": load_bytes(logits),
+        "EDITS": int(bool(edits.tensors)),
+        "TOP_N": -1 if top_n is None else top_n,
+    }
+    kernel = _cuda.load(SOURCE, "sample", options=tuple(f"-D{name}={value}" for name, value in sizes.items()))
+    kernel(
+        (B * config.cluster,), (config.threads,), logits, temperature, top_k, top_p, min_p, seed, position,
+        repetition_penalty, presence_penalty, frequency_penalty, edit_offsets, edit_ids, edit_counts, edit_bias,
+        allowed, made[0], *(made[1:] or (None, None)), np.int32(V), np.int32(share),
+        np.int64(logits.stride(0) if B > 1 else 0), shared_bytes=4 * share,
+    )  # fmt: skip
+    return result(made)

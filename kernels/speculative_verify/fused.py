@@ -1,0 +1,151 @@
+"""One program per sequence: all drafts' ratios at once, then one pass over the row that decides, without a residual in
+memory.  Of the laws of other positions it reads one probability each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from rooflab.kernels.configs import default_config
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.sample.bisect import log_exponential
+from rooflab.kernels.speculative_verify._args import Verified, check_args, outputs
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
+from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.model import Traffic
+
+
+@dataclass(frozen=True)
+class Config(LaunchConfig):
+    """One way to launch the kernel."""
+
+    block: int
+    """Tokens per step of the pass."""
+    num_warps: int
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """4 to 16 tokens per thread."""
+    return tuple(Config(128 * warps * step, warps) for warps in (4, 8, 16) for step in (1, 2, 4))
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """A thread holds its tokens' weights, words, and best scores."""
+    threads = 32 * config.num_warps
+    return Footprint(threads, 4 * config.block // threads + 16, 0, int(case["B"]))
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """One config for every case: a program alone must keep enough loads in flight."""
+    return Config(2048, 16)
+
+
+def traffic(inputs: Arguments) -> Traffic:
+    """One row of each law, as after a rejection; a sector of each law for each draft."""
+    B, K = inputs.draft_tokens.shape
+    V = inputs.target_probs.shape[2]
+    laws = 1 if inputs.draft_probs is None else 2
+    return Traffic(laws * B * (4 * V + 32 * K) + 8 * B * K + 20 * B, 8 * B * (K + 1) + 4 * B)
+
+
+@triton.jit
+def race(p_ptr, q_ptr, drafted, seed, position, V, HAS_Q: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr):
+    """The winner of the race over max(p - q, 0), or over p, and its score."""
+    lane_best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    lane_token = tl.full((BLOCK,), 0, tl.int32)
+    for start in range(0, V, BLOCK):
+        tokens = start + tl.arange(0, BLOCK)
+        weight = tl.load(p_ptr + tokens, mask=tokens < V, other=0.0)
+        if RESIDUAL:
+            if HAS_Q:
+                weight = weight - tl.load(q_ptr + tokens, mask=tokens < V, other=0.0)
+            else:
+                weight = tl.where(tokens == drafted, weight - 1.0, weight)
+        blocks = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
+        w0, w1, w2, w3 = tl.philox(seed, position, blocks, 0, 0)
+        words = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
+        score = tl.log(tl.where(weight > 0.0, weight, 1.0)) - log_exponential(words)
+        better = (weight > 0.0) & (score > lane_best)
+        lane_best = tl.where(better, score, lane_best)
+        lane_token = tl.where(better, tokens, lane_token)
+    best = tl.max(lane_best, 0)
+    return tl.min(tl.where(lane_best == best, lane_token, V - 1), 0), best
+
+
+@triton.jit
+def fused_kernel(
+    draft_ptr, p_ptr, num_drafts_ptr, seed_ptr, position_ptr, q_ptr, tokens_ptr, accepted_ptr, K, V,
+    HAS_Q: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0).to(tl.int64)  # int64: (K + 1) * V * b passes 2**31
+    drafts = tl.load(num_drafts_ptr + b)
+    seed = tl.load(seed_ptr + b)
+    position = tl.load(position_ptr + b)
+    p_ptr += b * (K + 1) * V
+    q_ptr += b * K * V
+    place = tl.arange(0, PLACES)
+    used = place < drafts
+    draft = tl.load(draft_ptr + b * K + place, mask=used, other=0)
+    p = tl.load(p_ptr + place.to(tl.int64) * V + draft, mask=used, other=0.0)
+    q = tl.full((PLACES,), 1.0, tl.float32)
+    if HAS_Q:
+        q = tl.load(q_ptr + place.to(tl.int64) * V + draft, mask=used, other=1.0)
+    word, _, _, _ = tl.philox(seed, ((position + place) & 0xFFFFFFFF).to(tl.uint32), 0, 1, 0)
+    u = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.999999940395355224609375)
+    refused = used & (u * q >= p)
+    accepted = tl.minimum(tl.min(tl.where(refused, place, PLACES), 0), drafts)
+    here = ((position + accepted) & 0xFFFFFFFF).to(tl.uint32)
+    p_ptr += accepted.to(tl.int64) * V
+    q_ptr += accepted.to(tl.int64) * V
+    drafted = tl.sum(tl.where(place == accepted, draft, 0), 0)
+    token = 0
+    best = float("-inf")
+    if accepted < drafts:
+        token, best = race(p_ptr, q_ptr, drafted, seed, here, V, HAS_Q, True, BLOCK)
+    if best == float("-inf"):
+        token, best = race(p_ptr, q_ptr, drafted, seed, here, V, HAS_Q, False, BLOCK)
+    out = tl.where(place < accepted, draft, tl.where(place == accepted, token, -1)).to(tl.int64)
+    tl.store(tokens_ptr + b * (K + 1) + place, out, mask=place <= K)
+    tl.store(accepted_ptr + b, accepted)
+
+
+@register(
+    op="speculative_verify", name="fused", role="optimized", backend="triton", traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
+def speculative_verify(
+    draft_tokens: torch.Tensor,
+    target_probs: torch.Tensor,
+    num_drafts: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+    out: Verified | None = None,
+    *,
+    draft_probs: torch.Tensor | None = None,
+    config: Config | None = None,
+) -> Verified:
+    """Tokens (B, K + 1) int64, padded with -1, and the number of accepted drafts (B,) int32, in one launch.
+
+    The arguments are those of `reference.speculative_verify.reference`.  Raises `ValueError` on wrong shapes or dtypes,
+    and on the CPU on wrong values.
+    """
+    check_args(draft_tokens, target_probs, num_drafts, seed, position, draft_probs)
+    tokens, accepted = outputs(out, draft_tokens)
+    for name, tensor in (("tokens", tokens), ("num_accepted", accepted)):
+        if not tensor.is_contiguous():
+            raise ValueError(f"out: expected contiguous {name}, got strides {tensor.stride()}")
+    B, K = draft_tokens.shape
+    V = target_probs.shape[2]
+    laws = target_probs, (target_probs if draft_probs is None else draft_probs)
+    if B:
+        config = config or default_config(
+            "speculative_verify", "fused", target_probs.dtype, target_probs.device, B=B, K=K, V=V
+        )
+        fused_kernel[(B,)](
+            draft_tokens, laws[0], num_drafts, seed, position, laws[1], tokens, accepted, K, V,
+            HAS_Q=draft_probs is not None, PLACES=triton.next_power_of_2(K + 1), **config.launch_arguments,
+        )  # fmt: skip
+    return tokens, accepted

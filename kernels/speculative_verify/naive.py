@@ -1,0 +1,64 @@
+"""The definition in torch steps, over every row of both laws."""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.sample._philox import log_exponential, philox, words_of_rows
+from rooflab.kernels.speculative_verify._args import Verified, check_args, outputs
+from rooflab.roofline.model import Traffic
+
+
+def traffic(inputs: Arguments) -> Traffic:
+    """Each step's operands: both laws for the residual, the row that decides, and the words of its race."""
+    p, q = inputs.target_probs, inputs.draft_probs
+    B, V = p.shape[0], p.shape[2]
+    laws = 4 * (p.numel() + (0 if q is None else q.numel()))
+    small = 64 * inputs.draft_tokens.numel() + 64 * B
+    race = 10 * 12 * 8 // 4 + 40
+    return Traffic(3 * laws + B * V * race + small, 2 * laws + B * V * race + small, launches=170)
+
+
+@register(op="speculative_verify", name="naive", role="naive", backend="torch", traffic=traffic)
+def speculative_verify(
+    draft_tokens: torch.Tensor,
+    target_probs: torch.Tensor,
+    num_drafts: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+    out: Verified | None = None,
+    *,
+    draft_probs: torch.Tensor | None = None,
+) -> Verified:
+    """Tokens (B, K + 1) int64, padded with -1, and the number of accepted drafts (B,) int32.
+
+    The arguments are those of `reference.speculative_verify.reference`.  Raises `ValueError` on wrong shapes or dtypes,
+    and on the CPU on wrong values.
+    """
+    check_args(draft_tokens, target_probs, num_drafts, seed, position, draft_probs)
+    tokens, accepted = outputs(out, draft_tokens)
+    B, K = draft_tokens.shape
+    V = target_probs.shape[2]
+    place = torch.arange(K, device=seed.device)
+    used = place < num_drafts[:, None]
+    drafted = torch.where(used, draft_tokens, 0)[..., None]
+    if draft_probs is None:
+        draft_probs = torch.zeros_like(target_probs[:, :K]).scatter_(2, drafted, 1.0)
+    word = philox(seed[:, None], position[:, None] + place, torch.zeros_like(place), stream=1)[0]
+    u = word.float().mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
+    p = target_probs[:, :K].gather(2, drafted).squeeze(2)
+    q = draft_probs.gather(2, drafted).squeeze(2)
+    going = (used & (u * q < p)).long().cumprod(1)
+    count = going.sum(1)
+    # The law after the accepted drafts: what the draft left of the target, or after all drafts the target.
+    rows = torch.arange(B, device=seed.device)
+    target = target_probs[rows, count]
+    left = target if not K else (target - draft_probs[rows, count.clamp(max=K - 1)]).clamp(min=0)
+    whole = (count >= num_drafts) | ~left.any(1)
+    weights = torch.where(whole[:, None], target, left)
+    scores = weights.log() - log_exponential(words_of_rows(seed, position + count, V))
+    tokens.fill_(-1)
+    tokens[:, :K] = torch.where(going > 0, draft_tokens, -1)
+    tokens[rows, count] = scores.argmax(1)
+    return tokens, accepted.copy_(count)

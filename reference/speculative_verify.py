@@ -1,0 +1,225 @@
+"""Rejection sampling of draft tokens against the target's probabilities (Leviathan et al., "Fast inference from
+transformers via speculative decoding", ICML 2023; Chen et al., arXiv 2302.01318).
+
+Draft token x number i is accepted if u < p(x) / q(x), p being the target's and q the draft's law. The first token that
+is not accepted is replaced by a draw from max(p - q, 0), and after the last one comes a draw from the target: so every
+token follows the target's law. The random numbers are those of `sample`: the race of position + i draws token i, and u
+is the first word of the counter (position + i, 0, 1, 0).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from rooflab.reference.compare import ErrorStats
+from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.sample import SCORE_ULPS, philox, race
+from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes
+from rooflab.roofline.model import Cost
+
+
+def uniform(seed: int, position: int) -> float:
+    """The u that accepts the token at `position`: min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
+    counter = np.array([position & 0xFFFFFFFF, 0, 1, 0], dtype=np.uint64)
+    key = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], dtype=np.uint64)
+    x = philox(counter, key)[0].astype(np.uint32).astype(np.float32)
+    return float(np.minimum(x * np.float32(2.0**-32) + np.float32(2.0**-33), np.float32(1 - 2.0**-24)))
+
+
+def _laws(row: int, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """p (K + 1, V) and q (K, V) of a row in fp64; a draft without probabilities has one-hot rows."""
+    p = inputs["target_probs"][row].cpu().double()
+    if inputs.get("draft_probs") is not None:
+        return p, inputs["draft_probs"][row].cpu().double()
+    q = torch.zeros_like(p[:-1])
+    tokens = inputs["draft_tokens"][row].cpu()
+    used = torch.arange(len(tokens)) < int(inputs["num_drafts"][row])
+    q[used] = torch.nn.functional.one_hot(tokens[used], p.shape[1]).double()
+    return p, q
+
+
+def _weights(i: int, p: torch.Tensor, q: torch.Tensor, drafts: int) -> torch.Tensor:
+    """The weights (V,) of the draw after i accepted tokens of `drafts`."""
+    left = (p[i] - q[i]).clamp(min=0) if i < drafts else p[i]
+    return left if bool(left.any()) else p[i]  # p = q up to rounding: nothing is left to draw from
+
+
+def reference(
+    draft_tokens: torch.Tensor,
+    target_probs: torch.Tensor,
+    num_drafts: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+    *,
+    draft_probs: torch.Tensor | None = None,
+) -> Outputs:
+    """The accepted tokens and one more, (B, K + 1) int64, padded with -1, and the number of accepted ones, (B,) int32.
+
+    draft_tokens: (B, K) int64, of which num_drafts (B,) int32 count; target_probs: (B, K + 1, V) fp32, in each row of
+    which the law of the token after i drafts; draft_probs: (B, K, V) fp32, None if each draft was certain; seed,
+    position: (B,) int64, the position of the first drafted token.
+    """
+    B, K = draft_tokens.shape
+    inputs: Inputs = {"draft_tokens": draft_tokens, "target_probs": target_probs, "num_drafts": num_drafts}
+    inputs["draft_probs"] = draft_probs
+    tokens = torch.full((B, K + 1), -1, dtype=torch.int64)
+    accepted = torch.zeros(B, dtype=torch.int32)
+    for b, (drafts, s, n) in enumerate(zip(num_drafts.tolist(), seed.tolist(), position.tolist(), strict=True)):
+        p, q = _laws(b, inputs)
+        i = 0
+        while i < drafts:
+            x = int(draft_tokens[b, i])
+            if not uniform(s, n + i) * float(q[i, x]) < float(p[i, x]):
+                break
+            tokens[b, i] = x
+            i += 1
+        scores = _weights(i, p, q, drafts).log() - race(s, n + i, p.shape[1])
+        tokens[b, i], accepted[b] = int(scores.argmax()), i
+    return tokens.to(draft_tokens.device), accepted.to(draft_tokens.device)
+
+
+def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
+    """Tokens and number of accepted ones must be the oracle's, except where fp32 may decide otherwise.
+
+    That is where u q and p differ by at most 4 roundoffs of both, and where the drawn token's score is below the best
+    one by at most `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1) of both.
+    """
+    names, found = ("tokens", "num_accepted"), []
+    for name, one, other in zip(names, actual, oracle, strict=True):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            note = f"expected {tuple(other.shape)} {other.dtype}, got {tuple(one.shape)} {one.dtype}"
+            found.append(ErrorStats(name, False, math.nan, math.inf, other.numel(), other.numel(), note=note))
+    if found:
+        return found + [ErrorStats(name, True, 0.0, 0.0, 0, 0) for name in names[len(found) :]]
+    wrong = []
+    for b, (tokens, accepted) in enumerate(zip(actual[0].tolist(), actual[1].tolist(), strict=True)):
+        same = tokens == oracle[0][b].tolist() and accepted == int(oracle[1][b])
+        if not same and not _excused(tokens, accepted, inputs, b):
+            wrong.append(b)
+    worst = math.inf if wrong else 0.0
+    return [ErrorStats(name, not wrong, worst, worst, len(wrong), len(oracle[1]), tuple(wrong[:1])) for name in names]
+
+
+def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
+    """Whether a row's answer may be right in fp32."""
+    p, q = _laws(b, inputs)
+    drafts, s, n = (int(inputs[name][b]) for name in ("num_drafts", "seed", "position"))
+    if not 0 <= accepted <= drafts or any(token != -1 for token in tokens[accepted + 1 :]):
+        return False
+    for i in range(min(accepted + 1, drafts)):
+        x = int(inputs["draft_tokens"][b, i])
+        left, right = uniform(s, n + i) * float(q[i, x]), float(p[i, x])
+        doubtful = abs(left - right) <= 4 * FP32_ROUNDOFF * (left + right)
+        if not doubtful and (left < right) != (i < accepted):
+            return False
+        if i < accepted and tokens[i] != x:
+            return False
+    drawn = tokens[accepted]
+    if not 0 <= drawn < p.shape[1]:
+        return False
+    logs, noise = _weights(accepted, p, q, drafts).log(), race(s, n + accepted, p.shape[1])
+    scores = logs - noise
+    best = int(scores.argmax())
+    allowed = sum(SCORE_ULPS * FP32_ROUNDOFF * float(logs[i].abs() + noise[i].abs() + 1) for i in (drawn, best))
+    return math.isfinite(float(logs[drawn])) and float(scores[best] - scores[drawn]) <= allowed
+
+
+def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """A draft near its target, which accepts about 2 of 3 tokens; with `ngram` it has no probabilities."""
+    B, K, V = (int(case[name]) for name in ("B", "K", "V"))
+    meta = torch.device(device).type == "meta"
+    place = torch.device("cpu" if meta else device)
+    generator = torch.Generator().manual_seed(seed)
+    small = {
+        "num_drafts": torch.randint(0, K + 1, (B,), generator=generator, dtype=torch.int32),
+        "seed": torch.randint(-(2**62), 2**62, (B,), generator=generator),
+        "position": torch.randint(0, 2**20, (B,), generator=generator),
+    }
+    if meta:
+        tokens = torch.zeros(B, K, dtype=torch.int64)
+        p, q = torch.empty(B, K + 1, V, device=device), torch.empty(B, K, V, device=device)
+    else:
+        logits = 2 * torch.randn(B, K + 1, V, generator=generator)
+        p, q = logits.softmax(-1), (logits[:, :K] + 0.7 * torch.randn(B, K, V, generator=generator)).softmax(-1)
+        tokens = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(B, K)
+        p, q = p.to(place), q.to(place)
+    inputs: Inputs = {"draft_tokens": tokens.to(place), "target_probs": p}
+    inputs |= {name: value.to(place) for name, value in small.items()}
+    return inputs if case.get("ngram") else inputs | {"draft_probs": q}
+
+
+def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """An identical draft, a target that is certain, and a draft that is never right."""
+    inputs = make_inputs(case, scheme, device, seed)
+    B, K, V = int(case["B"]), int(case["K"]), int(case["V"])
+    inputs["num_drafts"] = torch.full_like(inputs["num_drafts"], K)
+    if "draft_probs" in inputs:
+        yield "identical draft", inputs | {"draft_probs": inputs["target_probs"][:, :K].clone()}
+    for first in sorted({0, K // 2, K}):  # the target is certain, and agrees with the drafts before `first`
+        wanted = torch.full((B, K + 1), V - 1, device=inputs["draft_tokens"].device)
+        wanted[:, :first] = inputs["draft_tokens"][:, :first]
+        yield f"certain target, {first} agree", inputs | {"target_probs": _one_hot(wanted, V)}
+    if V > 1:
+        never = torch.full_like(inputs["draft_tokens"], V - 1)
+        target = _one_hot(torch.zeros(B, K + 1, dtype=torch.int64, device=never.device), V)
+        draft = {"draft_probs": _one_hot(never, V)} if "draft_probs" in inputs else {}
+        yield "never right", inputs | {"draft_tokens": never, "target_probs": target} | draft
+
+
+def _one_hot(tokens: torch.Tensor, V: int) -> torch.Tensor:
+    return torch.nn.functional.one_hot(tokens, V).float()
+
+
+def cost(
+    draft_tokens: torch.Tensor,
+    target_probs: torch.Tensor,
+    num_drafts: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+    *,
+    draft_probs: torch.Tensor | None = None,
+) -> Cost:
+    """A row of the target's law is read for the draw, and for each draft two probabilities; how many are accepted is
+    not known, so the draft's law, which is read after a rejection, is not counted."""
+    B, V = target_probs.shape[0], target_probs.shape[2]
+    K = draft_tokens.shape[1]
+    return Cost(
+        read_bytes=4 * B * V + nbytes(draft_tokens, num_drafts, seed, position),
+        write_bytes=8 * B * (K + 1) + 4 * B,
+        vector_flops=float(B * V),
+        sfu_ops=float(2 * B),
+    )
+
+
+def _case(B: int, K: int, V: int) -> Case:
+    return Case(B=B, K=K, V=V)
+
+
+def _model(V: int) -> tuple[Case, ...]:
+    return (_case(1, 4, V), _case(16, 4, V))
+
+
+SPEC = OpSpec(
+    name="speculative_verify",
+    reference=reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    outputs=("tokens", "num_accepted"),
+    compare=compare,
+    planted=planted,
+    schemes=("fp32",),
+    optional={"ngram": False},
+    no_library="no speculative decoding",
+    cases={
+        "smoke": (_case(6, 3, 300), _case(4, 2, 129).but(ngram=True)),
+        "edge": (_case(2, 1, 1), _case(3, 5, 2), _case(3, 1, 1025), _case(2, 8, 2048).but(ngram=True)),
+        "smollm2_135m": _model(49152),
+        "qwen3_0_6b": _model(151936),
+        "llama3_8b": _model(128256),
+    },
+    domain=Domain({"B": Sizes(1, 40), "K": Sizes(1, 8), "V": Sizes(1, 50_000), "ngram": (False, True)}, Case),
+)

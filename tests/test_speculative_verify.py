@@ -1,0 +1,159 @@
+"""speculative_verify: the law of every token by enumeration, identical and certain drafts, refusals, wrong kernels."""
+
+import math
+
+import pytest
+import torch
+
+from rooflab.kernels.speculative_verify import fused, naive
+from rooflab.reference.distribution import chi_square
+from rooflab.reference.spec import Case, get_scheme
+from rooflab.reference.speculative_verify import SPEC
+
+FP32 = get_scheme("fp32")
+CPU = torch.device("cpu")
+KERNELS = [pytest.param(module.speculative_verify, id=module.__name__.split(".")[-1]) for module in (naive, fused)]
+TARGET = torch.tensor([[0.5, 0.2, 0.2, 0.1], [0.1, 0.1, 0.1, 0.7], [0.25, 0.25, 0.25, 0.25]])
+DRAFT = torch.tensor([[0.1, 0.6, 0.2, 0.1], [0.4, 0.3, 0.2, 0.1]])
+
+
+def _many(count, target=TARGET, draft=DRAFT, seed=0):
+    """`count` sequences of the same two laws, whose drafts are drawn from `draft`."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.stack([torch.multinomial(q, count, True, generator=generator) for q in draft], dim=1)
+    return {
+        "draft_tokens": tokens,
+        "target_probs": target.repeat(count, 1, 1),
+        "num_drafts": torch.full((count,), len(draft), dtype=torch.int32),
+        "seed": torch.randint(-(2**62), 2**62, (count,), generator=generator),
+        "position": torch.randint(0, 1000, (count,), generator=generator),
+        "draft_probs": draft.repeat(count, 1, 1),
+    }
+
+
+def _passes(found, inputs):
+    return all(stats.passed for stats in SPEC.judge(found, SPEC.oracle(inputs), inputs, FP32))
+
+
+@pytest.mark.parametrize("ngram", [False, True])
+def test_tokens_follow_the_target_law_whatever_the_draft(ngram):
+    """The first two tokens together: the second one is drawn by this call, or would be by the next one."""
+    count = 200_000
+    inputs = _many(count)
+    if ngram:
+        inputs |= {"draft_probs": None, "draft_tokens": torch.tensor([[1, 3]]).repeat(count, 1)}
+    tokens, accepted = naive.speculative_verify(**inputs)
+    first = tokens[:, 0]
+    found = chi_square(first, TARGET[0].double())
+    assert found.passed and found.smallest_effect < 0.02, found
+    law = torch.bincount(first, minlength=4) / count
+    assert float((law - TARGET[0]).abs().sum() / 2) < 4 * math.sqrt(4 / count)
+    # Among those whose first draft was accepted, the second token has its own law, whatever the first one was.
+    for token in range(4):
+        second = tokens[(accepted >= 1) & (first == token), 1]
+        if len(second):
+            assert chi_square(second, TARGET[1].double()).passed, token
+    third = tokens[accepted == 2, 2]
+    assert chi_square(third, TARGET[2].double()).passed
+    rate = float(torch.minimum(TARGET[0], DRAFT[0]).sum()) if not ngram else float(TARGET[0, 1])
+    assert float((accepted >= 1).double().mean()) == pytest.approx(rate, abs=5 * math.sqrt(0.25 / count))
+
+
+def test_the_first_token_s_law_by_enumeration_of_every_draft():
+    """Each draft token is verified as often as the next one, and its answers count by its probability."""
+    count, V = 50_000, 4
+    inputs = _many(count * V)
+    inputs["draft_tokens"][:, 0] = torch.arange(V).repeat_interleave(count)
+    tokens = naive.speculative_verify(**inputs)[0][:, 0].view(V, count)
+    each = torch.stack([torch.bincount(drawn, minlength=V) / count for drawn in tokens])
+    assert float((DRAFT[0] @ each - TARGET[0]).abs().sum() / 2) < 4 * math.sqrt(V / count) / 2
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_an_identical_draft_is_accepted_whole(kernel):
+    inputs = _many(60, draft=TARGET[:2])
+    tokens, accepted = kernel(**inputs)
+    assert accepted.tolist() == [2] * 60 and torch.equal(tokens[:, :2], inputs["draft_tokens"])
+    assert ((tokens[:, 2] >= 0) & (tokens[:, 2] < 4)).all() and len(tokens[:, 2].unique()) == 4
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("ngram", [False, True])
+def test_a_certain_target_gives_the_greedy_tokens(kernel, ngram):
+    greedy = torch.tensor([2, 0, 3])
+    inputs = _many(30, target=torch.nn.functional.one_hot(greedy, 4).float())
+    inputs["num_drafts"] = torch.arange(30, dtype=torch.int32) % 3
+    if ngram:
+        inputs["draft_probs"] = None
+    tokens, accepted = kernel(**inputs)
+    for row, count in enumerate(accepted.tolist()):
+        drafts = inputs["draft_tokens"][row, : int(inputs["num_drafts"][row])].tolist()
+        right = next((i for i, token in enumerate(drafts) if token != greedy[i]), len(drafts))
+        assert count == right and tokens[row].tolist() == greedy[: right + 1].tolist() + [-1] * (2 - right)
+
+
+def test_all_kernels_say_the_same_and_rows_are_their_own():
+    inputs = _many(40)
+    inputs["num_drafts"] = torch.arange(40, dtype=torch.int32) % 3
+    wanted = SPEC.oracle(inputs)
+    for module in (naive, fused):
+        found = module.speculative_verify(**inputs)
+        assert all(map(torch.equal, found, wanted)), module.__name__
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    turned = naive.speculative_verify(**{name: value[order] for name, value in inputs.items()})
+    assert all(torch.equal(one, other[order]) for one, other in zip(turned, wanted, strict=True))
+
+
+def _wrong(change):
+    return lambda inputs: naive.speculative_verify(**{**inputs, **change(inputs)})
+
+
+def _one_less(inputs):
+    tokens, accepted = naive.speculative_verify(**inputs)
+    return tokens, (accepted - 1).clamp(min=0)
+
+
+WRONG = {
+    "no residual": _wrong(lambda inputs: {"draft_probs": inputs["draft_probs"] * 0.5}),
+    "accepts nothing": _wrong(lambda inputs: {"num_drafts": torch.zeros_like(inputs["num_drafts"])}),
+    "another stream": _wrong(lambda inputs: {"seed": inputs["seed"] + 1}),
+    "the position of the drafts alone": _wrong(lambda inputs: {"position": inputs["position"] + 1}),
+    "counts one less": _one_less,
+    "no padding": lambda inputs: (naive.speculative_verify(**inputs)[0].clamp(min=0), SPEC.oracle(inputs)[1]),
+}
+
+
+def test_a_wrong_kernel_is_rejected():
+    inputs = SPEC.make_inputs(Case(B=24, K=3, V=60), FP32, CPU, 0)
+    assert _passes(naive.speculative_verify(**inputs), inputs)
+    assert [name for name, wrong in WRONG.items() if _passes(wrong(inputs), inputs)] == []
+
+
+BAD = [
+    ({"draft_tokens": torch.zeros(4, dtype=torch.int64)}, "draft_tokens: expected shape"),
+    ({"target_probs": torch.full((3, 2, 4), 0.25)}, "target_probs: expected shape"),
+    ({"target_probs": torch.zeros(3, 3, 4)}, "target_probs: expected finite values >= 0, and one > 0.*row 0"),
+    ({"draft_probs": torch.full((3, 2, 4), math.nan)}, "draft_probs: expected finite values.*row 0"),
+    ({"draft_probs": torch.full((3, 2, 5), 0.2)}, "draft_probs: expected shape"),
+    ({"num_drafts": torch.tensor([0, 3, 1], dtype=torch.int32)}, "num_drafts: expected 0 to 2, got .* row 1"),
+    ({"num_drafts": torch.tensor([0, 1, 1])}, "num_drafts: expected torch.int32"),
+    ({"draft_tokens": torch.tensor([[0, 0], [0, 0], [0, 4]])}, "draft_tokens: expected 0 to 3, got .* row 2"),
+    ({"seed": torch.zeros(2, dtype=torch.int64)}, "seed: expected shape"),
+]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_bad_input_is_refused_in_one_sentence(kernel):
+    for change, message in BAD:
+        with pytest.raises(ValueError, match=message) as error:
+            kernel(**_many(3) | change)
+        assert "\n" not in str(error.value)
+
+
+def test_the_comparison_excuses_only_what_fp32_may_decide():
+    inputs = {name: value[:1] for name, value in _many(1).items()}
+    tokens, accepted = SPEC.oracle(inputs)
+    other = tokens.clone()
+    other[0, int(accepted)] = (int(tokens[0, int(accepted)]) + 1) % 4
+    assert not _passes((other, accepted), inputs)
+    assert not SPEC.judge((tokens.int(), accepted), (tokens, accepted), inputs, FP32)[0].passed
