@@ -100,12 +100,16 @@ def test_an_unknown_bucket_or_device_has_no_choice_and_a_changed_tree_makes_none
         write_choices([record("rmsnorm", "naive", 1, 1.0, dirty=True)], tmp_path)
 
 
+EIGHT = {"block_t": 1, "num_warps": 8}
+
+
 def on_gpu(kernel, rows, latency_ms, warps=None, **changes):
-    """A record of rmsnorm on a GPU; the heuristic of H=1024 is 4 warps."""
+    """A record of rmsnorm on a GPU; the heuristic of H=1024 is 4 warps, with two rows where there are many."""
     case = {"T": rows, "H": 1024, "eps": 1e-6}
     fields = {
         "case": case, "case_id": f"T={rows},H=1024", "device": "cuda", "scheme": "bf16", "checked_by": "gpu",
-        "backend": "triton", "environment": CARD, "config": {"num_warps": warps} if warps else None,
+        "backend": "triton", "environment": CARD,
+        "config": {"block_t": 1 + (rows > 132), "num_warps": warps} if warps else None,
     }  # fmt: skip
     return record("rmsnorm", kernel, rows, latency_ms, **{**fields, **changes})
 
@@ -116,14 +120,14 @@ def test_a_config_is_written_where_it_beats_the_launchers_own_choice():
         on_gpu("library", 512, 3.0), on_gpu("fused", 512, 1.0, warps=4), on_gpu("fused", 512, 1.0, warps=8),
     ]  # fmt: skip
     chosen = choose("rmsnorm", records)
-    assert chosen["decode:1"] == {"kernel": "fused", "record": "r8", "scheme": "bf16", "config": {"num_warps": 8}}
+    assert chosen["decode:1"] == {"kernel": "fused", "record": "r8", "scheme": "bf16", "config": EIGHT}
     assert chosen["prefill:512"] == {"kernel": "fused", "record": "r1"}, "no faster than the heuristic's own 4 warps"
 
 
 def test_a_kernel_that_lost_keeps_what_was_tuned_for_it():
     records = [on_gpu("library", 1, 0.5), on_gpu("fused", 1, 2.0, warps=4), on_gpu("fused", 1, 1.0, warps=8)]
     assert choose("rmsnorm", records)["decode:1"] == {
-        "kernel": "library", "record": "r1", "scheme": "bf16", "tuned": {"fused": {"num_warps": 8}},
+        "kernel": "library", "record": "r1", "scheme": "bf16", "tuned": {"fused": EIGHT},
     }  # fmt: skip
 
 
@@ -140,6 +144,6 @@ def test_a_written_config_is_what_a_launch_then_takes(tmp_path, monkeypatch):
     (file,) = write_choices([on_gpu("fused", 1, 1.0, warps=8), on_gpu("fused", 1, 2.0, warps=4)], tmp_path)
     found = json.loads(file.read_text())
     monkeypatch.setattr(choices, "_load", lambda path: found)
-    assert choices.tuned("rmsnorm", "fused", "NVIDIA H200", 1, "bf16") == {"num_warps": 8}
+    assert choices.tuned("rmsnorm", "fused", "NVIDIA H200", 1, "bf16") == EIGHT
     assert choices.tuned("rmsnorm", "fused", "NVIDIA H200", 1, "fp16") is None
     assert choices.tuned("rmsnorm", "fused", "NVIDIA H100", 1, "bf16") is None

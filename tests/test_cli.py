@@ -69,7 +69,8 @@ def test_list_has_every_kernel(rooflab):
 def test_check_passes_and_says_so(rooflab):
     status, out, _ = rooflab("check", "rmsnorm", "--suite", "smoke", "--scheme", "bf16", "--json")
     rows = json.loads(out)
-    assert status == 0 and {row["status"] for row in rows} == {"OK"}
+    assert status == 0 and {row["status"] for row in rows if row["kernel"] in ("naive", "library", "fused")} == {"OK"}
+    assert {row["status"] for row in rows} <= {"OK", "UNSUPPORTED", "UNAVAILABLE"}, "peers need a GPU"
     assert {row["checked_by"] for row in rows if row["status"] == "OK"} == {"torch", "cpu", "emulator"}
 
 
@@ -88,13 +89,13 @@ def test_a_fault_far_from_the_op_s_own_cases_is_found_and_made_small(rooflab, tm
         "import torch\nfrom rooflab.kernels.registry import register\n"
         "from rooflab.kernels.rmsnorm.naive import rmsnorm as right\n"
         "@register(op='rmsnorm', name='cli_narrow', role='optimized', backend='torch')\n"
-        "def narrow(x, weight, eps=1e-6):\n    out = right(x, weight, eps)\n    out[:, 2048:] = 0\n    return out\n"
+        "def narrow(x, weight, eps=1e-6):\n    out = right(x, weight, eps)\n    out[2048:] = 0\n    return out\n"
     )
     status, _, err = rooflab("check", "--kernel", file, "--seed", "5", "--scheme", "fp32")
     assert status == 11 and "rmsnorm/cli_narrow T=8,H=64,eps=1e-05 fp32: OK" in err
     (command,) = (line.split()[2:] for line in err.splitlines() if line.startswith("again: rooflab"))
     case = dict(part.split("=") for part in command[command.index("--case") + 1].split(","))
-    assert case["T"] == "1" and int(case["H"]) == 2049
+    assert int(case["T"]) == 2049 and case["H"] == "1"
     registry._kernels["rmsnorm"].pop("cli_narrow")
     assert rooflab(*command)[0] == 11
 

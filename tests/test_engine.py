@@ -385,7 +385,7 @@ def test_on_cuda_no_default_gathers_pages_sorts_a_vocabulary_or_waits(tmp_path, 
 
     found = named()
     assert found["paged_attention", "decode:inf"] == "split_kv" and found["paged_attention", "prefill:64"] == "chunked"
-    assert found["sample", "decode:1"] == "bisect" and found["rope_and_cache", "prefill:512"] == "fused"
+    assert found["sample", "decode:1"] == "cluster" and found["rope_and_cache", "prefill:512"] == "fused"
     assert found["gemm", "decode:1"] == "library" and ("gemm_silu_and_mul", "decode:1") not in found
     assert named("fused")["gemm_silu_and_mul", "decode:1"] == "fused"
     assert ("gemm_silu_and_mul", "decode:1") not in named("library"), "the two ops do the same"

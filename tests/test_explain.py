@@ -74,7 +74,7 @@ def test_naive_and_optimized_side_by_side():
     assert rows["naive"]["over_least"] > 4 and rows["fused"]["over_least"] == pytest.approx(1, abs=0.01)
     assert rows["naive"]["launches"] > 4 and rows["fused"]["launches"] == 1
     assert rows["naive"]["flop_per_byte"] < rows["fused"]["flop_per_byte"]
-    assert "fused is predicted at" in why_sentence(found) and model.BYTES in why_sentence(found)
+    assert "cluster is predicted at" in why_sentence(found) and model.BYTES in why_sentence(found)
     only = [entry for entry in found if entry.role != "naive"]
     assert why_sentence(only) == "There is no naive and optimized kernel to compare on this case."
     for entry in found:
@@ -104,7 +104,7 @@ def test_json_has_the_same_content_and_without_a_kernel_all_stand_side_by_side(r
     assert "h100 is taken as h100-sxm" in err
     status, out, _ = rooflab("explain", "rmsnorm", "--gpu", "h200")
     assert status == 0 and "over_least" in out and "most of what it saves is bytes over the minimum" in out
-    assert [line.split()[0] for line in out.splitlines()[2:5]] == ["naive", "library", "fused"]
+    assert [line.split()[0] for line in out.splitlines()[2:5]] == ["naive", "library", "cluster"]
 
 
 @pytest.mark.usefixtures("own_registry")

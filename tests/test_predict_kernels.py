@@ -37,7 +37,7 @@ def _priced(op: str) -> list[tuple[Case, Inputs]]:
 
 
 def _own(op: str, *backends: str) -> list[Kernel]:
-    return [kernel for kernel in kernels(op).values() if kernel.backend in backends]
+    return [kernel for kernel in kernels(op).values() if kernel.backend in backends and kernel.role != "peer"]
 
 
 def _largest(chosen: Iterable[Kernel]) -> list[Target]:

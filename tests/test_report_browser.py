@@ -128,8 +128,8 @@ def test_it_never_scrolls_sideways_and_every_point_is_drawn(request, report, dev
 
 def test_hover_shows_the_facts_of_a_kernel_and_its_record(desktop):
     (text,) = asked(desktop, *point_of(desktop, "sample optimized bf16"))
-    assert "sample / bisect" in text and "optimized, triton" in text
-    for word in ("µs (p20", "naive (as fast)", "of the bound", "counted", "checked by gpu", "events, cold", "line "):
+    assert "sample / cluster" in text and "optimized, cuda" in text
+    for word in ("µs (p20", "library (as fast)", "of the bound", "counted", "checked by gpu", "events, cold", "line "):
         assert word in text, text
 
 

@@ -92,7 +92,15 @@ def make_tree(folder: Path, gemm: str, silu: dict[str, dict[str, Any]]) -> Path:
     for layer in ("roofline", "reference", "kernels"):
         (folder / layer).mkdir(parents=True)
         for file in (ROOT / layer).glob("*.py"):
-            if layer != "reference" or file.stem in ("spec", "compare", "domain", "gemm", "silu_and_mul"):
+            if layer != "reference" or file.stem in (
+                "spec",
+                "compare",
+                "domain",
+                "gemm",
+                "silu_and_mul",
+                "rows",
+                "quantization",
+            ):
                 shutil.copy(file, folder / layer)
     for op, text in (("gemm", gemm), ("silu_and_mul", halving)):
         (folder / "kernels" / op).mkdir()

@@ -247,7 +247,7 @@ def test_a_dry_run_takes_every_step_and_publishes_nothing(tmp_path):
 def test_bad_input_is_one_sentence(tmp_path, monkeypatch):
     for arguments, message in [
         ({"op": "rmsnorm", "budget_s": 0.0}, "budget: expected seconds above 0, got 0.0"),
-        ({"op": "rmsnorm"}, "rmsnorm/fused cannot be timed here: UNSUPPORTED: needs a CUDA device"),
+        ({"op": "rmsnorm"}, "rmsnorm/cluster cannot be timed here: UNSUPPORTED: needs a CUDA device"),
         ({"op": "rmsnorm", "kernels": ["library"]}, "expected a tunable one, got rmsnorm/library"),
         ({"op": "embedding"}, "no kernel of embedding takes a config"),
         ({"op": "rmsnorm", "scheme": "fp64", "dry_run": True}, "scheme: expected one of fp32"),
