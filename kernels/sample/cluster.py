@@ -32,7 +32,8 @@ OWN_BYTES = 12 * 1024
 MAX_CLUSTER = 8
 MAX_TOP_N = 32
 AIMED_SHARE = 16 * 1024
-"""Tokens of a CTA at which three CTAs share an SM: with 48 warps, loads and searches of different rows overlap."""
+"""Tokens of a CTA at which two CTAs share an SM, as 63 registers a thread allow: one row is loaded while another is
+searched."""
 ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
 
 
