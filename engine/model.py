@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rooflab.engine.ops import OpSet
-from rooflab.engine.probes import FUSED
+from rooflab.engine.probes import FUSED, gated
 from rooflab.engine.weights import Weights
 from rooflab.reference.llama import rotation
 from rooflab.roofline.architecture import Architecture
@@ -71,9 +71,9 @@ class Model:
             layer = weights.layers.pop(0)
             # One layer is packed at a time, so that memory never holds two copies of the whole model.
             projections = {name: ops.prepare(getattr(layer, name)) for name in ("qkv", "o", "gate_up", "down")}
-            vectors = {
-                name: getattr(layer, name) for name in ("input_norm", "qkv_bias", "q_norm", "k_norm", "post_norm")
-            }
+            vectors = {name: getattr(layer, name) for name in ("input_norm", "qkv_bias", "post_norm")}
+            norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "norm_eps": arch.rms_norm_eps}
+            vectors["norms"] = {} if layer.q_norm is None else norms
             self.layers.append(SimpleNamespace(**projections, **vectors))
         self.lm_head = ops.prepare(weights.lm_head)
 
@@ -103,8 +103,7 @@ class Model:
         if fused := getattr(ops, FUSED, None):
             active: torch.Tensor = fused(x, gate_up)
             return active
-        both = ops.gemm(x, gate_up)
-        active = ops.silu_and_mul(both) if self.arch.activation == "silu" else gelu_and_mul(both)
+        active = getattr(ops, gated(self.arch))(ops.gemm(x, gate_up))
         return active
 
     def _attention(
@@ -114,11 +113,9 @@ class Model:
         T, D = x.shape[0], arch.head_dim
         qkv = ops.gemm(x, layer.qkv, layer.qkv_bias).view(T, -1, D)  # (T, H + 2 H_kv, D)
         q, k, v = qkv.split((arch.num_heads, arch.num_kv_heads, arch.num_kv_heads), dim=1)
-        if layer.q_norm is not None:
-            q = ops.rmsnorm(q.reshape(-1, D), layer.q_norm, arch.rms_norm_eps).view(q.shape)
-            k = ops.rmsnorm(k.reshape(-1, D), layer.k_norm, arch.rms_norm_eps).view(k.shape)
         q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        ops.rope_and_cache(q, k, v, self.cos, self.sin, step.positions, q_out, k_cache, v_cache, step.slot_mapping)
+        slots = step.slot_mapping
+        ops.rope_and_cache(q, k, v, self.cos, self.sin, step.positions, q_out, k_cache, v_cache, slots, **layer.norms)
         q = q_out
         parts = []
         n = len(step.seq_lens)
@@ -136,9 +133,3 @@ class Model:
                 parts.append(ops.paged_attention(q[n:], *pages, cu_seqlens_q=cu, **self._window))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out.reshape(T, -1)
-
-
-def gelu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """GELU (its tanh approximation) of the first half of the columns, times the second half: Gemma's GeGLU."""
-    gate, up = x.chunk(2, dim=-1)
-    return torch.nn.functional.gelu(gate, approximate="tanh") * up

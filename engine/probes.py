@@ -47,12 +47,18 @@ class Limits:
     @property
     def ops(self) -> tuple[str, ...]:
         """The ops that the model uses."""
-        return tuple("gemm_w8a16" if op == "gemm" and self.int8 else op for op in OPS)
+        names = {"gemm": "gemm_w8a16" if self.int8 else "gemm", "silu_and_mul": gated(self.arch)}
+        return tuple(names.get(op, op) for op in OPS)
 
     @property
     def fused(self) -> tuple[str, ...]:
         """The ops that may take the place of two others."""
         return () if self.int8 or self.arch.activation != "silu" else (FUSED,)
+
+
+def gated(arch: Architecture) -> str:
+    """The op between the two products of a model's MLP."""
+    return "silu_and_mul" if arch.activation == "silu" else "gelu_and_mul"
 
 
 def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]]:
@@ -84,6 +90,7 @@ def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]
         "rope_and_cache": {
             **{"q": q, "k": k, "v": k, "q_out": q, "k_cache": cache, "v_cache": cache},
             **{"cos": table, "sin": table, "positions": ids, "slot_mapping": ids},
+            **(dict.fromkeys(("q_norm", "k_norm"), empty(D)) if arch.qk_norm else {}),
         },
         "flash_attention_varlen": {"q": q, "k": k, "v": k, **lengths, "causal": True, **options},
         "paged_attention": {
@@ -96,7 +103,7 @@ def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]
             **options,
         },
         FUSED: {"a": empty(M, H), "b": empty(2 * arch.intermediate_size, H).mT},
-        "silu_and_mul": {"x": empty(M, 2 * arch.intermediate_size)},
+        gated(arch): {"x": empty(M, 2 * arch.intermediate_size)},
         "sample": {
             "logits": empty(sequences, arch.vocab_size),
             "temperature": empty(sequences, **per_row),

@@ -1,7 +1,9 @@
 """rope_and_cache: rotates queries and keys of new tokens, and writes keys and values to slots of the paged cache.
 
 It is `rope` and `kv_cache_write` in one pass over the new tokens; this saves launches and round trips through memory.
-A cache in e4m3 holds a value divided by its head's scale, rounded to nearest even and clamped to +-448.
+With `q_norm` and `k_norm` each head of q and k is divided by its root mean square before, as in Qwen3
+(arXiv 2505.09388); nothing is rounded between the norm and the rotation.  A cache in e4m3 holds a value divided by its
+head's scale, rounded to nearest even and clamped to +-448.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import torch
 from rooflab.reference.compare import ErrorStats, elementwise
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import drawn_pages
+from rooflab.reference.rmsnorm import normed
 from rooflab.reference.rope import THETA, other_tables
-from rooflab.reference.rows import FP8_MAX
+from rooflab.reference.rows import ACCUMULATION_FACTOR, FP8_MAX
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -35,15 +38,22 @@ def reference(
     *,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    norm_eps: float = 1e-6,
 ) -> Outputs:
     """The values that q_out and the caches must have afterwards, in fp64.
 
     q: (T, H, D), rotated into q_out of the same shape; k, v: (T, H_kv, D); cos, sin: (max_position, R/2) fp32: the
     first R <= D values of a head are rotated, and the rest stay; positions: (T,) int64; k_cache, v_cache: (num_blocks,
     block_size, H_kv, D), of q's dtype, or e4m3 with k_scale, v_scale: (H_kv,) fp32; slot_mapping: (T,) int64, block *
-    block_size + offset, each slot at most once; -1 skips the cache, but not the rotation of q.
+    block_size + offset, each slot at most once; -1 skips the cache, but not the rotation of q.  q_norm and k_norm: (D,)
+    weights of the norms of all heads of q and of k, or neither.
     """
-    turned_q, turned_k = (_turned(x.double(), cos, sin, positions, interleaved) for x in (q, k))
+    heads = ((q, q_norm), (k, k_norm))
+    turned_q, turned_k = (
+        _turned(_normed(x, weight, norm_eps), cos, sin, positions, interleaved) for x, weight in heads
+    )
     caches = []
     for cache, new, scale in ((k_cache, turned_k, k_scale), (v_cache, v.double(), v_scale)):
         if scale is not None:
@@ -53,6 +63,11 @@ def reference(
         held[slot_mapping[kept]] = new[kept]
         caches.append(held.view(cache.shape))
     return turned_q, caches[0], caches[1]
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """x (T, heads, D) in fp64, normed if there is a weight."""
+    return x.double() if weight is None else normed(x.double(), weight, eps, 0.0, None)
 
 
 def _turned(
@@ -76,21 +91,24 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
     """q and the written keys must be within the error of a rotation in fp32 and one rounding; all else must be equal.
 
     4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal, as in `rope`, with the cache's own dtype and scale.
-    Values that are not rotated are rounded only in an e4m3 cache. There the division by the scale errs too, and may
-    move a value across a tie: 2 u_32 more.
+    Values that are not rotated are rounded only in an e4m3 cache, or after a norm. The division by a scale errs too,
+    and may move a value across a tie: 2 u_32 more. A norm errs by (c/2 sqrt(D) + 4) u_32, as in `rmsnorm`.
     """
     R = 2 * inputs["cos"].shape[1]
     slots = inputs["slot_mapping"]
     kept = slots >= 0
-    limits = [_limit(inputs["q"].double(), oracle[0], R, inputs["interleaved"], scheme.output)]
-    for name, x, out in (("k", inputs["k"], oracle[1]), ("v", inputs["v"], oracle[2])):
+    q_norm, k_norm, eps = inputs.get("q_norm"), inputs.get("k_norm"), inputs.get("norm_eps", 1e-6)
+    more = 0.0 if q_norm is None else ACCUMULATION_FACTOR / 2 * inputs["q"].shape[-1] ** 0.5 + 4.0
+    limits = [_limit(_normed(inputs["q"], q_norm, eps), oracle[0], R, inputs["interleaved"], scheme.output, more)]
+    for name, out, weight, error in (("k", oracle[1], k_norm, more), ("v", oracle[2], None, 0.0)):
         scale, dtype = inputs.get(f"{name}_scale"), inputs[f"{name}_cache"].dtype
-        size = x.double() if scale is None else x.double() / scale.double()[:, None]
+        x = _normed(inputs[name], weight, eps)
+        size = x if scale is None else x / scale.double()[:, None]
         rows = out.flatten(0, 1)
         limit = torch.zeros_like(rows)
         rotated = R if name == "k" else 0
-        written = _limit(size[kept], rows[slots[kept]], rotated, inputs["interleaved"], dtype)
-        if scale is None:
+        written = _limit(size[kept], rows[slots[kept]], rotated, inputs["interleaved"], dtype, error)
+        if scale is None and not error:
             written[..., rotated:] = 0.0
         limit[slots[kept]] = written
         limits.append(limit.view(out.shape))
@@ -98,17 +116,20 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
     return [elementwise(name, out.double(), ref, limit) for name, out, ref, limit in outputs]
 
 
-def _limit(x: torch.Tensor, out: torch.Tensor, R: int, interleaved: bool, dtype: torch.dtype) -> torch.Tensor:
-    """The limits of rows (n, heads, D) whose first R values of a head are rotated and that are rounded to `dtype`."""
+def _limit(
+    x: torch.Tensor, out: torch.Tensor, R: int, interleaved: bool, dtype: torch.dtype, more: float
+) -> torch.Tensor:
+    """The limits of rows (n, heads, D) whose first R values of a head are rotated and that are rounded to `dtype`; x
+    errs by `more` u_32 before."""
     info = torch.finfo(dtype)
     first, second = _pairs(x[..., :R].abs(), interleaved)
     size = first + second
     magnitude = size.repeat_interleave(2, dim=-1) if interleaved else size.repeat(1, 1, 2)
-    error = torch.cat((4.0 * magnitude, 2.0 * x[..., R:].abs()), dim=-1) * FP32_ROUNDOFF
+    error = torch.cat(((4.0 + more) * magnitude, (2.0 + more) * x[..., R:].abs()), dim=-1) * FP32_ROUNDOFF
     # The error may move a value across a tie, to the other neighbour: a unit roundoff of the error as well.
     rounding = info.eps / 2 * (out.abs() + error) + info.smallest_normal * info.eps / 2
     unrotated = torch.arange(out.shape[-1]) >= R
-    if dtype.itemsize > 1:
+    if dtype.itemsize > 1 and not more:
         rounding = rounding.masked_fill(unrotated.to(out.device), 0.0)
         error = error.masked_fill(unrotated.to(out.device), 0.0)
     return error + rounding
@@ -152,6 +173,10 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     if scheme.weight.itemsize == 1:
         for name in ("k_scale", "v_scale"):
             inputs[name] = (0.01 + torch.rand(H_kv, generator=generator)).to(device)
+    if case.get("norm_eps"):
+        for i, name in enumerate(("q_norm", "k_norm")):
+            inputs[name] = randn(D, dtype=dtype, device=device, seed=seed + 7 + i, scale=0.5) + 1.0
+        inputs["norm_eps"] = float(case["norm_eps"])
     return inputs
 
 
@@ -179,6 +204,11 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs = make_inputs(case, scheme, device, seed)
     inputs["slot_mapping"].fill_(-1)
     yield "all skipped", inputs
+    if case.get("norm_eps"):
+        inputs = make_inputs(case, scheme, device, seed)
+        for name in ("q", "k"):
+            inputs[name] *= inputs["norm_eps"] ** 0.5
+        yield "mean square near eps", inputs
 
 
 def cost(
@@ -196,29 +226,38 @@ def cost(
     *,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    norm_eps: float = 1e-6,
 ) -> Cost:
-    """Reads and writes q and the rows of tokens that have a slot; reads a row of each table per distinct position."""
+    """Reads and writes q and the rows of tokens that have a slot; reads a row of each table per distinct position;
+    three FLOPs a value, and four more and one rsqrt a head with a norm."""
     written = int((slot_mapping >= 0).sum())
     row = k.shape[1] * k.shape[2]
     tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + sin.element_size())
-    read = nbytes(q, positions, slot_mapping, k_scale, v_scale) + 2 * written * row * k.element_size() + tables
+    beside = nbytes(positions, slot_mapping, k_scale, v_scale, q_norm, k_norm)
     turned = q.numel() + written * row
     return Cost(
-        read_bytes=read, write_bytes=nbytes(q) + 2 * written * row * k_cache.element_size(), vector_flops=3.0 * turned
+        read_bytes=nbytes(q) + beside + 2 * written * row * k.element_size() + tables,
+        write_bytes=nbytes(q) + 2 * written * row * k_cache.element_size(),
+        vector_flops=(3.0 if q_norm is None else 7.0) * turned,
+        sfu_ops=0.0 if q_norm is None else turned / q.shape[-1],
     )
 
 
-def _case(T: int, heads: tuple[int, int, int], **changes: bool | int) -> Case:
+def _case(T: int, heads: tuple[int, int, int], **changes: bool | float) -> Case:
     H, H_kv, D = heads
     usual = {"rotary": D, "max_position": 64, "num_blocks": 4, "block_size": 16, "skipped": 0, "interleaved": False}
     return Case(T=T, H=H, H_kv=H_kv, D=D, **{**usual, **changes})
 
 
-def _model(heads: tuple[int, int, int], max_position: int, *T_values: int) -> tuple[Case, ...]:
-    return tuple(_case(T, heads, max_position=max_position, num_blocks=512) for T in T_values)
+def _model(heads: tuple[int, int, int], max_position: int, *T_values: int, **changes: float) -> tuple[Case, ...]:
+    return tuple(_case(T, heads, max_position=max_position, num_blocks=512, **changes) for T in T_values)
 
 
-def _drawn(H_kv: int, group: int, D: int, rotary: str, **values: Any) -> Case:
+def _drawn(H_kv: int, group: int, D: int, rotary: str, norm_eps: float, **values: Any) -> Case:
+    if norm_eps:
+        values["norm_eps"] = norm_eps
     turned = {"all": D // 2 * 2, "half": D // 4 * 2, "none": 0}[rotary]
     return drawn_pages(H_kv=H_kv, H=group * H_kv, D=D, rotary=turned, **values)
 
@@ -239,9 +278,11 @@ SPEC = OpSpec(
             _case(13, (16, 2, 96), num_blocks=13, block_size=1, skipped=3, interleaved=True),
             _case(6, (5, 1, 33), rotary=10, skipped=2),
             _case(3, (2, 2, 128), rotary=0, skipped=1),
+            _case(9, (3, 1, 80), rotary=32, skipped=2, norm_eps=1e-6),
+            _case(70, (2, 1, 33), rotary=32, num_blocks=5, norm_eps=0.01, interleaved=True),
         ),
         "smollm2_135m": _model((9, 3, 64), 8192, 1, 16, 512),
-        "qwen3_0_6b": _model((16, 8, 128), 40960, 1, 16, 512),
+        "qwen3_0_6b": _model((16, 8, 128), 40960, 1, 16, 512, norm_eps=1e-6),
         "llama3_8b": _model((32, 8, 128), 131072, 1, 16, 4096),
     },
     schemes=("fp32", "fp16", "bf16", "kv_fp8"),
@@ -249,6 +290,7 @@ SPEC = OpSpec(
     planted=planted,
     mutates=("q_out", "k_cache", "v_cache"),
     no_library="no rotary embedding and no paged cache",
+    optional={"norm_eps": 0.0},
     domain=Domain(
         {
             "T": Sizes(1, 2_000),
@@ -261,6 +303,8 @@ SPEC = OpSpec(
             "spare": (0, 1, 5_000),
             "skipped": ("none", "some", "all"),
             "interleaved": (False, True),
+            # Mostly off: a kernel may lack the norm, and then refuses a case with it.
+            "norm_eps": (*[0.0] * 4, 1e-6, 0.01),
         },
         _drawn,
     ),

@@ -17,6 +17,7 @@ from rooflab.reference.spec import SCHEMES, Case
 
 KERNELS = pytest.mark.parametrize("kernel", [naive, fused], ids=["naive", "fused"])
 CASE = Case.parse("T=6,H=4,H_kv=2,D=16,rotary=16,max_position=50,num_blocks=3,block_size=4,skipped=2,interleaved=false")
+NORMED = CASE.but(norm_eps=0.01)
 
 
 def given(case: Case = CASE, scheme: str = "fp32") -> dict[str, Any]:
@@ -52,6 +53,7 @@ def test_what_does_not_fit_is_refused_by_name(kernel: Any) -> None:
         ("k_cache", torch.zeros(3, 4, 2, 16).half(), "k_cache: expected torch.float32, got torch.float16"),
         ("k_cache", torch.zeros(3, 4, 16, 2).mT, "k_cache: expected stride 1 in the last dimension"),
         ("k_scale", torch.ones(2), "v_scale: expected both scales or none, got one"),
+        ("q_norm", torch.ones(16), "k_norm: expected both norms or none, got one"),
         ("q", torch.zeros(6, 4, 16, dtype=torch.int32), "q: expected torch.float32 or"),
         ("cos", torch.zeros(50, 8, device="meta"), "cos: expected a tensor on cpu, got meta"),
         ("positions", torch.zeros(6, device="meta").long(), "positions: expected a tensor on cpu, got meta"),
@@ -64,6 +66,17 @@ def test_what_does_not_fit_is_refused_by_name(kernel: Any) -> None:
         with pytest.raises(ValueError, match=message):
             kernel(**inputs)
         assert all(inputs[key].equal(tensor) for key, tensor in before.items())
+
+
+@KERNELS
+def test_norms_that_do_not_fit_are_refused_by_name(kernel: Any) -> None:
+    for value, message in [
+        (torch.ones(15), r"k_norm: expected shape \(16\), got \(15,\)"),
+        (torch.ones(16).half(), "k_norm: expected torch.float32, got torch.float16"),
+        (torch.ones(32)[::2], "k_norm: expected a contiguous tensor"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            kernel(**given(NORMED) | {"k_norm": value})
 
 
 @KERNELS
@@ -81,6 +94,25 @@ def test_slots_and_positions_outside_are_skipped_and_zeroed() -> None:
     fused(**inputs)
     assert inputs["k_cache"].equal(caches[0]) and inputs["v_cache"].equal(caches[1])
     assert not inputs["q_out"][0].any() and inputs["q_out"][1].any()
+
+
+@pytest.mark.parametrize("wrong", ["no eps", "q's norm for k", "normed after the rotation", "q not normed"])
+def test_the_judge_refuses_a_wrong_norm(wrong: str) -> None:
+    inputs = SPEC.make_inputs(NORMED.but(rotary=8), SCHEMES["bf16"], CPU, 0)
+    oracle, plain = SPEC.oracle(inputs), torch.ones_like(inputs["q_norm"])
+    changed: dict[str, dict[str, Any]] = {
+        "no eps": {"norm_eps": 0.0},
+        "q's norm for k": {"k_norm": inputs["q_norm"]},
+        "normed after the rotation": {"q_norm": plain, "k_norm": plain},
+        "q not normed": {"q_norm": None},
+    }
+    found = list(reference(**inputs | changed[wrong]))
+    if wrong == "normed after the rotation":  # the weight meets the other value of a pair too
+        found[0] *= inputs["q_norm"].double()
+    stored = tuple(out.to(inputs[name].dtype) for name, out in zip(SPEC.outputs, found, strict=True))
+    right = tuple(out.to(inputs[name].dtype) for name, out in zip(SPEC.outputs, oracle, strict=True))
+    assert all(verdict.passed for verdict in SPEC.judge(right, oracle, inputs, SCHEMES["bf16"]))
+    assert not all(verdict.passed for verdict in SPEC.judge(stored, oracle, inputs, SCHEMES["bf16"]))
 
 
 @pytest.mark.parametrize("wrong", ["other pairing", "tail rotated", "k unrotated", "scale multiplied", "slot + 1"])

@@ -39,13 +39,15 @@ def check_operands(
     slot_mapping: torch.Tensor,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
 ) -> Sizes:
     """The sizes.
 
     Raises `ValueError` unless q and q_out are (T, H, D), k and v (T, H_kv, D) of one float dtype, cos and sin
     (max_position, R/2) fp32 with R <= D, positions and slot_mapping (T,) int64, the caches contiguous (num_blocks,
-    block_size, H_kv, D) of the same dtype (e4m3 if both scales, (H_kv,) fp32, are given), all on one device.  q, k, v
-    and q_out may be strided views.
+    block_size, H_kv, D) of the same dtype (e4m3 if both scales, (H_kv,) fp32, are given), q_norm and k_norm (D,) of q's
+    dtype or None, all on one device.  q, k, v and q_out may be strided views.
     """
     check_shape("q", q, None, None, None)
     T, H, D = q.shape
@@ -62,6 +64,8 @@ def check_operands(
     check_shape("v_cache", v_cache, *k_cache.shape)
     if (k_scale is None) != (v_scale is None):
         raise ValueError(f"{'v' if v_scale is None else 'k'}_scale: expected both scales or none, got one")
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError(f"{'k' if k_norm is None else 'q'}_norm: expected both norms or none, got one")
     cached = q.dtype if k_scale is None else torch.float8_e4m3fn
     for name, tensor, dtype in (
         ("k", k, q.dtype), ("v", v, q.dtype), ("q_out", q_out, q.dtype),
@@ -75,16 +79,18 @@ def check_operands(
         check_shape(name, tensor, T)
         check_dtype(name, tensor, torch.int64)
         check_contiguous(name, tensor)
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if scale is not None:
-            check_shape(name, scale, H_kv)
-            check_dtype(name, scale, torch.float32)
-            check_contiguous(name, scale)
+    vectors = {"k_scale": k_scale, "v_scale": v_scale, "q_norm": q_norm, "k_norm": k_norm}
+    for name, vector in vectors.items():
+        if vector is not None:
+            is_scale = name.endswith("scale")
+            check_shape(name, vector, H_kv if is_scale else D)
+            check_dtype(name, vector, torch.float32 if is_scale else q.dtype)
+            check_contiguous(name, vector)
     check_contiguous("k_cache", k_cache)
     check_contiguous("v_cache", v_cache)
     others = {
         "k": k, "v": v, "cos": cos, "sin": sin, "positions": positions, "q_out": q_out, "k_cache": k_cache,
-        "v_cache": v_cache, "slot_mapping": slot_mapping, "k_scale": k_scale, "v_scale": v_scale,
+        "v_cache": v_cache, "slot_mapping": slot_mapping, **vectors,
     }  # fmt: skip
     for name, other in others.items():
         if other is not None and other.device != q.device:

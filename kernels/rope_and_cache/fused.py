@@ -1,5 +1,5 @@
-"""Over naive: one launch; a program rotates some heads of a token's q, or rotates some of its k and writes them and v
-to the token's slot."""
+"""Over naive: one launch; a program norms and rotates some heads of some tokens' q, or of their k, which it writes with
+v to the tokens' slots."""
 
 from __future__ import annotations
 
@@ -42,12 +42,16 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """fp32 registers for both halves of a program's heads, and for other values as many as for one half."""
+    """fp32 registers for both halves of a program's heads, and for their cosines and sines."""
     threads = 32 * config.num_warps
     sizes = Sizes(*(int(case[key]) for key in ("T", "H", "H_kv", "D", "rotary")))
-    half, heads = _blocks(config, sizes)
-    ctas = sizes.T * (triton.cdiv(sizes.H, heads) + triton.cdiv(sizes.H_kv, heads))
-    return Footprint(threads, triton.cdiv(3 * half * heads, threads) + ADDRESS_REGISTERS, 0, ctas)
+    half, *blocks = _blocks(config, sizes)
+    ctas = sum(
+        triton.cdiv(sizes.T, tokens) * triton.cdiv(all_heads, heads)
+        for (tokens, heads), all_heads in zip(blocks, (sizes.H, sizes.H_kv), strict=True)
+    )
+    values = half * max(tokens * heads for tokens, heads in blocks)
+    return Footprint(threads, triton.cdiv(4 * values, threads) + ADDRESS_REGISTERS, 0, ctas)
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
@@ -55,16 +59,17 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return Config(tile=512 if int(case["T"]) < FEW_TOKENS else 1024, num_warps=4)
 
 
-def _blocks(config: Config, sizes: Sizes) -> tuple[int, int]:
-    """The tile of a program: at least half of a head, and the number of heads."""
+def _blocks(config: Config, sizes: Sizes) -> tuple[int, tuple[int, int], tuple[int, int]]:
+    """The tile of a program: at least half of a head; then tokens and heads, of q and of k."""
     half = int(triton.next_power_of_2(triton.cdiv(sizes.D, 2)))
-    most = int(triton.next_power_of_2(max(sizes.H, sizes.H_kv, 1)))
-    return half, min(most, max(config.tile // half, 1))
+    rows = max(config.tile // half, 1)
+    q_heads, k_heads = (min(rows, triton.next_power_of_2(max(heads, 1))) for heads in (sizes.H, sizes.H_kv))
+    return half, (rows // q_heads, q_heads), (rows // k_heads, k_heads)
 
 
 @triton.jit
-def _load_rotated(x_ptr, rows, real, cos, sin, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Loads and rotates some heads; returns the first and the second values of their pairs in fp32."""
+def _load_pairs(x_ptr, rows, real, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The first and the second values of the pairs of some heads, in fp32."""
     pairs = tl.arange(0, BLOCK_HALF)
     if INTERLEAVED:
         columns = tl.arange(0, 2 * BLOCK_HALF)
@@ -74,21 +79,18 @@ def _load_rotated(x_ptr, rows, real, cos, sin, HALF: tl.constexpr, BLOCK_HALF: t
         mask = real & (pairs < HALF)[None, :]
         x1 = tl.load(x_ptr + rows + pairs[None, :], mask=mask, other=0.0).to(tl.float32)
         x2 = tl.load(x_ptr + rows + HALF + pairs[None, :], mask=mask, other=0.0).to(tl.float32)
-    return x1 * cos - x2 * sin, x2 * cos + x1 * sin
+    return x1, x2
 
 
 @triton.jit
-def _store(
-    out_ptr, rows, real, y1, y2, scale, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
-    FP8: tl.constexpr,
+def _store_pairs(
+    out_ptr, rows, real, y1, y2, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr
 ):  # fmt: skip
-    y1 = _scaled(y1, scale, FP8)
-    y2 = _scaled(y2, scale, FP8)
     kind: tl.constexpr = out_ptr.dtype.element_ty
     pairs = tl.arange(0, BLOCK_HALF)
     if INTERLEAVED:
         columns = tl.arange(0, 2 * BLOCK_HALF)
-        both = tl.reshape(tl.join(y1, y2), [rows.shape[0], 2 * BLOCK_HALF])
+        both = tl.reshape(tl.join(y1, y2), [y1.shape[0], 2 * BLOCK_HALF])
         tl.store(out_ptr + rows + columns[None, :], both.to(kind), mask=real & (columns < 2 * HALF)[None, :])
     else:
         mask = real & (pairs < HALF)[None, :]
@@ -107,71 +109,102 @@ def _scaled(x, scale, FP8: tl.constexpr):
 
 
 @triton.jit
-def _copy(x_ptr, out_ptr, rows, out_rows, real, scale, FROM: tl.constexpr, TO: tl.constexpr, BLOCK: tl.constexpr,
-          FP8: tl.constexpr):  # fmt: skip
-    """Copies the columns that are not rotated."""
-    columns = FROM + tl.arange(0, BLOCK)[None, :]
-    mask = real & (columns < TO)
-    x = tl.load(x_ptr + rows + columns, mask=mask, other=0.0)
-    if FP8:
-        x = _scaled(x.to(tl.float32), scale, FP8)
-    tl.store(out_ptr + out_rows + columns, x.to(out_ptr.dtype.element_ty), mask=mask)
+def _turn(
+    x_ptr, out_ptr, norm_ptr, rows, out_rows, real, kept, position, scale, cos_ptr, sin_ptr, stride_cos, stride_sin,
+    max_position, eps, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_TAIL: tl.constexpr,
+    INTERLEAVED: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """Norms and rotates some heads, and stores those that are `kept`."""
+    if norm_ptr is not None:
+        first = tl.zeros([1, 1], tl.int32)
+        w1, w2 = _load_pairs(norm_ptr, first, first == 0, HALF, BLOCK_HALF, INTERLEAVED)
+        # Without a barrier ptxas asks for the weight only when the row is there, which costs a trip to memory.
+        tl.debug_barrier()
+    # What waits for the position comes behind the loads that do not.
+    x1, x2 = _load_pairs(x_ptr, rows, real, HALF, BLOCK_HALF, INTERLEAVED)
+    columns = 2 * HALF + tl.arange(0, BLOCK_TAIL)[None, :]
+    tail = tl.zeros([rows.shape[0], BLOCK_TAIL], tl.float32)
+    if 2 * HALF < D:
+        tail = tl.load(x_ptr + rows + columns, mask=real & (columns < D), other=0.0).to(tl.float32)
+    pairs = tl.arange(0, BLOCK_HALF)[None, :]
+    known = (position >= 0) & (position < max_position) & (pairs < HALF)
+    cos = tl.load(cos_ptr + position * stride_cos + pairs, mask=known, other=0.0)
+    sin = tl.load(sin_ptr + position * stride_sin + pairs, mask=known, other=0.0)
+    if norm_ptr is not None:
+        squares = tl.sum(x1 * x1 + x2 * x2, axis=1) + tl.sum(tail * tail, axis=1)
+        root = tl.rsqrt(squares / D + eps)[:, None]
+        x1, x2 = x1 * root * w1, x2 * root * w2
+        if 2 * HALF < D:
+            tail = tail * root * tl.load(norm_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
+    y1, y2 = _scaled(x1 * cos - x2 * sin, scale, FP8), _scaled(x2 * cos + x1 * sin, scale, FP8)
+    _store_pairs(out_ptr, out_rows, kept, y1, y2, HALF, BLOCK_HALF, INTERLEAVED)
+    if 2 * HALF < D:
+        rest = _scaled(tail, scale, FP8).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + out_rows + columns, rest, mask=kept & (columns < D))
 
 
 @triton.jit
 def _rope_and_cache(
     q_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr, positions_ptr, q_out_ptr, k_cache_ptr, v_cache_ptr, slot_mapping_ptr,
-    k_scale_ptr, v_scale_ptr, num_heads, num_kv_heads, max_position, num_slots, stride_qt, stride_qh,
-    stride_q_out_t, stride_q_out_h, stride_kt, stride_kh, stride_vt, stride_vh, stride_cos, stride_sin,
-    D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    BLOCK_TAIL: tl.constexpr, INTERLEAVED: tl.constexpr, FP8: tl.constexpr,
+    k_scale_ptr, v_scale_ptr, q_norm_ptr, k_norm_ptr, T, max_position, num_slots, stride_qt, stride_qh, stride_q_out_t,
+    stride_q_out_h, stride_kt, stride_kh, stride_vt, stride_vh, stride_cos, stride_sin, eps, H: tl.constexpr,
+    H_KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, Q_TOKENS: tl.constexpr,
+    Q_HEADS: tl.constexpr, K_TOKENS: tl.constexpr, K_HEADS: tl.constexpr, BLOCK_TAIL: tl.constexpr,
+    INTERLEAVED: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     # Offsets are int64: slot * H_kv * D passes 2**31 in a cache of 4 GiB, token * stride from T * H * D = 2**31 on.
-    token = tl.program_id(0).to(tl.int64)
-    position = tl.load(positions_ptr + token)
-    # Only programs of k use the slot, but a load here overlaps the load of the position; a load there would not.
-    slot = tl.load(slot_mapping_ptr + token)
-    pairs = tl.arange(0, BLOCK_HALF)
-    known = (position >= 0) & (position < max_position) & (pairs < HALF)
-    cos = tl.load(cos_ptr + position * stride_cos + pairs, mask=known, other=0.0)[None, :]
-    sin = tl.load(sin_ptr + position * stride_sin + pairs, mask=known, other=0.0)[None, :]
-    q_blocks = tl.cdiv(num_heads, BLOCK_HEADS)
-    block = tl.program_id(1)
-    if block < q_blocks:
-        heads = (block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
-        real = heads < num_heads
-        rows = token * stride_qt + heads.to(tl.int64) * stride_qh
-        y1, y2 = _load_rotated(q_ptr, rows, real, cos, sin, HALF, BLOCK_HALF, INTERLEAVED)
-        out_rows = token * stride_q_out_t + heads.to(tl.int64) * stride_q_out_h
-        _store(q_out_ptr, out_rows, real, y1, y2, 1.0, HALF, BLOCK_HALF, INTERLEAVED, False)
-        if 2 * HALF < D:
-            _copy(q_ptr, q_out_ptr, rows, out_rows, real, 1.0, 2 * HALF, D, BLOCK_TAIL, False)
+    program = tl.program_id(0)
+    # The heads are constants, so that a program finds its place without a division.
+    q_blocks: tl.constexpr = tl.cdiv(H, Q_HEADS)
+    q_programs = tl.cdiv(T, Q_TOKENS) * q_blocks
+    if program < q_programs:
+        row = tl.arange(0, Q_TOKENS * Q_HEADS)[:, None]
+        tokens = (program // q_blocks).to(tl.int64) * Q_TOKENS + row // Q_HEADS
+        heads = (program % q_blocks).to(tl.int64) * Q_HEADS + row % Q_HEADS
+        real = (tokens < T) & (heads < H)
+        position = tl.load(positions_ptr + tokens, mask=tokens < T, other=-1)
+        _turn(
+            q_ptr, q_out_ptr, q_norm_ptr, tokens * stride_qt + heads * stride_qh,
+            tokens * stride_q_out_t + heads * stride_q_out_h, real, real, position, 1.0, cos_ptr, sin_ptr, stride_cos,
+            stride_sin, max_position, eps, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED, False,
+        )  # fmt: skip
     else:
+        program -= q_programs
+        k_blocks: tl.constexpr = tl.cdiv(H_KV, K_HEADS)
+        row = tl.arange(0, K_TOKENS * K_HEADS)[:, None]
+        tokens = (program // k_blocks).to(tl.int64) * K_TOKENS + row // K_HEADS
+        heads = (program % k_blocks).to(tl.int64) * K_HEADS + row % K_HEADS
+        real = (tokens < T) & (heads < H_KV)
+        slot = tl.load(slot_mapping_ptr + tokens, mask=tokens < T, other=-1)
+        position = tl.load(positions_ptr + tokens, mask=tokens < T, other=-1)
         # A slot past the cache is skipped too, so the kernel never writes outside the cache.
-        if (slot >= 0) & (slot < num_slots):
-            heads = ((block - q_blocks) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
-            real = heads < num_kv_heads
-            target = (slot * num_kv_heads + heads) * D
-            k_scale = 1.0
-            v_scale = 1.0
-            if FP8:
-                k_scale = tl.load(k_scale_ptr + heads, mask=real, other=1.0)
-                v_scale = tl.load(v_scale_ptr + heads, mask=real, other=1.0)
-            k_rows = token * stride_kt + heads.to(tl.int64) * stride_kh
-            v_rows = token * stride_vt + heads.to(tl.int64) * stride_vh
-            y1, y2 = _load_rotated(k_ptr, k_rows, real, cos, sin, HALF, BLOCK_HALF, INTERLEAVED)
-            _copy(v_ptr, v_cache_ptr, v_rows, target, real, v_scale, 0, D, 2 * BLOCK_HALF, FP8)
-            _store(k_cache_ptr, target, real, y1, y2, k_scale, HALF, BLOCK_HALF, INTERLEAVED, FP8)
-            if 2 * HALF < D:
-                _copy(k_ptr, k_cache_ptr, k_rows, target, real, k_scale, 2 * HALF, D, BLOCK_TAIL, FP8)
+        kept = real & (slot >= 0) & (slot < num_slots)
+        k_scale = 1.0
+        v_scale = 1.0
+        if FP8:
+            k_scale = tl.load(k_scale_ptr + heads, mask=real, other=1.0)
+            v_scale = tl.load(v_scale_ptr + heads, mask=real, other=1.0)
+        columns = tl.arange(0, 2 * BLOCK_HALF)[None, :]
+        v_rows = tokens * stride_vt + heads * stride_vh
+        v = tl.load(v_ptr + v_rows + columns, mask=real & (columns < D), other=0.0)
+        target = (slot * H_KV + heads) * D
+        _turn(
+            k_ptr, k_cache_ptr, k_norm_ptr, tokens * stride_kt + heads * stride_kh, target, real, kept, position,
+            k_scale, cos_ptr, sin_ptr, stride_cos, stride_sin, max_position, eps, D, HALF, BLOCK_HALF, BLOCK_TAIL,
+            INTERLEAVED, FP8,
+        )  # fmt: skip
+        if FP8:
+            v = _scaled(v.to(tl.float32), v_scale, FP8)
+        tl.store(v_cache_ptr + target + columns, v.to(v_cache_ptr.dtype.element_ty), mask=kept & (columns < D))
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """q is read and written, and the rows with a slot; the angles are read once per distinct position."""
-    q, k, cos, positions, slot_mapping = inputs.q, inputs.k, inputs.cos, inputs.positions, inputs.slot_mapping
-    written = int((slot_mapping >= 0).sum()) * k.shape[1] * k.shape[2]
+    """q, k and v are read, also where a token has no slot; the angles are read once per distinct position."""
+    q, k, cos, positions, slots = inputs.q, inputs.k, inputs.cos, inputs.positions, inputs.slot_mapping
+    written = int((slots >= 0).sum()) * k.shape[1] * k.shape[2]
     tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + inputs.sin.element_size())
-    read = nbytes(q, positions, slot_mapping, inputs.k_scale, inputs.v_scale) + 2 * written * k.element_size() + tables
+    vectors = nbytes(inputs.k_scale, inputs.v_scale, inputs.q_norm, inputs.k_norm)
+    read = nbytes(q, k, inputs.v, positions, slots) + vectors + tables
     return Traffic(read, nbytes(q) + 2 * written * inputs.k_cache.element_size())
 
 
@@ -194,25 +227,33 @@ def rope_and_cache(
     *,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    norm_eps: float = 1e-6,
     config: Config | None = None,
 ) -> None:
-    """Rotates q into q_out and writes the rotated k, and v, to their slots; skips a slot outside the cache.
+    """Norms and rotates q into q_out and writes the rotated k, and v, to their slots; skips a slot outside the cache.
 
     q: (T, H, D); k, v: (T, H_kv, D); cos, sin: (max_position, R/2) fp32, R <= D; positions, slot_mapping: (T,) int64;
-    k_cache, v_cache: (num_blocks, block_size, H_kv, D); k_scale, v_scale: (H_kv,) fp32 of an e4m3 cache.  A position
-    outside the tables rotates to zeros, because a kernel cannot raise.  Raises `ValueError` on wrong shapes or dtypes.
+    k_cache, v_cache: (num_blocks, block_size, H_kv, D); k_scale, v_scale: (H_kv,) fp32 of an e4m3 cache; q_norm,
+    k_norm: (D,), the weights of norms of each head before its rotation.  A position outside the tables rotates to
+    zeros, because a kernel cannot raise.  Raises `ValueError` on wrong shapes or dtypes.
     """
-    sizes = check_operands(q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    sizes = check_operands(
+        *(q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale, q_norm, k_norm)
+    )
     T, H, H_kv, D, R = sizes
     if not T or not D:
         return
     config = config or default_config("rope_and_cache", "fused", q.dtype, q.device, T=T, H=H, H_kv=H_kv, D=D, rotary=R)
-    block_half, block_heads = _blocks(config, sizes)
-    _rope_and_cache[(T, triton.cdiv(H, block_heads) + triton.cdiv(H_kv, block_heads))](
-        q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale, H, H_kv, cos.shape[0],
-        k_cache.shape[0] * k_cache.shape[1], *q.stride()[:2], *q_out.stride()[:2], *k.stride()[:2], *v.stride()[:2],
-        cos.stride(0), sin.stride(0),
-        D=D, HALF=R // 2, BLOCK_HALF=block_half, BLOCK_HEADS=block_heads,
+    block_half, (q_tokens, q_heads), (k_tokens, k_heads) = _blocks(config, sizes)
+    q_programs = triton.cdiv(T, q_tokens) * triton.cdiv(H, q_heads)
+    _rope_and_cache[(q_programs + triton.cdiv(T, k_tokens) * triton.cdiv(H_kv, k_heads),)](
+        q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale, q_norm, k_norm,
+        T, cos.shape[0], k_cache.shape[0] * k_cache.shape[1],
+        *q.stride()[:2], *q_out.stride()[:2], *k.stride()[:2], *v.stride()[:2], cos.stride(0), sin.stride(0), norm_eps,
+        H=H, H_KV=H_kv, D=D, HALF=R // 2, BLOCK_HALF=block_half, Q_TOKENS=q_tokens, Q_HEADS=q_heads,
+        K_TOKENS=k_tokens, K_HEADS=k_heads,
         BLOCK_TAIL=triton.next_power_of_2(max(D - R, 1)), INTERLEAVED=interleaved, FP8=k_scale is not None,
         num_warps=config.num_warps,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The rotation as a model's source code writes it, then an index assignment to each cache."""
+"""The norm and the rotation as a model's source code writes it, then an index assignment to each cache."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ def traffic(inputs: Arguments) -> Traffic:
     moves: list[tuple[float, float]] = [(8 * len(positions) + angles, angles)] * 2
     for x in (q, k):
         half, narrow = 4 * x.numel() * share / 2, x.element_size() * x.numel()
+        if inputs.q_norm is not None:
+            wide, rows = 4 * x.numel(), 4 * x.numel() // max(q.shape[-1], 1)
+            moves += [(wide, wide), (wide, rows), (rows, rows), (rows, rows), (wide + rows, wide), (wide, wide)]
         moves += [(narrow, 4 * x.numel()), (4 * x.numel(), 4 * x.numel())]
         moves += [(half + angles, half)] * 4 + [(2 * half, half)] * 2 + [(half, half)] * 2
         moves.append((4 * x.numel(), narrow))
@@ -46,20 +49,28 @@ def rope_and_cache(
     *,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    norm_eps: float = 1e-6,
 ) -> None:
     """Rotates q into q_out and writes the rotated k, and v, to their slots; skips a negative slot.
 
     q: (T, H, D); k, v: (T, H_kv, D); cos, sin: (max_position, R/2) fp32, R <= D; positions, slot_mapping: (T,) int64;
-    k_cache, v_cache: (num_blocks, block_size, H_kv, D); k_scale, v_scale: (H_kv,) fp32 of an e4m3 cache.  Raises
-    `ValueError` on wrong shapes or dtypes; a position outside the tables raises torch's error.
+    k_cache, v_cache: (num_blocks, block_size, H_kv, D); k_scale, v_scale: (H_kv,) fp32 of an e4m3 cache; q_norm,
+    k_norm: (D,), the weights of norms of each head before its rotation.  Raises `ValueError` on wrong shapes or dtypes;
+    a position outside the tables raises torch's error.
     """
-    R = check_operands(q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale).rotary
+    R = check_operands(
+        *(q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale, q_norm, k_norm)
+    ).rotary
     firsts = slice(0, R, 2) if interleaved else slice(0, R // 2)
     seconds = slice(1, R, 2) if interleaved else slice(R // 2, R)
     c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # (T, 1, R/2)
     rotated = []
-    for x in (q, k):
+    for x, weight in ((q, q_norm), (k, k_norm)):
         x32 = x.float()
+        if weight is not None:
+            x32 = x32 * (x32.square().mean(dim=-1, keepdim=True) + norm_eps).rsqrt() * weight.float()
         result = x32.clone()
         result[..., firsts] = x32[..., firsts] * c - x32[..., seconds] * s
         result[..., seconds] = x32[..., seconds] * c + x32[..., firsts] * s
