@@ -29,6 +29,7 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.stopping import StopText
 from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, is_chat
 from rooflab.engine.weights import dummy_tensors, load_weights
+from rooflab.kernels._pdl import pdl as dependent_launches
 from rooflab.kernels.choices import Phase
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.roofline.architecture import Architecture, get_architecture
@@ -49,7 +50,8 @@ class LLM:
     bfloat16, float16 or, on a CPU, int8 (the products' weights; the rest is bfloat16); None means float32 on a CPU and
     bfloat16 on CUDA.  `swap` maps an op to the kernel it must use; `interpret` allows Triton kernels on the CPU.
     On CUDA decode steps run as CUDA graphs, unless `enforce_eager`, and with `overlap` (None means: on CUDA) a step is
-    launched before the tokens of the step before are read (`Core`).
+    launched before the tokens of the step before are read (`Core`).  With `pdl` a kernel of a graph may start while
+    the one before it ends (`kernels/_pdl.py`).
 
     Switches for studies: `kv_cache=False` computes every token again in every step, and so has neither chunks nor a
     prefix cache; `contiguous_kv` gives a sequence one page of `max_model_len` tokens; `continuous_batching=False` ends
@@ -76,6 +78,7 @@ class LLM:
         max_num_batched_tokens: int = 8192,
         prefill_chunk: int | None = None,
         overlap: bool | None = None,
+        pdl: bool = False,
         prefix_caching: bool = True,
         chunked_prefill: bool = True,
         continuous_batching: bool = True,
@@ -101,6 +104,8 @@ class LLM:
                 f"token of each sequence; got {max_num_batched_tokens}"
             )
         self.device = _device(device)
+        if pdl:
+            _check_pdl(self.device, enforce_eager)
         pin_matmul_precision()
         self.dtype = _dtype(dtype, self.device)
         self.dtype_name = INT8 if dtype == INT8 else str(self.dtype).removeprefix("torch.")
@@ -128,7 +133,8 @@ class LLM:
             blocks = kv_cache_blocks(limits, [*rehearsals, graphs.step] if graphs else rehearsals, num_kv_blocks)
             self.runner.allocate(blocks)
             if graphs:
-                graphs.record(recorder())
+                with dependent_launches(pdl):
+                    graphs.record(recorder())
             self.runner.graphs = graphs
         self.scheduler = Scheduler(
             BlockManager(blocks, block_size, prefix_caching and kv_cache),
@@ -322,6 +328,16 @@ def _device(name: str | None) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device: cuda was asked for, and torch finds no CUDA device")
     return torch.device(name)
+
+
+def _check_pdl(device: torch.device, enforce_eager: bool) -> None:
+    found = "enforce_eager" if enforce_eager else device.type
+    if device.type == "cuda" and not enforce_eager:
+        capability = torch.cuda.get_device_capability(device)
+        if capability >= (9, 0):
+            return
+        found = "compute capability {}.{}".format(*capability)
+    raise ValueError(f"pdl: expected CUDA graphs on a GPU of compute capability 9.0 or later, got {found}")
 
 
 def _dtype(name: str | None, device: torch.device) -> torch.dtype:

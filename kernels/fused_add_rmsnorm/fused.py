@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from rooflab.kernels._pdl import pdl_arguments
 from rooflab.kernels._rows_triton import TUNING, Config, check_width, why_not_taken
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.fused_add_rmsnorm._operands import check_operands, outputs, traffic
@@ -16,15 +17,19 @@ from rooflab.kernels.registry import register
 def _fused_add_rmsnorm(
     x_ptr, residual_ptr, weight_ptr, out_ptr, new_residual_ptr, T, H, stride_x, stride_residual, stride_out,
     stride_new_residual, eps, weight_offset,
-    ROUND_FIRST: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+    ROUND_FIRST: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # rows are int64, because row * stride passes 2**31 from T * H = 2**31 on.
     rows = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]
     columns = tl.arange(0, BLOCK_H)[None, :]
     inside = (rows < T) & (columns < H)
     weight = tl.load(weight_ptr + columns, mask=columns < H, other=0.0).to(tl.float32) + weight_offset
-    # Without a barrier ptxas asks for the weight only when the row is there, which costs a trip to memory.
-    tl.debug_barrier()
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    else:
+        # Without a barrier ptxas asks for the weight only when the row is there, which costs a trip to memory.
+        tl.debug_barrier()
     x = tl.load(x_ptr + rows * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptr + rows * stride_residual + columns, mask=inside, other=0.0).to(tl.float32)
     # The sum is rounded before the norm, so the norm and the next layer see the same numbers.
@@ -67,6 +72,6 @@ def fused_add_rmsnorm(
             x, residual, weight, normed, new_residual, T, H, x.stride(0), residual.stride(0), normed.stride(0),
             new_residual.stride(0), eps, weight_offset,
             ROUND_FIRST=round_first, BLOCK_T=config.block_t, BLOCK_H=triton.next_power_of_2(H),
-            num_warps=config.num_warps,
+            num_warps=config.num_warps, **pdl_arguments(),
         )  # fmt: skip
     return normed, new_residual

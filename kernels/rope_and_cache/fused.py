@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from rooflab.kernels._pdl import pdl_arguments
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.rope_and_cache._operands import Sizes, check_operands
@@ -68,8 +69,11 @@ def _blocks(config: Config, sizes: Sizes) -> tuple[int, tuple[int, int], tuple[i
 
 
 @triton.jit
-def _load_pairs(x_ptr, rows, real, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """The first and the second values of the pairs of some heads, in fp32."""
+def _load(
+    x_ptr, rows, real, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_TAIL: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """Some heads in fp32: the first and the second values of their pairs, and the columns that are not rotated."""
     pairs = tl.arange(0, BLOCK_HALF)
     if INTERLEAVED:
         columns = tl.arange(0, 2 * BLOCK_HALF)
@@ -79,7 +83,11 @@ def _load_pairs(x_ptr, rows, real, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
         mask = real & (pairs < HALF)[None, :]
         x1 = tl.load(x_ptr + rows + pairs[None, :], mask=mask, other=0.0).to(tl.float32)
         x2 = tl.load(x_ptr + rows + HALF + pairs[None, :], mask=mask, other=0.0).to(tl.float32)
-    return x1, x2
+    tail = tl.zeros([rows.shape[0], BLOCK_TAIL], tl.float32)
+    if 2 * HALF < D:
+        columns = 2 * HALF + tl.arange(0, BLOCK_TAIL)[None, :]
+        tail = tl.load(x_ptr + rows + columns, mask=real & (columns < D), other=0.0).to(tl.float32)
+    return x1, x2, tail
 
 
 @triton.jit
@@ -109,38 +117,50 @@ def _scaled(x, scale, FP8: tl.constexpr):
 
 
 @triton.jit
-def _turn(
-    x_ptr, out_ptr, norm_ptr, rows, out_rows, real, kept, position, scale, cos_ptr, sin_ptr, stride_cos, stride_sin,
-    max_position, eps, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_TAIL: tl.constexpr,
-    INTERLEAVED: tl.constexpr, FP8: tl.constexpr,
-):  # fmt: skip
-    """Norms and rotates some heads, and stores those that are `kept`."""
-    if norm_ptr is not None:
-        first = tl.zeros([1, 1], tl.int32)
-        w1, w2 = _load_pairs(norm_ptr, first, first == 0, HALF, BLOCK_HALF, INTERLEAVED)
-        # Without a barrier ptxas asks for the weight only when the row is there, which costs a trip to memory.
-        tl.debug_barrier()
-    # What waits for the position comes behind the loads that do not.
-    x1, x2 = _load_pairs(x_ptr, rows, real, HALF, BLOCK_HALF, INTERLEAVED)
-    columns = 2 * HALF + tl.arange(0, BLOCK_TAIL)[None, :]
-    tail = tl.zeros([rows.shape[0], BLOCK_TAIL], tl.float32)
-    if 2 * HALF < D:
-        tail = tl.load(x_ptr + rows + columns, mask=real & (columns < D), other=0.0).to(tl.float32)
-    pairs = tl.arange(0, BLOCK_HALF)[None, :]
+def _angles(position, cos_ptr, sin_ptr, stride_cos, stride_sin, max_position, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    pairs = tl.arange(0, BLOCK)[None, :]
     known = (position >= 0) & (position < max_position) & (pairs < HALF)
     cos = tl.load(cos_ptr + position * stride_cos + pairs, mask=known, other=0.0)
     sin = tl.load(sin_ptr + position * stride_sin + pairs, mask=known, other=0.0)
+    return cos, sin
+
+
+@triton.jit
+def _turn(
+    x_ptr, v_ptr, out_ptr, norm_ptr, rows, v_rows, out_rows, real, kept, position, scale, cos_ptr, sin_ptr, stride_cos,
+    stride_sin, max_position, eps, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr, INTERLEAVED: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Norms and rotates some heads, and stores those that are `kept`; returns the rows of v, if there is one."""
+    if norm_ptr is not None:
+        first = tl.zeros([1, 1], tl.int32)
+        w1, w2, w_tail = _load(norm_ptr, first, first == 0, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
+    if PDL:
+        # No kernel of a step writes weights, positions, slots and tables.
+        cos, sin = _angles(position, cos_ptr, sin_ptr, stride_cos, stride_sin, max_position, HALF, BLOCK_HALF)
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    elif norm_ptr is not None:
+        # Without a barrier ptxas asks for the weight only when the row is there, which costs a trip to memory.
+        tl.debug_barrier()
+    v = 0.0
+    if v_ptr is not None:
+        columns = tl.arange(0, 2 * BLOCK_HALF)[None, :]
+        v = tl.load(v_ptr + v_rows + columns, mask=real & (columns < D), other=0.0)
+    x1, x2, tail = _load(x_ptr, rows, real, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
+    if not PDL:  # what waits for the position comes behind the loads that do not
+        cos, sin = _angles(position, cos_ptr, sin_ptr, stride_cos, stride_sin, max_position, HALF, BLOCK_HALF)
     if norm_ptr is not None:
         squares = tl.sum(x1 * x1 + x2 * x2, axis=1) + tl.sum(tail * tail, axis=1)
         root = tl.rsqrt(squares / D + eps)[:, None]
-        x1, x2 = x1 * root * w1, x2 * root * w2
-        if 2 * HALF < D:
-            tail = tail * root * tl.load(norm_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
+        x1, x2, tail = x1 * root * w1, x2 * root * w2, tail * root * w_tail
     y1, y2 = _scaled(x1 * cos - x2 * sin, scale, FP8), _scaled(x2 * cos + x1 * sin, scale, FP8)
     _store_pairs(out_ptr, out_rows, kept, y1, y2, HALF, BLOCK_HALF, INTERLEAVED)
     if 2 * HALF < D:
+        columns = 2 * HALF + tl.arange(0, BLOCK_TAIL)[None, :]
         rest = _scaled(tail, scale, FP8).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + out_rows + columns, rest, mask=kept & (columns < D))
+    return v
 
 
 @triton.jit
@@ -150,7 +170,7 @@ def _rope_and_cache(
     stride_q_out_h, stride_kt, stride_kh, stride_vt, stride_vh, stride_cos, stride_sin, eps, H: tl.constexpr,
     H_KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, Q_TOKENS: tl.constexpr,
     Q_HEADS: tl.constexpr, K_TOKENS: tl.constexpr, K_HEADS: tl.constexpr, BLOCK_TAIL: tl.constexpr,
-    INTERLEAVED: tl.constexpr, FP8: tl.constexpr,
+    INTERLEAVED: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # Offsets are int64: slot * H_kv * D passes 2**31 in a cache of 4 GiB, token * stride from T * H * D = 2**31 on.
     program = tl.program_id(0)
@@ -164,9 +184,9 @@ def _rope_and_cache(
         real = (tokens < T) & (heads < H)
         position = tl.load(positions_ptr + tokens, mask=tokens < T, other=-1)
         _turn(
-            q_ptr, q_out_ptr, q_norm_ptr, tokens * stride_qt + heads * stride_qh,
+            q_ptr, None, q_out_ptr, q_norm_ptr, tokens * stride_qt + heads * stride_qh, 0,
             tokens * stride_q_out_t + heads * stride_q_out_h, real, real, position, 1.0, cos_ptr, sin_ptr, stride_cos,
-            stride_sin, max_position, eps, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED, False,
+            stride_sin, max_position, eps, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED, False, PDL,
         )  # fmt: skip
     else:
         program -= q_programs
@@ -184,17 +204,15 @@ def _rope_and_cache(
         if FP8:
             k_scale = tl.load(k_scale_ptr + heads, mask=real, other=1.0)
             v_scale = tl.load(v_scale_ptr + heads, mask=real, other=1.0)
-        columns = tl.arange(0, 2 * BLOCK_HALF)[None, :]
-        v_rows = tokens * stride_vt + heads * stride_vh
-        v = tl.load(v_ptr + v_rows + columns, mask=real & (columns < D), other=0.0)
         target = (slot * H_KV + heads) * D
-        _turn(
-            k_ptr, k_cache_ptr, k_norm_ptr, tokens * stride_kt + heads * stride_kh, target, real, kept, position,
-            k_scale, cos_ptr, sin_ptr, stride_cos, stride_sin, max_position, eps, D, HALF, BLOCK_HALF, BLOCK_TAIL,
-            INTERLEAVED, FP8,
+        v = _turn(
+            k_ptr, v_ptr, k_cache_ptr, k_norm_ptr, tokens * stride_kt + heads * stride_kh,
+            tokens * stride_vt + heads * stride_vh, target, real, kept, position, k_scale, cos_ptr, sin_ptr, stride_cos,
+            stride_sin, max_position, eps, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED, FP8, PDL,
         )  # fmt: skip
         if FP8:
             v = _scaled(v.to(tl.float32), v_scale, FP8)
+        columns = tl.arange(0, 2 * BLOCK_HALF)[None, :]
         tl.store(v_cache_ptr + target + columns, v.to(v_cache_ptr.dtype.element_ty), mask=kept & (columns < D))
 
 
@@ -255,5 +273,5 @@ def rope_and_cache(
         H=H, H_KV=H_kv, D=D, HALF=R // 2, BLOCK_HALF=block_half, Q_TOKENS=q_tokens, Q_HEADS=q_heads,
         K_TOKENS=k_tokens, K_HEADS=k_heads,
         BLOCK_TAIL=triton.next_power_of_2(max(D - R, 1)), INTERLEAVED=interleaved, FP8=k_scale is not None,
-        num_warps=config.num_warps,
+        num_warps=config.num_warps, **pdl_arguments(),
     )  # fmt: skip

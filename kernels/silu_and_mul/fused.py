@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._checks import output
+from rooflab.kernels._pdl import pdl_arguments
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import register
 from rooflab.kernels.silu_and_mul._operands import check_operands, traffic
@@ -51,11 +52,14 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 
 @triton.jit
-def gated(x_ptr, out_ptr, I, stride_x, stride_out, GELU: tl.constexpr, BLOCK_I: tl.constexpr):
+def gated(x_ptr, out_ptr, I, stride_x, stride_out, GELU: tl.constexpr, BLOCK_I: tl.constexpr, PDL: tl.constexpr):
     # row is int64, because row * stride passes 2**31 from T * 2 I = 2**31 on.
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)
     inside = columns < I
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     gate = tl.load(x_ptr + row * stride_x + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * stride_x + I + columns, mask=inside, other=0.0).to(tl.float32)
     # exp(-|gate|) cannot overflow, and a small sigmoid keeps its relative precision.
@@ -88,6 +92,7 @@ def launch(op: str, x: torch.Tensor, out: torch.Tensor | None, config: Config | 
     if out.numel():
         config = config or default_config(op, "fused", x.dtype, x.device, T=T, I=I)
         gated[(T, triton.cdiv(I, config.block_i))](
-            x, out, I, x.stride(0), out.stride(0), GELU=op == "gelu_and_mul", **config.launch_arguments
-        )
+            x, out, I, x.stride(0), out.stride(0),
+            GELU=op == "gelu_and_mul", **config.launch_arguments, **pdl_arguments(),
+        )  # fmt: skip
     return out
