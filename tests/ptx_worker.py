@@ -77,7 +77,7 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "error": trial.error(),
         "allowed": trial.relative,
-        "races": [race for result in results for race in result.races],
+        "races": [found for result in results for found in (*result.races, *result.notes)],
         "opcodes": sorted({opcode for result in results for opcode in result.instructions}),
     }
 
@@ -135,7 +135,8 @@ class Emulation:
         if len(self.texts) - 1 == self.mutated:
             launch = dataclasses.replace(launch, ptx=self.text)
         known = {"seed": self.seed, "memory": reached, "unwritten": unwritten}
-        self.races += emulate(launch, grid, values, checks=CHECKS, **known).races
+        found = emulate(launch, grid, values, checks=CHECKS, **known)
+        self.races += (*found.races, *found.notes)
 
     def fault(self, wrong: Callable[[], str | None], seed: int, mutated: int = -1, text: str = "") -> str | None:
         """What is wrong with a run whose launch `mutated` has the PTX `text`; None where nothing is."""

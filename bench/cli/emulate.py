@@ -23,7 +23,7 @@ from rooflab.bench.cli.app import (
 )
 
 if TYPE_CHECKING:
-    from rooflab.bench.predict.cases import Target
+    pass
 
 MEGA = 1e6
 
@@ -38,6 +38,10 @@ def emulate(
     case: CaseOption = None,
     scheme: SchemeOption = None,
     config: Annotated[str | None, typer.Option(help="A config of a tunable kernel, as block_m=64,...")] = None,
+    reference: Annotated[str | None, typer.Option(help="With path.py::function: path.py::oracle, in torch.")] = None,
+    shape: Annotated[str, typer.Option(help="With path.py::function: its tensors, as x=64x96,weight=96:bf16.")] = "",
+    argument: Annotated[str, typer.Option(help="With path.py::function: its numbers, as eps=1e-6.")] = "",
+    dtype: Annotated[str, typer.Option(help="With path.py::function: fp32, fp16 or bf16.")] = "fp32",
     ctas: Annotated[
         int | None, typer.Option("--ctas", help="Run the first CTA, the last and N drawn at random; without it, all.")
     ] = None,
@@ -51,10 +55,23 @@ def emulate(
 ) -> None:
     """Run a kernel's compiled code (sm_90a) on the CPU: values, races, bytes by level, counts by line.
 
+    OP is an op, a file that registers kernels, or path.py::function for a launcher of Triton kernels of any project.
     Needs no GPU.  Exit status 11 where a value is wrong, where a race is found, or where the call would fail on a GPU.
     """
     from rooflab.bench.emulate import calls as emulated_calls
 
+    if op is not None and "::" in op:
+        named = {"function": op, "reference": reference, "shape": shape, "argument": argument, "dtype": dtype}
+        with show.waiting(op):
+            answer = emulated_calls.ask(
+                {"do": "outside", **named, "config": config, "races": races, "seed": seed, "schedule": schedule}
+            )
+        if json:
+            show.as_json(answer)
+        else:
+            _show(op, answer, "", lines)
+        exit_for({answer["status"]})
+        return
     named = [*([kernel] if kernel else []), *(kernels or [])]
     chosen = emulated_calls.choose(op, named, case or [], scheme or [], config)
     found = []
@@ -68,18 +85,21 @@ def emulate(
         show.as_json([item.to_dict() for item in found])
     else:
         for item in found:
-            _show(item.target, item.answer, item.prediction, lines)
+            target = item.target
+            title = f"{target.op}/{target.kernel}  {target.case.id}  {target.scheme.name}"
+            _show(title, item.answer, item.prediction, lines)
     exit_for({item.answer["status"] for item in found})
 
 
-def _show(target: Target, answer: Mapping[str, Any], prediction: str, lines: bool) -> None:
-    title = f"{target.op}/{target.kernel}  {target.case.id}  {target.scheme.name}"
+def _show(title: str, answer: Mapping[str, Any], prediction: str, lines: bool) -> None:
     style = None if answer["status"] == "OK" else "red"
     show.line(f"{title}: {answer['status']}{': ' + answer['reason'] if answer['reason'] else ''}", style)
     for launch in answer["launches"]:
         _show_launch(launch)
         for race in launch["races"]:
             show.line(f"race: {race}", "red")
+        for note in launch["notes"]:
+            show.line(f"note: {note}", "yellow")
         if lines:
             _show_lines(launch)
     if answer["launches"]:

@@ -146,7 +146,7 @@ def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[st
         ir=str(kernel.asm["source"]),
         asked=scalars,
         source_hash=kernel.hash,
-        log=lambda: said or _ptxas_log(kernel),  # a kernel from Triton's cache has no log
+        log=lambda: said or ptxas_log(kernel),  # a kernel from Triton's cache has no log
     )
 
 
@@ -160,7 +160,7 @@ def _target(kernel: Any) -> str:
     return str(re.findall(r"^\.target (\w+)", kernel.asm["ptx"], re.MULTILINE)[0])
 
 
-def _ptxas_log(kernel: Any) -> str:
+def ptxas_log(kernel: Any) -> str:
     """Assembles the PTX once more and returns ptxas's log."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"

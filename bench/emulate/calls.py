@@ -107,14 +107,20 @@ def call(
         "races": races,
         "save": str(save) if save else None,
     }
+    answer = ask(request)
+    whole = answer["launches"] and answer["status"] == "OK" and answer["ran"] == answer["of"]
+    return Call(target, answer, _predicted(target, answer, gpu) if whole else "")
+
+
+def ask(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of an emulating process.  Raises `ValueError` where it refuses or dies."""
     try:
-        answer = emulators().ask(request)
+        answer: dict[str, Any] = emulators().ask(request)
     except ChildFailed as failure:
         raise ValueError(f"the emulating process: {failure}") from failure
     if "error" in answer:
         raise ValueError(answer["error"])
-    whole = answer["launches"] and answer["status"] == "OK" and answer["ran"] == answer["of"]
-    return Call(target, answer, _predicted(target, answer, gpu) if whole else "")
+    return answer
 
 
 def traffic_of(answer: Mapping[str, Any]) -> Traffic:

@@ -6,7 +6,7 @@ This code must not run in a process that interprets Triton's kernels; `checks.py
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,12 +115,23 @@ class Launches:
         # Later calls check only values, and the poison in fresh memory is such a value.
         unwritten = self.fresh.among(given) if self.checks.races else []
         self.fresh.forget(given)
-        return emulate(compiled, grid, args, checks=self.checks, seed=self.seed, ctas=ctas, unwritten=unwritten)
+        known = {"checks": self.checks, "seed": self.seed, "memory": self.reached}
+        return emulate(compiled, grid, args, ctas=ctas, unwritten=unwritten, **known)
+
+    @property
+    def reached(self) -> list[torch.Tensor]:
+        """Tensors that kernels may find by pointers in memory."""
+        return []
 
     @property
     def races(self) -> tuple[str, ...]:
         """The races of all launches, each once."""
         return tuple(dict.fromkeys(race for result in self.results for race in result.races))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What ptxas mends in all launches, each once."""
+        return tuple(dict.fromkeys(note for result in self.results for note in result.notes))
 
     @property
     def bytes(self) -> Bytes:
@@ -130,13 +141,17 @@ class Launches:
 
 
 @contextmanager
-def emulating_launches(launches: Launches) -> Iterator[None]:
-    """Sends every launch to `launches`.  Raises `RuntimeError` in a process that interprets Triton's kernels."""
+def emulating_launches(launches: Launches, configs: Callable[..., Any] | None = None) -> Iterator[None]:
+    """Sends every launch to `launches`; `configs` is that of `emulating_triton`.
+
+    Raises `RuntimeError` in a process that interprets Triton's kernels.
+    """
     if interpreting():
         raise RuntimeError("the emulator runs compiled kernels, and this process interprets them (TRITON_INTERPRET=1)")
     # Imported only here, because the first import of Triton fixes its mode for the process.
     from rooflab.bench.ptx.cuda_kernels import emulating_cuda
     from rooflab.bench.ptx.triton_kernels import emulating_triton
 
-    with emulation(), emulating_triton(SM, properties(), launches.run), emulating_cuda(launches.run):
+    triton_launches = emulating_triton(SM, properties(), launches.run, configs)
+    with emulation(), triton_launches, emulating_cuda(launches.run):
         yield

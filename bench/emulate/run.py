@@ -88,7 +88,7 @@ def run(request: Mapping[str, Any]) -> Answer:
         status, why = failed.status, failed.reason
     answer: Answer = {
         "seconds": time.perf_counter() - began,
-        "launches": [_launch(result) for result in launches.results],
+        "launches": [launch_answer(result) for result in launches.results],
         "ran": launches.ran,
         "of": launches.of,
     }
@@ -162,7 +162,8 @@ def _written(output: torch.Tensor, results: Sequence[Result]) -> torch.Tensor:
     return torch.as_strided(elements, output.shape, output.stride(), output.storage_offset())
 
 
-def _launch(result: Result) -> Answer:
+def launch_answer(result: Result) -> Answer:
+    """One launch as JSON values."""
     return {
         "kernel": result.kernel,
         "ctas": result.ctas,
@@ -173,6 +174,7 @@ def _launch(result: Result) -> Answer:
         "shared_wavefronts": result.shared_wavefronts,
         "shared_wavefronts_least": result.shared_wavefronts_least,
         "races": list(result.races),
+        "notes": list(result.notes),
         "sources": {file: _source(file) for file in {file for file, _ in result.lines if file}},
     }
 

@@ -14,6 +14,7 @@ import torch
 
 from rooflab.bench.check.outside import Serving, kernel_of
 from rooflab.bench.check.trial import PLAIN, Layout, Runner, Seen, Trial
+from rooflab.bench.emulate import outside
 from rooflab.bench.emulate import run as emulated_run
 from rooflab.bench.emulate.emulation import QUICK, Launches, emulating_launches
 from rooflab.bench.ptx.machine.run import Checks
@@ -74,6 +75,8 @@ def answer(request: Mapping[str, Any]) -> Any:
     if "call" in request:
         return _serving.answer(request)
     try:
+        if request["do"] == "outside":
+            return outside.answer(request)
         kernel_of(request["op"], request["kernel"], request["file"])
         return emulated_run.run(request)
     except (ValueError, ImportError, OSError) as error:

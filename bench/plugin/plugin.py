@@ -1,4 +1,4 @@
-"""The pytest plugin: `--benchmark` and the fixture `kernel_benchmark`.
+"""The pytest plugin: `--benchmark` and the fixtures `kernel_benchmark` and `emulated`.
 
 pytest loads this plugin in every run of every project in the environment, so the plugin imports only pytest until a
 benchmark runs.  Without `--benchmark` the plugin changes one thing only: it skips the tests that use its fixture.
@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 if TYPE_CHECKING:
+    from rooflab.bench.emulate.emulating import Emulation
     from rooflab.roofline.model import Cost
 
 FIXTURE = "kernel_benchmark"
+EMULATED = "emulated"
 SKIPPED = "a kernel benchmark: runs with --benchmark"
 MACHINE_KEY = "rooflab"
 """Key in the `machine_info` of pytest-benchmark's JSON under which this plugin adds its values."""
@@ -191,6 +193,36 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         return benchmark.pedantic(lambda: checked.result, rounds=len(seconds))
 
     return run
+
+
+@pytest.fixture
+def emulated() -> Iterator[Emulation]:
+    """Runs every Triton kernel that the test launches in the emulator, on CPU tensors, as an H100 would.
+
+    The test fails where a kernel reads or writes out of bounds, reads what nobody wrote, never ends, or has a race;
+    the fixture's value lists its launches.  Triton must not interpret kernels (`TRITON_INTERPRET`).
+    """
+    from rooflab.bench.emulate import emulating
+
+    with emulating() as run:
+        yield run
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Fails a test with the fixture `emulated` whose kernels have races; an error ends in the user's own frame."""
+    run = pyfuncitem.funcargs.get(EMULATED)
+    if run is None:
+        return (yield)
+    from rooflab.bench.emulate.emulating import EmulationError, users_part
+
+    try:
+        result = yield
+    except EmulationError as error:
+        raise error.with_traceback(users_part(error.__traceback__)) from None
+    if run.races:
+        pytest.fail("; ".join(map(str, run.findings)), pytrace=False)
+    return result
 
 
 def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: Any) -> Any:

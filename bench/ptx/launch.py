@@ -86,7 +86,7 @@ def emulate(
     run = Run(program, sizes, block, cluster, known, raw, layout, dynamic, checks, seed, short_accumulator)
     run.stored = None if ctas is None else []
     execute(run, range(count) if ctas is None else _chosen(ctas, count))
-    return result_of(run)
+    return result_of(run, compiled.ptx)
 
 
 def _chosen(ctas: Iterable[int], count: int) -> list[int]:

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from rooflab.bench.ptx.machine.counting import SECTOR
 from rooflab.bench.ptx.machine.run import Run
+from rooflab.bench.ptx.mended import FENCE, WAIT, notes_of
 from rooflab.bench.ptx.races.reports import Race, describe
-from rooflab.bench.ptx.text.syntax import Instruction, Kernel
+from rooflab.bench.ptx.text.syntax import Instruction, Kernel, Triple
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,12 @@ class Result:
     shared_wavefronts_least: int
     """Turns that shared memory would take without bank conflicts."""
     races: tuple[str, ...]
-    """One sentence for each pair of instructions."""
+    """One sentence for each pair of instructions that a GPU may run in another order."""
+    notes: tuple[str, ...]
+    """Breaks of PTX's rules that ptxas mends, as its own notes on this PTX say."""
     ctas: int
     """CTAs in the grid."""
+    grid: Triple
     stored: tuple[tuple[npt.NDArray[np.int64], int], ...] = ()
     """If only some of the CTAs ran: addresses and width of their stores to global memory."""
 
@@ -78,8 +82,8 @@ _COUNTED = {
 """By field of `Bytes`, without the first two: the counter's name."""
 
 
-def result_of(run: Run) -> Result:
-    """The result of a run."""
+def result_of(run: Run, ptx: str) -> Result:
+    """The result of a run of a kernel of the text `ptx`."""
     kernel, counter = run.program.kernel, run.counter
     totals: Mapping[str, int] = counter.totals if counter is not None else {}
     executed = _executed(run)
@@ -88,6 +92,7 @@ def result_of(run: Run) -> Result:
     read = sum(int(item.sectors_read.sum()) for item in held if item.sectors_read is not None)
     written = sum(int(item.sectors_written.sum()) for item in held if item.sectors_written is not None)
     grid = run.grid
+    races, notes = _races(run, ptx) if run.checks.races else ((), ())
     return Result(
         kernel=kernel.name,
         bytes=Bytes(hbm_read=SECTOR * read, hbm_write=SECTOR * written, **moved),
@@ -96,8 +101,10 @@ def result_of(run: Run) -> Result:
         tensor_flops=_tensor_flops(kernel, executed),
         shared_wavefronts=totals.get("shared_wavefronts", 0),
         shared_wavefronts_least=totals.get("shared_wavefronts_least", 0),
-        races=tuple(_races(run)),
+        races=races,
+        notes=notes,
         ctas=grid[0] * grid[1] * grid[2],
+        grid=grid,
         stored=tuple(run.stored or ()),
     )
 
@@ -154,9 +161,8 @@ def _tensor_flops(kernel: Kernel, executed: Mapping[int, int]) -> dict[str, int]
     return dict(flops)
 
 
-def _races(run: Run) -> list[str]:
-    if not run.checks.races:
-        return []
+def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Races, and what would be one if ptxas did not mend it."""
 
     def name(number: int) -> str:
         return run.program.kernel.instructions[number].describe()
@@ -165,21 +171,30 @@ def _races(run: Run) -> list[str]:
     if run.global_races is not None:
         texts += [_in_an_allocation(run, race, name) for race in _unlike(run.global_races.found, name)]
     texts += [
-        f"{name(number)} reads an accumulator of a wgmma that may still be running: no wgmma.wait_group between (ptxas"
-        " puts a wait there itself, note C7517, and the products no longer overlap)"
-        for number in run.register_races
-    ]
-    texts += [
         f"{name(use)} uses a tensor map that {name(maker)} made, with no fence.proxy.tensormap between"
         for use, maker in run.map_races
     ]
-    texts += [_unfenced(wgmma, writer) for wgmma, writer in run.program.unfenced]
     texts += [
         f"{writer.describe()} writes a register of A of {wgmma.describe()}, which may still have to read it: no"
         " wgmma.wait_group between"
         for writer, wgmma in run.program.rewritten
     ]
-    return list(dict.fromkeys(texts))
+    doubtful = {
+        WAIT: [
+            f"{name(number)} reads an accumulator of a wgmma that may still be running: no wgmma.wait_group between"
+            for number in run.register_races
+        ],
+        FENCE: [_unfenced(wgmma, writer) for wgmma, writer in run.program.unfenced],
+    }
+    mended = notes_of(ptx) if any(doubtful.values()) else frozenset()
+    texts += [text for code, found in doubtful.items() if code not in mended for text in found]
+    notes = [
+        f"{text} (ptxas puts one there, note {code}, and the products no longer overlap)"
+        for code, found in doubtful.items()
+        if code in mended
+        for text in found
+    ]
+    return tuple(dict.fromkeys(texts)), tuple(dict.fromkeys(notes))
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
+import ctypes
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from rooflab.bench.ptx.arguments import Launch
+from rooflab.bench.ptx.machine.run import MOST_THREADS
 from rooflab.bench.ptx.tiles.tensor_map import DRIVER_ELEMENTS, ELEMENTS, SWIZZLES, TensorMap
 
 SCRATCH_ALIGN = 128
 Handle = Callable[[Any, tuple[int, ...], list[Any]], None]
 """Takes a compiled kernel, its grid and its arguments."""
+Configs = Callable[[list[Any], dict[str, Any]], Iterable[Any]]
+"""Takes the configs of an autotuned kernel and its arguments by name; returns those that run."""
 
 
 def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[Launch, list[Any], list[torch.Tensor]]:
@@ -115,56 +119,81 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
 
 
 @contextmanager
-def emulating_triton(sm: int, properties: Mapping[str, int], handle: Handle) -> Iterator[None]:
-    """Compiles each launch for `sm` and gives it to `handle`; an autotuned kernel runs with its first config."""
+def emulating_triton(
+    sm: int, properties: Mapping[str, int], handle: Handle, configs: Configs | None = None
+) -> Iterator[None]:
+    """Compiles kernels for `sm` and gives every launch to `handle`, also one of a `CompiledKernel`.
+
+    An autotuned kernel runs with the configs that `configs` chooses of those it has, by default the first; the last
+    one's result stays.
+    """
     # Imported here, because Triton reads its environment at import, and `emulate` does not need Triton.
     import triton
+    from triton.compiler import CompiledKernel
     from triton.runtime.autotuner import Autotuner
-    from triton.runtime.jit import JITFunction
 
-    from rooflab.bench.compile.capture import FakeDriver, check_internals
+    from rooflab.bench.compile.capture import FakeDriver, check_internals, ptxas_log
 
     check_internals()
-    run, tune = JITFunction.run, Autotuner.run
+    init, tune = CompiledKernel._init_handles, Autotuner.run
 
-    def instead(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
-        if warmup:
-            return kernel
-        values = _bound(self, args, kwargs)
-        if callable(grid):
-            grid = grid(values)
-        if 0 in grid:
-            return kernel  # Triton's launcher skips such a launch too
-        handle(kernel, tuple(int(size) for size in grid), _runtime(kernel, values))
-        return kernel
+    def ready(self: Any) -> None:
+        """Instead of loading the code: what a launch calls."""
+        self.module = self.function = self.name
+        self._run = partial(_launched, self)
 
-    def first_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def missing(self: Any, name: str) -> int:
+        """What Triton knows of a kernel that is loaded: its registers and the bytes of its spills."""
+        if name not in ("n_regs", "n_spills", "n_max_threads"):
+            raise AttributeError(name)
+        used = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", ptxas_log(self), re.DOTALL)
+        assert used is not None, "ptxas says both"
+        self.n_regs, self.n_spills, self.n_max_threads = int(used[2]), int(used[1]) // 4, MOST_THREADS
+        return int(getattr(self, name))
+
+    def chosen(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
-        config = next(iter(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs))
-        if config.pre_hook is not None:
-            config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
-        kernel = self.fn.run(*args, **kwargs, **config.all_kwargs())
+        known = list(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs)
+        kernel = None
+        before = _contents([*args, *kwargs.values()])
+        for config in known[:1] if configs is None else configs(known, {**self.nargs, **kwargs}):
+            if kernel is not None:  # the next one finds what the first one found
+                for address, held in before.items():
+                    ctypes.memmove(address, held, len(held))
+            if config.pre_hook is not None:
+                config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
+            kernel = self.fn.run(*args, **kwargs, **config.all_kwargs())
         self.nargs = None
         return kernel
 
     triton.runtime.driver.set_active(FakeDriver(sm, properties))
-    JITFunction.run, Autotuner.run = instead, first_config
+    CompiledKernel._init_handles, Autotuner.run, CompiledKernel.__getattr__ = ready, chosen, missing
+    _handles.append(handle)
     try:
         yield
     finally:
-        JITFunction.run, Autotuner.run = run, tune
+        _handles.pop()
+        CompiledKernel._init_handles, Autotuner.run = init, tune
+        del CompiledKernel.__getattr__
 
 
-def _bound(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of the kernel's signature by name."""
-    names = set(function.arg_names)
-    own = {name: value for name, value in kwargs.items() if name in names}
-    given = inspect.signature(function.fn).bind(*args, **own)
-    given.apply_defaults()
-    return dict(given.arguments)
+def _contents(values: Iterable[Any]) -> dict[int, bytes]:
+    """The bytes of the tensors among values, by address; read without torch, for which a read is a use."""
+    storages = [value.untyped_storage() for value in values if isinstance(value, torch.Tensor)]
+    return {each.data_ptr(): ctypes.string_at(each.data_ptr(), each.nbytes()) for each in storages if each.nbytes()}
 
 
-def _runtime(kernel: Any, values: Mapping[str, Any]) -> list[Any]:
-    """The arguments that the compiled kernel takes, without its constexprs."""
-    return [values[_name(kernel, key)] for key, kind in kernel.src.signature.items() if kind != "constexpr"]
+_handles: list[Handle] = []
+"""Of the contexts that are open; a kernel keeps its launcher, and the next context has another handle."""
+
+
+def _launched(kernel: Any, x: int, y: int, z: int, *others: Any) -> None:
+    """A launch as Triton's own launcher is called: it skips an empty grid."""
+    args = others[6:]  # behind stream, function, two of metadata and two hooks
+    kinds = list(kernel.src.signature.values())
+    if len(args) == len(kinds):
+        args = tuple(value for value, kind in zip(args, kinds, strict=True) if kind != "constexpr")
+    if not _handles:
+        raise RuntimeError(f"{kernel.name}: was compiled for the emulator, and is launched outside of it")
+    if x * y * z:
+        _handles[-1](kernel, (int(x), int(y), int(z)), list(args))

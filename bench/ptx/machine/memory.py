@@ -24,7 +24,7 @@ RANK_SHIFT = 24
 """A shared::cluster address has the CTA's rank plus one above these bits; 0 there means the CTA's own memory."""
 POISON = 0xFF
 """The byte in memory that was never written: it makes NaN in every floating type."""
-FAR = 1 << 24
+FAR = 1 << 16
 """Bytes: a message relates a wild address to an allocation only within this distance."""
 SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
 """Binary logarithm of an access width."""
@@ -151,7 +151,8 @@ class GlobalMemory:
         if not address >> 12:
             return f"{width} bytes at 0x{address:x}: a null pointer, or little behind one"
         if where is None or min(abs(address - where.base), abs(address - where.end)) > FAR:
-            return f"{width} bytes at 0x{address:x} lie far from every argument"
+            hint = "if a pointer in memory led there, name its tensor (memory=)"
+            return f"{width} bytes at 0x{address:x} lie far from every argument; {hint}"
         if address >= where.base:
             return (
                 f"{width} bytes at 0x{address:x} begin {address - where.base} bytes into {where.name} of {where.size}"

@@ -1,0 +1,130 @@
+"""A launcher of anyone's, with no op registered: its arguments by their shapes, run in the emulator and judged."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rooflab.bench.check.gate import judge
+from rooflab.bench.emulate.emulating import Choice, emulating
+from rooflab.bench.emulate.run import Answer, launch_answer
+from rooflab.bench.ptx.machine.run import EmulationError
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def function_of(text: str) -> Callable[..., Any]:
+    """The function that `path.py::name` names.  Raises `ValueError` where there is none."""
+    file, _, name = text.partition("::")
+    path = Path(file)
+    if not name or path.suffix != ".py" or not path.is_file():
+        raise ValueError(f"function: expected path.py::name with a Python file that is there, got {text!r}")
+    key = f"rooflab_outside_{abs(hash(path.resolve()))}"
+    if key not in sys.modules:
+        spec = importlib.util.spec_from_file_location(key, path)
+        assert spec is not None and spec.loader is not None, "a .py file"
+        sys.modules[key] = importlib.util.module_from_spec(spec)
+        sys.path.insert(0, str(path.parent.resolve()))
+        try:
+            spec.loader.exec_module(sys.modules[key])
+        except BaseException:
+            del sys.modules[key]
+            raise
+    found = getattr(sys.modules[key], name, None)
+    if not callable(found):
+        raise ValueError(f"function: expected a function {name!r} in {file}, got none")
+    return found  # type: ignore[no-any-return]
+
+
+def tensors(shapes: str, dtype: str, seed: int) -> dict[str, torch.Tensor]:
+    """Normal numbers in the shapes of a text such as `x=64x96,weight=96:bf16`; a dtype behind a shape is its own."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for item in filter(None, shapes.split(",")):
+        name, _, rest = item.strip().partition("=")
+        sizes, _, own = rest.partition(":")
+        if not name or (own or dtype) not in DTYPES or not all(size.isdigit() for size in sizes.split("x")):
+            raise ValueError(f"shape: expected name=64x96 or name=64x96:{'|'.join(DTYPES)}, got {item!r}")
+        shape = [int(size) for size in sizes.split("x")]
+        found[name] = torch.randn(shape, generator=generator).to(DTYPES[own or dtype])
+    return found
+
+
+def scalars(text: str) -> dict[str, bool | int | float | str]:
+    """Numbers, booleans and words of a text such as `eps=1e-6,causal=true`."""
+    found: dict[str, bool | int | float | str] = {}
+    for item in filter(None, text.split(",")):
+        name, separator, value = item.strip().partition("=")
+        if not name or not separator:
+            raise ValueError(f"argument: expected name=value, got {item!r}")
+        found[name] = {"true": True, "false": False}.get(value, value)
+        for kind in (float, int):
+            try:
+                found[name] = kind(value)
+            except ValueError:
+                continue
+    return found
+
+
+def run(
+    function: Callable[..., Any],
+    reference: Callable[..., Any] | None,
+    inputs: Mapping[str, Any],
+    *,
+    races: bool = True,
+    configs: Choice = None,
+    seed: int = 0,
+) -> Answer:
+    """One emulated call: its launches, and what `reference` says of its result, given the same inputs in fp64.
+
+    Raises `ValueError` where the inputs are not the function's parameters, or it launches nothing.
+    """
+    for asked in (function, reference):
+        if asked is not None:
+            _check_named(asked, inputs)
+    given = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+    began, status, why, result = time.perf_counter(), "OK", "", None
+    with emulating(races=races, configs=configs, seed=seed) as found:
+        try:
+            result = function(**given)
+        except EmulationError as error:
+            status, why = "RUNTIME_ERROR", str(error)
+    if not found.launched:
+        raise ValueError(f"function: expected {function.__name__} to launch a kernel of Triton, got no launch")
+    if status == "OK" and found.races:
+        status, why = "INCORRECT", found.races[0]
+    if status == "OK" and reference is not None:
+        exact = {name: value.double() if _is_float(value) else value for name, value in inputs.items()}
+        wrong = [stats.describe() for stats in judge(result, reference(**exact)) if not stats.passed]
+        status, why = ("INCORRECT", "; ".join(wrong)) if wrong else (status, why)
+    ctas = sum(launch.ctas for launch in found.launches)
+    answer = {"status": status, "reason": why, "seconds": time.perf_counter() - began, "ran": ctas, "of": ctas}
+    return answer | {"launches": [launch_answer(launch) for launch in found.launches]}
+
+
+def answer(request: Mapping[str, Any]) -> Answer:
+    """The answer to the command, in the emulating process.  Raises `ValueError` on what it names wrongly."""
+    inputs = {**tensors(request["shape"], request["dtype"], request["seed"]), **scalars(request["argument"])}
+    reference = function_of(request["reference"]) if request["reference"] else None
+    configs = scalars(request["config"]) if request["config"] else None
+    function = function_of(request["function"])
+    return run(function, reference, inputs, races=request["races"], configs=configs, seed=request["schedule"])
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _check_named(function: Callable[..., Any], inputs: Mapping[str, Any]) -> None:
+    try:
+        inspect.signature(function).bind(**inputs)
+    except TypeError as error:
+        name = getattr(function, "__name__", str(function))
+        raise ValueError(f"shape: expected the arguments of {name}{inspect.signature(function)}: {error}") from None

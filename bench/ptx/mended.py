@@ -1,0 +1,29 @@
+"""What ptxas mends by itself: it puts a fence or a wait of wgmma where a kernel lacks one, and says so."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+FENCE, WAIT = "C7519", "C7517"
+"""Its notes: a `wgmma.fence` and a `wgmma.wait_group` put in."""
+
+
+@lru_cache(maxsize=32)
+def notes_of(ptx: str) -> frozenset[str]:
+    """The codes of the notes that Triton's ptxas gives on PTX for sm_90a.  Raises `ValueError` where it refuses."""
+    found = find_spec("triton")
+    assert found is not None and found.origin is not None, "a requirement of this package"
+    tool = Path(found.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.ptx")
+        source.write_text(ptx)
+        command = [str(tool), "-v", "--gpu-name=sm_90a", str(source), "-o", f"{folder}/kernel.cubin"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise ValueError(f"ptx: ptxas refuses it: {done.stderr.strip()}")
+    return frozenset(re.findall(r"\((C\d+)\)", done.stderr))

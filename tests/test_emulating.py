@@ -1,0 +1,215 @@
+"""Launchers that no op knows, in the emulator: the context, the command and pytest's fixture."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MINE = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def _copy(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.load(x_ptr + at))  # no mask
+
+def copy(x):
+    out = torch.empty_like(x)
+    _copy[(triton.cdiv(x.numel(), 64),)](x, out, x.numel(), BLOCK=64)
+    return out
+
+def warmed(x):
+    out = torch.empty_like(x)
+    kernel = _copy.warmup(x, out, x.numel(), BLOCK=64, grid=(1,))
+    kernel._init_handles()
+    assert 8 <= kernel.n_regs <= 64 and kernel.n_spills == 0
+    kernel[(x.numel() // 64, 1, 1)](x, out, x.numel(), 64)
+    return out
+
+@triton.jit
+def _gather(pointers, out_ptr, n, BLOCK: tl.constexpr):
+    part = tl.load(pointers + tl.program_id(0)).to(tl.pointer_type(tl.float32))
+    at = tl.arange(0, BLOCK)
+    tl.store(out_ptr + tl.program_id(0) * n + at, tl.load(part + at, mask=at < n), mask=at < n)
+
+def gather(parts, pointers=None):
+    if pointers is None:
+        pointers = torch.tensor([part.data_ptr() for part in parts], device=parts[0].device)
+    out = torch.empty(len(parts), parts[0].numel(), device="cuda")
+    _gather[(len(parts),)](pointers, out, parts[0].numel(), BLOCK=16)
+    return out
+
+@triton.autotune([triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64}, num_warps=2)], key=["n"])
+@triton.heuristics({"EVEN": lambda values: values["n"] % values["BLOCK"] == 0})
+@triton.jit
+def _add_one(x_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, 1 + tl.load(x_ptr + at, mask=at < n), mask=at < n)
+
+def add_one(x):
+    _add_one[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, x.numel())
+    return x
+
+@triton.jit
+def _racing(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.load(x_ptr + at) + tl.program_id(0))
+
+def racing(x):
+    out = torch.empty_like(x)
+    _racing[(2,)](x, out, BLOCK=64)
+    return out
+
+def same(x):
+    return x
+
+def half(x):
+    return x[:1]
+"""
+SCRIPT = """
+import json, traceback
+import torch
+from rooflab.bench.emulate import emulating
+import mine
+
+found = {}
+x = torch.randn(128)
+with emulating() as run:
+    assert x.is_cuda and x.device.type == "cuda" and torch.cuda.get_device_capability() == (9, 0)
+    stream, event = torch.cuda.Stream(), torch.cuda.Event()
+    with torch.cuda.device(x.device), torch.cuda.stream(stream):
+        event.record()
+    torch.cuda.synchronize()
+    assert torch.zeros(3, device=x.device).cuda().cpu().tolist() == [0, 0, 0]
+    assert torch.equal(mine.copy(x), x) and torch.equal(mine.warmed(x), x)
+    parts = [x[:10].clone(), x[10:20].clone()]
+    assert torch.equal(mine.gather(parts), torch.stack(parts))
+assert not x.is_cuda and not torch.cuda.is_available()
+found["kernels"] = [(launch.kernel, launch.grid) for launch in run.launches]
+found["bytes"], found["findings"] = run.bytes.global_read, run.findings
+with emulating(configs=60.0) as run:
+    assert torch.equal(mine.add_one(x.clone()), x + 1)
+found["all"] = [launch.ctas for launch in run.launches]
+with emulating(configs={"BLOCK": 64}) as run:
+    mine.add_one(x.clone())
+found["named"] = [launch.ctas for launch in run.launches]
+with emulating() as run:
+    mine.racing(x[:64].clone())
+found["race"] = [str(finding) for finding in run.findings]
+
+def said(function, **options):
+    try:
+        with emulating(**options):
+            function()
+    except (RuntimeError, ValueError) as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return [type(error).__name__, str(error), frame.line]
+
+pointers = torch.tensor([part.data_ptr() for part in parts])
+found["outside"] = said(lambda: mine.copy(x[:100].clone()))
+found["unknown"] = said(lambda: mine.gather(parts, pointers))
+found["told"] = said(lambda: mine.gather(parts, pointers), memory=parts)
+found["memory"] = said(lambda: torch.cuda.mem_get_info())
+found["time"] = said(lambda: torch.cuda.Event().elapsed_time(None))
+found["config"] = said(lambda: mine.add_one(x), configs={"BLOCK": 7})
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("outside")
+    (made / "mine.py").write_text(MINE)
+    return made
+
+
+def compiled(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """A Python of its own, in which Triton compiles."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Any]:
+    (folder / "script.py").write_text(SCRIPT)
+    done = compiled(["script.py"], folder)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_any_launcher_runs_on_cpu_tensors_that_say_they_are_on_a_gpu(found: dict[str, Any]) -> None:
+    assert found["kernels"] == [["_copy", [2, 1, 1]], ["_copy", [2, 1, 1]], ["_gather", [2, 1, 1]]]
+    assert found["bytes"] >= 2 * 512 + 2 * 40 and found["findings"] == []
+
+
+def test_an_autotuned_kernel_runs_with_the_configs_that_are_asked_for(found: dict[str, Any]) -> None:
+    """All of them find the memory that the first one found."""
+    assert found["all"] == [4, 2] and found["named"] == [2]
+    assert found["config"][0] == "ValueError" and "configs: expected one of BLOCK: 32" in found["config"][1]
+
+
+def test_a_race_is_a_finding_and_an_access_out_of_bounds_ends_in_the_users_line(found: dict[str, Any]) -> None:
+    (race,) = found["race"]
+    assert race.startswith("race: _racing: ") and "out_ptr" in race
+    kind, text, line = found["outside"]
+    assert kind == "EmulationError" and "mine.py:7" in text and "begin 400 bytes into x_ptr of 400" in text
+    assert line.startswith("_copy[(triton.cdiv")
+
+
+def test_memory_behind_pointers_is_asked_for_by_name(found: dict[str, Any]) -> None:
+    assert "memory=" in found["unknown"][1] and found["told"] is None
+
+
+def test_what_no_card_can_answer_is_refused_by_name(found: dict[str, Any]) -> None:
+    assert found["memory"][1].startswith("torch.cuda.mem_get_info: ")
+    assert found["time"][1].startswith("torch.cuda.Event.elapsed_time: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["mine.py::copy", "--reference", "mine.py::same", "--shape", "x=2x64"], 0, "mine.py::copy: OK"),
+        (["mine.py::copy", "--shape", "x=100"], 11, "copy: RUNTIME_ERROR: _copy: mine.py:7"),
+        (["mine.py::racing", "--shape", "x=64"], 11, "mine.py::racing: INCORRECT: "),
+        (["mine.py::add_one", "--reference", "mine.py::same", "--shape", "x=9:bf16"], 11, "output 0: 9 of 9 elements"),
+        (["mine.py::copy", "--reference", "mine.py::half", "--shape", "x=64"], 11, "output 0: "),
+        (["mine.py::same", "--shape", "x=64"], 2, "expected same to launch a kernel of Triton, got no launch"),
+        (["mine.py::copy", "--shape", "y=64"], 2, "shape: expected the arguments of copy(x): missing a required"),
+        (["mine.py::copy", "--shape", "x=6x"], 2, "expected name=64x96 or name=64x96:fp32|fp16|bf16, got 'x=6x'"),
+        (["mine.py::none", "--shape", "x=64"], 2, "function: expected a function 'none' in"),
+        (["none.py::copy", "--shape", "x=64"], 2, "function: expected path.py::name with a Python file that is there"),
+    ],
+)
+def test_the_command_runs_a_function_of_a_file(
+    rooflab: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], status: int, words: str
+) -> None:
+    monkeypatch.chdir(folder)
+    paths = [str(folder / text) if "::" in text else text for text in arguments]
+    got, out, err = rooflab("emulate", *paths)
+    assert got == status and words in " ".join((out + err).split()), out + err
+
+
+def test_the_fixture_fails_a_test_on_a_race_and_on_an_access_out_of_bounds(folder: Path) -> None:
+    (folder / "test_mine.py").write_text("""
+import torch, mine
+
+def test_right(emulated):
+    x = torch.randn(128, device="cuda")
+    assert torch.equal(mine.copy(x), x) and emulated.launches[0].ctas == 2
+
+def test_racing(emulated):
+    mine.racing(torch.randn(64))
+
+def test_outside(emulated):
+    mine.copy(torch.randn(100))
+""")
+    done = compiled(["-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "test_mine.py"], folder)
+    assert "2 failed, 1 passed" in done.stdout and "race: _racing: " in done.stdout, done.stdout + done.stderr
+    assert "mine.py:11: EmulationError" in done.stdout
