@@ -61,10 +61,10 @@ def emulate(
     from rooflab.bench.emulate import calls as emulated_calls
 
     if op is not None and "::" in op:
-        named = {"function": op, "reference": reference, "shape": shape, "argument": argument, "dtype": dtype}
+        asked = {"function": op, "reference": reference, "shape": shape, "argument": argument, "dtype": dtype}
         with show.waiting(op):
             answer = emulated_calls.ask(
-                {"do": "outside", **named, "config": config, "races": races, "seed": seed, "schedule": schedule}
+                {"do": "outside", **asked, "config": config, "races": races, "seed": seed, "schedule": schedule}
             )
         if json:
             show.as_json(answer)

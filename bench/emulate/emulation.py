@@ -115,8 +115,16 @@ class Launches:
         # Later calls check only values, and the poison in fresh memory is such a value.
         unwritten = self.fresh.among(given) if self.checks.races else []
         self.fresh.forget(given)
-        known = {"checks": self.checks, "seed": self.seed, "memory": self.reached}
-        return emulate(compiled, grid, args, ctas=ctas, unwritten=unwritten, **known)
+        return emulate(
+            compiled,
+            grid,
+            args,
+            checks=self.checks,
+            seed=self.seed,
+            ctas=ctas,
+            unwritten=unwritten,
+            memory=self.reached,
+        )
 
     @property
     def reached(self) -> list[torch.Tensor]:

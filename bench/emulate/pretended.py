@@ -23,7 +23,7 @@ _CPU = torch.device("cpu")
 _ITSELF = (torch.Tensor.cuda, torch.Tensor.pin_memory)
 """What these return is the tensor itself."""
 _GETTERS: dict[Any, Callable[[torch.device], Any]] = {
-    torch.Tensor.device.__get__: lambda real: GPU if real == _CPU else real,  # type: ignore[attr-defined]
+    torch.Tensor.device.__get__: lambda real: GPU if real == _CPU else real,
     torch.Tensor.is_cuda.__get__: lambda real: real == _CPU,  # type: ignore[attr-defined]
     torch.Tensor.is_cpu.__get__: lambda real: False,  # type: ignore[attr-defined]
     torch.Tensor.get_device: lambda real: 0 if real == _CPU else -1,

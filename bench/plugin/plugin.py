@@ -211,10 +211,12 @@ def emulated() -> Iterator[Emulation]:
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Fails a test with the fixture `emulated` whose kernels have races; an error ends in the user's own frame."""
-    run = pyfuncitem.funcargs.get(EMULATED)
-    if run is None:
+    if EMULATED not in pyfuncitem.funcargs:
         return (yield)
-    from rooflab.bench.emulate.emulating import EmulationError, users_part
+    from rooflab.bench.emulate.emulating import users_part
+    from rooflab.bench.ptx.machine.run import EmulationError
+
+    run: Any = pyfuncitem.funcargs[EMULATED]
 
     try:
         result = yield

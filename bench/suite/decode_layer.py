@@ -49,7 +49,7 @@ def plan_targets(arch: Architecture, rows: int, plan: str) -> Iterator[tuple[Tar
         name = kernel if kernel in registry.kernels(op) else "naive"
         return Target(op, name, Case(**sizes), get_scheme("bf16"))
 
-    rope = {
+    rope: dict[str, int | float | bool] = {
         **{"T": rows, "H": heads, "H_kv": kv_heads, "D": D, "rotary": D, "max_position": 2 * CONTEXT},
         **{"num_blocks": 1024, "block_size": 16, "skipped": 0, "interleaved": False},
     }
@@ -59,7 +59,9 @@ def plan_targets(arch: Architecture, rows: int, plan: str) -> Iterator[tuple[Tar
     if arch.qk_norm and not fused_norms:
         yield target("rmsnorm", T=rows * heads, H=D, eps=eps), 1
         yield target("rmsnorm", T=rows * kv_heads, H=D, eps=eps), 1
-    yield target("rope_and_cache", **rope, **({"norm_eps": eps} if fused_norms else {})), 1
+    if fused_norms:
+        rope["norm_eps"] = eps
+    yield target("rope_and_cache", **rope), 1
     if plan != PRODUCT:
         yield target("silu_and_mul", T=rows, I=arch.intermediate_size), 1
 
