@@ -68,7 +68,7 @@ def plan_targets(arch: Architecture, rows: int, plan: str) -> Iterator[tuple[Tar
 
 def products(arch: Architecture, rows: int) -> tuple[list[Target], list[Target]]:
     """The kernels of the product with the activation, and of the product alone."""
-    sizes = {"M": rows, "K": arch.hidden_size, "layout": "NT"}
+    sizes: dict[str, int | str] = {"M": rows, "K": arch.hidden_size, "layout": "NT"}
 
     def own(op: str, **more: int | bool) -> list[Target]:
         kernels = [k for k in registry.kernels(op).values() if k.role == "optimized" and "cuda" in k.devices]
