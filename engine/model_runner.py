@@ -11,11 +11,10 @@ import torch
 
 from rooflab.engine.batch import DecodeBatch
 from rooflab.engine.graphs import DecodeGraphs
-from rooflab.engine.logits import adjust, logprobs, note_logprobs
 from rooflab.engine.model import Chunks, KVCache, Model, StepInput
 from rooflab.engine.ops import OpSet
 from rooflab.engine.scheduler import Chunk, Step
-from rooflab.engine.sequence import SamplingParams, Sequence
+from rooflab.engine.sequence import MOST_LOGPROBS, SamplingParams, Sequence
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,9 @@ class Draw:
     ids: torch.Tensor
     """(num_drawn,) int64 on a CPU; valid after `ready`."""
     ready: torch.cuda.Event | None
-    seen: list[tuple[Sequence, torch.Tensor]]
-    """The log-probabilities of those that want to see some."""
+    seen: tuple[torch.Tensor, ...]
+    """Of the sequences that want to see some: the drawn token and the likeliest, and their log-probabilities; valid
+    after `ready`."""
     read_at_once: bool
     """Whether the next step needs to know the tokens before it starts."""
 
@@ -37,8 +37,12 @@ class Draw:
             self.ready.synchronize()
         tokens: list[int] = self.ids.tolist()
         if self.seen:
-            numbers = (sequence.request_id for sequence in self.sequences)
-            note_logprobs(self.seen, dict(zip(numbers, tokens, strict=True)))
+            shown = [sequence for sequence in self.sequences if sequence.params.logprobs is not None]
+            for sequence, ids, values in zip(shown, *(found.tolist() for found in self.seen), strict=True):
+                n = 1 + (sequence.params.logprobs or 0)
+                # A step that broke off after the draw is run again.
+                del sequence.logprobs[len(sequence.token_ids) - sequence.num_prompt_tokens :]
+                sequence.logprobs.append(dict(zip(ids[:n], values[:n], strict=True)))
         return tokens
 
 
@@ -98,15 +102,13 @@ class ModelRunner:
         lengths = self.batch.seq_lens[: len(self.batch)].astype(np.int64)
         if ended:
             lengths = np.append(lengths, [len(sequence) for sequence in ended])
-        seen = logprobs(logits, sampling.special)
-        adjust(logits, sampling.special)
-        self._drawn = sampling.sample(self._ops(step).sample, logits, on_device(lengths, self.device))
+        self._drawn, *seen = sampling.sample(self._ops(step).sample, logits, on_device(lengths, self.device))
         self.batch.advance()
         if self.device.type == "cpu":
-            return Draw(sequences, self._drawn, None, seen, bool(sampling.special))
-        ids = self._drawn.to("cpu", non_blocking=True)
+            return Draw(sequences, self._drawn, None, tuple(seen), bool(sampling.special))
+        ids, *seen = (found.to("cpu", non_blocking=True) for found in (self._drawn, *seen))
         ready = torch.cuda.current_stream(self.device).record_event()
-        return Draw(sequences, ids, ready, seen, bool(sampling.special))
+        return Draw(sequences, ids, ready, tuple(seen), bool(sampling.special))
 
     def logits(self, step: Step) -> torch.Tensor:
         """Logits (num_drawn, vocab_size) of the tokens whose next token is drawn; writes keys and values of all."""
@@ -128,9 +130,10 @@ class ModelRunner:
         step = StepInput(ids, positions, slots, table, lens, chunks, self._to(np.arange(rows)))
         ops = self.ops.step(0, num_tokens)
         logits = self.model.forward(step, self.cache, ops)
-        params = SamplingParams(temperature=1.0, top_k=50, top_p=0.9)
-        drawing = [Sequence(row, [0], 1, params, row, frozenset(), 2, 0.0) for row in range(rows)]
-        SamplingTensors(drawing, self.device).sample(ops.sample, logits, self._to(np.arange(rows)))
+        for bias in (None, {0: 0.0}):  # a kernel may be compiled for each
+            params = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, logit_bias=bias)
+            drawing = [Sequence(row, [0], 1, params, row, frozenset(), 2, 0.0) for row in range(rows)]
+            SamplingTensors(drawing, self.device).sample(ops.sample, logits, self._to(np.arange(rows)))
 
     def _ops(self, step: Step) -> SimpleNamespace:
         return self.ops.step(step.num_decodes, sum(chunk.end - chunk.start for chunk in step.chunks))
@@ -211,6 +214,7 @@ class SamplingTensors:
         params = [sequence.params for sequence in sequences]
         self.special = [(row, one) for row, one in enumerate(sequences) if not one.params.plain]
         """Rows whose logits are changed first, or shown."""
+        self._device = device
 
         def column(values: Iterable[float], dtype: type[np.generic]) -> torch.Tensor:
             return on_device(np.fromiter(values, dtype, len(sequences)), device)
@@ -223,8 +227,52 @@ class SamplingTensors:
             column((sequence.seed for sequence in sequences), np.int64),
         )
 
+        self._penalties: dict[str, torch.Tensor] = {}
+        if any(one.params.penalised for _, one in self.special):
+            for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+                self._penalties[name] = column((getattr(p, name) for p in params), np.float32)
+        shown = [row for row, one in self.special if one.params.logprobs is not None]
+        self._shown = on_device(np.array(shown, np.int64), device)
+
     def sample(
         self, kernel: Callable[..., torch.Tensor], logits: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
-        """Token ids (B,) drawn at `positions` (B,) int64, the indices of the new tokens in their sequences."""
-        return kernel(logits, *self._arguments, positions)
+    ) -> tuple[torch.Tensor, ...]:
+        """Token ids (B,) drawn at `positions` (B,) int64, the indices of the new tokens in their sequences.
+
+        If rows are to be shown, also for these (rows, 1 + n) the drawn token and the likeliest by the logits as they
+        came, and their log-probabilities.  The kernel's `top_n` would search all rows for them.
+        """
+        drawn = kernel(logits, *self._arguments, positions, **(self.edits() if self.special else {}))
+        if not len(self._shown):
+            return (drawn,)
+        values = logits[self._shown].float().log_softmax(-1)
+        likely = values.topk(min(MOST_LOGPROBS, values.shape[1])).indices
+        ids = torch.cat([drawn[self._shown][:, None], likely], 1)
+        return drawn, ids, values.gather(1, ids)
+
+    def edits(self) -> dict[str, torch.Tensor]:
+        """What the special rows change in their logits now, as arguments of `sample`: biases, end tokens that may not
+        come yet, and the tokens that were there."""
+        lengths = np.zeros(len(self._arguments[0]) + 1, np.int32)
+        ids: list[int] = []
+        counts: list[int] = []
+        bias: list[float] = []
+        for row, sequence in self.special:
+            params = sequence.params
+            changes = dict(params.logit_bias or {})
+            if len(sequence.token_ids) - sequence.num_prompt_tokens < params.min_tokens:
+                changes |= dict.fromkeys(sequence.stop_ids, -np.inf)
+            # Tokens with a change come first, in the order of their changes.
+            there = dict.fromkeys(changes, -1) | (sequence.counts if params.penalised else {})
+            lengths[row + 1] = len(there)
+            ids += there
+            counts += there.values()
+            bias += [*changes.values(), *[0.0] * (len(there) - len(changes))]
+        if not ids:
+            return {}
+        columns = (np.array(ids, np.int32), np.array(counts, np.int32), np.array(bias, np.float32).view(np.int32))
+        packed = on_device(np.concatenate([lengths.cumsum(dtype=np.int32), *columns]), self._device)  # one copy
+        parts = torch.split(packed, [len(lengths), *[len(ids)] * 3])
+        names = ("edit_offsets", "edit_ids", "edit_counts", "edit_bias")
+        edits = dict(zip(names, parts, strict=True))
+        return self._penalties | edits | {"edit_bias": edits["edit_bias"].view(torch.float32)}

@@ -152,16 +152,15 @@ class Sequence:
     siblings: list[Sequence] = field(default_factory=list)
     """Other answers to its prompt: they are queued when the prompt is computed, and share its full pages."""
     counts: dict[int, int] = field(default_factory=dict)
-    """How often the answer has each token; kept for penalties alone."""
-    seen: set[int] = field(default_factory=set)
-    """Tokens of prompt and answer; kept for the repetition penalty alone."""
+    """How often the answer has each token; with a repetition penalty also tokens of the prompt alone, with 0.  Kept
+    for penalties alone."""
     logprobs: list[dict[int, float]] = field(default_factory=list)
     """For each token of the answer, the log-probabilities that were asked for."""
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
         if self.params.repetition_penalty != 1:
-            self.seen.update(self.token_ids)
+            self.counts.update(dict.fromkeys(self.token_ids, 0))
 
     def __len__(self) -> int:
         return len(self.token_ids) + self.unread
@@ -177,7 +176,6 @@ class Sequence:
         self.unread = 0
         if self.params.penalised:
             self.counts[token_id] = self.counts.get(token_id, 0) + 1
-            self.seen.add(token_id)
         ended = self.stopping is not None and self.stopping.push(token_id)
         if ended or token_id in self.stop_ids:
             self.finish_reason = "stop"

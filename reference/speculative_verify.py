@@ -17,7 +17,8 @@ import torch
 
 from rooflab.reference.compare import ErrorStats
 from rooflab.reference.domain import Domain, Sizes
-from rooflab.reference.sample import SCORE_ULPS, philox, race
+from rooflab.reference.philox import philox, race
+from rooflab.reference.sample import SCORE_ULPS
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes
 from rooflab.roofline.model import Cost
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -142,6 +143,17 @@ def found(folder: Path) -> dict[str, Any]:
     done = compiled(["script.py"], folder)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
+
+
+def test_the_readmes_example_runs_as_it_stands(folder: Path) -> None:
+    """With a package that no one here wrote."""
+    blocks = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
+    (folder / "readme.py").write_text(next(block for block in blocks if "emulating" in block))
+    done = compiled(["readme.py"], folder)
+    assert done.returncode == 0, done.stderr
+    error, findings, moved, launch = done.stdout.splitlines()
+    assert float(re.findall(r"\(([\d.e-]+)", error)[0]) < 1e-5 and findings == "[]"
+    assert "hbm_read=24960" in moved and launch == "_rms_norm_forward_kernel (64, 1, 1) {}"
 
 
 def test_any_launcher_runs_on_cpu_tensors_that_say_they_are_on_a_gpu(found: dict[str, Any]) -> None:

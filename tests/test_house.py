@@ -35,6 +35,7 @@ ROOMS = (
     "cli",
     "__main__.py",
     "bench_kernels.py",
+    "bench_sampling.py",
     "run_from_checkout.py",
 )
 """What lies in bench/; each imports only what stands above it in this list."""

@@ -77,6 +77,19 @@ def test_actionlint_finds_nothing():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_actionlint_finds_nothing_in_the_workflow_of_the_readme(tmp_path):
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(block.splitlines()) <= 30
+    (tmp_path / "kernels.yml").write_text(block)
+    tool = str(Path(sys.executable).parent / "actionlint")
+    done = subprocess.run([tool, "kernels.yml"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for script in scripts(yaml.safe_load(block)):
+        if script.startswith("rooflab "):
+            words = shlex.split(script, comments=True)[1:]
+            typer.main.get_command(app).commands[words[0]].make_context(words[0], words[1:])
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_commands_in_workflows_are_ones_that_we_take(file):
     workflow = yaml.safe_load(file.read_text())

@@ -4,12 +4,16 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import prompts, tiny_llm
 
 from rooflab.engine.llm import SamplingParams
+from rooflab.engine.model_runner import SamplingTensors
+from rooflab.engine.sequence import Sequence
 from rooflab.engine.stopping import StopText
+from rooflab.kernels.sample._args import Edits, edited
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=6, temperature=1.0, seed=5)
@@ -82,7 +86,12 @@ def test_penalties_are_those_of_their_definitions(llm):
     def watched(*arguments):
         ops = run(*arguments)
         sample = ops.sample
-        ops.sample = lambda values, *rest: logits.append(values.clone()) or sample(values, *rest)
+
+        def noting(values, *rest, **edits):
+            logits.append(edited(values, Edits(**edits)))
+            return sample(values, *rest, **edits)
+
+        ops.sample = noting
         return ops
 
     llm.runner.ops.step = watched
@@ -96,6 +105,29 @@ def test_penalties_are_those_of_their_definitions(llm):
     free = [float(values[0, 9]) for values in logits]
     assert [round(b - a, 3) for a, b in zip(penalised, free, strict=True)] == [0.0, 1.5, 2.0, 2.5]
     assert second != best
+
+
+def test_the_edits_of_a_step_are_one_list_of_what_its_rows_change():
+    """A bias, end tokens that may not come yet, and the tokens of answer and, with the repetition penalty, prompt."""
+    every = [
+        GREEDY,
+        replace(GREEDY, logit_bias={7: 2.0, 5: -1.0}, repetition_penalty=1.5),
+        replace(GREEDY, min_tokens=3, presence_penalty=0.5),
+        replace(GREEDY, logprobs=2),
+    ]
+    sequences = [Sequence(n, [5, 6], 2, params, n, frozenset({9}), 99, 0.0) for n, params in enumerate(every)]
+    for sequence in sequences:
+        for token in (8, 5, 8):
+            sequence.append(token)
+    sequences[2].token_ids.pop()  # two tokens of three
+    found = SamplingTensors(sequences, torch.device("cpu")).edits()
+    assert found["edit_offsets"].tolist() == [0, 0, 4, 7, 7]
+    assert found["edit_ids"].tolist() == [7, 5, 6, 8, 9, 8, 5]
+    assert found["edit_counts"].tolist() == [-1, 1, 0, 2, -1, 2, 1]
+    assert found["edit_bias"].tolist() == [2.0, -1.0, 0.0, 0.0, -math.inf, 0.0, 0.0]
+    assert found["repetition_penalty"].tolist() == [1.0, 1.5, 1.0, 1.0]
+    assert found["presence_penalty"].tolist() == [0.0, 0.0, 0.5, 0.0]
+    assert SamplingTensors(sequences[::3], torch.device("cpu")).edits() == {}
 
 
 def test_logprobs_are_of_the_raw_logits_with_the_drawn_token_first(llm, greedy):

@@ -39,7 +39,6 @@ def emulate(
     scheme: SchemeOption = None,
     config: Annotated[str | None, typer.Option(help="A config of a tunable kernel, as block_m=64,...")] = None,
     reference: Annotated[str | None, typer.Option(help="With path.py::function: path.py::oracle, in torch.")] = None,
-    shape: Annotated[str, typer.Option(help="With path.py::function: its tensors, as x=64x96,weight=96:bf16.")] = "",
     argument: Annotated[str, typer.Option(help="With path.py::function: its numbers, as eps=1e-6.")] = "",
     dtype: Annotated[str, typer.Option(help="With path.py::function: fp32, fp16 or bf16.")] = "fp32",
     ctas: Annotated[
@@ -55,13 +54,14 @@ def emulate(
 ) -> None:
     """Run a kernel's compiled code (sm_90a) on the CPU: values, races, bytes by level, counts by line.
 
-    OP is an op, a file that registers kernels, or path.py::function for a launcher of Triton kernels of any project.
+    OP is an op, a file that registers kernels, or path.py::function for a launcher of Triton kernels of any project;
+    then --shape gives its tensors, as x=64x96,weight=96:bf16.
     Needs no GPU.  Exit status 11 where a value is wrong, where a race is found, or where the call would fail on a GPU.
     """
     from rooflab.bench.emulate import calls as emulated_calls
 
     if op is not None and "::" in op:
-        asked = {"function": op, "reference": reference, "shape": shape, "argument": argument, "dtype": dtype}
+        asked = {"function": op, "reference": reference, "shape": ",".join(case or []), "argument": argument, "dtype": dtype}
         with show.waiting(op):
             answer = emulated_calls.ask(
                 {"do": "outside", **asked, "config": config, "races": races, "seed": seed, "schedule": schedule}

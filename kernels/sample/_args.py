@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -19,6 +19,7 @@ from rooflab.kernels._checks import (
 from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
+Edit = torch.Tensor | None
 Drawn = torch.Tensor | tuple[torch.Tensor, ...]
 """Tokens (B,) int64; with `top_n` also ids (B, 1 + top_n) int64 and log-probabilities (B, 1 + top_n) fp32."""
 
@@ -176,25 +177,47 @@ def edited(logits: torch.Tensor, edits: Edits) -> torch.Tensor:
     if not edits.tensors:
         return x
     x = x.clone() if x is logits else x
+    rows, ids, values = _changes(logits, edits)
+    x[rows, ids] = values
+    return x if edits.allowed is None else x.masked_fill_(_barred(edits.allowed, x.shape[1]), -math.inf)
+
+
+def edited_rows(logits: torch.Tensor, edits: Edits) -> Iterator[torch.Tensor]:
+    """The rows (V,) of `edited`, one by one: on a CPU a row stays in cache, where a copy of all would not.  A row that
+    nothing changes is not copied."""
+    rows, ids, values = _changes(logits, edits)
+    counts = torch.bincount(rows, minlength=len(logits)).tolist()
+    parts = zip(logits, torch.split(ids, counts), torch.split(values, counts), strict=True)
+    for b, (row, own_ids, own) in enumerate(parts):
+        x = row.float().index_copy(0, own_ids, own) if len(own) else row
+        yield x if edits.allowed is None else x.float().masked_fill(_barred(edits.allowed[b], len(x)), -math.inf)
+
+
+def _changes(logits: torch.Tensor, edits: Edits) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows, ids and new values (N,) of the tokens that are edited, in fp32."""
     offsets, ids, counts, bias = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
-    if offsets is not None and ids is not None and counts is not None and bias is not None:
-        each = torch.arange(len(x), device=x.device)
-        rows = torch.repeat_interleave(each, offsets.diff(), output_size=len(ids))
-        values = x[rows, ids] + bias
-        if edits.repetition_penalty is not None:
-            penalty = edits.repetition_penalty[rows]
-            changed = torch.where(values > 0, values / penalty, values * penalty)
-            values = torch.where(counts >= 0, changed, values)
-        less = torch.zeros_like(values)
-        if edits.frequency_penalty is not None:
-            less = edits.frequency_penalty[rows] * counts
-        if edits.presence_penalty is not None:
-            less = less + edits.presence_penalty[rows]
-        x[rows, ids] = torch.where(counts > 0, values - less, values)
-    if edits.allowed is not None:
-        bits = edits.allowed[:, :, None] >> torch.arange(32, dtype=torch.int32, device=x.device)
-        x.masked_fill_((bits & 1 == 0).flatten(1)[:, : x.shape[1]], -math.inf)
-    return x
+    if offsets is None or ids is None or counts is None or bias is None:
+        none = torch.empty(0, dtype=torch.int64, device=logits.device)
+        return none, none, none.float()
+    each = torch.arange(len(logits), device=logits.device)
+    rows = torch.repeat_interleave(each, offsets.diff(), output_size=len(ids))
+    values = logits[rows, ids].float() + bias
+    if edits.repetition_penalty is not None:
+        penalty = edits.repetition_penalty[rows]
+        changed = torch.where(values > 0, values / penalty, values * penalty)
+        values = torch.where(counts >= 0, changed, values)
+    less = torch.zeros_like(values)
+    if edits.frequency_penalty is not None:
+        less = edits.frequency_penalty[rows] * counts
+    if edits.presence_penalty is not None:
+        less = less + edits.presence_penalty[rows]
+    return rows, ids.long(), torch.where(counts > 0, values - less, values)
+
+
+def _barred(allowed: torch.Tensor, V: int) -> torch.Tensor:
+    """Which tokens (..., V) the words of a mask do not allow."""
+    bits = allowed[..., None] >> torch.arange(32, dtype=torch.int32, device=allowed.device)
+    return (bits & 1 == 0).flatten(-2)[..., :V]
 
 
 def outputs(out: Drawn | None, logits: torch.Tensor, top_n: int | None) -> tuple[torch.Tensor, ...]:

@@ -93,13 +93,17 @@ __device__ __forceinline__ float find_cut(Shared& shared, int& turn, const Row& 
         }
         for (int i = threadIdx.x; i < row.groups; i += THREADS) {
             const float4 x = row.four[i];
+            float4 weight = make_float4(1.f, 1.f, 1.f, 1.f);
+            if (by_mass)
+                weight = make_float4(weigh(x.x, row.best, row.rate), weigh(x.y, row.best, row.rate),
+                                     weigh(x.z, row.best, row.rate), weigh(x.w, row.best, row.rate));
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const float one = j == 0 ? x.x : j == 1 ? x.y : j == 2 ? x.z : x.w;
-                const float weight = by_mass ? weigh(one, row.best, row.rate) : 1.f;
+                const float own = j == 0 ? weight.x : j == 1 ? weight.y : j == 2 ? weight.z : weight.w;
 #pragma unroll
                 for (int c = 0; c < CUTS; ++c)
-                    if (one > cuts[c]) above[c] += weight;
+                    if (one > cuts[c]) above[c] += own;
             }
         }
         combine<false>(shared, turn, above);

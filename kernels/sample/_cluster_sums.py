@@ -52,9 +52,10 @@ __device__ __forceinline__ float from_key(u32 key) {
     return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
+// A weight below 2**-126 is 0; to keep it takes 3 more instructions and a branch for each logit (read in the SASS).
 __device__ __forceinline__ float weigh(float x, float best, float rate) {
     float power;
-    asm("ex2.approx.f32 %0, %1;" : "=f"(power) : "f"((x - best) * rate));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"((x - best) * rate));
     return power;
 }
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import register
-from rooflab.kernels.sample._args import check_args, traffic
+from rooflab.kernels.sample._args import Drawn, Edit, Edits, check_args, edited, note_logprobs, outputs, traffic
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -219,30 +218,29 @@ def bisect_kernel(
     tuning=Tuning(Config, configs, heuristic, footprint),
 )  # fmt: skip
 def sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-    out: torch.Tensor | None = None,
-    *,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """Token ids (B,) int64 without a sort; settings are (B,) tensors; a row with temperature 0 is greedy.
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
+    out: Drawn | None = None, *,
+    repetition_penalty: Edit = None, presence_penalty: Edit = None, frequency_penalty: Edit = None,
+    edit_offsets: Edit = None, edit_ids: Edit = None, edit_counts: Edit = None, edit_bias: Edit = None,
+    allowed: Edit = None, top_n: int | None = None, config: Config | None = None,
+) -> Drawn:  # fmt: skip
+    """Token ids (B,) int64 without a sort, and log-probabilities; the arguments are those of
+    `reference.sample.reference`.  Edits and log-probabilities are torch steps before and after the launch.
 
-    Raises `ValueError` on wrong shapes or dtypes, and on the CPU on settings out of range.
+    Raises `ValueError` on wrong shapes or dtypes, and on the CPU on values out of range.
     """
-    check_args(logits, temperature, top_k, top_p, min_p, seed, position)
+    penalties = repetition_penalty, presence_penalty, frequency_penalty
+    edits = Edits(*penalties, edit_offsets, edit_ids, edit_counts, edit_bias, allowed)
+    check_args(logits, temperature, top_k, top_p, min_p, seed, position, edits, top_n)
     B, V = logits.shape
     if V > MAX_VOCABULARY:
         raise ValueError(f"logits: expected at most 2**24 tokens, got {V}")
-    out = output(out, (B,), logits, torch.int64)
+    made = outputs(out, logits, top_n)
     if B:
         config = config or default_config("sample", "bisect", logits.dtype, logits.device, B=B, V=V)
+        rows = edited(logits, edits) if edits.tensors else logits
         bisect_kernel[(B,)](
-            logits, temperature, top_k, top_p, min_p, seed, position, out, V, logits.stride(0),
+            rows, temperature, top_k, top_p, min_p, seed, position, made[0], V, rows.stride(0),
             **config.launch_arguments,
         )  # fmt: skip
-    return out
+    return note_logprobs(logits, made)

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import triton
+from torch import Tensor
 
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._tma import address_of
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.sample._args import Drawn, Edits, check_args, outputs, result, traffic
+from rooflab.kernels.sample._args import Drawn, Edit, Edits, check_args, outputs, result, traffic
 from rooflab.kernels.sample._cluster_device import SOURCE
 from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
@@ -32,7 +33,7 @@ OWN_BYTES = 12 * 1024
 MAX_CLUSTER = 8
 MAX_TOP_N = 32
 AIMED_SHARE = 16 * 1024
-"""Tokens of a CTA at which two CTAs share an SM, as 63 registers a thread allow: one row is loaded while another is
+"""Tokens of a CTA at which two CTAs share an SM, as 64 registers a thread allow: one row is loaded while another is
 searched."""
 ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
 
@@ -97,32 +98,16 @@ def load_bytes(logits: torch.Tensor) -> int:
     traffic=traffic, unsupported=why_not, tuning=Tuning(Config, configs, heuristic, footprint),
 )  # fmt: skip
 def sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-    out: Drawn | None = None,
-    *,
-    repetition_penalty: torch.Tensor | None = None,
-    presence_penalty: torch.Tensor | None = None,
-    frequency_penalty: torch.Tensor | None = None,
-    edit_offsets: torch.Tensor | None = None,
-    edit_ids: torch.Tensor | None = None,
-    edit_counts: torch.Tensor | None = None,
-    edit_bias: torch.Tensor | None = None,
-    allowed: torch.Tensor | None = None,
-    top_n: int | None = None,
-    config: Config | None = None,
-) -> Drawn:
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
+    out: Drawn | None = None, *,
+    repetition_penalty: Edit = None, presence_penalty: Edit = None, frequency_penalty: Edit = None,
+    edit_offsets: Edit = None, edit_ids: Edit = None, edit_counts: Edit = None, edit_bias: Edit = None,
+    allowed: Edit = None, top_n: int | None = None, config: Config | None = None,
+) -> Drawn:  # fmt: skip
     """Token ids (B,) int64, and log-probabilities, in one launch that reads each logit once; the arguments are those of
     `reference.sample.reference`, with `top_n` up to 32.  Raises `ValueError` on wrong shapes or dtypes."""
-    edits = Edits(
-        *(repetition_penalty, presence_penalty, frequency_penalty, edit_offsets, edit_ids, edit_counts, edit_bias),
-        allowed,
-    )
+    penalties = repetition_penalty, presence_penalty, frequency_penalty
+    edits = Edits(*penalties, edit_offsets, edit_ids, edit_counts, edit_bias, allowed)
     check_args(logits, temperature, top_k, top_p, min_p, seed, position, edits, top_n)
     reason = why_not(Arguments(logits=logits, top_n=top_n))
     if reason:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.sample._args import Drawn, Edits, check_args, check_rows, edited, note_logprobs, outputs
+from rooflab.kernels.sample._args import Drawn, Edit, Edits, check_args, check_rows, edited, note_logprobs, outputs
 from rooflab.kernels.sample._args import traffic as read_once
 from rooflab.kernels.sample._philox import log_exponential, words_of_rows
 from rooflab.roofline.model import Traffic
@@ -31,34 +32,19 @@ def traffic(inputs: Arguments) -> Traffic:
 
 @register(op="sample", name="naive", role="naive", backend="torch", traffic=traffic)
 def sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-    out: Drawn | None = None,
-    *,
-    repetition_penalty: torch.Tensor | None = None,
-    presence_penalty: torch.Tensor | None = None,
-    frequency_penalty: torch.Tensor | None = None,
-    edit_offsets: torch.Tensor | None = None,
-    edit_ids: torch.Tensor | None = None,
-    edit_counts: torch.Tensor | None = None,
-    edit_bias: torch.Tensor | None = None,
-    allowed: torch.Tensor | None = None,
-    top_n: int | None = None,
-) -> Drawn:
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
+    out: Drawn | None = None, *,
+    repetition_penalty: Edit = None, presence_penalty: Edit = None, frequency_penalty: Edit = None,
+    edit_offsets: Edit = None, edit_ids: Edit = None, edit_counts: Edit = None, edit_bias: Edit = None,
+    allowed: Edit = None, top_n: int | None = None,
+) -> Drawn:  # fmt: skip
     """Token ids (B,) int64 by sorting every row, and log-probabilities; the arguments are those of
     `reference.sample.reference`.
 
     Raises `ValueError` on wrong shapes or dtypes, and on the CPU on values out of range and rows without a law.
     """
-    edits = Edits(
-        *(repetition_penalty, presence_penalty, frequency_penalty, edit_offsets, edit_ids, edit_counts, edit_bias),
-        allowed,
-    )
+    penalties = repetition_penalty, presence_penalty, frequency_penalty
+    edits = Edits(*penalties, edit_offsets, edit_ids, edit_counts, edit_bias, allowed)
     check_args(logits, temperature, top_k, top_p, min_p, seed, position, edits, top_n)
     made = outputs(out, logits, top_n)
     V = logits.shape[1]

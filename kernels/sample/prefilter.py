@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from rooflab.kernels.registry import register
-from rooflab.kernels.sample._args import Drawn, Edits, check_args, check_rows, edited, outputs, result, traffic
+from rooflab.kernels.sample._args import Drawn, Edit, Edits, check_args, check_rows, edited_rows, outputs, traffic
 from rooflab.kernels.sample._philox import log_exponential, words_of_rows, words_of_tokens
 
 FIRST_GUESS = 256
@@ -16,55 +17,37 @@ FIRST_GUESS = 256
 
 @register(op="sample", name="prefilter", role="optimized", backend="torch", devices=("cpu",), traffic=traffic)
 def sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-    out: Drawn | None = None,
-    *,
-    repetition_penalty: torch.Tensor | None = None,
-    presence_penalty: torch.Tensor | None = None,
-    frequency_penalty: torch.Tensor | None = None,
-    edit_offsets: torch.Tensor | None = None,
-    edit_ids: torch.Tensor | None = None,
-    edit_counts: torch.Tensor | None = None,
-    edit_bias: torch.Tensor | None = None,
-    allowed: torch.Tensor | None = None,
-    top_n: int | None = None,
-) -> Drawn:
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
+    out: Drawn | None = None, *,
+    repetition_penalty: Edit = None, presence_penalty: Edit = None, frequency_penalty: Edit = None,
+    edit_offsets: Edit = None, edit_ids: Edit = None, edit_counts: Edit = None, edit_bias: Edit = None,
+    allowed: Edit = None, top_n: int | None = None,
+) -> Drawn:  # fmt: skip
     """Token ids (B,) int64, and log-probabilities; the arguments are those of `reference.sample.reference`.
 
     For the CPU only: the number of remaining tokens decides the shapes; on a GPU the host would wait for that number.
     Raises `ValueError` on wrong shapes, dtypes or values, and on rows without a law.
     """
-    edits = Edits(
-        *(repetition_penalty, presence_penalty, frequency_penalty, edit_offsets, edit_ids, edit_counts, edit_bias),
-        allowed,
-    )
+    penalties = repetition_penalty, presence_penalty, frequency_penalty
+    edits = Edits(*penalties, edit_offsets, edit_ids, edit_counts, edit_bias, allowed)
     check_args(logits, temperature, top_k, top_p, min_p, seed, position, edits, top_n)
     made = outputs(out, logits, top_n)
-    if edits.tensors:
-        _draw(edited(logits, edits), (temperature, top_k, top_p, min_p, seed, position), made[0])
-    else:
-        _draw(logits, (temperature, top_k, top_p, min_p, seed, position), made[0])
+    _draw(logits, edits, (temperature, top_k, top_p, min_p, seed, position), made[0])
     if len(made) > 1:
         _note_logprobs(logits, *made)
-    return result(made)
+    return made if len(made) > 1 else made[0]
 
 
-def _draw(logits: torch.Tensor, settings: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+def _draw(logits: Tensor, edits: Edits, settings: tuple[Tensor, ...], out: Tensor) -> None:
     """Writes the tokens (B,); `settings` are the six tensors."""
     temperature, seed, position = settings[0], settings[4], settings[5]
-    if not any(temperature.tolist()):
+    if not edits.tensors and not any(temperature.tolist()):
         torch.argmax(logits, dim=-1, out=out)
         check_rows(logits.gather(1, out[:, None])[:, 0])  # a NaN is the largest for argmax
         return
     few: list[tuple[int, torch.Tensor, torch.Tensor]] = []
-    for b, (t, k, p, m) in enumerate(zip(*(each.tolist() for each in settings[:4]), strict=True)):
-        row = logits[b]
+    each = zip(edited_rows(logits, edits), *(values.tolist() for values in settings[:4]), strict=True)
+    for b, (row, t, k, p, m) in enumerate(each):
         if t == 0:
             out[b] = row.argmax()
             check_rows(row[out[b]][None], (b,))

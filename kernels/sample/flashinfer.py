@@ -1,0 +1,79 @@
+"""FlashInfer's sampling, the package `flashinfer-python`, if it is installed: no sort, but rounds of rejection.
+
+Logits are divided by the temperature.  With top-k they go to `top_k_top_p_sampling_from_logits`, top-k first, which is
+faster if all rows have one k; without, through a softmax to `top_p_sampling_from_probs`.  Both compare values: tokens
+as likely as the last one that is kept stay (read in 0.6.18 and 0.7.2).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import torch
+
+from rooflab.kernels._flashinfer import PACKAGE
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.sample._args import check_args
+from rooflab.roofline.model import Traffic
+
+
+def traffic(inputs: Arguments) -> Traffic:
+    """The division and one pass over its result; without top-k a softmax and one pass.  More rounds are not counted."""
+    n, rows = inputs.logits.numel(), 24 * len(inputs.logits)
+    passes = 1 if any(inputs.top_k.tolist()) else 2
+    return Traffic(n * (inputs.logits.element_size() + 4 * passes) + rows, 4 * n * passes + rows, launches=2 + passes)
+
+
+def why_not(inputs: Arguments) -> str | None:
+    """Why FlashInfer cannot take these inputs, or None; reads the settings, and so waits for the device."""
+    if not inputs.temperature.is_meta and not bool((inputs.temperature > 0).all()):
+        return "temperature: expected values > 0 in all rows, got 0"
+    if not inputs.min_p.is_meta and bool(inputs.min_p.any()):
+        return "min_p: expected 0 in all rows, got more, which FlashInfer takes without top-k and top-p alone"
+    return None
+
+
+def plan_of(inputs: Arguments) -> int | torch.Tensor:
+    """top-k as FlashInfer takes it: a number if all rows have it, or (B,) int32; V is off."""
+    V = inputs.logits.shape[1]
+    top_k = torch.where(inputs.top_k > 0, inputs.top_k, V).clamp(max=V)
+    numbers = set(top_k.tolist())
+    return numbers.pop() if len(numbers) == 1 else top_k
+
+
+@register(
+    op="sample", name="flashinfer", role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(PACKAGE,),
+    unsupported=why_not, traffic=traffic, plan=plan_of,
+    nondeterministic="FlashInfer draws from torch's own stream, not by seed and position",
+)  # fmt: skip
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+    *,
+    plan: int | torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Token ids (B,) int64; `seed` and `position` are not used.  Without a plan it waits for the device to read the
+    settings.  There is no `out`, because FlashInfer writes int32.  Raises `ValueError` on wrong shapes or dtypes, and
+    without a plan on rows that it cannot take."""
+    check_args(logits, temperature, top_k, top_p, min_p, seed, position)
+    if plan is None:
+        inputs = Arguments(logits=logits, temperature=temperature, top_k=top_k, min_p=min_p)
+        reason = why_not(inputs)
+        if reason:
+            raise ValueError(reason)
+        plan = plan_of(inputs)
+    if not len(logits):
+        return torch.empty(0, dtype=torch.int64, device=logits.device)
+    package = import_module(PACKAGE)
+    drawn: torch.Tensor
+    scaled = logits.float() / temperature[:, None]
+    if isinstance(plan, int) and plan == logits.shape[1]:
+        drawn = package.top_p_sampling_from_probs(scaled.softmax(-1), top_p)
+    else:
+        drawn = package.top_k_top_p_sampling_from_logits(scaled, plan, top_p, filter_apply_order="top_k_first")
+    return drawn.long()

@@ -1,0 +1,38 @@
+"""Random numbers that depend on a key and a counter alone, and the exponential race of `sample`.
+
+They are Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with key = seed and
+counter = (position, token id // 4, 0, 0); token id % 4 selects one of the four words.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+
+def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Philox-4x32-10.  counter: (..., 4) and key: (..., 2), both of 32-bit words held in uint64; returns (..., 4)."""
+    low = np.uint64(0xFFFFFFFF)
+    half = np.uint64(32)
+    c0, c1, c2, c3 = (counter[..., i].astype(np.uint64) for i in range(4))
+    k0, k1 = (key[..., i].astype(np.uint64) for i in range(2))
+    for _ in range(10):
+        first, second = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = (second >> half) ^ c1 ^ k0, second & low, (first >> half) ^ c3 ^ k1, first & low
+        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
+    return np.stack(np.broadcast_arrays(c0, c1, c2, c3), axis=-1)
+
+
+def race(seed: int, position: int, vocab_size: int) -> torch.Tensor:
+    """log E of every token, (V,) fp64: E = -log1p(-u), u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24).
+
+    x is the token's word; u has exactly the value that fp32 arithmetic gives.
+    """
+    blocks = -(-vocab_size // 4)
+    counter = np.zeros((blocks, 4), dtype=np.uint64)
+    counter[:, 0] = position & 0xFFFFFFFF
+    counter[:, 1] = np.arange(blocks, dtype=np.uint64)
+    key = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], dtype=np.uint64)
+    x = philox(counter, key).reshape(-1)[:vocab_size].astype(np.uint32).astype(np.float32)
+    u = np.minimum(x * np.float32(2.0**-32) + np.float32(2.0**-33), np.float32(1 - 2.0**-24)).astype(np.float64)
+    return torch.from_numpy(np.log(-np.log1p(-u)))

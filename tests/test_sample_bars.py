@@ -1,0 +1,127 @@
+"""What sample's compiled code reads, its adapter to FlashInfer, and its bar."""
+
+import dataclasses
+import math
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_sample import FP32, rows_of
+
+from rooflab.bench.check.check import check_kernel
+from rooflab.bench.emulate.calls import call
+from rooflab.bench.predict.cases import Target
+from rooflab.bench.records.record import Record
+from rooflab.bench.suite.bars import sampling
+from rooflab.bench.suite.entries import Context
+from rooflab.bench.suite.worker import find
+from rooflab.kernels.registry import get_kernel
+from rooflab.kernels.sample import cluster
+from rooflab.reference.sample import SPEC
+from rooflab.reference.spec import Case, get_scheme
+
+
+@pytest.mark.timeout(300)  # ten seconds until the emulator's processes are there
+def test_compiled_code_of_a_cluster_reads_a_logit_once_and_races_nowhere():
+    """Counted in the emulator over eight CTAs, which search two cuts; beside the row each thread reads its settings."""
+    case = Case(B=1, V=16384, temperature=0.8, top_k=40, top_p=0.9, min_p=0.02)
+    config = cluster.heuristic(case)
+    answer = call(Target("sample", "cluster", case, FP32)).answer
+    assert config.cluster == 8 and answer["status"] == "OK" and not answer["races"], answer["reason"]
+    (launch,) = answer["launches"]
+    assert launch["instructions"]["ld.global.L1::no_allocate.v4.u32"] * 4 == 16384
+    assert launch["bytes"]["global_read"] - 4 * 16384 <= 32 * config.cluster * config.threads
+    assert launch["bytes"]["hbm_read"] - 4 * 16384 <= 7 * 32
+
+
+def _top_p_of_flashinfer(probs, top_p):
+    """Keeps what is as likely as the last token that is kept, as FlashInfer does, and draws from torch's stream."""
+    above = (torch.where(probs[:, None] > probs[:, :, None], probs[:, None], 0.0)).sum(-1)
+    return torch.multinomial(torch.where(above < top_p[:, None], probs, 0.0), 1)[:, 0].int()
+
+
+def _top_k_top_p_of_flashinfer(logits, top_k, top_p, filter_apply_order):
+    assert filter_apply_order == "top_k_first" and logits.dtype == torch.float32
+    ks = [top_k] * len(logits) if isinstance(top_k, int) else top_k.tolist()
+    least = torch.stack([row.topk(k).values[-1] for row, k in zip(logits, ks, strict=True)])
+    return _top_p_of_flashinfer(logits.masked_fill(logits < least[:, None], -math.inf).softmax(-1), top_p)
+
+
+@pytest.fixture
+def flashinfer(monkeypatch):
+    """The peer, as a kernel that a CPU can check; the package is a fake that keeps ties."""
+    fake = SimpleNamespace(
+        top_p_sampling_from_probs=_top_p_of_flashinfer, top_k_top_p_sampling_from_logits=_top_k_top_p_of_flashinfer
+    )
+    monkeypatch.setitem(sys.modules, "flashinfer", fake)
+    kernel = get_kernel("sample", "flashinfer")
+    return dataclasses.replace(kernel, backend="torch", devices=("cpu",), requires=(), min_sm=None)
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_k": 20}, {"top_k": 200, "top_p": 0.7}, {"top_p": 0.4}])
+def test_flashinfer_passes_the_whole_check(flashinfer, cut):
+    case = Case(B=5, V=96, temperature=0.8, top_k=0, top_p=1.0, min_p=0.0).but(**cut)
+    found = check_kernel(flashinfer, SPEC, case, get_scheme("bf16"))
+    assert found.status == "OK", found.describe()
+
+
+def test_flashinfer_has_one_k_or_one_of_each_row_and_refuses_what_it_lacks(flashinfer):
+    inputs = rows_of(torch.randn(40), (1.0, 5, 0.9, 0.0), 3)
+    assert flashinfer.plan_of(inputs) == 5 and flashinfer.plan_of(inputs | {"top_k": torch.tensor([0, 40, 99])}) == 40
+    several = inputs | {"top_k": torch.tensor([0, 3, 99], dtype=torch.int32)}
+    assert flashinfer.plan_of(several).tolist() == [40, 3, 40]
+    assert _judged_own_stream(flashinfer(**several), several) and flashinfer(**several).dtype == torch.int64
+    assert not _judged_own_stream(torch.full((3,), int(inputs["logits"][0].argmin())), several)
+    for change, message in (
+        ({"temperature": torch.tensor([1.0, 0.0, 1.0])}, "temperature: expected values > 0 in all rows, got 0"),
+        ({"min_p": torch.tensor([0.0, 0.1, 0.0])}, "min_p: expected 0 in all rows, got more"),
+    ):
+        assert message in str(flashinfer.why_not_args(inputs | change))
+        with pytest.raises(ValueError, match=message):
+            flashinfer.fn(**inputs | change)
+    assert "has no 'top_n'" in str(flashinfer.why_not_args(inputs | {"top_n": 1}))
+    kernel = get_kernel("sample", "flashinfer")
+    assert (kernel.role, kernel.requires, kernel.min_sm) == ("peer", ("flashinfer",), 80)
+    assert kernel.traffic_of(inputs).bytes > SPEC.cost(**inputs).bytes
+
+
+def _judged_own_stream(tokens, inputs):
+    return SPEC.compare_own_stream((tokens,), SPEC.oracle(inputs), inputs, FP32)[0].passed
+
+
+ROW_BYTES = 512 * 128256 * 4
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "library_ms", "peer_ms", "bar"),
+    [(0.19, 0.6, None, "MET"), (0.19, 0.6, 0.2, "MET"), (0.19, 0.6, 0.18, "MISSED"), (0.19, 0.56, None, "MISSED"),
+     (0.2, 0.9, None, "MISSED"), (None, 0.6, None, "UNMEASURED"), (0.19, None, None, "UNMEASURED")],
+)  # fmt: skip
+def test_the_bar_counts_reads_of_a_copy_and_compares_with_torch_and_peers(
+    monkeypatch, tmp_path, own_ms, library_ms, peer_ms, bar
+):
+    """A copy of 4 TB/s reads the logits of 512 rows three times in 0.197 ms."""
+    (entry, _) = sampling.BARS
+    case = Case.parse(entry.arguments["cases"][1]).id
+    ceilings = {"kind": "measured", "access_bytes_per_s": {"copy": 4e12}}
+    times = (("cluster", "optimized", own_ms), ("bisect", "optimized", 1.0 if own_ms else None),
+             ("library", "library", library_ms), ("flashinfer", "peer", peer_ms))  # fmt: skip
+    records = [
+        Record(kind="bench", run_id="r", status="OK", environment={}, op="sample", kernel=name, role=role, case_id=case,
+               basis="measured", latency_median_ms=ms, least_bytes=float(ROW_BYTES), ceilings=ceilings)
+        for name, role, ms in times
+        if ms
+    ]  # fmt: skip
+    monkeypatch.setattr(sampling, "measure", lambda *arguments: (records, "r", False))
+    context = Context("bar:x", tmp_path, "cuda", False, 10.0)
+    found = sampling.reads(context, **{**entry.arguments, "cases": [case]})
+    assert found.bar == bar
+    if bar != "UNMEASURED":
+        assert found.figures[case].startswith("cluster: "), found.figures
+
+
+def test_the_bars_run_dry(tmp_path):
+    for entry in sampling.BARS:
+        found = find(entry.call)(Context(entry.id, tmp_path, "cpu", True, 10.0), **entry.arguments)
+        assert (found.status, found.bar, found.reason) == ("DONE", "UNMEASURED", "dry run") and found.figures

@@ -1,0 +1,170 @@
+"""The law of sample's draws, the random words and the race behind it, and the test of a law itself."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from op_kernels import CPU
+from test_sample import FP32, rows_of
+
+from rooflab.kernels.sample import _philox, bisect, library, naive, prefilter
+from rooflab.reference.distribution import chi_square, smallest_effect
+from rooflab.reference.philox import philox, race
+from rooflab.reference.sample import EDITED, SPEC, edited, settings, support
+from rooflab.reference.spec import Case
+
+VECTORS = [
+    ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+    ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+    (
+        [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+        [0xA4093822, 0x299F31D0],
+        [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+    ),
+]
+
+
+def test_philox_gives_the_known_answers_of_random123():
+    for counter, key, words in VECTORS:
+        assert philox(np.array(counter, np.uint64), np.array(key, np.uint64)).tolist() == words
+
+
+def test_the_torch_words_are_the_references():
+    token = torch.tensor([0, 1, 2, 151935, 2**31 - 2])
+    for seed, position in zip(
+        (0, 1, -1, 2**63 - 1, -(2**63), 0x299F31D0A4093822), (0, 7, 2**32 - 1, 2**32 + 7, 7, 2**32 - 1), strict=True
+    ):
+        counter = np.zeros((5, 4), np.uint64)
+        counter[:, 0], counter[:, 1] = position & 0xFFFFFFFF, token.numpy() // 4
+        words = philox(counter, np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], np.uint64))
+        wanted = words[np.arange(5), token.numpy() % 4].tolist()
+        key = torch.tensor([seed]), torch.tensor([position])
+        assert _philox.words_of_tokens(*(each.expand(5) for each in key), token).tolist() == wanted
+        assert _philox.words_of_rows(*key, 11)[0, [0, 1, 2]].tolist() == wanted[:3]
+
+
+@triton.jit
+def _log_exponential_kernel(word_ptr, out_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, bisect.log_exponential(tl.load(word_ptr + i).to(tl.uint32)))
+
+
+def test_log_of_the_exponential_is_right_to_a_few_ulps_over_the_whole_range():
+    ends = [0, 1, 2, 3, 255, 2**30 - 1, 2**30, 2**30 + 1, 2**31, 2**32 - 257, 2**32 - 2, 2**32 - 1]
+    spread = (2.0 ** torch.linspace(0, 32, 500, dtype=torch.float64)[:-1]).long().tolist()
+    words = torch.tensor((ends + spread + [0] * 512)[:512])
+    u = np.minimum(
+        words.numpy().astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33), np.float32(1 - 2.0**-24)
+    )
+    wanted = torch.from_numpy(np.log(-np.log1p(-u.astype(np.float64))))
+    assert wanted.min() == pytest.approx(-33 * math.log(2)) and wanted.max() == pytest.approx(
+        math.log(24 * math.log(2))
+    )
+    compiled = torch.empty(512)
+    _log_exponential_kernel[(1,)](words, compiled, 512)
+    for found in (_philox.log_exponential(words), compiled):
+        assert ((found.double() - wanted).abs() <= 4 * 2.0**-24 * (wanted.abs() + 1)).all()
+
+
+def test_the_reference_race_is_keyed_by_seed_position_and_token():
+    first = race(5, 9, 300)
+    assert torch.equal(first[:100], race(5, 9, 100))
+    assert torch.equal(first, race(5, 9 + 2**32, 300))
+    for other in (race(6, 9, 300), race(5 + 2**32, 9, 300), race(5, 10, 300)):
+        assert not bool((first == other).any())
+
+
+LAW = (0.02, 0.4, 0.08, 0.2, 0.3)
+NO_CUT, CUT = (1.0, 0, 1.0, 0.0), (0.6, 4, 0.97, 0.0)
+
+
+def _draws(kernel, row, count):
+    return kernel(**rows_of([math.log(p) for p in LAW], row, count, seed=11))
+
+
+EDITS = {"penalties": True, "allowed": True}
+MIXES = {
+    "no cut": (NO_CUT, {}),
+    "top-k": ((0.6, 3, 1.0, 0.0), {}),
+    "top-p": ((1.3, 0, 0.8, 0.0), {}),
+    "min-p": ((1.0, 0, 1.0, 0.3), {}),
+    "top-k and top-p": (CUT, {}),
+    "all": ((1.5, 6, 0.95, 0.05), {}),
+    "penalties": (NO_CUT, {"penalties": True}),
+    "mask": (NO_CUT, {"allowed": True}),
+    "all with penalties and a mask": ((2.0, 4, 0.97, 0.02), EDITS),
+}
+
+
+@pytest.mark.parametrize(("row", "edits"), MIXES.values(), ids=MIXES)
+def test_traps_22_and_25_many_draws_follow_the_law(row, edits):
+    """200,000 of naive; the CPU's kernel draws the same tokens in the first 300."""
+    count, V = 200_000, 8
+    case = Case(B=1, V=V, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, sigma=1.0, **edits)
+    one = SPEC.make_inputs(case, FP32, CPU, 2)
+    law = support(edited(**{name: value for name, value in one.items() if name in EDITED})[0], *row).probabilities
+    assert int((law > 0).sum()) >= 2
+    inputs = {name: value.repeat(count, *[1] * (value.ndim - 1)) for name, value in one.items() if name in EDITED}
+    if "edit_offsets" in one:
+        inputs["edit_offsets"] = torch.arange(count + 1, dtype=torch.int32) * int(one["edit_offsets"][1])
+    inputs |= settings([row] * count, CPU, 11)
+    tokens = naive.sample(**inputs)
+    found = chi_square(tokens, law)
+    assert found.passed and found.smallest_effect < 0.03, found
+    few = {name: value[:300] for name, value in inputs.items()}
+    if "edit_offsets" in one:
+        few["edit_offsets"] = inputs["edit_offsets"][:301]
+        few |= {name: inputs[name][: few["edit_offsets"][-1]] for name in ("edit_ids", "edit_counts", "edit_bias")}
+    assert torch.equal(prefilter.sample(**few), tokens[:300])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("row", "count", "effect"), [(NO_CUT, 400, 0.4), (CUT, 80, 0.9)])
+def test_many_draws_of_bisect_follow_the_law(row, count, effect):
+    found = chi_square(_draws(bisect.sample, row, count), support(torch.tensor(LAW).log(), *row).probabilities)
+    assert found.passed and found.smallest_effect < effect, found
+
+
+@pytest.mark.parametrize(("row", "count"), [(NO_CUT, 40), (CUT, 12)])
+def test_bisect_draws_what_naive_draws(row, count):
+    assert torch.equal(_draws(bisect.sample, row, count), _draws(naive.sample, row, count))
+
+
+@pytest.mark.parametrize("row", [(1.0, 0, 1.0, 0.0), (0.6, 4, 0.97, 0.0), (1.0, 0, 1.0, 0.3)])
+def test_the_library_draws_from_the_same_law_by_its_own_stream(row):
+    torch.manual_seed(0)
+    law = support(torch.tensor(LAW).log(), *row).probabilities
+    found = chi_square(_draws(library.sample, row, 40000), law)
+    assert found.passed and found.smallest_effect < 0.05, found
+
+
+def test_draws_of_two_rows_and_of_two_positions_are_independent():
+    inputs = rows_of([math.log(p) for p in LAW], (1.0, 0, 1.0, 0.0), 40000)
+    inputs["seed"] = torch.arange(2).repeat(20000)  # two requests side by side, position by position
+    inputs["position"] = torch.arange(20000).repeat_interleave(2)
+    pairs = naive.sample(**inputs).view(-1, 2)
+    law = torch.tensor(LAW, dtype=torch.float64)
+    joint = torch.outer(law, law).flatten()
+    assert chi_square(pairs[:, 0] * 5 + pairs[:, 1], joint).passed
+    assert chi_square(pairs[:-1, 0] * 5 + pairs[1:, 0], joint).passed
+
+
+def test_chi_square_finds_the_effect_that_it_states():
+    law = torch.tensor(LAW, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    effect = smallest_effect(20000, 4)
+    bent = law + torch.tensor([0, 1, 0, 0, -1]) * effect / math.sqrt(1 / 0.4 + 1 / 0.3)
+    assert float(((bent - law) ** 2 / law).sum()) == pytest.approx(effect**2)
+    missed = sum(chi_square(torch.multinomial(bent, 20000, True, generator=generator), law).passed for _ in range(100))
+    assert missed <= 6  # 1 expected at the stated power of 0.99
+    assert all(chi_square(torch.multinomial(law, 20000, True, generator=generator), law).passed for _ in range(100))
+
+
+def test_chi_square_rejects_one_draw_of_what_cannot_be_drawn_and_a_law_that_says_nothing():
+    law = torch.tensor([0.5, 0.5, 0.0])
+    assert not chi_square(torch.tensor([0, 1] * 100 + [2]), law).passed
+    with pytest.raises(ValueError, match="at least two cells"):
+        chi_square(torch.tensor([0] * 100), torch.tensor([1.0]))
