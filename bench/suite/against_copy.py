@@ -23,15 +23,23 @@ from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import Device, get_device
 
-MORE = {"layernorm": ("T=32768,H=4096,bias=true,eps=1e-05",), "softmax": ("T=32768,H=4096", "T=512,H=128256")}
-"""Cases of ops that have no bar."""
+ROPE = (
+    "T=4096,H=32,H_kv=8,D=128,rotary=128,max_position=131072,num_blocks=512,block_size=16,skipped=0,interleaved=false"
+)
+MORE = {
+    "layernorm": ("T=32768,H=4096,bias=true,eps=1e-05",),
+    "softmax": ("T=32768,H=4096", "T=512,H=128256"),
+    "rope_and_cache": (ROPE, f"{ROPE},norm_eps=1e-06"),
+}
+"""Cases of ops that have no bar here."""
 
 NOTE = (
     "Nothing here was measured. Predicted: `rooflab explain`, uncalibrated, bf16. `python -m "
     "rooflab.bench.suite.against_copy` writes this page. A copy is taken to reach the bandwidth that cards sustain; a "
     "launch is in the predicted time alone, so one token has no share. For many rows the prediction sees little but "
     "bytes: on public kernels of this kind it errs by 6% in the median, and it cannot tell these rungs apart. What a "
-    "rung does not take has its reason."
+    "rung does not take has its reason. Sampling is not here: how often its loops run depends on the logits, which the "
+    "prediction does not see."
 )
 
 
