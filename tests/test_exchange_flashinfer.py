@@ -34,6 +34,8 @@ def definitions():
     paged = {"q": "T H D", "k_cache": "P B G D", "v_cache": "P B G D", "kv_indptr": "L", "kv_indices": "I"}
     pages = {**heads, "P": None, "B": 16, "I": None}
     ragged = {"q": "T H D", "k": "S G D", "v": "S G D", "qo_indptr": "L", "kv_indptr": "L", "sm_scale": ""}
+    mla = {"q_nope": "T H D", "q_pe": "T H G", "ckv_cache": "P B D", "kpe_cache": "P B G", "kv_indptr": "L"}
+    mla["kv_indices"] = "I"
     rope = {"q": "T H D", "k": "T G D", "cos_sin_cache": "S D", "positions": "T"}
     return [
         define("gemm_n48_k32", "gemm", dtype="float16", **gemm),
@@ -45,7 +47,8 @@ def definitions():
         define("top_k_sampling", "sampling", {"T": None, "V": 97}, "float32", probs="T V", top_k="T"),
         define("rope_neox", "rope", heads, "float32", **rope),
         define("silu_and_mul", "activation", {"T": None, "H": 64}, "float16", input="T H"),
-        define("mla_paged_decode_h16", "mla_paged", {"T": None}, "bfloat16", q_nope="T"),
+        define("mla_paged_decode_h16", "mla_paged", pages, "bfloat16", **mla, sm_scale=""),
+        define("dsa_paged_decode", "dsa_paged", {"T": None}, "bfloat16", q_nope="T"),
     ]
 
 
@@ -98,11 +101,12 @@ def test_every_definition_is_mapped_or_has_a_reason(root, rooflab):
         "fused_add_rmsnorm_h64": "fused_add_rmsnorm",
         "gqa_paged_decode": "paged_attention",
         "gqa_ragged_prefill_causal": "flash_attention",
+        "mla_paged_decode_h16": "mla_decode",
         "top_k_sampling": "sample",
         "rope_neox": "rope",
         "silu_and_mul": "silu_and_mul",
     }
-    assert rows["mla_paged_decode_h16"]["reason"] == "no op here computes 'mla_paged'"
+    assert rows["dsa_paged_decode"]["reason"] == "no op here computes 'dsa_paged'"
     assert rows["gemm_fp8"]["reason"].startswith("its dtypes are float8_e4m3fn")
     assert all(bool(row["op"]) != bool(row["reason"]) for row in rows.values())
     assert (rows["gemm_n48_k32"]["scheme"], rows["gemm_n48_k32"]["traces"]) == ("fp16", 2)
@@ -115,7 +119,6 @@ def test_every_definition_is_mapped_or_has_a_reason(root, rooflab):
 def test_what_a_definition_does_not_say_is_not_guessed(root):
     texts = {path: path.read_text() for path in root.rglob("*.json")}
     for name, change, reason in (
-        ("rmsnorm_h64", lambda values: values.update(name="gemma_rmsnorm"), "adds one to the weight"),
         ("rmsnorm_h64", lambda values: values["inputs"].update(bias=values["inputs"]["weight"]), "its inputs are"),
         ("rmsnorm_h64", lambda values: values["inputs"]["weight"].update(dtype="float4_e2m1"), "float32, float4_e2m1"),
         ("rmsnorm_h64", lambda values: values["inputs"]["hidden_states"].update(shape=["H"]), "has two axes"),
@@ -148,6 +151,8 @@ def test_an_epsilon_is_read_from_the_text_and_not_run_and_a_matrix_by_its_axes(r
     assert dataset.definitions["rmsnorm_h64"].case({"T": 2})["eps"] == 1e-3
     twice = edited(root, "rmsnorm_h64", lambda values: values.update(reference="eps = 1e-3\neps = 1e-5"))
     assert "definition" in dict(twice.definitions["rmsnorm_h64"].case({"T": 2})), "it names no one epsilon"
+    gemma = edited(root, "fused_add_rmsnorm_h64", lambda values: values.update(name="gemma_fused_add"))
+    assert gemma.definitions["gemma_fused_add"].case({"T": 2})["weight_offset"] == 1.0
     plain = edited(root, "gemm_n48_k32", lambda values: values["inputs"]["B"].update(shape=["K", "N"]))
     assert plain.definitions["gemm_n48_k32"].case({"M": 7}).id == "M=7,N=48,K=32,layout=NN,bias=false"
 

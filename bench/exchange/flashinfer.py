@@ -36,6 +36,10 @@ OPS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "silu_and_mul": (("activation", "silu_and_mul"), frozenset({"input"})),
     "rope": (("rope",), frozenset({"q", "k", "cos_sin_cache", "positions"})),
     "paged_attention": (("gqa_paged",), frozenset({"q", "k_cache", "v_cache", "kv_indptr", "kv_indices", "sm_scale"})),
+    "mla_decode": (
+        ("mla_paged",),
+        frozenset({"q_nope", "q_pe", "ckv_cache", "kpe_cache", "kv_indptr", "kv_indices", "sm_scale"}),
+    ),
     "flash_attention": (("gqa_ragged",), frozenset({"q", "k", "v", "qo_indptr", "kv_indptr", "sm_scale"})),
     "sample": (("sampling",), frozenset({"probs"})),
 }
@@ -90,8 +94,6 @@ class Definition:
             return f"A {list(shapes['A'])} and B {list(shapes['B'])} share no axis to sum over"
         if "norm" in op and not any(len(shape) == 2 for shape in shapes.values()):
             return "none of its inputs has two axes, rows and hidden size"
-        if "gemma" in self.name:
-            return "Gemma's norm adds one to the weight; rmsnorm here does not"
         if op == "silu_and_mul" and not self.name.startswith(op):
             return f"{self.name} is not silu_and_mul"
         return "" if self.scheme else f"its dtypes are {', '.join(self._dtypes)}, which no scheme here has"
@@ -118,7 +120,10 @@ class Definition:
             return Case(M=sizes[m], N=sizes[n], K=sizes[k], layout=layout, bias=False)
         if op in ("rmsnorm", "fused_add_rmsnorm") and self.eps is not None and "eps" not in self.inputs:
             rows, hidden = next(shape for shape in shapes.values() if len(shape) == 2)
-            return Case(T=sizes[rows], H=sizes[hidden], eps=self.eps)
+            # Gemma's norm adds one to the weight.
+            return Case(
+                T=sizes[rows], H=sizes[hidden], eps=self.eps, **{"weight_offset": 1.0} if "gemma" in self.name else {}
+            )
         return files.make_case({"definition": self.name, **axes})
 
 
