@@ -33,6 +33,20 @@ def warmed(x):
     kernel[(x.numel() // 64, 1, 1)](x, out, x.numel(), 64)
     return out
 
+def other_dtype(x):
+    kernel = _copy.warmup(x, x, x.numel(), BLOCK=64, grid=(1,))
+    kernel[(1, 1, 1)](x.half(), x, 64, 64)
+
+@triton.jit
+def _to_fp32(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.load(x_ptr + at).to(tl.float32))
+
+def to_fp32(x):
+    out = torch.empty(x.shape, device=x.device)
+    _to_fp32[(1,)](triton.reinterpret(x.view(torch.int8), tl.float8e4nv), out, 64)
+    return out
+
 @triton.jit
 def _gather(pointers, out_ptr, n, BLOCK: tl.constexpr):
     part = tl.load(pointers + tl.program_id(0)).to(tl.pointer_type(tl.float32))
@@ -91,6 +105,8 @@ with emulating() as run:
     assert torch.equal(mine.copy(x), x) and torch.equal(mine.warmed(x), x)
     parts = [x[:10].clone(), x[10:20].clone()]
     assert torch.equal(mine.gather(parts), torch.stack(parts))
+    codes = x[:64].to(torch.float8_e4m3fn)
+    assert torch.equal(mine.to_fp32(codes), codes.float())
 assert not x.is_cuda and not torch.cuda.is_available()
 found["kernels"] = [(launch.kernel, launch.grid) for launch in run.launches]
 found["bytes"], found["findings"] = run.bytes.global_read, run.findings
@@ -118,6 +134,7 @@ found["unknown"] = said(lambda: mine.gather(parts, pointers))
 found["told"] = said(lambda: mine.gather(parts, pointers), memory=parts)
 found["memory"] = said(lambda: torch.cuda.mem_get_info())
 found["time"] = said(lambda: torch.cuda.Event().elapsed_time(None))
+found["dtype"] = said(lambda: mine.other_dtype(x))
 found["config"] = said(lambda: mine.add_one(x), configs={"BLOCK": 7})
 print(json.dumps(found))
 """
@@ -157,7 +174,12 @@ def test_the_readmes_example_runs_as_it_stands(folder: Path) -> None:
 
 
 def test_any_launcher_runs_on_cpu_tensors_that_say_they_are_on_a_gpu(found: dict[str, Any]) -> None:
-    assert found["kernels"] == [["_copy", [2, 1, 1]], ["_copy", [2, 1, 1]], ["_gather", [2, 1, 1]]]
+    assert found["kernels"] == [
+        ["_copy", [2, 1, 1]],
+        ["_copy", [2, 1, 1]],
+        ["_gather", [2, 1, 1]],
+        ["_to_fp32", [1, 1, 1]],
+    ]
     assert found["bytes"] >= 2 * 512 + 2 * 40 and found["findings"] == []
 
 
@@ -177,6 +199,12 @@ def test_a_race_is_a_finding_and_an_access_out_of_bounds_ends_in_the_users_line(
 
 def test_memory_behind_pointers_is_asked_for_by_name(found: dict[str, Any]) -> None:
     assert "memory=" in found["unknown"][1] and found["told"] is None
+
+
+def test_a_tensor_of_another_dtype_than_a_kernel_was_compiled_for_is_refused(found: dict[str, Any]) -> None:
+    kind, text, _ = found["dtype"]
+    wanted = "x_ptr: expected *fp32, for which the kernel was compiled, got a tensor of torch.float16"
+    assert kind == "ValueError" and text == wanted
 
 
 def test_what_no_card_can_answer_is_refused_by_name(found: dict[str, Any]) -> None:

@@ -18,6 +18,12 @@ from rooflab.bench.ptx.machine.run import MOST_THREADS
 from rooflab.bench.ptx.tiles.tensor_map import DRIVER_ELEMENTS, ELEMENTS, SWIZZLES, TensorMap
 
 SCRATCH_ALIGN = 128
+DTYPES = {
+    torch.float64: ("fp64",), torch.float32: ("fp32",), torch.float16: ("fp16",), torch.bfloat16: ("bf16",),
+    torch.int64: ("i64",), torch.int32: ("i32",), torch.int16: ("i16",), torch.int8: ("i8",),
+    torch.uint8: ("u8",), torch.bool: ("i1", "u1"),
+}  # fmt: skip
+"""Triton's names of the dtypes that have one name in all versions."""
 Handle = Callable[[Any, tuple[int, ...], list[Any]], None]
 """Takes a compiled kernel, its grid and its arguments."""
 Configs = Callable[[list[Any], dict[str, Any]], Iterable[Any]]
@@ -48,7 +54,7 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[Laun
                 values += _descriptor(value, next(maps, None))
                 reached.append(value.base)
             else:
-                values.append(_float(value, kind) if isinstance(value, int | float) else value)
+                values.append(_float(value, kind) if isinstance(value, int | float) else _memory(name, value, kind))
         names += [name] * (len(values) - len(names))
     ctas = math.prod(map(int, grid))
     for size in (int(metadata.global_scratch_size), int(getattr(metadata, "profile_scratch_size", 0) or 0)):
@@ -60,6 +66,22 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[Laun
     names += ["scratch memory"] * (len(values) - len(names))
     launch = Launch(ptx, metadata.name, None, int(metadata.shared), _cluster(metadata), tuple(names))
     return launch, values, reached
+
+
+def _memory(name: str, value: Any, kind: Any) -> Any:
+    """A tensor for a pointer of the kind `kind`; one that `triton.reinterpret` wraps as itself.
+
+    Raises `ValueError` where the kernel was compiled for another dtype.
+    """
+    if isinstance(value, torch.Tensor):
+        own = DTYPES.get(value.dtype)
+        if own and isinstance(kind, str) and kind.removeprefix("*").removeprefix("k") not in own:
+            raise ValueError(
+                f"{name}: expected {kind}, for which the kernel was compiled, got a tensor of {value.dtype}"
+            )
+        return value
+    base = getattr(value, "base", None)
+    return base if isinstance(base, torch.Tensor) else value
 
 
 def _name(compiled: Any, key: Any) -> str:
