@@ -77,7 +77,8 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "error": trial.error(),
         "allowed": trial.relative,
-        "races": [found for result in results for found in (*result.races, *result.notes)],
+        "races": [race for result in results for race in result.races],
+        "notes": [note for result in results for note in result.notes],
         "opcodes": sorted({opcode for result in results for opcode in result.instructions}),
     }
 

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from rooflab.bench.compile.static import compile_kernel
+from rooflab.bench.ptx.mended import FENCE, notes_of
 from rooflab.bench.ptx.text.flow import Flow
 from rooflab.bench.ptx.text.parse import parse
 from rooflab.bench.ptx.text.wgmma_registers import rewritten, unfenced
+from rooflab.reference.spec import SCHEMES, Case
 
 
 def _multiply(d: str, a: str = "%rd1") -> str:
@@ -102,3 +105,14 @@ def test_a_use_of_a_wgmmas_registers_wants_a_fence_before_the_next(words: str, w
 )
 def test_a_write_of_a_wants_the_wait_of_its_products_own_group(words: str, wanted: list[tuple[int, int]]) -> None:
     assert found(rewritten, words) == wanted
+
+
+@pytest.mark.timeout(300)  # a compilation
+def test_a_fence_that_ptxas_puts_in_is_said_by_ptxas() -> None:
+    (info,) = compile_kernel(
+        "gemm", "cooperative", Case.parse("M=256,N=256,K=128,layout=NT,bias=false"), SCHEMES["bf16"]
+    )
+    assert FENCE not in notes_of(info.ptx)
+    assert FENCE in notes_of(info.ptx.replace("wgmma.fence.sync.aligned;", "", 1))
+    with pytest.raises(ValueError, match="ptx: ptxas refuses it: .*wgmma"):
+        notes_of(info.ptx.replace("wgmma.fence.sync.aligned;", "wgmma.fenced;", 1))
