@@ -61,11 +61,10 @@ def emulate(
     from rooflab.bench.emulate import calls as emulated_calls
 
     if op is not None and "::" in op:
-        asked = {"function": op, "reference": reference, "shape": ",".join(case or []), "argument": argument, "dtype": dtype}
+        asked: dict[str, Any] = {"function": op, "reference": reference, "shape": ",".join(case or [])}
+        asked |= {"argument": argument, "dtype": dtype, "config": config}
         with show.waiting(op):
-            answer = emulated_calls.ask(
-                {"do": "outside", **asked, "config": config, "races": races, "seed": seed, "schedule": schedule}
-            )
+            answer = emulated_calls.ask({"do": "outside", **asked, "races": races, "seed": seed, "schedule": schedule})
         if json:
             show.as_json(answer)
         else:

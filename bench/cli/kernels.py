@@ -81,6 +81,8 @@ def check(
     )
     from rooflab.bench.records.record import NOT_RUN
 
+    if op and "::" in op:
+        raise ValueError(f"op: expected one of Rooflab's; `rooflab emulate {op}` judges any launcher of Triton")
     seed = secrets.randbelow(2**31) if seed is None else seed
     chosen = Selection.of(op, kernel, suite or ["smoke", "edge"], case, scheme, device, seed)
     if by not in (None, "emulator", "interpreter"):

@@ -102,8 +102,9 @@ def run(
         status, why = "INCORRECT", found.races[0]
     if status == "OK" and reference is not None:
         exact = {name: value.double() if _is_float(value) else value for name, value in inputs.items()}
-        wrong = [stats.describe() for stats in judge(result, reference(**exact)) if not stats.passed]
-        status, why = ("INCORRECT", "; ".join(wrong)) if wrong else (status, why)
+        verdicts = judge(result, reference(**exact))
+        status = "OK" if all(stats.passed for stats in verdicts) else "INCORRECT"
+        why = "; ".join(stats.describe() for stats in verdicts if status == "OK" or not stats.passed)
     ctas = sum(launch.ctas for launch in found.launches)
     answer = {"status": status, "reason": why, "seconds": time.perf_counter() - began, "ran": ctas, "of": ctas}
     return answer | {"launches": [launch_answer(launch) for launch in found.launches]}
