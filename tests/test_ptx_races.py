@@ -373,6 +373,20 @@ def test_lanes_of_one_warp_race_only_with_different_values(races: SharedRaces) -
     assert "lanes of one warp write different values" in describe(races.found[0], str)
 
 
+def test_sums_that_differ_by_rounding_are_told_apart_from_other_values(races: SharedRaces) -> None:
+    """Triton 3.9 lets all lanes store a warp's sum, of which a fused multiply-add rounded one term in each lane."""
+    same = np.zeros(32, np.int64)
+    total = np.full(32, 1.5, np.float32)
+    total[::2] = np.nextafter(total[::2], np.float32(2))
+    races.write(0, own(0), same, 4, STORE, [total.view(np.uint32)])
+    assert [(race.kind, race.count) for race in races.found] == [("rounding", 16)]
+    assert "differ by rounding, and which one stays is undefined" in describe(races.found[0], str)
+    for number, other in enumerate((1.51, np.nan, -1.5), 1):
+        total[3] = other
+        races.write(0, own(0), same, 4, STORE, [total.view(np.uint32)])
+        assert (races.found[-1].kind, races.found[-1].count) == ("lanes", number)
+
+
 def test_a_store_of_what_was_there_is_marked_and_looked_up_only_for_a_race(races: SharedRaces) -> None:
     races.write(0, own(0), PLACES, 4, STORE, [np.uint32(1)], lambda: pytest.fail("looked up"))
     old = np.arange(32, dtype=np.uint32)

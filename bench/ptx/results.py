@@ -63,7 +63,8 @@ class Result:
     races: tuple[str, ...]
     """One sentence for each pair of instructions that a GPU may run in another order."""
     notes: tuple[str, ...]
-    """Breaks of PTX's rules that ptxas mends, as its own notes on this PTX say."""
+    """Breaks of PTX's rules that ptxas mends, as its own notes on this PTX say; and sums of which the last bits are
+    undefined, as Triton 3.9 makes them."""
     ctas: int
     """CTAs in the grid."""
     grid: Triple
@@ -167,7 +168,9 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     def name(number: int) -> str:
         return run.program.kernel.instructions[number].describe()
 
-    texts = [describe(race, name) for race in _unlike((race for race in run.shared_races if not race.harmless), name)]
+    found = _unlike((race for race in run.shared_races if not race.harmless), name)
+    rounded = [describe(race, name) for race in found if race.kind == "rounding"]
+    texts = [describe(race, name) for race in found if race.kind != "rounding"]
     if run.global_races is not None:
         texts += [_in_an_allocation(run, race, name) for race in _unlike(run.global_races.found, name)]
     texts += [
@@ -187,14 +190,14 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         FENCE: [_unfenced(wgmma, writer) for wgmma, writer in run.program.unfenced],
     }
     mended = notes_of(ptx) if any(doubtful.values()) else frozenset()
-    texts += [text for code, found in doubtful.items() if code not in mended for text in found]
+    texts += [text for code, broken in doubtful.items() if code not in mended for text in broken]
     notes = [
         f"{text} (ptxas puts one there, note {code}, and the products no longer overlap)"
-        for code, found in doubtful.items()
+        for code, broken in doubtful.items()
         if code in mended
-        for text in found
+        for text in broken
     ]
-    return tuple(dict.fromkeys(texts)), tuple(dict.fromkeys(notes))
+    return tuple(dict.fromkeys(texts)), tuple(dict.fromkeys([*rounded, *notes]))
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:

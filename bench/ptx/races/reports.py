@@ -16,8 +16,9 @@ class Race:
     space: str
     """`shared` or `global`."""
     kind: str
-    """A key of `VERBS`, with the first access first; `lanes`: one warp's lanes wrote different values; or `end`: an
-    asynchronous operation that nothing waited for before its CTA ended."""
+    """A key of `VERBS`, with the first access first; `lanes`: one warp's lanes wrote different values, or `rounding`:
+    values that differ by rounding alone; or `end`: an asynchronous operation that nothing waited for before its CTA
+    ended."""
     first: int
     """Number of the instruction that came first in this run; in another run it may come second."""
     second: int
@@ -74,6 +75,11 @@ def describe(race: Race, name_of_instruction: Callable[[int], str]) -> str:
     second = name_of_instruction(race.second)
     if race.kind == "lanes":
         return f"lanes of one warp write different values to one address: {second} in {race.second_actor}, {place}"
+    if race.kind == "rounding":
+        return (
+            f"lanes of one warp write values to one address that differ by rounding, and which one stays is undefined: "
+            f"{second} in {race.second_actor}, {place}"
+        )
     if race.kind == "end":
         return f"the CTA ended, and nothing had waited for {race.first_actor}: {second} may still use its shared memory"
     did_first, did_second = VERBS[race.kind]

@@ -225,6 +225,23 @@ def equal(values: Values, others: Values, accesses: int) -> Bools:
     return same
 
 
+ROUNDING = 2.0**-18
+"""Relative difference of two sums in fp32 whose terms were rounded in another order or not at all (a fused
+multiply-add), for some tens of terms."""
+
+
+def nearly_equal(values: Values, others: Values, accesses: int) -> Bools:
+    """(accesses,): whether all registers are fp32 numbers that differ by rounding alone."""
+    near = np.ones(accesses, np.bool_)
+    for value, other in zip(_registers(values), _registers(others), strict=True):
+        if value.dtype.itemsize != 4:
+            return np.zeros(accesses, np.bool_)
+        with np.errstate(invalid="ignore", over="ignore"):
+            a, b = (np.ascontiguousarray(each).view(np.float32).astype(np.float64) for each in (value, other))
+            near &= np.isfinite(a) & (np.abs(a - b) <= ROUNDING * np.abs(a))
+    return near
+
+
 def chosen(values: Values, lanes: Ints) -> Values:
     """The registers of some lanes."""
     return [value[lanes] if isinstance(value, np.ndarray) else value for value in _registers(values)]

@@ -26,6 +26,7 @@ from rooflab.bench.ptx.races.shadow_memory import (
     Values,
     chosen,
     equal,
+    nearly_equal,
 )
 from rooflab.bench.ptx.races.vector_clocks import ACTOR, ACTOR_BITS, GENERIC, INIT, LOWER, Transfer, VectorClocks
 
@@ -214,13 +215,15 @@ class SharedRaces(VectorClocks):
             return
         losers, winners = pairs
         across = access.actors[losers] != access.actors[winners]
-        same = np.zeros(losers.size, np.bool_)
+        same = near = np.zeros(losers.size, np.bool_)
         if values is not None:
-            same = equal(chosen(values, losers), chosen(values, winners), losers.size)
+            lost, won = chosen(values, losers), chosen(values, winners)
+            same, near = equal(lost, won, losers.size), nearly_equal(lost, won, losers.size)
         for kind, leaves_same, which in (
             ("write-write", True, across & same),
             ("write-write", False, across & ~same),
-            ("lanes", False, ~across & ~same & (values is not None)),
+            ("lanes", False, ~across & ~same & ~near & (values is not None)),
+            ("rounding", False, ~across & ~same & near),
         ):
             if not which.any():
                 continue
