@@ -90,6 +90,7 @@ def half(x):
 SCRIPT = """
 import json, traceback
 import torch
+import triton
 from rooflab.bench.emulate import emulating
 import mine
 
@@ -136,6 +137,7 @@ found["memory"] = said(lambda: torch.cuda.mem_get_info())
 found["time"] = said(lambda: torch.cuda.Event().elapsed_time(None))
 found["dtype"] = said(lambda: mine.other_dtype(x))
 found["config"] = said(lambda: mine.add_one(x), configs={"BLOCK": 7})
+found["driver"] = repr(triton.runtime.driver._active)
 print(json.dumps(found))
 """
 
@@ -205,6 +207,10 @@ def test_a_tensor_of_another_dtype_than_a_kernel_was_compiled_for_is_refused(fou
     kind, text, _ = found["dtype"]
     wanted = "x_ptr: expected *fp32, for which the kernel was compiled, got a tensor of torch.float16"
     assert kind == "ValueError" and text == wanted
+
+
+def test_triton_has_its_own_driver_again_behind_the_context(found: dict[str, Any]) -> None:
+    assert found["driver"] == "None"
 
 
 def test_what_no_card_can_answer_is_refused_by_name(found: dict[str, Any]) -> None:

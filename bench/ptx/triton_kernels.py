@@ -188,13 +188,16 @@ def emulating_triton(
         self.nargs = None
         return kernel
 
-    triton.runtime.driver.set_active(FakeDriver(sm, properties))
+    driver = triton.runtime.driver
+    before = driver._active  # `active` would look for a GPU
+    driver.set_active(FakeDriver(sm, properties))
     CompiledKernel._init_handles, Autotuner.run, CompiledKernel.__getattr__ = ready, chosen, missing
     _handles.append(handle)
     try:
         yield
     finally:
         _handles.pop()
+        driver.set_active(before)
         CompiledKernel._init_handles, Autotuner.run = init, tune
         del CompiledKernel.__getattr__
 
