@@ -229,6 +229,8 @@ def test_what_no_card_can_answer_is_refused_by_name(found: dict[str, Any]) -> No
         (["mine.py::same", "--shape", "x=64"], 2, "expected same to launch a kernel of Triton, got no launch"),
         (["mine.py::copy", "--shape", "y=64"], 2, "shape: expected the arguments of copy(x): missing a required"),
         (["mine.py::copy", "--shape", "x=6x"], 2, "expected name=64x96 or name=64x96:fp32|fp16|bf16, got 'x=6x'"),
+        (["mine.py::copy", "--shape", "x=64", "--ctas", "3"], 2, "ctas: expected with an op alone, got 3 with"),
+        (["rmsnorm", "--argument", "eps=1"], 2, "argument: expected with path.py::function alone, got 'eps=1' with"),
         (["mine.py::none", "--shape", "x=64"], 2, "function: expected a function 'none' in"),
         (["none.py::copy", "--shape", "x=64"], 2, "function: expected path.py::name with a Python file that is there"),
     ],

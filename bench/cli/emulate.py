@@ -60,7 +60,13 @@ def emulate(
     """
     from rooflab.bench.emulate import calls as emulated_calls
 
-    if op is not None and "::" in op:
+    outside = op is not None and "::" in op
+    only = {"kernel": kernel or kernels, "scheme": scheme, "ctas": ctas, "out": out}
+    for name, value in only.items() if outside else {"reference": reference, "argument": argument}.items():
+        if value:
+            wanted = "an op" if outside else "path.py::function"
+            raise ValueError(f"{name}: expected with {wanted} alone, got {value!r} with {op or 'every op'}")
+    if outside:
         asked: dict[str, Any] = {"function": op, "reference": reference, "shape": ",".join(case or [])}
         asked |= {"argument": argument, "dtype": dtype, "config": config}
         with show.waiting(op):
