@@ -18,26 +18,42 @@ struct Row {
     float best, least, rate;
 };
 
-// The tokens in (low, high], if they are few, in every CTA in the same order; their number, or -1.
-__device__ __forceinline__ int gather(Shared& shared, int& turn, const Row& row, float low, float high) {
+// Keeps of the row, or of what this warp held before (held >= 0), the tokens in (low, high] in the warp's segment, in
+// their order.  Held is then their number, or -1 where they do not fit in some warp; returns their number in the cluster.
+__device__ __forceinline__ int keep(Shared& shared, int& turn, const Row& row, float low, float high, int& held) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int held = 0;
-    for (int i = threadIdx.x; i - lane < row.groups; i += THREADS) {
-        const float4 x = i < row.groups ? row.four[i] : make_float4(NEVER, NEVER, NEVER, NEVER);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float one = j == 0 ? x.x : j == 1 ? x.y : j == 2 ? x.z : x.w;
-            const bool in = one > low && one <= high;
-            const u32 lanes = __ballot_sync(~0u, in);
-            const int place = held + __popc(lanes & ((1u << lane) - 1));
-            if (in && place < SEGMENT) shared.segment[warp][place] = one;
-            held += __popc(lanes);
+    float* segment = shared.segment[warp];
+    int kept = 0;
+    auto take = [&](float one, bool real) {
+        const bool in = real && one > low && one <= high;
+        const u32 lanes = __ballot_sync(~0u, in);
+        const int place = kept + __popc(lanes & ((1u << lane) - 1));
+        if (in && place < SEGMENT) segment[place] = one;
+        kept += __popc(lanes);
+    };
+    if (held < 0) {
+        for (int i = threadIdx.x; i - lane < row.groups; i += THREADS) {
+            const bool real = i < row.groups;
+            const float4 x = real ? row.four[i] : make_float4(NEVER, NEVER, NEVER, NEVER);
+            take(x.x, real), take(x.y, real), take(x.z, real), take(x.w, real);
+        }
+    } else {
+        for (int i = lane; i - lane < held; i += 32) {
+            const float one = i < held ? segment[i] : NEVER;
+            __syncwarp();  // all lanes have read before one writes to a place before theirs
+            take(one, i < held);
         }
     }
-    float sums[2] = {lane == 0 ? (float)held : 0.f, lane == 0 && held > SEGMENT ? 1.f : 0.f};
-    if (lane == 0) shared.lengths[warp] = held;
+    float sums[2] = {lane == 0 ? (float)kept : 0.f, lane == 0 && kept > SEGMENT ? 1.f : 0.f};
+    if (lane == 0) shared.lengths[warp] = kept;
     combine<false>(shared, turn, sums);
-    if (sums[0] > FEW || sums[1] > 0.f) return -1;
+    held = sums[1] > 0.f ? -1 : kept;
+    return (int)sums[0];
+}
+
+// What the warps of the cluster hold, at most FEW tokens, in every CTA in the same order: in `found`.
+__device__ __forceinline__ void share_held(Shared& shared, int held) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int offset = 0, length = 0;
     for (int w = 0; w < WARPS; ++w) {
         offset += w < warp ? shared.lengths[w] : 0;
@@ -53,21 +69,23 @@ __device__ __forceinline__ int gather(Shared& shared, int& turn, const Row& row,
         start += count;
     }
     barrier();  // the lists may be written again
-    return start;
 }
 
 // The least value with less than `limit` above it, in tokens or in mass; `all` is the number or the mass of the row.
+// Two passes over the row leave so few tokens that the warps hold them, and the next passes read nothing else.
 __device__ __forceinline__ float find_cut(Shared& shared, int& turn, const Row& row, bool by_mass, float limit,
                                           float all) {
     float high = row.best, low = from_key(to_key(row.least) - 1), above_high = 0.f, above_low = all;
     // exp(-24) of the largest weight: a million times less than what a vocabulary needs to matter.
     const float start = by_mass ? fmaxf(low, row.best - 34.f / row.rate) : low;
+    int held = -1;
     for (int round = 0;; ++round) {
         const u32 top = to_key(high), bottom = to_key(low);
         if (top - bottom <= 1) return high;
-        if (by_mass ? round > 2 : above_low - above_high <= FEW) {
-            const int n = gather(shared, turn, row, low, high);
-            if (n >= 0) {
+        if (held >= 0 || (by_mass ? round > 1 : above_low - above_high <= CLUSTER * WARPS * SEGMENT / 2)) {
+            const int n = keep(shared, turn, row, low, high, held);
+            if (held >= 0 && n <= FEW) {
+                share_held(shared, held);
                 const float own = threadIdx.x < n ? shared.found[threadIdx.x] : NEVER;
                 if (threadIdx.x < n) shared.weight[threadIdx.x] = by_mass ? weigh(own, row.best, row.rate) : 1.f;
                 __syncthreads();
@@ -91,24 +109,32 @@ __device__ __forceinline__ float find_cut(Shared& shared, int& turn, const Row& 
                       : round < 4 ? fminf(fmaxf(guess + width * step, low), high)
                                   : from_key(bottom + (u32)(((u64)(top - bottom) * (c + 1)) >> 3));
         }
-        for (int i = threadIdx.x; i < row.groups; i += THREADS) {
-            const float4 x = row.four[i];
-            float4 weight = make_float4(1.f, 1.f, 1.f, 1.f);
-            if (by_mass)
-                weight = make_float4(weigh(x.x, row.best, row.rate), weigh(x.y, row.best, row.rate),
-                                     weigh(x.z, row.best, row.rate), weigh(x.w, row.best, row.rate));
+        auto count = [&](float one, float weight) {
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float one = j == 0 ? x.x : j == 1 ? x.y : j == 2 ? x.z : x.w;
-                const float own = j == 0 ? weight.x : j == 1 ? weight.y : j == 2 ? weight.z : weight.w;
-#pragma unroll
-                for (int c = 0; c < CUTS; ++c)
-                    if (one > cuts[c]) above[c] += own;
+            for (int c = 0; c < CUTS; ++c)
+                if (one > cuts[c]) above[c] += weight;
+        };
+        if (held < 0) {
+            for (int i = threadIdx.x; i < row.groups; i += THREADS) {
+                const float4 x = row.four[i];
+                float4 weight = make_float4(1.f, 1.f, 1.f, 1.f);
+                if (by_mass)
+                    weight = make_float4(weigh(x.x, row.best, row.rate), weigh(x.y, row.best, row.rate),
+                                         weigh(x.z, row.best, row.rate), weigh(x.w, row.best, row.rate));
+                count(x.x, weight.x), count(x.y, weight.y), count(x.z, weight.z), count(x.w, weight.w);
+            }
+        } else {
+            for (int i = threadIdx.x % 32; i < held; i += 32) {
+                const float one = shared.segment[threadIdx.x / 32][i];
+                count(one, by_mass ? weigh(one, row.best, row.rate) : 1.f);
             }
         }
         combine<false>(shared, turn, above);
+        const float more = held < 0 ? 0.f : above_high;  // of the tokens that no warp holds any more
+        const float before = high;
 #pragma unroll
         for (int c = 0; c < CUTS; ++c) {
+            above[c] += cuts[c] < before ? more : 0.f;
             if (above[c] >= limit && cuts[c] > low) low = cuts[c], above_low = above[c];
             if (above[c] < limit && cuts[c] < high) high = cuts[c], above_high = above[c];
         }
@@ -189,9 +215,8 @@ __device__ __forceinline__ void extremes(Shared& shared, int& turn, Row& row) {
 }
 
 // log E, E = -log1p(-u): see `log_exponential` of bisect.
-__device__ __forceinline__ float log_exponential(u32 word) {
-    const float u = fminf(__fadd_rn(__fmul_rn((float)word, 0x1p-32f), 0x1p-33f), 0.999999940395355224609375f);
-    return logf(-log1pf(-u));
+__device__ __forceinline__ float uniform(u32 word) {
+    return fminf(__fadd_rn(__fmul_rn((float)word, 0x1p-32f), 0x1p-33f), 0.999999940395355224609375f);
 }
 
 __device__ __forceinline__ uint4 philox(u64 seed, u32 position, u32 block) {
@@ -357,11 +382,14 @@ sample(const T* logits, const float* temperatures, const int* top_ks, const floa
         if (cut > NEVER) last = wanted < ties ? last_tie(shared, turn, row, cut, (int)wanted, rank) : (float)V;
     }
 
-    float score[1] = {NEVER}, token[1] = {NEVER};
+    // E is at least u, so a token whose u is above its weight times exp(-record) loses, and no logarithm is taken for it.
+    // The 1% is far more than the errors of both exponentials; a weight that is 0 has no chance against the best token.
+    float score[1] = {NEVER}, token[1] = {NEVER}, bound = -NEVER;
     const u32 position = (u32)positions[b];
     const u64 seed = (u64)seeds[b];
-    for (int i = threadIdx.x; i < row.groups; i += THREADS) {
-        const float4 x = four[i];
+    for (int i = threadIdx.x; i - (int)(threadIdx.x % 32) < row.groups; i += THREADS) {
+        const bool real = i < row.groups;
+        const float4 x = four[real ? i : 0];
         const int id = row.first + 4 * i;
         u32 kept = 0;
 #pragma unroll
@@ -370,20 +398,31 @@ sample(const T* logits, const float* temperatures, const int* top_ks, const floa
             if (draws ? one > cut || (one == cut && (float)(id + j) <= last) : one == row.best && id + j < V)
                 kept |= 1u << j;
         }
-        if (!kept) continue;
-        const uint4 words = draws ? philox(seed, position, id / 4) : make_uint4(0, 0, 0, 0);
+        kept = real ? kept : 0;
+        if (!__any_sync(~0u, kept)) continue;
+        float u[4];
+        if (draws && kept) {
+            const uint4 words = philox(seed, position, id / 4);
+            u[0] = uniform(words.x), u[1] = uniform(words.y), u[2] = uniform(words.z), u[3] = uniform(words.w);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float one = j == 0 ? x.x : j == 1 ? x.y : j == 2 ? x.z : x.w;
+                const float weight = weigh(one, row.best, row.rate);
+                if (weight < least_weight || u[j] > weight * bound) kept &= ~(1u << j);
+            }
+        }
+        if (!__any_sync(~0u, kept)) continue;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const float one = j == 0 ? x.x : j == 1 ? x.y : j == 2 ? x.z : x.w;
             if (!(kept >> j & 1)) continue;
-            float own = 0.f;
-            if (draws) {
-                if (weigh(one, row.best, row.rate) < least_weight) continue;
-                const u32 word = j == 0 ? words.x : j == 1 ? words.y : j == 2 ? words.z : words.w;
-                own = __fdiv_rn(one - row.best, temperature) - log_exponential(word);
-            }
+            const float own = draws ? __fdiv_rn(one - row.best, temperature) - logf(-log1pf(-u[j])) : 0.f;
             if (own > score[0]) score[0] = own, token[0] = -(float)(id + j);
         }
+        float record = score[0];
+#pragma unroll
+        for (int step = 16; step; step /= 2) record = fmaxf(record, __shfl_xor_sync(~0u, record, step));
+        bound = 1.01f * __expf(-record);
     }
     const float mine = score[0];
     combine<true>(shared, turn, score);

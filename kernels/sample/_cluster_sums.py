@@ -21,7 +21,7 @@ constexpr int VECTOR = BYTES / (int)sizeof(T);
 constexpr int UNROLL = 4;
 constexpr int WARPS = THREADS / 32;
 constexpr int CUTS = 7;       // thresholds that a pass compares with
-constexpr int SEGMENT = 64;   // tokens that a warp may keep for the exact end of a search
+constexpr int SEGMENT = 128;  // tokens that a warp may hold: those between two thresholds
 constexpr int FEW = 128;      // tokens of a row for that end, in which each is compared with each
 #define NEVER __int_as_float(0xff800000)
 #define LARGEST 3.4028234663852886e38f

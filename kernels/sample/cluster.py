@@ -1,8 +1,9 @@
 """Over bisect: a row lies in the shared memory of a cluster, so it is read from memory once, at any batch.
 
 A search narrows the bracket of a cut with seven thresholds per pass: by interpolation, and after four passes by halving
-keys, which always ends.  As soon as the bracket holds few tokens, every CTA gets them and finds the cut exactly.  Sums
-meet in a warp, a CTA and a cluster in a fixed order, so two runs agree bit for bit.
+keys, which always ends.  After two passes over the row each warp holds its tokens of the bracket, and the next passes
+read these alone; when they are few, every CTA gets them all and finds the cut exactly.  Sums meet in a warp, a CTA and
+a cluster in a fixed order, so two runs agree bit for bit.
 """
 
 from __future__ import annotations
