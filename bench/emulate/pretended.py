@@ -96,6 +96,22 @@ class _Stream(_Event):
     wait_stream = wait_event = _Event.record
 
 
+class _Guard(nullcontext[None]):
+    """`torch.cuda.device` and its like: they are on the one device."""
+
+    idx = prev_idx = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+
+class _Graph:
+    """A CUDA graph, which there is not; a class, because annotations name it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("torch.cuda.CUDAGraph: the emulator cannot answer this without a card")
+
+
 def _refused(name: str) -> Callable[..., NoReturn]:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(f"torch.cuda.{name}: the emulator cannot answer this without a card")
@@ -121,10 +137,18 @@ def pretended_gpu() -> Iterator[OnGpu]:
         "is_bf16_supported": True, "is_current_stream_capturing": False, "synchronize": None, "set_device": None,
         "empty_cache": None, "init": None, "_lazy_init": None, "current_stream": stream, "default_stream": stream,
     }  # fmt: skip
-    refused = ("memory_allocated", "max_memory_allocated", "mem_get_info", "memory_stats", "get_rng_state", "CUDAGraph")
+    refused = ("memory_allocated", "max_memory_allocated", "mem_get_info", "memory_stats", "get_rng_state")
     instead: dict[str, Any] = {name: _refused(name) for name in refused}
     instead |= {name: (lambda *args, value=value, **kwargs: value) for name, value in answers.items()}
-    instead |= {name: (lambda *args, **kwargs: nullcontext()) for name in ("device", "device_of", "stream")}
-    instead |= {"Event": _Event, "Stream": _Stream}
-    with patch.multiple(torch.cuda, **instead), patch.object(torch.version, "cuda", "12.8"), OnGpu() as mode:
+    instead |= dict.fromkeys(("device", "device_of", "stream"), _Guard)
+    # Inductor holds the function that calls it.
+    instead |= {"_get_device_properties": lambda *args: known, "Event": _Event, "Stream": _Stream, "CUDAGraph": _Graph}
+    with (
+        patch.multiple(torch.cuda, create=True, **instead),
+        patch.object(torch.version, "cuda", "12.8"),
+        patch.object(torch._C, "_get_accelerator", lambda *args: GPU),
+        patch.object(torch._C, "_cuda_getCurrentRawStream", lambda *args: 0, create=True),
+        patch.object(torch.accelerator, "device_index", _Guard),
+        OnGpu() as mode,
+    ):
         yield mode

@@ -9,7 +9,7 @@ read is ordered before a write, all reads of the block are, and the granules nee
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -226,19 +226,22 @@ def equal(values: Values, others: Values, accesses: int) -> Bools:
 
 
 ROUNDING = 2.0**-18
-"""Relative difference of two sums in fp32 whose terms were rounded in another order or not at all (a fused
-multiply-add), for some tens of terms."""
+"""Difference of two sums in fp32, relative to the largest that an instruction writes, whose terms were rounded in
+another order or not at all (a fused multiply-add), for some tens of terms."""
 
 
 def nearly_equal(values: Values, others: Values, accesses: int) -> Bools:
     """(accesses,): whether all registers are fp32 numbers that differ by rounding alone."""
     near = np.ones(accesses, np.bool_)
     for value, other in zip(_registers(values), _registers(others), strict=True):
-        if value.dtype.itemsize != 4:
+        if value.dtype.itemsize % 4:
             return np.zeros(accesses, np.bool_)
         with np.errstate(invalid="ignore", over="ignore"):
-            a, b = (np.ascontiguousarray(each).view(np.float32).astype(np.float64) for each in (value, other))
-            near &= np.isfinite(a) & (np.abs(a - b) <= ROUNDING * np.abs(a))
+            # A vector's registers are the columns.
+            a, b = (_columns(each).view(np.float32).astype(np.float64) for each in (value, other))
+            # Not each value's own size: a sum that cancels keeps the rounding of its terms.
+            scale = np.abs(np.where(np.isfinite(a), a, 0)).max(initial=0.0)
+            near &= (np.isfinite(a) & (np.abs(a - b) <= ROUNDING * scale)).all(1)
     return near
 
 
@@ -253,9 +256,13 @@ def _registers(values: Values) -> Sequence[Value]:
 
 def _words(value: Value) -> npt.NDArray[np.unsignedinteger]:
     """The bits as words: (n or 1, words)."""
-    column = np.ascontiguousarray(value).reshape(-1, 1)
+    column = _columns(value)
     words: npt.NDArray[np.unsignedinteger] = column.view(f"u{min(column.itemsize, 8)}")
     return words
+
+
+def _columns(value: Value) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(value).reshape(-1, 1)
 
 
 def _late(late: Bools, cells: Cells, stamps: Stamps) -> Late:
