@@ -19,7 +19,7 @@ struct Row {
 };
 
 // Keeps of the row, or of what this warp held before (held >= 0), the tokens in (low, high] in the warp's segment, in
-// their order.  Held is then their number, or -1 where they do not fit in some warp; returns their number in the cluster.
+// their order.  Held is then their number, or -1 where they do not fit in some warp; returns that of the cluster.
 __device__ __forceinline__ int keep(Shared& shared, int& turn, const Row& row, float low, float high, int& held) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float* segment = shared.segment[warp];
@@ -382,7 +382,7 @@ sample(const T* logits, const float* temperatures, const int* top_ks, const floa
         if (cut > NEVER) last = wanted < ties ? last_tie(shared, turn, row, cut, (int)wanted, rank) : (float)V;
     }
 
-    // E is at least u, so a token whose u is above its weight times exp(-record) loses, and no logarithm is taken for it.
+    // E is at least u, so a token whose u is above its weight times exp(-record) loses, and takes no logarithm.
     // The 1% is far more than the errors of both exponentials; a weight that is 0 has no chance against the best token.
     float score[1] = {NEVER}, token[1] = {NEVER}, bound = -NEVER;
     const u32 position = (u32)positions[b];
