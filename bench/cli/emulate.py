@@ -66,7 +66,7 @@ def emulate(
         if value:
             wanted = "an op" if outside else "path.py::function"
             raise ValueError(f"{name}: expected with {wanted} alone, got {value!r} with {op or 'every op'}")
-    if outside:
+    if outside and op is not None:
         asked: dict[str, Any] = {"function": op, "reference": reference, "shape": ",".join(case or [])}
         asked |= {"argument": argument, "dtype": dtype, "config": config}
         with show.waiting(op):
