@@ -72,6 +72,13 @@ def add_one(x):
     return x
 
 @triton.jit
+def _unknown(x_ptr):
+    tl.store(x_ptr, tl.nonsense(x_ptr))
+
+def not_compiled(x):
+    _unknown[(1,)](x)
+
+@triton.jit
 def _racing(x_ptr, out_ptr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(out_ptr + at, tl.load(x_ptr + at) + tl.program_id(0))
@@ -224,6 +231,8 @@ def test_what_no_card_can_answer_is_refused_by_name(found: dict[str, Any]) -> No
         (["mine.py::copy", "--reference", "mine.py::same", "--shape", "x=2x64"], 0, "OK: output 0: error at most 0 of"),
         (["mine.py::copy", "--shape", "x=100"], 11, "copy: RUNTIME_ERROR: _copy: mine.py:7"),
         (["mine.py::racing", "--shape", "x=64"], 11, "mine.py::racing: INCORRECT: "),
+        (["mine.py::not_compiled", "--shape", "x=64"], 11, "mine.py::not_compiled: COMPILE_ERROR: "),
+        (["mine.py::add_one", "--shape", "x=64", "--config", "BLOCK=7"], 2, "configs: expected one of BLOCK: 32"),
         (["mine.py::add_one", "--reference", "mine.py::same", "--shape", "x=9:bf16"], 11, "output 0: 9 of 9 elements"),
         (["mine.py::copy", "--reference", "mine.py::half", "--shape", "x=64"], 11, "output 0: "),
         (["mine.py::same", "--shape", "x=64"], 2, "expected same to launch a kernel of Triton, got no launch"),

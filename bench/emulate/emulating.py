@@ -94,14 +94,18 @@ def emulating(
     """
     run = Emulation(checks=Checks(races=races), seed=seed, memory=tuple(memory))
     try:
-        with emulating_launches(run, _chosen(configs)), pretended_gpu() as run.gpu, run.fresh:
+        with (
+            emulating_launches(run, None if configs is None else _chosen(configs)),
+            pretended_gpu() as run.gpu,
+            run.fresh,
+        ):
             yield run
     except EmulationError as error:
         # Another one, because contextlib gives the same one its whole traceback back.
         raise EmulationError(*error.args).with_traceback(users_part(error.__traceback__)) from None
 
 
-def _chosen(configs: Choice) -> Callable[[list[Any], dict[str, Any]], Iterator[Any]]:
+def _chosen(configs: Mapping[str, Any] | float) -> Callable[[list[Any], dict[str, Any]], Iterator[Any]]:
     def choose(known: list[Any], values: dict[str, Any]) -> Iterator[Any]:
         if isinstance(configs, Mapping):
             wanted = configs.items()
@@ -111,7 +115,7 @@ def _chosen(configs: Choice) -> Callable[[list[Any], dict[str, Any]], Iterator[A
             yield found[0]
             return
         yield known[0]
-        end = time.monotonic() + (configs or 0.0)
+        end = time.monotonic() + configs
         for config in known[1:]:
             if time.monotonic() < end:
                 yield config

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.check.failed import failure
 from rooflab.bench.check.gate import judge
 from rooflab.bench.emulate.emulating import Choice, emulating
 from rooflab.bench.emulate.run import Answer, launch_answer
@@ -90,13 +91,18 @@ def run(
         if asked is not None:
             _check_named(asked, inputs)
     given = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+    from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
+
     began, status, why, result = time.perf_counter(), "OK", "", None
     with emulating(races=races, configs=configs, seed=seed) as found:
         try:
             result = function(**given)
         except EmulationError as error:
             status, why = "RUNTIME_ERROR", str(error)
-    if not found.launched:
+        except TritonError as error:
+            failed = failure(error, "")
+            status, why = failed.status, failed.reason
+    if status == "OK" and not found.launched:
         raise ValueError(f"function: expected {function.__name__} to launch a kernel of Triton, got no launch")
     if status == "OK" and found.races:
         status, why = "INCORRECT", found.races[0]

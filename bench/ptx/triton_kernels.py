@@ -177,7 +177,7 @@ def emulating_triton(
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         known = list(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs)
         kernel = None
-        before = _contents([*args, *kwargs.values()])
+        before = {} if configs is None else _contents([*args, *kwargs.values()])
         for config in known[:1] if configs is None else configs(known, {**self.nargs, **kwargs}):
             if kernel is not None:  # the next one finds what the first one found
                 for address, held in before.items():
