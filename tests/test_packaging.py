@@ -42,7 +42,7 @@ def test_the_wheel_equals_the_tree_and_leaves_the_modules_of_other_projects_alon
         name
         for name in tracked
         if name.split("/")[0] in FOLDERS
-        and Path(name).suffix in (".py", ".cu", ".cpp", ".h", ".json", ".html", ".toml", ".typed")
+        and Path(name).suffix in (".py", ".cu", ".cpp", ".h", ".json", ".html", ".toml", ".yaml", ".typed")
     }
     assert packed == wanted | {"__init__.py"}
     (tmp_path / "model.py").write_text("def double(x):\n    return 2 * x\n")
