@@ -27,6 +27,10 @@ class BlockManager:
         self.prefix_caching = prefix_caching
         self.released = 0
         """How often pages were released; while it stays, what did not fit does not fit."""
+        self.evicted = 0
+        """How many cached pages were given away with their content."""
+        self.num_shared = 0
+        """How many pages several sequences hold."""
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._holders = [0] * num_blocks
@@ -39,6 +43,11 @@ class BlockManager:
     def num_free(self) -> int:
         """How many pages no sequence holds."""
         return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        """How many of them have a content that may be used again."""
+        return len(self._cached)
 
     def blocks_for(self, num_tokens: int) -> int:
         """How many pages hold `num_tokens` tokens."""
@@ -57,6 +66,7 @@ class BlockManager:
             content, block = found
             self._cached.pop(block, None)
             self._holders[block] += 1
+            self.num_shared += self._holders[block] == 2
             sequence.block_ids.append(block)
             sequence.contents.append(content)
         sequence.num_computed = len(sequence.block_ids) * size
@@ -72,6 +82,7 @@ class BlockManager:
             else:
                 block, _ = self._cached.popitem(last=False)
                 del self._published[self._key_of.pop(block)]
+                self.evicted += 1
             self._holders[block] = 1
             sequence.block_ids.append(block)
         return True
@@ -96,6 +107,7 @@ class BlockManager:
         """Takes all pages from `sequence`; those that no other sequence holds are cached or free."""
         for block in reversed(sequence.block_ids):
             self._holders[block] -= 1
+            self.num_shared -= self._holders[block] == 1
             if self._holders[block]:
                 continue
             if block in self._key_of:
@@ -112,6 +124,7 @@ class BlockManager:
             for block in sequence.block_ids:
                 held[block] += 1
         assert held == self._holders, "pages are held by sequences that are not there, or not held by those that are"
+        assert self.num_shared == sum(holders > 1 for holders in held), "the number of shared pages is wrong"
         unheld = [block for block, holders in enumerate(held) if not holders]
         assert sorted([*self._free, *self._cached]) == unheld, "a page is lost, or free and held"
         assert set(self._cached) <= self._key_of.keys() and len(self._published) == len(self._key_of)

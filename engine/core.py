@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rooflab.engine.model_runner import Draw, ModelRunner
-from rooflab.engine.scheduler import Scheduler
+from rooflab.engine.scheduler import Scheduler, Step
 from rooflab.engine.sequence import Sequence
 
 
@@ -24,6 +24,8 @@ class Core:
         self.kv_cache = kv_cache
         self.overlap = overlap and kv_cache
         self._unread: Draw | None = None
+        self.last: Step | None = None
+        """What the last call of `step` ran; None if it only read tokens."""
 
     @property
     def has_work(self) -> bool:
@@ -55,9 +57,9 @@ class Core:
 
     def _step(self) -> list[Sequence]:
         scheduler = self.scheduler
-        draw = None
+        draw = self.last = None
         if scheduler.has_work:
-            step = scheduler.schedule()
+            step = self.last = scheduler.schedule()
             draw = self.runner.run(step)
             got = self._read()
             for chunk in step.chunks:

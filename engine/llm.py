@@ -156,10 +156,17 @@ class LLM:
 
         Raises `ValueError` if the engine cannot serve it.
         """
-        sequence = self._sequence(prompt, _one(params), arrival_s)
-        sequence.priority = priority
-        self.scheduler.submit(sequence)
-        return sequence.request_id
+        return self.submit(prompt, _one(params), arrival_s, priority)[0].request_id
+
+    def submit(
+        self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None, priority: int = 0
+    ) -> list[EngineSequence]:
+        """Queues a prompt, and returns the sequences of its `params.n` answers.  Raises as `add_request`."""
+        answers = self._answers(prompt, params, arrival_s)
+        for sequence in answers:
+            sequence.priority = priority
+        self.scheduler.submit(answers[0])
+        return answers
 
     def abort(self, request_id: int) -> bool:
         """Drops a request, whether it waits, is being computed or draws its tokens; False if it has ended."""
@@ -191,9 +198,11 @@ class LLM:
             sequence.stopping = StopText(params.stop, self.tokenizer.stream(), params.min_tokens)
         return sequence
 
-    def _answers(self, prompt: Prompt, params: SamplingParams) -> list[EngineSequence]:
+    def _answers(
+        self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None
+    ) -> list[EngineSequence]:
         """`params.n` sequences of one prompt; the first has the others as siblings."""
-        first = self._sequence(prompt, params)
+        first = self._sequence(prompt, params, arrival_s)
         seeds = (None if params.seed is None else (params.seed + i) % 2**63 for i in range(1, params.n))
         first.siblings = [self._sequence(prompt, replace(params, seed=seed), first.arrival_s) for seed in seeds]
         return [first, *first.siblings]

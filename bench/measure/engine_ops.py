@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import Any
 
 from rooflab.engine.llm import LLM, SamplingParams
+from rooflab.engine.op_times import Spent, timed_ops
 
 
 def time_ops(llm: LLM, ids: list[int], steps: int = 32) -> dict[str, dict[str, float]]:
@@ -17,11 +14,11 @@ def time_ops(llm: LLM, ids: list[int], steps: int = 32) -> dict[str, dict[str, f
 
     What is left of the step is `host`.  On a GPU the times are those of launches, because no call is awaited.
     """
-    spent: dict[str, list[float]] = defaultdict(list)
+    spent: Spent = defaultdict(list)
     request = llm.add_request(ids, SamplingParams(max_tokens=steps + 2, ignore_eos=True))
     while not any(sequence.output_ids for sequence in llm.scheduler.running):
         llm.step()
-    with _timed(llm, spent):
+    with timed_ops(llm.runner, spent):
         began = time.perf_counter()
         for _ in range(steps):
             assert [sequence.request_id for sequence in llm.step()] == [request], "it is alone"
@@ -30,28 +27,3 @@ def time_ops(llm: LLM, ids: list[int], steps: int = 32) -> dict[str, dict[str, f
     table = {op: {"calls": len(own) / steps, "us": 1e6 * sum(own) / steps} for op, own in spent.items()}
     table["host"] = {"calls": 1.0, "us": whole_us - sum(row["us"] for row in table.values())}
     return {op: {**row, "share": row["us"] / whole_us} for op, row in sorted(table.items(), key=lambda i: -i[1]["us"])}
-
-
-@contextmanager
-def _timed(llm: LLM, spent: dict[str, list[float]]) -> Iterator[None]:
-    """Adds the seconds of each call of an op to `spent`; a graph would make no calls, so none runs."""
-
-    def timed(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            began = time.perf_counter()
-            result = function(*arguments, **options)
-            spent[op].append(time.perf_counter() - began)
-            return result
-
-        return call
-
-    ops, graphs = llm.runner.ops, llm.runner.graphs
-
-    def step(*sizes: int) -> SimpleNamespace:
-        return SimpleNamespace(**{op: timed(op, one) for op, one in vars(ops.step(*sizes)).items()})
-
-    llm.runner.ops, llm.runner.graphs = SimpleNamespace(step=step), None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        llm.runner.ops, llm.runner.graphs = ops, graphs

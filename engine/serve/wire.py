@@ -1,0 +1,152 @@
+"""What the server's process and the engine's process say to each other, pickled, over a socket of ZeroMQ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rooflab.engine.sequence import FinishReason, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A prompt to be answered."""
+
+    key: int
+    """The server's name of it."""
+    token_ids: list[int]
+    params: SamplingParams
+    arrival_s: float
+    """When the server got it, on the `perf_counter` clock, which is one for all processes of a Linux host."""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """These prompts' answers are no longer wanted."""
+
+    keys: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """From now on the time of each op is taken, or no longer."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The engine's process ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The model is loaded."""
+
+    model: str
+    """Its architecture's name."""
+    device: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    num_blocks: int
+    block_size: int
+    kernels: list[dict[str, str]]
+    """What serves, as `OpSet.describe`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The model cannot be loaded."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The engine has queued a prompt."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The engine cannot serve a prompt."""
+
+    key: int
+    reason: str
+    """`argument: what was wanted, what came`."""
+
+
+class Token(NamedTuple):
+    """A token of an answer."""
+
+    key: int
+    answer: int
+    """Which of the prompt's answers."""
+    token_id: int
+    finish_reason: FinishReason | None
+    """With the last token."""
+    logprobs: Mapping[int, float] | None
+    """The log-probabilities that were asked for, by token, the drawn one first."""
+
+
+class Started(NamedTuple):
+    """A prompt was computed for the first time."""
+
+    key: int
+    time_s: float
+    """When the step began."""
+    cached_tokens: int
+    """Tokens of the prompt that were in the KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The engine between two steps."""
+
+    running: int = 0
+    waiting: int = 0
+    pages_held: int = 0
+    pages_shared: int = 0
+    """Of those held, by several sequences."""
+    pages_cached: int = 0
+    """Held by none, with a content that may be used again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """What one step did."""
+
+    number: int
+    begin_s: float
+    end_s: float
+    num_decodes: int
+    """Sequences that got a token each without a prompt."""
+    prompt_tokens: int
+    """Tokens of prompts that were computed."""
+    preempted: int
+    """Sequences that lost their pages."""
+    evicted: int
+    """Pages of the prefix cache that were given away."""
+    waited: float | None
+    """The time that the engine's threads waited for a core, over the time that they ran; None on a GPU."""
+    ops_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each op, while somebody watches and the engine runs on a CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """After a step, or after requests were dropped without one."""
+
+    state: State
+    step: StepLine | None = None
+    tokens: tuple[Token, ...] = ()
+    started: tuple[Started, ...] = ()
+
+
+ToEngine = Submit | Abort | Watch | Stop
+FromEngine = Ready | Failed | Accepted | Refused | Stepped

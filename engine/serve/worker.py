@@ -1,0 +1,201 @@
+"""The engine's process: takes requests between steps, and says after each step what it did."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, assert_never
+
+import torch
+import zmq
+
+from rooflab.engine.llm import LLM
+from rooflab.engine.op_times import Spent, timed_ops
+from rooflab.engine.sequence import Sequence
+from rooflab.engine.serve.wire import (
+    Abort,
+    Accepted,
+    Failed,
+    FromEngine,
+    Ready,
+    Refused,
+    Started,
+    State,
+    StepLine,
+    Stepped,
+    Stop,
+    Submit,
+    Token,
+    ToEngine,
+    Watch,
+)
+from rooflab.engine.waiting import run_times, waiting_since
+
+IDLE_MS = 500
+"""How often an engine without work looks whether its server still exists."""
+
+
+def run(address: str, options: Mapping[str, Any], threads: int | None) -> None:
+    """Loads `LLM(**options)` and serves the server at `address` until it says `Stop`, or is gone.
+
+    `threads` are torch's on a CPU; None leaves torch's own number.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to both; the server drains and says Stop
+        signal.signal(number, signal.SIG_IGN)
+    socket = zmq.Context().socket(zmq.DEALER)
+    socket.setsockopt(zmq.SNDHWM, 0)  # an engine never waits for its server
+    socket.connect(address)
+    if threads:
+        torch.set_num_threads(threads)
+    try:
+        llm = LLM(**options)
+    except (ValueError, OSError, MemoryError) as error:
+        socket.send(pickle.dumps(Failed(str(error))))
+        socket.close()
+        return
+    worker = Worker(llm, socket)
+    worker.say(ready(llm))
+    worker.run()
+    socket.close()
+
+
+def ready(llm: LLM) -> Ready:
+    """What a server must know of the model."""
+    blocks = llm.scheduler.blocks
+    return Ready(
+        llm.arch.name, str(llm.device), llm.dtype_name, llm.arch.vocab_size, llm.max_model_len,
+        llm.scheduler.max_num_seqs, blocks.num_blocks, blocks.block_size, llm.ops.describe(),
+    )  # fmt: skip
+
+
+class Worker:
+    """Runs the steps of an engine for one server."""
+
+    def __init__(self, llm: LLM, socket: zmq.Socket[bytes]):
+        self.llm = llm
+        self._socket = socket
+        self._parent = os.getppid()
+        self._answers: dict[int, list[Sequence]] = {}
+        """By the server's key."""
+        self._name: dict[Sequence, tuple[int, int]] = {}
+        """Key and number of each answer that has not ended."""
+        self._sent: dict[Sequence, int] = {}
+        """How many tokens of it were sent."""
+        self._fresh: set[Sequence] = set()
+        """Those of which no prompt was computed yet."""
+        self._steps = 0
+        self._spent: Spent = defaultdict(list)
+        self._watching = ExitStack()
+
+    def run(self) -> None:
+        """Steps until the server says `Stop`, or is gone."""
+        while os.getppid() == self._parent:
+            busy = self.llm.has_work
+            if not busy and not self._socket.poll(IDLE_MS):
+                continue
+            while self._socket.poll(0):
+                message: ToEngine = pickle.loads(self._socket.recv())
+                if isinstance(message, Stop):
+                    return
+                self._take(message)
+            if self.llm.has_work:
+                self._step()
+
+    def say(self, message: FromEngine) -> None:
+        """Sends a message; never waits."""
+        self._socket.send(pickle.dumps(message))
+
+    def _take(self, message: Submit | Abort | Watch) -> None:
+        match message:
+            case Submit():
+                self._submit(message)
+            case Abort(keys):
+                for key in keys:
+                    answers = self._answers.pop(key, [])
+                    self.llm.core.abort(answers)
+                    for sequence in answers:
+                        self._forget(sequence)
+                self.say(Stepped(self._state()))
+            case Watch(on):
+                self._watching.close()
+                self._spent.clear()
+                if on and self.llm.device.type == "cpu":
+                    self._watching.enter_context(timed_ops(self.llm.runner, self._spent))
+            case _:
+                assert_never(message)
+
+    def _submit(self, message: Submit) -> None:
+        try:
+            answers = self.llm.submit(message.token_ids, message.params, message.arrival_s, message.priority)
+        except ValueError as error:
+            self.say(Refused(message.key, str(error)))
+            return
+        self._answers[message.key] = answers
+        for number, sequence in enumerate(answers):
+            self._name[sequence] = message.key, number
+            self._sent[sequence] = 0
+        self._fresh.add(answers[0])
+        self.say(Accepted(message.key))
+
+    def _step(self) -> None:
+        core, blocks = self.llm.core, self.llm.scheduler.blocks
+        evicted, self._steps = blocks.evicted, self._steps + 1
+        waits = run_times() if self.llm.device.type == "cpu" else None
+        began = time.perf_counter()
+        got = self.llm.step()
+        ended = time.perf_counter()
+        step, ops = core.last, {op: sum(own) for op, own in self._spent.items()}
+        self._spent.clear()
+        chunks = step.chunks if step else []
+        line = StepLine(
+            self._steps,
+            began,
+            ended,
+            step.num_decodes if step else 0,
+            sum(chunk.end - chunk.start for chunk in chunks),
+            len(step.preempted) if step else 0,
+            blocks.evicted - evicted,
+            None if waits is None else waiting_since(waits),
+            ops,
+        )
+        started = []
+        for chunk in chunks:
+            if chunk.sequence in self._fresh:
+                self._fresh.remove(chunk.sequence)
+                started.append(Started(self._name[chunk.sequence][0], began, chunk.start))
+        tokens = tuple(token for sequence in dict.fromkeys(got) for token in self._tokens(sequence))
+        self.say(Stepped(self._state(), line, tokens, tuple(started)))
+
+    def _tokens(self, sequence: Sequence) -> list[Token]:
+        """The tokens of a sequence that were not sent yet; one that has ended is forgotten."""
+        key, number = self._name[sequence]
+        ids, begin = sequence.output_ids, self._sent[sequence]
+        self._sent[sequence] = len(ids)
+        shown = sequence.logprobs if sequence.params.logprobs is not None else None
+        last = len(ids) - 1 if sequence.finish_reason is not None else -1
+        tokens = [
+            Token(key, number, ids[at], sequence.finish_reason if at == last else None, shown[at] if shown else None)
+            for at in range(begin, len(ids))
+        ]
+        if sequence.finish_reason is not None:
+            self._forget(sequence)
+            if not any(one in self._name for one in self._answers[key]):
+                del self._answers[key]
+        return tokens
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._name.pop(sequence, None)
+        self._sent.pop(sequence, None)
+        self._fresh.discard(sequence)
+
+    def _state(self) -> State:
+        scheduler, blocks = self.llm.scheduler, self.llm.scheduler.blocks
+        return State(
+            len(scheduler.running), len(scheduler.waiting),
+            blocks.num_blocks - blocks.num_free, blocks.num_shared, blocks.num_cached,
+        )  # fmt: skip
