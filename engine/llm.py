@@ -198,9 +198,7 @@ class LLM:
             sequence.stopping = StopText(params.stop, self.tokenizer.stream(), params.min_tokens)
         return sequence
 
-    def _answers(
-        self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None
-    ) -> list[EngineSequence]:
+    def _answers(self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None) -> list[EngineSequence]:
         """`params.n` sequences of one prompt; the first has the others as siblings."""
         first = self._sequence(prompt, params, arrival_s)
         seeds = (None if params.seed is None else (params.seed + i) % 2**63 for i in range(1, params.n))

@@ -6,7 +6,7 @@ import contextlib
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 ChatMessage = Mapping[str, str]
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
@@ -64,13 +64,20 @@ class Tokenizer:
         return TextStream(self)
 
 
+class Decoder(Protocol):
+    """What turns tokens into text."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens."""
+
+
 class TextStream:
     """Decodes tokens as they arrive: `push` returns the text that a token completes, and `flush` returns the rest.
 
     Together they return the text of `decode`. A character that several tokens form is held back until it is whole.
     """
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Decoder):
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._start = 0

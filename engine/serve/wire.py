@@ -128,10 +128,16 @@ class StepLine:
     """Sequences that got a token each without a prompt."""
     prompt_tokens: int
     """Tokens of prompts that were computed."""
+    tokens: int
+    """Tokens of answers that came out of it."""
     preempted: int
     """Sequences that lost their pages."""
     evicted: int
     """Pages of the prefix cache that were given away."""
+    running: int
+    """Answers in the batch behind the step."""
+    waiting: int
+    """Answers that wait for it."""
     waited: float | None
     """The time that the engine's threads waited for a core, over the time that they ran; None on a GPU."""
     ops_s: Mapping[str, float] = field(default_factory=dict)

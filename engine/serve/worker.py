@@ -30,8 +30,8 @@ from rooflab.engine.serve.wire import (
     Stepped,
     Stop,
     Submit,
-    Token,
     ToEngine,
+    Token,
     Watch,
 )
 from rooflab.engine.waiting import run_times, waiting_since
@@ -152,24 +152,28 @@ class Worker:
         step, ops = core.last, {op: sum(own) for op, own in self._spent.items()}
         self._spent.clear()
         chunks = step.chunks if step else []
-        line = StepLine(
-            self._steps,
-            began,
-            ended,
-            step.num_decodes if step else 0,
-            sum(chunk.end - chunk.start for chunk in chunks),
-            len(step.preempted) if step else 0,
-            blocks.evicted - evicted,
-            None if waits is None else waiting_since(waits),
-            ops,
-        )
         started = []
         for chunk in chunks:
             if chunk.sequence in self._fresh:
                 self._fresh.remove(chunk.sequence)
                 started.append(Started(self._name[chunk.sequence][0], began, chunk.start))
         tokens = tuple(token for sequence in dict.fromkeys(got) for token in self._tokens(sequence))
-        self.say(Stepped(self._state(), line, tokens, tuple(started)))
+        state = self._state()
+        line = StepLine(
+            number=self._steps,
+            begin_s=began,
+            end_s=ended,
+            num_decodes=step.num_decodes if step else 0,
+            prompt_tokens=sum(chunk.end - chunk.start for chunk in chunks),
+            tokens=len(tokens),
+            preempted=len(step.preempted) if step else 0,
+            evicted=blocks.evicted - evicted,
+            running=state.running,
+            waiting=state.waiting,
+            waited=None if waits is None else waiting_since(waits),
+            ops_s=ops,
+        )
+        self.say(Stepped(state, line, tokens, tuple(started)))
 
     def _tokens(self, sequence: Sequence) -> list[Token]:
         """The tokens of a sequence that were not sent yet; one that has ended is forgotten."""

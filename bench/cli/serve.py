@@ -1,0 +1,72 @@
+"""`serve`: the engine behind OpenAI's HTTP interface."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from rooflab.bench import show
+from rooflab.bench.cli.app import EXIT_INCORRECT, DeviceOption, app
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help="smollm2-135m, a GGUF file, a Hugging Face folder, or a preset.")],
+    dummy: Annotated[bool, typer.Option("--dummy", help="Random weights; a token's text is its id.")] = False,
+    host: Annotated[str, typer.Option(help="0.0.0.0 for all of the machine's addresses.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8000,
+    name: Annotated[str | None, typer.Option("--name", help="What `model` must be in requests.")] = None,
+    api_key: Annotated[bool, typer.Option("--api-key", help="Ask for the key that is in $ROOFLAB_API_KEY.")] = False,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or, on a CPU, int8.")] = None,
+    device: DeviceOption = None,
+    swap: Annotated[list[str] | None, typer.Option(help="OP=KERNEL: use this kernel; repeatable.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="The engine's threads on a CPU.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Most answers in the batch.")] = 64,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens of a step.")] = 2048,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest context; without it, the model's.")] = None,
+    num_kv_blocks: Annotated[int | None, typer.Option(help="Pages of the KV cache; without it, by memory.")] = None,
+    block_size: Annotated[int, typer.Option(help="Tokens of a page.")] = 16,
+    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs: kernel by kernel.")] = False,
+    seed: int = 0,
+    max_queue: Annotated[int, typer.Option(help="Most answers that wait for the batch; one more gets 429.")] = 256,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
+    max_body_bytes: Annotated[int, typer.Option(help="Largest body of a request.")] = 4 << 20,
+    timeout_s: Annotated[float, typer.Option(help="From a request's arrival to its last token.")] = 600.0,
+    drain_s: Annotated[float, typer.Option(help="How long SIGTERM waits for answers.")] = 30.0,
+    otlp_endpoint: Annotated[
+        str | None, typer.Option(envvar="OTEL_EXPORTER_OTLP_ENDPOINT", help="Traces go there (OTLP over HTTP).")
+    ] = None,
+) -> None:
+    """Serve a model with OpenAI's HTTP interface, /metrics for Prometheus, and a page that shows it at work."""
+    try:
+        import uvloop
+
+        from rooflab.engine.serve.client import EngineDied
+        from rooflab.engine.serve.limits import Limits
+        from rooflab.engine.serve.server import serve as run
+    except ImportError as error:
+        raise ValueError(f"serve: needs `pip install 'rooflab[serve]'`: {error}") from error
+    from rooflab.bench.commands import parse_swaps
+
+    key = os.environ.get("ROOFLAB_API_KEY")
+    if api_key and not key:
+        raise ValueError("api_key: expected the key in $ROOFLAB_API_KEY, which is not set")
+    options = {
+        "model": model, "dummy": dummy, "dtype": dtype, "device": device, "swap": parse_swaps(swap or []),
+        "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len,
+        "num_kv_blocks": num_kv_blocks, "block_size": block_size, "enforce_eager": enforce_eager, "seed": seed,
+    }  # fmt: skip
+    limits = Limits(max_queue, max_body_bytes, max_tokens, timeout_s, key if api_key else None)
+    show.line(f"loading {model}")
+    try:
+        uvloop.run(
+            run(
+                options, host=host, port=port, name=name, limits=limits, threads=threads, otlp_endpoint=otlp_endpoint,
+                drain_s=drain_s, ready=lambda url: show.line(f"{url} answers; SIGTERM or Ctrl-C ends it"),
+            )
+        )  # fmt: skip
+    except EngineDied as died:
+        show.error(f"rooflab: {died}")
+        raise typer.Exit(EXIT_INCORRECT) from died

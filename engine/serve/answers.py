@@ -1,0 +1,183 @@
+"""From tokens to the bodies of completions and chats, whole or in events of a stream."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rooflab.engine.sequence import SamplingParams
+from rooflab.engine.serve.client import Call
+from rooflab.engine.serve.texts import Texts
+from rooflab.engine.serve.wire import Token
+from rooflab.engine.stopping import StopText
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a token adds to an answer."""
+
+    index: int
+    """The answer's `index`."""
+    text: str
+    """The text that it completes, which may be empty."""
+    finish_reason: str | None
+    logprobs: dict[str, Any] | None
+
+
+class Format(ABC):
+    """The bodies of one kind of request."""
+
+    prefix: str
+    object: str
+    chunk_object: str
+
+    def __init__(self, texts: Texts, model: str):
+        self.texts = texts
+        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
+        self._head = {"id": self.id, "created": int(time.time()), "model": model}
+
+    @abstractmethod
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        """An answer in a whole body."""
+
+    @abstractmethod
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        """An answer in an event."""
+
+    @abstractmethod
+    def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
+        """The log-probabilities of the drawn `token` and of the `n` likeliest; its text begins at `offset`."""
+
+    @abstractmethod
+    def joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Those of an answer's tokens."""
+
+    def first(self, index: int) -> dict[str, Any] | None:
+        """What comes before an answer's tokens."""
+        return None
+
+    def whole(self, choices: list[dict[str, Any]], usage: Mapping[str, Any]) -> dict[str, Any]:
+        """The body of a reply without a stream."""
+        return {**self._head, "object": self.object, "choices": choices, "usage": usage}
+
+    def event(self, choices: list[dict[str, Any]], **usage: Any) -> bytes:
+        """An event of a stream."""
+        body = {**self._head, "object": self.chunk_object, "choices": choices, **usage}
+        return b"data: %b\n\n" % json.dumps(body, separators=(",", ":")).encode()
+
+
+class Completion(Format):
+    """`POST /v1/completions`."""
+
+    prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        """As `Format`."""
+        return {
+            "index": piece.index, "text": piece.text, "logprobs": piece.logprobs, "finish_reason": piece.finish_reason,
+        }  # fmt: skip
+
+    delta = choice
+
+    def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
+        """As `Format`; among the likeliest is always the drawn one, so that there may be one more."""
+        decode = self.texts.decode
+        top = {decode([each]): value for each, value in logprobs.items()} if n else None
+        return {
+            "tokens": [decode([token])], "token_logprobs": [logprobs[token]], "top_logprobs": [top],
+            "text_offset": [offset],
+        }  # fmt: skip
+
+    def joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """As `Format`."""
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        return {name: [value for part in parts for value in part[name]] for name in names}
+
+
+class Chat(Format):
+    """`POST /v1/chat/completions`."""
+
+    prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def first(self, index: int) -> dict[str, Any] | None:
+        """As `Format`: the role."""
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        """As `Format`."""
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        return {
+            "index": piece.index, "message": message, "logprobs": piece.logprobs, "finish_reason": piece.finish_reason,
+        }  # fmt: skip
+
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        """As `Format`."""
+        delta = {"content": piece.text}
+        return {
+            "index": piece.index, "delta": delta, "logprobs": piece.logprobs, "finish_reason": piece.finish_reason,
+        }  # fmt: skip
+
+    def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
+        """As `Format`."""
+        drawn, *others = (self._one(each, value) for each, value in logprobs.items())
+        # Where the drawn token is one of the likeliest, it is not there twice.
+        top = others if len(logprobs) > n else sorted([drawn, *others], key=lambda one: -one["logprob"])
+        return {"content": [{**drawn, "top_logprobs": top}], "refusal": None}
+
+    def _one(self, token: int, value: float) -> dict[str, Any]:
+        text = self.texts.decode([token])
+        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+    def joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """As `Format`."""
+        return {"content": [each for part in parts for each in part["content"]], "refusal": None}
+
+
+class Answer:
+    """One answer as its tokens come: its text ends before a stop text."""
+
+    def __init__(self, format: Format, params: SamplingParams, index: int):
+        self.index = index
+        self.count = 0
+        """Tokens so far."""
+        self._format = format
+        self._stopping = StopText(params.stop, format.texts.stream(), params.min_tokens)
+        self._length = 0
+        self._n = params.logprobs or 0
+
+    def push(self, token: Token) -> Piece:
+        """What `token` adds."""
+        self.count += 1
+        last = token.finish_reason is not None
+        if not self._stopping.stopped:
+            self._stopping.push(token.token_id)
+        if last:
+            self._stopping.end()
+        piece = self._stopping.take(last)
+        shown = None
+        if token.logprobs is not None:
+            shown = self._format.shown(self._length, token.token_id, token.logprobs, self._n)
+        self._length += len(piece)
+        return Piece(self.index, piece, token.finish_reason, shown)
+
+    def cut(self) -> Piece:
+        """The end of an answer that was broken off."""
+        self._stopping.end()
+        return Piece(self.index, self._stopping.take(last=True), "abort", None)
+
+
+def usage_of(calls: Sequence[Call], completion_tokens: int) -> dict[str, Any]:
+    """The counts of tokens, as OpenAI names them; prompts that were answered several times count once."""
+    prompt = sum(call.prompt_tokens for call in calls)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(call.cached_tokens for call in calls)},
+    }

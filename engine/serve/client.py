@@ -1,0 +1,258 @@
+"""The server's end of the engine's process: starts it, sends it prompts, and gives each caller its tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+import pickle
+import shutil
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from rooflab.engine.sequence import FinishReason, SamplingParams
+from rooflab.engine.serve import worker
+from rooflab.engine.serve.wire import (
+    Abort,
+    Accepted,
+    Failed,
+    Ready,
+    Refused,
+    State,
+    StepLine,
+    Stepped,
+    Stop,
+    Submit,
+    ToEngine,
+    Token,
+    Watch,
+)
+
+KEPT_STEPS = 20_000
+"""Steps whose lines are kept for `GET /steps`."""
+END_S = 10.0
+"""How long an engine may take to end its last step."""
+
+
+class EngineDied(RuntimeError):
+    """The engine's process has ended, and with it all that it computed."""
+
+
+@dataclass(eq=False)
+class Call:
+    """A prompt in the engine, with the times of its phases on the `perf_counter` clock."""
+
+    key: int
+    prompt_tokens: int
+    arrival_s: float
+    params: SamplingParams
+    inbox: Inbox
+    """Where its tokens come."""
+    accepted: asyncio.Future[None]
+    trace_parent: str | None = None
+    """The caller's span, as W3C's `traceparent` header."""
+    started_s: float | None = None
+    """When the first step with tokens of its prompt began."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that were in the KV cache."""
+    token_times_s: list[list[float]] = field(default_factory=list)
+    """For each answer, when its tokens came to the server."""
+    finish_reasons: dict[int, FinishReason] = field(default_factory=dict)
+    """By answer."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether all its answers have."""
+        return len(self.finish_reasons) == self.params.n
+
+
+class Inbox:
+    """Tokens that wait for their reader: at most all of the answers' tokens, however slowly it reads."""
+
+    def __init__(self) -> None:
+        self._tokens: deque[tuple[Call, Token]] = deque()
+        self._some = asyncio.Event()
+        self._error: EngineDied | None = None
+
+    def put(self, call: Call, token: Token) -> None:
+        """Adds a token."""
+        self._tokens.append((call, token))
+        self._some.set()
+
+    def fail(self, error: EngineDied) -> None:
+        """No token comes any more."""
+        self._error = error
+        self._some.set()
+
+    async def get(self) -> list[tuple[Call, Token]]:
+        """All tokens that are there, at least one.  Raises `EngineDied` if none can come."""
+        await self._some.wait()
+        if not self._tokens and self._error is not None:
+            raise self._error
+        found = list(self._tokens)
+        self._tokens.clear()
+        if self._error is None:
+            self._some.clear()
+        return found
+
+
+class Engine:
+    """The engine's process.  `start` it first; all methods belong to one event loop.
+
+    `observe` hears of every step and `ended` of every call that has ended or was dropped.
+    """
+
+    def __init__(self, options: Mapping[str, Any], threads: int | None = None):
+        self.info: Ready
+        self.state = State()
+        self.steps: deque[StepLine] = deque(maxlen=KEPT_STEPS)
+        self.observe: Callable[[Stepped], None] = lambda stepped: None
+        self.ended: Callable[[Call], None] = lambda call: None
+        self.died = asyncio.Event()
+        self.calls: dict[int, Call] = {}
+        """Those that have not ended."""
+        self._keys = itertools.count()
+        self._watchers = 0
+        self._folder = Path(tempfile.mkdtemp(prefix="rooflab-"))  # for this user alone
+        address = f"ipc://{self._folder}/engine"
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.bind(address)
+        self._process = multiprocessing.get_context("spawn").Process(
+            target=worker.run, args=(address, dict(options), threads), name="engine", daemon=True
+        )
+
+    async def start(self) -> None:
+        """Loads the model.  Raises `ValueError` with the engine's sentence if it cannot be."""
+        self._process.start()
+        asyncio.get_running_loop().add_reader(self._process.sentinel, self._lost)
+        first = asyncio.ensure_future(self._socket.recv())
+        lost = asyncio.ensure_future(self.died.wait())
+        await asyncio.wait((first, lost), return_when=asyncio.FIRST_COMPLETED)
+        lost.cancel()
+        if not first.done():
+            first.cancel()
+            raise ValueError(f"model: the engine's process ended with status {self._process.exitcode} while it loaded")
+        message = pickle.loads(first.result())
+        if isinstance(message, Failed):
+            raise ValueError(message.reason)
+        self.info = message
+        self._receiver = asyncio.create_task(self._receive())
+
+    async def stop(self) -> None:
+        """Ends the process; what it still computes is lost."""
+        if self._process.is_alive():
+            self._say(Stop())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.died.wait(), END_S)
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+        if hasattr(self, "_receiver"):
+            self._receiver.cancel()
+        self._socket.close(linger=0)
+        self._context.term()
+        shutil.rmtree(self._folder)
+
+    async def submit(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        inbox: Inbox,
+        arrival_s: float | None = None,
+        priority: int = 0,
+    ) -> Call:
+        """Queues a prompt, whose tokens come to `inbox`.
+
+        Raises `ValueError` if the engine cannot serve it, and `EngineDied`.
+        """
+        if self.died.is_set():
+            raise self.death()
+        arrival_s = time.perf_counter() if arrival_s is None else arrival_s
+        accepted = asyncio.get_running_loop().create_future()
+        call = Call(next(self._keys), len(token_ids), arrival_s, params, inbox, accepted)
+        call.token_times_s = [[] for _ in range(params.n)]
+        self.calls[call.key] = call
+        self._say(Submit(call.key, list(token_ids), params, arrival_s, priority))
+        try:
+            await accepted
+        except ValueError:
+            del self.calls[call.key]
+            raise
+        except asyncio.CancelledError:
+            self.drop([call])
+            raise
+        return call
+
+    def drop(self, calls: Sequence[Call]) -> None:
+        """Aborts those of `calls` that have not ended."""
+        left = [call for call in calls if self.calls.pop(call.key, None)]
+        if left and not self.died.is_set():
+            self._say(Abort(tuple(call.key for call in left)))
+        for call in left:
+            self.ended(call)
+
+    def watch(self, on: bool) -> None:
+        """One more watcher, or one less: while there is one, steps on a CPU tell the time of each op."""
+        before, self._watchers = self._watchers, self._watchers + (1 if on else -1)
+        if bool(before) != bool(self._watchers) and not self.died.is_set():
+            self._say(Watch(on))
+
+    def _say(self, message: ToEngine) -> None:
+        self._socket.send(pickle.dumps(message))
+
+    async def _receive(self) -> None:
+        while True:
+            message = pickle.loads(await self._socket.recv())
+            match message:
+                case Accepted(key) if key in self.calls:
+                    self.calls[key].accepted.set_result(None)
+                case Refused(key, reason) if key in self.calls:
+                    self.calls[key].accepted.set_exception(ValueError(reason))
+                case Stepped():
+                    self._stepped(message)
+
+    def _stepped(self, message: Stepped) -> None:
+        now = time.perf_counter()
+        self.state = message.state
+        if message.step is not None:
+            self.steps.append(message.step)
+        for key, time_s, cached in message.started:
+            if call := self.calls.get(key):
+                call.started_s, call.cached_tokens = time_s, cached
+        self.observe(message)
+        for token in message.tokens:
+            call = self.calls.get(token.key)
+            if call is None:
+                continue  # dropped since
+            call.token_times_s[token.answer].append(now)
+            if token.finish_reason is not None:
+                call.finish_reasons[token.answer] = token.finish_reason
+            call.inbox.put(call, token)
+            if call.ended:
+                del self.calls[call.key]
+                self.ended(call)
+
+    def _lost(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._process.sentinel)
+        self.died.set()
+        for call in list(self.calls.values()):
+            call.inbox.fail(self.death())
+            if not call.accepted.done():
+                call.accepted.set_exception(self.death())
+        self.calls.clear()
+
+    def death(self) -> EngineDied:
+        """How it ended."""
+        return EngineDied(f"the engine's process ended with status {self._process.exitcode}")

@@ -1,0 +1,93 @@
+"""Prometheus metrics.  A name of vLLM's means what it means there; those of this engine alone begin with `rooflab:`."""
+
+from __future__ import annotations
+
+import itertools
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from rooflab.engine.serve.client import Call, Engine
+from rooflab.engine.serve.wire import Stepped
+
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+LABELS = ("model_name", "engine")
+
+
+class Counters:
+    """Observes an engine: its steps as they come, and each request when it has ended."""
+
+    def __init__(self, engine: Engine, model: str):
+        self.registry = CollectorRegistry()
+        self._blocks = engine.info.num_blocks
+        self._labels = (model, "0")
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, LABELS, registry=self.registry).labels(*self._labels)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, LABELS, registry=self.registry).labels(*self._labels)
+
+        def histogram(name: str, text: str) -> Histogram:
+            made = Histogram(name, text, LABELS, registry=self.registry, buckets=SECONDS)
+            return made.labels(*self._labels)
+
+        self._running = gauge("vllm:num_requests_running", "Answers in the batch.")
+        self._waiting = gauge("vllm:num_requests_waiting", "Answers that wait for the batch.")
+        self._usage = gauge("vllm:kv_cache_usage_perc", "Held pages of the KV cache, as a share of all (0 to 1).")
+        self._queries = counter("vllm:prefix_cache_queries", "Tokens of prompts that were looked up.")
+        self._hits = counter("vllm:prefix_cache_hits", "Tokens of prompts that were in the KV cache.")
+        self._prompt = counter("vllm:prompt_tokens", "Tokens of prompts.")
+        self._generated = counter("vllm:generation_tokens", "Tokens of answers.")
+        self._preempted = counter("vllm:num_preemptions", "Answers that lost their pages.")
+        self._success = Counter(
+            "vllm:request_success", "Requests that ended, by reason.", (*LABELS, "finished_reason"),
+            registry=self.registry,
+        )  # fmt: skip
+        self._ttft = histogram("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.")
+        self._itl = histogram("vllm:inter_token_latency_seconds", "From a token to the next.")
+        self._e2e = histogram("vllm:e2e_request_latency_seconds", "From a request's arrival to its last token.")
+        self._queue = histogram("vllm:request_queue_time_seconds", "From arrival to the first step with the prompt.")
+        self._prefill = histogram("vllm:request_prefill_time_seconds", "From that step's begin to the first token.")
+        self._decode = histogram("vllm:request_decode_time_seconds", "From the first token to the last.")
+        self._step = histogram("rooflab:step_seconds", "One step of the engine.")
+        self._evicted = counter("rooflab:prefix_cache_evicted_pages", "Cached pages that were given away.")
+
+    def stepped(self, message: Stepped) -> None:
+        """Notes what a step did."""
+        state, step = message.state, message.step
+        self._running.set(state.running)
+        self._waiting.set(state.waiting)
+        self._usage.set(state.pages_held / self._blocks)
+        self._generated.inc(len(message.tokens))
+        if step is not None:
+            self._step.observe(step.end_s - step.begin_s)
+            self._preempted.inc(step.preempted)
+            self._evicted.inc(step.evicted)
+
+    def ended(self, call: Call) -> None:
+        """Notes the times of a request that has ended, or was dropped."""
+        reasons = set(call.finish_reasons.values()) if call.ended else {"abort"}
+        for reason in reasons:
+            self._success.labels(*self._labels, reason).inc()
+        times = [own for own in call.token_times_s if own]
+        if call.started_s is not None:
+            self._queries.inc(call.prompt_tokens)
+            self._hits.inc(call.cached_tokens)
+            self._prompt.inc(call.prompt_tokens)
+            self._queue.observe(call.started_s - call.arrival_s)
+        if not times or call.started_s is None:
+            return
+        first = min(own[0] for own in times)
+        self._ttft.observe(first - call.arrival_s)
+        self._prefill.observe(first - call.started_s)
+        for own in times:
+            for before, after in itertools.pairwise(own):
+                self._itl.observe(after - before)
+        if call.ended:
+            last = max(own[-1] for own in times)
+            self._e2e.observe(last - call.arrival_s)
+            self._decode.observe(last - first)
+
+    def text(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self.registry)

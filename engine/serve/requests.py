@@ -1,0 +1,187 @@
+"""What a user may ask, field by field: OpenAI's fields, and those that vLLM adds to them.
+
+A field that OpenAI has and this server has not may only have the value that means off.  The names, types and ranges
+are those of OpenAI's API reference; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`,
+`ignore_eos` and `priority` are vLLM's.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rooflab.engine.sequence import MOST_LOGPROBS, SamplingParams
+
+MOST_ANSWERS = 128
+MOST_STOPS = 4
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Text = Annotated[str, Field(min_length=1)]
+Off = Literal[False] | None
+Nothing = Literal[None]
+
+
+class Strict(BaseModel):
+    """Refuses unknown fields, values of another type, and numbers that are not finite."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    """What a stream carries beside the tokens."""
+
+    include_usage: bool = False
+    """A last event with the counts of tokens."""
+    continuous_usage_stats: bool = False
+    """vLLM's: the counts so far in every event."""
+    include_obfuscation: bool = False
+    """Accepted, and without effect."""
+
+
+class Sampling(Strict):
+    """The fields that completions and chats have in common."""
+
+    model: str
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] | None = None
+    seed: Seed | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None = (
+        None
+    )
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    """0 and -1 keep all tokens."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
+
+    @model_validator(mode="after")
+    def _options_of_streams(self) -> Sampling:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: expected only with stream=true")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop texts."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def params(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
+        """The engine's form.  Raises `ValueError` on a combination that it cannot serve."""
+        top_p = 1.0 if self.top_p is None else self.top_p
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            # The likeliest token is kept, whatever top_p is, and the engine's top_p is above 0.
+            top_k=max(self.top_k or 0, 0) if top_p else 1,
+            top_p=top_p or 1.0,
+            min_p=self.min_p or 0.0,
+            seed=None if self.seed is None else self.seed % 2**63,
+            ignore_eos=bool(self.ignore_eos),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            stop=self.stops,
+            min_tokens=self.min_tokens or 0,
+            n=self.n or 1,
+            logit_bias={int(token): value for token, value in self.logit_bias.items()} if self.logit_bias else None,
+            repetition_penalty=self.repetition_penalty or 1.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logprobs=logprobs,
+        )
+
+
+class CompletionRequest(Sampling):
+    """The body of `POST /v1/completions`."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    best_of: Literal[1] | None = None
+    echo: Off = None
+    suffix: Nothing = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """One prompt or several, as a list.  Raises `ValueError` if there is none."""
+        if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)  # type: ignore[arg-type]
+
+
+class TextPart(Strict):
+    """A part of a message's content; other types than text are not served."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Strict):
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    name: str | None = None
+
+    def plain(self) -> dict[str, str]:
+        """As chat templates take it."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class TextFormat(Strict):
+    """The one form of an answer."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(Sampling):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    response_format: TextFormat | None = None
+    modalities: list[Literal["text"]] | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Off = None
+    parallel_tool_calls: bool | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+
+    @model_validator(mode="after")
+    def _combinations(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: expected only with logprobs=true")
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise ValueError("max_completion_tokens: expected only one of it and max_tokens")
+        return self
+
+
+class TokenizeRequest(Strict):
+    """The body of `POST /tokenize`: a text or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt: expected either prompt or messages")
+        return self

@@ -1,0 +1,119 @@
+"""Starts the engine and the HTTP server, and ends them without losing an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from socket import AF_INET, AF_INET6, SO_REUSEADDR, SOL_SOCKET
+from socket import socket as Socket
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from rooflab.engine.serve.api import Service, make_app
+from rooflab.engine.serve.client import Call, Engine
+from rooflab.engine.serve.limits import Limits
+from rooflab.engine.serve.texts import texts_of
+from rooflab.engine.serve.tracing import exporter
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_POLL_S = 0.05
+
+
+class Server(uvicorn.Server):
+    """Uvicorn's server; on SIGTERM and SIGINT it refuses new requests and ends when all answers have.
+
+    A second signal ends it at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service, drain_s: float):
+        super().__init__(config)
+        self._service = service
+        self._drain_s = drain_s
+        self._draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """What uvicorn calls on a signal."""
+        self.should_exit, self._service.draining = self._service.draining, True
+
+    async def on_tick(self, counter: int) -> bool:
+        """What uvicorn asks ten times a second: whether to end."""
+        service = self._service
+        if service.engine.died.is_set():
+            return True
+        if service.draining and self._draining is None:
+            self._draining = asyncio.create_task(self._drain())
+        return await super().on_tick(counter)
+
+    async def _drain(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_s):
+                while self._service.engine.calls:
+                    await asyncio.sleep(_POLL_S)
+        self.should_exit = True
+
+
+async def serve(
+    options: Mapping[str, Any],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    name: str | None = None,
+    limits: Limits | None = None,
+    threads: int | None = None,
+    otlp_endpoint: str | None = None,
+    drain_s: float = 30.0,
+    ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serves `LLM(**options)` at `host` and `port` under `name` until a signal comes, and calls `ready` with the URL.
+
+    Raises `ValueError` if the port is taken or the model cannot be loaded, and `EngineDied` if the engine ends before
+    the server.
+    """
+    socket = Socket(AF_INET6 if ":" in host else AF_INET)
+    socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+    try:
+        socket.bind((host, port))  # it listens when the model is loaded
+    except OSError as error:
+        socket.close()
+        raise ValueError(f"port: cannot listen on {host}:{port}: {error.strerror}") from error
+    finish: Callable[[], None] = lambda: None
+    engine = Engine(options, threads)
+    try:
+        await engine.start()
+        model = str(options["model"])
+        texts = await asyncio.to_thread(texts_of, model, bool(options.get("dummy")), engine.info.vocab_size)
+        service = Service(engine, texts, name or Path(model).name, limits or Limits())
+        if otlp_endpoint:
+            traced, finish = exporter(otlp_endpoint, service.model)
+            engine.ended = _both(service.counters.ended, traced)
+        app = make_app(service, [*LOOPBACK, "[::1]"] if host in LOOPBACK else None)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{socket.getsockname()[1]}"
+        server = Server(config, service, drain_s)
+        telling = asyncio.create_task(_tell(server, url, ready))
+        await server.serve([socket])
+        telling.cancel()
+        if engine.died.is_set():
+            raise engine.death()
+    finally:
+        socket.close()
+        await engine.stop()
+        finish()
+
+
+async def _tell(server: uvicorn.Server, url: str, ready: Callable[[str], None]) -> None:
+    while not server.started:
+        await asyncio.sleep(_POLL_S)
+    ready(url)
+
+
+def _both(*functions: Callable[[Call], None]) -> Callable[[Call], None]:
+    def all_of_them(call: Call) -> None:
+        for function in functions:
+            function(call)
+
+    return all_of_them

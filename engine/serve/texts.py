@@ -1,0 +1,60 @@
+"""Prompts to token ids, and tokens to text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rooflab.engine.llm import DEFAULT_MODEL
+from rooflab.engine.model_files import fetch
+from rooflab.engine.tokenizer import Prompt, TextStream, Tokenizer, as_token_ids, check_text, is_chat
+
+
+class Texts(Protocol):
+    """What a server asks of a tokenizer."""
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a string, of chat messages, or of token ids.  Raises `ValueError` on an empty prompt."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens."""
+
+    def stream(self) -> TextStream:
+        """A new incremental decoder."""
+
+
+class Numbers:
+    """In place of a tokenizer, for a model of random weights: the bytes of a text are its ids, and a token's text is
+    its id."""
+
+    def __init__(self, vocab_size: int):
+        self._vocab_size = vocab_size
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """As `Texts`; of chat messages the texts are joined."""
+        if isinstance(prompt, str):
+            check_text(prompt)
+            ids = [byte % self._vocab_size for byte in prompt.encode()]
+        elif is_chat(prompt):
+            return self.encode("\n".join(message["content"] for message in prompt))  # type: ignore[index, call-overload]
+        else:
+            ids = as_token_ids(prompt)
+        if not ids:
+            raise ValueError("prompt: expected at least one token, got an empty prompt")
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The ids, each behind a space."""
+        return "".join(f" {token}" for token in token_ids)
+
+    def stream(self) -> TextStream:
+        """As `Texts`."""
+        return TextStream(self)
+
+
+def texts_of(model: str, dummy: bool, vocab_size: int) -> Texts:
+    """The tokenizer of a model, as `LLM` would open it."""
+    if dummy:
+        return Numbers(vocab_size)
+    return Tokenizer(fetch() if model == DEFAULT_MODEL else Path(model))

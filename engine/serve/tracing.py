@@ -1,0 +1,60 @@
+"""Traces of requests for OpenTelemetry: a span for each request, and within it queue, prefill and decode."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rooflab.engine.serve.client import Call
+
+
+def exporter(endpoint: str, model: str) -> tuple[Callable[[Call], None], Callable[[], None]]:
+    """Two functions: one sends the spans of a request that has ended to `endpoint` (OTLP over HTTP), one ends it all.
+
+    Attributes are named by OpenTelemetry's conventions for generative AI.  Raises `ValueError` without the packages of
+    `rooflab[tracing]`.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+    except ImportError as error:
+        raise ValueError(f"otlp_endpoint: needs `pip install 'rooflab[tracing]'`: {error}") from error
+
+    provider = TracerProvider(resource=Resource.create({"service.name": "rooflab"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")))
+    tracer = provider.get_tracer("rooflab")
+    offset_ns = time.time_ns() - time.perf_counter_ns()
+
+    def at(seconds: float) -> int:
+        return offset_ns + int(seconds * 1e9)
+
+    def ended(call: Call) -> None:
+        times = [own for own in call.token_times_s if own]
+        now = time.perf_counter()
+        first = min((own[0] for own in times), default=None)
+        last = max((own[-1] for own in times), default=now) if call.ended else now
+        parent = TraceContextTextMapPropagator().extract({"traceparent": call.trace_parent or ""})
+        attributes = {
+            "gen_ai.operation.name": "text_completion",
+            "gen_ai.request.model": model,
+            "gen_ai.request.max_tokens": call.params.max_tokens,
+            "gen_ai.request.temperature": call.params.temperature,
+            "gen_ai.usage.input_tokens": call.prompt_tokens,
+            "gen_ai.usage.output_tokens": sum(map(len, times)),
+            "gen_ai.response.finish_reasons": [str(reason) for reason in call.finish_reasons.values()] or ["abort"],
+        }
+        span = tracer.start_span("llm_request", parent, SpanKind.SERVER, attributes, start_time=at(call.arrival_s))
+        if not call.ended:
+            span.set_status(StatusCode.ERROR, "dropped before its end")
+        inside = set_span_in_context(span)
+        marks = (call.arrival_s, call.started_s, first, last)
+        for name, begin, end in zip(("queue", "prefill", "decode"), marks, marks[1:], strict=False):
+            if begin is not None:
+                tracer.start_span(name, inside, start_time=at(begin)).end(at(last if end is None else end))
+        span.end(at(last))
+
+    return ended, provider.shutdown

@@ -1,0 +1,117 @@
+"""A request while the engine works on it: its calls, and the answers as their tokens come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from rooflab.engine.sequence import SamplingParams
+from rooflab.engine.serve.answers import Answer, Format, Piece, usage_of
+from rooflab.engine.serve.client import Call, Engine, EngineDied, Inbox
+from rooflab.engine.serve.errors import ApiError
+
+
+class Work:
+    """The calls of one request; `open` queues them, and `close` drops those that have not ended."""
+
+    def __init__(self, engine: Engine, format: Format, deadline_s: float):
+        self.format = format
+        self.calls: list[Call] = []
+        self._engine = engine
+        self._deadline_s = deadline_s
+        """On the event loop's clock."""
+        self._inbox = Inbox()
+        self._answers: dict[tuple[int, int], Answer] = {}
+
+    async def open(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        arrival_s: float,
+        priority: int,
+        trace_parent: str | None,
+    ) -> None:
+        """Queues the prompts.  Raises `ValueError` if the engine refuses one; none is then left in it."""
+        try:
+            for ids in prompts:
+                call = await self._engine.submit(ids, params, self._inbox, arrival_s, priority)
+                call.trace_parent = trace_parent
+                self.calls.append(call)
+        except BaseException:
+            self.close()
+            raise
+        numbers = ((call.key, number) for call in self.calls for number in range(params.n))
+        self._answers = {name: Answer(self.format, params, index) for index, name in enumerate(numbers)}
+
+    def close(self) -> None:
+        """Drops what has not ended."""
+        self._engine.drop(self.calls)
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """The tokens so far."""
+        return usage_of(self.calls, sum(answer.count for answer in self._answers.values()))
+
+    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
+        """What comes, until every answer has ended; at the deadline those that have not are cut.
+
+        Raises `EngineDied`.
+        """
+        open_answers = dict(self._answers)
+        while open_answers:
+            try:
+                async with asyncio.timeout_at(self._deadline_s):
+                    arrived = await self._inbox.get()
+            except TimeoutError:
+                self.close()
+                yield [answer.cut() for answer in open_answers.values()]
+                return
+            pieces = []
+            for call, token in arrived:
+                pieces.append(self._answers[call.key, token.answer].push(token))
+                if token.finish_reason is not None:
+                    del open_answers[call.key, token.answer]
+            yield pieces
+
+    async def events(self, include_usage: bool, continuous: bool) -> AsyncGenerator[bytes, None]:
+        """The events of a stream.  One carries one token; what begins an answer comes with its first token."""
+        begun: set[int] = set()
+        usage: dict[str, Any] = {"usage": None} if include_usage else {}
+        try:
+            async for pieces in self.pieces():
+                events = []
+                for piece in pieces:
+                    if continuous:
+                        usage["usage"] = self.usage
+                    if piece.index not in begun and (first := self.format.first(piece.index)):
+                        events.append(self.format.event([first], **usage))
+                    begun.add(piece.index)
+                    events.append(self.format.event([self.format.delta(piece)], **usage))
+                yield b"".join(events)
+            if include_usage:
+                yield self.format.event([], usage=self.usage)
+            yield b"data: [DONE]\n\n"
+        except EngineDied as error:
+            yield ApiError(500, str(error)).event()
+        finally:
+            self.close()
+
+    async def whole(self) -> dict[str, Any]:
+        """The body of a reply.  Raises `EngineDied`, and `ApiError` with 408 if the time is up."""
+        texts: dict[int, list[Piece]] = {}
+        try:
+            async for pieces in self.pieces():
+                for piece in pieces:
+                    texts.setdefault(piece.index, []).append(piece)
+        finally:
+            self.close()
+        if any(own[-1].finish_reason == "abort" for own in texts.values()):
+            raise ApiError(408, "the answer took longer than the server's timeout", code="timeout")
+        choices = [self.format.choice(self._joined(texts[index])) for index in sorted(texts)]
+        return self.format.whole(choices, self.usage)
+
+    def _joined(self, pieces: Sequence[Piece]) -> Piece:
+        shown = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+        logprobs = self.format.joined(shown) if shown else None
+        return Piece(pieces[0].index, "".join(piece.text for piece in pieces), pieces[-1].finish_reason, logprobs)
