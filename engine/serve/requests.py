@@ -117,7 +117,7 @@ class CompletionRequest(Sampling):
         """One prompt or several, as a list.  Raises `ValueError` if there is none."""
         if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
             return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)  # type: ignore[arg-type]
+        return list(self.prompt)
 
 
 class TextPart(Strict):

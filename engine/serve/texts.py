@@ -37,7 +37,7 @@ class Numbers:
             check_text(prompt)
             ids = [byte % self._vocab_size for byte in prompt.encode()]
         elif is_chat(prompt):
-            return self.encode("\n".join(message["content"] for message in prompt))  # type: ignore[index, call-overload]
+            return self.encode("\n".join(message["content"] for message in prompt))  # type: ignore[index]
         else:
             ids = as_token_ids(prompt)
         if not ids:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from rooflab.engine.serve.client import Call
 
@@ -38,7 +39,7 @@ def exporter(endpoint: str, model: str) -> tuple[Callable[[Call], None], Callabl
         first = min((own[0] for own in times), default=None)
         last = max((own[-1] for own in times), default=now) if call.ended else now
         parent = TraceContextTextMapPropagator().extract({"traceparent": call.trace_parent or ""})
-        attributes = {
+        attributes: dict[str, Any] = {
             "gen_ai.operation.name": "text_completion",
             "gen_ai.request.model": model,
             "gen_ai.request.max_tokens": call.params.max_tokens,

@@ -1,0 +1,72 @@
+"""A server of a tiny model of random weights, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tiny_model import write_config
+
+START_S = 120.0
+
+
+@dataclass
+class Served:
+    """A running server."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    def ask(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+        """Status and body of a reply: JSON, or text."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json", **(headers or {})})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                status, text = reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            status, text = error.code, error.read().decode()
+        try:
+            return status, json.loads(text)
+        except ValueError:
+            return status, text
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        text = self.ask("/metrics")[1]
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name + "{"))
+
+
+@contextmanager
+def served(folder: Path, *options: str, key: str = "") -> Iterator[Served]:
+    """Serves the model of `tiny_model` as `tiny` until the block ends."""
+    write_config(folder / "tiny")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "rooflab.bench", "serve", str(folder / "tiny"), "--dummy", "--port", str(port)]
+    environment = {**os.environ, "ROOFLAB_API_KEY": key, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([*command, *options], env=environment, text=True, stdout=subprocess.PIPE) as process:
+        found = Served(f"http://127.0.0.1:{port}", process)
+        try:
+            end = time.monotonic() + START_S
+            while process.poll() is None and time.monotonic() < end:
+                try:
+                    if found.ask("/health")[0] == 200:
+                        break
+                except OSError:
+                    time.sleep(0.1)
+            yield found
+        finally:
+            process.kill()
