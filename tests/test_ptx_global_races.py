@@ -150,6 +150,7 @@ def test_a_store_of_what_was_there_is_marked_and_looked_up_only_for_a_race(races
     old = np.arange(128, dtype=np.uint32)
     races.write(lanes(1), tile(OUT), 4, READ, [np.where(old == 3, 0, old).astype(np.uint32)], lambda: [old])
     assert sorted((race.same_value, race.count) for race in races.found) == [(False, 1), (True, 127)]
+    assert [race.harmless for race in races.found] == [race.same_value for race in races.found]
 
 
 # Granules and allocations

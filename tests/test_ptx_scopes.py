@@ -44,6 +44,26 @@ def test_what_has_the_scope_of_a_cta_races_with_another(seed: int) -> None:
     assert "race on global memory, byte 256 of to" in found
 
 
+@ORDERS
+@pytest.mark.parametrize("one", ["st.global.u32 [%d4], {};", "st.global.v2.u32 [%d6], {{{}, 5}};"])
+def test_two_ctas_may_store_one_value_but_not_two(seed: int, one: str) -> None:
+    """By one instruction or by two; a lane of one of the CTAs that stores another value is enough for a race."""
+    first = "setp.gt.u32 %p2, %r0, 15; @%p2 bra END; mul.wide.u32 %d6, %r0, 8; add.u64 %d6, %d3, %d6; "
+    assert races(first + one.format("%r0") + "END:", seed=seed) == []
+    assert races(first + f"@%p1 {one.format('%r0')} @!%p1 {one.format('%r0')} END:", seed=seed) == []
+    other = "setp.eq.u32 %p3, %r30, 37; @%p3 mov.u32 %r0, 77; "
+    (found,) = races(first + other + one.format("%r0") + "END:", seed=seed)
+    assert "write-write race on global memory" in found and "same value" not in found
+
+
+@ORDERS
+def test_a_store_races_with_an_atomic_that_left_its_value(seed: int) -> None:
+    """In the other order the atomic adds to what was stored."""
+    body = "mov.u32 %r2, 1; @!%p0 bra END; @%p1 red.global.add.u32 [%d3], %r2; @!%p1 st.global.u32 [%d3], 1; END:"
+    (found,) = races(body, seed=seed)
+    assert "same value" not in found
+
+
 def test_atomics_move_what_they_change() -> None:
     body = """mov.u32 %r2, s; shl.b32 %r3, %r0, 2; add.u32 %r4, %r2, %r3; mov.u32 %r5, 1; mul.wide.u32 %d4, %r0, 4;
         add.u64 %d4, %d0, %d4; st.shared.u32 [%r4], 0; bar.sync 0; red.shared.add.u32 [%r4], %r5; bar.sync 0;

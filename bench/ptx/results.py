@@ -172,7 +172,8 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     rounded = [describe(race, name) for race in found if race.kind == "rounding"]
     texts = [describe(race, name) for race in found if race.kind != "rounding"]
     if run.global_races is not None:
-        texts += [_in_an_allocation(run, race, name) for race in _unlike(run.global_races.found, name)]
+        between = _unlike((race for race in run.global_races.found if not race.harmless), name)
+        texts += [_in_an_allocation(run, race, name) for race in between]
     texts += [
         f"{name(use)} uses a tensor map that {name(maker)} made, with no fence.proxy.tensormap between"
         for use, maker in run.map_races

@@ -296,7 +296,11 @@ def store_located(
     if allocation.read_only:
         raise Fault(f"a store to {allocation.name}, which is constant", instruction)
     if c.group.run.observer is not None:
-        c.group.run.observer.global_write(c, active, allocation, addresses, size, instruction, copy, reduces)
+        view = allocation.view(size)
+        old = lambda: view[index] if isinstance(index, int) else view.take(index)  # noqa: E731
+        c.group.run.observer.global_write(
+            c, active, allocation, addresses, size, instruction, copy, reduces, value, old
+        )
     if allocation.written is not None:
         start = np.atleast_1d(addresses).astype(np.int64) - allocation.base
         for byte in range(size):

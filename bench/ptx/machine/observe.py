@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -222,9 +222,9 @@ class Observer:
 
     def global_write(
         self, c: Watched, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int,
-        copy: bool, reduces: bool,
+        copy: bool, reduces: bool, value: Any, old: Callable[[], Any],
     ) -> None:  # fmt: skip
-        """Reports that lanes, or a copy, write global memory."""
+        """Reports that lanes, or a copy, write `value` to global memory; `old` returns what is there."""
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)
         races = self.global_races
@@ -236,7 +236,7 @@ class Observer:
                 races.atomic(actors, where, size, instruction, self._is_near(instruction))
                 self._synchronise(actors, where, self._strong[instruction], instruction)
             else:
-                races.write(actors, where, size, instruction)
+                races.write(actors, where, size, instruction, value, old)
 
     def _actors(self, c: Watched, active: Any, addresses: Any) -> tuple[Lanes, Any]:
         """The actor of `GlobalRaces`, and the address, of each lane."""

@@ -176,10 +176,13 @@ class GlobalRaces(CtaOrder):
         """
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         for kind, touched in (
-            ("write-write", self._writes), ("read-write", self._readers),
-            ("write-write", self._atomics), ("read-write", self._polls),
-        ):  # fmt: skip
+            ("write-write", self._writes),
+            ("read-write", self._readers),
+            ("read-write", self._polls),
+        ):
             self._meet(kind, touched, actors, epochs, cells, instruction, values, old)
+        # An atomic that comes after the write changes the value once more, whatever it left before the write.
+        self._meet("write-write", self._atomics, actors, epochs, cells, instruction)
         # An access that is ordered after this write is also ordered after all that came before it.
         self._readers.clear(cells)
         self._atomics.clear(cells)
