@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import shutil
 import signal
 import socket
 import time
@@ -13,6 +15,7 @@ import aiohttp
 import openai
 import psutil
 import pytest
+from playwright.sync_api import sync_playwright
 from served import Served, served
 from tiny_model import prompts, tiny_llm
 
@@ -232,6 +235,35 @@ def test_64_clients_that_leave_and_read_slowly_get_the_right_tokens(server, expe
         time.sleep(0.1)
     assert server.metric("vllm:kv_cache_usage_perc") == 0
     assert sum(process.memory_info().rss for process in processes) < before + (64 << 20)
+
+
+@pytest.mark.skipif(os.environ.get("ROOFLAB_NO_BROWSER") == "1", reason="ROOFLAB_NO_BROWSER=1")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_shows_tokens_and_the_engine_as_they_come(server, width):
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page, heard = browser.new_page(viewport={"width": width, "height": 800}), []
+        page.on("console", lambda message: heard.append(message.text))
+        page.on("pageerror", lambda error: heard.append(str(error)))
+        page.on("request", lambda request: heard.append(request.url) if server.url not in request.url else None)
+        page.goto(server.url)
+        page.wait_for_function("info !== null")
+        page.fill("#prompt", "Hello")
+        page.fill("#tokens", "150")
+        page.click("#send")
+        page.wait_for_function("gaps.length === 150 && !document.getElementById('send').disabled")
+        page.wait_for_function("steps.length >= 150 && document.getElementById('running').textContent === '0'")
+        assert len(ids(page.inner_text("#answer"))) == 150 and page.inner_text("#count") == "150"
+        assert float(page.inner_text("#ttft")) > 0 and float(page.inner_text("#itl")) > 0
+        assert "gemm" in page.inner_text("#ops") and "host" in page.inner_text("#ops")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.fill("#tokens", "9999")  # more than the context
+        page.click("#send")
+        page.wait_for_function("document.getElementById('error').textContent.includes('max_tokens')")
+        heard = [text for text in heard if "400 (Bad Request)" not in text and not text.startswith("data:")]
+        assert heard == []
+        browser.close()
 
 
 def test_limits_key_and_drain(tmp_path):
