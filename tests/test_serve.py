@@ -15,7 +15,16 @@ import aiohttp
 import openai
 import psutil
 import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
 from playwright.sync_api import sync_playwright
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 from served import Served, served
 from tiny_model import prompts, tiny_llm
 
@@ -235,6 +244,32 @@ def test_64_clients_that_leave_and_read_slowly_get_the_right_tokens(server, expe
         time.sleep(0.1)
     assert server.metric("vllm:kv_cache_usage_perc") == 0
     assert sum(process.memory_info().rss for process in processes) < before + (64 << 20)
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_no_request_that_the_document_allows_or_forbids_breaks_it(server, mode):
+    """Answers have the documented statuses and forms, whatever is asked."""
+    document = schemathesis.openapi.from_url(server.url + "/openapi.json")
+    operations = [found.ok() for found in document.get_all_operations()]
+    for operation in operations:
+        if operation.path == "/live" or mode == GenerationMode.NEGATIVE and not operation.body:
+            continue  # it has no end; it takes nothing
+
+        @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def ask(case):
+            if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+                case.body["model"] = "tiny"  # else nothing comes behind the name
+            case.call_and_validate(
+                checks=[
+                    not_a_server_error,
+                    status_code_conformance,
+                    content_type_conformance,
+                    response_schema_conformance,
+                ]
+            )
+
+        ask()
 
 
 @pytest.mark.skipif(os.environ.get("ROOFLAB_NO_BROWSER") == "1", reason="ROOFLAB_NO_BROWSER=1")
