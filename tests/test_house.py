@@ -30,6 +30,7 @@ ROOMS = (
     "report",
     "plugin",
     "exchange",
+    "load",
     "commands.py",
     "lab.py",
     "cli",

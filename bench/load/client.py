@@ -1,0 +1,203 @@
+"""Sends requests and keeps, for each piece of an answer, the time and the bytes; nothing is parsed during a run.
+
+One event loop in one thread; all times are of `perf_counter`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from rooflab.bench.load.http import Connection
+
+clock = time.perf_counter
+LEAD_S = 0.02
+"""From the start of a run to the time that its arrivals count from."""
+SPIN_S = 1.5e-3
+"""The loop's timers are exact to a millisecond; over the last of it the loop turns without sleeping."""
+
+
+@dataclass
+class Shot:
+    """One request and what came of it."""
+
+    index: int
+    body: bytes
+    prompt_tokens: int | None
+    """Those that its data has; None for text."""
+    output_tokens: int
+    """Those that it asks for."""
+    scheduled_s: float = 0.0
+    """When it was due by the arrivals alone."""
+    free_s: float = 0.0
+    """When it was due and a place under the limit of concurrent requests was free."""
+    sent_s: float | None = None
+    end_s: float | None = None
+    status: int = 0
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    error: str = ""
+    """Why no whole answer came, except what is in the answer itself."""
+
+
+@dataclass
+class Target:
+    """The server, its endpoint, and the connections that are open and idle."""
+
+    url: str
+    path: str
+    api_key: str | None = None
+    timeout_s: float = 600.0
+    idle: list[Connection] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+            raise ValueError(f"url: expected http://HOST:PORT, got {self.url!r}")
+        self.host, self.ssl = parts.hostname, parts.scheme == "https" or None
+        self.port = parts.port or (443 if self.ssl else 80)
+        base = parts.path.rstrip("/").removesuffix("/v1")
+        key = f"Authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
+        self.head = (
+            f"POST {base}{self.path} HTTP/1.1\r\nHost: {parts.netloc}\r\n{key}Accept: text/event-stream\r\n"
+            "Content-Type: application/json\r\nContent-Length: "
+        ).encode()
+
+    async def send(self, shot: Shot) -> None:
+        """Sends `shot` and waits for the end of its answer; a failure is written into `shot`.
+
+        A new connection, where none is idle, is opened after the time of sending: its user waits for it too.
+        """
+        shot.sent_s = clock()
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                connection = await self._connection()
+                data = self.head + b"%d\r\n\r\n" % len(shot.body) + shot.body
+                shot.error = await connection.request(data, shot.pieces)
+        except TimeoutError:
+            shot.error = f"no end after {self.timeout_s:g} s"
+            connection.close()
+        except OSError as error:
+            shot.error = "connection refused" if isinstance(error, ConnectionRefusedError) else type(error).__name__
+        else:
+            shot.status = connection.framing.status
+            if connection.open:
+                self.idle.append(connection)
+            if not shot.error and shot.status == 200 and connection.framing.content_type != "text/event-stream":
+                shot.error = f"expected an event stream, got {connection.framing.content_type or 'no content type'}"
+        shot.end_s = clock()
+
+    async def _connection(self) -> Connection:
+        while self.idle:
+            if (connection := self.idle.pop()).open:
+                return connection
+        loop = asyncio.get_running_loop()
+        return (await loop.create_connection(Connection, self.host, self.port, ssl=self.ssl))[1]
+
+    def close(self) -> None:
+        """Closes the idle connections."""
+        for connection in self.idle:
+            connection.close()
+        self.idle.clear()
+
+    def get(self, path: str) -> tuple[int, Any, float]:
+        """The status of a GET, its JSON (None where it is none), and the clock's time at half of the round trip.
+
+        Raises `ValueError` if nothing answers.
+        """
+        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        request = Request(self.url.rstrip("/").removesuffix("/v1") + path, headers=key)
+        began = clock()
+        try:
+            with urlopen(request, timeout=10) as answer:
+                status, text = answer.status, answer.read()
+        except HTTPError as error:
+            status, text = error.code, error.read()
+        except (OSError, HTTPException) as error:
+            why = getattr(error, "reason", error)
+            raise ValueError(f"url: expected a server at {self.url}, got {str(why) or type(why).__name__}") from error
+        half = (began + clock()) / 2
+        try:
+            return status, json.loads(text), half
+        except ValueError:
+            return status, None, half
+
+
+async def open_loop(
+    target: Target, shots: Sequence[Shot], offsets_s: Sequence[float], max_concurrency: int | None
+) -> float:
+    """Sends each shot at its time, whatever became of those before; returns the time to which the offsets are added.
+
+    Over `max_concurrency` a request waits here, and its time to first token from the schedule goes on.
+    """
+    places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
+
+    async def one(shot: Shot) -> None:
+        if places is None:
+            return await target.send(shot)
+        async with places:
+            shot.free_s = max(shot.scheduled_s, clock())
+            return await target.send(shot)
+
+    begin, tasks = clock() + LEAD_S, []
+    for shot, offset in zip(shots, offsets_s, strict=True):
+        shot.scheduled_s = shot.free_s = begin + offset
+        await _until(shot.scheduled_s)
+        tasks.append(asyncio.create_task(one(shot)))
+    await asyncio.gather(*tasks)
+    return begin
+
+
+async def _until(due_s: float) -> None:
+    if (left := due_s - clock()) > SPIN_S:
+        await asyncio.sleep(left - SPIN_S)
+    while clock() < due_s:
+        await asyncio.sleep(0)
+
+
+async def closed_loop(
+    target: Target, shots: Sequence[Shot], concurrency: int, duration_s: float | None
+) -> tuple[float, list[Shot]]:
+    """Keeps `concurrency` requests in flight; returns when it began and the shots that it sent.
+
+    A request is due when the one before has ended: the server sets the pace, so that a slow server hides its queue.
+    """
+    begin, left, sent = clock(), iter(shots), list[Shot]()
+
+    async def user() -> None:
+        for shot in left:
+            shot.scheduled_s = shot.free_s = clock()
+            if duration_s is not None and shot.scheduled_s > begin + duration_s:
+                return
+            sent.append(shot)
+            await target.send(shot)
+
+    await asyncio.gather(*(user() for _ in range(concurrency)))
+    return begin, sent
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No garbage collection: one pass over the heap would be a pause of milliseconds in every stream."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def body_of(fields: Mapping[str, Any]) -> bytes:
+    """The bytes of a request, made before the run."""
+    return json.dumps(fields, separators=(",", ":")).encode()

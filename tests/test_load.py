@@ -1,0 +1,118 @@
+"""The load generator's client: bytes in any pieces, times by piece, failures by name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rooflab.bench.load.accuracy import errors_of, written_and_read
+from rooflab.bench.load.client import Shot, Target, body_of, closed_loop, open_loop
+from rooflab.bench.load.http import Framing
+
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"5\r\nhello\r\n1;x=y\r\n \r\n10\r\nworld\r\n\r\n1234567\r\n0\r\nTrailer: a\r\n\r\n"
+)
+SIZED = b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\nConnection: close\r\n\r\nabcde"
+
+
+@given(cuts=st.lists(st.integers(1, len(CHUNKED) - 1)))
+def test_an_answer_may_come_in_any_pieces(cuts):
+    for text, wanted in (
+        (CHUNKED, (200, "text/event-stream", b"hello world\r\n\r\n1234567")),
+        (SIZED, (404, "", b"abcde")),
+    ):
+        framing, body = Framing(), b""
+        bounds = [0, *sorted(cut for cut in set(cuts) if cut < len(text)), len(text)]
+        for begin, end in zip(bounds, bounds[1:], strict=False):
+            assert not framing.whole
+            body += framing.feed(text[begin:end])
+        assert framing.whole and framing.keep == (text is CHUNKED)
+        assert (framing.status, framing.content_type, body) == wanted
+
+
+def test_what_is_not_http_is_named():
+    with pytest.raises(ValueError, match="expected HTTP/1.1, got 'SSH-2.0"):
+        Framing().feed(b"SSH-2.0-OpenSSH\r\n\r\n")
+    with pytest.raises(ValueError, match="url: expected http://HOST:PORT"):
+        Target("localhost:8000", "/v1/completions")
+
+
+@pytest.fixture(scope="module")
+def stub():
+    command = [sys.executable, "-m", "rooflab.bench.load.stub", "--interval-ms", "1", "--ttft-ms", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        process.kill()
+
+
+def shots(count, **manner):
+    body = body_of({"model": "stub", "prompt": [1], "max_tokens": 5, "stream": True, "stub": manner})
+    return [Shot(index, body, 1, 5) for index in range(count)]
+
+
+def sent(url, own, offsets=None, limit=None, path="/v1/completions"):
+    async def run():
+        target = Target(url, path, timeout_s=20)
+        await open_loop(target, own, offsets or [0.0] * len(own), limit)
+        target.close()
+
+    asyncio.run(run())
+    return own
+
+
+@pytest.mark.parametrize("manner", [{}, {"split": 3}, {"comments": True}])
+def test_times_lie_between_the_servers_write_and_the_end(stub, manner):
+    for shot in sent(stub, shots(6, **manner), [0.0, 0.0, 0.01, 0.02, 0.02, 0.03]):
+        assert (shot.status, shot.error) == (200, "")
+        times = list(written_and_read(shot))
+        assert len(times) == 5
+        assert shot.scheduled_s <= shot.sent_s < times[0][0]
+        assert all(written < read <= shot.end_s for written, read in times)
+
+
+def test_the_wait_for_a_place_counts_from_the_schedule(stub):
+    first, second = sent(stub, shots(2), limit=1)
+    assert second.scheduled_s == first.scheduled_s and second.free_s >= first.end_s
+
+
+def test_failures_are_named(stub):
+    (drop,) = sent(stub, shots(1, fail="drop"))
+    assert drop.error == "connection dropped"
+    (text,) = sent(stub, shots(1, fail="text"))
+    assert text.error == "expected an event stream, got application/json"
+    (refused,) = sent(stub, shots(1, fail="400"))
+    assert (refused.status, refused.error) == (400, "")
+    assert json.loads(refused.pieces[0][1])["error"]["message"]
+    (nobody,) = sent("http://127.0.0.1:9", shots(1))
+    assert nobody.error == "connection refused"
+
+
+def test_a_closed_loop_keeps_its_number_in_flight(stub):
+    async def run():
+        target = Target(stub, "/v1/completions")
+        _, own = await closed_loop(target, shots(7), 2, None)
+        target.close()
+        return own
+
+    own = sorted(asyncio.run(run()), key=lambda shot: shot.sent_s)
+    assert len(own) == 7
+    for before, later in zip(own, own[2:], strict=False):
+        assert later.sent_s >= before.end_s
+
+
+def test_errors_are_worked_out_from_both_clocks():
+    event = b'data: {"written_s": %.1f}\n\n'
+    pieces = [(1.2, event % 1.0 + event % 1.1), (2.5, b"data: [DONE]\n\n" + event % 2.0)]
+    shot = Shot(0, b"", 1, 3, scheduled_s=0.1, sent_s=0.4, pieces=pieces)
+    found = errors_of([shot])
+    assert found["ttft_ms"] == pytest.approx([200])
+    assert found["itl_ms"] == pytest.approx([100, 400])  # two that came together, and one that came late
+    assert np.allclose(found["late_ms"], 300)
