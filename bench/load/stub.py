@@ -133,8 +133,8 @@ class _Stream:
         self.due += 1e-3 * manner.interval_ms
         if self.number == manner.stall_at:
             begin, self.due = self.due, self.due + 1e-3 * manner.stall_ms
-            step = {"number": 0, "begin_s": begin, "end_s": self.due, "num_decodes": 1, "prompt_tokens": 512}
-            step |= {"preempted": 0, "evicted": 0, "waited": None, "running": 2, "waiting": 0}
+            step: dict[str, Any] = {"number": 0, "begin_s": begin, "end_s": self.due, "num_decodes": 1}
+            step |= {"prompt_tokens": 512, "preempted": 0, "evicted": 0, "waited": None, "running": 2, "waiting": 0}
             (self.stub.steps if self.stub.steps is not None else []).append(step)
         self._later(self._chunk)
         return None
