@@ -33,7 +33,6 @@ from rooflab.engine.serve.answers import Answer, Completion
 from rooflab.engine.serve.texts import Numbers
 from rooflab.engine.serve.wire import Token
 
-pytestmark = pytest.mark.xdist_group("serve")  # one server for all tests of this file
 OPTIONS = ("--num-kv-blocks", "300", "--max-num-seqs", "16", "--max-num-batched-tokens", "64", "--max-queue", "80")
 GREEDY = {"model": "tiny", "temperature": 0}
 

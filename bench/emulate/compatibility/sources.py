@@ -49,7 +49,7 @@ class Source:
         """
         name, _, wanted = self.pinned.partition("==")
         with suppress(PackageNotFoundError):
-            if wanted and (installed := distribution(name)).version == wanted:
+            if wanted and (installed := distribution(name)).version.partition("+")[0] == wanted:
                 return Path(str(installed.locate_file("")))
         place = cache_folder() / "outside" / self.pinned.replace("/", "+")
         if not place.is_dir():
