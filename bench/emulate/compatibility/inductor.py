@@ -31,7 +31,7 @@ def no_card() -> Iterator[None]:
     def zero(*args: Any) -> int:
         return 0
 
-    exchange = {"exchange_device": staticmethod(zero), "maybe_exchange_device": staticmethod(zero)}
+    exchange: dict[str, Any] = {"exchange_device": staticmethod(zero), "maybe_exchange_device": staticmethod(zero)}
     with (
         patch.multiple(torch.cuda, get_rng_state=lambda *args: torch.zeros(16, dtype=torch.uint8),
                        set_rng_state=zero, _exchange_device=zero, _maybe_exchange_device=zero),
@@ -45,7 +45,7 @@ def no_card() -> Iterator[None]:
         yield
 
 
-def _generated(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
+def _generated(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Any:
     """`function` as Inductor compiles it for tensors of these shapes on a GPU."""
     import torch._inductor.config as config
     from torch._inductor.compile_fx import compile_fx
@@ -57,7 +57,7 @@ def _generated(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Call
     with torch._C.DisableTorchFunction(), FakeTensorMode(), torch.no_grad(), config.patch(**options):
         fakes = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda:0") for x in inputs]
         graph = make_fx(lambda *args: tuple(flat(function(*args))), tracing_mode="real")(*fakes)
-        made: Callable[..., Any] = compile_fx(graph, fakes)
+        made = compile_fx(graph, fakes)
     sources.importing_s += time.perf_counter() - began  # to write the code is Inductor's time, not the kernel's
     return made
 
