@@ -52,6 +52,8 @@ def _why_not(b: torch.Tensor) -> str | None:
         return "torch was built without oneDNN"
     if b.dtype not in (torch.float32, torch.bfloat16):
         return f"oneDNN packs fp32 and bf16 here, got {b.dtype}"
+    if b.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "oneDNN does not multiply bf16 on this CPU"
     return None
 
 
