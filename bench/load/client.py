@@ -9,7 +9,7 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -144,9 +144,8 @@ async def open_loop(
     async def one(shot: Shot) -> None:
         if places is None:
             return await target.send(shot)
-        waits = places.locked()
         async with places:
-            shot.free_s = clock() if waits else shot.free_s
+            shot.free_s = max(shot.scheduled_s, clock())
             return await target.send(shot)
 
     begin, tasks = clock() + LEAD_S, []
@@ -166,7 +165,7 @@ async def _until(due_s: float) -> None:
 
 
 async def closed_loop(
-    target: Target, shots: Iterable[Shot], concurrency: int, duration_s: float | None
+    target: Target, shots: Sequence[Shot], concurrency: int, duration_s: float | None
 ) -> tuple[float, list[Shot]]:
     """Keeps `concurrency` requests in flight; returns when it began and the shots that it sent.
 
