@@ -9,7 +9,7 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -63,6 +63,8 @@ class Target:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise ValueError(f"url: expected http://HOST:PORT, got {self.url!r}")
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout: expected seconds above 0, got {self.timeout_s}")
         self.host, self.ssl = parts.hostname, parts.scheme == "https" or None
         self.port = parts.port or (443 if self.ssl else 80)
         base = parts.path.rstrip("/").removesuffix("/v1")
@@ -144,8 +146,9 @@ async def open_loop(
     async def one(shot: Shot) -> None:
         if places is None:
             return await target.send(shot)
+        waits = places.locked()
         async with places:
-            shot.free_s = max(shot.scheduled_s, clock())
+            shot.free_s = clock() if waits else shot.free_s
             return await target.send(shot)
 
     begin, tasks = clock() + LEAD_S, []
@@ -165,7 +168,7 @@ async def _until(due_s: float) -> None:
 
 
 async def closed_loop(
-    target: Target, shots: Sequence[Shot], concurrency: int, duration_s: float | None
+    target: Target, shots: Iterable[Shot], concurrency: int, duration_s: float | None
 ) -> tuple[float, list[Shot]]:
     """Keeps `concurrency` requests in flight; returns when it began and the shots that it sent.
 

@@ -1,0 +1,305 @@
+"""`load`, `xray`, `latency` and `throughput`: how long users of a server, or of the engine itself, wait."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rooflab.bench import show
+from rooflab.bench.cli.app import DeviceOption, Json, OutOption, app, exit_for
+
+if TYPE_CHECKING:
+    from rooflab.bench.load.run import Plan
+    from rooflab.bench.load.trace import Trace
+
+Swap = Annotated[list[str] | None, typer.Option(help="OP=KERNEL: use this kernel; repeatable.")]
+LOAD = (
+    "rate", "requests", "failed", "status", "requests_per_s", "goodput_requests_per_s", "output_tokens_per_s",
+    "steady_output_tokens_per_s", "client_late_p50_ms", "client_queue_p50_ms",
+)  # fmt: skip
+WAITS = (
+    "rate", "ttft_p50_ms", "ttft_p99_ms", "ttft_sent_p50_ms", "ttft_sent_p99_ms", "itl_p50_ms", "itl_p99_ms",
+    "chunk_gap_p50_ms", "tpot_p50_ms", "e2e_p50_ms", "e2e_p99_ms",
+)  # fmt: skip
+XRAY = (
+    "tool", "ttft_p50_ms", "ttft_p99_ms", "itl_mean_ms", "itl_p50_ms", "itl_p99_ms", "tpot_p50_ms", "tpot_p99_ms",
+    "e2e_p50_ms", "e2e_p99_ms", "output_tokens_per_s",
+)  # fmt: skip
+
+
+@app.command()
+def load(
+    url: Annotated[str, typer.Option(help="A server of OpenAI's protocol.")] = "http://127.0.0.1:8000",
+    endpoint: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
+    model: Annotated[str | None, typer.Option(help="Without it, the first of GET /v1/models.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second, open loop; inf: all at once.")] = None,
+    arrivals: Annotated[str, typer.Option(help="poisson, constant or gamma.")] = "poisson",
+    burstiness: Annotated[float, typer.Option(help="Shape of gamma: below 1 bursts.")] = 1.0,
+    ramp: Annotated[str | None, typer.Option(help="A:B: from A to B requests per second.")] = None,
+    sweep: Annotated[str | None, typer.Option(help="A,B,...: these rates in turn.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="So many in flight, closed loop; without a rate, 1.")] = None,
+    max_concurrency: Annotated[int | None, typer.Option(help="Over it, requests wait on the client.")] = None,
+    num_prompts: Annotated[int, typer.Option(help="Requests of a run.")] = 100,
+    duration: Annotated[float | None, typer.Option(help="Seconds of arrivals, instead of --num-prompts.")] = None,
+    warmup: Annotated[int, typer.Option(help="Requests one by one before the run.")] = 1,
+    warmup_seconds: Annotated[float, typer.Option(help="Begin of the run that does not count.")] = 0.0,
+    data: Annotated[str, typer.Option(help="random, sharegpt (its lengths) or prefix (shared by groups).")] = "random",
+    dataset: Annotated[Path | None, typer.Option(help="A file in ShareGPT's format.")] = None,
+    input_len: Annotated[str, typer.Option(help="Tokens: N or LEAST:MOST.")] = "128",
+    output_len: Annotated[str, typer.Option(help="Tokens: N or LEAST:MOST.")] = "64",
+    prefix_len: int = 256,
+    groups: Annotated[int, typer.Option(help="Prefixes of --data prefix.")] = 4,
+    token_ids: Annotated[str, typer.Option(help="LEAST:MOST: prompts are drawn from these ids.")] = "100:1000",
+    text: Annotated[bool, typer.Option("--text", help="Prompts of words; the server counts the tokens.")] = False,
+    ignore_eos: Annotated[bool | None, typer.Option(help="Without it, on but for --dataset.")] = None,
+    extra_body: Annotated[str, typer.Option(help="Further fields of each request, as JSON.")] = "{}",
+    goodput: Annotated[list[str] | None, typer.Option(help="ttft:500: a limit in ms (ttft, itl, tpot, e2e).")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for a whole answer.")] = 600.0,
+    seed: Annotated[int | None, typer.Option(help="Without it from the clock, so that no cache is warm.")] = None,
+    xray: Annotated[bool, typer.Option("--xray", help="The metrics by other tools' definitions too.")] = False,
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Figures beside the records.")] = True,
+    vllm_json: Annotated[Path | None, typer.Option(help="Write a file with the keys of `vllm bench serve`.")] = None,
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """Load a server and say how long its users wait: TTFT, ITL, throughput, goodput; every chunk's time is kept."""
+    from rooflab.bench.load.client import Target
+    from rooflab.bench.load.data import Data
+    from rooflab.bench.load.metrics import check_limits
+    from rooflab.bench.load.run import PATHS, Plan, first_model
+
+    limits = check_limits(goodput or [])
+    ids = None if text or endpoint == "chat" else _span("token_ids", token_ids)
+    asked = Data(
+        data,
+        _span("input_len", input_len),
+        _span("output_len", output_len),
+        prefix_len=prefix_len,
+        groups=groups,
+        ids=ids,
+        dataset=dataset,
+    )
+    laws = _laws(rate, ramp, sweep, concurrency, arrivals, burstiness)
+    if vllm_json and len(laws) > 1:
+        raise ValueError("vllm_json: expected one rate with it, got a sweep")
+    plan = Plan(
+        arrivals=laws[0], concurrency=concurrency or 1, max_concurrency=max_concurrency, num_prompts=num_prompts,
+        duration_s=duration, warmup=warmup, warmup_s=warmup_seconds, data=asked, endpoint=endpoint, model=model or "",
+        ignore_eos=dataset is None if ignore_eos is None else ignore_eos, extra=_fields(extra_body),
+        seed=time.time_ns() % 2**32 if seed is None else seed,
+    )  # fmt: skip
+    target = Target(url, PATHS[plan.endpoint], api_key, timeout)
+    plan = plan if model else replace(plan, model=first_model(target))
+    show.note(f"seed {plan.seed}")
+    # A seed for each rate: with the same prompts again, the server would find them in its prefix cache.
+    plans = [replace(plan, arrivals=law, seed=plan.seed + place) for place, law in enumerate(laws)]
+    _load(target, plans, limits, out, plots, xray, vllm_json, json)
+
+
+def _load(
+    target: Any, plans: list[Plan], limits: dict[str, float], out: Path | None, plots: bool, xray: bool,
+    vllm_json: Path | None, json: bool,
+) -> None:  # fmt: skip
+    from rooflab.bench.load import results
+    from rooflab.bench.load.causes import LONG, spikes
+    from rooflab.bench.load.definitions import xray as xray_of
+    from rooflab.bench.load.metrics import failures
+    from rooflab.bench.load.run import run_load
+    from rooflab.bench.records.files import RunWriter, result_folder, write_whole
+
+    folder = out or result_folder()
+    writer, rows, traces, files = RunWriter(folder), list[dict[str, Any]](), list[Any](), list[Path]()
+    for plan in plans:
+        name = _name(plan) if len(plans) > 1 else ""
+        with show.waiting(f"load {_name(plan)}"):
+            trace = run_load(target, plan)
+        record = results.record_of(trace, limits, writer.run_id)
+        writer.write(record)
+        files.append(trace.save(results.trace_file(folder, name)))
+        traces.append(trace)
+        rows.append({"rate": _name(plan), "status": record.status, "reason": record.reason, **record.metrics})
+    if vllm_json:
+        import json as json_text
+
+        files.append(write_whole(vllm_json, json_text.dumps(results.vllm_json(traces[0], plans[0], limits))))
+    if plots and any(row["requests"] > row["failed"] for row in rows):
+        files += _draw(folder, plans, rows, traces)
+    failed = [failures(trace) for trace in traces]
+    tools = [xray_of(trace) for trace in traces] if xray else []
+    if json:
+        names = [path.name for path in (writer.path, *files)]
+        summary = {"seed": plans[0].seed, "folder": str(folder), "files": names, "rows": rows, "failures": failed}
+        show.as_json({**summary, **({"xray": tools} if xray else {})})
+    else:
+        for columns in (LOAD, WAITS):
+            show.table(rows, [name for name in columns if any(name in row for row in rows)])
+        for row, reasons in zip(rows, failed, strict=True):
+            for reason, count in reasons.items():
+                show.line(f"{row['rate']}: {count} failed: {reason}", "red")
+            if row["reason"]:
+                show.line(f"{row['rate']}: {row['status']}: {row['reason']}", "yellow")
+        for row, trace in zip(rows, traces, strict=True):
+            for kind, count in Counter(spike.kind for spike in spikes(trace)).most_common():
+                show.line(f"{row['rate']}: {count} gaps of over {LONG} medians: {kind}")
+        for own in tools:
+            _show_xray(own)
+        show.note(f"records, traces and figures: {folder}")
+    exit_for({results.exit_status(trace) for trace in traces})
+
+
+def _draw(folder: Path, plans: list[Plan], rows: list[dict[str, Any]], traces: list[Trace]) -> list[Path]:
+    from rooflab.bench.load import figures
+
+    case = plans[0].case()
+    about = f"{case['model']}, {case['data']} data, {case['arrivals']} arrivals, seed {plans[0].seed}."
+    if len(plans) == 1:
+        return [figures.draw_waterfall(traces[0], folder, about)]
+    points = [(float(plan.arrivals.rate), row) for plan, row in zip(plans, rows, strict=True) if plan.arrivals]
+    files = [figures.draw_rates(points, folder, about), figures.draw_frontier(points, folder, about)]
+    for plan, trace in zip(plans, traces, strict=True):
+        files.append(figures.draw_waterfall(trace, folder, about, f"waterfall-{_name(plan)}"))
+    return files
+
+
+def _name(plan: Plan) -> str:
+    if plan.arrivals is None:
+        return f"{plan.concurrency} at once"
+    end = "" if plan.arrivals.ramp_to is None else f"-{plan.arrivals.ramp_to:g}"
+    return f"{plan.arrivals.rate:g}{end}"
+
+
+def _span(name: str, text: str) -> tuple[int, int]:
+    low, colon, high = text.partition(":")
+    if not low.isdecimal() or (colon and not high.isdecimal()):
+        raise ValueError(f"{name}: expected N or LEAST:MOST, got {text!r}")
+    return int(low), int(high or low)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: expected requests per second, got {text!r}") from error
+
+
+def _laws(
+    rate: float | None, ramp: str | None, sweep: str | None, concurrency: int | None, law: Any, burstiness: float
+) -> list[Any]:
+    """The arrivals of each run; [None] for a closed loop."""
+    from rooflab.bench.load.arrivals import Arrivals
+
+    given = {"rate": rate, "ramp": ramp, "sweep": sweep, "concurrency": concurrency}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ValueError(f"{named[1]}: expected one of {', '.join(given)}, got {named[0]} too")
+    if sweep is not None:
+        rates = [_number("sweep", part) for part in sweep.split(",")]
+        if len(set(rates)) < len(rates) or not all(map(math.isfinite, rates)):
+            raise ValueError(f"sweep: expected finite rates, each once, got {sweep!r}")
+        return [Arrivals(value, law, burstiness) for value in rates]
+    if ramp is not None:
+        begin, colon, end = ramp.partition(":")
+        if not colon:
+            raise ValueError(f"ramp: expected A:B in requests per second, got {ramp!r}")
+        return [Arrivals(_number("ramp", begin), law, burstiness, _number("ramp", end))]
+    if rate is None and (law != "poisson" or burstiness != 1):
+        raise ValueError("arrivals: expected a rate with it; in a closed loop the server sets the pace")
+    return [None if rate is None else Arrivals(rate, law, burstiness)]
+
+
+def _fields(text: str) -> dict[str, Any]:
+    import json as json_text
+
+    try:
+        value = json_text.loads(text)
+    except json_text.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"extra_body: expected a JSON object, got {text!r}")
+    return value
+
+
+def _show_xray(rows: list[dict[str, Any]]) -> None:
+    from rooflab.bench.load.definitions import texts
+
+    show.line()
+    show.table(rows, XRAY, "one trace by each tool's definitions")
+    for definitions in texts():
+        show.pairs([pair for pair in definitions.items() if pair[0] != "tool"], f"\n{definitions['tool']}")
+
+
+@app.command()
+def xray(trace: Annotated[Path, typer.Argument(help="A trace.ndjson of `rooflab load`.")], json: Json = False) -> None:
+    """What vLLM, SGLang, AIPerf, GuideLLM and MLPerf would report of one trace, by their definitions."""
+    from rooflab.bench.load.definitions import texts
+    from rooflab.bench.load.definitions import xray as xray_of
+    from rooflab.bench.load.trace import load_trace
+
+    rows = xray_of(load_trace(trace))
+    if json:
+        show.as_json({"rows": rows, "definitions": texts()})
+    else:
+        _show_xray(rows)
+
+
+@app.command()
+def latency(
+    model: Annotated[str, typer.Option(help="smollm2-135m, a GGUF file, or a Hugging Face folder.")] = "smollm2-135m",
+    dummy: Annotated[bool, typer.Option("--dummy", help="Random weights.")] = False,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or, on a CPU, int8.")] = None,
+    input_len: int = 128,
+    output_len: int = 64,
+    batch_size: int = 1,
+    swap: Swap = None,
+    device: DeviceOption = None,
+    seed: int = 0,
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """TTFT and ITL of one batch on the engine itself, with no server between."""
+    _in_process("latency", model, dummy, dtype, input_len, output_len, batch_size, swap, device, seed, out, json)
+
+
+@app.command()
+def throughput(
+    model: Annotated[str, typer.Option(help="smollm2-135m, a GGUF file, or a Hugging Face folder.")] = "smollm2-135m",
+    dummy: Annotated[bool, typer.Option("--dummy", help="Random weights.")] = False,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or, on a CPU, int8.")] = None,
+    input_len: int = 128,
+    output_len: int = 64,
+    num_prompts: int = 64,
+    swap: Swap = None,
+    device: DeviceOption = None,
+    seed: int = 0,
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """Tokens per second of the engine itself, with all requests there at once."""
+    _in_process("throughput", model, dummy, dtype, input_len, output_len, num_prompts, swap, device, seed, out, json)
+
+
+def _in_process(
+    name: str, model: str, dummy: bool, dtype: str | None, input_len: int, output_len: int, count: int,
+    swap: list[str] | None, device: str | None, seed: int, out: Path | None, json: bool,
+) -> None:  # fmt: skip
+    from rooflab.bench.commands import parse_swaps
+    from rooflab.bench.load.in_process import measure
+
+    swaps = parse_swaps(swap or [])
+    options = {"model": model, "dummy": dummy, "dtype": dtype, "swap": swaps, "device": device, "seed": seed}
+    with show.waiting(f"{name} of {model}"):
+        result = measure(name, options, input_len, output_len, count, seed, out)
+    if json:
+        show.as_json(result)
+    else:
+        show.pairs(
+            [(key, show.number(value) if isinstance(value, float) else str(value)) for key, value in result.items()]
+        )
+    exit_for({result["status"]})

@@ -1,0 +1,124 @@
+"""What is asked: prompts and lengths of answers, all from one seed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+KINDS = ("random", "sharegpt", "prefix")
+# ShareGPT's mean lengths by vLLM's paper (arXiv 2309.06180, figure 11).  The figure gives no number for the spread: the
+# sigmas are our choice, with which 1% of the prompts pass 1,024 tokens.  The bounds are those of vLLM's and SGLang's
+# loaders.
+SHAREGPT_MEANS = (161.31, 337.99)
+SHAREGPT_SIGMAS = (1.0, 0.8)
+SHORTEST, LONGEST_PROMPT, LONGEST = 4, 1024, 2048
+CHARACTERS_PER_TOKEN = 4
+"""To tell a limit for the answer from the length of a text in a data set; the server counts the tokens."""
+# Short and frequent, so that with a blank before it each is one token of most vocabularies.
+WORDS = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work government number night point home water room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head house service friend"
+).split()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request's content."""
+
+    content: str | list[int]
+    """Text, or token ids."""
+    tokens: int | None
+    """Of the content; None for a text, whose tokens the server counts."""
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class Data:
+    """A source of prompts.  Raises `ValueError` on lengths that are none."""
+
+    kind: str = "random"
+    input_len: tuple[int, int] = (128, 128)
+    """Least and most tokens of a prompt, without its prefix; uniform."""
+    output_len: tuple[int, int] = (64, 64)
+    prefix_len: int = 256
+    groups: int = 4
+    """Prefixes, each of which the prompts of a group share."""
+    ids: tuple[int, int] | None = (100, 1000)
+    """Token ids are drawn from here, below most special tokens' and within any vocabulary; None for text."""
+    dataset: Path | None = None
+    """A file in ShareGPT's format instead."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"data: expected one of {', '.join(KINDS)}, got {self.kind!r}")
+        for name in ("input_len", "output_len", "ids"):
+            low, high = getattr(self, name) or (1, 1)
+            if not (name == "ids" or low >= 1) or not 0 <= low <= high:
+                raise ValueError(f"{name}: expected N or LEAST:MOST, of at least 1, got {low}:{high}")
+        for name in ("prefix_len", "groups"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+
+    def prompts(self, seed: int) -> Iterator[Prompt]:
+        """Prompts without end."""
+        random = np.random.default_rng(seed)
+        if self.dataset is not None:
+            return self._of_file(self.dataset, random)
+        return self._drawn(random)
+
+    def _drawn(self, random: np.random.Generator) -> Iterator[Prompt]:
+        prefixes = [self._content(self.prefix_len, random) for _ in range(self.groups if self.kind == "prefix" else 0)]
+        while True:
+            tokens, answer = self._lengths(random)
+            content = self._content(tokens, random)
+            if prefixes:
+                content = prefixes[random.integers(self.groups)] + content
+            if self.ids is None:
+                yield Prompt(" ".join(WORDS[place] for place in content), None, answer)
+            else:
+                yield Prompt(content, len(content), answer)
+
+    def _content(self, tokens: int, random: np.random.Generator) -> list[int]:
+        """Token ids, or places in `WORDS`."""
+        low, high = self.ids or (0, len(WORDS) - 1)
+        return [int(one) for one in random.integers(low, high + 1, size=tokens)]
+
+    def _lengths(self, random: np.random.Generator) -> tuple[int, int]:
+        if self.kind != "sharegpt":
+            prompt, answer = (int(random.integers(low, high + 1)) for low, high in (self.input_len, self.output_len))
+            return prompt, answer
+        while True:
+            prompt, answer = (
+                int(random.lognormal(math.log(mean) - sigma**2 / 2, sigma))
+                for mean, sigma in zip(SHAREGPT_MEANS, SHAREGPT_SIGMAS, strict=True)
+            )
+            if min(prompt, answer) >= SHORTEST and prompt <= LONGEST_PROMPT and prompt + answer <= LONGEST:
+                return prompt, answer
+
+    def _of_file(self, path: Path, random: np.random.Generator) -> Iterator[Prompt]:
+        """The first question of each conversation, and as many tokens as its answer has by its characters."""
+        try:
+            talks = [talk["conversations"] for talk in json.loads(path.read_text(encoding="utf-8"))]
+            pairs = [(str(talk[0]["value"]), str(talk[1]["value"])) for talk in talks if len(talk) > 1]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"dataset: expected a JSON file in ShareGPT's format, got {str(path)!r}: {error}"
+            ) from error
+        sized = [
+            (text, len(text) // CHARACTERS_PER_TOKEN, len(answer) // CHARACTERS_PER_TOKEN) for text, answer in pairs
+        ]
+        fit = [
+            Prompt(text, None, answer)
+            for text, tokens, answer in sized
+            if min(tokens, answer) >= SHORTEST and tokens <= LONGEST_PROMPT and tokens + answer <= LONGEST
+        ]
+        if not fit:
+            raise ValueError(f"dataset: expected conversations of usual length in {str(path)!r}, got none")
+        while True:
+            yield from (fit[place] for place in random.permutation(len(fit)))

@@ -1,0 +1,239 @@
+"""The metric X-ray: what each tool would report of one trace, by its own definitions, side by side.
+
+Definitions were read in the sources named below, and each is written anew here.  A dash is a metric that a tool does
+not have under that name.  Tools differ in when a request begins, in which chunk is the first, in where it ends, and in
+whether ITL has a value for each gap or one for each request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rooflab.bench.load.metrics import output_tokens, times_of
+from rooflab.bench.load.trace import Chunk, Request, Trace
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One request by one tool's definitions, in seconds."""
+
+    ttft: float
+    e2e: float
+    itl: Sequence[float]
+    tpot: float | None
+    """None where the tool has no value for this request."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool's definitions."""
+
+    name: str
+    read: str
+    """The sources, and the commit or date at which they were read."""
+    ttft: str
+    itl: str
+    tpot: str
+    e2e: str
+    throughput: str
+    reading: Callable[[Request], Reading | None]
+    seconds: Callable[[Trace, Sequence[Request]], float]
+    """What output tokens are divided by."""
+    linear: bool = True
+    """Whether percentiles interpolate; MLPerf takes the value at `n * p` of the sorted ones."""
+
+
+def _kinds(request: Request, *kinds: str) -> list[Chunk]:
+    return [chunk for chunk in request.chunks if chunk.kind in kinds]
+
+
+def _per_token(time_s: float, tokens: int) -> float | None:
+    return time_s / (tokens - 1) if tokens > 1 else None
+
+
+def _gaps(chunks: Sequence[Chunk]) -> list[float]:
+    return [later.time_s - before.time_s for before, later in zip(chunks, chunks[1:], strict=False)]
+
+
+def _vllm(request: Request) -> Reading | None:
+    if not (chunks := _kinds(request, "text", "empty", "role")):
+        return None
+    ttft, e2e = (chunk.time_s - request.sent_s for chunk in (chunks[0], chunks[-1]))
+    return Reading(ttft, e2e, _gaps(chunks), _per_token(e2e - ttft, output_tokens(request)))
+
+
+def _sglang(request: Request) -> Reading | None:
+    if not (texts := _kinds(request, "text")):
+        return None
+    ttft, e2e = (chunk.time_s - request.sent_s for chunk in (texts[0], request.chunks[-1]))
+    return Reading(ttft, e2e, _gaps(texts), _per_token(e2e - ttft, output_tokens(request)))
+
+
+def _aiperf(request: Request) -> Reading | None:
+    if not (texts := _kinds(request, "text")):
+        return None
+    ttft, e2e = (chunk.time_s - request.sent_s for chunk in (texts[0], texts[-1]))
+    tokens, first = output_tokens(request), texts[0].tokens or 1
+    behind = tokens - first if 0 < first < tokens else tokens - 1
+    return Reading(ttft, e2e, [(e2e - ttft) / behind] if tokens > 1 else [], None)
+
+
+def _guidellm(request: Request) -> Reading | None:
+    if not (texts := _kinds(request, "text")):
+        return None
+    first, last = texts[0].time_s, texts[-1].time_s
+    end = request.chunks[-1].time_s if request.end_s is None else request.end_s
+    tokens, itl = output_tokens(request), _per_token(last - first, output_tokens(request))
+    tpot = (last - request.sent_s) / tokens if tokens else None
+    return Reading(first - request.sent_s, end - request.sent_s, [] if itl is None else [itl], tpot)
+
+
+def _mlperf(request: Request) -> Reading | None:
+    if not (texts := _kinds(request, "text")):
+        return None
+    ttft, e2e = (chunk.time_s - request.scheduled_s for chunk in (texts[0], texts[-1]))
+    return Reading(ttft, e2e, [], _per_token(e2e - ttft, output_tokens(request)))
+
+
+def _ours(request: Request) -> Reading | None:
+    if (times := times_of(request)) is None:
+        return None
+    tpot = None if times.tpot_ms is None else times.tpot_ms / 1e3
+    return Reading(times.ttft_ms / 1e3, times.e2e_ms / 1e3, [float(gap) / 1e3 for gap in times.itl_ms], tpot)
+
+
+def _last_text(requests: Sequence[Request]) -> float:
+    return max(chunk.time_s for request in requests for chunk in _kinds(request, "text"))
+
+
+def _whole_run(trace: Trace, requests: Sequence[Request]) -> float:
+    """From the begin of the run, before its first gap, to the last end."""
+    begin = trace.begin_s + trace.warmup_s
+    return max(request.end_s or 0.0 for request in requests) - begin
+
+
+def _sent_to_last_text(trace: Trace, requests: Sequence[Request]) -> float:
+    return _last_text(requests) - min(request.sent_s for request in requests)
+
+
+def _due_to_last_token(trace: Trace, requests: Sequence[Request]) -> float:
+    last = max(float(times.token_times_s[-1]) for request in requests if (times := times_of(request)))
+    return last - min(request.scheduled_s for request in trace.counted)
+
+
+TOOLS = (
+    Tool(
+        name="rooflab",
+        read="bench/load/metrics.py",
+        ttft="first token - scheduled arrival",
+        itl="gaps per token, a bundle of k tokens as k gaps; pooled",
+        tpot="(E2E - TTFT) / tokens behind the first chunk",
+        e2e="last token - scheduled arrival",
+        throughput="output tokens / (first arrival to last token)",
+        reading=_ours,
+        seconds=_due_to_last_token,
+    ),
+    Tool(
+        name="vLLM",
+        read="vllm/benchmarks/lib/endpoint_request_func.py at 02cfb534, serve.py at 009e6d4a",
+        ttft="first chunk with a choice, also a role or an empty text - send",
+        itl="gaps between chunks with a choice, bundles not divided; pooled",
+        tpot="(E2E - TTFT) / (output tokens - 1)",
+        e2e="last chunk with a choice - send",
+        throughput="output tokens / (start of the run to its end)",
+        reading=_vllm,
+        seconds=_whole_run,
+    ),
+    Tool(
+        name="SGLang",
+        read="python/sglang/benchmark/backends/oai_client.py at 6c32c289, oai_chat_client.py at 55c7579c, metrics.py",
+        ttft="first chunk with text - send",
+        itl="gaps between chunks with text; pooled (divided by retokenised text only if the server speculates)",
+        tpot="(E2E - TTFT) / (output tokens - 1)",
+        e2e="last line of the stream, also usage and [DONE] - send",
+        throughput="output tokens / (start of the run to its end)",
+        reading=_sglang,
+        seconds=_whole_run,
+    ),
+    Tool(
+        name="AIPerf",
+        read="src/aiperf/metrics/types/{ttft,inter_token_latency,request_latency}_metric.py at 58028d5b, 58dd5dea",
+        ttft="first chunk with text - send",
+        itl="(E2E - TTFT) / (output tokens - those of the first chunk, if it tells, else 1); one value a request",
+        tpot="",
+        e2e="last chunk with text - send",
+        throughput="output tokens / (first send to last text)",
+        reading=_aiperf,
+        seconds=_sent_to_last_text,
+    ),
+    Tool(
+        name="GuideLLM",
+        read="src/guidellm/schemas/base/request_stats.py at 31c74ea2, backends/openai/http.py at ee7a7745",
+        ttft="first chunk with text - send",
+        itl="(last text - first text) / (output tokens - 1); one value a request",
+        tpot="(last text - send) / output tokens: has the TTFT in it",
+        e2e="end of the stream - send",
+        throughput="output tokens / (first send to end of the last stream)",
+        reading=_guidellm,
+        seconds=lambda trace, requests: (
+            max(request.end_s or 0.0 for request in requests) - min(request.sent_s for request in requests)
+        ),
+    ),
+    Tool(
+        name="MLPerf",
+        read="mlcommons/inference loadgen/logging.cc and results.cc at b66003e1 (Server)",
+        ttft="first token - scheduled arrival",
+        itl="",
+        tpot="(E2E - TTFT) / (output tokens - 1)",
+        e2e="completion - scheduled arrival",
+        throughput="output tokens / (start of the run to the last completion)",
+        reading=_mlperf,
+        seconds=lambda trace, requests: _last_text(requests) - trace.begin_s - trace.warmup_s,
+        linear=False,
+    ),
+)
+
+
+def _percentile(values: Sequence[float], q: int, linear: bool) -> float | None:
+    if not values:
+        return None
+    if linear:
+        return float(np.percentile(values, q))
+    return sorted(values)[min(len(values) - 1, int(len(values) * q / 100))]
+
+
+def xray(trace: Trace) -> list[dict[str, Any]]:
+    """A row for each tool: medians and 99th percentiles in milliseconds, mean ITL, and output tokens per second.
+
+    All rows are of the same requests: answered, and not of the warm-up.  Raises `ValueError` if there is none.
+    """
+    requests = [request for request in trace.counted if times_of(request)]
+    if not requests:
+        raise ValueError("trace: expected at least one answered request behind the warm-up, got none")
+    rows = []
+    for tool in TOOLS:
+        readings = [found for request in requests if (found := tool.reading(request))]
+        itl = [1e3 * gap for reading in readings for gap in reading.itl]
+        values = {
+            "ttft": [1e3 * reading.ttft for reading in readings],
+            "itl": itl,
+            "tpot": [1e3 * reading.tpot for reading in readings if reading.tpot is not None] if tool.tpot else [],
+            "e2e": [1e3 * reading.e2e for reading in readings],
+        }
+        row: dict[str, Any] = {"tool": tool.name}
+        for name, own in values.items():
+            row |= {f"{name}_p{q}_ms": _percentile(own, q, tool.linear) for q in (50, 99)}
+        row["itl_mean_ms"] = float(np.mean(itl)) if itl else None
+        row["output_tokens_per_s"] = sum(map(output_tokens, requests)) / tool.seconds(trace, requests)
+        rows.append(row)
+    return rows
+
+
+def texts() -> list[dict[str, str]]:
+    """For each tool the definitions in words, and where they were read."""
+    names = ("ttft", "itl", "tpot", "e2e", "throughput", "read")
+    return [{"tool": tool.name, **{name: getattr(tool, name) or "-" for name in names}} for tool in TOOLS]

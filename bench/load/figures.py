@@ -1,0 +1,134 @@
+"""Pictures of a load: latencies against the rate, the throughput-latency frontier, and a waterfall of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.patches import Patch
+
+from rooflab.bench.load.causes import KINDS, spikes
+from rooflab.bench.load.metrics import times_of, token_steps
+from rooflab.bench.load.trace import Request, Trace
+from rooflab.bench.report.pictures.figures import INK, LOST, PALE, READ, WRITTEN, new_figure, note, save
+
+QUEUE, WAIT, STREAM = PALE, WRITTEN, READ
+SPIKES = dict(zip(KINDS, (LOST, "#cc79a7", "#009e73", "#f0e442", INK), strict=True))
+"""Colours of the causes of long gaps."""
+SHOWN = 40
+"""Most requests of a waterfall."""
+CLOSEST = 600
+"""Least part of the width between two tokens that are marked: closer ones would paint the bar white."""
+Summary = Mapping[str, float]
+
+
+def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: str) -> Path:
+    """Writes `rates.png`: TTFT and ITL against the offered rate in requests per second."""
+    figure = new_figure(9.6, 4.0)
+    figure.suptitle("Latency against the offered rate", fontsize=13, weight="bold", x=0.01, ha="left")
+    for axes, (name, title) in zip(
+        figure.subplots(1, 2), (("ttft", "TTFT, from the scheduled arrival (ms)"), ("itl", "ITL (ms)")), strict=True
+    ):
+        _lines(axes, [rate for rate, _ in summaries], [own for _, own in summaries], name)
+        axes.set_title(title, fontsize=10, loc="left", weight="bold")
+        axes.set_xlabel("requests/s offered", fontsize=9)
+    note(figure, [about])
+    return save(figure, folder / "rates.png")
+
+
+def draw_frontier(summaries: Sequence[tuple[float, Summary]], folder: Path, about: str) -> Path:
+    """Writes `frontier.png`: latency against the throughput that was reached; each point has its offered rate."""
+    figure = new_figure(9.6, 4.0)
+    figure.suptitle("Throughput and latency", fontsize=13, weight="bold", x=0.01, ha="left")
+    for axes, (name, title) in zip(
+        figure.subplots(1, 2), (("ttft", "TTFT, from the scheduled arrival (ms)"), ("itl", "ITL (ms)")), strict=True
+    ):
+        reached = [_reached(own) for _, own in summaries]
+        _lines(axes, reached, [own for _, own in summaries], name)
+        for (rate, own), x in zip(summaries, reached, strict=True):
+            if (y := own.get(f"{name}_p50_ms")) is not None:
+                axes.annotate(f"{rate:g}/s", (x, y), (-4, -12), textcoords="offset points", fontsize=8, color=INK)
+        axes.set_title(title, fontsize=10, loc="left", weight="bold")
+        axes.set_xlabel("output tokens/s", fontsize=9)
+    note(figure, [about])
+    return save(figure, folder / "frontier.png")
+
+
+def _reached(own: Summary) -> float:
+    return own.get("steady_output_tokens_per_s", own.get("output_tokens_per_s", 0.0))
+
+
+def _lines(axes: Any, xs: Sequence[float], summaries: Sequence[Summary], name: str) -> None:
+    for quantile, colour, style in ((50, READ, "-"), (90, WRITTEN, "--"), (99, LOST, ":")):
+        found = [(x, own.get(f"{name}_p{quantile}_ms")) for x, own in zip(xs, summaries, strict=True)]
+        points = [(x, y) for x, y in found if y is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), style, color=colour, marker="o", markersize=4, label=f"p{quantile}")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:,g}")
+    axes.yaxis.set_minor_formatter("{x:,g}")
+    axes.tick_params(labelsize=8, which="both")
+    axes.margins(x=0.09, y=0.15)
+    axes.grid(axis="y", which="both", color=PALE, alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8.5, frameon=False)
+
+
+def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfall") -> Path:
+    """Writes a picture of the requests in the middle of the run: what each waited for, and its tokens."""
+    requests = sorted(trace.counted, key=lambda request: request.scheduled_s)
+    begin = max(0, (len(requests) - SHOWN) // 2)
+    requests = requests[begin : begin + SHOWN]
+    rows = {request.index: place for place, request in enumerate(requests)}
+    figure = new_figure(9.6, 1.9 + 0.17 * max(8, len(requests)))
+    figure.suptitle("Requests: due, sent, token by token", fontsize=13, weight="bold", x=0.01, ha="left")
+    axes = figure.subplots()
+    zero = min((request.scheduled_s for request in requests), default=0.0)
+    own = [spike for spike in spikes(trace) if spike.request in rows]
+    width = max((request.end_s or zero for request in requests), default=zero) - zero
+    gaps = [gap for request in requests if (times := times_of(request)) for gap in times.chunk_gap_ms]
+    marks = bool(gaps) and float(np.median(gaps)) / 1e3 * CLOSEST > width
+    for request in requests:
+        _row(axes, rows[request.index], request, zero, marks)
+    for spike in own:
+        place, left, long = rows[spike.request], spike.begin_s - zero, spike.end_s - spike.begin_s
+        axes.barh(place, long, left=left, height=0.7, color=SPIKES[spike.kind], linewidth=0)
+        if spike.kind == "prefill" and long > 0.025 * width:  # room for the tokens
+            axes.text(
+                left + long / 2, place, spike.cause.split()[2], fontsize=6, ha="center", va="center", color="white"
+            )
+    labels = (
+        (QUEUE, "queue on the client"),
+        (WAIT, "waiting for the first token"),
+        (STREAM, f"tokens{', white: each' if marks else ''}"),
+    )
+    patches = [Patch(color=colour, label=label) for colour, label in labels]
+    found = [kind for kind in KINDS if any(spike.kind == kind for spike in own)]
+    patches += [Patch(color=SPIKES[kind], label=f"long gap: {kind}") for kind in found]
+    axes.legend(handles=patches, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.set_ylim(max(8, len(requests)) - 0.5, -0.5)
+    axes.set_yticks(range(0, len(requests), 5), [str(requests[place].index) for place in range(0, len(requests), 5)])
+    axes.tick_params(labelsize=8)
+    axes.set_xlabel("seconds from the first of these arrivals", fontsize=9)
+    axes.set_ylabel("request", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    spiky = "Long gaps: over 1.5 medians of their request; causes by the server's steps, prefills with their tokens."
+    note(
+        figure, [f"{len(requests)} of {len(trace.counted)} requests. {spiky if trace.steps is not None else ''}", about]
+    )
+    return save(figure, folder / f"{name}.png")
+
+
+def _row(axes: Any, place: int, request: Request, zero: float, marks: bool) -> None:
+    times = [time_s for time_s, _ in token_steps(request)[0]]
+    end = request.end_s or request.sent_s
+    first, last = (times[0], times[-1]) if times and not request.error else (end, end)
+    spans = [(request.scheduled_s, request.sent_s, QUEUE), (request.sent_s, first, WAIT), (first, last, STREAM)]
+    for begin, until, colour in spans:
+        axes.barh(place, until - begin, left=begin - zero, height=0.7, color=colour, linewidth=0)
+    if request.error:
+        axes.text(end - zero, place, " failed", fontsize=7, va="center", color=LOST)
+    elif marks:
+        axes.vlines([time_s - zero for time_s in times], place - 0.35, place + 0.35, colors="white", linewidth=0.4)

@@ -1,0 +1,176 @@
+"""This project's metrics of a trace; `definitions.py` has those of other tools.
+
+TTFT and E2E run from the scheduled arrival, and a second time from the send: where the client or its limit of
+concurrent requests held a request back, only the first shows it (coordinated omission).  ITL is per token: the gap
+before a chunk of k tokens counts as k gaps of a k-th each, so that bundles do not inflate it; the gaps between chunks
+as a reader sees them are reported beside it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rooflab.bench.load.trace import Request, Trace
+
+LATE_MS = 1.0
+"""Highest median time by which the client may send late.  Above it the load is not the one that was asked for."""
+LIMITS = ("ttft", "itl", "tpot", "e2e")
+
+
+@dataclass(frozen=True)
+class Times:
+    """One answered request, in milliseconds."""
+
+    ttft_ms: float
+    ttft_sent_ms: float
+    e2e_ms: float
+    e2e_sent_ms: float
+    tpot_ms: float | None
+    """(E2E - TTFT) over the tokens behind the first chunk; None if there are none."""
+    itl_ms: np.ndarray
+    chunk_gap_ms: np.ndarray
+    token_times_s: np.ndarray
+    counted: str
+    """How the tokens of chunks are known (`token_steps`)."""
+
+    def meets(self, limits: Mapping[str, float]) -> bool:
+        """Whether every limit in milliseconds holds; that of `itl` for each single gap."""
+        own = {"ttft": self.ttft_ms, "tpot": self.tpot_ms or 0.0, "e2e": self.e2e_ms}
+        own["itl"] = float(self.itl_ms.max(initial=0.0))
+        return all(own[name] <= limit for name, limit in limits.items())
+
+
+def token_steps(request: Request) -> tuple[list[tuple[float, float]], str]:
+    """When tokens came and how many, and how that is known; tokens are never counted by tokenising text again.
+
+    `said`: the chunks say it, by ids, log-probabilities or a running usage.  `one each`: the usage is as high as the
+    number of chunks with text, or with a choice at all (a token whose character is not complete has no text), or one
+    higher (a token that ends the text has none).  `spread`: it is not, and each chunk behind the first gets the same
+    share.  `chunks`: there is no usage, and each chunk with text counts as one token.
+    """
+    choices = [chunk for chunk in request.chunks if chunk.kind in ("text", "empty", "role")]
+    texts = [chunk for chunk in choices if chunk.kind == "text"]
+    if texts and all(chunk.tokens is not None for chunk in texts):
+        return [(chunk.time_s, float(chunk.tokens)) for chunk in choices if chunk.tokens], "said"
+    total = request.output_tokens
+    if total is None:
+        return [(chunk.time_s, 1.0) for chunk in texts], "chunks"
+    without_role = [chunk for chunk in choices if chunk.kind != "role"]
+    for held in (texts, without_role, choices):
+        if len(held) == total:
+            return [(chunk.time_s, 1.0) for chunk in held], "one each"
+    if len(texts) == total - 1:
+        return [(chunk.time_s, 1.0) for chunk in texts], "one each"
+    if len(texts) < 2:
+        return [(chunk.time_s, float(total)) for chunk in texts], "spread"
+    share = (total - 1) / (len(texts) - 1)
+    return [(chunk.time_s, share if place else 1.0) for place, chunk in enumerate(texts)], "spread"
+
+
+def times_of(request: Request) -> Times | None:
+    """The times of a request; None if it failed."""
+    steps, counted = token_steps(request)
+    if request.error or not steps:
+        return None
+    times_s, tokens = np.array(steps).T
+    gaps = 1e3 * np.diff(times_s)
+    repeats = np.maximum(1, np.rint(tokens[1:])).astype(int)
+    first, last = times_s[0], times_s[-1]
+    return Times(
+        ttft_ms=1e3 * (first - request.scheduled_s),
+        ttft_sent_ms=1e3 * (first - request.sent_s),
+        e2e_ms=1e3 * (last - request.scheduled_s),
+        e2e_sent_ms=1e3 * (last - request.sent_s),
+        tpot_ms=1e3 * (last - first) / float(tokens[1:].sum()) if len(gaps) else None,
+        itl_ms=np.repeat(gaps / tokens[1:], repeats),
+        chunk_gap_ms=gaps,
+        token_times_s=np.repeat(times_s, np.maximum(1, np.rint(tokens)).astype(int)),
+        counted=counted,
+    )
+
+
+def output_tokens(request: Request) -> int:
+    """By the usage, else by the chunks."""
+    return request.output_tokens or round(sum(count for _, count in token_steps(request)[0]))
+
+
+def late_ms(requests: Sequence[Request]) -> np.ndarray:
+    """By how much each was sent after it was due and free to go: the client's own fault."""
+    return 1e3 * np.array([request.sent_s - request.free_s for request in requests])
+
+
+def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[str, float]:
+    """The numbers of a run, without its warm-up; percentiles interpolate linearly, ITL is pooled over requests.
+
+    `output_tokens_per_s` runs from the first arrival to the last token, and so has the cool-down in it;
+    `steady_output_tokens_per_s` counts the tokens that came before the last arrival, over that time.
+    """
+    requests = trace.counted
+    found = [times for request in requests if (times := times_of(request))]
+    numbers = {"requests": float(len(requests)), "failed": float(len(requests) - len(found))}
+    if not found:
+        return numbers
+    late, queued = late_ms(requests), [1e3 * (request.free_s - request.scheduled_s) for request in requests]
+    pooled: dict[str, Sequence[float] | np.ndarray] = {
+        name: [getattr(times, f"{name}_ms") for times in found] for name in ("ttft", "ttft_sent", "e2e", "e2e_sent")
+    }
+    pooled["itl"], pooled["chunk_gap"] = (
+        np.concatenate([getattr(times, f"{name}_ms") for times in found]) for name in ("itl", "chunk_gap")
+    )
+    pooled["tpot"] = [times.tpot_ms for times in found if times.tpot_ms is not None]
+    pooled |= {"client_queue": queued, "client_late": late}
+    for name, values in pooled.items():
+        if len(values):
+            numbers |= {f"{name}_p{q}_ms": float(np.percentile(values, q)) for q in (50, 90, 99)}
+            numbers[f"{name}_mean_ms"] = float(np.mean(values))
+    answered = [request for request in requests if not request.error]
+    begin = min(request.scheduled_s for request in requests)
+    token_times = np.concatenate([times.token_times_s for times in found])
+    span, steady = token_times.max() - begin, trace.last_arrival_s - begin
+    tokens = sum(map(output_tokens, answered))
+    numbers |= {
+        "prompt_tokens": float(sum(request.prompt_tokens or request.asked_prompt_tokens or 0 for request in answered)),
+        "output_tokens": float(tokens),
+        "seconds": float(span),
+        "requests_per_s": len(found) / span,
+        "output_tokens_per_s": tokens / span,
+    }
+    if steady >= 1.0:  # in less, a few tokens would decide
+        numbers["steady_output_tokens_per_s"] = float((token_times <= trace.last_arrival_s).sum() / steady)
+    if limits:
+        numbers["goodput_requests_per_s"] = sum(times.meets(limits) for times in found) / span
+    return {name: float(value) for name, value in numbers.items()}
+
+
+def failures(trace: Trace) -> dict[str, int]:
+    """How many requests failed for each reason, of the warm-up too; the most frequent first."""
+    return dict(Counter(request.error for request in trace.requests if request.error).most_common())
+
+
+def noise(trace: Trace) -> str:
+    """Why the run is NOISY, in one sentence; empty if it is not."""
+    late = float(np.median(late_ms(trace.counted))) if trace.counted else 0.0
+    return (
+        f"the client sent half of the requests over {late:.2f} ms late; at most {LATE_MS:g} ms"
+        if late > LATE_MS
+        else ""
+    )
+
+
+def check_limits(texts: Sequence[str]) -> dict[str, float]:
+    """Limits of the form `ttft:500`, in milliseconds.  Raises `ValueError` on another form."""
+    limits: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.partition(":")
+        try:
+            limit = float(value)
+        except ValueError:
+            limit = 0.0
+        if name not in LIMITS or name in limits or not limit > 0:
+            raise ValueError(f"goodput: expected NAME:MILLISECONDS, once each of {', '.join(LIMITS)}, got {text!r}")
+        limits[name] = limit
+    return limits

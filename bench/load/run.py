@@ -1,0 +1,181 @@
+"""A run: warm-up, the load, and its trace."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rooflab.bench.load.answers import read_answer
+from rooflab.bench.load.arrivals import Arrivals
+from rooflab.bench.load.causes import on_our_clock
+from rooflab.bench.load.client import Shot, Target, body_of, clock, closed_loop, open_loop, undisturbed
+from rooflab.bench.load.data import Data, Prompt
+from rooflab.bench.load.trace import Trace, phases
+
+PATHS: Mapping[str, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+WARMUP_SEED = 2**63
+"""Added to the seed: a warm-up with the run's first prompt would leave it in the server's prefix cache."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is sent, and when.  Raises `ValueError` on options that do not fit."""
+
+    arrivals: Arrivals | None = None
+    """None: a closed loop."""
+    concurrency: int = 1
+    """Of the closed loop."""
+    max_concurrency: int | None = None
+    """Of the open loop: a request over it waits on the client."""
+    num_prompts: int = 100
+    duration_s: float | None = None
+    """Ends the arrivals instead of `num_prompts`."""
+    warmup: int = 1
+    """Requests one after another before the run; the first finds out whether the server takes such requests."""
+    warmup_s: float = 0.0
+    """From the begin of the run: requests due in it do not count."""
+    data: Data = field(default_factory=Data)
+    endpoint: str = "completions"
+    model: str = ""
+    ignore_eos: bool = True
+    """So that answers have the lengths that were asked for; a field that not every server takes."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of each request."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "max_concurrency", "num_prompts", "warmup"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
+        if self.duration_s is not None and not (0 < self.duration_s < math.inf):
+            raise ValueError(f"duration: expected seconds above 0, got {self.duration_s}")
+        if not 0 <= self.warmup_s < (self.duration_s or math.inf):
+            raise ValueError(f"warmup_seconds: expected at least 0 and less than the duration, got {self.warmup_s}")
+        if self.endpoint not in PATHS:
+            raise ValueError(f"endpoint: expected one of {', '.join(PATHS)}, got {self.endpoint!r}")
+        if self.endpoint == "chat" and self.data.ids is not None and self.data.dataset is None:
+            raise ValueError("endpoint: a chat takes no token ids; expected --text with it")
+        if self.arrivals is None and self.max_concurrency is not None:
+            raise ValueError("max_concurrency: expected a rate with it; in a closed loop --concurrency is the limit")
+        if self.arrivals is not None and math.isinf(self.arrivals.rate) and self.duration_s is not None:
+            raise ValueError("duration: expected a finite rate with it")
+
+    def offsets(self) -> list[float]:
+        """The arrivals of the open loop."""
+        assert self.arrivals is not None, "of an open loop"
+        random = np.random.default_rng(self.seed)
+        if self.duration_s is None:
+            return self.arrivals.offsets(self.num_prompts, random)
+        until = self.arrivals.ramp_to or self.arrivals.rate
+        expected = (self.arrivals.rate + until) / 2 * self.duration_s
+        # A ramp takes as long as its expected number; of the other laws, enough for the whole duration are drawn.
+        ramp = self.arrivals.ramp_to is not None
+        count = math.ceil(expected if ramp else expected + 8 * math.sqrt(expected / self.arrivals.burstiness) + 10)
+        return [offset for offset in self.arrivals.offsets(count, random) if offset <= self.duration_s]
+
+    def shots(self, seed: int) -> Iterator[Shot]:
+        """Requests without end."""
+        for index, prompt in enumerate(self.data.prompts(seed)):
+            yield Shot(index, body_of(self._fields(prompt)), prompt.tokens, prompt.output_tokens)
+
+    def _fields(self, prompt: Prompt) -> dict[str, Any]:
+        asked: dict[str, Any] = {"prompt": prompt.content}
+        if self.endpoint == "chat":
+            asked = {"messages": [{"role": "user", "content": prompt.content}]}
+        fixed = {"stream": True, "stream_options": {"include_usage": True}}
+        eos = {"ignore_eos": True} if self.ignore_eos else {}
+        return {"model": self.model, **asked, "max_tokens": prompt.output_tokens, **fixed, **eos, **self.extra}
+
+    def case(self) -> dict[str, Any]:
+        """What a record says of the run: settings, without the address."""
+        data = self.data
+        lengths = {name: ":".join(map(str, dict.fromkeys(getattr(data, name)))) for name in ("input_len", "output_len")}
+        kept: dict[str, Any] = {"model": self.model, "endpoint": self.endpoint, "data": data.kind}
+        kept |= {"prompts": "text" if data.ids is None or data.dataset else "token ids", "ignore_eos": self.ignore_eos}
+        if data.dataset is not None:
+            kept["data"] = data.dataset.name
+        elif data.kind != "sharegpt":
+            kept |= lengths
+        if data.kind == "prefix":
+            kept |= {"prefix_len": data.prefix_len, "groups": data.groups}
+        if self.arrivals is None:
+            kept |= {"arrivals": "closed", "concurrency": self.concurrency}
+        else:
+            rate = "inf" if math.isinf(self.arrivals.rate) else self.arrivals.rate
+            kept |= {"arrivals": self.arrivals.law, "rate_requests_per_s": rate, "burstiness": self.arrivals.burstiness}
+            kept |= {"ramp_to": self.arrivals.ramp_to, "max_concurrency": self.max_concurrency}
+        kept |= {"duration_s": self.duration_s, "warmup_s": self.warmup_s}
+        extra = {f"extra.{name}": body_of({"": value})[4:-1].decode() for name, value in self.extra.items()}
+        return {name: value for name, value in kept.items() if value is not None} | extra
+
+
+def first_model(target: Target) -> str:
+    """The first model of the server.  Raises `ValueError` if it tells none."""
+    status, value, _ = target.get("/v1/models")
+    try:
+        return str(value["data"][0]["id"])
+    except (TypeError, KeyError, IndexError) as error:
+        raise ValueError(f"model: expected a name, for GET /v1/models gives none (status {status})") from error
+
+
+def run_load(target: Target, plan: Plan) -> Trace:
+    """Runs the load.  Raises `ValueError` if the server refuses the first request of the warm-up."""
+    _run(_warm_up(target, plan))
+    with undisturbed():
+        begin, shots = _run(_load(target, plan))
+    last = max((shot.scheduled_s for shot in shots), default=begin)
+    requests = [read_answer(shot) for shot in shots]
+    marks = phases(requests, begin + plan.warmup_s, last)
+    marked = tuple(replace(request, phase=phase) for request, phase in zip(requests, marks, strict=True))
+    return Trace(begin, plan.warmup_s, last, marked, {**plan.case(), "seed": plan.seed}, steps_of(target))
+
+
+def steps_of(target: Target) -> tuple[Mapping[str, Any], ...] | None:
+    """The steps of our server, on this clock; None of a server that has no `GET /steps`."""
+    began = clock()
+    try:
+        status, value, half = target.get("/steps")
+    except ValueError:
+        return None
+    known = isinstance(value, dict) and "steps" in value and "now_s" in value
+    return on_our_clock(value["steps"], value["now_s"], half, clock() - began) if status == 200 and known else None
+
+
+async def _warm_up(target: Target, plan: Plan) -> None:
+    for shot in islice(plan.shots(plan.seed + WARMUP_SEED), plan.warmup):
+        shot.scheduled_s = shot.free_s = clock()
+        await target.send(shot)
+        answer = read_answer(shot)
+        if answer.error and not shot.index:
+            target.close()
+            hint = "; --no-ignore-eos leaves the field out" if "ignore_eos" in answer.error else ""
+            raise ValueError(f"url: expected an answer to the first request, got {answer.error}{hint}")
+    target.close()  # the connections belong to this event loop
+
+
+async def _load(target: Target, plan: Plan) -> tuple[float, list[Shot]]:
+    shots = plan.shots(plan.seed)
+    if plan.arrivals is None:
+        own = shots if plan.duration_s is not None else iter(list(islice(shots, plan.num_prompts)))
+        begin, sent = await closed_loop(target, own, plan.concurrency, plan.duration_s)
+    else:
+        offsets = plan.offsets()
+        sent = list(islice(shots, len(offsets)))
+        begin = await open_loop(target, sent, offsets, plan.max_concurrency)
+    target.close()
+    return begin, sent
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)

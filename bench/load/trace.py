@@ -1,0 +1,106 @@
+"""The trace of a run: when each request was due, sent and answered, chunk by chunk; plots and metrics come from it.
+
+A trace is a file of JSON lines, the run first and then its requests.  It is called `.ndjson`, for a report reads every
+`.jsonl` below its folders as records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from rooflab.bench.records.files import write_whole
+from rooflab.bench.records.plain import plain
+
+Phase = Literal["warm-up", "measured", "cool-down"]
+
+
+class Chunk(NamedTuple):
+    """An event of a stream that carries something."""
+
+    time_s: float
+    kind: str
+    """`text`; `role` and `empty`, which have a choice without text; `usage`, which has no choice; `done`."""
+    tokens: int | None = None
+    """Those that it says it has; None if it does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One request; times are of `perf_counter`, in seconds."""
+
+    index: int
+    scheduled_s: float
+    """When it was due by the arrivals alone."""
+    free_s: float
+    """When it was due and the limit of concurrent requests let it go."""
+    sent_s: float
+    first_byte_s: float | None
+    end_s: float | None
+    chunks: tuple[Chunk, ...]
+    asked_prompt_tokens: int | None = None
+    asked_output_tokens: int | None = None
+    prompt_tokens: int | None = None
+    """By the server's usage."""
+    output_tokens: int | None = None
+    """By the server's usage."""
+    finish_reason: str | None = None
+    error: str = ""
+    """Why it failed; empty if it did not."""
+    phase: Phase = "measured"
+    """`warm-up`: due in the warm-up; `cool-down`: it ended after the last arrival, when the load was going down."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A run."""
+
+    begin_s: float
+    """What the arrivals count from."""
+    warmup_s: float
+    last_arrival_s: float
+    requests: tuple[Request, ...]
+    case: Mapping[str, Any] = field(default_factory=dict)
+    steps: tuple[Mapping[str, Any], ...] | None = None
+    """The server's steps, on the clock of this trace; None if it does not tell them."""
+
+    @property
+    def counted(self) -> list[Request]:
+        """The requests that count: all but those of the warm-up."""
+        return [request for request in self.requests if request.phase != "warm-up"]
+
+    def save(self, path: Path) -> Path:
+        """Writes the trace and returns its path."""
+        head = {name: value for name, value in plain(asdict(self)).items() if name != "requests"}
+        lines = [{"trace": 1, **head}, *(plain(asdict(request)) for request in self.requests)]
+        return write_whole(path, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+
+
+def load_trace(path: Path) -> Trace:
+    """A saved trace.  Raises `ValueError` if the file is none."""
+    if not path.is_file():
+        raise ValueError(f"trace: expected a file, got {str(path)!r}")
+    try:
+        head, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        if head.pop("trace") != 1:
+            raise ValueError("of another version")
+        requests = (Request(**{**row, "chunks": tuple(Chunk(*chunk) for chunk in row["chunks"])}) for row in rows)
+        steps = None if head["steps"] is None else tuple(head["steps"])
+        return Trace(**{**head, "steps": steps, "requests": tuple(requests)})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"trace: expected a trace of `rooflab load`, got {str(path)!r}: {error}") from error
+
+
+def phases(requests: Sequence[Request], warmup_until_s: float, last_arrival_s: float) -> list[Phase]:
+    """The phase of each request."""
+    return [
+        "warm-up"
+        if request.scheduled_s < warmup_until_s
+        else "cool-down"
+        if (request.end_s or 0.0) > last_arrival_s
+        else "measured"
+        for request in requests
+    ]

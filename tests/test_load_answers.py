@@ -1,0 +1,122 @@
+"""Streams in any pieces, what their chunks are, and how many tokens they count as."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rooflab.bench.load.answers import events, read_answer
+from rooflab.bench.load.client import Shot
+from rooflab.bench.load.metrics import token_steps
+
+WANTED = ['{"a": 1}', "two\nlines", "[DONE]"]
+STREAM = (
+    "\ufeff: ping\r\n\r\nid: 7\r\ndata: {\"a\": 1}\r\n\r\n"
+    "event: x\ndata:two\ndata: lines\n\n:\n\n\n\ndata: [DONE]\r\r"
+).encode()  # fmt: skip
+
+
+def sliced(body: bytes, cuts) -> list[tuple[float, bytes]]:
+    bounds = [0, *sorted(set(cuts)), len(body)]
+    return [(float(end), body[begin:end]) for begin, end in zip(bounds, bounds[1:], strict=False)]
+
+
+@given(cuts=st.lists(st.integers(1, len(STREAM) - 1)))
+def test_events_do_not_depend_on_the_pieces_and_their_times_are_of_their_last_byte(cuts):
+    pieces = sliced(STREAM, cuts)
+    found = list(events(pieces))
+    assert [data for _, data in found] == WANTED
+    ends = [STREAM.index(b"\r\n\r\nevent") + 3, STREAM.index(b"\n\n:") + 2, len(STREAM)]
+    assert [time for time, _ in found] == [min(end for end, _ in pieces if end >= least) for least in ends]
+
+
+def test_data_without_an_empty_line_behind_it_counts_and_nothing_is_nothing():
+    assert [data for _, data in events([(1.0, b"data: a\n\ndata: b")])] == ["a", "b"]
+    assert list(events([])) == [] == list(events([(1.0, b": only a comment\n\n")]))
+
+
+def answer(*lines, status=200, error="", ends=True) -> object:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines] + ["[DONE]"] * ends
+    pieces = [(float(place), f"data: {text}\n\n".encode()) for place, text in enumerate(texts, 1)]
+    return read_answer(Shot(0, b"", 3, 4, 0.0, 0.0, 0.5, 9.0, status, pieces, error))
+
+
+def text(value, reason=None, **more):
+    return {"choices": [{"text": value, "finish_reason": reason, **more}]}
+
+
+def delta(reason=None, **content):
+    return {"choices": [{"delta": content, "finish_reason": reason}]}
+
+
+TWO = {"content": [{"token": "b"}, {"token": "c"}]}
+USAGE = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+
+
+def test_a_chat_has_a_role_chunk_and_its_usage_a_chunk_without_a_choice():
+    found = answer(
+        delta(role="assistant", content=""), delta(content="a"), delta(reasoning_content="b"), delta("stop"), USAGE
+    )
+    assert [chunk.kind for chunk in found.chunks] == ["role", "text", "text", "empty", "usage", "done"]
+    assert (found.prompt_tokens, found.output_tokens, found.finish_reason) == (7, 3, "stop")
+    assert (found.first_byte_s, found.error) == (1.0, "")
+
+
+@pytest.mark.parametrize(
+    "lines, steps, counted",
+    [
+        ([text("a"), text("b"), text("c", "stop"), USAGE], [(1, 1), (2, 1), (3, 1)], "one each"),
+        # A token whose character is not complete has no text; the usage says that the empty chunk is one.
+        ([text("a"), text(""), text("c", "stop"), USAGE], [(1, 1), (2, 1), (3, 1)], "one each"),
+        # The token that ends the text has none.
+        ([text("a"), text("b"), text("", "stop"), text(""), USAGE], [(1, 1), (2, 1)], "one each"),
+        ([text("a"), text("b", "stop")], [(1, 1), (2, 1)], "chunks"),
+        ([text("aaa", "stop"), USAGE], [(1, 3)], "spread"),
+        ([text("a", token_ids=[1]), text("bc", "stop", token_ids=[2, 3]), USAGE], [(1, 1), (2, 2)], "said"),
+        ([text("a", logprobs={"tokens": ["a"]}), text("bc", "stop", logprobs=TWO)], [(1, 1), (2, 2)], "said"),
+        # A usage that only the last chunk has is the answer's, and not of that chunk.
+        ([text("a"), {**text("b", "stop"), "usage": {"completion_tokens": 2}}], [(1, 1), (2, 1)], "one each"),
+    ],
+)  # fmt: skip
+def test_how_many_tokens_a_chunk_has(lines, steps, counted):
+    assert token_steps(answer(*lines)) == (steps, counted)
+
+
+def test_a_running_usage_gives_each_chunk_its_difference():
+    lines = [
+        {**text("x", "stop" if total == 9 else None), "usage": {"completion_tokens": total}} for total in (2, 5, 9)
+    ]
+    assert token_steps(answer(*lines)) == ([(1, 2), (2, 3), (3, 4)], "said")
+
+
+def test_bundles_of_unknown_size_share_the_rest():
+    lines = [
+        *(text("ab", "stop" if place == 4 else None) for place in range(5)),
+        {**USAGE, "usage": {"completion_tokens": 9}},
+    ]
+    assert token_steps(answer(*lines)) == ([(1, 1), (2, 2), (3, 2), (4, 2), (5, 2)], "spread")
+
+
+@pytest.mark.parametrize(
+    "request_, error",
+    [
+        (answer('{"error": {"message": "no"}}', ends=False, status=400), "HTTP 400: data: .*no"),
+        (answer(text("a"), {"error": {"message": "engine died"}}), "an error in the stream: engine died"),
+        (answer(text("a"), "{not"), "an event is no JSON object: '{not'"),
+        (answer(text("a"), ends=False), "the stream ended with no finish_reason and no .DONE."),
+        (answer(text("", "stop")), "the answer has no token"),
+        (answer(text("a"), error="connection dropped", ends=False), "^connection dropped$"),
+        (answer(error="no end after 3 s", ends=False), "^no end after 3 s$"),
+    ],
+)
+def test_a_failure_has_its_reason(request_, error):
+    with pytest.raises(ValueError, match=error):
+        raise ValueError(request_.error)
+
+
+def test_a_refusal_gives_the_servers_message():
+    shot = Shot(0, b"", 3, 4, 0.0, 0.0, 0.5, 9.0, 400, [(1.0, b'{"error": {"message": "max_tokens:\\n too large"}}')])
+    assert read_answer(shot).error == "HTTP 400: max_tokens: too large"

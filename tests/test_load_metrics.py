@@ -1,0 +1,187 @@
+"""Metrics of hand-made traces against numbers worked out by hand, for this project's definitions and other tools'."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from rooflab.bench.load import results
+from rooflab.bench.load.causes import cause, on_our_clock, spikes
+from rooflab.bench.load.definitions import TOOLS, texts, xray
+from rooflab.bench.load.metrics import check_limits, failures, noise, summarize, times_of
+from rooflab.bench.load.run import Plan
+from rooflab.bench.load.trace import Chunk, Request, Trace, load_trace, phases
+
+ONE = Request(
+    index=0, scheduled_s=0.0, free_s=0.1, sent_s=0.1, first_byte_s=0.15, end_s=0.7, prompt_tokens=10, output_tokens=3,
+    finish_reason="length", chunks=tuple(Chunk(*chunk) for chunk in (
+        (0.2, "role"), (0.3, "text"), (0.5, "text"), (0.6, "text"), (0.65, "usage"), (0.7, "done"))),
+)  # fmt: skip
+BUNDLED = replace(
+    ONE, index=1, scheduled_s=1.0, free_s=1.0, sent_s=1.0, end_s=1.5, output_tokens=5,
+    chunks=(Chunk(1.1, "text", 2), Chunk(1.4, "text", 3), Chunk(1.5, "done")),
+)  # fmt: skip
+TRACE = Trace(-0.1, 0.0, 0.0, (ONE,))
+FAILED = replace(ONE, index=2, chunks=(), error="connection dropped", output_tokens=None)
+
+
+def test_our_own_times():
+    times = times_of(ONE)
+    assert (times.ttft_ms, times.ttft_sent_ms) == pytest.approx((300, 200))
+    assert (times.e2e_ms, times.e2e_sent_ms, times.tpot_ms) == pytest.approx((600, 500, 150))
+    assert times.itl_ms == pytest.approx([200, 100]) and times.token_times_s == pytest.approx([0.3, 0.5, 0.6])
+    bundled = times_of(BUNDLED)
+    assert bundled.itl_ms == pytest.approx([100] * 3) and bundled.chunk_gap_ms == pytest.approx([300])
+    assert bundled.tpot_ms == pytest.approx(100) and len(bundled.token_times_s) == 5
+    assert times_of(FAILED) is None
+    assert times_of(replace(ONE, chunks=ONE.chunks[:2], output_tokens=1)).tpot_ms is None
+
+
+WANTED = {  # TTFT, ITL mean, TPOT, E2E, tokens/s
+    "rooflab": (300, 150, 150, 600, 3 / 0.6),
+    "vLLM": (100, 400 / 3, 200, 500, 3 / 0.8),
+    "SGLang": (200, 150, 200, 600, 3 / 0.8),
+    "AIPerf": (200, 150, None, 500, 3 / 0.5),
+    "GuideLLM": (200, 150, 500 / 3, 600, 3 / 0.6),
+    "MLPerf": (300, None, 150, 600, 3 / 0.7),
+}
+
+
+def test_each_tool_by_its_own_definitions():
+    rows = {row["tool"]: row for row in xray(TRACE)}
+    keys = ("ttft_p50_ms", "itl_mean_ms", "tpot_p50_ms", "e2e_p50_ms", "output_tokens_per_s")
+    assert rows.keys() == WANTED.keys()
+    for tool, wanted in WANTED.items():
+        found = [rows[tool][key] for key in keys]
+        assert found == [value if value is None else pytest.approx(value) for value in wanted], tool
+    for row in texts():
+        assert all(row.values()) and (row["itl"] == "-") == (WANTED[row["tool"]][1] is None)
+
+
+def test_a_bundle_shows_in_the_tools_that_do_not_divide():
+    rows = {row["tool"]: row for row in xray(replace(TRACE, requests=(BUNDLED,)))}
+    assert {tool: round(row["itl_mean_ms"]) for tool, row in rows.items() if row["itl_mean_ms"]} == {
+        "rooflab": 100, "vLLM": 300, "SGLang": 300, "AIPerf": 100, "GuideLLM": 75,
+    }  # fmt: skip
+
+
+def test_mlperfs_percentile_is_a_value_of_the_list():
+    late = replace(ONE, index=3, scheduled_s=-0.4)
+    rows = {row["tool"]: row for row in xray(replace(TRACE, requests=(ONE, late)))}
+    assert rows["MLPerf"]["ttft_p50_ms"] == pytest.approx(700) and rows["rooflab"]["ttft_p50_ms"] == pytest.approx(500)
+    with pytest.raises(ValueError, match="trace: expected at least one answered request"):
+        xray(replace(TRACE, requests=(FAILED, replace(ONE, phase="warm-up"))))
+
+
+def test_a_summary_leaves_out_the_warm_up_and_counts_failures():
+    trace = Trace(-0.1, 0.0, 1.2, (replace(ONE, index=9, phase="warm-up", scheduled_s=-5.0), ONE, BUNDLED, FAILED))
+    found = summarize(trace, {"itl": 150.0, "ttft": 400.0})
+    assert (found["requests"], found["failed"], found["output_tokens"], found["prompt_tokens"]) == (3, 1, 8, 20)
+    assert found["seconds"] == pytest.approx(1.4) and found["output_tokens_per_s"] == pytest.approx(8 / 1.4)
+    # Until the last arrival at 1.2 s came three tokens of the first request and two of the second.
+    assert found["steady_output_tokens_per_s"] == pytest.approx(5 / 1.2)
+    assert found["ttft_p50_ms"] == pytest.approx(200) and found["ttft_sent_p50_ms"] == pytest.approx(150)
+    assert found["itl_mean_ms"] == pytest.approx((200 + 100 + 300) / 5)
+    assert found["goodput_requests_per_s"] == pytest.approx(1 / 1.4)  # one gap of the first is 200 ms
+    assert found["client_queue_mean_ms"] == pytest.approx(200 / 3) and found["client_late_p99_ms"] == 0
+    assert failures(trace) == {"connection dropped": 1}
+    assert summarize(replace(trace, requests=(FAILED,))) == {"requests": 1, "failed": 1}
+
+
+def test_limits_hold_all_together():
+    times = times_of(ONE)
+    assert times.meets({"ttft": 300.1, "itl": 200.1, "tpot": 150.1, "e2e": 600.1})
+    for name, limit in (("ttft", 299.9), ("itl", 199.9), ("tpot", 149.9), ("e2e", 599.9)):
+        assert not times.meets({"ttft": 1e3, "itl": 1e3, "tpot": 1e3, "e2e": 1e3, name: limit}), name
+    assert check_limits(["ttft:500", "itl:50.5"]) == {"ttft": 500, "itl": 50.5}
+    for wrong in (["ttft"], ["p99:3"], ["itl:0"], ["itl:nan"], ["itl:5", "itl:6"]):
+        with pytest.raises(ValueError, match=f"goodput: expected NAME:MILLISECONDS.*got '{wrong[-1]}'"):
+            check_limits(wrong)
+
+
+def test_a_late_client_is_noise():
+    assert noise(TRACE) == "" and noise(replace(TRACE, requests=())) == ""
+    late = replace(TRACE, requests=(ONE, replace(ONE, free_s=0.097), replace(ONE, free_s=0.098)))
+    assert noise(late) == "the client sent half of the requests over 2.00 ms late; at most 1 ms"
+
+
+def test_phases():
+    due = [replace(ONE, scheduled_s=at, end_s=at + 1) for at in (0.0, 1.0, 3.0)]
+    assert phases(due, 0.5, 3.0) == ["warm-up", "measured", "cool-down"]
+
+
+def test_a_trace_is_read_as_it_was_written(tmp_path):
+    trace = Trace(-0.1, 0.5, 1.2, (ONE, BUNDLED, FAILED), {"model": "m"}, ({"number": 1},))
+    assert load_trace(trace.save(tmp_path / "t.ndjson")) == trace
+    assert load_trace(TRACE.save(tmp_path / "t.ndjson")) == TRACE
+    for wrong in ("", "{}", '{"trace": 2}', "x", '{"trace": 1, "begin_s": 1, "steps": null}'):
+        (tmp_path / "w").write_text(wrong)
+        with pytest.raises(ValueError, match="trace: expected a trace of `rooflab load`, got "):
+            load_trace(tmp_path / "w")
+
+
+def step(begin, end, **what):
+    plain = {"prompt_tokens": 0, "preempted": 0, "evicted": 0, "waited": 0.0}
+    return {"begin_s": begin, "end_s": end, **plain, **what}
+
+
+@pytest.mark.parametrize(
+    "steps, wanted",
+    [
+        ([step(0, 1, prompt_tokens=512)], "unknown"),  # before the gap
+        ([step(1, 1.1), step(1.1, 3, prompt_tokens=512, evicted=3)], "prefill of 512 tokens"),
+        ([step(1, 2.9, prompt_tokens=64), step(2.9, 3, prompt_tokens=8)], "prefill of 64 tokens"),
+        ([step(1, 2.9, prompt_tokens=64), step(2.9, 3, preempted=1)], "preemption"),
+        ([step(1, 3, evicted=2)], "page fault of the prefix cache, 2 pages"),
+        ([step(1, 3, waited=0.2)], "another process"),
+        ([step(1, 3, waited=0.04), step(1, 3, waited=None)], "unknown"),
+    ],
+)
+def test_the_cause_of_a_gap(steps, wanted):
+    assert cause(1.5, 3.0, steps) == wanted
+
+
+def test_spikes_are_gaps_of_over_one_and_a_half_medians():
+    assert spikes(TRACE) == []  # the server told no steps
+    times = (0.3, 0.4, 0.5, 0.9, 1.0, 1.14)
+    chunks = tuple(Chunk(time_s, "text") for time_s in times)
+    trace = replace(TRACE, requests=(replace(ONE, chunks=chunks, output_tokens=6),), steps=(step(0.5, 0.8, evicted=1),))
+    (spike,) = spikes(trace)
+    assert (spike.begin_s, spike.end_s, spike.kind) == (0.5, 0.9, "page fault")
+
+
+def test_another_hosts_clock_is_moved_and_ones_own_is_not():
+    (moved,) = on_our_clock([step(100.0, 101.0)], 102.0, 2.5, 0.1)
+    assert (moved["begin_s"], moved["end_s"]) == pytest.approx((0.5, 1.5))
+    (same,) = on_our_clock([step(1.0, 2.0)], 2.46, 2.5, 0.1)
+    assert same["begin_s"] == 1.0
+
+
+def test_vllms_keys_by_vllms_definitions():
+    found = results.vllm_json(replace(TRACE, requests=(ONE, FAILED)), Plan(model="m"), {"ttft": 150.0, "itl": 1.0})
+    assert found.keys() >= set(
+        "date backend label model_id tokenizer_id num_prompts request_rate burstiness max_concurrency duration "
+        "completed failed total_input_tokens total_output_tokens request_throughput request_goodput "
+        "output_throughput total_token_throughput max_output_tokens_per_s max_concurrent_requests "
+        "input_lens output_lens ttfts itls latencies start_times queue_times errors".split()
+    ) | {f"{key}_{name}_ms" for key in ("mean", "median", "std", "p99") for name in ("ttft", "tpot", "itl", "e2el")}
+    assert (found["completed"], found["failed"], found["num_prompts"], found["output_lens"]) == (1, 1, 2, [3, 0])
+    assert found["mean_ttft_ms"] == pytest.approx(100) and found["mean_itl_ms"] == pytest.approx(400 / 3)
+    assert found["output_throughput"] == pytest.approx(3 / 0.8) == 3 * found["request_goodput"]
+    assert found["itls"] == [pytest.approx([0.1, 0.2, 0.1]), []] and found["errors"] == ["", "connection dropped"]
+    assert (found["max_output_tokens_per_s"], found["max_concurrent_requests"]) == (4, 1)
+    assert results.vllm_json(replace(TRACE, requests=(FAILED,)), Plan(model="m"), {})["duration"] == 0
+
+
+def test_a_record_of_nothing_answered_is_a_failure(monkeypatch):
+    monkeypatch.setattr(results, "snapshot", lambda: SimpleNamespace(record_fields=lambda: {"environment": {}}))
+    record = results.record_of(replace(TRACE, requests=(FAILED,)), {}, "r")
+    assert (record.status, record.reason) == ("RUNTIME_ERROR", "no request was answered: connection dropped")
+    assert np.isclose(results.record_of(TRACE, {}, "r").metrics["ttft_p50_ms"], 300)
+
+
+def test_every_tool_says_where_its_definitions_were_read():
+    assert len({tool.name for tool in TOOLS}) == 6 and all(".py" in tool.read or ".cc" in tool.read for tool in TOOLS)

@@ -1,0 +1,265 @@
+"""Arrivals, data, and whole runs against a server that only streams."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+import pytest
+from tiny_model import write_config
+
+from rooflab.bench.load.arrivals import Arrivals
+from rooflab.bench.load.client import Target
+from rooflab.bench.load.data import Data
+from rooflab.bench.load.run import WARMUP_SEED, Plan, run_load
+from rooflab.bench.load.trace import load_trace
+from rooflab.bench.records.files import read
+
+
+def offsets(count=20_000, **law):
+    return np.array(Arrivals(**law).offsets(count, np.random.default_rng(3)))
+
+
+def test_the_laws_of_arrivals():
+    assert offsets(5, rate=math.inf).tolist() == [0] * 5
+    assert offsets(4, rate=2.0, law="constant").tolist() == [0, 0.5, 1, 1.5]
+    for law, variation in (
+        ({}, 1.0),
+        ({"law": "gamma", "burstiness": 4.0}, 0.5),
+        ({"law": "gamma", "burstiness": 0.25}, 2.0),
+    ):
+        gaps = np.diff(offsets(rate=8.0, **law))
+        assert gaps.mean() == pytest.approx(1 / 8, rel=0.05)
+        assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05)
+
+
+def test_a_ramps_rate_is_a_straight_line():
+    # From 10 to 30 a second, 20,000 requests take 1,000 s, of which the first half has 7,500 and the second 12,500.
+    found = offsets(rate=10.0, ramp_to=30.0)
+    assert found[-1] == pytest.approx(1000, rel=0.03) and (found < 500).sum() == pytest.approx(7500, rel=0.03)
+    assert (np.diff(found) > 0).all()
+    falling = offsets(rate=30.0, ramp_to=10.0)
+    assert (falling < 500).sum() == pytest.approx(12500, rel=0.03)
+    assert offsets(100, rate=5.0, ramp_to=5.0)[-1] == pytest.approx(20, rel=0.4)
+
+
+def test_arrivals_end_with_the_duration_at_the_rate():
+    for arrivals, wanted in (
+        (Arrivals(200.0), 2000),
+        (Arrivals(100.0, ramp_to=300.0), 2000),
+        (Arrivals(10.0, "constant"), 101),
+    ):
+        found = Plan(arrivals=arrivals, duration_s=10.0).offsets()
+        assert len(found) == pytest.approx(wanted, rel=0.08) and 9 < found[-1] <= 10
+
+
+def drawn(count=400, seed=5, **options):
+    return list(islice(Data(**options).prompts(seed), count))
+
+
+def test_data_has_the_lengths_and_the_seed():
+    found = drawn(input_len=(3, 9), output_len=(4, 4), ids=(50, 60))
+    assert {prompt.tokens for prompt in found} == set(range(3, 10)) and {prompt.output_tokens for prompt in found} == {
+        4
+    }
+    assert {token for prompt in found for token in prompt.content} == set(range(50, 61))
+    assert found == drawn(input_len=(3, 9), output_len=(4, 4), ids=(50, 60)) != drawn(seed=6, input_len=(3, 9))
+    (text,) = drawn(1, input_len=(7, 7), ids=None)
+    assert len(text.content.split()) == 7 and text.tokens is None
+
+
+def test_a_group_shares_its_prefix():
+    found = drawn(kind="prefix", prefix_len=12, groups=3, input_len=(2, 2))
+    assert len(Counter(tuple(prompt.content[:12]) for prompt in found)) == 3
+    assert {prompt.tokens for prompt in found} == {14}
+
+
+def test_sharegpt_has_its_mean_lengths():
+    found = drawn(4000, kind="sharegpt", ids=None)
+    lengths = np.array([(len(prompt.content.split()), prompt.output_tokens) for prompt in found])
+    assert lengths.mean(0) == pytest.approx((161, 338), rel=0.08)
+    assert lengths.min() >= 4 and lengths[:, 0].max() <= 1024 and lengths.sum(1).max() <= 2048
+
+
+def test_a_file_in_sharegpts_format(tmp_path):
+    talk = lambda *texts: {"conversations": [{"from": "human", "value": text} for text in texts]}
+    file = tmp_path / "talks.json"
+    file.write_text(
+        json.dumps([talk("why is this so? " * 2, "because " * 10, "more"), talk("alone"), talk("hi", "ho")])
+    )
+    (first, again) = drawn(2, dataset=file)
+    assert first == again and first.content.startswith("why") and (first.tokens, first.output_tokens) == (None, 20)
+    for wrong in ("[]", "{", '[{"a": 1}]'):
+        file.write_text(wrong)
+        with pytest.raises(ValueError, match="dataset: expected"):
+            drawn(1, dataset=file)
+
+
+@pytest.fixture(scope="module")
+def stub():
+    command = [sys.executable, "-m", "rooflab.bench.load.stub", "--interval-ms", "1", "--ttft-ms", "1", "--steps"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        process.kill()
+
+
+def ran(stub, endpoint="completions", path="/v1/completions", ids=(1, 9), manner=None, **plan):
+    data = Data(input_len=(3, 3), output_len=(6, 6), ids=ids)
+    extra = {"stub": manner or {}}
+    return run_load(
+        Target(stub, path, timeout_s=20), Plan(data=data, endpoint=endpoint, model="stub", extra=extra, **plan)
+    )
+
+
+@pytest.mark.parametrize(
+    "manner, counted",
+    [
+        ({}, 1), ({"bundle": 2, "counted": "usage"}, 2), ({"bundle": 2, "counted": "logprobs"}, 2),
+        ({"crlf": True, "comments": True, "split": 5}, 1),
+    ],
+)  # fmt: skip
+def test_an_open_loop_is_traced_chunk_by_chunk(stub, manner, counted):
+    trace = ran(stub, arrivals=Arrivals(200.0), num_prompts=12, warmup_s=0.01, manner=manner)
+    assert [request.error for request in trace.requests] == [""] * 12
+    assert {request.phase for request in trace.requests} >= {"warm-up", "cool-down"}
+    for request in trace.requests:
+        texts = [chunk for chunk in request.chunks if chunk.kind == "text"]
+        assert (request.prompt_tokens, request.output_tokens, len(texts)) == (3, 6, 6 // counted)
+        assert {chunk.tokens for chunk in texts} == ({counted} if "counted" in manner else {None})
+        assert request.scheduled_s == request.free_s <= request.sent_s < request.first_byte_s <= texts[0].time_s
+        assert request.chunks[-1].kind == "done" and request.chunks[-1].time_s <= request.end_s
+
+
+def test_a_closed_loop_ends_with_its_requests_or_its_time(stub):
+    trace = ran(stub, "chat", "/v1/chat/completions", None, concurrency=2, num_prompts=5)
+    assert len(trace.requests) == 5 and all(request.chunks[0].kind == "role" for request in trace.requests)
+    trace = ran(stub, concurrency=1, duration_s=0.1, num_prompts=1)
+    assert len(trace.requests) > 1 and trace.last_arrival_s <= trace.begin_s + 0.1
+
+
+@pytest.mark.parametrize(
+    "manner, reason",
+    [
+        ({"fail": "400"}, "HTTP 400: max_tokens: expected less"), ({"fail": "drop"}, "connection dropped"),
+        ({"fail": "event"}, "an error in the stream: engine died"), ({"fail": "text"}, "expected an event stream"),
+    ],
+)  # fmt: skip
+def test_a_server_that_fails_at_once_is_one_sentence(stub, manner, reason):
+    with pytest.raises(ValueError, match=f"url: expected an answer to the first request, got {reason}"):
+        ran(stub, arrivals=Arrivals(100.0), manner=manner)
+
+
+def test_load_leaves_records_traces_figures_and_vllms_file(rooflab, stub, tmp_path):
+    words = (
+        "load",
+        "--url",
+        stub,
+        "--input-len",
+        "4",
+        "--output-len",
+        "8",
+        "--num-prompts",
+        "10",
+        "--seed",
+        "3",
+        "--json",
+    )
+    stalls = ("--extra-body", '{"stub": {"stall_at": 3, "stall_ms": 20}}')
+    status, out, _ = rooflab(
+        *words, *stalls, "--rate", "100", "--out", "one", "--vllm-json", "v.json", "--xray", "--goodput", "ttft:9999"
+    )
+    found, (record,) = json.loads(out), read(tmp_path / "one")
+    # The machine of the tests may be too busy to send in time, which is NOISY and no failure.
+    assert status == (0 if record.status == "OK" else 13) and record.status in ("OK", "NOISY")
+    assert (record.kind, record.case_id, record.seed, record.case["model"]) == ("engine", "load", 3, "stub")
+    assert record.case["rate_requests_per_s"] == 100 and record.case["goodput_ttft_ms"] == 9999
+    assert record.metrics["requests"] == 10 and record.metrics["goodput_requests_per_s"] > 0
+    assert not any("127.0.0.1" in str(value) for value in record.case.values())
+    assert [row["tool"] for row in found["xray"][0]][0] == "rooflab" and found["failures"] == [{}]
+    assert json.loads((tmp_path / "v.json").read_text())["completed"] == 10
+    assert (tmp_path / "one" / "waterfall.png").stat().st_size > 10_000
+    trace = load_trace(tmp_path / "one" / "trace.ndjson")
+    assert len(trace.steps) >= 10 and trace.case["seed"] == 3
+    status, text, _ = rooflab("xray", "one/trace.ndjson")
+    assert status == 0 and "GuideLLM" in text and "has the TTFT in it" in text
+    status, out, _ = rooflab(*words, "--sweep", "80,160", "--out", "two")
+    assert {path.suffix for path in (tmp_path / "two").iterdir()} == {".jsonl", ".ndjson", ".png"}
+    assert [row["rate"] for row in json.loads(out)["rows"]] == ["80", "160"]
+    assert [record.seed for record in read(tmp_path / "two")] == [3, 4]
+
+
+def test_failures_are_counted_and_end_with_a_status(rooflab, stub):
+    """The connection drops in place of the fifth token, which the warm-up and half of the answers do not have."""
+
+    def lengths(seed, count):
+        return [prompt.output_tokens for prompt in drawn(count, seed, output_len=(1, 9))]
+
+    seeds = (seed for seed in range(99) if lengths(seed + WARMUP_SEED, 1)[0] < 5)
+    seed = next(seed for seed in seeds if sum(length > 4 for length in lengths(seed, 4)) == 2)
+    words = ("load", "--url", stub, "--no-plots", "--concurrency", "2", "--num-prompts", "4", "--output-len", "1:9")
+    status, out, _ = rooflab(*words, "--seed", seed, "--extra-body", '{"stub": {"fail": "drop", "fail_at": 4}}')
+    assert status == 11 and "1 at once" not in out and "2 at once: 2 failed: connection dropped" in out
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--url", "ftp://x"], "url: expected http://HOST:PORT, got 'ftp://x'"),
+        (["--url", "http://127.0.0.1:9"], "url: expected a server at http://127.0.0.1:9, got .*refused"),
+        (["--rate", "0"], "rate: expected a number above 0, got 0.0"),
+        (["--rate", "1", "--sweep", "1,2"], "sweep: expected one of rate, ramp, sweep, concurrency, got rate too"),
+        (["--sweep", "1,x"], "sweep: expected requests per second, got 'x'"),
+        (["--sweep", "1,1"], "sweep: expected finite rates, each once, got '1,1'"),
+        (["--ramp", "3"], "ramp: expected A:B in requests per second, got '3'"),
+        (["--rate", "1", "--arrivals", "weibull"], "arrivals: expected one of poisson, constant, gamma, got 'weibull'"),
+        (["--rate", "1", "--burstiness", "2"], "burstiness: expected --arrivals gamma with it, got poisson"),
+        (["--arrivals", "constant"], "arrivals: expected a rate with it"),
+        (["--max-concurrency", "3"], "max_concurrency: expected a rate with it"),
+        (["--rate", "inf", "--duration", "3"], "duration: expected a finite rate with it"),
+        (["--duration", "0"], "duration: expected seconds above 0, got 0.0"),
+        (["--warmup", "0"], "warmup: expected at least 1, got 0"),
+        (["--num-prompts", "0"], "num_prompts: expected at least 1, got 0"),
+        (["--input-len", "9:3"], "input_len: expected N or LEAST:MOST, of at least 1, got 9:3"),
+        (["--input-len", "few"], "input_len: expected N or LEAST:MOST, got 'few'"),
+        (["--data", "sonnet"], "data: expected one of random, sharegpt, prefix, got 'sonnet'"),
+        (["--endpoint", "embeddings"], "endpoint: expected one of completions, chat, got 'embeddings'"),
+        (["--extra-body", "[]"], r"extra_body: expected a JSON object, got '\[\]'"),
+        (["--goodput", "ttft"], "goodput: expected NAME:MILLISECONDS"),
+        (["--timeout", "0"], "timeout: expected seconds above 0, got 0.0"),
+        (["--sweep", "1,2", "--vllm-json", "v"], "vllm_json: expected one rate with it, got a sweep"),
+    ],
+)
+def test_bad_input_is_one_sentence(rooflab, words, message):
+    status, out, err = rooflab("load", *words)
+    assert (status, out) == (2, "") and "Traceback" not in err
+    with pytest.raises(ValueError, match=message):
+        raise ValueError(err)
+
+
+@pytest.mark.parametrize("command, count", [("latency", "--batch-size"), ("throughput", "--num-prompts")])
+def test_the_same_ruler_in_process(rooflab, tmp_path, command, count):
+    config = write_config(tmp_path)
+    words = (
+        command,
+        "--model",
+        config,
+        "--dummy",
+        "--device",
+        "cpu",
+        "--input-len",
+        "9",
+        "--output-len",
+        "5",
+        count,
+        "3",
+    )
+    status, out, _ = rooflab(*words, "--out", "r", "--json")
+    found, (record,) = json.loads(out), read(tmp_path / "r")
+    assert status == 0 and (found["num_requests"], found["num_output_tokens"]) == (3, 15)
+    assert record.case_id == command and record.metrics["itl_p50_ms"] == found["itl_p50_ms"] > 0
+    assert rooflab(command, "--model", config, "--dummy", count, "0")[0] == 2
