@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,11 +62,10 @@ def served(folder: Path, *options: str, key: str = "") -> Iterator[Served]:
         try:
             end = time.monotonic() + START_S
             while process.poll() is None and time.monotonic() < end:
-                try:
+                with suppress(OSError):
                     if found.ask("/health")[0] == 200:
                         break
-                except OSError:
-                    time.sleep(0.1)
+                time.sleep(0.1)
             yield found
         finally:
             process.kill()

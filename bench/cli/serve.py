@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,8 +38,13 @@ def serve(
     otlp_endpoint: Annotated[
         str | None, typer.Option(envvar="OTEL_EXPORTER_OTLP_ENDPOINT", help="Traces go there (OTLP over HTTP).")
     ] = None,
+    replicas: Annotated[int | None, typer.Option(help="So many engines behind the address, by Ray Serve.")] = None,
+    max_replicas: Annotated[int | None, typer.Option(help="With it, up to so many, by the requests there.")] = None,
+    ray: Annotated[str | None, typer.Option(help="Replicas on the cluster at this address; auto: this one's.")] = None,
 ) -> None:
     """Serve a model with OpenAI's HTTP interface, /metrics for Prometheus, and a page that shows it at work."""
+    if replicas is None and (max_replicas is not None or ray is not None):
+        raise ValueError(f"{'ray' if max_replicas is None else 'max_replicas'}: expected --replicas with it")
     try:
         import uvloop
 
@@ -59,14 +64,30 @@ def serve(
         "num_kv_blocks": num_kv_blocks, "block_size": block_size, "enforce_eager": enforce_eager, "seed": seed,
     }  # fmt: skip
     limits = Limits(max_queue, max_body_bytes, max_tokens, timeout_s, key if api_key else None)
+    common: dict[str, Any] = {
+        "host": host, "port": port, "name": name, "limits": limits, "threads": threads, "drain_s": drain_s,
+        "ready": lambda url: show.line(f"{url} answers; SIGTERM or Ctrl-C ends it"),
+    }  # fmt: skip
     show.line(f"loading {model}")
+    if replicas is not None:
+        _replicas(options, replicas, max_replicas, ray, otlp_endpoint, common)
+        return
     try:
-        uvloop.run(
-            run(
-                options, host=host, port=port, name=name, limits=limits, threads=threads, otlp_endpoint=otlp_endpoint,
-                drain_s=drain_s, ready=lambda url: show.line(f"{url} answers; SIGTERM or Ctrl-C ends it"),
-            )
-        )  # fmt: skip
+        uvloop.run(run(options, otlp_endpoint=otlp_endpoint, **common))
     except EngineDied as died:
         show.error(f"rooflab: {died}")
         raise typer.Exit(EXIT_INCORRECT) from died
+
+
+def _replicas(
+    options: dict[str, Any], count: int, most: int | None, cluster: str | None, otlp: str | None, common: dict[str, Any]
+) -> None:
+    try:
+        from rooflab.engine.serve.replicas import Replicas, serve_replicas
+    except ImportError as error:
+        raise ValueError(f"replicas: needs `pip install 'rooflab[replicas]'`: {error}") from error
+    if otlp:
+        raise ValueError("otlp_endpoint: expected one engine with it, got replicas, which Ray traces")
+    if common["port"] == 0:
+        raise ValueError("port: expected a number above 0 with replicas, got 0")
+    serve_replicas(options, Replicas(count, most, cluster), **common)

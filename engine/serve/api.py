@@ -162,14 +162,19 @@ class Service:
             engine.watch(False)
 
 
-def make_app(service: Service, hosts: list[str] | None = None) -> FastAPI:
-    """The application; with `hosts`, a request must name one of them in its Host header."""
+def make_app(service: Service, hosts: list[str] | None = None, alone: bool = True) -> FastAPI:
+    """The application; with `hosts`, a request must name one of them in its Host header.
+
+    One that is not `alone` behind its address has no page, no steps and no metrics: of which replica would they be?
+    """
     app = FastAPI(
         title="Rooflab", description="OpenAI's completions and chats, by Rooflab's engine.", responses=_STATUSES
     )
     _handle_errors(app)
     _add_openai(app, service)
     _add_own(app, service)
+    if alone:
+        _add_views(app, service)
     app.add_middleware(Guard, limits=service.limits)
     if hosts:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
@@ -225,6 +230,10 @@ def _add_own(app: FastAPI, service: Service) -> None:
         if engine.died.is_set() or service.draining:
             raise ApiError(503, "the engine has ended" if engine.died.is_set() else "the server is about to end")
         return {"status": "ok"}
+
+
+def _add_views(app: FastAPI, service: Service) -> None:
+    engine = service.engine
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:

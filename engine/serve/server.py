@@ -56,6 +56,34 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+def bound(host: str, port: int) -> Socket:
+    """A socket with that address.  Raises `ValueError` if it is taken."""
+    socket = Socket(AF_INET6 if ":" in host else AF_INET)
+    socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+    try:
+        socket.bind((host, port))
+    except OSError as error:
+        socket.close()
+        raise ValueError(f"port: cannot listen on {host}:{port}: {error.strerror}") from error
+    return socket
+
+
+async def service_of(engine: Engine, options: Mapping[str, Any], name: str | None, limits: Limits) -> Service:
+    """Starts `engine`, which is of `options`, and gives it its name and its tokenizer.
+
+    Raises `ValueError` if the model cannot be loaded.
+    """
+    await engine.start()
+    model = str(options["model"])
+    texts = await asyncio.to_thread(texts_of, model, bool(options.get("dummy")), engine.info.vocab_size)
+    return Service(engine, texts, name or Path(model).name, limits)
+
+
+def hosts_of(host: str) -> list[str] | None:
+    """The names by which a request may call a server that listens at `host`; None for any."""
+    return [*LOOPBACK, "[::1]"] if host in LOOPBACK else None
+
+
 async def serve(
     options: Mapping[str, Any],
     *,
@@ -73,24 +101,15 @@ async def serve(
     Raises `ValueError` if the port is taken or the model cannot be loaded, and `EngineDied` if the engine ends before
     the server.
     """
-    socket = Socket(AF_INET6 if ":" in host else AF_INET)
-    socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-    try:
-        socket.bind((host, port))  # it listens when the model is loaded
-    except OSError as error:
-        socket.close()
-        raise ValueError(f"port: cannot listen on {host}:{port}: {error.strerror}") from error
+    socket = bound(host, port)  # it listens when the model is loaded
     finish: Callable[[], None] = lambda: None
     engine = Engine(options, threads)
     try:
-        await engine.start()
-        model = str(options["model"])
-        texts = await asyncio.to_thread(texts_of, model, bool(options.get("dummy")), engine.info.vocab_size)
-        service = Service(engine, texts, name or Path(model).name, limits or Limits())
+        service = await service_of(engine, options, name, limits or Limits())
         if otlp_endpoint:
             traced, finish = exporter(otlp_endpoint, service.model)
             engine.ended = _both(service.counters.ended, traced)
-        app = make_app(service, [*LOOPBACK, "[::1]"] if host in LOOPBACK else None)
+        app = make_app(service, hosts_of(host))
         config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
         url = f"http://{f'[{host}]' if ':' in host else host}:{socket.getsockname()[1]}"
         server = Server(config, service, drain_s)

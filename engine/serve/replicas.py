@@ -1,0 +1,141 @@
+"""Several engines behind one address, by Ray Serve: it starts them, shares requests out and replaces those that die.
+
+Each replica is a server (`api.py`) with an engine of its own.  Ray's proxy sends a request to the one of two replicas,
+drawn at random, that has fewer; it knows nothing of the prefixes that they hold.  What a replica computes is lost when
+it dies: its streams break off without a finish reason, and its clients must ask again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
+
+import ray
+import torch
+from ray import serve
+from ray.serve.config import AutoscalingConfig, HTTPOptions
+from ray.serve.schema import LoggingConfig
+from starlette.types import ASGIApp
+
+from rooflab.engine.serve.api import make_app
+from rooflab.engine.serve.client import Engine
+from rooflab.engine.serve.limits import Limits
+from rooflab.engine.serve.server import bound, hosts_of, service_of
+
+NAME = "rooflab"
+HEALTH_S = 2.0
+"""How often Ray asks a replica whether its engine lives."""
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """How many engines.  Raises `ValueError` on numbers that are none."""
+
+    count: int
+    most: int | None = None
+    """With it, Ray starts up to so many: one for each full batch of requests that run or wait."""
+    cluster: str | None = None
+    """Address of a Ray cluster, `auto` for the one that this machine belongs to; None starts one here."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"replicas: expected at least 1, got {self.count}")
+        if self.most is not None and self.most < self.count:
+            raise ValueError(f"max_replicas: expected at least the {self.count} of replicas, got {self.most}")
+
+
+@serve.ingress()
+class Replica:
+    """One engine and its HTTP interface, in a process of Ray's."""
+
+    async def __init__(self, options: Mapping[str, Any], name: str | None, limits: Limits, threads: int, host: str):  # type: ignore[misc]  # Ray awaits it
+        self._engine = Engine(options, threads)
+        service = await service_of(self._engine, options, name, limits)
+        self._app = make_app(service, hosts_of(host), alone=False)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """What Ray asks for after the constructor."""
+        return self._app
+
+    async def check_health(self) -> None:
+        """What Ray asks every `HEALTH_S` seconds; it replaces a replica that raises."""
+        if self._engine.died.is_set():
+            raise self._engine.death()
+
+
+def serve_replicas(
+    options: Mapping[str, Any],
+    replicas: Replicas,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    name: str | None = None,
+    limits: Limits | None = None,
+    threads: int | None = None,
+    drain_s: float = 30.0,
+    ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serves `replicas` of `LLM(**options)` at `host` and `port` until a signal comes; arguments as of `server.serve`.
+
+    On a GPU each replica has one; on a CPU it has `threads`, by default its share of this machine's cores.  Raises
+    `ValueError` if there is no such cluster, if the port is taken or if the model cannot be loaded.
+    """
+    limits, places = limits or Limits(), int(options["max_num_seqs"])
+    threads = threads or max(1, (os.cpu_count() or 1) // (replicas.most or replicas.count))
+    on_gpu = torch.device(options["device"]).type == "cuda" if options.get("device") else torch.cuda.is_available()
+    number: dict[str, Any] = {"num_replicas": replicas.count}
+    if replicas.most is not None:
+        number = {"autoscaling_config": AutoscalingConfig(
+            min_replicas=replicas.count, max_replicas=replicas.most, target_ongoing_requests=places
+        )}  # fmt: skip
+    deployment = serve.deployment(Replica, **number).options(
+        name="engine",
+        ray_actor_options={"num_gpus": 1} if on_gpu else {"num_cpus": threads},
+        max_ongoing_requests=places + limits.max_queue,  # one more, and the replica itself answers 429
+        health_check_period_s=HEALTH_S,
+        graceful_shutdown_timeout_s=drain_s,
+        logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
+    )
+    bound(host, port).close()
+    with _cluster(replicas.cluster, threads * (replicas.most or replicas.count)):
+        stop = Event()
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, lambda *_: stop.set())
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        serve.start(http_options=HTTPOptions(host=host, port=port))
+        try:
+            serve.run(deployment.bind(options, name, limits, threads, host), name=NAME)
+            ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            stop.wait()
+        except RuntimeError as error:
+            raise ValueError(f"replicas: no replica started: {_reason(error)}") from error
+        finally:
+            serve.delete(NAME)  # waits for the answers under way; what else runs on the cluster stays
+
+
+def _reason(error: RuntimeError) -> str:
+    """Why the deployment failed: the last line of its replica's traceback, else Ray's own words."""
+    state = serve.status().applications.get(NAME)
+    lines = [line for own in (state.deployments.values() if state else ()) for line in own.message.splitlines()]
+    reasons = [line for line in lines if re.match(r"\w*Error: ", line)]
+    return reasons[-1].partition(": ")[2] if reasons else str(error)
+
+
+@contextmanager
+def _cluster(address: str | None, cpus: int) -> Iterator[None]:
+    here = {} if address else {"num_cpus": max(cpus, os.cpu_count() or 1)}
+    try:
+        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **here)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ValueError(f"ray: expected a cluster at {address!r}, got {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
