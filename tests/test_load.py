@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from rooflab.bench.load.accuracy import errors_of, written_and_read
 from rooflab.bench.load.client import Shot, Target, body_of, closed_loop, open_loop
 from rooflab.bench.load.http import Framing
+from rooflab.bench.load.trace import load_trace
 
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -81,6 +83,26 @@ def test_times_lie_between_the_servers_write_and_the_end(stub, manner):
 def test_the_wait_for_a_place_counts_from_the_schedule(stub):
     first, second = sent(stub, shots(2), limit=1)
     assert second.scheduled_s == first.scheduled_s and second.free_s >= first.end_s
+
+
+def test_a_tap_sees_what_another_client_sees(stub, tmp_path):
+    """Each token passes the tap after the server wrote it and before the client reads it; the first request is left
+    out, and so is what asks for no stream."""
+    out = tmp_path / "trace.ndjson"
+    command = [sys.executable, "-m", "rooflab.bench.load.tap", "--to", stub, "--out", str(out), "--skip", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        url = process.stdout.readline().split()[0]
+        own = sent(url, shots(4), [0.0, 0.05, 0.06, 0.06])
+        assert Target(url, "").get("/health")[0] in (200, 404)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    trace = load_trace(out)
+    assert len(trace.requests) == 4 and len(trace.counted) == 3
+    for request, shot in zip(trace.requests, sorted(own, key=lambda shot: shot.sent_s), strict=True):
+        assert shot.sent_s <= request.sent_s and request.error == "" and request.output_tokens in (5, None)
+        passed = [chunk.time_s for chunk in request.chunks if chunk.kind == "text"]
+        for (written, read), at in zip(written_and_read(shot), passed, strict=True):
+            assert written <= at <= read
 
 
 def test_failures_are_named(stub):
