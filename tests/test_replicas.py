@@ -98,7 +98,8 @@ def test_a_killed_replica_costs_its_own_streams_alone_and_comes_back(two: Served
     whole = [text == wanted for own, wanted in zip(found, right, strict=True) for text, reason in own if reason]
     broken = [(text, wanted) for own, wanted in zip(found, right, strict=True) for text, reason in own if not reason]
     assert whole and all(whole)
-    assert 1 <= len(broken) <= len(PROMPTS) and all(wanted.startswith(text) for text, wanted in broken)
+    # At most one a user; none where the proxy had whole answers of that replica already, as on a busy machine.
+    assert len(broken) <= len(PROMPTS) and all(wanted.startswith(text) for text, wanted in broken)
     assert [stream(two, prompt) for prompt in PROMPTS] == [(wanted, "length") for wanted in right]
     assert not any(process.is_running() for process in killed), "its engine has ended too"
 

@@ -11,6 +11,7 @@ from rooflab.bench.emulate.emulating import Emulation
 KINDS = {
     "barrier": r"st\.shared[^;]*;(?:(?!st\.shared|bar\.sync).)*(bar\.sync[^;]*;)"
     r"(?=(?:(?!st\.shared|bar\.sync).)*(?:ld\.shared|ldmatrix|wgmma\.mma))",
+    "fence": r"(fence\.proxy\.async[^;]*;)",
     "wait": r"(cp\.async\.wait_group[^;]*;)",
     "mask": r"(@%p\d+ )ld\.global",
     "store mask": r"(@%p\d+ )st\.global",
