@@ -254,7 +254,7 @@ def test_no_request_that_the_document_allows_or_forbids_breaks_it(server, mode):
         if operation.path == "/live" or mode == GenerationMode.NEGATIVE and not operation.body:
             continue  # it has no end; it takes nothing
 
-        @settings(max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy(generation_mode=mode))
         def ask(case):
             if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):

@@ -3,8 +3,8 @@
     python -m rooflab.bench.load.tap --to http://127.0.0.1:8000 --port 8001 --out trace.ndjson
 
 So another tool's report is held against its own definitions on the same answers, and the noise of a machine does not
-count.  Times are taken here: between the two processes, a few tenths of a millisecond after the client sent and before
-it reads.  SIGINT or SIGTERM ends it and writes the trace.
+count.  Times are taken here, between the two processes: after the client sent and before it reads.  A client that
+leaves is seen to leave, by the server too.  SIGINT or SIGTERM ends it and writes the trace.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Tap:
 
     async def connection(self, client_in: StreamReader, client_out: StreamWriter) -> None:
         """Carries one connection of the client's, request by request, until either end closes it."""
-        server_in, server_out = await asyncio.open_connection(self.host, self.port)
         with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
+            server_in, server_out = await asyncio.open_connection(self.host, self.port)
+            while not client_out.is_closing():
                 head = await client_in.readuntil(BLANK)
                 body = await client_in.readexactly(_length(head))
                 shot = Shot(len(self.shots), body, None, 0)
@@ -47,9 +47,12 @@ class Tap:
                 server_out.write(head + body)
                 if b'"stream"' in body and json.loads(body).get("stream"):
                     self.shots.append(shot)
+                shot.error = "no end when the tap ended"
                 shot.error = await _answer(server_in, client_out, shot)
+                if shot.error:
+                    break
+            server_out.close()
         client_out.close()
-        server_out.close()
 
     def trace(self, skip: int) -> Trace:
         """All that was kept; the first `skip` requests are the warm-up.  Raises `ValueError` if there is no other."""
@@ -77,6 +80,8 @@ async def _answer(server: StreamReader, client: StreamWriter, shot: Shot) -> str
         data, now = await server.read(READ), clock()
         if not data:
             return "" if framing.ended() else "connection dropped"
+        if client.is_closing():
+            return "the client left"
         client.write(data)
         if piece := framing.feed(data):
             shot.pieces.append((now, piece))
@@ -107,7 +112,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("trace.ndjson"))
     parser.add_argument("--skip", type=int, default=0, help="first requests that do not count")
     given = parser.parse_args()
-    asyncio.run(tap(given.to, given.port, given.out, given.skip))
+    try:
+        asyncio.run(tap(given.to, given.port, given.out, given.skip))
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

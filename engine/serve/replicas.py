@@ -27,7 +27,7 @@ from starlette.types import ASGIApp
 from rooflab.engine.serve.api import make_app
 from rooflab.engine.serve.client import Engine
 from rooflab.engine.serve.limits import Limits
-from rooflab.engine.serve.server import bound, hosts_of, service_of
+from rooflab.engine.serve.server import bound, hosts_of, service_of, url_of
 
 NAME = "rooflab"
 HEALTH_S = 2.0
@@ -112,7 +112,7 @@ def serve_replicas(
         serve.start(http_options=HTTPOptions(host=host, port=port))
         try:
             serve.run(deployment.bind(options, name, limits, threads, host), name=NAME)
-            ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            ready(url_of(host, port))
             stop.wait()
         except RuntimeError as error:
             raise ValueError(f"replicas: no replica started: {_reason(error)}") from error

@@ -68,6 +68,11 @@ def bound(host: str, port: int) -> Socket:
     return socket
 
 
+def url_of(host: str, port: int) -> str:
+    """Where a server at `host` and `port` answers."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 async def service_of(engine: Engine, options: Mapping[str, Any], name: str | None, limits: Limits) -> Service:
     """Starts `engine`, which is of `options`, and gives it its name and its tokenizer.
 
@@ -111,7 +116,7 @@ async def serve(
             engine.ended = _both(service.counters.ended, traced)
         app = make_app(service, hosts_of(host))
         config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
-        url = f"http://{f'[{host}]' if ':' in host else host}:{socket.getsockname()[1]}"
+        url = url_of(host, socket.getsockname()[1])
         server = Server(config, service, drain_s)
         telling = asyncio.create_task(_tell(server, url, ready))
         await server.serve([socket])

@@ -14,6 +14,7 @@ KINDS = {
     "fence": r"(fence\.proxy\.async[^;]*;)",
     "wait": r"(cp\.async\.wait_group[^;]*;)",
     "mask": r"(@%p\d+ )ld\.global",
+    "vector mask": r"(@%p\d+ )ld\.global\.v4",
     "store mask": r"(@%p\d+ )st\.global",
 }
 """By kind: what is taken out, the first group of the first match; a barrier is one between a store and a load."""
@@ -27,8 +28,15 @@ FAULTS = (
     ("sglang", "log_softmax", "barrier"), ("sglang", "awq_gemm", "barrier"), ("vllm", "bmm", "barrier"),
     ("unsloth", "layernorm", "barrier"), ("unsloth", "swiglu", "mask"), ("xformers", "rms_norm", "mask"),
     ("flashinfer", "rms_norm", "barrier"), ("cut_cross_entropy", "linear_cross_entropy", "wait"),
+    ("vllm", "bmm", "fence"), ("lightllm", "matmul int8", "fence"), ("fla", "matmul", "fence"),
+    ("sglang", "extend_attention", "fence"), ("sglang", "extend_attention", "barrier"),
+    ("fla", "causal_conv1d", "vector mask"),
 )  # fmt: skip
-"""Project, entry and kind: where what is taken out is needed on the entry's shape."""
+"""Project, entry and kind: where what is taken out is needed on the entry's shape.
+
+So not the first mask of `causal_conv1d`, whose blocks of 16 channels fit 96, nor that of LightLLM's `flash_decoding`:
+without it other rows of the table of tokens are read, and the loads of those tokens have masks of their own.
+"""
 
 
 class Fault:

@@ -77,7 +77,8 @@ def page_of(records: list[Record], faults: list[Record]) -> str:
         "",
         f"{len(rows)} distinct Triton and Gluon kernels of {len({row['project'] for row in rows})} projects, compiled"
         f" for sm_90a by Triton {compilers} and run on the CPU on small ragged shapes with all checks. The"
-        f" values of {len(right)} are right against fp64 references; {len(racing)} have a race. The median kernel takes"
+        f" values of {len(right)} are right against fp64 references; {len(racing)}"
+        f" {'has' if len(racing) == 1 else 'have'} a race. The median kernel takes"
         f" {statistics.median(times):.1f} s, compile included and with races on, on one core; the slowest takes"
         f" {times[-1]:.1f} s.",
         "",
@@ -88,7 +89,8 @@ def page_of(records: list[Record], faults: list[Record]) -> str:
         "",
         "Made by `python -m rooflab.bench.emulate.compatibility.page --out results/compatibility.md`; the entries are"
         " in `bench/emulate/compatibility/`, the sources are fetched at these versions, and none is part of this"
-        " repository.",
+        " repository. Triton's and Gluon's tutorials are in no source release on PyPI, so they are not here; nor are"
+        " matmul templates of torch.compile, which only its search on a GPU would write.",
     ]
     for name in dict.fromkeys(row["project"] for row in rows):
         source = known[name].source
@@ -109,8 +111,8 @@ def page_of(records: list[Record], faults: list[Record]) -> str:
     ] or ["None."]
     lines += ["", "## Planted faults", ""]
     lines += [
-        f"Of {len(faults)} kernels one barrier, wait or mask was taken out of the PTX, where the shape needs it;"
-        f" {sum(bool(found_by(fault)) for fault in faults)} were found.",
+        f"In {len(faults)} trials one barrier, fence, wait or mask was taken out of a kernel's PTX, where the shape"
+        f" needs it; {sum(bool(found_by(fault)) for fault in faults)} were found.",
         "",
         "| kernel | call | found by |",
         "|---|---|---|",
