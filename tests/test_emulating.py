@@ -93,6 +93,12 @@ def same(x):
 
 def half(x):
     return x[:1]
+
+def whole(x):
+    return x.int()
+
+def whole_copy(x):
+    return copy(x).int()
 """
 SCRIPT = """
 import json, traceback
@@ -235,6 +241,8 @@ def test_what_no_card_can_answer_is_refused_by_name(found: dict[str, Any]) -> No
         (["mine.py::add_one", "--shape", "x=64", "--config", "BLOCK=7"], 2, "configs: expected one of BLOCK: 32"),
         (["mine.py::add_one", "--reference", "mine.py::same", "--shape", "x=9:bf16"], 11, "output 0: 9 of 9 elements"),
         (["mine.py::copy", "--reference", "mine.py::half", "--shape", "x=64"], 11, "output 0: "),
+        (["mine.py::copy", "--reference", "mine.py::whole", "--shape", "x=64"], 2, "output 0: expected torch.int32, as"),
+        (["mine.py::whole_copy", "--reference", "mine.py::same", "--shape", "x=64"], 2, "expected torch.float64, as from"),
         (["mine.py::same", "--shape", "x=64"], 2, "expected same to launch a kernel of Triton, got no launch"),
         (["mine.py::copy", "--shape", "y=64"], 2, "shape: expected the arguments of copy(x): missing a required"),
         (["mine.py::copy", "--shape", "x=6x"], 2, "expected name=64x96 or name=64x96:fp32|fp16|bf16, got 'x=6x'"),

@@ -65,7 +65,7 @@ def trace(definition, axes, solution, status="PASSED", second=0):
 
 @pytest.fixture
 def root(tmp_path):
-    """A folder with every definition and four traces."""
+    """A folder with every definition, four traces that become records, and three that do not."""
     root = tmp_path / "set"
     for definition in definitions():
         path = root / "definitions" / definition["op_type"] / f"{definition['name']}.json"
@@ -78,6 +78,8 @@ def root(tmp_path):
         trace("fused_add_rmsnorm_h64", {"T": 5}, "norm"),
         trace("gqa_paged_decode", dict.fromkeys("TSLPI", 3), "paged"),
         trace("absent", {"T": 5}, "lost"),
+        trace("gqa_paged_decode", dict.fromkeys("TSLPI", 3) | {"P": 0}, "paged"),
+        trace("gemm_n48_k32", {}, "fast_v1"),
     ]
     (root / "traces" / "someone" / "all.jsonl").write_text("".join(json.dumps(each) + "\n" for each in results))
     return root
@@ -109,7 +111,7 @@ def test_every_definition_is_mapped_or_has_a_reason(root, rooflab):
     assert rows["dsa_paged_decode"]["reason"] == "no op here computes 'dsa_paged'"
     assert rows["gemm_fp8"]["reason"].startswith("its dtypes are float8_e4m3fn")
     assert all(bool(row["op"]) != bool(row["reason"]) for row in rows.values())
-    assert (rows["gemm_n48_k32"]["scheme"], rows["gemm_n48_k32"]["traces"]) == ("fp16", 2)
+    assert (rows["gemm_n48_k32"]["scheme"], rows["gemm_n48_k32"]["traces"]) == ("fp16", 3)
     status, out, _ = rooflab("import", "flashinfer", root, "--json")
     found = json.loads(out)
     assert status == 0 and len(found["definitions"]) == len(definitions()) and len(found["rows"]) == 4
@@ -143,7 +145,11 @@ def test_traces_become_records_that_can_be_compared_with_ours(root):
     assert (norm.op, norm.case_id) == ("fused_add_rmsnorm", "T=5,H=64,eps=1e-05")
     assert paged.op == "paged_attention" and paged.case_id.startswith("definition=gqa_paged_decode,T=3,")
     assert {each.checked_by for each in found.records} == {"none"} and {each.commit for each in found.records} == {None}
-    assert [each.reason for each in found.skipped] == ["no definition called 'absent' is there"]
+    assert [each.reason for each in found.skipped] == [
+        "no definition called 'absent' is there",
+        "its workload has no P",
+        "its workload has no M",
+    ]
 
 
 def test_an_epsilon_is_read_from_the_text_and_not_run_and_a_matrix_by_its_axes(root):

@@ -156,7 +156,8 @@ class DataSet:
         return rows
 
     def records(self) -> files.Imported:
-        """One record for each trace; a trace without its definition in the data set is skipped, with that reason.
+        """One record for each trace.  Skipped with its reason: a trace without its definition in the data set, and a
+        workload that lacks an axis or has one of size 0, such as no pages: nothing is computed there.
 
         Raises `ValueError` with the file and line of a malformed evaluation.
         """
@@ -170,6 +171,8 @@ class DataSet:
             definition = self.definitions.get(trace.definition)
             if definition is None:
                 skipped.append(files.Skipped(trace.place, f"no definition called {trace.definition!r} is there"))
+            elif empty := [axis for axis in definition.variables if not trace.axes.get(axis)]:
+                skipped.append(files.Skipped(trace.place, f"its workload has no {', '.join(empty)}"))
             else:
                 records.append(_record(trace, definition, run, timestamp))
         return files.Imported(tuple(records), tuple(skipped))
@@ -191,7 +194,7 @@ def read_dataset(root: Path) -> DataSet:
         for number, line in enumerate(files.read_text(path).splitlines(), 1):
             if line.strip():
                 place = f"{path.name}, line {number}"
-                traces.append(_trace(files.parse_json(line, place), definitions, place))
+                traces.append(_trace(files.parse_json(line, place), place))
     return DataSet(definitions, tuple(traces))
 
 
@@ -252,14 +255,11 @@ def _epsilon(tree: ast.Module) -> float | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _trace(values: Any, definitions: Mapping[str, Definition], place: str) -> Trace:
+def _trace(values: Any, place: str) -> Trace:
     name, workload = files.get(values, "definition", str, place), files.get(values, "workload", dict, place)
     axes = files.get(workload, "axes", dict, f"{place}, workload")
     for axis in axes:
         _size(axes, axis, f"{place}, workload.axes")
-    for axis in definitions[name].variables if name in definitions else ():
-        if axis not in axes:
-            raise ValueError(f"{place}, workload.axes: expected a size of the axis {axis!r}, got none")
     uuid = files.get(workload, "uuid", str, f"{place}, workload")
     evaluation = files.get(values, "evaluation", dict, place)
     return Trace(name, files.get(values, "solution", str, place), uuid, axes, evaluation, place)
