@@ -68,10 +68,19 @@ def test_a_bundle_shows_in_the_tools_that_do_not_divide():
     }  # fmt: skip
 
 
-def test_mlperfs_percentile_is_a_value_of_the_list():
+def test_guidellm_counts_a_request_as_often_as_it_has_tokens():
+    rows = {row["tool"]: row for row in xray(replace(TRACE, requests=(ONE, BUNDLED)))}
+    assert rows["AIPerf"]["itl_mean_ms"] == pytest.approx((150 + 100) / 2)
+    assert rows["GuideLLM"]["itl_mean_ms"] == pytest.approx((2 * 150 + 4 * 75) / 6)
+    assert (rows["GuideLLM"]["itl_p50_ms"], rows["GuideLLM"]["tpot_p50_ms"]) == pytest.approx((75, 80))
+
+
+def test_a_percentile_that_does_not_interpolate_is_a_value_of_the_list():
     late = replace(ONE, index=3, scheduled_s=-0.4)
     rows = {row["tool"]: row for row in xray(replace(TRACE, requests=(ONE, late)))}
     assert rows["MLPerf"]["ttft_p50_ms"] == pytest.approx(700) and rows["rooflab"]["ttft_p50_ms"] == pytest.approx(500)
+    rows = {row["tool"]: row for row in xray(replace(TRACE, requests=(ONE, replace(ONE, index=3, sent_s=0.0))))}
+    assert rows["GuideLLM"]["ttft_p50_ms"] == pytest.approx(200) and rows["AIPerf"]["ttft_p50_ms"] == pytest.approx(250)
     with pytest.raises(ValueError, match="trace: expected at least one answered request"):
         xray(replace(TRACE, requests=(FAILED, replace(ONE, phase="warm-up"))))
 

@@ -1,8 +1,9 @@
 """The metric X-ray: what each tool would report of one trace, by its own definitions, side by side.
 
 Definitions were read in the sources named below, and each is written anew here.  A dash is a metric that a tool does
-not have under that name.  Tools differ in when a request begins, in which chunk is the first, in where it ends, and in
-whether ITL has a value for each gap or one for each request.
+not have under that name.  Tools differ in when a request begins, in which chunk is the first, in where it ends, in
+whether ITL has a value for each gap or one for each request, and in what a percentile is.  AIPerf 0.13.0 and GuideLLM
+0.8.1 were run through `tap`; what they report is compared with their rows in results/serving.md.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class Reading:
     ttft: float
     e2e: float
     itl: Sequence[float]
-    tpot: float | None
-    """None where the tool has no value for this request."""
+    tpot: Sequence[float]
+    """Empty where the tool has no value for this request; a value that counts n times is there n times."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,26 @@ class Tool:
     reading: Callable[[Request], Reading | None]
     seconds: Callable[[Trace, Sequence[Request]], float]
     """What output tokens are divided by."""
-    linear: bool = True
-    """Whether percentiles interpolate; MLPerf takes the value at `n * p` of the sorted ones."""
+    percentile: Callable[[Sequence[float], int], float] = np.percentile
+    """The percentile of values; by default it interpolates between two of them."""
+
+
+def _first_that_reaches(values: Sequence[float], q: int) -> float:
+    """The least value such that `q` percent of all are no larger."""
+    return float(np.percentile(values, q, method="inverted_cdf"))
+
+
+def _at_the_index(values: Sequence[float], q: int) -> float:
+    """Of n sorted values the one at the index n q / 100."""
+    return sorted(values)[min(len(values) - 1, len(values) * q // 100)]
 
 
 def _kinds(request: Request, *kinds: str) -> list[Chunk]:
     return [chunk for chunk in request.chunks if chunk.kind in kinds]
 
 
-def _per_token(time_s: float, tokens: int) -> float | None:
-    return time_s / (tokens - 1) if tokens > 1 else None
+def _per_token(time_s: float, tokens: int) -> list[float]:
+    return [time_s / (tokens - 1)] if tokens > 1 else []
 
 
 def _gaps(chunks: Sequence[Chunk]) -> list[float]:
@@ -79,7 +90,7 @@ def _aiperf(request: Request) -> Reading | None:
     ttft, e2e = (chunk.time_s - request.sent_s for chunk in (texts[0], texts[-1]))
     tokens, first = output_tokens(request), texts[0].tokens or 1
     behind = tokens - first if 0 < first < tokens else tokens - 1
-    return Reading(ttft, e2e, [(e2e - ttft) / behind] if tokens > 1 else [], None)
+    return Reading(ttft, e2e, [(e2e - ttft) / behind] if tokens > 1 else [], [])
 
 
 def _guidellm(request: Request) -> Reading | None:
@@ -88,8 +99,8 @@ def _guidellm(request: Request) -> Reading | None:
     first, last = texts[0].time_s, texts[-1].time_s
     end = request.chunks[-1].time_s if request.end_s is None else request.end_s
     tokens, itl = output_tokens(request), _per_token(last - first, output_tokens(request))
-    tpot = (last - request.sent_s) / tokens if tokens else None
-    return Reading(first - request.sent_s, end - request.sent_s, [] if itl is None else [itl], tpot)
+    tpot = [(last - request.sent_s) / tokens] if tokens else []
+    return Reading(first - request.sent_s, end - request.sent_s, itl * (tokens - 1), tpot * tokens)
 
 
 def _mlperf(request: Request) -> Reading | None:
@@ -102,7 +113,7 @@ def _mlperf(request: Request) -> Reading | None:
 def _ours(request: Request) -> Reading | None:
     if (times := times_of(request)) is None:
         return None
-    tpot = None if times.tpot_ms is None else times.tpot_ms / 1e3
+    tpot = [] if times.tpot_ms is None else [times.tpot_ms / 1e3]
     return Reading(times.ttft_ms / 1e3, times.e2e_ms / 1e3, [float(gap) / 1e3 for gap in times.itl_ms], tpot)
 
 
@@ -172,16 +183,17 @@ TOOLS = (
     ),
     Tool(
         name="GuideLLM",
-        read="src/guidellm/schemas/base/request_stats.py at 31c74ea2, backends/openai/http.py at ee7a7745",
+        read="src/guidellm/schemas/base/{request_stats,statistics}.py and backends/openai/http.py of 0.8.1",
         ttft="first chunk with text - send",
-        itl="(last text - first text) / (output tokens - 1); one value a request",
-        tpot="(last text - send) / output tokens: has the TTFT in it",
+        itl="(last text - first text) / (output tokens - 1); one value a request, as often as it has such tokens",
+        tpot="(last text - send) / output tokens: has the TTFT in it; one value a request, as often as it has tokens",
         e2e="end of the stream - send",
         throughput="output tokens / (first send to end of the last stream)",
         reading=_guidellm,
         seconds=lambda trace, requests: (
             max(request.end_s or 0.0 for request in requests) - min(request.sent_s for request in requests)
         ),
+        percentile=_first_that_reaches,
     ),
     Tool(
         name="MLPerf",
@@ -193,17 +205,9 @@ TOOLS = (
         throughput="output tokens / (start of the run to the last completion)",
         reading=_mlperf,
         seconds=lambda trace, requests: _last_text(requests) - trace.begin_s - trace.warmup_s,
-        linear=False,
+        percentile=_at_the_index,
     ),
 )
-
-
-def _percentile(values: Sequence[float], q: int, linear: bool) -> float | None:
-    if not values:
-        return None
-    if linear:
-        return float(np.percentile(values, q))
-    return sorted(values)[min(len(values) - 1, int(len(values) * q / 100))]
 
 
 def xray(trace: Trace) -> list[dict[str, Any]]:
@@ -221,12 +225,12 @@ def xray(trace: Trace) -> list[dict[str, Any]]:
         values = {
             "ttft": [1e3 * reading.ttft for reading in readings],
             "itl": itl,
-            "tpot": [1e3 * reading.tpot for reading in readings if reading.tpot is not None] if tool.tpot else [],
+            "tpot": [1e3 * value for reading in readings for value in reading.tpot] if tool.tpot else [],
             "e2e": [1e3 * reading.e2e for reading in readings],
         }
         row: dict[str, Any] = {"tool": tool.name}
         for name, own in values.items():
-            row |= {f"{name}_p{q}_ms": _percentile(own, q, tool.linear) for q in (50, 99)}
+            row |= {f"{name}_p{q}_ms": float(tool.percentile(own, q)) if own else None for q in (50, 99)}
         row["itl_mean_ms"] = float(np.mean(itl)) if itl else None
         row["output_tokens_per_s"] = sum(map(output_tokens, requests)) / tool.seconds(trace, requests)
         rows.append(row)
