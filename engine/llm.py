@@ -121,6 +121,7 @@ class LLM:
         longest = max_num_batched_tokens if chunked else max(max_num_batched_tokens, self.max_model_len)
         rows: dict[Phase, int] = {"prefill": longest, "decode": max_num_seqs}
         limits = Limits(self.arch, self.device, self.dtype, block_size, self.max_model_len, rows, int8=dtype == INT8)
+        self.limits = limits
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
         self.ops = resolve(limits, swap, interpret)
         check_weights_fit(limits)

@@ -138,12 +138,12 @@ def _product_probes(M: int, limits: Limits) -> list[dict[str, Any]]:
     return inputs
 
 
-def real(inputs: Mapping[str, Any], block_size: int) -> dict[str, Any]:
-    """`meta` arguments as tensors of random numbers, with valid pages and positions; the context is `CONTEXT`."""
+def real(inputs: Mapping[str, Any], block_size: int, context: int = CONTEXT) -> dict[str, Any]:
+    """`meta` arguments as tensors of random numbers, with valid pages and positions, and `context` keys a sequence."""
     made: dict[str, Any] = {}
     sequences = len(inputs["seq_lens"]) if "seq_lens" in inputs else 1
     rows = len(inputs["q"]) if "q" in inputs else 1
-    length = CONTEXT if sequences == rows else CONTEXT + rows
+    length = context if sequences == rows else context + rows
     pages = -(-max(length, rows) // block_size)
     for name, value in inputs.items():
         if name == "block_table":

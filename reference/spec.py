@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from rooflab.reference import captured
 from rooflab.reference.compare import ErrorStats, elementwise
 from rooflab.reference.domain import Domain
 from rooflab.roofline.model import Cost
@@ -205,9 +206,16 @@ class OpSpec:
 
     def get_cases(self, suite: str) -> tuple[Case, ...]:
         """The cases of a suite.  Raises `ValueError` with the known suites."""
-        if suite not in self.cases:
+        found = self.cases_in(suite)
+        if not found and suite not in self.cases:
             raise ValueError(f"suite: {self.name} has {', '.join(self.cases)}, got {suite!r}")
-        return self.cases[suite]
+        return found
+
+    def cases_in(self, suite: str) -> tuple[Case, ...]:
+        """The cases of a suite, which may be a file of `rooflab capture`; none if the op has no such suite."""
+        if captured.is_file(suite):
+            return tuple(map(self.check_case, captured.cases_of(self.name, suite)))
+        return self.cases.get(suite, ())
 
     def check_case(self, case: Case) -> Case:
         """`case` with its keys in the order of the op's own cases, and then the optional keys that are not off.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import random
@@ -10,6 +11,8 @@ import shutil
 import signal
 import socket
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import aiohttp
 import openai
@@ -17,6 +20,7 @@ import psutil
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from playwright.sync_api import sync_playwright
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -300,20 +304,35 @@ def test_the_page_shows_tokens_and_the_engine_as_they_come(server, width):
         browser.close()
 
 
-def test_limits_key_and_drain(tmp_path):
-    options = (
-        "--api-key",
-        "--max-body-bytes",
-        "2000",
-        "--max-num-seqs",
-        "1",
-        "--max-queue",
-        "1",
-        "--max-tokens",
-        "250",
-    )
+@pytest.fixture
+def collector():
+    """A collector of OpenTelemetry: its URL, and the spans that came."""
+    spans = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["content-length"]))
+            body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                spans.extend(span for scope in resource.scope_spans for span in scope.spans)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", spans
+        server.shutdown()
+
+
+def test_limits_key_drain_and_traces(tmp_path, collector):
+    endpoint, spans = collector
+    options = ("--api-key", "--max-body-bytes", "2000", "--max-num-seqs", "1", "--max-queue", "1", "--max-tokens",
+               "250", "--otlp-endpoint", endpoint)  # fmt: skip
     with served(tmp_path, *options, key="secret") as server:
-        key = {"authorization": "Bearer secret"}
+        key = {"authorization": "Bearer secret", "traceparent": f"00-{'5' * 32}-{'7' * 16}-01"}
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
             status, body = server.ask("/v1/models", headers=headers)
             assert (status, body["error"]["code"]) == (401, "invalid_api_key")
@@ -324,6 +343,7 @@ def test_limits_key_and_drain(tmp_path):
         place = server.url.removeprefix("http://").split(":")
         body = json.dumps({**GREEDY, "prompt": "x", "max_tokens": 250, "stream": True}).encode()
         head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += f"traceparent: {key['traceparent']}\r\n"
         head += f"authorization: Bearer secret\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
         with socket.create_connection((place[0], int(place[1])), timeout=60) as connection:
             connection.sendall(head.encode() + body)
@@ -334,6 +354,16 @@ def test_limits_key_and_drain(tmp_path):
         assert b'"finish_reason":"length"' in text and b"data: [DONE]" in text
         assert text.count(b'"finish_reason":null') == 249
         assert server.process.wait(30) == 0
+    # The drained answer alone reached the engine; its phases follow one another and fill it.
+    (whole,) = [span for span in spans if span.name == "llm_request"]
+    named = {each.key: each.value for each in whole.attributes}
+    assert named["gen_ai.usage.output_tokens"].int_value == 250 and named["gen_ai.request.model"].string_value == "tiny"
+    phases = [next(span for span in spans if span.name == name) for name in ("queue", "prefill", "decode")]
+    assert len(spans) == 4 and {span.parent_span_id for span in phases} == {whole.span_id}
+    edges = [whole.start_time_unix_nano, *(span.end_time_unix_nano for span in phases)]
+    assert [span.start_time_unix_nano for span in phases] == edges[:3] and edges == sorted(edges)
+    assert edges[3] == whole.end_time_unix_nano and abs(edges[3] / 1e9 - time.time()) < 60
+    assert {span.trace_id.hex() for span in spans} == {"5" * 32} and whole.parent_span_id.hex() == "7" * 16
 
 
 def test_what_cannot_be_served_is_one_sentence(rooflab, tmp_path):

@@ -193,7 +193,7 @@ def two_kernels(wanted: Wanted) -> Comparison:
         raise ValueError(f"kernel: expected one op and two kernels (--kernel twice), got {len(wanted.kernels)}")
     op = wanted.ops[0]
     spec = registry.get_op(op)
-    known = spec.cases.get(wanted.suite_name, ())
+    known = spec.cases_in(wanted.suite_name)
     if wanted.suite and not known:
         raise ValueError(f"suite: {op} has {', '.join(spec.cases)}, got {wanted.suite!r}")
     ids, most = [case.id for case in known], [case.id for case in largest(spec, known)]

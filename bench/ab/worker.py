@@ -64,7 +64,7 @@ def listing(job: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
         spec = known[op]
         refusals = {name: kernel.why_not_here(device) for name, kernel in registry.kernels(op).items()}
         kernels = {name: str(refusal) if refusal else None for name, refusal in refusals.items()}
-        cases = spec.cases.get(job["suite"], ())
+        cases = spec.cases_in(job["suite"])
         found[op] = {
             "kernels": kernels,
             "cases": [case.id for case in cases],

@@ -47,7 +47,7 @@ class Selection:
         for kernel, _ in choose_kernels(op, kernels or ()):
             chosen[kernel.op] = (*chosen.get(kernel.op, ()), kernel)
         for suite in suites:
-            if not cases and not any(suite in registry.get_op(name).cases for name in chosen):
+            if not cases and not any(registry.get_op(name).cases_in(suite) for name in chosen):
                 known = dict.fromkeys(suite for name in chosen for suite in registry.get_op(name).cases)
                 raise ValueError(f"suite: expected one of {', '.join(known)}, got {suite!r}")
         parsed = tuple(registry.get_op(str(op)).check_case(Case.parse(text)) for text in cases or ())
@@ -57,7 +57,7 @@ class Selection:
         """The cases of one op; a suite that the op does not have adds no case."""
         if self.cases:
             return list(self.cases)
-        return list(dict.fromkeys(case for suite in self.suites for case in spec.cases.get(suite, ())))
+        return list(dict.fromkeys(case for suite in self.suites for case in spec.cases_in(suite)))
 
     def schemes_of(self, spec: OpSpec, default: str | None = None) -> list[Scheme]:
         """The schemes of one op: the requested ones that the op has, or the default, or all.

@@ -47,9 +47,10 @@ def draw_frontier(summaries: Sequence[tuple[float, Summary]], folder: Path, abou
     ):
         reached = [_reached(own) for _, own in summaries]
         _lines(axes, reached, [own for _, own in summaries], name)
-        for (rate, own), x in zip(summaries, reached, strict=True):
+        for index, ((rate, own), x) in enumerate(zip(summaries, reached, strict=True)):
             if (y := own.get(f"{name}_p50_ms")) is not None:
-                axes.annotate(f"{rate:g}/s", (x, y), (-4, -12), textcoords="offset points", fontsize=8, color=INK)
+                place = (-4, 6 if index % 2 else -12)  # below and above in turn, for points that nearly coincide
+                axes.annotate(f"{rate:g}/s", (x, y), place, textcoords="offset points", fontsize=8, color=INK)
         axes.set_title(title, fontsize=10, loc="left", weight="bold")
         axes.set_xlabel("output tokens/s", fontsize=9)
     note(figure, [about])

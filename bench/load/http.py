@@ -1,7 +1,7 @@
 """The least of HTTP/1.1 that a timed request needs: its bytes out, and the body of the answer with each piece's time.
 
-aiohttp costs 35 us a piece on a 2-core EPYC, and all streams of a batch get a token at once, so that the last of 64
-would be read 2 ms late.  This takes the time first and does the rest after every ready socket has been read.
+aiohttp costs tens of microseconds a piece, and all streams of a batch get a token at once, so that the last of 64
+would be read milliseconds late.  This takes the time first and does the rest after every ready socket has been read.
 """
 
 from __future__ import annotations

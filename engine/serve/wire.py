@@ -126,8 +126,12 @@ class StepLine:
     end_s: float
     num_decodes: int
     """Sequences that got a token each without a prompt."""
+    decode_keys: int
+    """Keys that these attended to, together."""
     prompt_tokens: int
     """Tokens of prompts that were computed."""
+    prompt_pairs: int
+    """Query-key pairs of these tokens, each with itself and all before it."""
     tokens: int
     """Tokens of answers that came out of it."""
     preempted: int

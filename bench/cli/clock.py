@@ -1,0 +1,181 @@
+"""`simulate` and `capacity`: the engine's scheduler on a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from rooflab.bench import show
+from rooflab.bench.cli.app import Json, OutOption, app
+from rooflab.bench.cli.load import WAITS, _draw, _laws, _name, _span
+
+if TYPE_CHECKING:
+    from rooflab.bench.latency.clock import Settings
+    from rooflab.bench.latency.step_model import KernelTimes
+
+Model = Annotated[str, typer.Argument(help="A preset, or a Hugging Face config.json or its folder.")]
+Gpu = Annotated[str, typer.Option("--gpu", help="A GPU by name.")]
+Dtype = Annotated[str, typer.Option(help="Dtype of the weights: bf16, fp16, fp8_e4m3 or fp32.")]
+KvDtype = Annotated[str, typer.Option(help="Dtype of the KV cache.")]
+HostMs = Annotated[float, typer.Option(help="The host's time in each step, which kernel times do not have.")]
+Bounds = Annotated[bool, typer.Option("--bounds", help="By bounds, also where kernel times were published.")]
+Lengths = Annotated[str, typer.Option(help="Tokens: N or LEAST:MOST.")]
+T = TypeVar("T")
+
+
+@app.command()
+def simulate(
+    model: Model = "llama-3.1-8b",
+    gpu: Gpu = "h100-sxm",
+    gpus: Annotated[int, typer.Option(help="Of one node, by tensor parallelism.")] = 1,
+    steps: Annotated[Path | None, typer.Option(help="Take the time of steps from this trace of our server.")] = None,
+    against: Annotated[Path | None, typer.Option(help="A measured trace to compare with.")] = None,
+    dtype: Dtype = "bf16",
+    kv_dtype: KvDtype = "bf16",
+    host_ms: HostMs = 0.0,
+    bounds: Bounds = False,
+    rate: Annotated[float | None, typer.Option(help="Requests per second, open loop; inf: all at once.")] = None,
+    sweep: Annotated[str | None, typer.Option(help="A,B,...: these rates in turn.")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="So many in flight, closed loop; without a rate, 1.")] = None,
+    num_prompts: int = 1000,
+    data: Annotated[str, typer.Option(help="random, sharegpt (its lengths) or prefix (shared by groups).")] = "random",
+    input_len: Lengths = "128",
+    output_len: Lengths = "64",
+    num_kv_blocks: Annotated[int | None, typer.Option(help="Pages of the KV cache; without it, by memory.")] = None,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 8192,
+    prefill_chunk: int | None = None,
+    seed: int = 0,
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """TTFT, ITL and throughput of a load, by our scheduler on a clock: with published times of kernels, with bounds, or
+    with measured steps; nothing is computed, and no GPU is needed."""
+    from rooflab.bench.latency import clock, step_model
+    from rooflab.bench.load.data import Data
+    from rooflab.bench.load.metrics import summarize
+    from rooflab.bench.load.results import trace_file
+    from rooflab.bench.load.run import Plan
+    from rooflab.bench.load.trace import load_trace
+
+    settings = clock.Settings(
+        num_kv_blocks or 2**20, 16, max_num_seqs, max_num_batched_tokens, prefill_chunk, prefix_caching=data == "prefix"
+    )
+    taken: step_model.StepModel
+    delay_s = 0.0
+    if steps:
+        taken, delay_s = step_model.of_trace(load_trace(steps))
+    else:
+        taken = kernels(model, gpu, gpus, dtype, kv_dtype, host_ms, bounds)
+        settings = settings if num_kv_blocks else _fitting(taken, settings)
+    laws = _laws(rate, None, sweep, concurrency, "poisson", 1.0)
+    asked = Data(data, _span("input_len", input_len), _span("output_len", output_len))
+    plans = [
+        Plan(
+            arrivals=law, concurrency=concurrency or 1, num_prompts=num_prompts, data=asked, model=model, seed=seed + n
+        )
+        for n, law in enumerate(laws)
+    ]
+    rows, traces = [], []
+    for plan in plans:
+        with show.waiting(f"simulate {_name(plan)}"):
+            traces.append(clock.simulate(taken, plan, settings, delay_s))
+        rows.append({"rate": _name(plan), **summarize(traces[-1])})
+    if out:
+        for plan, trace in zip(plans, traces, strict=True):
+            trace.save(trace_file(out, _name(plan) if len(plans) > 1 else ""))
+        _draw(out, plans, rows, traces)
+    compared = clock.compared(traces[0], load_trace(against)) if against else []
+    if json:
+        show.as_json({"basis": taken.basis, "rows": rows, "compared": compared})
+        return
+    columns = ("rate", "requests", "requests_per_s", "output_tokens_per_s", *WAITS[1:])
+    show.table(rows, [name for name in columns if name in rows[0] and "sent" not in name], f"by {taken.basis}")
+    if compared:
+        show.table(compared, ("figure", "simulated", "measured", "off_%"), "beside the measured trace")
+
+
+@app.command()
+def capacity(
+    model: Model = "llama-3.1-8b",
+    gpu: Gpu = "h100-sxm",
+    gpus: Annotated[str, typer.Option(help="N,M,...: GPUs of one node, by tensor parallelism.")] = "1",
+    ttft: Annotated[float, typer.Option(help="Limit in ms.")] = 500.0,
+    itl: Annotated[float, typer.Option(help="Limit in ms.")] = 30.0,
+    percentile: Annotated[float, typer.Option(help="Which percentile the limits are for.")] = 99.0,
+    chunk: Annotated[str, typer.Option(help="N,M,...: most tokens of prompts in a step.")] = "512,2048,8192",
+    dtype: Dtype = "bf16",
+    kv_dtype: KvDtype = "bf16",
+    host_ms: HostMs = 0.0,
+    bounds: Bounds = False,
+    input_len: Lengths = "1024",
+    output_len: Lengths = "256",
+    num_prompts: int = 500,
+    max_num_seqs: int = 256,
+    seed: int = 0,
+    json: Json = False,
+) -> None:
+    """How many requests a second a model serves within limits of TTFT and ITL, with which chunk, on how many GPUs."""
+    from rooflab.bench.latency import capacity as capacities
+    from rooflab.bench.latency.clock import Settings
+    from rooflab.bench.load.data import Data
+    from rooflab.bench.load.run import Plan
+
+    if not 0 < percentile < 100:
+        raise ValueError(f"percentile: expected above 0 and below 100, got {percentile:g}")
+    plan = Plan(
+        num_prompts=num_prompts, seed=seed, model=model,
+        data=Data("random", _span("input_len", input_len), _span("output_len", output_len)),
+    )  # fmt: skip
+    counts, chunks = _each("gpus", gpus, int), _each("chunk", chunk, int)
+    base = kernels(model, gpu, counts[0], dtype, kv_dtype, host_ms, bounds)
+    limits = {"ttft": ttft, "itl": itl}
+    with show.waiting(f"loads of {num_prompts} requests on the clock"):
+        settings = Settings(0, max_num_seqs=max_num_seqs)
+        rows = capacities.capacities(base, plan, settings, limits, percentile, counts, chunks)
+    if json:
+        show.as_json({"basis": base.basis, "limits": limits, "percentile": percentile, "rows": rows})
+        return
+    columns = ("gpus", "prefill_chunk", "kv_tokens", "requests_per_s", "requests_per_s_per_gpu", "why")
+    title = f"{model}, {input_len} + {output_len} tokens: p{percentile:g} of TTFT within {ttft:g} ms, of ITL {itl:g} ms"
+    show.table(rows, [name for name in columns if any(name in row for row in rows)], title)
+    served = [row for row in rows if row.get("requests_per_s")]
+    if served:
+        best = max(served, key=lambda row: row["requests_per_s_per_gpu"])
+        show.line(f"most for each GPU: {best['gpus']} with chunks of {best['prefill_chunk']}; by {base.basis}")
+    else:
+        show.line(f"no rate is within these limits; by {base.basis}", "yellow")
+
+
+def kernels(model: str, gpu: str, gpus: int, dtype: str, kv_dtype: str, host_ms: float, bounds: bool) -> KernelTimes:
+    from rooflab.bench.latency.step_model import KernelTimes
+    from rooflab.roofline.architecture import get_architecture
+    from rooflab.roofline.device import resolve
+    from rooflab.roofline.steps import check_arguments
+
+    arch = get_architecture(model)
+    check_arguments(arch, dtype, kv_dtype, gpus)
+    device, note = resolve(gpu)
+    if note:
+        show.note(note)
+    return KernelTimes(arch, device, dtype, kv_dtype, gpus, host_ms, bounds=bounds)
+
+
+def _fitting(model: Any, settings: Settings) -> Settings:
+    from rooflab.bench.latency.capacity import kv_blocks
+
+    pages = kv_blocks(model, settings)
+    if not pages:
+        raise ValueError(f"gpus: expected room for the weights of {model.arch.name}, got {model.gpus}")
+    return replace(settings, num_kv_blocks=pages)
+
+
+def _each(name: str, text: str, kind: Callable[[str], T]) -> list[T]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{name}: expected numbers joined by commas, got {text!r}") from None

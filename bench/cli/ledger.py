@@ -1,0 +1,185 @@
+"""`ledger`, `whatif` and `capture`: where a step's time goes, what a kernel would change, what a program asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rooflab.bench import show
+from rooflab.bench.cli.app import DeviceOption, Json, OutOption, app
+from rooflab.bench.cli.clock import KvDtype, kernels
+
+if TYPE_CHECKING:
+    from rooflab.bench.latency.ledger import Kind, Ledger
+
+Gpu = Annotated[str | None, typer.Option("--gpu", help="Published kernel times of this GPU; else, measured here.")]
+Engine = Annotated[str, typer.Argument(help="smollm2-135m, a GGUF file, a Hugging Face folder, or a preset.")]
+Dummy = Annotated[bool, typer.Option("--dummy", help="Random weights.")]
+Dtype = Annotated[str | None, typer.Option(help="Dtype of the weights; without it, the engine's own, or bf16.")]
+Batch = Annotated[int, typer.Option(help="Sequences that decode.")]
+Context = Annotated[int, typer.Option(help="Tokens of a sequence; of a prefill, of the prompt.")]
+LEDGER = (
+    "op", "site", "kernel", "calls", "shape", "MFLOP", "MB", "moved_MB", "bound_ms", "limiter", "ms", "share",
+    "x_bound", "basis",
+)  # fmt: skip
+SPARE = 128
+"""Tokens that a sequence may get beyond its context."""
+
+
+@app.command()
+def ledger(
+    model: Engine = "smollm2-135m",
+    dummy: Dummy = False,
+    gpu: Gpu = None,
+    gpus: int = 1,
+    batch: Batch = 1,
+    context: Context = 256,
+    prefill: Annotated[bool, typer.Option("--prefill", help="The step of a prompt, and not of decoding.")] = False,
+    dtype: Dtype = None,
+    kv_dtype: KvDtype = "bf16",
+    swap: Annotated[list[str] | None, typer.Option(help="OP=KERNEL: use this kernel; repeatable.")] = None,
+    device: DeviceOption = None,
+    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs: kernel by kernel.")] = False,
+    out: OutOption = None,
+    json: Json = False,
+) -> None:
+    """A step of the engine, op by op: shape, cost, bound, time and share, the host's time, and what is left of it.
+
+    Measured on this machine, or with --gpu by published times of kernels.
+    """
+    from rooflab.bench.commands import parse_swaps
+    from rooflab.bench.latency.ledger import measured
+    from rooflab.bench.latency.records import ledger_record
+    from rooflab.engine.llm import LLM
+
+    kind: Kind = "prefill" if prefill else "decode"
+    batch = 1 if prefill else batch
+    if gpu:
+        if swap:
+            raise ValueError("swap: expected no --gpu with it, whose kernels are others'")
+        found = _published(model, gpu, gpus, dtype, kv_dtype, kind, batch, context)
+    else:
+        options = _options(model, dummy, dtype, device, batch, context) | {"swap": parse_swaps(swap or [])}
+        with show.waiting("loading the model"):
+            llm = LLM(**options, enforce_eager=enforce_eager)
+        with show.waiting("steps of the engine"):
+            found = measured(llm, kind, batch, context)
+    if out:
+        show.note(f"record: {ledger_record(found, out)}")
+    rows = found.table()
+    if json:
+        show.as_json({"step_ms": found.step_ms, "itl_ms": found.itl_ms, "residual": found.residual, "rows": rows})
+        return
+    title = f"{found.model} in {found.dtype} on {found.device}: {kind} of {batch} x {context} tokens"
+    show.table(rows, [name for name in LEDGER if any(row.get(name) not in (None, "") for row in rows)], title)
+
+
+@app.command()
+def whatif(
+    model: Engine = "smollm2-135m",
+    dummy: Dummy = False,
+    kernel: Annotated[list[str] | None, typer.Option(help="OP=0.9x: if its kernel took so much; repeatable.")] = None,
+    swap: Annotated[list[str] | None, typer.Option(help="OP=KERNEL: predicted and measured; repeatable.")] = None,
+    gpu: Gpu = None,
+    gpus: int = 1,
+    batch: Batch = 1,
+    context: Context = 256,
+    dtype: Dtype = None,
+    kv_dtype: KvDtype = "bf16",
+    device: DeviceOption = None,
+    json: Json = False,
+) -> None:
+    """What another kernel changes in TTFT and ITL: of one that is there, predicted and measured; else, predicted.
+
+    TTFT is the step of one prompt of --context tokens; ITL is a decode step of --batch sequences of as many.
+    """
+    from rooflab.bench.commands import parse_swaps
+    from rooflab.bench.latency import whatif as changes
+    from rooflab.bench.latency.ledger import measured
+    from rooflab.engine.llm import LLM
+
+    factors, swaps = _factors(kernel or []), parse_swaps(swap or [])
+    if not factors and not swaps or gpu and swaps:
+        raise ValueError("kernel: expected --kernel OP=0.9x, or --swap OP=KERNEL on this machine")
+    options = _options(model, dummy, dtype, device, batch, context)
+    llm = LLM(**options) if factors and not gpu else None
+    found, kinds = list[changes.Change](), tuple[tuple["Kind", int], ...]((("prefill", 1), ("decode", batch)))
+    for kind, own in kinds:
+        if factors:
+            with show.waiting(f"a step of {kind}"):
+                if llm is None:
+                    step = _published(model, gpu or "", gpus, dtype, kv_dtype, kind, own, context)
+                else:
+                    step = measured(llm, kind, own, context)
+            found += changes.scale(step, factors)
+        for op, name in swaps.items():
+            with show.waiting(f"{op}={name}, a step of {kind}"):
+                found.append(changes.swap(options, op, name, kind, own, context))
+    rows = [change.row() for change in found]
+    if json:
+        show.as_json({"rows": rows, "verdicts": [change.verdict() for change in found]})
+        return
+    show.table(rows, [name for name in rows[0] if any(row[name] is not None for row in rows)])
+    for change in found:
+        show.line(change.verdict())
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def capture(
+    context: typer.Context,
+    suite: Annotated[Path, typer.Option("--suite", help="The file to write, called .json.")] = Path("captured.json"),
+) -> None:
+    """Run a Python program, and keep the shapes that it asks of our ops' counterparts, weighted by time, as a suite.
+
+    rooflab capture --suite mine.json -- python app.py; then rooflab bench --suite mine.json, and ab and tune alike.
+    """
+    import json
+
+    from rooflab.bench.latency.capture import run_program
+    from rooflab.bench.records.files import write_whole
+
+    if suite.suffix != ".json":
+        raise ValueError(f"suite: expected a file called .json, got {str(suite)!r}")
+    captured = run_program(context.args)
+    content = captured.suite(" ".join(context.args))
+    write_whole(suite, json.dumps(content, indent=1) + "\n")
+    rows = [
+        {"op": op, "cases": len(own), **{key: sum(row[key] for row in own) for key in ("calls", "share")}}
+        for op, own in content["ops"].items()
+    ]
+    show.table(sorted(rows, key=lambda row: -row["share"]), ("op", "cases", "calls", "share"))
+    show.line(f"{captured.explained:.0%} of {captured.total_s:.3g} s in operators are in {suite}")
+
+
+def _options(
+    model: str, dummy: bool, dtype: str | None, device: str | None, batch: int, context: int
+) -> dict[str, Any]:
+    """Of an engine for such steps; tokens are read in their own step, so that its time is that of one step."""
+    return {
+        "model": model, "dummy": dummy, "dtype": dtype, "device": device, "max_num_seqs": batch, "overlap": False,
+        "max_num_batched_tokens": max(context, batch, 512), "prefix_caching": False,
+        "num_kv_blocks": batch * (-(-(context + SPARE) // 16) + 1), "max_model_len": context + SPARE,
+    }  # fmt: skip
+
+
+def _published(
+    model: str, gpu: str, gpus: int, dtype: str | None, kv_dtype: str, kind: Kind, batch: int, context: int
+) -> Ledger:
+    from rooflab.bench.latency.ledger import from_kernels
+
+    return from_kernels(kernels(model, gpu, gpus, dtype or "bf16", kv_dtype, 0.0, False), kind, batch, context)
+
+
+def _factors(texts: list[str]) -> dict[str, float]:
+    found = {}
+    for text in texts:
+        op, _, factor = text.partition("=")
+        try:
+            found[op] = float(factor.removesuffix("x"))
+        except ValueError:
+            found[op] = -1.0
+        if not op or not 0 <= found[op] < 100:
+            raise ValueError(f"kernel: expected OP=0.9x, got {text!r}")
+    return found

@@ -1,0 +1,84 @@
+"""How many requests a second a model serves within limits, by how many GPUs and with which chunk of prompts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rooflab.bench.latency.clock import Settings, simulate
+from rooflab.bench.latency.step_model import KernelTimes
+from rooflab.bench.load.arrivals import Arrivals
+from rooflab.bench.load.metrics import times_of
+from rooflab.bench.load.run import Plan
+from rooflab.roofline.llm import PREFILL_CHUNK_TOKENS, activation_bytes, kv_bytes_per_token, weight_bytes
+
+MEMORY_FRACTION = 0.9
+"""Of a GPU's memory, as in `roofline/llm.py`."""
+CLOSE = 1.02
+"""The search ends where the rate that holds and the one that does not are so near."""
+
+
+def kv_blocks(model: KernelTimes, settings: Settings) -> int:
+    """Pages of the KV cache that fit beside weights and activations; 0 if none does."""
+    tokens = max(settings.max_num_batched_tokens, PREFILL_CHUNK_TOKENS)
+    used = weight_bytes(model.arch, model.weight_dtype, model.gpus)
+    used += activation_bytes(model.arch, tokens, settings.max_num_seqs, model.weight_dtype, model.gpus)
+    free = MEMORY_FRACTION * model.device.hbm_bytes - used
+    page = settings.block_size * kv_bytes_per_token(model.arch, model.kv_dtype, model.gpus)
+    return max(0, int(free / page))
+
+
+def holds(model: KernelTimes, plan: Plan, settings: Settings, limits: Mapping[str, float], q: float) -> bool:
+    """Whether the `q`-th percentiles of TTFT and ITL are within the limits in milliseconds."""
+    trace = simulate(model, plan, settings)
+    found = [times for request in trace.counted if (times := times_of(request))]
+    values = {"ttft": [one.ttft_ms for one in found], "itl": np.concatenate([one.itl_ms for one in found])}
+    return all(np.percentile(values[name], q) <= limit for name, limit in limits.items() if len(values[name]))
+
+
+def most_requests_per_s(
+    model: KernelTimes, plan: Plan, settings: Settings, limits: Mapping[str, float], q: float
+) -> float:
+    """The highest Poisson rate within the limits; 0 if no rate is, infinite if all requests may come at once."""
+
+    def good(rate: float) -> bool:
+        return holds(model, replace(plan, arrivals=Arrivals(rate)), settings, limits, q)
+
+    if good(math.inf):
+        return math.inf
+    low, high = 0.0, 1.0
+    while good(high):
+        low, high = high, 4 * high
+    while not low and high > 1e-3:
+        high /= 4
+        low = high if good(high) else 0.0
+    high = 4 * low
+    while low and high / low > CLOSE:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low
+
+
+def capacities(
+    model: KernelTimes, plan: Plan, settings: Settings, limits: Mapping[str, float], q: float,
+    gpus: Iterable[int], chunks: Iterable[int],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """A row for each number of GPUs and size of a chunk, with the rate, and the rate for each GPU."""
+    rows: list[dict[str, Any]] = []
+    for count in gpus:
+        # Another object for each: the times of a grid are kept in it.
+        own = replace(model, gpus=count)
+        for chunk in chunks:
+            taken = replace(settings, prefill_chunk=chunk)
+            pages = kv_blocks(own, taken)
+            row: dict[str, Any] = {"gpus": count, "prefill_chunk": chunk, "kv_tokens": pages * taken.block_size}
+            if not pages:
+                rows.append(row | {"why": "no page fits beside weights and activations"})
+                continue
+            rate = most_requests_per_s(own, plan, replace(taken, num_kv_blocks=pages), limits, q)
+            rows.append(row | {"requests_per_s": rate, "requests_per_s_per_gpu": rate / count})
+    return rows

@@ -1,0 +1,166 @@
+"""The engine's own scheduler on a clock: it steps as in the engine, and each step takes as long as a model says.
+
+Nothing is computed, so that 10,000 requests to a model of 70 billion parameters on eight GPUs take seconds on a laptop.
+What comes out is a trace, as of a load on a server.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any, cast
+
+from rooflab.bench.latency.step_model import StepModel, Work
+from rooflab.bench.load.data import Prompt
+from rooflab.bench.load.metrics import summarize
+from rooflab.bench.load.run import Plan
+from rooflab.bench.load.trace import Chunk, Request, Trace, phases
+from rooflab.engine.block_manager import BlockManager
+from rooflab.engine.core import Core
+from rooflab.engine.model_runner import ModelRunner
+from rooflab.engine.scheduler import Scheduler, Step
+from rooflab.engine.sequence import SamplingParams
+from rooflab.engine.sequence import Sequence as EngineSequence
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The scheduler's settings, as those of `LLM`."""
+
+    num_kv_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    prefill_chunk: int | None = None
+    chunked_prefill: bool = True
+    continuous_batching: bool = True
+    prefix_caching: bool = False
+
+
+class _Draw:
+    """Tokens that nobody computed: each is token 0."""
+
+    read_at_once = False
+
+    def __init__(self, sequences: list[EngineSequence]):
+        self.sequences = sequences
+
+    def tokens(self) -> list[int]:
+        return [0] * len(self.sequences)
+
+
+class _Runner:
+    """In place of `ModelRunner`: it keeps the batch, and says how long each step takes."""
+
+    def __init__(self, model: StepModel):
+        self.batch = SimpleNamespace(rows=list[EngineSequence]())
+        self.seconds = 0.0
+        """Of the last step."""
+        self.work = Work(0, 0)
+        self._model = model
+
+    def join(self, sequence: EngineSequence, source: int) -> None:
+        sequence.row = len(self.batch.rows)
+        self.batch.rows.append(sequence)
+
+    def leave(self, sequence: EngineSequence) -> None:
+        rows = self.batch.rows
+        if sequence.row >= 0:
+            rows[sequence.row] = rows[-1]
+            rows[sequence.row].row = sequence.row
+            rows.pop()
+            sequence.row = -1
+
+    def run(self, step: Step) -> _Draw | None:
+        for sequence in step.preempted:
+            self.leave(sequence)
+        rows = self.batch.rows
+        ended = [chunk.sequence for chunk in step.chunks if chunk.last]
+        keys = sum(len(sequence.token_ids) for sequence in rows)
+        chunks = tuple((chunk.start, chunk.end) for chunk in step.chunks)
+        self.work = Work(len(rows), keys, chunks, len(rows) + len(ended))
+        self.seconds = self._model.seconds(self.work)
+        return _Draw([*rows, *ended]) if rows or ended else None
+
+
+def simulate(model: StepModel, plan: Plan, settings: Settings, delay_s: float = 0.0) -> Trace:
+    """The trace of a load on the clock.  `delay_s`: from a step's end until its tokens are at the client.
+
+    Raises `ValueError` on a plan with a limit of requests on the client, on text, whose tokens only a server counts,
+    and on a request that the KV cache cannot hold.
+    """
+    if plan.max_concurrency is not None or plan.data.ids is None or plan.data.dataset is not None:
+        raise ValueError("plan: expected token ids of drawn lengths and no max_concurrency on the clock")
+    prompts = plan.data.prompts(plan.seed)
+    offsets = [0.0] * min(plan.concurrency, plan.num_prompts) if plan.arrivals is None else plan.offsets()
+    waiting = [(offset, number) for number, offset in enumerate(offsets)]
+    heapq.heapify(waiting)
+    count = plan.num_prompts if plan.arrivals is None else len(offsets)
+    asked = list(islice(prompts, count))
+    blocks = BlockManager(settings.num_kv_blocks, settings.block_size, settings.prefix_caching)
+    scheduler = Scheduler(
+        blocks, settings.max_num_seqs, settings.max_num_batched_tokens, settings.prefill_chunk,
+        settings.chunked_prefill, settings.continuous_batching,
+    )  # fmt: skip
+    runner = _Runner(model)
+    core = Core(scheduler, cast(ModelRunner, runner))
+    due: list[float] = [0.0] * count
+    times: list[list[float]] = [[] for _ in range(count)]
+    started, now = len(offsets), 0.0
+    while waiting or core.has_work:
+        while waiting and waiting[0][0] <= now:
+            due_s, number = heapq.heappop(waiting)
+            due[number] = due_s
+            sequence = _sequence(number, asked[number], due_s, settings.prefix_caching)
+            scheduler.check(sequence)
+            scheduler.submit(sequence)
+        if not core.has_work:
+            now = waiting[0][0]
+            continue
+        got = core.step()
+        now += runner.seconds
+        for sequence in got:
+            times[sequence.request_id].append(now + delay_s)
+            if sequence.finish_reason is not None and plan.arrivals is None and started < count:
+                heapq.heappush(waiting, (now + delay_s, started))
+                started += 1
+    requests = [_request(number, prompt, due[number], times[number]) for number, prompt in enumerate(asked)]
+    last = max(due, default=0.0)
+    marked = zip(requests, phases(requests, plan.warmup_s, last), strict=True)
+    counted = tuple(request.__class__(**{**vars(request), "phase": phase}) for request, phase in marked)
+    return Trace(0.0, plan.warmup_s, last, counted, {**plan.case(), "basis": model.basis, "seed": plan.seed})
+
+
+def _sequence(number: int, prompt: Prompt, arrival_s: float, tokens_matter: bool) -> EngineSequence:
+    length = prompt.tokens or 0
+    ids = list(cast(Any, prompt.content)) if tokens_matter else [0] * length
+    params = SamplingParams(max_tokens=prompt.output_tokens, ignore_eos=True)
+    return EngineSequence(number, ids, length, params, 0, frozenset(), length + prompt.output_tokens, arrival_s)
+
+
+def _request(number: int, prompt: Prompt, due_s: float, times: Sequence[float]) -> Request:
+    return Request(
+        index=number, scheduled_s=due_s, free_s=due_s, sent_s=due_s, first_byte_s=times[0], end_s=times[-1],
+        chunks=tuple(Chunk(time_s, "text", 1) for time_s in times), asked_prompt_tokens=prompt.tokens,
+        asked_output_tokens=prompt.output_tokens, prompt_tokens=prompt.tokens, output_tokens=len(times),
+        finish_reason="length",
+    )  # fmt: skip
+
+
+def compared(simulated: Trace, measured: Trace) -> list[dict[str, Any]]:
+    """A row for each figure of both traces: simulated, measured, and by how many percent the simulated is larger."""
+    names = [f"{kind}_{q}_ms" for kind in ("ttft", "itl", "e2e") for q in ("p50", "p90", "p99")]
+    ours, theirs = summarize(simulated), summarize(measured)
+    return [
+        {
+            "figure": name,
+            "simulated": ours[name],
+            "measured": theirs[name],
+            "off_%": 100 * (ours[name] / theirs[name] - 1),
+        }
+        for name in (*names, "output_tokens_per_s")
+        if name in ours and name in theirs
+    ]

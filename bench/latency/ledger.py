@@ -1,0 +1,421 @@
+"""The step ledger: every op of a prefill or decode step with its shape, cost, bound and time, and what is left.
+
+The rows and the host's time sum to the step.  Measured rows are the engine's own calls, timed in turn with steps that
+nobody times, so that the timers' price is a row of its own; other rows are published times or bounds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from rooflab.bench.ceilings.ceilings import ceilings_for
+from rooflab.bench.latency.step_model import KernelTimes
+from rooflab.engine.llm import LLM, SamplingParams
+from rooflab.engine.op_times import Spent, timed_ops, wrapped_ops
+from rooflab.engine.probes import FUSED, PRODUCTS, gated
+from rooflab.kernels.choices import Phase, bucket_of
+from rooflab.kernels.registry import Kernel, get_op
+from rooflab.reference.spec import DTYPE_NAMES, Case
+from rooflab.roofline.architecture import Architecture
+from rooflab.roofline.model import Ceilings, Cost, bound
+from rooflab.roofline.steps import decode_cost, prefill_cost
+
+Kind = Literal["decode", "prefill"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """All calls of one op on one shape in a step."""
+
+    op: str
+    site: str
+    """Where in the model: a product's weight; else the op."""
+    kernel: str
+    calls: int
+    shape: str
+    ms: float
+    """Of all calls."""
+    bound_ms: float | None
+    limiter: str
+    flops: float
+    least_bytes: float
+    traffic_bytes: float | None
+    """What the kernel says that it moves; None if it does not."""
+    basis: str
+
+    def to_row(self, step_ms: float) -> dict[str, Any]:
+        """One line of a table."""
+        return {
+            "op": self.op, "site": self.site if self.site != self.op else "", "kernel": self.kernel,
+            "calls": self.calls, "shape": self.shape, "MFLOP": self.flops / 1e6, "MB": self.least_bytes / 1e6,
+            "moved_MB": None if self.traffic_bytes is None else self.traffic_bytes / 1e6,
+            "bound_ms": self.bound_ms, "limiter": self.limiter, "ms": self.ms, "share": self.ms / step_ms,
+            "x_bound": None if not self.bound_ms else self.ms / self.bound_ms, "basis": self.basis,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """A step, op by op."""
+
+    model: str
+    device: str
+    kind: Kind
+    batch: int
+    context: int
+    """Tokens of a sequence; of a prefill, of the prompt."""
+    rows: tuple[Row, ...]
+    host_ms: float
+    """What a timed step takes beside its ops: the launch gaps and the host's work."""
+    timers_ms: float
+    """By how much a timed step is longer than one that nobody times."""
+    step_ms: float
+    """Of a step that nobody times; without a measurement, the sum of the rows."""
+    itl_ms: float | None
+    """Between two tokens of `LLM.generate`; None where it was not measured."""
+    dtype: str
+
+    @property
+    def ops_ms(self) -> float:
+        """The sum of the rows."""
+        return sum(row.ms for row in self.rows)
+
+    @property
+    def residual(self) -> float:
+        """What the rows, the host and the timers leave of the step, as a share of it."""
+        return (self.step_ms - self.ops_ms - self.host_ms + self.timers_ms) / self.step_ms
+
+    def table(self) -> list[dict[str, Any]]:
+        """The rows, the largest first; then what is no op, and the sums."""
+        found = [row.to_row(self.step_ms) for row in sorted(self.rows, key=lambda row: -row.ms)]
+        rest = [("host and gaps", self.host_ms), ("the timers' price", -self.timers_ms)] if self.host_ms else []
+        rest += [("residual", self.residual * self.step_ms), ("step", self.step_ms)] if self.host_ms else []
+        if self.itl_ms is not None:
+            rest += [("between steps", self.itl_ms - self.step_ms), ("ITL", self.itl_ms)]
+        return found + [{"op": name, "ms": ms, "share": ms / self.step_ms} for name, ms in rest]
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers of a record."""
+        found = {f"{row.op}.{row.site}.{row.shape}_ms": row.ms for row in self.rows}
+        found |= {f"{row.op}.{row.site}.{row.shape}_bound_ms": row.bound_ms for row in self.rows if row.bound_ms}
+        found |= {"host_ms": self.host_ms, "timers_ms": self.timers_ms, "step_ms": self.step_ms}
+        return found | ({} if self.itl_ms is None else {"itl_ms": self.itl_ms})
+
+    def ms_of(self, op: str) -> float:
+        """Of all rows of an op."""
+        return sum(row.ms for row in self.rows if row.op == op)
+
+
+def from_kernels(model: KernelTimes, kind: Kind, batch: int, context: int) -> Ledger:
+    """The ledger of a step by published kernel times or bounds; there is no host in it but the one asked for."""
+    shape = context, model.weight_dtype, model.kv_dtype, model.gpus
+    if kind == "prefill":
+        costs, times = prefill_cost(model.arch, *shape), model.prefill(context)
+    else:
+        costs, times = decode_cost(model.arch, batch, *shape), model.decode(batch, context)
+    ceilings = model.device.ceilings()
+    known = {(cost.op, cost.site): cost for cost in costs}
+    rows = []
+    for one in times:
+        cost = known.get((one.op, one.site))
+        rows.append(_priced(one.op, one.site, "", cost.calls if cost else 0, _text(cost.shape) if cost else "",
+                            one.ms, cost.cost if cost else None, None, ceilings, one.basis))  # fmt: skip
+    step_ms = sum(row.ms for row in rows) + model.host_ms
+    about = f"{model.gpus} x {model.device.name}"
+    return Ledger(model.arch.name, about, kind, batch, context, tuple(rows), model.host_ms, 0.0, step_ms, None,
+                  model.weight_dtype)  # fmt: skip
+
+
+def measured(llm: LLM, kind: Kind, batch: int, context: int, steps: int = 16) -> Ledger:
+    """The ledger of the engine's own step on this machine.
+
+    `batch` sequences of `context` tokens decode; or one prompt of `context` tokens is computed, for which `batch` is 1.
+    Raises `ValueError` on sizes that a step of the engine does not have.
+    """
+    if kind == "prefill" and (batch != 1 or context > llm.scheduler.max_num_batched_tokens):
+        raise ValueError(f"context: expected one prompt that a step computes, got {batch} of {context}")
+    if batch > llm.scheduler.max_num_seqs or context + 2 * steps + 8 > llm.max_model_len:
+        raise ValueError(f"batch: expected what the engine has room for, got {batch} of {context} tokens")
+    with stepping(llm, kind, batch, context, 2 * steps + 2) as step:
+        step()
+        calls = _calls_of(llm, step, kind, batch, context)
+        plain, whole, each = [], [], []
+        for _ in range(steps):
+            plain.append(seconds_of(step))
+            spent: Spent = defaultdict(list)
+            with _timed(llm, spent) as settle:
+                whole.append(seconds_of(step))
+            settle()
+            each.append(spent)
+    rows = []
+    for group in _grouped(calls):
+        samples = [sum(spent[op][place] for op, place in group.places) for spent in each]
+        rows.append(_priced(group.op, group.site, group.kernel, len(group.places), group.shape,
+                            1e3 * statistics.median(samples), group.cost, group.traffic, ceilings_for(llm.device),
+                            "measured"))  # fmt: skip
+    host = [one - sum(map(sum, spent.values())) for one, spent in zip(whole, each, strict=True)]
+    timers = statistics.median(timed - bare for timed, bare in zip(whole, plain, strict=True))
+    itl_ms = _itl_ms(llm, batch, context, 2 * steps) if kind == "decode" else None
+    return Ledger(
+        llm.arch.name, llm.device.type, kind, batch, context, tuple(rows), 1e3 * statistics.median(host),
+        1e3 * timers, 1e3 * statistics.median(plain), itl_ms, llm.dtype_name,
+    )  # fmt: skip
+
+
+def _priced(
+    op: str, site: str, kernel: str, calls: int, shape: str, ms: float, cost: Cost | None, traffic: float | None,
+    ceilings: Ceilings | None, basis: str,
+) -> Row:  # fmt: skip
+    """`cost` and `traffic` are of one call, `ms` of all."""
+    least = bound(cost, ceilings) if cost and ceilings else None
+    return Row(
+        op, site, kernel, calls, shape, ms, 1e3 * calls * least.seconds if least else None,
+        least.limiter if least else "", calls * cost.flops if cost else 0.0, calls * cost.bytes if cost else 0.0,
+        None if traffic is None else calls * traffic, basis,
+    )  # fmt: skip
+
+
+@dataclass
+class _Call:
+    """One call of an op in a step, and its place among the op's calls."""
+
+    op: str
+    """As the engine calls it."""
+    place: int
+    shape: str
+    cost: Cost | None
+    traffic: float | None
+    kernel: Kernel
+    site: str
+
+
+@dataclass
+class _Group:
+    """Calls of one op on one shape."""
+
+    op: str
+    site: str
+    kernel: str
+    shape: str
+    cost: Cost | None
+    traffic: float | None
+    places: list[tuple[str, int]]
+
+
+def _grouped(calls: list[_Call]) -> list[_Group]:
+    found: dict[tuple[str, str, str], _Group] = {}
+    for call in calls:
+        key = call.kernel.op, call.site, call.shape
+        group = found.setdefault(key, _Group(*key[:2], call.kernel.name, call.shape, call.cost, call.traffic, []))
+        group.places.append((call.op, call.place))
+    return list(found.values())
+
+
+def _calls_of(llm: LLM, step: Callable[[], None], kind: Kind, batch: int, context: int) -> list[_Call]:
+    """The calls of one step, in order, with their shapes and costs."""
+    kernels = _kernels_of(llm, kind, batch, context)
+    counts: dict[str, int] = defaultdict(int)
+    calls: list[_Call] = []
+
+    def noted(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            result = function(*arguments, **options)
+            kernel = kernels[op]
+            inputs = inputs_of(kernel.op, arguments, options, result)
+            moved = kernel.traffic_of(inputs, llm.device.type)
+            shape = _shape_of(inputs)
+            cost = get_op(kernel.op).cost(**inputs)
+            site = _site(llm.arch, inputs) if "b" in inputs else kernel.op
+            calls.append(_Call(op, counts[op], shape, cost, moved.bytes if moved else None, kernel, site))
+            counts[op] += 1
+            return result
+
+        return call
+
+    with wrapped_ops(llm.runner, noted):
+        step()
+    return calls
+
+
+def _kernels_of(llm: LLM, kind: Kind, batch: int, context: int) -> dict[str, Kernel]:
+    """The kernel behind each of the engine's functions in such a step."""
+    phase: Phase = kind
+    bucket = bucket_of(phase, batch if kind == "decode" else context)
+    found = {choice.op: choice.kernel for choice in llm.ops.choices if choice.bucket == bucket}
+    decode = bucket_of("decode", batch)
+    attention = next(x.kernel for x in llm.ops.choices if x.op == "paged_attention" and x.bucket == decode)
+    product = found.get("gemm_w8a16") or found.get("gemm")
+    assert product is not None, "every model multiplies"
+    return {**found, "gemm": product, "decode_attention": attention}
+
+
+def inputs_of(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Any) -> dict[str, Any]:
+    """The arguments of one of the engine's calls by name; a packed weight is a tensor of its shape without data."""
+    bound_to = inspect.Signature(get_op(op).parameters)
+    if "b" in bound_to.parameters:
+        a, _, *rest = arguments
+        columns = result.shape[-1] * (2 if op == FUSED else 1)
+        weight = torch.empty((columns, a.shape[-1]), dtype=a.dtype, device="meta").mT
+        if op == "gemm_w8a16":
+            scale = torch.empty(columns, dtype=torch.float32, device="meta")
+            arguments = a, weight.to(torch.int8), scale, *rest
+        else:
+            arguments = a, weight, *rest
+    given = bound_to.bind(*arguments, **options)
+    given.apply_defaults()
+    return dict(given.arguments)
+
+
+def case_of(op: str, inputs: Mapping[str, Any]) -> tuple[Case, str] | None:
+    """The case and the scheme of such a call; None for an op whose calls are not kept as cases."""
+    x = next(value for value in inputs.values() if isinstance(value, torch.Tensor) and value.is_floating_point())
+    scheme, sizes = DTYPE_NAMES.get(x.dtype), dict[str, Any]()
+    if op in PRODUCTS:
+        K, N = inputs["b"].shape
+        sizes = {"M": len(x), "N": N, "K": K} | ({"layout": "NT"} if op == "gemm" else {})
+        sizes["bias"] = inputs.get("bias") is not None
+    elif op in ("rmsnorm", "fused_add_rmsnorm"):
+        sizes = {"T": len(x), "H": x.shape[1], "eps": inputs["eps"]}
+    elif op in ("silu_and_mul", "gelu_and_mul"):
+        sizes = {"T": len(x), "I": x.shape[1] // 2}
+    elif op == "embedding":
+        sizes = {"T": len(inputs["token_ids"]), "V": x.shape[0], "H": x.shape[1]}
+    elif op == "paged_attention" and inputs.get("cu_seqlens_q") is None:
+        lens, (_, H, D), (_, page, H_kv, _) = inputs["seq_lens"], x.shape, inputs["k_cache"].shape
+        sizes = {"B": len(lens), "context": int(lens.max()), "H": H, "H_kv": H_kv, "D": D, "block_size": page}
+        sizes["ragged"] = bool(lens.min() != lens.max())
+    elif op == "flash_attention_varlen":
+        sizes = {"B": len(inputs["cu_seqlens_q"]) - 1, "T": inputs["max_seqlen_q"], "S": inputs["max_seqlen_k"]}
+        sizes |= {"H": x.shape[1], "H_kv": inputs["k"].shape[1], "D": x.shape[2], "causal": bool(inputs["causal"])}
+    elif op == "sample":
+        greedy = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        sizes = {"B": len(x), "V": x.shape[1], **greedy}
+    elif op == "rope_and_cache":
+        pages = inputs["k_cache"].shape
+        sizes = {"T": len(x), "H": x.shape[1], "H_kv": inputs["k"].shape[1], "D": x.shape[2]}
+        sizes |= {"rotary": 2 * inputs["cos"].shape[1], "max_position": len(inputs["cos"]), "num_blocks": pages[0]}
+        sizes |= {"block_size": pages[1], "skipped": 0, "interleaved": False}
+    return (Case(**sizes), scheme) if sizes and scheme else None
+
+
+def _shape_of(inputs: Mapping[str, Any]) -> str:
+    """The sizes that tell a call from others of its op."""
+    if "b" in inputs:
+        return f"M={len(inputs['a'])},N={inputs['b'].shape[1]},K={inputs['b'].shape[0]}"
+    tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+    return "x".join(map(str, tensors[0].shape)) if tensors else ""
+
+
+def _site(arch: Architecture, inputs: Mapping[str, Any]) -> str:
+    q, kv = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+    sites = {
+        (q + 2 * kv, arch.hidden_size): "qkv_proj", (arch.hidden_size, q): "o_proj",
+        (2 * arch.intermediate_size, arch.hidden_size): "gate_up_proj",
+        (arch.hidden_size, arch.intermediate_size): "down_proj", (arch.vocab_size, arch.hidden_size): "lm_head",
+    }  # fmt: skip
+    return sites.get(tuple(inputs["b"].shape[::-1]), gated(arch))
+
+
+def _text(shape: Mapping[str, int]) -> str:
+    return ",".join(f"{name}={value}" for name, value in shape.items() if value or name != "window")
+
+
+def seconds_of(step: Callable[[], None]) -> float:
+    """Of one step."""
+    began = time.perf_counter()
+    step()
+    return time.perf_counter() - began
+
+
+@contextmanager
+def _timed(llm: LLM, spent: Spent) -> Iterator[Callable[[], None]]:
+    """Times each op into `spent`, which is whole when the function that it gives was called: on a GPU by events."""
+    if llm.device.type == "cpu":
+        with timed_ops(llm.runner, spent):
+            yield lambda: None
+        return
+    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
+
+    def marked(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            pair[0].record()
+            result = function(*arguments, **options)
+            pair[1].record()
+            events[op].append(pair)
+            return result
+
+        return call
+
+    def settle() -> None:
+        torch.cuda.synchronize(llm.device)
+        for op, pairs in events.items():
+            spent[op] += [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+
+    with wrapped_ops(llm.runner, marked):
+        yield settle
+
+
+def _draw(llm: LLM, count: int, length: int) -> list[list[int]]:
+    return [random.choices(range(llm.arch.vocab_size), k=length) for _ in range(count)]
+
+
+def stepping(llm: LLM, kind: Kind, batch: int, context: int, steps: int) -> AbstractContextManager[Callable[[], None]]:
+    """Gives a function that runs one decode step of `batch` sequences, or computes one prompt of `context` tokens.
+
+    It may be called `steps` times.
+    """
+    return _decodes(llm, batch, context, steps) if kind == "decode" else _prefills(llm, context, steps)
+
+
+@contextmanager
+def _decodes(llm: LLM, batch: int, context: int, steps: int) -> Iterator[Callable[[], None]]:
+    params = SamplingParams(max_tokens=steps + 2, ignore_eos=True)
+    ids = [llm.add_request(prompt, params) for prompt in _draw(llm, batch, context - 1)]
+    while llm.scheduler.waiting or llm.scheduler.prefilling:
+        llm.step()
+
+    def step() -> None:
+        llm.step()
+        assert llm.core.last is not None and llm.core.last.num_decodes == batch, "all decode"
+
+    try:
+        yield step
+    finally:
+        for one in ids:
+            llm.abort(one)
+
+
+@contextmanager
+def _prefills(llm: LLM, context: int, steps: int) -> Iterator[Callable[[], None]]:
+    prompts = _draw(llm, steps, context)
+
+    def step() -> None:
+        llm.add_request(prompts.pop(), SamplingParams(max_tokens=1, ignore_eos=True))
+        while llm.has_work:
+            llm.step()
+
+    yield step
+
+
+def _itl_ms(llm: LLM, batch: int, context: int, tokens: int) -> float:
+    outputs = llm.generate(_draw(llm, batch, context - 1), SamplingParams(max_tokens=tokens, ignore_eos=True))
+    return statistics.median(float(gap) for output in outputs for gap in output.timeline.itl_ms)
+
+
+def scaled(ledger: Ledger, by: Mapping[str, float]) -> Ledger:
+    """The ledger with the times of some ops multiplied."""
+    rows = tuple(replace(row, ms=row.ms * by.get(row.op, 1.0)) for row in ledger.rows)
+    change = sum(row.ms for row in rows) - ledger.ops_ms
+    itl_ms = None if ledger.itl_ms is None else ledger.itl_ms + change
+    return replace(ledger, rows=rows, step_ms=ledger.step_ms + change, itl_ms=itl_ms)

@@ -1,0 +1,32 @@
+"""Records of ledgers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rooflab.bench.latency.ledger import Ledger
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.files import RunWriter
+from rooflab.bench.records.record import Basis, Record
+
+
+def ledger_record(ledger: Ledger, folder: Path) -> Path:
+    """Writes a ledger as a record of a new run; returns its path."""
+    measured = all(row.basis == "measured" for row in ledger.rows)
+    basis: Basis = "measured" if measured else "published"
+    writer = RunWriter(folder)
+    case = {"model": ledger.model, "dtype": ledger.dtype, "kind": ledger.kind, "batch": ledger.batch}
+    writer.write(
+        Record(
+            kind="engine",
+            run_id=writer.run_id,
+            status="OK",
+            **snapshot().record_fields(),
+            case_id="ledger",
+            case={**case, "context": ledger.context, "of": ledger.device},
+            basis=basis,
+            timer="perf_counter" if measured else None,
+            metrics=ledger.metrics(),
+        )
+    )
+    return writer.path

@@ -1,0 +1,275 @@
+"""How long a step of the engine takes: by times of published kernels, by bounds, or by the steps of a measured run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from math import ceil, log2
+from typing import Any, Protocol
+
+import numpy as np
+from scipy.optimize import nnls
+
+from rooflab.bench.load.trace import Trace
+from rooflab.roofline.architecture import Architecture
+from rooflab.roofline.device import Device
+from rooflab.roofline.model import bound
+from rooflab.roofline.step_times import decode_time, prefill_time
+from rooflab.roofline.steps import ITEM_BYTES, OpCost, activation_dtype, all_reduce_s, decode_cost, link, prefill_cost
+
+WHOLE = 16
+"""Up to so many tokens each number has a time of its own; beyond, four to each doubling, and straight lines between."""
+_KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""Tokens of a step between which a measured model is a straight line."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step computes."""
+
+    decodes: int
+    """Sequences of which one token is computed."""
+    keys: int
+    """Keys that those tokens attend to, together."""
+    chunks: tuple[tuple[int, int], ...] = ()
+    """Of each chunk of a prompt the positions of its first token and behind its last."""
+    drawn: int = 0
+    """Tokens that are drawn."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of prompts."""
+        return sum(end - start for start, end in self.chunks)
+
+    @property
+    def pairs(self) -> int:
+        """Queries of prompts times the keys that each attends to."""
+        return sum(pairs_of(start, end) for start, end in self.chunks)
+
+
+def pairs_of(start: int, end: int) -> int:
+    """Query-key pairs of the tokens at positions `start` up to `end`: a token attends to itself and all before it."""
+    return (end * (end + 1) - start * (start + 1)) // 2
+
+
+class StepModel(Protocol):
+    """Seconds of a step."""
+
+    basis: str
+    """`published`, `bound` or `measured`, and of what."""
+
+    def seconds(self, work: Work) -> float:
+        """The time from the step's begin to the next one's."""
+        ...
+
+
+class _Line:
+    """A function of whole numbers, called at few of them: straight lines between, values kept."""
+
+    def __init__(self, function: Callable[[int], float], most: int):
+        self._function, self._most = function, most
+        self._known: dict[int, float] = {}
+
+    def __call__(self, x: float) -> float:
+        if x <= 0:
+            return 0.0
+        low, high = _neighbours(x, self._most)
+        first = self._at(low)
+        return first if low == high else first + (self._at(high) - first) * (x - low) / (high - low)
+
+    def _at(self, x: int) -> float:
+        if x not in self._known:
+            self._known[x] = self._function(x)
+        return self._known[x]
+
+
+def _neighbours(x: float, most: int) -> tuple[int, int]:
+    if x <= WHOLE and x == int(x):
+        return int(x), int(x)
+    if x < WHOLE:
+        return int(x), int(x) + 1
+    place = int(4 * log2(x))
+    low, high = ceil(2 ** (place / 4)), ceil(2 ** ((place + 1) / 4))
+    low, high = (low, high) if low <= x <= high else (ceil(2 ** ((place - 1) / 4)), low)
+    return min(low, most), min(high, most)
+
+
+_ATTENTION = ("attention",)
+_HEAD = ("lm_head", "sample")
+_MOST = 2**20
+
+
+@dataclass(frozen=True)
+class OpMs:
+    """All calls of one op at one place of a step."""
+
+    op: str
+    site: str
+    ms: float
+    basis: str
+
+
+@dataclass(frozen=True)
+class KernelTimes:
+    """Sums of published times of kernels (`roofline/step_times.py`), or of bounds, and the host's time beside them.
+
+    The output head and the draw go by the drawn tokens; attention of decoding sequences by their number and their mean
+    context; that of a chunk is the difference of two whole prompts; all else goes by the step's tokens.  Between the
+    points of a grid are straight lines.
+    """
+
+    arch: Architecture
+    device: Device
+    weight_dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    gpus: int = 1
+    host_ms: float = 0.0
+    """Added to each step."""
+    scale: Mapping[str, float] = field(default_factory=dict)
+    """By op: multiplies its times, for a kernel that nobody has written."""
+    bounds: bool = False
+    """Whether published times are left aside."""
+
+    @cached_property
+    def _published(self) -> bool:
+        return any(one.basis != "bound" for one in self.decode(1, 1))
+
+    @cached_property
+    def _rest(self) -> _Line:
+        # Published attention has the write of keys and values in it.
+        others = (*_ATTENTION, *_HEAD, *(("kv_cache_write",) if self._published else ()))
+        return _Line(lambda tokens: self._sum(self.decode(tokens, 1), others, False), _MOST)
+
+    @cached_property
+    def _head(self) -> _Line:
+        return _Line(lambda drawn: self._sum(self.decode(drawn, 1), _HEAD, True), _MOST)
+
+    @cached_property
+    def _prefill_attention(self) -> _Line:
+        return _Line(lambda end: self._sum(self.prefill(end), _ATTENTION, True), self.arch.max_position)
+
+    @cached_property
+    def _decode_attention(self) -> Callable[[int], _Line]:
+        most = self.arch.max_position
+        return cache(lambda batch: _Line(lambda keys: self._sum(self.decode(batch, keys), _ATTENTION, True), most))
+
+    @property
+    def basis(self) -> str:
+        """Whose times."""
+        return f"{'published kernel times' if self._published else 'bounds'} of {self.gpus} x {self.device.name}"
+
+    def decode(self, batch: int, context: int) -> list[OpMs]:
+        """The ops of a decode step of `batch` sequences of `context` tokens.  Raises `ValueError` as `decode_cost`."""
+        shape = batch, context, self.weight_dtype, self.kv_dtype, self.gpus
+        published = None if self.bounds else decode_time(self.arch, self.device, *shape)
+        return self._ops(published, decode_cost(self.arch, *shape), batch)
+
+    def prefill(self, prompt: int) -> list[OpMs]:
+        """The ops of the prefill of one prompt.  Raises `ValueError` as `prefill_cost` does."""
+        shape = prompt, self.weight_dtype, self.kv_dtype, self.gpus
+        published = None if self.bounds else prefill_time(self.arch, self.device, *shape)
+        return self._ops(published, prefill_cost(self.arch, *shape), prompt)
+
+    def _ops(self, published: Any, costs: Sequence[OpCost], rows: int) -> list[OpMs]:
+        if published is not None:
+            found = [OpMs(one.op, one.site, one.ms, one.basis) for one in published.ops]
+        else:
+            ceilings = self.device.ceilings()
+            found = [OpMs(x.op, x.site, 1e3 * x.calls * bound(x.cost, ceilings).seconds, "bound") for x in costs]
+            size = rows * self.arch.hidden_size * ITEM_BYTES[activation_dtype(self.weight_dtype)]
+            reduce_s = 2 * self.arch.num_layers * all_reduce_s(size, self.gpus, link(self.device, self.gpus))
+            found += [OpMs("all_reduce", "all_reduce", 1e3 * reduce_s, "bound")] if self.gpus > 1 else []
+        return [OpMs(one.op, one.site, one.ms * self.scale.get(one.op, 1.0), one.basis) for one in found]
+
+    def _sum(self, ops: Iterable[OpMs], sites: Sequence[str], inside: bool) -> float:
+        return sum(one.ms for one in ops if (one.site in sites) == inside)
+
+    def seconds(self, work: Work) -> float:
+        """Seconds of a step."""
+        ms = self.host_ms + self._rest(work.decodes + work.prompt_tokens) + self._head(work.drawn)
+        if work.decodes:
+            low, high = _neighbours(work.decodes, _MOST)
+            context = work.keys / work.decodes
+            few = self._decode_attention(low)(context)
+            share = (work.decodes - low) / (high - low) if high > low else 0.0
+            ms += few + (share * (self._decode_attention(high)(context) - few) if share else 0.0)
+        attention = self._prefill_attention
+        return 1e-3 * (ms + sum(attention(end) - attention(start) for start, end in work.chunks))
+
+
+@dataclass(frozen=True)
+class MeasuredSteps:
+    """A sum of non-negative terms, fitted to the steps of a run: of a step's tokens (straight lines between knots), of
+    the keys that decoding tokens attend to, of the query-key pairs of prompts, and of the drawn tokens.
+
+    Least squares of relative errors (Lawson and Hanson, "Solving Least Squares Problems", 1974).
+    """
+
+    coefficients: tuple[float, ...]
+    error: float
+    """Median relative error over the steps of the fit."""
+    gap_s: float
+    """From a step's end to the next one's begin."""
+    basis: str = "measured steps"
+
+    def seconds(self, work: Work) -> float:
+        """Seconds from a step's begin to the next one's."""
+        return self.gap_s + float(np.dot(self.coefficients, _features(work)))
+
+
+def fitted(steps: Iterable[Mapping[str, Any]]) -> MeasuredSteps:
+    """The model of the steps that `GET /steps` of our server gives, as a trace of `rooflab load` has them.
+
+    Raises `ValueError` on fewer than 50, or on those of a server that does not tell the keys.
+    """
+    rows = [step for step in steps if step["num_decodes"] or step["prompt_tokens"]]
+    if len(rows) < 50 or "decode_keys" not in rows[0]:
+        raise ValueError(f"steps: expected at least 50 steps of our server with their keys, got {len(rows)}")
+    features = np.array([_features(_work_of(row)) for row in rows])
+    seconds = np.array([row["end_s"] - row["begin_s"] for row in rows])
+    coefficients, _ = nnls(features / seconds[:, None], np.ones(len(rows)))
+    gaps = [after["begin_s"] - row["end_s"] for row, after in zip(rows, rows[1:], strict=False)]
+    busy = [gap for gap, row in zip(gaps, rows, strict=False) if row["running"] and gap < 0.1]
+    error = float(np.median(np.abs(features @ coefficients / seconds - 1)))
+    return MeasuredSteps(tuple(map(float, coefficients)), error, float(np.median(busy)) if busy else 0.0)
+
+
+def of_trace(trace: Trace) -> tuple[MeasuredSteps, float]:
+    """The model of a measured run's steps, and the seconds from a step's end until its tokens are at the client.
+
+    Raises `ValueError` as `fitted` does.
+    """
+    model = fitted(trace.steps or ())
+    ends = np.array([step["end_s"] for step in trace.steps or ()])
+    firsts = [request.chunks[0].time_s for request in trace.requests if request.chunks]
+    behind = [first - ends[place - 1] for first in firsts if (place := int(np.searchsorted(ends, first)))]
+    return model, float(np.median(behind)) if behind else 0.0
+
+
+@dataclass(frozen=True)
+class _Told:
+    """A step by what the server tells of it."""
+
+    decodes: int
+    keys: int
+    prompt_tokens: int
+    pairs: int
+    drawn: int
+
+
+def _work_of(row: Mapping[str, Any]) -> _Told:
+    return _Told(row["num_decodes"], row["decode_keys"], row["prompt_tokens"], row["prompt_pairs"], row["tokens"])
+
+
+def _features(work: Work | _Told) -> np.ndarray:
+    tokens = work.decodes + work.prompt_tokens
+    hats = np.maximum(0.0, np.minimum(1.0, _rises(tokens)))
+    return np.array([1.0, *(hats * np.diff(_KNOTS)), max(0, tokens - _KNOTS[-1]), work.keys, work.pairs, work.drawn])
+
+
+def _rises(tokens: int) -> np.ndarray:
+    """How far between each two knots the number is; the fit gives each stretch a price per token."""
+    knots = np.array(_KNOTS, float)
+    rises: np.ndarray = (tokens - knots[:-1]) / np.diff(knots)
+    return rises

@@ -1,0 +1,38 @@
+"""A suite of cases in a file: the shapes that a program asked for, weighted by their time (`rooflab capture`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rooflab.reference.spec import Case
+
+VERSION = 1
+
+
+def is_file(suite: str) -> bool:
+    """Whether the name of a suite is that of a file."""
+    return suite.endswith(".json")
+
+
+def cases_of(op: str, suite: str) -> tuple[Case, ...]:
+    """The cases of an op in a file, those with most time first.  Raises `ValueError` if it is no such file."""
+    from rooflab.reference.spec import Case
+
+    return tuple(dict.fromkeys(Case.parse(row["case"]) for row in read(suite)["ops"].get(op, ())))
+
+
+@cache
+def read(suite: str) -> Mapping[str, Any]:
+    """The file's content.  Raises `ValueError` if it is no such file."""
+    try:
+        found = json.loads(Path(suite).read_text(encoding="utf-8"))
+        if found["rooflab_suite"] != VERSION or not all(row["case"] for rows in found["ops"].values() for row in rows):
+            raise ValueError("of another version")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"suite: expected a file of `rooflab capture`, got {suite!r}: {error}") from error
+    return dict(found)

@@ -1,0 +1,172 @@
+"""The engine's scheduler on a clock: the same steps as the engine's, and the times of its models."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_model import tiny_llm
+
+from rooflab.bench.latency.capacity import holds, kv_blocks, most_requests_per_s
+from rooflab.bench.latency.clock import Settings, compared, simulate
+from rooflab.bench.latency.step_model import KernelTimes, Work, fitted, pairs_of
+from rooflab.bench.load.arrivals import Arrivals
+from rooflab.bench.load.data import Data
+from rooflab.bench.load.run import Plan
+from rooflab.engine.llm import SamplingParams
+from rooflab.roofline.architecture import get_architecture
+from rooflab.roofline.device import get_device
+from rooflab.roofline.step_times import decode_time, prefill_time
+
+LLAMA, H100 = get_architecture("llama-3.1-8b"), get_device("h100-sxm")
+
+
+@dataclass
+class Simple:
+    """A step takes a second, and a tenth for each token of prompts; it remembers the steps."""
+
+    basis = "made up"
+
+    def __init__(self) -> None:
+        self.seen: list[Work] = []
+
+    def seconds(self, work: Work) -> float:
+        self.seen.append(work)
+        return 1.0 + 0.1 * work.prompt_tokens
+
+
+def plan(**given: Any) -> Plan:
+    """Prompts of 10 tokens, answers of 3."""
+    return Plan(**{"data": Data(input_len=(10, 10), output_len=(3, 3)), "num_prompts": 2, **given})
+
+
+def test_two_requests_by_hand() -> None:
+    """The second comes in the first's second step, and its prompt runs beside the first's other tokens."""
+    model = Simple()
+    law = Arrivals(0.5, "constant")  # at 0 and 2 s
+    trace = simulate(model, plan(arrivals=law), Settings(16, max_num_batched_tokens=8), delay_s=0.25)
+    assert [(work.decodes, work.keys, work.chunks) for work in model.seen] == [
+        (0, 0, ((0, 8),)), (0, 0, ((8, 10),)), (1, 11, ((0, 7),)), (1, 12, ((7, 10),)), (1, 11, ()), (1, 12, ()),
+    ]  # fmt: skip
+    ends = np.cumsum([1.8, 1.2, 1.7, 1.3, 1.0, 1.0])
+    times = [[chunk.time_s for chunk in request.chunks] for request in trace.requests]
+    assert times[0] == pytest.approx(ends[1:4] + 0.25) and times[1] == pytest.approx(ends[3:] + 0.25)
+    assert [request.scheduled_s for request in trace.requests] == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("batched", [16, 512])
+def test_the_clock_takes_the_steps_that_the_engine_takes(tmp_path: Any, batched: int) -> None:
+    lengths = [(5, 9), (40, 4), (17, 12), (3, 3), (33, 7), (21, 5)]
+    llm = tiny_llm(tmp_path, num_kv_blocks=8, max_num_seqs=4, max_num_batched_tokens=batched, prefix_caching=False)
+    for prompt, answer in lengths:
+        llm.add_request([1] * prompt, SamplingParams(max_tokens=answer, ignore_eos=True), arrival_s=0.0)
+    steps = []
+    while llm.has_work:
+        llm.step()
+        step = llm.core.last
+        keys = int(llm.runner.batch.seq_lens[: step.num_decodes].sum())
+        steps.append((step.num_decodes, keys, tuple((chunk.start, chunk.end) for chunk in step.chunks)))
+
+    class Given(Data):
+        def prompts(self, seed: int) -> Any:
+            for prompt, answer in lengths:
+                yield replace(next(Data().prompts(seed)), content=[1] * prompt, tokens=prompt, output_tokens=answer)
+
+    model = Simple()
+    whole = Plan(arrivals=Arrivals(math.inf), num_prompts=len(lengths), data=Given())
+    simulate(model, whole, Settings(8, llm.scheduler.blocks.block_size, 4, batched))
+    assert [(work.decodes, work.keys, work.chunks) for work in model.seen] == steps
+    assert len(steps) > 12
+
+
+def test_a_closed_loop_keeps_so_many_in_flight() -> None:
+    model = Simple()
+    trace = simulate(model, plan(concurrency=3, num_prompts=9), Settings(64))
+    assert max(work.decodes + len(work.chunks) for work in model.seen) == 3 and len(trace.requests) == 9
+    assert all(request.output_tokens == 3 for request in trace.requests)
+    with pytest.raises(ValueError, match="plan: expected token ids"):
+        simulate(model, plan(data=Data(ids=None)), Settings(64))
+    with pytest.raises(ValueError, match="need 1 pages of the KV cache, which has 0"):
+        simulate(model, plan(), Settings(0))
+
+
+def test_a_step_of_one_kind_takes_what_the_published_times_sum_to() -> None:
+    model = KernelTimes(LLAMA, H100)
+    decode, prefill = decode_time(LLAMA, H100, 16, 2048), prefill_time(LLAMA, H100, 2048)
+    assert decode is not None and prefill is not None and "published" in model.basis
+    assert 1e3 * model.seconds(Work(16, 16 * 2048, (), 16)) == pytest.approx(decode.ms, rel=0.005)
+    assert 1e3 * model.seconds(Work(0, 0, ((0, 2048),), 1)) == pytest.approx(prefill.ms, rel=0.005)
+    halves = [model.seconds(Work(0, 0, (part,), drawn)) for part, drawn in (((0, 1024), 0), ((1024, 2048), 1))]
+    assert 1e3 * sum(halves) == pytest.approx(prefill.ms, rel=0.15)
+    mixed = model.seconds(Work(16, 16 * 2048, ((0, 2048),), 17))
+    assert max(decode.ms, prefill.ms) < 1e3 * mixed < decode.ms + prefill.ms, "the weights are read once"
+    assert KernelTimes(LLAMA, H100, bounds=True).seconds(Work(16, 16 * 2048, (), 16)) < 1e-3 * decode.ms
+    half = replace(model, scale={"gemm": 0.5}).seconds(Work(16, 16 * 2048, (), 16))
+    gemm = sum(op.ms for op in decode.ops if op.op == "gemm")
+    assert 1e3 * half == pytest.approx(decode.ms - gemm / 2, rel=0.005)
+
+
+def test_measured_steps_are_fitted_and_found_again() -> None:
+    random = np.random.default_rng(0)
+    rows, at = [], 0.0
+    for _ in range(400):
+        decodes, start, prompt = (int(random.integers(low, high)) for low, high in ((1, 40), (0, 200), (0, 300)))
+        keys, pairs = decodes * 150, pairs_of(start, start + prompt)
+        seconds = 2e-3 + 1e-4 * (decodes + prompt) + 1e-7 * keys + 2e-8 * pairs
+        row = {"num_decodes": decodes, "decode_keys": keys, "prompt_tokens": prompt, "prompt_pairs": pairs}
+        rows.append({**row, "tokens": decodes, "begin_s": at, "end_s": at + seconds, "running": decodes})
+        at += seconds + 1e-4
+    model = fitted(rows)
+    assert model.error < 1e-3 and model.gap_s == pytest.approx(1e-4)
+    work = Work(8, 1200, ((50, 250),), 9)
+    wanted = 2e-3 + 1e-4 * 208 + 1e-7 * 1200 + 2e-8 * work.pairs + 1e-4
+    assert model.seconds(work) == pytest.approx(wanted, rel=0.02)
+    with pytest.raises(ValueError, match="steps: expected at least 50"):
+        fitted(rows[:10])
+
+
+def test_capacity_is_the_rate_at_which_the_limits_begin_to_fail() -> None:
+    model = KernelTimes(LLAMA, H100)
+    asked = Plan(num_prompts=150, data=Data(input_len=(512, 512), output_len=(64, 64)))
+    settings = Settings(kv_blocks(model, Settings(0)), prefill_chunk=1024)
+    limits = {"ttft": 200.0, "itl": 25.0}
+    rate = most_requests_per_s(model, asked, settings, limits, 99)
+    assert 1 < rate < 200
+    for factor, good in ((0.99, True), (1.05, False)):
+        assert holds(model, replace(asked, arrivals=Arrivals(rate * factor)), settings, limits, 99) == good
+    assert most_requests_per_s(model, asked, settings, {"ttft": 0.1, "itl": 25.0}, 99) == 0
+    assert kv_blocks(replace(model, arch=get_architecture("llama-3.1-70b")), settings) == 0
+
+
+def test_the_commands(rooflab: Any, tmp_path: Any) -> None:
+    import json
+
+    asked = ("llama-3.1-8b", "--sweep", "5,20", "--num-prompts", "60", "--input-len", "256", "--output-len", "16")
+    status, out, _ = rooflab("simulate", *asked, "--out", tmp_path, "--json")
+    found = json.loads(out)
+    assert status == 0 and [row["rate"] for row in found["rows"]] == ["5", "20"]
+    assert found["rows"][0]["ttft_p50_ms"] < found["rows"][1]["ttft_p50_ms"] and (tmp_path / "frontier.png").is_file()
+    (trace,) = tmp_path.glob("*-5.ndjson")
+    status, out, _ = rooflab("simulate", *asked[:1], "--rate", "5", *asked[3:], "--against", trace, "--json")
+    assert all(row["off_%"] == 0 for row in json.loads(out)["compared"]) and status == 0
+    status, out, _ = rooflab("capacity", "llama-3.1-70b", "--gpus", "1,8", "--num-prompts", "60", "--chunk", "2048")
+    assert status == 0 and "no page fits beside" in out and "most for each GPU: 8 with chunks of 2048" in out
+    for arguments, said in (
+        (("simulate", "llama-3.1-70b"), "gpus: expected room for the weights of llama-3.1-70b, got 1"),
+        (("capacity", "--gpus", "1,x"), "gpus: expected numbers joined by commas, got '1,x'"),
+        (("simulate", "--steps", trace), "steps: expected at least 50 steps of our server with their keys, got 0"),
+    ):
+        status, _, err = rooflab(*arguments)
+        assert status == 2 and said in err, err
+
+
+def test_compared_names_the_difference() -> None:
+    first, second = (simulate(Simple(), plan(num_prompts=4, concurrency=n), Settings(64)) for n in (1, 2))
+    rows = {row["figure"]: row for row in compared(second, first)}
+    assert rows["e2e_p50_ms"]["off_%"] == pytest.approx(
+        100 * (rows["e2e_p50_ms"]["simulated"] / rows["e2e_p50_ms"]["measured"] - 1)
+    )
+    assert rows["output_tokens_per_s"]["simulated"] > rows["output_tokens_per_s"]["measured"]
