@@ -120,18 +120,17 @@ class LLM:
         # Without chunks a prompt that is longer than a step's budget runs alone, in one step.
         longest = max_num_batched_tokens if chunked else max(max_num_batched_tokens, self.max_model_len)
         rows: dict[Phase, int] = {"prefill": longest, "decode": max_num_seqs}
-        limits = Limits(self.arch, self.device, self.dtype, block_size, self.max_model_len, rows, int8=dtype == INT8)
-        self.limits = limits
+        self.limits = Limits(self.arch, self.device, self.dtype, block_size, self.max_model_len, rows, dtype == INT8)
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
-        self.ops = resolve(limits, swap, interpret)
-        check_weights_fit(limits)
+        self.ops = resolve(self.limits, swap, interpret)
+        check_weights_fit(self.limits)
         weights = load_weights(self.arch, tensors, self.dtype, self.device)
         with torch.inference_mode():
             network = Model(self.arch, weights, self.ops, self.max_model_len)
             self.runner = ModelRunner(network, self.ops, 1, block_size, max_num_seqs, self.max_model_len)
             rehearsals = [partial(self.runner.rehearse, longest)]
             graphs = self.runner.decode_graphs() if self.device.type == "cuda" and not enforce_eager else None
-            blocks = kv_cache_blocks(limits, [*rehearsals, graphs.step] if graphs else rehearsals, num_kv_blocks)
+            blocks = kv_cache_blocks(self.limits, [*rehearsals, graphs.step] if graphs else rehearsals, num_kv_blocks)
             self.runner.allocate(blocks)
             if graphs:
                 with dependent_launches(pdl):

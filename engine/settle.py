@@ -23,7 +23,7 @@ import torch
 from psutil import virtual_memory
 
 from rooflab.engine.model_files import cache_folder
-from rooflab.engine.probes import CONTEXT, PRODUCTS, Limits, packed, probes, real
+from rooflab.engine.probes import PRODUCTS, Limits, packed, probes, real
 from rooflab.engine.waiting import run_times, waiting_since
 from rooflab.kernels._native import HEADERS, processor
 from rooflab.kernels.choices import Phase
@@ -70,7 +70,7 @@ def settle(
     fastest = {}
     for (op, bucket), choices in able.items():
         if len(choices) > 1:
-            take = partial(time_kernels, op, bucket, rows[bucket], [choice.kernel for choice in choices], limits)
+            take = partial(_time, op, bucket, rows[bucket], [choice.kernel for choice in choices], limits)
             times = settled.of(op, bucket, take)
             choices = [replace(one, why=_reason(one, times)) for one in choices]
             choices.sort(key=lambda one: times[one.kernel.name])
@@ -110,12 +110,10 @@ def _reason(choice: Choice, times: Mapping[str, float]) -> str:
     return f"{times[choice.kernel.name]:.0f} us here, against {others}"
 
 
-def time_kernels(
-    op: str, bucket: str, rows: int, kernels: Sequence[Kernel], limits: Limits, context: int = CONTEXT
-) -> dict[str, float]:
+def _time(op: str, bucket: str, rows: int, kernels: list[Kernel], limits: Limits) -> dict[str, float]:
     """Microseconds by kernel; of products for all of a step."""
     phase: Phase = "decode" if bucket.startswith("decode") else "prefill"
-    inputs = [real(each, limits.block_size, context) for each in probes(op, phase, rows, limits)]
+    inputs = [real(each, limits.block_size) for each in probes(op, phase, rows, limits)]
     if op not in PRODUCTS:
         (only,) = inputs
         taken = {kernel: {name: value for name, value in only.items() if name in kernel.accepted} for kernel in kernels}

@@ -214,7 +214,7 @@ class OpSpec:
     def cases_in(self, suite: str) -> tuple[Case, ...]:
         """The cases of a suite, which may be a file of `rooflab capture`; none if the op has no such suite."""
         if captured.is_file(suite):
-            return tuple(map(self.check_case, captured.cases_of(self.name, suite)))
+            return tuple(self.check_case(Case.parse(text)) for text in captured.cases_of(self.name, suite))
         return self.cases.get(suite, ())
 
     def check_case(self, case: Case) -> Case:

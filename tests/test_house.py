@@ -31,6 +31,7 @@ ROOMS = (
     "plugin",
     "exchange",
     "load",
+    "latency",
     "commands.py",
     "lab.py",
     "cli",

@@ -26,10 +26,10 @@ FULL_EPSILONS = 64
 def judge(actual: object, expected: object) -> list[ErrorStats]:
     """One verdict per output of a kernel against its reference's; NaN never passes.
 
-    An output has its reference's dtype; a float may have a reference in fp64.  Integers must be equal.  Floats may differ by a
-    few roundings to the kernel's output dtype, relative to the larger of the element and the root mean square of its
-    tensor: a sum's error grows with its terms, not with its value.  Raises `ValueError` if one is not a tensor or a
-    tuple of tensors, or if the numbers or dtypes of outputs differ.
+    An output has its reference's dtype; a float may have a reference in fp64.  Integers must be equal.  Floats may
+    differ by a few roundings to the kernel's output dtype, relative to the larger of the element and the root mean
+    square of its tensor: a sum's error grows with its terms, not with its value.  Raises `ValueError` if one is not a
+    tensor or a tuple of tensors, or if the numbers or dtypes of outputs differ.
     """
     actuals, oracles = _tensors("fn", actual), _tensors("reference", expected)
     if len(actuals) != len(oracles):

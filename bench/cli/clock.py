@@ -152,6 +152,7 @@ def capacity(
 
 
 def kernels(model: str, gpu: str, gpus: int, dtype: str, kv_dtype: str, host_ms: float, bounds: bool) -> KernelTimes:
+    """The kernel times that a command line names.  Raises `ValueError` on a name or number that is none."""
     from rooflab.bench.latency.step_model import KernelTimes
     from rooflab.roofline.architecture import get_architecture
     from rooflab.roofline.device import resolve

@@ -13,6 +13,7 @@ from rooflab.bench.cli.clock import KvDtype, kernels
 
 if TYPE_CHECKING:
     from rooflab.bench.latency.ledger import Kind, Ledger
+    from rooflab.bench.latency.whatif import Change
 
 Gpu = Annotated[str | None, typer.Option("--gpu", help="Published kernel times of this GPU; else, measured here.")]
 Engine = Annotated[str, typer.Argument(help="smollm2-135m, a GGUF file, a Hugging Face folder, or a preset.")]
@@ -104,19 +105,31 @@ def whatif(
     if not factors and not swaps or gpu and swaps:
         raise ValueError("kernel: expected --kernel OP=0.9x, or --swap OP=KERNEL on this machine")
     options = _options(model, dummy, dtype, device, batch, context)
-    llm = LLM(**options) if factors and not gpu else None
-    found, kinds = list[changes.Change](), tuple[tuple["Kind", int], ...]((("prefill", 1), ("decode", batch)))
-    for kind, own in kinds:
-        if factors:
-            with show.waiting(f"a step of {kind}"):
-                if llm is None:
-                    step = _published(model, gpu or "", gpus, dtype, kv_dtype, kind, own, context)
-                else:
-                    step = measured(llm, kind, own, context)
-            found += changes.scale(step, factors)
-        for op, name in swaps.items():
-            with show.waiting(f"{op}={name}, a step of {kind}"):
-                found.append(changes.swap(options, op, name, kind, own, context))
+    kinds: tuple[tuple[Kind, int], ...] = (("prefill", 1), ("decode", batch))
+    found: list[changes.Change | None] = []
+    with show.waiting("loading the model"):
+        llm = None if gpu else LLM(**options)
+    for kind, own in kinds if factors else ():
+        with show.waiting(f"a step of {kind}"):
+            if llm is None:
+                step = _published(model, gpu or "", gpus, dtype, kv_dtype, kind, own, context)
+            else:
+                step = measured(llm, kind, own, context)
+        found += changes.scale(step, factors)
+    for op, name in swaps.items():
+        with show.waiting(f"loading the model with {op}={name}"):
+            other = LLM(**options, swap={op: name})
+        for kind, own in kinds:
+            with show.waiting(f"{op}={name}, steps of {kind}"):
+                assert llm is not None, "asked of this machine"
+                found.append(changes.swap(llm, other, op, name, kind, own, context))
+    told = [change for change in found if change is not None]
+    if missing := {*factors, *swaps} - {change.op for change in told}:
+        raise ValueError(f"kernel: expected ops of the step, got {', '.join(missing)}; `rooflab ledger` lists them")
+    _show_changes(told, json)
+
+
+def _show_changes(found: list[Change], json: bool) -> None:
     rows = [change.row() for change in found]
     if json:
         show.as_json({"rows": rows, "verdicts": [change.verdict() for change in found]})
@@ -150,7 +163,7 @@ def capture(
         for op, own in content["ops"].items()
     ]
     show.table(sorted(rows, key=lambda row: -row["share"]), ("op", "cases", "calls", "share"))
-    show.line(f"{captured.explained:.0%} of {captured.total_s:.3g} s in operators are in {suite}")
+    show.line(f"{captured.explained:.0%} of {captured.model.total_s:.3g} s in operators are in {suite}")
 
 
 def _options(

@@ -36,8 +36,9 @@ def holds(model: KernelTimes, plan: Plan, settings: Settings, limits: Mapping[st
     """Whether the `q`-th percentiles of TTFT and ITL are within the limits in milliseconds."""
     trace = simulate(model, plan, settings)
     found = [times for request in trace.counted if (times := times_of(request))]
-    values = {"ttft": [one.ttft_ms for one in found], "itl": np.concatenate([one.itl_ms for one in found])}
-    return all(np.percentile(values[name], q) <= limit for name, limit in limits.items() if len(values[name]))
+    ttft = np.array([one.ttft_ms for one in found])
+    values = {"ttft": ttft, "itl": np.concatenate([one.itl_ms for one in found])}
+    return all(np.percentile(values[name], q) <= limit for name, limit in limits.items() if values[name].size)
 
 
 def most_requests_per_s(

@@ -17,23 +17,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rooflab.bench.latency.ledger import marked
 from rooflab.reference.captured import VERSION
 from rooflab.reference.spec import DTYPE_NAMES, Case
 
 _ATEN = torch.ops.aten
-_PRODUCTS = {_ATEN.mm: (0, 1), _ATEN.addmm: (1, 2), _ATEN.bmm: (0, 1)}
-"""Operators that multiply, and which arguments they multiply."""
+_PRODUCTS = {_ATEN.mm: (0, 1), _ATEN.addmm: (1, 2), _ATEN.bmm: (0, 1), _ATEN.matmul: (0, 1), _ATEN.linear: (0, 1)}
+"""Operators that multiply, and which arguments they multiply; the last two are whole in inference mode alone."""
 _ATTENTION = {
     getattr(_ATEN, name)
     for name in (
-        "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+        "scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
     )
 }  # fmt: skip
 
@@ -47,61 +50,86 @@ class Key(NamedTuple):
 
 
 @dataclass
-class Captured:
-    """What was seen."""
+class Tally:
+    """Calls and seconds by key, and seconds of all that was watched."""
 
     calls: dict[Key, int] = field(default_factory=lambda: defaultdict(int))
     seconds: dict[Key, float] = field(default_factory=lambda: defaultdict(float))
     total_s: float = 0.0
-    """In all of torch's operators, our ops and those modules: what lies between them, Python's own time, is in no
-    sum."""
-    events: list[tuple[Key | None, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
-    """Of calls on a GPU whose time is not read yet."""
 
-    def settle(self) -> None:
-        """Reads the times of events."""
-        if self.events:
-            torch.cuda.synchronize()
-        for key, begin, end in self.events:
-            self._add(key, begin.elapsed_time(end) / 1e3)
-        self.events.clear()
-
-    def _add(self, key: Key | None, seconds: float) -> None:
+    def add(self, key: Key | None, seconds: float) -> None:
+        """Adds the time of a call."""
         self.total_s += seconds
         if key is not None:
             self.seconds[key] += seconds
 
-    def timed(self, key: Key | None, on_gpu: bool, call: Callable[[], Any]) -> Any:
-        """Makes a call and adds its time to a key, and to the total."""
-        if key is not None:
-            self.calls[key] += 1
-        if not on_gpu:
-            began = time.perf_counter()
-            result = call()
-            self._add(key, time.perf_counter() - began)
-            return result
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        result = call()
-        end.record()
-        self.events.append((key, begin, end))
-        if len(self.events) >= 10_000:
-            self.settle()
-        return result
+
+@dataclass
+class Captured:
+    """What was seen."""
+
+    inside: Tally = field(default_factory=Tally)
+    """Inside of modules and of our engine's steps."""
+    outside: Tally = field(default_factory=Tally)
+    """Elsewhere, such as while weights are loaded."""
+    depth: int = 0
+    """In how many modules or steps the program is now."""
+    _events: list[tuple[Tally, Key | None, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+
+    @property
+    def model(self) -> Tally:
+        """What counts: what is inside; all of a program without modules and steps."""
+        return self.inside if self.inside.total_s else self.outside
+
+    @property
+    def now(self) -> Tally:
+        """Where a call counts."""
+        return self.inside if self.depth else self.outside
 
     @property
     def explained(self) -> float:
-        """Share of the total that lies in known ops."""
-        return sum(self.seconds.values()) / self.total_s if self.total_s else 0.0
+        """Share of the model's time that lies in known ops.  The total is the time in all of torch's operators, our
+        ops and known modules; what lies between them, Python's own time, is in no sum."""
+        return sum(self.model.seconds.values()) / self.model.total_s if self.model.total_s else 0.0
+
+    def timed(self, key: Key | None, on_gpu: bool, call: Callable[[], Any]) -> Any:
+        """Makes a call and adds its time."""
+        tally = self.now
+        if key is not None:
+            tally.calls[key] += 1
+        if not on_gpu:
+            began = time.perf_counter()
+            result = call()
+            tally.add(key, time.perf_counter() - began)
+            return result
+        begin = marked()
+        result = call()
+        self.later(tally, key, begin)
+        return result
+
+    def later(self, tally: Tally, key: Key | None, begin: torch.cuda.Event) -> None:
+        """Keeps the events of a call on a GPU, whose time is read later."""
+        self._events.append((tally, key, begin, marked()))
+        if len(self._events) >= 10_000:
+            self.settle()
+
+    def settle(self) -> None:
+        """Reads the times of events."""
+        if self._events:
+            torch.cuda.synchronize()
+        for tally, key, begin, end in self._events:
+            tally.add(key, begin.elapsed_time(end) / 1e3)
+        self._events.clear()
 
     def suite(self, program: str) -> dict[str, Any]:
         """The content of a suite's file: the cases of each op, those with most time first."""
+        model = self.model
         ops: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for key in sorted(self.seconds, key=lambda key: -self.seconds[key]):
-            share = self.seconds[key] / self.total_s
-            row = {"case": key.case, "scheme": key.scheme, "calls": self.calls[key]}
-            ops[key.op].append(row | {"seconds": self.seconds[key], "share": share})
-        about = {"program": program, "seconds": self.total_s, "explained": self.explained}
+        for key in sorted(model.seconds, key=lambda key: -model.seconds[key]):
+            seconds = model.seconds[key]
+            row = {"case": key.case, "scheme": key.scheme, "calls": model.calls[key], "seconds": seconds}
+            ops[key.op].append(row | {"share": seconds / model.total_s})
+        about = {"program": program, "seconds": model.total_s, "explained": self.explained}
         return {"rooflab_suite": VERSION, **about, "ops": ops}
 
 
@@ -124,7 +152,6 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in args)
         result = self.captured.timed(key, on_gpu, lambda: func(*args, **kwargs))
         if func.overloadpacket is _ATEN.silu and key is not None:
-            self.captured.calls[key] += 0
             self._activated = key, result.data_ptr()
         return result
 
@@ -143,7 +170,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             key, place = self._activated
             if any(isinstance(value, torch.Tensor) and value.data_ptr() == place for value in args):
                 self._activated = None
-                self.captured.calls[key] -= 1  # SiLU and its product are one call
+                self.captured.now.calls[key] -= 1  # SiLU and its product are one call
                 return key
         return None
 
@@ -160,15 +187,15 @@ def _key(op: str, dtype: torch.dtype, **sizes: Any) -> Key | None:
 
 def _product(operator: Any, args: Sequence[Any]) -> Key | None:
     a, b = (args[place] for place in _PRODUCTS[operator])
-    if operator is _ATEN.bmm:
-        if a.shape[0] != 1:
-            return None
-        a, b = a[0], b[0]
-    (M, K), N = a.shape, b.shape[1]
-    if not M * N * K:
+    b = b.mT if operator is _ATEN.linear else b
+    if b.ndim == 3 and b.shape[0] == 1:
+        b = b[0]
+    if b.ndim != 2 or not a.numel() * b.numel():
         return None
-    layout = "NT" if b.stride(0) == 1 and b.shape[0] > 1 else "NN"
-    return _key("gemm", a.dtype, M=M, N=N, K=K, layout=layout, bias=operator is _ATEN.addmm)
+    (K, N), M = b.shape, a.numel() // b.shape[0]
+    layout = "NT" if b.stride(0) == 1 and K > 1 else "NN"
+    bias = operator is _ATEN.addmm or operator is _ATEN.linear and len(args) > 2 and args[2] is not None
+    return _key("gemm", a.dtype, M=M, N=N, K=K, layout=layout, bias=bias)
 
 
 def _attention(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
@@ -186,47 +213,39 @@ def capturing() -> Iterator[Captured]:
     """Watches every call in the block, in this thread."""
     captured = Captured()
     operators = _Operators(captured)
-    with _norms(captured, operators), _engine(captured, operators), operators:
+    with _modules(captured, operators), _engine(captured, operators), operators:
         yield captured
     captured.settle()
 
 
 @contextmanager
-def _norms(captured: Captured, operators: _Operators) -> Iterator[None]:
-    """Counts modules called RMSNorm as one call each."""
+def _modules(captured: Captured, operators: _Operators) -> Iterator[None]:
+    """Counts modules called RMSNorm as one call each, and knows when any module runs."""
     begun: list[Any] = []
 
-    def known(module: torch.nn.Module, args: Any) -> bool:
-        return type(module).__name__.endswith("RMSNorm") and bool(args) and isinstance(args[0], torch.Tensor)
-
     def before(module: torch.nn.Module, args: Any) -> None:
-        if known(module, args) and not operators.inside:
+        captured.depth += 1
+        norm = type(module).__name__.endswith("RMSNorm") and bool(args) and isinstance(args[0], torch.Tensor)
+        if norm and not operators.inside:
             operators.inside += 1
-            event = torch.cuda.Event(enable_timing=True) if args[0].is_cuda else None
-            if event is not None:
-                event.record()
-            begun.append((module, time.perf_counter(), event))
+            begun.append((module, time.perf_counter(), marked() if args[0].is_cuda else None))
 
     def after(module: torch.nn.Module, args: Any, output: Any) -> None:
+        tally = captured.now
+        captured.depth -= 1
         if not begun or begun[-1][0] is not module:
             return
         _, began, event = begun.pop()
         operators.inside -= 1
-        x = args[0]
-        eps = next((value for name in ("variance_epsilon", "eps") if (value := getattr(module, name, None))), 1e-6)
-        two = len(args) > 1 and isinstance(args[1], torch.Tensor)
-        width = x.shape[-1]
-        key = _key("fused_add_rmsnorm" if two else "rmsnorm", x.dtype, T=x.numel() // width, H=width, eps=float(eps))
+        key = _norm(module, args)
         if key is not None:
-            captured.calls[key] += 1
+            tally.calls[key] += 1
         if event is None:
-            captured._add(key, time.perf_counter() - began)
+            tally.add(key, time.perf_counter() - began)
         else:
-            end = torch.cuda.Event(enable_timing=True)
-            end.record()
-            captured.events.append((key, event, end))
+            captured.later(tally, key, event)
 
-    hooks = register_module_forward_pre_hook(before), register_module_forward_hook(after)
+    hooks = register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)
     try:
         yield
     finally:
@@ -234,15 +253,25 @@ def _norms(captured: Captured, operators: _Operators) -> Iterator[None]:
             hook.remove()
 
 
+def _norm(module: torch.nn.Module, args: Any) -> Key | None:
+    x = args[0]
+    eps = next((value for name in ("variance_epsilon", "eps") if (value := getattr(module, name, None))), 1e-6)
+    added = len(args) > 1 and isinstance(args[1], torch.Tensor)
+    width = x.shape[-1]
+    op = "fused_add_rmsnorm" if added else "rmsnorm"
+    return _key(op, x.dtype, T=x.numel() // width, H=width, eps=float(eps))
+
+
 @contextmanager
 def _engine(captured: Captured, operators: _Operators) -> Iterator[None]:
-    """Counts the ops of our own engine."""
+    """Counts the ops of our own engine, and knows when it steps."""
     from rooflab.bench.latency.ledger import case_of, inputs_of
+    from rooflab.engine.core import Core
     from rooflab.engine.ops import OpSet
 
-    plain = OpSet.step
+    plain, run = OpSet.step, Core.step
 
-    def wrapped(self: OpSet, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def wrapped(function: Callable[..., Any], op: str) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             if operators.inside:
                 return function(*arguments, **options)
@@ -253,30 +282,33 @@ def _engine(captured: Captured, operators: _Operators) -> Iterator[None]:
                 took = time.perf_counter() - began
             finally:
                 operators.inside -= 1
-            op = registered(name, options, self)
-            key = None
-            if (found := case_of(op, inputs_of(op, arguments, options, result))) is not None:
-                key = Key(op, found[0].id, found[1])
-                captured.calls[key] += 1
-            captured._add(key, took)
+            found = case_of(op, inputs_of(op, arguments, options, result))
+            key = None if found is None else Key(op, found[0].id, found[1])
+            if key is not None:
+                captured.now.calls[key] += 1
+            captured.now.add(key, took)
             return result
 
         return call
 
-    def registered(name: str, options: Mapping[str, Any], own: OpSet) -> str:
-        if name == "decode_attention":
-            return "paged_attention"
-        return "gemm_w8a16" if name == "gemm" and any(x.op == "gemm_w8a16" for x in own.choices) else name
+    def ops(self: OpSet, *sizes: int) -> Any:
+        product = "gemm_w8a16" if any(one.op == "gemm_w8a16" for one in self.choices) else "gemm"
+        names = {"decode_attention": "paged_attention", "gemm": product}
+        own = vars(plain(self, *sizes))
+        return SimpleNamespace(**{name: wrapped(one, names.get(name, name)) for name, one in own.items()})
 
-    def step(self: OpSet, *sizes: int) -> Any:
-        found = plain(self, *sizes)
-        return type(found)(**{name: wrapped(self, one, name) for name, one in vars(found).items()})
+    def step(self: Core) -> Any:
+        captured.depth += 1
+        try:
+            return run(self)
+        finally:
+            captured.depth -= 1
 
-    OpSet.step = step  # type: ignore[method-assign]
+    OpSet.step, Core.step = ops, step  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        OpSet.step = plain  # type: ignore[method-assign]
+        OpSet.step, Core.step = plain, run  # type: ignore[method-assign]
 
 
 def run_program(command: Sequence[str]) -> Captured:

@@ -136,8 +136,10 @@ def from_kernels(model: KernelTimes, kind: Kind, batch: int, context: int) -> Le
                   model.weight_dtype)  # fmt: skip
 
 
-def measured(llm: LLM, kind: Kind, batch: int, context: int, steps: int = 16) -> Ledger:
-    """The ledger of the engine's own step on this machine.
+def measured(
+    llm: LLM, kind: Kind, batch: int, context: int, steps: int = 16, ceilings: Ceilings | None = None
+) -> Ledger:
+    """The ledger of the engine's own step on this machine, whose ceilings are measured if they are not given.
 
     `batch` sequences of `context` tokens decode; or one prompt of `context` tokens is computed, for which `batch` is 1.
     Raises `ValueError` on sizes that a step of the engine does not have.
@@ -157,11 +159,11 @@ def measured(llm: LLM, kind: Kind, batch: int, context: int, steps: int = 16) ->
                 whole.append(seconds_of(step))
             settle()
             each.append(spent)
-    rows = []
+    rows, ceilings = [], ceilings or ceilings_for(llm.device)
     for group in _grouped(calls):
         samples = [sum(spent[op][place] for op, place in group.places) for spent in each]
         rows.append(_priced(group.op, group.site, group.kernel, len(group.places), group.shape,
-                            1e3 * statistics.median(samples), group.cost, group.traffic, ceilings_for(llm.device),
+                            1e3 * statistics.median(samples), group.cost, group.traffic, ceilings,
                             "measured"))  # fmt: skip
     host = [one - sum(map(sum, spent.values())) for one, spent in zip(whole, each, strict=True)]
     timers = statistics.median(timed - bare for timed, bare in zip(whole, plain, strict=True))
@@ -330,7 +332,7 @@ def _text(shape: Mapping[str, int]) -> str:
     return ",".join(f"{name}={value}" for name, value in shape.items() if value or name != "window")
 
 
-def seconds_of(step: Callable[[], None]) -> float:
+def seconds_of(step: Callable[[], Any]) -> float:
     """Of one step."""
     began = time.perf_counter()
     step()
@@ -346,13 +348,11 @@ def _timed(llm: LLM, spent: Spent) -> Iterator[Callable[[], None]]:
         return
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
 
-    def marked(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def between(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            pair[0].record()
+            begin = marked()
             result = function(*arguments, **options)
-            pair[1].record()
-            events[op].append(pair)
+            events[op].append((begin, marked()))
             return result
 
         return call
@@ -362,12 +362,19 @@ def _timed(llm: LLM, spent: Spent) -> Iterator[Callable[[], None]]:
         for op, pairs in events.items():
             spent[op] += [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
 
-    with wrapped_ops(llm.runner, marked):
+    with wrapped_ops(llm.runner, between):
         yield settle
 
 
 def _draw(llm: LLM, count: int, length: int) -> list[list[int]]:
     return [random.choices(range(llm.arch.vocab_size), k=length) for _ in range(count)]
+
+
+def marked() -> torch.cuda.Event:
+    """An event in the current stream, whose time can be read."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 def stepping(llm: LLM, kind: Kind, batch: int, context: int, steps: int) -> AbstractContextManager[Callable[[], None]]:

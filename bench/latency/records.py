@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rooflab.bench.latency.ledger import Ledger
 from rooflab.bench.records.environment import snapshot
@@ -13,9 +14,9 @@ from rooflab.bench.records.record import Basis, Record
 def ledger_record(ledger: Ledger, folder: Path) -> Path:
     """Writes a ledger as a record of a new run; returns its path."""
     measured = all(row.basis == "measured" for row in ledger.rows)
-    basis: Basis = "measured" if measured else "published"
+    basis: Basis = "measured" if measured else "predicted"
     writer = RunWriter(folder)
-    case = {"model": ledger.model, "dtype": ledger.dtype, "kind": ledger.kind, "batch": ledger.batch}
+    case: dict[str, Any] = {"model": ledger.model, "dtype": ledger.dtype, "kind": ledger.kind, "batch": ledger.batch}
     writer.write(
         Record(
             kind="engine",

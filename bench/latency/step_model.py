@@ -56,8 +56,10 @@ def pairs_of(start: int, end: int) -> int:
 class StepModel(Protocol):
     """Seconds of a step."""
 
-    basis: str
-    """`published`, `bound` or `measured`, and of what."""
+    @property
+    def basis(self) -> str:
+        """Whose times."""
+        ...
 
     def seconds(self, work: Work) -> float:
         """The time from the step's begin to the next one's."""

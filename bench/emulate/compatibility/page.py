@@ -76,8 +76,8 @@ def page_of(records: list[Record], faults: list[Record]) -> str:
         "# Other projects' kernels in the emulator",
         "",
         f"{len(rows)} distinct kernels of {len({row['project'] for row in rows})} projects, in Triton, Gluon and CUDA"
-        f" C++, compiled for sm_90a by Triton {compilers} or NVRTC and run on the CPU on small ragged shapes with all checks. The"
-        f" values of {len(right)} are right against fp64 references; {len(racing)}"
+        f" C++, compiled for sm_90a by Triton {compilers} or NVRTC and run on the CPU on small ragged shapes with all"
+        f" checks. The values of {len(right)} are right against fp64 references; {len(racing)}"
         f" {'has' if len(racing) == 1 else 'have'} a race. The median kernel takes"
         f" {statistics.median(times):.1f} s, compile included and with races on, on one core; the slowest takes"
         f" {times[-1]:.1f} s.",

@@ -13,7 +13,13 @@ from rooflab.bench.emulate.compatibility.sources import Source
 from rooflab.kernels import _cuda
 
 SOURCE = Source("PyCUDA", "pycuda==2026.1")
-SUM = {"out_type": "float", "arguments": "const float *x", "block_size": 128, "neutral": "0", "reduce_expr": "a + b"}
+SUM: dict[str, Any] = {
+    "out_type": "float",
+    "arguments": "const float *x",
+    "block_size": 128,
+    "neutral": "0",
+    "reduce_expr": "a + b",
+}
 SUM |= {"map_expr": "x[i]", "name": "sums", "preamble": ""}
 
 
@@ -40,13 +46,13 @@ def _into(kernel: _cuda.CudaKernel, grid: tuple[int, ...], block: tuple[int, ...
 def _transposed(a: torch.Tensor) -> Any:
     kernel = _kernel(_example("matrix_transpose"), "transpose", block_size=16)
     sizes = np.int32(a.shape[1]), np.int32(a.shape[0])
-    return _into(kernel, (sizes[0] // 16, sizes[1] // 16), (16, 16), a.new_empty(a.shape[::-1]), a, *sizes)
+    return _into(kernel, (a.shape[1] // 16, a.shape[0] // 16), (16, 16), a.new_empty(a.shape[::-1]), a, *sizes)
 
 
 def _transposed_in_big_blocks(a: torch.Tensor) -> Any:
     kernel = _kernel(_example("matrix_transpose"), "transpose", 1, block_size=16)
     sizes, out = (np.int32(a.shape[1]), np.int32(a.shape[0])), a.new_empty(a.shape[::-1])
-    kernel((sizes[0] // 32, sizes[1] // 32), (16, 16), a, out, *sizes)
+    kernel((a.shape[1] // 32, a.shape[0] // 32), (16, 16), a, out, *sizes)
     return out
 
 

@@ -1,0 +1,138 @@
+"""A study: a claim that is often made, what arithmetic predicts of it, what this machine measures, and a verdict."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from rooflab.bench.latency.step_model import KernelTimes
+from rooflab.bench.report.pictures.figures import INK, LOST, READ, WRITTEN, new_figure, note, save
+from rooflab.engine.llm import LLM
+from rooflab.roofline.architecture import get_architecture
+from rooflab.roofline.device import get_device
+
+Verdict = Literal["holds", "holds in part", "fails"]
+COLOURS = (READ, WRITTEN, LOST, INK)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a figure."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    panel: int = 0
+    """0: this machine; 1: an H100 by published times of kernels."""
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    """Of what was measured, where it was measured more than once."""
+    dashed: bool = False
+    """Predicted."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """What came out."""
+
+    name: str
+    claim: str
+    source: str
+    """Who makes the claim."""
+    rows: list[dict[str, Any]]
+    verdict: Verdict
+    number: str
+    """The verdict's reason, with the number."""
+    curves: Sequence[Curve] = ()
+    x: str = ""
+    y: str = ""
+    log: bool = False
+    about: str = ""
+    """What was run."""
+
+    def draw(self, folder: Path) -> Path:
+        """Writes the figure, and returns its path."""
+        panels = sorted({curve.panel for curve in self.curves})
+        figure = new_figure(4.8 * len(panels), 3.8)
+        figure.suptitle(self.claim, fontsize=11, weight="bold", x=0.01, ha="left")
+        for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            own = [curve for curve in self.curves if curve.panel == panel]
+            names = list(dict.fromkeys(curve.name.removesuffix(", predicted") for curve in own))
+            for curve in own:
+                colour = COLOURS[names.index(curve.name.removesuffix(", predicted")) % len(COLOURS)]
+                style = "--" if curve.dashed else "-"
+                axes.plot(curve.x, curve.y, style, color=colour, marker="" if curve.dashed else "o", label=curve.name)
+                if curve.low is not None and curve.high is not None:
+                    axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15)
+            title = ("this machine", "H100 SXM, published kernel times")[panel]
+            axes.set_title(title, fontsize=10, loc="left", weight="bold")
+            axes.set_xlabel(self.x, fontsize=9)
+            axes.set_ylabel(self.y, fontsize=9)
+            axes.set_ylim(bottom=None if self.log else 0)
+            if self.log:
+                axes.set_xscale("log", base=2)
+                axes.set_yscale("log")
+            axes.legend(fontsize=8, frameon=False)
+        note(figure, [f"{self.verdict}: {self.number}", self.about])
+        return save(figure, folder / f"{self.name}.png")
+
+
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median, and the 20th and 80th percentiles."""
+    ordered = sorted(values)
+    low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.2, 0.8))
+    return statistics.median(ordered), low, high
+
+
+def judged(number: float, holds: float, part: float) -> Verdict:
+    """`holds` from one number on, `holds in part` from a lower one on."""
+    return "holds" if number >= holds else "holds in part" if number >= part else "fails"
+
+
+@dataclass
+class Lab:
+    """What studies run on: an engine of this machine, and kernel times of an H100."""
+
+    model: str = "smollm2-135m"
+    dummy: bool = False
+    quick: bool = False
+    """Smaller, for tests."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def llm(self, **options: Any) -> LLM:
+        """An engine."""
+        return LLM(self.model, **{"dummy": self.dummy, "overlap": False, **self.options, **options})
+
+    @cached_property
+    def h100(self) -> KernelTimes:
+        """Llama-3.1-8B on an H100."""
+        return KernelTimes(get_architecture("llama-3.1-8b"), get_device("h100-sxm"))
+
+    def size(self, whole: int, quick: int) -> int:
+        """One of two sizes."""
+        return quick if self.quick else whole
+
+    def prompts(self, llm: LLM, count: int, length: int, seed: int = 0) -> list[list[int]]:
+        """Random token ids."""
+        draw = random.Random(seed)
+        return [draw.choices(range(llm.arch.vocab_size), k=length) for _ in range(count)]
+
+    def about(self, llm: LLM) -> str:
+        """The engine, in words."""
+        return f"{llm.arch.name} in {llm.dtype_name} on {llm.device.type}"
+
+
+def timed(call: Callable[[], Any], times: int) -> list[float]:
+    """Milliseconds of some calls."""
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        call()
+        found.append(1e3 * (time.perf_counter() - began))
+    return found

@@ -1,0 +1,160 @@
+"""The step ledger, what another kernel would change, and what a program asks for."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_model import tiny_llm, write_config
+
+from rooflab.bench.calls.selection import Selection
+from rooflab.bench.latency.capture import capturing
+from rooflab.bench.latency.ledger import from_kernels, measured
+from rooflab.bench.latency.step_model import KernelTimes
+from rooflab.bench.latency.whatif import Change, scale, swap
+from rooflab.kernels.registry import get_op
+from rooflab.roofline.architecture import get_architecture
+from rooflab.roofline.device import get_device
+from rooflab.roofline.model import Ceilings
+from rooflab.roofline.step_times import decode_time
+from rooflab.roofline.steps import decode_cost, prefill_cost
+
+CEILINGS = Ceilings("made up", "measured", 1e10, {"fp32": 1e11}, 1e10)
+OPTIONS = {"max_num_seqs": 3, "max_num_batched_tokens": 128, "prefix_caching": False, "num_kv_blocks": 64}
+
+
+@pytest.mark.parametrize(("kind", "batch", "context"), [("decode", 3, 20), ("prefill", 1, 40)])
+def test_a_measured_ledger_has_every_call_with_its_cost(tmp_path: Path, kind: Any, batch: int, context: int) -> None:
+    llm = tiny_llm(tmp_path, **OPTIONS)
+    found = measured(llm, kind, batch, context, steps=3, ceilings=CEILINGS)
+    sites, layers = ("qkv_proj", "down_proj", "lm_head", "fused_add_rmsnorm"), llm.arch.num_layers
+    calls = [sum(row.calls for row in found.rows if row.site == site) for site in sites]
+    assert calls == [layers, layers, 1, 2 * layers]
+    # The products' work is that of the model by arithmetic; in a prompt's last layer its last token alone is left.
+    costs = decode_cost(llm.arch, batch, context, "fp32")
+    costs = costs if kind == "decode" else prefill_cost(llm.arch, context, "fp32")
+    for cost in costs:
+        if cost.op == "gemm" and (kind == "decode" or cost.site in ("qkv_proj", "lm_head")):
+            flops = sum(row.flops for row in found.rows if row.site == cost.site)
+            assert flops == pytest.approx(cost.calls * cost.cost.flops), cost.site
+    assert all(row.ms > 0 and row.least_bytes > 0 and row.bound_ms for row in found.rows)
+    total = found.ops_ms + found.host_ms - found.timers_ms + found.residual * found.step_ms
+    assert total == pytest.approx(found.step_ms) and (found.itl_ms is None) == (kind == "prefill")
+    named = {row["op"]: row["ms"] for row in found.table()}
+    assert named["step"] == found.step_ms and named["residual"] == pytest.approx(found.residual * found.step_ms)
+    assert not llm.has_work, "nothing is left in the engine"
+
+
+def test_a_step_that_the_engine_does_not_have_is_refused(tmp_path: Path) -> None:
+    llm = tiny_llm(tmp_path, **OPTIONS)
+    for kind, batch, context in (("prefill", 2, 8), ("prefill", 1, 129), ("decode", 4, 8), ("decode", 1, 250)):
+        with pytest.raises(ValueError, match="expected"):
+            measured(llm, kind, batch, context)  # type: ignore[arg-type]
+
+
+def test_a_published_ledger_sums_to_the_published_step() -> None:
+    model = KernelTimes(get_architecture("llama-3.1-8b"), get_device("h100-sxm"))
+    found, step = from_kernels(model, "decode", 16, 2048), decode_time(model.arch, model.device, 16, 2048)
+    assert step is not None and found.step_ms == pytest.approx(step.ms) and found.residual == pytest.approx(0)
+    gemm, attention = scale(found, {"gemm": 0.8, "paged_attention": 0.5, "flash_attention": 0.5})
+    assert gemm.predicted_ms == pytest.approx(step.ms - 0.2 * found.ms_of("gemm"))
+    assert attention.predicted_ms == pytest.approx(step.ms - 0.5 * found.ms_of("paged_attention"))
+
+
+def test_a_kernels_win_that_is_none_of_the_engine_is_said() -> None:
+    won = Change("ITL", "rmsnorm", "naive", "fused", 0.5, 0.02, 10.0, 9.9, 9.95)
+    assert won.verdict().startswith("the kernel won, the engine did not: rmsnorm/fused takes 0.50 of naive's time, 2%")
+    lost = Change("ITL", "gemm", "native", "library", 1.5, 0.8, 10.0, 14.0, 15.0)
+    assert lost.verdict().endswith("ITL 1.50 of before") and lost.row()["predicted_%"] == pytest.approx(40)
+
+
+def test_a_swap_is_predicted_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rooflab.bench.latency.whatif.BUDGET_S", 0.01)
+    monkeypatch.setattr("rooflab.bench.latency.ledger.ceilings_for", lambda device: CEILINGS)
+    llm, other = tiny_llm(tmp_path, **OPTIONS), tiny_llm(tmp_path, **OPTIONS, swap={"gemm": "library"})
+    found = swap(llm, other, "gemm", "library", "decode", 2, 20)
+    assert found is not None and found.measured_ms and math.isfinite(found.predicted_ms)
+    assert found.after == "library" and 0 < found.share < 1 and found.kernel_ratio > 0
+    assert swap(llm, other, "flash_attention_varlen", "library", "decode", 2, 20) is None
+
+
+@pytest.mark.parametrize("grad", [torch.inference_mode, torch.no_grad])
+def test_torchs_operators_are_captured_as_our_cases(grad: Any) -> None:
+    class OwnRMSNorm(torch.nn.Module):
+        variance_epsilon = 1e-5
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
+
+    x, linear, biased = torch.randn(2, 7, 64), torch.nn.Linear(64, 96, bias=False), torch.nn.Linear(64, 32)
+    q, norm = torch.randn(2, 4, 9, 16), OwnRMSNorm()
+
+    class Program(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> None:
+            linear(x), biased(x), norm(x), torch.nn.functional.embedding(torch.arange(5), linear.weight)
+            torch.nn.functional.silu(x) * x
+            torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+            x.cos()
+
+    program = Program()
+    with grad(), capturing() as found:
+        torch.mm(q[0, 0], q[0, 0].T)  # no part of the model
+        program(x)
+    cases = {(key.op, key.case, key.scheme): count for key, count in found.model.calls.items()}
+    assert cases == {
+        ("gemm", "M=14,N=96,K=64,layout=NT,bias=false", "fp32"): 1,
+        ("gemm", "M=14,N=32,K=64,layout=NT,bias=true", "fp32"): 1,
+        ("rmsnorm", "T=14,H=64,eps=1e-05", "fp32"): 1,
+        ("embedding", "T=5,V=96,H=64", "fp32"): 1,
+        ("silu_and_mul", "T=14,I=64", "fp32"): 1,
+        ("flash_attention", "B=2,T=9,S=9,H=4,H_kv=4,D=16,causal=true", "fp32"): 1,
+    }
+    assert 0 < found.explained < 1 and list(found.outside.calls.values()) == [1]
+
+
+def test_a_program_becomes_a_suite_that_the_bench_takes(rooflab: Any, tmp_path: Path) -> None:
+    write_config(tmp_path / "tiny")
+    program, suite = tmp_path / "app.py", tmp_path / "mine.json"
+    program.write_text(
+        "import sys\nfrom rooflab.engine.llm import LLM, SamplingParams\n"
+        "llm = LLM(sys.argv[1], dummy=True, device='cpu', num_kv_blocks=32, max_num_seqs=2)\n"
+        "llm.generate([[1] * 9, [2] * 12], SamplingParams(max_tokens=4, ignore_eos=True))\n"
+    )
+    status, out, err = rooflab("capture", "--suite", suite, "--", "python", program, tmp_path / "tiny")
+    assert status == 0, err
+    found = json.loads(suite.read_text())
+    assert found["explained"] > 0.8 and f"{found['explained']:.0%} of" in out
+    assert {"gemm", "paged_attention", "rope_and_cache", "sample"} <= found["ops"].keys()
+    assert sum(row["calls"] for row in found["ops"]["sample"]) == 4
+    chosen = Selection.of("gemm", ["library"], [str(suite)], None, ["fp32"], "cpu")
+    assert {case.id for case in chosen.cases_of(get_op("gemm"))} == {row["case"] for row in found["ops"]["gemm"]}
+    status, out, _ = rooflab("bench", "fused_add_rmsnorm", "--kernel", "library", "--suite", suite, "--device", "cpu",
+                             "--budget", "0.01", "--out", tmp_path / "out")  # fmt: skip
+    assert status in (0, 13) and "T=2,H=192,eps=1e-05" in out
+    for arguments, said in (
+        (("capture", "--suite", "x.txt", "--", "python", program), "suite: expected a file called .json"),
+        (("capture", "--suite", suite, "--", "./none"), "program: expected python app.py"),
+        (("bench", "gemm", "--suite", tmp_path / "no.json"), "suite: expected a file of `rooflab capture`"),
+        (("whatif", "--kernel", "gemm=x"), "kernel: expected OP=0.9x, got 'gemm=x'"),
+        (("whatif", "--gpu", "h100", "--swap", "gemm=library"), "kernel: expected --kernel OP=0.9x, or --swap"),
+        (("whatif", "llama-3.1-8b", "--gpu", "h100", "--kernel", "conv=2x"), "expected ops of the step, got conv"),
+    ):
+        status, _, err = rooflab(*arguments)
+        assert status == 2 and said in err, err
+
+
+def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rooflab.bench.latency.ledger.ceilings_for", lambda device: CEILINGS)
+    write_config(tmp_path / "tiny")
+    asked = ("ledger", tmp_path / "tiny", "--dummy", "--device", "cpu", "--context", "20")
+    status, out, _ = rooflab(*asked, "--out", tmp_path / "out")
+    assert status == 0 and "host and gaps" in out and "qkv_proj" in out
+    (record,) = (json.loads(line) for path in (tmp_path / "out").glob("*.jsonl") for line in path.open())
+    assert record["case_id"] == "ledger" and record["metrics"]["step_ms"] > 0 and record["basis"] == "measured"
+    status, out, _ = rooflab("ledger", "llama-3.1-8b", "--gpu", "h100", "--prefill", "--context", "512", "--json")
+    found = json.loads(out)
+    assert status == 0 and found["step_ms"] == pytest.approx(sum(row["ms"] for row in found["rows"]))
