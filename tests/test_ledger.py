@@ -16,6 +16,9 @@ from rooflab.bench.latency.capture import capturing
 from rooflab.bench.latency.ledger import from_kernels, measured
 from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.bench.latency.whatif import Change, scale, swap
+from rooflab.bench.report.content import gather
+from rooflab.bench.report.page import render
+from rooflab.bench.report.sources import load
 from rooflab.kernels.registry import get_op
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
@@ -155,6 +158,13 @@ def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.M
     assert status == 0 and "host and gaps" in out and "qkv_proj" in out
     (record,) = (json.loads(line) for path in (tmp_path / "out").glob("*.jsonl") for line in path.open())
     assert record["case_id"] == "ledger" and record["metrics"]["step_ms"] > 0 and record["basis"] == "measured"
+    rooflab(*asked, "--swap", "gemm=packed", "--out", tmp_path / "out")
+    content = gather(*load([tmp_path / "out"]), "title")
+    (group,) = content.ledgers
+    assert not content.engine and [bar.kernels for bar in group.bars] == ["gemm=native", "gemm=packed"]
+    widths = [sum(part.percent for part in bar.segments) for bar in group.bars]
+    assert max(widths) == pytest.approx(100) and min(widths) > 1
+    assert 'aria-label="' in render(content, plots=False) and "Where a step" in render(content, plots=False)
     status, out, _ = rooflab("ledger", "llama-3.1-8b", "--gpu", "h100", "--prefill", "--context", "512", "--json")
     found = json.loads(out)
     assert status == 0 and found["step_ms"] == pytest.approx(sum(row["ms"] for row in found["rows"]))

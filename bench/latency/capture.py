@@ -265,7 +265,7 @@ def _norm(module: torch.nn.Module, args: Any) -> Key | None:
 @contextmanager
 def _engine(captured: Captured, operators: _Operators) -> Iterator[None]:
     """Counts the ops of our own engine, and knows when it steps."""
-    from rooflab.bench.latency.ledger import case_of, inputs_of
+    from rooflab.bench.latency.engine_calls import case_of, inputs_of
     from rooflab.engine.core import Core
     from rooflab.engine.ops import OpSet
 

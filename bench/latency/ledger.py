@@ -6,7 +6,6 @@ nobody times, so that the timers' price is a row of its own; other rows are publ
 
 from __future__ import annotations
 
-import inspect
 import random
 import statistics
 import time
@@ -19,14 +18,12 @@ from typing import Any, Literal
 import torch
 
 from rooflab.bench.ceilings.ceilings import ceilings_for
+from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of
 from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.op_times import Spent, timed_ops, wrapped_ops
-from rooflab.engine.probes import FUSED, PRODUCTS, gated
 from rooflab.kernels.choices import Phase, bucket_of
 from rooflab.kernels.registry import Kernel, get_op
-from rooflab.reference.spec import DTYPE_NAMES, Case
-from rooflab.roofline.architecture import Architecture
 from rooflab.roofline.model import Ceilings, Cost, bound
 from rooflab.roofline.steps import decode_cost, prefill_cost
 
@@ -235,9 +232,9 @@ def _calls_of(llm: LLM, step: Callable[[], None], kind: Kind, batch: int, contex
             kernel = kernels[op]
             inputs = inputs_of(kernel.op, arguments, options, result)
             moved = kernel.traffic_of(inputs, llm.device.type)
-            shape = _shape_of(inputs)
+            shape = shape_of(inputs)
             cost = get_op(kernel.op).cost(**inputs)
-            site = _site(llm.arch, inputs) if "b" in inputs else kernel.op
+            site = site_of(llm.arch, inputs) if "b" in inputs else kernel.op
             calls.append(_Call(op, counts[op], shape, cost, moved.bytes if moved else None, kernel, site))
             counts[op] += 1
             return result
@@ -259,73 +256,6 @@ def _kernels_of(llm: LLM, kind: Kind, batch: int, context: int) -> dict[str, Ker
     product = found.get("gemm_w8a16") or found.get("gemm")
     assert product is not None, "every model multiplies"
     return {**found, "gemm": product, "decode_attention": attention}
-
-
-def inputs_of(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Any) -> dict[str, Any]:
-    """The arguments of one of the engine's calls by name; a packed weight is a tensor of its shape without data."""
-    bound_to = inspect.Signature(get_op(op).parameters)
-    if "b" in bound_to.parameters:
-        a, _, *rest = arguments
-        columns = result.shape[-1] * (2 if op == FUSED else 1)
-        weight = torch.empty((columns, a.shape[-1]), dtype=a.dtype, device="meta").mT
-        if op == "gemm_w8a16":
-            scale = torch.empty(columns, dtype=torch.float32, device="meta")
-            arguments = a, weight.to(torch.int8), scale, *rest
-        else:
-            arguments = a, weight, *rest
-    given = bound_to.bind(*arguments, **options)
-    given.apply_defaults()
-    return dict(given.arguments)
-
-
-def case_of(op: str, inputs: Mapping[str, Any]) -> tuple[Case, str] | None:
-    """The case and the scheme of such a call; None for an op whose calls are not kept as cases."""
-    x = next(value for value in inputs.values() if isinstance(value, torch.Tensor) and value.is_floating_point())
-    scheme, sizes = DTYPE_NAMES.get(x.dtype), dict[str, Any]()
-    if op in PRODUCTS:
-        K, N = inputs["b"].shape
-        sizes = {"M": len(x), "N": N, "K": K} | ({"layout": "NT"} if op == "gemm" else {})
-        sizes["bias"] = inputs.get("bias") is not None
-    elif op in ("rmsnorm", "fused_add_rmsnorm"):
-        sizes = {"T": len(x), "H": x.shape[1], "eps": inputs["eps"]}
-    elif op in ("silu_and_mul", "gelu_and_mul"):
-        sizes = {"T": len(x), "I": x.shape[1] // 2}
-    elif op == "embedding":
-        sizes = {"T": len(inputs["token_ids"]), "V": x.shape[0], "H": x.shape[1]}
-    elif op == "paged_attention" and inputs.get("cu_seqlens_q") is None:
-        lens, (_, H, D), (_, page, H_kv, _) = inputs["seq_lens"], x.shape, inputs["k_cache"].shape
-        sizes = {"B": len(lens), "context": int(lens.max()), "H": H, "H_kv": H_kv, "D": D, "block_size": page}
-        sizes["ragged"] = bool(lens.min() != lens.max())
-    elif op == "flash_attention_varlen":
-        sizes = {"B": len(inputs["cu_seqlens_q"]) - 1, "T": inputs["max_seqlen_q"], "S": inputs["max_seqlen_k"]}
-        sizes |= {"H": x.shape[1], "H_kv": inputs["k"].shape[1], "D": x.shape[2], "causal": bool(inputs["causal"])}
-    elif op == "sample":
-        greedy = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        sizes = {"B": len(x), "V": x.shape[1], **greedy}
-    elif op == "rope_and_cache":
-        pages = inputs["k_cache"].shape
-        sizes = {"T": len(x), "H": x.shape[1], "H_kv": inputs["k"].shape[1], "D": x.shape[2]}
-        sizes |= {"rotary": 2 * inputs["cos"].shape[1], "max_position": len(inputs["cos"]), "num_blocks": pages[0]}
-        sizes |= {"block_size": pages[1], "skipped": 0, "interleaved": False}
-    return (Case(**sizes), scheme) if sizes and scheme else None
-
-
-def _shape_of(inputs: Mapping[str, Any]) -> str:
-    """The sizes that tell a call from others of its op."""
-    if "b" in inputs:
-        return f"M={len(inputs['a'])},N={inputs['b'].shape[1]},K={inputs['b'].shape[0]}"
-    tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
-    return "x".join(map(str, tensors[0].shape)) if tensors else ""
-
-
-def _site(arch: Architecture, inputs: Mapping[str, Any]) -> str:
-    q, kv = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
-    sites = {
-        (q + 2 * kv, arch.hidden_size): "qkv_proj", (arch.hidden_size, q): "o_proj",
-        (2 * arch.intermediate_size, arch.hidden_size): "gate_up_proj",
-        (arch.hidden_size, arch.intermediate_size): "down_proj", (arch.vocab_size, arch.hidden_size): "lm_head",
-    }  # fmt: skip
-    return sites.get(tuple(inputs["b"].shape[::-1]), gated(arch))
 
 
 def _text(shape: Mapping[str, int]) -> str:

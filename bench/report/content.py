@@ -18,6 +18,7 @@ from rooflab.bench.report import sources
 from rooflab.bench.report.facts import Machine, machines_of
 from rooflab.bench.report.figures import largest_cases
 from rooflab.bench.report.ladders import OpLadder, Row, op_ladders
+from rooflab.bench.report.ledgers import LedgerGroup, ledger_groups
 from rooflab.bench.report.rooflines import CeilingTable, Roofline, ceiling_tables, rooflines
 from rooflab.bench.report.tables import (
     Comparison,
@@ -247,6 +248,7 @@ class Content:
     compiled: tuple[CompiledTable, ...]
     ceilings: tuple[CeilingTable, ...]
     engine: tuple[EngineTable, ...]
+    ledgers: tuple[LedgerGroup, ...]
     trends: tuple[Mapping[str, Any], ...]
     """Rows of the trends with at least two commits, as `rooflab history` shows them, with `source`: the source of the
     newest point."""
@@ -280,6 +282,7 @@ def gather(located: Sequence[sources.Located], files: Sequence[sources.FileInfo]
         compiled=compiled_tables(located),
         ceilings=ceiling_tables(located),
         engine=engine_tables(located),
+        ledgers=ledger_groups(located),
         trends=trends(located),
         files=tuple(files),
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from rooflab.bench.records.record import Record
 from rooflab.bench.report.facts import Facts, facts_of, predicted, value_text
+from rooflab.bench.report.ledgers import CASE_ID
 from rooflab.bench.report.sources import FINE, Located, Source, machine_of, newest
 from rooflab.bench.report.words import commit_text, metric_label, metric_text, percent, plain_value
 from rooflab.kernels import registry
@@ -160,7 +161,7 @@ def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
     A run with one token per request has no ITL; it is still in the same table as the other runs.
     """
     items = newest(
-        (item for item in located if item.record.kind == "engine"),
+        (item for item in located if item.record.kind == "engine" and item.record.case_id != CASE_ID),
         lambda one: (machine_of(one), one.case_id, plain_value(one.case), one.scheme),
     )
     groups: dict[frozenset[str], list[Located]] = {}

@@ -1,0 +1,1 @@
+"""One file for each study: `run(lab)` returns what came out."""

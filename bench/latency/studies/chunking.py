@@ -1,0 +1,74 @@
+"""What does chunked prefill do to the ITL of others while a long prompt arrives?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rooflab.bench.latency.calibrate import calibrated, recorded_steps
+from rooflab.bench.latency.step_model import Work
+from rooflab.bench.latency.study import Curve, Lab, Study, judged, spread
+from rooflab.engine.llm import SamplingParams
+
+
+def run(lab: Lab) -> Study:
+    """The longest gap of four decoding sequences while one long prompt is computed, and that prompt's TTFT, by chunk.
+
+    Predicted: the step times of the chunks with the decoding sequences, from a fit to other steps of this engine.
+    """
+    long, others = lab.size(512, 48), 4
+    chunks = (16, 48) if lab.quick else (32, 64, 128, 512)
+    llm = lab.llm(max_model_len=long + 64, max_num_seqs=others + 1, num_kv_blocks=1024, prefix_caching=False)
+    model = calibrated(llm, lab.size(400, 40))
+    rows: list[dict[str, Any]] = []
+    for chunk in chunks:
+        longest, ttft = [], []
+        for turn in range(lab.size(3, 1)):
+            llm.scheduler.prefill_chunk = long
+            for prompt in lab.prompts(llm, others, 16, seed=turn):
+                llm.add_request(prompt, SamplingParams(max_tokens=long // chunks[0] + 24, ignore_eos=True))
+            for _ in range(4):
+                llm.step()
+            llm.scheduler.prefill_chunk = chunk
+            (prompt,) = lab.prompts(llm, 1, long, seed=100 + turn)
+            llm.add_request(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
+            with recorded_steps(llm) as steps:
+                while llm.scheduler.waiting or llm.scheduler.prefilling:
+                    llm.step()
+            took = [1e3 * (step["end_s"] - step["begin_s"]) for step in steps]
+            longest.append(max(took))
+            ttft.append(sum(took))
+            while llm.has_work:
+                llm.step()
+        gap, whole = spread(longest), spread(ttft)
+        works = [Work(others, others * 40, ((at, min(at + chunk, long)),), others) for at in range(0, long, chunk)]
+        far = [
+            Work(64, 64 * 1024, ((at, min(at + 16 * chunk, 16 * long)),), 64) for at in range(0, 16 * long, 16 * chunk)
+        ]
+        predicted, on_h100 = ([1e3 * of.seconds(work) for work in own] for of, own in ((model, works), (lab.h100, far)))
+        rows.append({
+            "chunk": chunk, "gap_ms": gap[0], "low_ms": gap[1], "high_ms": gap[2], "ttft_ms": whole[0],
+            "predicted_gap_ms": max(predicted), "predicted_ttft_ms": sum(predicted), "h100_gap_ms": max(on_h100),
+            "h100_ttft_ms": sum(on_h100),
+        })  # fmt: skip
+    gain = rows[-1]["gap_ms"] / rows[0]["gap_ms"]
+    price = rows[0]["ttft_ms"] / rows[-1]["ttft_ms"]
+    return Study(
+        name="chunking",
+        claim="Chunked prefill takes the spikes out of others' ITL at little cost",
+        source="Sarathi-Serve (Agrawal et al., OSDI 2024)",
+        rows=rows,
+        verdict=judged(gain, 4.0, 1.5) if price < 1.5 else "holds in part",
+        number=f"chunks of {chunks[0]} make the longest gap {gain:.1f} times shorter ({rows[0]['gap_ms']:.0f} for "
+        f"{rows[-1]['gap_ms']:.0f} ms), and the long prompt's own TTFT {price:.2f} times as long",
+        curves=(
+            Curve("longest gap of others", chunks, [row["gap_ms"] for row in rows],
+                  low=[row["low_ms"] for row in rows], high=[row["high_ms"] for row in rows]),
+            Curve("longest gap of others, predicted", chunks, [row["predicted_gap_ms"] for row in rows], dashed=True),
+            Curve("TTFT of the long prompt", chunks, [row["ttft_ms"] for row in rows]),
+            Curve("TTFT of the long prompt, predicted", chunks, [row["predicted_ttft_ms"] for row in rows],
+                  dashed=True),
+            Curve("longest gap of 64 others", [16 * n for n in chunks], [row["h100_gap_ms"] for row in rows], 1),
+            Curve("TTFT of the long prompt", [16 * n for n in chunks], [row["h100_ttft_ms"] for row in rows], 1),
+        ),
+        x="tokens of a chunk", y="ms", log=True, about=f"{lab.about(llm)}, a prompt of {long} tokens beside {others}",
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""What does a fused kernel save of bytes, and of time?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from rooflab.bench.latency.study import Curve, Lab, Study, judged
+from rooflab.bench.timing.timing import time_functions
+from rooflab.engine.llm import LLM
+from rooflab.kernels.registry import Kernel
+
+WIDTH = 1024
+
+
+def run(lab: Lab) -> Study:
+    """An add and a norm, and SiLU and a product, each as torch's calls one by one and as the engine's one kernel.
+
+    Predicted: the ratio of their bytes, each operand from memory and back once a call; there is no other work.
+    """
+    llm = lab.llm(max_num_seqs=1, num_kv_blocks=64, max_model_len=128)
+    rows: list[dict[str, Any]] = []
+    sizes = (64, 256) if lab.quick else (64, 512, 4096, 16384)
+    for tokens in sizes:
+        x, residual = (torch.randn(tokens, WIDTH, dtype=llm.dtype, device=llm.device) for _ in range(2))
+        weight, both = torch.ones(WIDTH, dtype=llm.dtype, device=llm.device), torch.cat((x, residual), 1)
+        norm, gate = (_kernel(llm, op) for op in ("fused_add_rmsnorm", "silu_and_mul"))
+        # What is called apart and fused, and how many tensors of x's size each moves.
+        pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any], int, int]] = {
+            "add, norm": (partial(_norm, x, residual, weight), partial(norm.fn, x, residual, weight, 1e-5), 5, 4),
+            "silu, mul": (partial(_gated, both), partial(gate.fn, both), 5, 3),
+        }
+        for name, (apart, fused, moved, least) in pairs.items():
+            found = time_functions({"apart": apart, "fused": fused}, llm.device, budget_s=lab.size(100, 5) / 100)
+            times = {key: 1e6 * samples.median_s for key, samples in found.items()}
+            rows.append({
+                "ops": name, "tokens": tokens, "apart_us": times["apart"], "fused_us": times["fused"],
+                "gain": times["apart"] / times["fused"], "predicted": moved / least,
+                "MB_apart": moved * x.nbytes / 1e6, "MB_fused": least * x.nbytes / 1e6,
+            })  # fmt: skip
+    last = [row for row in rows if row["tokens"] == sizes[-1]]
+    worst = min(row["gain"] / row["predicted"] for row in last)
+    names = dict.fromkeys(row["ops"] for row in rows)
+    own = {name: [row for row in rows if row["ops"] == name] for name in names}
+    return Study(
+        name="fusion",
+        claim="A fused kernel pays because trips to memory do",
+        source="FlashAttention (Dao et al., NeurIPS 2022) and every fused norm since",
+        rows=rows,
+        verdict=judged(worst, 0.85, 0.5),
+        number="; ".join(
+            f"{row['ops']} at {row['tokens']} tokens: {row['gain']:.2f} times faster, {row['predicted']:.2f} by bytes"
+            for row in last
+        ) + ": what is more than the bytes is torch's norm of several calls",
+        curves=[
+            curve for name, found in own.items() for curve in (
+                Curve(name, sizes, [row["gain"] for row in found]),
+                Curve(f"{name}, predicted", sizes, [row["predicted"] for row in found], dashed=True),
+            )
+        ],
+        x="tokens", y="times faster", about=f"{lab.about(llm)}, rows of {WIDTH}, caches emptied before each call",
+    )  # fmt: skip
+
+
+def _norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    added = x + residual
+    return torch.nn.functional.rms_norm(added, (WIDTH,), weight, 1e-5), added
+
+
+def _gated(both: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.silu(both[:, :WIDTH]) * both[:, WIDTH:]
+
+
+def _kernel(llm: LLM, op: str) -> Kernel:
+    return next(choice.kernel for choice in reversed(llm.ops.choices) if choice.op == op)

@@ -1,0 +1,89 @@
+"""Is decode bound by memory, and prefill by arithmetic?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rooflab.bench.ceilings.ceilings import ceilings_for
+from rooflab.bench.latency.ledger import Kind, measured
+from rooflab.bench.latency.study import Curve, Lab, Study, judged
+from rooflab.roofline.model import Ceilings
+from rooflab.roofline.steps import decode_cost, prefill_cost
+
+
+def run(lab: Lab) -> Study:
+    """FLOP/s against FLOPs a byte of decode steps of growing batches and of prompts.
+
+    Predicted: the roof of this machine at the step's intensity.  The claim is judged by what a second and a fourth
+    sequence cost: nothing while a step waits for memory.
+    """
+    rows: list[dict[str, Any]] = []
+    works: list[tuple[Kind, int, int]] = [("decode", 1, 64), ("decode", 2, 64), ("prefill", 1, 24)]
+    if not lab.quick:
+        works = [("decode", n, 128) for n in (1, 2, 4, 16)] + [("prefill", 1, n) for n in (64, 256)]
+    few = lab.size(8, 2)
+    llm = lab.llm(max_num_seqs=16, max_model_len=lab.size(512, 128), num_kv_blocks=512, prefix_caching=False)
+    ceilings = ceilings_for(llm.device)
+    assert ceilings is not None, "of the machine that ran"
+    for kind, batch, context in works:
+        found = measured(llm, kind, batch, context, steps=few, ceilings=ceilings)
+        flops, moved = (sum(getattr(row, name) for row in found.rows) for name in ("flops", "least_bytes"))
+        rows.append({
+            "step": kind, "batch": batch, "tokens": batch if kind == "decode" else context, "intensity": flops / moved,
+            "gflops": flops / found.step_ms / 1e6, "predicted": _roof(ceilings, flops / moved, llm.dtype_name) / 1e9,
+            "step_ms": found.step_ms,
+        })  # fmt: skip
+    decodes, prompts = ([row for row in rows if row["step"] == kind] for kind in ("decode", "prefill"))
+    last = decodes[2] if len(decodes) > 2 else decodes[-1]
+    free = decodes[0]["step_ms"] / last["step_ms"]
+    ridge = _peak(ceilings, llm.dtype_name) / ceilings.hbm_bytes_per_s
+    return Study(
+        name="intensity",
+        claim="Decode is bound by memory bandwidth, and prefill by arithmetic",
+        source="Pope et al., arXiv 2211.05102, and every essay since",
+        rows=rows,
+        verdict=judged(free, 0.8, 0.4),
+        number=f"a step of {last['batch']} sequences takes {1 / free:.2f} times one of one; the ridge is at "
+        f"{ridge:.0f} FLOP a byte here, decode lies at {decodes[0]['intensity']:.2f} to "
+        f"{decodes[-1]['intensity']:.1f}, the longest prompt at {rows[-1]['intensity']:.0f}; on an H100 the ridge is "
+        f"at {_h100_ridge(lab):.0f}",
+        curves=(
+            _curve("decode", decodes, "gflops"),
+            _curve("prefill", prompts, "gflops"),
+            replace(_curve("roof, predicted", rows, "predicted"), dashed=True),
+            *_on_h100(lab),
+        ),
+        x="FLOP a byte", y="GFLOP/s", log=True, about=f"{lab.about(llm)}; contexts of {works[0][2]}",
+    )  # fmt: skip
+
+
+def _curve(name: str, rows: list[dict[str, Any]], key: str) -> Curve:
+    return Curve(name, [row["intensity"] for row in rows], [row[key] for row in rows])
+
+
+def _peak(ceilings: Ceilings, dtype: str) -> float:
+    names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int8": "bf16"}
+    return ceilings.tensor_flops_per_s[names[dtype]]
+
+
+def _roof(ceilings: Ceilings, intensity: float, dtype: str) -> float:
+    return min(ceilings.hbm_bytes_per_s * intensity, _peak(ceilings, dtype))
+
+
+def _h100_ridge(lab: Lab) -> float:
+    ceilings = lab.h100.device.ceilings()
+    return ceilings.tensor_flops_per_s["bf16"] / ceilings.hbm_bytes_per_s
+
+
+def _on_h100(lab: Lab) -> list[Curve]:
+    found = []
+    for name, steps in (
+        ("decode", [(lab.h100.decode(n, 1024), decode_cost(lab.h100.arch, n, 1024)) for n in (1, 8, 64, 256)]),
+        ("prefill", [(lab.h100.prefill(n), prefill_cost(lab.h100.arch, n)) for n in (128, 512, 4096)]),
+    ):
+        flops = [sum(x.calls * x.cost.flops for x in costs) for _, costs in steps]
+        moved = [sum(x.calls * x.cost.bytes for x in costs) for _, costs in steps]
+        speed = [f / sum(op.ms for op in ops) / 1e6 for f, (ops, _) in zip(flops, steps, strict=True)]
+        found.append(Curve(name, [f / m for f, m in zip(flops, moved, strict=True)], speed, 1))
+    return found

@@ -1,0 +1,60 @@
+"""How many more sequences fit where the KV cache is paged?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rooflab.bench.latency.study import Curve, Lab, Study, judged
+from rooflab.bench.load.data import Data
+from rooflab.engine.llm import SamplingParams
+
+PAGE = 16
+
+
+def run(lab: Lab) -> Study:
+    """Sequences that run at once in one memory, and the share of it that holds no token.
+
+    A contiguous cache reserves the longest context for each.  Predicted: the memory over the mean length, rounded up to
+    pages, or over the longest context.  What counts are tokens, so the figures are the same on any machine.
+    """
+    rows: list[dict[str, Any]] = []
+    longest = lab.size(512, 64)
+    slots = 4 * longest
+    for contiguous in (True, False):
+        llm = lab.llm(
+            max_model_len=longest, max_num_seqs=lab.size(64, 8), contiguous_kv=contiguous, prefix_caching=False,
+            num_kv_blocks=slots // (longest if contiguous else PAGE), block_size=PAGE,
+        )  # fmt: skip
+        shots = Data(input_len=(4, longest // 4), output_len=(4, longest // 8)).prompts(3)
+        lengths, most, waste = [], 0, list[float]()
+        for _, one in zip(range(lab.size(40, 10)), shots, strict=False):
+            llm.add_request(list(one.content), SamplingParams(max_tokens=one.output_tokens, ignore_eos=True))  # type: ignore[arg-type]
+            lengths.append((one.tokens or 0) + one.output_tokens)
+        while llm.has_work:
+            llm.step()
+            running = llm.scheduler.running
+            most = max(most, len(running))
+            held = sum(len(one.block_ids) for one in running) * llm.scheduler.blocks.block_size
+            if held and llm.scheduler.waiting:  # while there is more to run than fits
+                waste.append(1 - sum(len(one) for one in running) / held)
+        mean = sum(-(-length // PAGE) * PAGE for length in lengths) / len(lengths)
+        rows.append({
+            "cache": "contiguous" if contiguous else "paged", "at_once": most, "waste": sum(waste) / max(1, len(waste)),
+            "predicted": slots / (longest if contiguous else mean), "mean_length": sum(lengths) / len(lengths),
+        })  # fmt: skip
+    gain = rows[1]["at_once"] / rows[0]["at_once"]
+    return Study(
+        name="paging",
+        claim="Paging fits 2 to 4 times as many sequences, and wastes less than 4% of the cache",
+        source="Kwon et al., SOSP 2023",
+        rows=rows,
+        verdict="holds" if gain >= 2 and rows[1]["waste"] < 0.04 else judged(gain, float("inf"), 1.5),
+        number=f"{gain:.1f} times as many sequences at once ({rows[1]['at_once']} and {rows[0]['at_once']}); of held "
+        f"pages {rows[1]['waste']:.1%} are empty, of the contiguous cache {rows[0]['waste']:.0%}; the gain is the "
+        f"longest context ({longest}) over the mean length ({rows[0]['mean_length']:.0f})",
+        curves=(
+            Curve("sequences", (0, 1), [row["at_once"] for row in rows]),
+            Curve("sequences, predicted", (0, 1), [row["predicted"] for row in rows], dashed=True),
+        ),
+        x="contiguous (0), paged (1)", y="sequences at once", about=f"memory for {slots} tokens, pages of {PAGE}",
+    )  # fmt: skip

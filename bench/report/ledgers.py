@@ -1,0 +1,96 @@
+"""Step ledgers as stacked bars: one bar for each record, and those of one step below each other, before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rooflab.bench.records.plain import plain
+from rooflab.bench.records.record import Record
+from rooflab.bench.report.facts import Facts, facts_of
+from rooflab.bench.report.interactive import COLOURS
+from rooflab.bench.report.sources import Located, Source, machine_of
+from rooflab.kernels import registry
+
+CASE_ID = "ledger"
+REST = ("host_ms", "timers_ms", "step_ms", "itl_ms")
+
+HOST, GREY = "host and gaps", "#7b828b"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One op at one place of a step, or the host."""
+
+    name: str
+    ms: float
+    percent: float
+    """Of the widest bar of its group."""
+    colour: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One record."""
+
+    record: Record
+    machine: str
+    step_ms: float
+    kernels: str
+    """Those that another bar of the group does not have."""
+    segments: tuple[Segment, ...]
+    facts: Facts
+    source: Source
+
+
+@dataclass(frozen=True)
+class LedgerGroup:
+    """The records of one step of one model on one machine, in the order of time."""
+
+    title: str
+    bars: tuple[Bar, ...]
+    names: tuple[tuple[str, str], ...]
+    """Each segment's name and colour."""
+
+
+def ledger_groups(located: Sequence[Located]) -> tuple[LedgerGroup, ...]:
+    """The groups of all ledgers."""
+    groups: dict[tuple[str, str], list[Located]] = {}
+    for item in sorted(located, key=lambda item: item.record.timestamp):
+        record = item.record
+        if record.kind == "engine" and record.case_id == CASE_ID:
+            case = plain(dict(record.case))
+            title = f"{case['model']} in {case['dtype']}: {case['kind']} of {case['batch']} x {case['context']} tokens"
+            groups.setdefault((machine_of(record), f"{title} on {case['of']}"), []).append(item)
+    return tuple(_group(title, own) for (_, title), own in groups.items())
+
+
+def _group(title: str, items: Sequence[Located]) -> LedgerGroup:
+    parts = [_parts(item.record) for item in items]
+    widest = max(sum(own.values()) for own in parts)
+    names = sorted({name for own in parts for name in own}, key=lambda name: -max(own.get(name, 0.0) for own in parts))
+    shades = iter(COLOURS * 2)
+    colours = {name: GREY if name == HOST else next(shades) for name in names}
+    kernels = [{(op, name) for op, name in item.record.case.items() if op in registry.ops()} for item in items]
+    common = set.intersection(*kernels)
+    bars = []
+    for item, own, mine in zip(items, parts, kernels, strict=True):
+        segments = tuple(
+            Segment(name, own[name], 100 * own[name] / widest, colours[name]) for name in names if own.get(name)
+        )
+        step_ms = item.record.metrics["step_ms"]
+        other = ", ".join(f"{op}={name}" for op, name in sorted(mine - common))
+        facts = facts_of(item.record)
+        bars.append(Bar(item.record, machine_of(item.record), step_ms, other, segments, facts, item.source))
+    return LedgerGroup(title, tuple(bars), tuple(colours.items()))
+
+
+def _parts(record: Record) -> dict[str, float]:
+    """Milliseconds by op and place; of the host, what is above zero."""
+    found: dict[str, float] = {}
+    for key, value in record.metrics.items():
+        if key not in REST and not key.endswith("_bound_ms"):
+            op, site, _ = key.split(".", 2)
+            name = op if op == site else f"{op} {site}"
+            found[name] = found.get(name, 0.0) + value
+    return found | {HOST: max(0.0, record.metrics["host_ms"])}
