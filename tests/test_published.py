@@ -294,7 +294,7 @@ def test_the_sample_is_read_from_its_wheel_and_from_no_other(tmp_path):
     row = {
         "model_path": "meta-llama/Llama-3.1-70B", "system": "h100_sxm", "mode": "agg", "tp_size": 4, "backend": "vllm",
         "precision": "fp8", "backend_version": "", "silicon_data_source": "a; silicon_concurrency=16; b", "isl": 1024,
-        "osl": 256, "silicon_tpot_ms": 12.3456,
+        "osl": 256, "silicon_tpot_ms": 12.3456, "silicon_ttft_ms": 100.0,
     }  # fmt: skip
     rows = pd.DataFrame([row, row | {"system": "b200_sxm"}, row | {"silicon_data_source": "silicon_concurrency=512"}])
     for frame in (rows, rows.drop(columns="isl")):

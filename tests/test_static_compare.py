@@ -94,6 +94,7 @@ def make_tree(folder: Path, gemm: str, silu: dict[str, dict[str, Any]]) -> Path:
         for file in (ROOT / layer).glob("*.py"):
             if layer != "reference" or file.stem in (
                 "spec",
+                "captured",
                 "compare",
                 "domain",
                 "gemm",

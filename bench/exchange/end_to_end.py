@@ -51,6 +51,7 @@ def read_sample(wheel: Path) -> pd.DataFrame:
                 "prompt": table.isl.astype(int),
                 "output": table.osl.astype(int),
                 "itl_ms": table.silicon_tpot_ms.astype(float).round(3),
+                "ttft_ms": table.silicon_ttft_ms.astype(float).round(3),
             }
         )
     except (OSError, KeyError, AttributeError, IndexError, zipfile.BadZipFile) as error:

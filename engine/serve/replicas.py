@@ -104,6 +104,8 @@ def serve_replicas(
         logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
     )
     bound(host, port).close()
+    # By default Ray gives its proxy 5 s to start, on a busy machine too few, and kills it.
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     with _cluster(replicas.cluster, threads * (replicas.most or replicas.count)):
         stop = Event()
         for one in (signal.SIGINT, signal.SIGTERM):
