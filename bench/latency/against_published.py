@@ -59,9 +59,10 @@ def page(rows: pd.DataFrame) -> str:
         "",
         "Nothing here was measured by Rooflab. Published: `end_to_end.csv`, from aiconfigurator-core 0.12.0"
         " (Apache-2.0): a constant number of requests in flight, mean time between tokens, mean TTFT; the throughput"
-        " follows from these. Clock: our scheduler, with at most 8,192 tokens a step, and published times of vLLM 0.24's"
-        f" kernels as step times; {TURNS} requests for each in flight, throughput until the last begins; no time of the host is in"
-        " it. The source gives no median ITL. Made by `python -m rooflab.bench.latency.against_published`.",
+        " follows from these. Clock: our scheduler, with at most 8,192 tokens a step, and published times of vLLM"
+        f" 0.24's kernels as step times; {TURNS} requests for each in flight, throughput until the last begins; no"
+        " time of the host is in it. The source gives no median ITL. Made by `python -m"
+        " rooflab.bench.latency.against_published`.",
         "",
         "| model | GPUs | dtype | engine | rows | time between tokens, clock / published, median | within 20% |"
         " tokens/s, clock / published, median | within 20% |",
