@@ -42,7 +42,7 @@ def test_a_study_has_a_claim_a_number_and_a_figure(found: Any, name: str) -> Non
 
 def test_what_counts_tokens_is_the_same_on_any_machine(found: Any) -> None:
     contiguous, paged = found[0]["paging"].rows
-    assert (contiguous["at_once"], paged["at_once"]) == (3, 8) and paged["waste"] < contiguous["waste"]
+    assert (contiguous["at_once"], paged["at_once"]) == (2.5, 7.25) and paged["waste"] < contiguous["waste"]
     assert all(row["flipped"] == 0 for row in found[0]["batch-invariance"].rows[:1])
     first = found[0]["batch-invariance"].rows[0]
     assert (first["first"], first["ulps"]) == ("none", 0), "alone is alone"

@@ -33,7 +33,8 @@ GROUP = ["model", "gpus", "dtype", "engine"]
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of H100s with the clock's `clock_itl_ms` and `clock_tokens_per_s`, and the published `tokens_per_s`."""
     found, models = list[dict[str, Any]](), dict[tuple[Any, ...], KernelTimes]()
-    for row in rows[rows.gpu == "h100-sxm"].to_dict("records"):
+    asked: list[Any] = rows[rows.gpu == "h100-sxm"].to_dict("records")
+    for row in asked:
         key = row["model"], row["gpu"], row["dtype"], row["gpus"]
         if key not in models:
             models[key] = KernelTimes(get_architecture(key[0]), get_device(key[1]), key[2], gpus=key[3])

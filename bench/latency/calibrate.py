@@ -43,7 +43,8 @@ def calibrated(llm: LLM, longest: int = 256, seed: int = 7) -> MeasuredSteps:
     """The engine's step times, fitted to a run of requests of many lengths that come one after another."""
     draw = random.Random(seed)
     vocab = range(llm.arch.vocab_size)
-    waiting = [(draw.randint(4, longest), draw.randint(4, 32)) for _ in range(16)]
+    # Lengths up to the longest, for between two knots without a step the fit knows nothing.
+    waiting = [(max(4, longest * place // 16), draw.randint(4, 32)) for place in range(16, 0, -1)]
     with recorded_steps(llm) as rows:
         while waiting or llm.has_work:
             if waiting and len(rows) % 3 == 0:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Literal
 
 from rooflab.bench.latency.step_model import KernelTimes
@@ -26,7 +27,7 @@ class Curve:
     """One line of a figure."""
 
     name: str
-    x: Sequence[float]
+    x: Sequence[float] | Sequence[str]
     y: Sequence[float]
     panel: int = 0
     """0: this machine; 1: an H100 by published times of kernels."""
@@ -51,6 +52,8 @@ class Study:
     """The verdict's reason, with the number."""
     curves: Sequence[Curve] = ()
     x: str = ""
+    far_x: str = ""
+    """Of the H100's panel, if it has another one."""
     y: str = ""
     log: bool = False
     about: str = ""
@@ -59,8 +62,9 @@ class Study:
     def draw(self, folder: Path) -> Path:
         """Writes the figure, and returns its path."""
         panels = sorted({curve.panel for curve in self.curves})
-        figure = new_figure(4.8 * len(panels), 3.8)
-        figure.suptitle(self.claim, fontsize=11, weight="bold", x=0.01, ha="left")
+        width = 4.8 * len(panels) if len(panels) > 1 else 6.0
+        figure = new_figure(width, 3.8)
+        figure.suptitle(fill(self.claim, int(9.5 * width)), fontsize=11, weight="bold", x=0.01, ha="left")
         for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             own = [curve for curve in self.curves if curve.panel == panel]
             names = list(dict.fromkeys(curve.name.removesuffix(", predicted") for curve in own))
@@ -72,12 +76,13 @@ class Study:
                     axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15)
             title = ("this machine", "H100 SXM, published kernel times")[panel]
             axes.set_title(title, fontsize=10, loc="left", weight="bold")
-            axes.set_xlabel(self.x, fontsize=9)
+            axes.set_xlabel(self.far_x if panel and self.far_x else self.x, fontsize=9)
             axes.set_ylabel(self.y, fontsize=9)
-            axes.set_ylim(bottom=None if self.log else 0)
             if self.log:
                 axes.set_xscale("log", base=2)
                 axes.set_yscale("log")
+            else:
+                axes.set_ylim(bottom=0)
             axes.legend(fontsize=8, frameon=False)
         note(figure, [f"{self.verdict}: {self.number}", self.about])
         return save(figure, folder / f"{self.name}.png")

@@ -19,6 +19,7 @@ from rooflab.bench.load.metrics import summarize
 from rooflab.bench.load.run import Plan
 from rooflab.engine.llm import LLM, SamplingParams
 
+KINDS = ("static", "continuous")
 INFINITE = Arrivals(float("inf"))
 
 
@@ -59,11 +60,11 @@ def run(lab: Lab) -> Study:
             Curve(name, sizes, [float(_on_h100(lab, static, size)["h100"]) for size in sizes], 1)
             for name, static in (("continuous", False), ("static", True))
         ) + (
-            Curve("measured", (0, 1), [row["tokens_per_s"] for row in rows], low=[row["low"] for row in rows],
+            Curve("measured", KINDS, [row["tokens_per_s"] for row in rows], low=[row["low"] for row in rows],
                   high=[row["high"] for row in rows]),
-            Curve("measured, predicted", (0, 1), [row["predicted"] for row in rows], dashed=True),
+            Curve("measured, predicted", KINDS, [row["predicted"] for row in rows], dashed=True),
         ),
-        x="static (0), continuous (1); on the H100, sequences of a batch", y="output tokens/s",
+        far_x="sequences of a batch", y="output tokens/s",
         about=f"{lab.about(llm)}, {count} answers of 1 to {data.output_len[1]} tokens, {batch} at once",
     )  # fmt: skip
 

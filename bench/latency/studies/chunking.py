@@ -18,7 +18,7 @@ def run(lab: Lab) -> Study:
     long, others = lab.size(512, 48), 4
     chunks = (16, 48) if lab.quick else (32, 64, 128, 512)
     llm = lab.llm(max_model_len=long + 64, max_num_seqs=others + 1, num_kv_blocks=1024, prefix_caching=False)
-    model = calibrated(llm, lab.size(400, 40))
+    model = calibrated(llm, lab.size(520, 40))
     rows: list[dict[str, Any]] = []
     for chunk in chunks:
         longest, ttft = [], []

@@ -54,7 +54,7 @@ def run(lab: Lab) -> Study:
         number="; ".join(
             f"{row['ops']} at {row['tokens']} tokens: {row['gain']:.2f} times faster, {row['predicted']:.2f} by bytes"
             for row in last
-        ) + ": what is more than the bytes is torch's norm of several calls",
+        ),
         curves=[
             curve for name, found in own.items() for curve in (
                 Curve(name, sizes, [row["gain"] for row in found]),

@@ -19,7 +19,7 @@ def run(lab: Lab) -> Study:
     suffix = 16
     prefixes = (16, 32) if lab.quick else (64, 128, 256, 448)
     llm = lab.llm(max_model_len=prefixes[-1] + 64, max_num_seqs=4, num_kv_blocks=2048)
-    model = calibrated(llm, lab.size(256, 24))
+    model = calibrated(llm, lab.size(480, 24))
     rows: list[dict[str, Any]] = []
     for length in prefixes:
         prompts = lab.prompts(llm, lab.size(8, 2) + 1, length + suffix, seed=length)
