@@ -19,7 +19,7 @@ from rooflab.bench.latency.whatif import Change, scale, swap
 from rooflab.bench.report.content import gather
 from rooflab.bench.report.page import render
 from rooflab.bench.report.sources import load
-from rooflab.kernels.registry import get_op
+from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Ceilings
@@ -79,10 +79,12 @@ def test_a_swap_is_predicted_and_measured(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("rooflab.bench.latency.whatif.BUDGET_S", 0.01)
     monkeypatch.setattr("rooflab.bench.latency.ledger.ceilings_for", lambda device: CEILINGS)
     llm, other = tiny_llm(tmp_path, **OPTIONS), tiny_llm(tmp_path, **OPTIONS, swap={"gemm": "library"})
-    found = swap(llm, other, "gemm", "library", "decode", 2, 20)
-    assert found is not None and found.measured_ms and math.isfinite(found.predicted_ms)
-    assert found.after == "library" and 0 < found.share < 1 and found.kernel_ratio > 0
-    assert swap(llm, other, "flash_attention_varlen", "library", "decode", 2, 20) is None
+    for op, name, engine in (("gemm", "library", other), ("fused_add_rmsnorm", "naive", None)):
+        found = swap(llm, op, get_kernel(op, name), "decode", 2, 20, engine)
+        assert found is not None and found.measured_ms and math.isfinite(found.predicted_ms)
+        assert found.after == name and 0 < found.share < 1 and found.kernel_ratio > 0
+    asked = get_kernel("flash_attention_varlen", "library")
+    assert swap(llm, "flash_attention_varlen", asked, "decode", 2, 20) is None
 
 
 @pytest.mark.parametrize("grad", [torch.inference_mode, torch.no_grad])

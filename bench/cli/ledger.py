@@ -25,7 +25,7 @@ LEDGER = (
     "op", "site", "kernel", "calls", "shape", "MFLOP", "MB", "moved_MB", "bound_ms", "limiter", "ms", "share",
     "x_bound", "basis",
 )  # fmt: skip
-SPARE = 128
+SPARE = 160
 """Tokens that a sequence may get beyond its context."""
 
 
@@ -100,6 +100,9 @@ def whatif(
     from rooflab.bench.latency import whatif as changes
     from rooflab.bench.latency.ledger import measured
     from rooflab.engine.llm import LLM
+    from rooflab.engine.ops import resolve
+    from rooflab.engine.probes import PRODUCTS
+    from rooflab.kernels.registry import get_kernel
 
     factors, swaps = _factors(kernel or []), parse_swaps(swap or [])
     if not factors and not swaps or gpu and swaps:
@@ -117,12 +120,16 @@ def whatif(
                 step = measured(llm, kind, own, context)
         found += changes.scale(step, factors)
     for op, name in swaps.items():
+        assert llm is not None, "asked of this machine"
+        swapped, asked, other = {op: name}, get_kernel(op, name), None
         with show.waiting(f"loading the model with {op}={name}"):
-            other = LLM(**options, swap={op: name})
+            if llm.device.type == "cpu" and op not in PRODUCTS:
+                resolve(llm.limits, swapped)  # an engine's own word on whether it could
+            else:
+                other = LLM(**options, swap=swapped)
         for kind, own in kinds:
             with show.waiting(f"{op}={name}, steps of {kind}"):
-                assert llm is not None, "asked of this machine"
-                found.append(changes.swap(llm, other, op, name, kind, own, context))
+                found.append(changes.swap(llm, op, asked, kind, own, context, other))
     told = [change for change in found if change is not None]
     if missing := {*factors, *swaps} - {change.op for change in told}:
         raise ValueError(f"kernel: expected ops of the step, got {', '.join(missing)}; `rooflab ledger` lists them")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,11 +14,13 @@ import torch
 from rooflab.bench.latency.ledger import Kind, Ledger, measured, seconds_of, stepping
 from rooflab.bench.timing.timing import time_functions
 from rooflab.engine.llm import LLM
+from rooflab.engine.op_times import wrapped_ops
 from rooflab.engine.probes import PRODUCTS, packed, probes, real
-from rooflab.kernels import registry
 from rooflab.kernels.choices import Phase, bucket_of
 from rooflab.kernels.registry import Kernel
 
+ROUNDS = 30
+"""Calls of each kernel alone."""
 BUDGET_S = 0.5
 """For the kernels of one call."""
 WON = 0.97
@@ -80,12 +83,15 @@ def _predicted(ledger: Ledger, op: str, before: str, after: str, ratio: float, c
     return Change(figure, op, before, after, ratio, share, ledger.step_ms, ledger.step_ms + change_ms)
 
 
-def swap(llm: LLM, other: LLM, op: str, kernel: str, kind: Kind, batch: int, context: int) -> Change | None:
-    """A step of `llm`, and of `other`, which has `kernel` for `op`: the change predicted, and measured in turn.
+def swap(
+    llm: LLM, op: str, kernel: Kernel, kind: Kind, batch: int, context: int, other: LLM | None = None
+) -> Change | None:
+    """A step of `llm` with its own kernel for `op`, and with another: the change predicted, and measured in turn.
 
-    The prediction adds to the step, for each call, the difference of both kernels' times alone on the step's shapes, by
-    the bench's protocol: the step, too, finds each layer's data in no cache.  The ratio of both would multiply what a
-    call costs in the engine alone: it said +13% for a norm that measured +4%.
+    `other` is an engine that has the kernel; without one, `llm` itself takes it in every second step (not for products,
+    whose weights are packed, and not where graphs run).  The prediction adds to the step, for each call, the difference
+    of both kernels' times alone on the step's shapes, with a layer's weights read between two calls, as in a step.  The
+    ratio of both would multiply what a call costs in the engine alone: it said +13% for a norm that measured +4%.
 
     None if a step of this kind does not call the op.
     """
@@ -98,13 +104,43 @@ def swap(llm: LLM, other: LLM, op: str, kernel: str, kind: Kind, batch: int, con
     rows = batch if kind == "decode" else context
     bucket = bucket_of(phase, rows)
     current = next(one.kernel for one in llm.ops.choices if (one.op, one.bucket) == (op, bucket))
-    asked = registry.get_kernel(op, kernel)
-    times = _alone_ms(op, phase, rows, (current, asked), llm, context)
-    change_ms = (times[asked.name] - times[current.name]) * (1 if op in PRODUCTS else calls)
-    found = _predicted(before, op, current.name, kernel, times[asked.name] / times[current.name], change_ms)
-    base, changed = _in_turn(llm, other, kind, batch, context, *((5, 1) if few else (9, 4)))
+    times = _alone_ms(op, phase, rows, (current, kernel), llm, context)
+    change_ms = (times[kernel.name] - times[current.name]) * (1 if op in PRODUCTS else calls)
+    ratio = times[kernel.name] / times[current.name]
+    found = _predicted(before, op, current.name, kernel.name, ratio, change_ms)
+    rounds, each = (5, 1) if few else (16, 3)
+    steps = 2 * rounds * each + 2
+    with ExitStack() as stack:
+        first = stack.enter_context(stepping(llm, kind, batch, context, steps))
+        if other is None:
+            pair = _taking(llm, op, current, first), _taking(llm, op, kernel, first)
+        else:
+            pair = first, stack.enter_context(stepping(other, kind, batch, context, steps))
+        base, changed = _in_turn(pair, rounds, each)
     # The ratio of both in turn, on the step of the ledger: what the machine does between them is in both.
     return replace(found, measured_ms=found.step_ms * changed / base)
+
+
+def _taking(llm: LLM, op: str, kernel: Kernel, step: Callable[[], None]) -> Callable[[], None]:
+    """A step in which `op` is done by `kernel`."""
+    names = (op, "decode_attention") if op == "paged_attention" else (op,)
+
+    def stepped() -> None:
+        with wrapped_ops(llm.runner, lambda name, function: kernel.fn if name in names else function):
+            step()
+
+    return stepped
+
+
+def _in_turn(steps: Sequence[Callable[[], None]], rounds: int, each: int) -> tuple[float, float]:
+    """Median seconds of a step of each kind."""
+    samples: tuple[list[float], list[float]] = [], []
+    for step in steps:
+        step()
+    for _ in range(rounds):
+        for step, own in zip(steps, samples, strict=True):
+            own += [seconds_of(step) for _ in range(each)]
+    return statistics.median(samples[0]), statistics.median(samples[1])
 
 
 def _alone_ms(op: str, phase: Phase, rows: int, kernels: Sequence[Kernel], llm: LLM, context: int) -> dict[str, float]:
@@ -117,12 +153,34 @@ def _alone_ms(op: str, phase: Phase, rows: int, kernels: Sequence[Kernel], llm: 
             for name, value in real(meta, llm.limits.block_size, context).items()
         }
         calls = {kernel.name: partial(kernel.fn, **_taken(kernel, inputs)) for kernel in kernels}
-        timed = time_functions(calls, llm.device, budget_s=BUDGET_S)
+        if op in PRODUCTS or llm.device.type == "cuda":
+            timed = time_functions(calls, llm.device, budget_s=BUDGET_S)
+            seconds = {name: samples.median_s for name, samples in timed.items()}
+        else:
+            seconds = _behind_weights(calls, llm)
         # The head's product comes last, and once.
         times = llm.arch.num_layers if op in PRODUCTS and place + 1 < len(each) else 1
-        for name, samples in timed.items():
-            sums[name] += 1e3 * times * samples.median_s
+        for name, own in seconds.items():
+            sums[name] += 1e3 * times * own
     return sums
+
+
+def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[str, float]:
+    """Median seconds of calls in turn on a CPU, with as many bytes read before each as a layer's weights have.
+
+    The bench's protocol empties the last-level cache too, which holds a kernel's code and its inputs in a step: for
+    kernels of several small calls it said twice what the step showed.
+    """
+    parts = llm.arch.parameters()
+    weights = torch.ones((parts.attention + parts.mlp) // llm.arch.num_layers, dtype=llm.dtype)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(ROUNDS + 2):
+        for name, call in calls.items():
+            weights.sum()
+            took = seconds_of(call)
+            if turn >= 2:
+                samples[name].append(took)
+    return {name: statistics.median(own) for name, own in samples.items()}
 
 
 def _taken(kernel: Kernel, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,16 +190,3 @@ def _taken(kernel: Kernel, inputs: Mapping[str, Any]) -> dict[str, Any]:
         beside = {"scale": inputs["scale"]} if "scale" in inputs else {}
         found["b"] = packed(kernel.prepare, inputs["b"], **beside)
     return found
-
-
-def _in_turn(llm: LLM, other: LLM, kind: Kind, batch: int, context: int, rounds: int, each: int) -> tuple[float, float]:
-    """Median seconds of a step of each engine."""
-    contexts = [stepping(one, kind, batch, context, rounds * each + 1) for one in (llm, other)]
-    samples: tuple[list[float], list[float]] = [], []
-    with contexts[0] as first, contexts[1] as second:
-        for step in (first, second):
-            step()
-        for _ in range(rounds):
-            for step, own in zip((first, second), samples, strict=True):
-                own += [seconds_of(step) for _ in range(each)]
-    return statistics.median(samples[0]), statistics.median(samples[1])

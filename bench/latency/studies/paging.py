@@ -50,7 +50,7 @@ def run(lab: Lab) -> Study:
         source="Kwon et al., SOSP 2023",
         rows=rows,
         verdict="holds" if gain >= 2 and rows[1]["waste"] < 0.04 else judged(gain, float("inf"), 1.5),
-        number=f"{gain:.1f} times as many sequences at once ({rows[1]['at_once']:.1f} and {rows[0]['at_once']:.1f}); of "
+        number=f"{gain:.1f} times as many sequences at once ({rows[1]['at_once']:.1f}, {rows[0]['at_once']:.1f}); of "
         f"held pages {rows[1]['waste']:.1%} are empty, of the contiguous cache {rows[0]['waste']:.0%}; the gain is the "
         f"longest context ({longest}) over what a sequence holds in the mean ({rows[0]['mean_length']:.0f})",
         curves=(
