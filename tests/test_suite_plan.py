@@ -9,10 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 import typer
+from tiny_model import write_config
 
 from rooflab.bench.cli.app import app
 from rooflab.bench.suite.entries import Context, Entry, plan_hash
 from rooflab.bench.suite.plan import BESIDE, is_of, make_plan
+from rooflab.bench.suite.serving import serving
 from rooflab.bench.suite.state import Identity
 from rooflab.bench.suite.worker import find
 from rooflab.kernels import registry
@@ -153,3 +155,20 @@ def test_a_run_goes_on_only_with_the_same_plan_code_and_machine():
     assert one.difference(replace(one, commit=None)) == "the commit was abc and is None"
     assert one.difference(replace(one, machine_key="h100-8c")) == "the machine was h200-16c and is h100-8c"
     assert one.difference(replace(one, tree="other")) == "the source was tree and is other"
+
+
+def test_the_latency_family_is_ledgers_studies_and_a_server_of_its_own():
+    for family, wanted in (("latency", {"decode", "prefill", "studies"}), ("serving", {"llama-3.1-8b"})):
+        found = {entry.id.partition(":")[2] for entry in make_plan([family]) if entry.id.startswith(f"{family}:")}
+        assert found == wanted
+
+
+def test_a_server_is_loaded_and_leaves_its_records(tmp_path):
+    write_config(tmp_path / "tiny")
+    context = Context("serving:tiny", tmp_path, "cpu", dry_run=False, seconds=60)
+    done = serving(context, str(tmp_path / "tiny"), [40, 80], num_prompts=3, data="random")
+    assert done.status == "DONE", done.reason
+    (records,) = (name for name in done.files if name.endswith(".jsonl"))
+    rates = [json.loads(line)["case"]["rate_requests_per_s"] for line in (tmp_path / records).read_text().splitlines()]
+    assert rates == [40, 80] and {"rates.png", "frontier.png"} <= set(done.files)
+    assert serving(context, str(tmp_path / "none"), [1]).status == "FAILED"

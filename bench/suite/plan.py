@@ -17,7 +17,7 @@ MODEL_SUITES = ("llama3_8b", "qwen3_0_6b", "smollm2_135m")
 AB_IS_LONG = "pairs of fresh processes take minutes; the tests of the A/B hold it on a CPU"
 SELF_TEST_ROUND_S = 60.0
 """Seconds for each of the two rounds of the A/B's self-test: identical code, and slowed code."""
-FAMILIES = {"engine": tuple(FIRST_ON_CUDA)}
+FAMILIES = dict.fromkeys(("engine", "serving", "latency"), tuple(FIRST_ON_CUDA))
 """Entries by the first word of their names, with the ops whose first checks they need."""
 BESIDE = {
     "attention": ("kv_cache_write", "mla_decode", "rope_and_cache"),
@@ -28,6 +28,14 @@ BESIDE = {
     "sampling": ("sample", "speculative_verify"),
 }
 """Ops of a family whose names do not contain the family's word."""
+LATENCY_IS_LONG = "it loads a model; the tests of the ledger, of swaps and of the studies hold it on a CPU"
+LLAMA = ("--dummy", "--device", "cuda", "--out", "{out}")
+LATENCY: tuple[tuple[str, str, tuple[str, ...], float], ...] = (
+    ("decode", "a decode step of Llama-3.1-8B, op by op", ("ledger", "llama-3.1-8b", "--batch", "16"), 60),
+    ("prefill", "the step of a prompt, op by op", ("ledger", "llama-3.1-8b", "--prefill", "--context", "2048"), 60),
+    ("studies", "ten claims about LLM inference, predicted and measured", ("study", "--all", "--model",
+     "llama-3.1-8b"), 400),
+)  # fmt: skip
 START_S = 8.0
 """Seconds that a process needs to start and import, unless it starts while the previous process still works."""
 
@@ -132,6 +140,13 @@ def card_entries(ops: Sequence[str]) -> list[Entry]:
         Entry("engine:llama-3.1-8b", "TTFT, ITL and throughput of Llama-3.1-8B with random weights, bf16", ENGINE,
               {"model": "llama-3.1-8b", "batches": [1, 8, 64], "contexts": [512, 8192]},
               START_S + 90, 57.0, ("environment", "first")),
+        Entry("serving:llama-3.1-8b", "latency against throughput of a server of Llama-3.1-8B with random weights",
+              "rooflab.bench.suite.serving:serving", {"model": "llama-3.1-8b", "rates": [1, 4, 16, 32]},
+              START_S + 280, 49.0, ("environment", "first")),
+        *(Entry(f"latency:{name}", title, f"{TASKS}:command",
+                {"arguments": [*words, *LLAMA, "--json"], "dry_reason": LATENCY_IS_LONG}, START_S + cost, 48.0,
+                ("environment", "first"))
+          for name, title, words, cost in LATENCY),
     ]  # fmt: skip
 
 
