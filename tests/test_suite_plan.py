@@ -163,6 +163,7 @@ def test_the_latency_family_is_ledgers_studies_and_a_server_of_its_own():
         assert found == wanted
 
 
+@pytest.mark.slow  # 15 s: a server's start, two loads and their figures, which other tests have
 def test_a_server_is_loaded_and_leaves_its_records(tmp_path):
     write_config(tmp_path / "tiny")
     context = Context("serving:tiny", tmp_path, "cpu", dry_run=False, seconds=60)
