@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from rooflab.bench.latency.ledger import marked
 from rooflab.reference.captured import VERSION
@@ -267,9 +267,10 @@ def _engine(captured: Captured, operators: _Operators) -> Iterator[None]:
     """Counts the ops of our own engine, and knows when it steps."""
     from rooflab.bench.latency.engine_calls import case_of, inputs_of
     from rooflab.engine.core import Core
+    from rooflab.engine.llm import LLM
     from rooflab.engine.ops import OpSet
 
-    plain, run = OpSet.step, Core.step
+    plain, run, init = OpSet.step, Core.step, LLM.__init__
 
     def wrapped(function: Callable[..., Any], op: str) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -277,9 +278,10 @@ def _engine(captured: Captured, operators: _Operators) -> Iterator[None]:
                 return function(*arguments, **options)
             operators.inside += 1
             try:
-                began = time.perf_counter()
-                result = function(*arguments, **options)
-                took = time.perf_counter() - began
+                with _disable_current_modes():  # torch makes no tensor of a class of its own while one looks on
+                    began = time.perf_counter()
+                    result = function(*arguments, **options)
+                    took = time.perf_counter() - began
             finally:
                 operators.inside -= 1
             found = case_of(op, inputs_of(op, arguments, options, result))
@@ -304,11 +306,15 @@ def _engine(captured: Captured, operators: _Operators) -> Iterator[None]:
         finally:
             captured.depth -= 1
 
-    OpSet.step, Core.step = ops, step  # type: ignore[method-assign, assignment]
+    def load(self: LLM, *arguments: Any, **options: Any) -> None:
+        with _disable_current_modes():
+            init(self, *arguments, **options)
+
+    OpSet.step, Core.step, LLM.__init__ = ops, step, load  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        OpSet.step, Core.step = plain, run  # type: ignore[method-assign]
+        OpSet.step, Core.step, LLM.__init__ = plain, run, init  # type: ignore[method-assign]
 
 
 def run_program(command: Sequence[str]) -> Captured:
