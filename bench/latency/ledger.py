@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -348,11 +348,3 @@ def _prefills(llm: LLM, context: int, steps: int) -> Iterator[Callable[[], None]
 def _itl_ms(llm: LLM, batch: int, context: int, tokens: int) -> float:
     outputs = llm.generate(_draw(llm, batch, context - 1), SamplingParams(max_tokens=tokens, ignore_eos=True))
     return statistics.median(float(gap) for output in outputs for gap in output.timeline.itl_ms)
-
-
-def scaled(ledger: Ledger, by: Mapping[str, float]) -> Ledger:
-    """The ledger with the times of some ops multiplied."""
-    rows = tuple(replace(row, ms=row.ms * by.get(row.op, 1.0)) for row in ledger.rows)
-    change = sum(row.ms for row in rows) - ledger.ops_ms
-    itl_ms = None if ledger.itl_ms is None else ledger.itl_ms + change
-    return replace(ledger, rows=rows, step_ms=ledger.step_ms + change, itl_ms=itl_ms)

@@ -36,7 +36,7 @@ def write_page(studies: Sequence[Study], folder: Path) -> Path:
         "",
         f"Made by `rooflab study --all --out {folder.name}` on {about['cpu']}, {about['cores']} cores, torch "
         f"{about['torch']}, at commit {str(fields['commit'])[:7]}{' with changes' if fields['dirty'] else ''}. Full "
-        "lines are measured, a band is the 20th to the 80th percentile, dashed lines are predicted before. What stands "
+        "lines are measured, a band is the 20th to the 80th percentile, dashed lines are predicted. What stands "
         "under H100 is arithmetic with kernel times that others published; nothing ran on one.",
         "",
         "| claim | verdict | with the number |",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from math import ceil, log2
 from typing import Any, Protocol
@@ -128,8 +128,6 @@ class KernelTimes:
     gpus: int = 1
     host_ms: float = 0.0
     """Added to each step."""
-    scale: Mapping[str, float] = field(default_factory=dict)
-    """By op: multiplies its times, for a kernel that nobody has written."""
     bounds: bool = False
     """Whether published times are left aside."""
 
@@ -175,14 +173,12 @@ class KernelTimes:
 
     def _ops(self, published: Any, costs: Sequence[OpCost], rows: int) -> list[OpMs]:
         if published is not None:
-            found = [OpMs(one.op, one.site, one.ms, one.basis) for one in published.ops]
-        else:
-            ceilings = self.device.ceilings()
-            found = [OpMs(x.op, x.site, 1e3 * x.calls * bound(x.cost, ceilings).seconds, "bound") for x in costs]
-            size = rows * self.arch.hidden_size * ITEM_BYTES[activation_dtype(self.weight_dtype)]
-            reduce_s = 2 * self.arch.num_layers * all_reduce_s(size, self.gpus, link(self.device, self.gpus))
-            found += [OpMs("all_reduce", "all_reduce", 1e3 * reduce_s, "bound")] if self.gpus > 1 else []
-        return [OpMs(one.op, one.site, one.ms * self.scale.get(one.op, 1.0), one.basis) for one in found]
+            return [OpMs(one.op, one.site, one.ms, one.basis) for one in published.ops]
+        ceilings = self.device.ceilings()
+        found = [OpMs(x.op, x.site, 1e3 * x.calls * bound(x.cost, ceilings).seconds, "bound") for x in costs]
+        size = rows * self.arch.hidden_size * ITEM_BYTES[activation_dtype(self.weight_dtype)]
+        reduce_s = 2 * self.arch.num_layers * all_reduce_s(size, self.gpus, link(self.device, self.gpus))
+        return found + ([OpMs("all_reduce", "all_reduce", 1e3 * reduce_s, "bound")] if self.gpus > 1 else [])
 
     def _sum(self, ops: Iterable[OpMs], sites: Sequence[str], inside: bool) -> float:
         return sum(one.ms for one in ops if (one.site in sites) == inside)

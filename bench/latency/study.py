@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -131,13 +130,3 @@ class Lab:
     def about(self, llm: LLM) -> str:
         """The engine, in words."""
         return f"{llm.arch.name} in {llm.dtype_name} on {llm.device.type}"
-
-
-def timed(call: Callable[[], Any], times: int) -> list[float]:
-    """Milliseconds of some calls."""
-    found = []
-    for _ in range(times):
-        began = time.perf_counter()
-        call()
-        found.append(1e3 * (time.perf_counter() - began))
-    return found

@@ -54,8 +54,8 @@ def run(lab: Lab) -> Study:
         source="Orca (Yu et al., OSDI 2022) as it is often quoted",
         rows=rows,
         verdict=judged(gain, 5.0, 1.2),
-        number=f"{gain:.2f} times here, {wanted:.2f} predicted; {far:.2f} on an H100 with "
-        "ShareGPT's lengths and 128 sequences: it is the mean of the longest answers over the mean answer, and no more",
+        number=f"{gain:.2f} times here, {wanted:.2f} predicted; {far:.2f} on an H100 with ShareGPT's lengths and 128 "
+        "sequences",
         curves=tuple(
             Curve(name, sizes, [float(_on_h100(lab, static, size)["h100"]) for size in sizes], 1)
             for name, static in (("continuous", False), ("static", True))
