@@ -26,6 +26,11 @@ class Chunk(NamedTuple):
         return self.end == len(self.sequence)
 
 
+def pairs_of(start: int, end: int) -> int:
+    """Query-key pairs of the tokens at positions `start` up to `end`: a token attends to itself and all before it."""
+    return (end * (end + 1) - start * (start + 1)) // 2
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """The work of one step: a token of every decoding sequence, and chunks of prompts."""

@@ -97,17 +97,21 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
     The seed draws log-normal lengths with a median of `T` / 2 queries; a sequence has `S` - `T` more keys than queries.
     The first sequence has `T` queries and `S` keys. Of three or more sequences the middle one has no keys; of four or
-    more the last one has no queries.  On `meta` the offsets are real and on the CPU.
+    more the last one has no queries.  With `ragged` false each has `T` queries and `S` keys.  On `meta` the offsets are
+    real and on the CPU.
     """
     B, T, S, H, H_kv, D = (int(case[key]) for key in ("B", "T", "S", "H", "H_kv", "D"))
     device = torch.device(device)
     generator = torch.Generator().manual_seed(seed)
     queries = (torch.randn(B, generator=generator) * 0.8).exp().mul(T / 2).round().long().clamp(min(T, 1), T)
     queries[0] = T
+    ragged = case.get("ragged", True)
+    if not ragged:
+        queries[:] = T
     keys = (queries + S - T).clamp(0, S)
-    if B >= 3:
+    if ragged and B >= 3:
         keys[B // 2] = 0
-    if B >= 4:
+    if ragged and B >= 4:
         queries[-1] = 0
     bounds = [torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int() for counts in (queries, keys)]
     dtype, place = scheme.activation, torch.device("cpu") if device.type == "meta" else device
@@ -193,7 +197,7 @@ SPEC = OpSpec(
     cost=cost,
     outputs=("out", "lse"),
     output_dtypes={"lse": torch.float32},
-    optional={"window": 0, "softcap": 0.0, "sinks": False, "lse": False},
+    optional={"ragged": True, "window": 0, "softcap": 0.0, "sinks": False, "lse": False},
     tolerance=tolerance,
     planted=planted,
     cases={

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from tiny_model import tiny_llm
 
-from rooflab.bench.latency.capacity import holds, kv_blocks, most_requests_per_s
+from rooflab.bench.latency.capacity import HIGHEST, holds, kv_blocks, most_requests_per_s
 from rooflab.bench.latency.clock import Settings, compared, simulate
-from rooflab.bench.latency.step_model import KernelTimes, Work, fitted, pairs_of
+from rooflab.bench.latency.step_model import KernelTimes, Work, fitted
 from rooflab.bench.load.arrivals import Arrivals
 from rooflab.bench.load.data import Data
 from rooflab.bench.load.run import Plan
 from rooflab.engine.llm import SamplingParams
+from rooflab.engine.scheduler import pairs_of
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
 from rooflab.roofline.step_times import decode_time, prefill_time
@@ -47,7 +48,7 @@ def test_two_requests_by_hand() -> None:
     """The second comes in the first's second step, and its prompt runs beside the first's other tokens."""
     model = Simple()
     law = Arrivals(0.5, "constant")  # at 0 and 2 s
-    trace = simulate(model, plan(arrivals=law), Settings(16, max_num_batched_tokens=8), delay_s=0.25)
+    trace = simulate(model, plan(arrivals=law), Settings(16, max_num_seqs=4, max_num_batched_tokens=8), delay_s=0.25)
     assert [(work.decodes, work.keys, work.chunks) for work in model.seen] == [
         (0, 0, ((0, 8),)), (0, 0, ((8, 10),)), (1, 11, ((0, 7),)), (1, 12, ((7, 10),)), (1, 11, ()), (1, 12, ()),
     ]  # fmt: skip
@@ -104,6 +105,20 @@ def test_a_step_of_one_kind_takes_what_the_published_times_sum_to() -> None:
     mixed = model.seconds(Work(16, 16 * 2048, ((0, 2048),), 17))
     assert max(decode.ms, prefill.ms) < 1e3 * mixed < decode.ms + prefill.ms, "the weights are read once"
     assert KernelTimes(LLAMA, H100, bounds=True).seconds(Work(16, 16 * 2048, (), 16)) < 1e-3 * decode.ms
+    small = KernelTimes(get_architecture("smollm2-135m"), H100)  # its attention is in no table
+    step = decode_time(small.arch, H100, 16, 2048)
+    assert step is not None and 1e3 * small.seconds(Work(16, 16 * 2048, (), 16)) == pytest.approx(step.ms, rel=0.005)
+    assert small.basis == "published kernel times of 1 x h100-sxm (products), bounds of the rest"
+
+
+def test_beyond_the_published_contexts_attention_goes_on_to_grow() -> None:
+    """The table of prompts ends at 16,384 tokens, that of 256 decoding sequences between 512 and 2,048."""
+    model = KernelTimes(LLAMA, H100)
+    chunks = [model.seconds(Work(0, 0, ((start, start + 2048),), 1)) for start in range(0, 2**15, 2048)]
+    assert chunks == sorted(chunks) and chunks[-1] > 2 * chunks[0]
+    steps = [model.seconds(Work(256, 256 * context, (), 256)) for context in (256, 512, 1024, 2048, 4096)]
+    growth = [after - before for before, after in zip(steps, steps[1:], strict=False)]
+    assert growth == pytest.approx([growth[0] * 2**n for n in range(4)], rel=0.3)
 
 
 def test_measured_steps_are_fitted_and_found_again() -> None:
@@ -132,9 +147,12 @@ def test_capacity_is_the_rate_at_which_the_limits_begin_to_fail() -> None:
     limits = {"ttft": 200.0, "itl": 25.0}
     rate = most_requests_per_s(model, asked, settings, limits, 99)
     assert 1 < rate < 200
-    for factor, good in ((0.99, True), (1.05, False)):
+    for factor, good in ((0.99, True), (1.06, False)):
         assert holds(model, replace(asked, arrivals=Arrivals(rate * factor)), settings, limits, 99) == good
+    assert most_requests_per_s(model, asked, settings, limits, 99, near=rate / 2) == pytest.approx(rate, rel=0.08)
     assert most_requests_per_s(model, asked, settings, {"ttft": 0.1, "itl": 25.0}, 99) == 0
+    few = replace(asked, num_prompts=20)
+    assert most_requests_per_s(model, few, settings, {"ttft": 1e5, "itl": 1e5}, 99) == HIGHEST
     assert kv_blocks(replace(model, arch=get_architecture("llama-3.1-70b")), settings) == 0
 
 
@@ -151,10 +169,26 @@ def test_the_commands(rooflab: Any, tmp_path: Any) -> None:
     assert all(row["off_%"] == 0 for row in json.loads(out)["compared"]) and status == 0
     status, out, _ = rooflab("capacity", "llama-3.1-70b", "--gpus", "1,8", "--num-prompts", "60", "--chunk", "2048")
     assert status == 0 and "no page fits beside" in out and "most for each GPU: 8 with chunks of 2048" in out
+    assert "of 8 x h100-sxm" in out
     for arguments, said in (
         (("simulate", "llama-3.1-70b"), "gpus: expected room for the weights of llama-3.1-70b, got 1"),
         (("capacity", "--gpus", "1,x"), "gpus: expected numbers joined by commas, got '1,x'"),
         (("simulate", "--steps", trace), "steps: expected at least 50 steps of our server with their keys, got 0"),
+        (("simulate", "--max-num-seqs", "0"), "max_num_seqs: expected at least 1, got 0"),
+        (
+            ("simulate", "--max-num-batched-tokens", "8"),
+            "max_num_batched_tokens: expected at least max_num_seqs, which",
+        ),
+        (("simulate", "--prefill-chunk", "0"), "prefill_chunk: expected at least 1, got 0"),
+        (("simulate", "--host-ms", "nan"), "host_ms: expected a time from 0 ms on, got nan"),
+        (
+            ("simulate", "smollm2-135m", "--input-len", "8190"),
+            "input_len: expected with output_len at most 8192 tokens",
+        ),
+        (("simulate", *asked, "--against", trace), "against: expected one rate, and no --sweep"),
+        (("capacity", "--gpus", "1,0"), "tensor_parallel: expected one of 1, 2, 4, 8"),
+        (("capacity", "--chunk", "-1"), "prefill_chunk: expected at least 1, got -1"),
+        (("capacity", "--ttft", "nan"), "ttft: expected above 0 and below inf, got nan"),
     ):
         status, _, err = rooflab(*arguments)
         assert status == 2 and said in err, err
@@ -163,7 +197,6 @@ def test_the_commands(rooflab: Any, tmp_path: Any) -> None:
 def test_compared_names_the_difference() -> None:
     first, second = (simulate(Simple(), plan(num_prompts=4, concurrency=n), Settings(64)) for n in (1, 2))
     rows = {row["figure"]: row for row in compared(second, first)}
-    assert rows["e2e_p50_ms"]["off_%"] == pytest.approx(
-        100 * (rows["e2e_p50_ms"]["simulated"] / rows["e2e_p50_ms"]["measured"] - 1)
-    )
+    # Alone: a prompt of 10 tokens in 2 s, two more tokens in 2 s.  Two at once: both prompts take 3 s.
+    assert [rows["e2e_p50_ms"][name] for name in ("simulated", "measured", "off_%")] == pytest.approx([5e3, 4e3, 25])
     assert rows["output_tokens_per_s"]["simulated"] > rows["output_tokens_per_s"]["measured"]

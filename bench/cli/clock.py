@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,9 @@ def simulate(
     data: Annotated[str, typer.Option(help="random, sharegpt (its lengths) or prefix (shared by groups).")] = "random",
     input_len: Lengths = "128",
     output_len: Lengths = "64",
-    num_kv_blocks: Annotated[int | None, typer.Option(help="Pages of the KV cache; without it, by memory.")] = None,
+    num_kv_blocks: Annotated[
+        int | None, typer.Option(min=1, help="Pages of the KV cache; without it, by memory; with --steps, no limit.")
+    ] = None,
     max_num_seqs: int = 256,
     max_num_batched_tokens: int = 8192,
     prefill_chunk: int | None = None,
@@ -72,7 +75,10 @@ def simulate(
     else:
         taken = kernels(model, gpu, gpus, dtype, kv_dtype, host_ms, bounds)
         settings = settings if num_kv_blocks else _fitting(taken, settings)
+        _within(taken, input_len, output_len)
     laws = _laws(rate, None, sweep, concurrency, "poisson", 1.0)
+    if against and len(laws) > 1:
+        raise ValueError("against: expected one rate, and no --sweep")
     asked = Data(data, _span("input_len", input_len), _span("output_len", output_len))
     plans = [
         Plan(
@@ -125,14 +131,16 @@ def capacity(
     from rooflab.bench.load.data import Data
     from rooflab.bench.load.run import Plan
 
-    if not 0 < percentile < 100:
-        raise ValueError(f"percentile: expected above 0 and below 100, got {percentile:g}")
+    for name, value, most in (("percentile", percentile, 100.0), ("ttft", ttft, math.inf), ("itl", itl, math.inf)):
+        if not 0 < value < most:
+            raise ValueError(f"{name}: expected above 0 and below {most:g}, got {value:g}")
     plan = Plan(
         num_prompts=num_prompts, seed=seed, model=model,
         data=Data("random", _span("input_len", input_len), _span("output_len", output_len)),
     )  # fmt: skip
     counts, chunks = _each("gpus", gpus, int), _each("chunk", chunk, int)
-    base = kernels(model, gpu, counts[0], dtype, kv_dtype, host_ms, bounds)
+    base, *_ = (kernels(model, gpu, count, dtype, kv_dtype, host_ms, bounds) for count in counts)
+    _within(base, input_len, output_len)
     limits = {"ttft": ttft, "itl": itl}
     with show.waiting(f"loads of {num_prompts} requests on the clock"):
         settings = Settings(0, max_num_seqs=max_num_seqs)
@@ -140,13 +148,14 @@ def capacity(
     if json:
         show.as_json({"basis": base.basis, "limits": limits, "percentile": percentile, "rows": rows})
         return
-    columns = ("gpus", "prefill_chunk", "kv_tokens", "requests_per_s", "requests_per_s_per_gpu", "why")
+    columns = ("gpus", "prefill_chunk", "kv_tokens", "requests_per_s", "least", "most", "requests_per_s_per_gpu", "why")
     title = f"{model}, {input_len} + {output_len} tokens: p{percentile:g} of TTFT within {ttft:g} ms, of ITL {itl:g} ms"
     show.table(rows, [name for name in columns if any(name in row for row in rows)], title)
     served = [row for row in rows if row.get("requests_per_s")]
     if served:
         best = max(served, key=lambda row: row["requests_per_s_per_gpu"])
-        show.line(f"most for each GPU: {best['gpus']} with chunks of {best['prefill_chunk']}; by {base.basis}")
+        basis = replace(base, gpus=best["gpus"]).basis
+        show.line(f"most for each GPU: {best['gpus']} with chunks of {best['prefill_chunk']}; by {basis}")
     else:
         show.line(f"no rate is within these limits; by {base.basis}", "yellow")
 
@@ -156,14 +165,19 @@ def kernels(model: str, gpu: str, gpus: int, dtype: str, kv_dtype: str, host_ms:
     from rooflab.bench.latency.step_model import KernelTimes
     from rooflab.roofline.architecture import get_architecture
     from rooflab.roofline.device import resolve
-    from rooflab.roofline.steps import check_arguments
 
     arch = get_architecture(model)
-    check_arguments(arch, dtype, kv_dtype, gpus)
     device, note = resolve(gpu)
     if note:
         show.note(note)
     return KernelTimes(arch, device, dtype, kv_dtype, gpus, host_ms, bounds=bounds)
+
+
+def _within(model: KernelTimes, input_len: str, output_len: str) -> None:
+    longest = sum(_span(name, text)[1] for name, text in (("input_len", input_len), ("output_len", output_len)))
+    if longest > model.arch.max_position:
+        most = f"{model.arch.max_position} tokens ({model.arch.name})"
+        raise ValueError(f"input_len: expected with output_len at most {most}, got {longest}")
 
 
 def _fitting(model: Any, settings: Settings) -> Settings:

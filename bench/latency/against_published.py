@@ -124,7 +124,9 @@ def draw(rows: pd.DataFrame, folder: Path) -> Path:
                 axes.plot(part.requests, part[f"clock_{name}"], color=colour, label=f"{prompt} + {output} tokens")
                 axes.plot(part.requests, part[name], "o", color=colour, markersize=5)
                 if name == "ttft_ms":
-                    axes.fill_between(part.requests, part.apart_ttft_ms, part[f"clock_{name}"], color=colour, alpha=0.12)
+                    axes.fill_between(
+                        part.requests, part.apart_ttft_ms, part[f"clock_{name}"], color=colour, alpha=0.12
+                    )
             off = own[f"clock_{name}"] / own[name] - 1
             text = f"clock {off.median():+.0%} (median), within 20% in {(off.abs() <= CLOSE).sum()} of {len(off)}"
             text = f"within 20% of the range in {_between(own)} of {len(own)}" if name == "ttft_ms" else text

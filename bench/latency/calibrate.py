@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rooflab.bench.latency.step_model import MeasuredSteps, fitted, pairs_of
+from rooflab.bench.latency.step_model import MeasuredSteps, fitted
 from rooflab.engine.llm import LLM, SamplingParams
+from rooflab.engine.scheduler import pairs_of
 
 
 @contextmanager

@@ -1,24 +1,25 @@
 """What a running program asks of our ops' counterparts: the shape, dtype, calls and time of each, as a suite.
 
-Three layers are watched.  Our engine's ops by their own names; modules called `...RMSNorm`, whatever library has them;
-and torch's operators beneath: products, attention, embedding, and SiLU with the product behind it.  What one layer
-has counted is not counted again beneath it.  On a GPU a call's time is that between two events.  A draw is kept as a
-greedy one.
+Three layers are watched.  Our engine's ops by their own names; modules by the names that transformers and vLLM give
+them (`_MODULES`); and torch's operators beneath: products, attention, embedding, and SiLU with the product behind it.
+What one layer has counted is not counted again beneath it.  On a GPU a call's time is that between two events; a CUDA
+graph makes no calls, so only what runs eagerly is seen.  A draw is kept as a greedy one.
 """
 
 from __future__ import annotations
 
+import re
 import runpy
 import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -41,6 +42,10 @@ _ATTENTION = {
 }  # fmt: skip
 
 
+Span = tuple[float | torch.cuda.Event, float | torch.cuda.Event]
+"""A call's begin and end: seconds of the host's clock, or events on a GPU."""
+
+
 class Key(NamedTuple):
     """Calls that are alike."""
 
@@ -58,7 +63,7 @@ class Tally:
     total_s: float = 0.0
 
     def add(self, key: Key | None, seconds: float) -> None:
-        """Adds the time of a call."""
+        """Adds the time of a call, or of a part of one."""
         self.total_s += seconds
         if key is not None:
             self.seconds[key] += seconds
@@ -75,6 +80,7 @@ class Captured:
     depth: int = 0
     """In how many modules or steps the program is now."""
     _events: list[tuple[Tally, Key | None, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    """Of calls on a GPU, whose times are read later."""
 
     @property
     def model(self) -> Tally:
@@ -92,26 +98,23 @@ class Captured:
         ops and known modules; what lies between them, Python's own time, is in no sum."""
         return sum(self.model.seconds.values()) / self.model.total_s if self.model.total_s else 0.0
 
-    def timed(self, key: Key | None, on_gpu: bool, call: Callable[[], Any]) -> Any:
-        """Makes a call and adds its time."""
-        tally = self.now
-        if key is not None:
-            tally.calls[key] += 1
-        if not on_gpu:
-            began = time.perf_counter()
-            result = call()
-            tally.add(key, time.perf_counter() - began)
-            return result
-        begin = marked()
+    def timed(self, on_gpu: bool, call: Callable[[], Any]) -> tuple[Any, Span]:
+        """Makes a call; gives its result, and when it began and ended."""
+        begin = marked() if on_gpu else time.perf_counter()
         result = call()
-        self.later(tally, key, begin)
-        return result
+        return result, (begin, marked() if on_gpu else time.perf_counter())
 
-    def later(self, tally: Tally, key: Key | None, begin: torch.cuda.Event) -> None:
-        """Keeps the events of a call on a GPU, whose time is read later."""
-        self._events.append((tally, key, begin, marked()))
-        if len(self._events) >= 10_000:
-            self.settle()
+    def add(self, tally: Tally, key: Key | None, span: Span, calls: int = 1) -> None:
+        """Adds a call, or with `calls` 0 a part of one."""
+        if key is not None:
+            tally.calls[key] += calls
+        begin, end = span
+        if isinstance(begin, float) and isinstance(end, float):
+            tally.add(key, end - begin)
+        else:
+            self._events.append((tally, key, cast(Any, begin), cast(Any, end)))
+            if len(self._events) >= 10_000:
+                self.settle()
 
     def settle(self) -> None:
         """Reads the times of events."""
@@ -141,38 +144,61 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.captured = captured
         self.inside = 0
         """How many layers above are counting."""
-        self._activated: tuple[Key, int] | None = None
-        """The SiLU whose product comes next, and where its result is."""
+        self._silu: tuple[Tally, Key, Span, torch.Tensor] | None = None
+        """A SiLU whose product has not come.  It holds the result, so that no other tensor gets its place."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.inside or _is_view(func):
             return func(*args, **kwargs)
-        key = self._key(func.overloadpacket, args, kwargs)
-        on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in args)
-        result = self.captured.timed(key, on_gpu, lambda: func(*args, **kwargs))
-        if func.overloadpacket is _ATEN.silu and key is not None:
-            self._activated = key, result.data_ptr()
+        operator, captured = func.overloadpacket, self.captured
+        result, span = captured.timed(_on_gpu(args), lambda: func(*args, **kwargs))
+        if operator is _ATEN.silu:
+            self.settle()
+            width = args[0].shape[-1] if args[0].ndim else 1
+            key = _key("silu_and_mul", args[0].dtype, T=args[0].numel() // max(width, 1), I=width)
+            if key is not None:
+                self._silu = captured.now, key, span, result
+                return result
+        if operator is _ATEN.mul and self._silu is not None and any(self._is_silu(value) for value in args):
+            tally, key, first, _ = self._silu
+            self._silu = None
+            captured.add(tally, key, first)
+            captured.add(tally, key, span, calls=0)
+        else:
+            captured.add(captured.now, self._key(func, args, kwargs), span)
         return result
 
-    def _key(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
+    def _is_silu(self, value: Any) -> bool:
+        assert self._silu is not None
+        return isinstance(value, torch.Tensor) and value.data_ptr() == self._silu[3].data_ptr()
+
+    def settle(self) -> None:
+        """Counts a SiLU without a product as an operator that is no op of ours."""
+        if self._silu is not None:
+            tally, _, span, _ = self._silu
+            self.captured.add(tally, None, span)
+            self._silu = None
+
+    def _key(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
+        operator = func.overloadpacket
         if operator in _PRODUCTS:
             return _product(operator, args)
         if operator in _ATTENTION:
-            return _attention(args, kwargs)
+            names = [argument.name for argument in func._schema.arguments]
+            return _attention({**dict(zip(names, args, strict=False)), **kwargs})
         if operator is _ATEN.embedding:
             weight, ids = args[:2]
             return _key("embedding", weight.dtype, T=ids.numel(), V=weight.shape[0], H=weight.shape[1])
-        if operator is _ATEN.silu and args[0].ndim:
-            width = args[0].shape[-1]
-            return _key("silu_and_mul", args[0].dtype, T=args[0].numel() // max(width, 1), I=width)
-        if operator is _ATEN.mul and self._activated is not None:
-            key, place = self._activated
-            if any(isinstance(value, torch.Tensor) and value.data_ptr() == place for value in args):
-                self._activated = None
-                self.captured.now.calls[key] -= 1  # SiLU and its product are one call
-                return key
         return None
+
+
+def _on_gpu(values: Iterable[Any]) -> bool:
+    """Whether an argument, or one in a list of arguments, lies on a GPU."""
+    return any(
+        value.is_cuda if isinstance(value, torch.Tensor) else isinstance(value, list | tuple) and _on_gpu(value)
+        for value in values
+    )
 
 
 def _is_view(func: Any) -> bool:
@@ -198,13 +224,14 @@ def _product(operator: Any, args: Sequence[Any]) -> Key | None:
     return _key("gemm", a.dtype, M=M, N=N, K=K, layout=layout, bias=bias)
 
 
-def _attention(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
-    q, k = args[:2]
-    (B, H, T, D), H_kv, S = q.shape, k.shape[1], k.shape[2]
-    if args[2].shape[-1] != D:
+def _attention(given: Mapping[str, Any]) -> Key | None:
+    q, k, v = given["query"], given["key"], given["value"]
+    if q.ndim != 4 or v.shape[-1] != q.shape[-1]:
         return None
+    (B, H, T, D), H_kv, S = q.shape, k.shape[1], k.shape[2]
     # A mask is taken for the causal one, which alone decoders use; one query sees all keys.
-    causal = T > 1 and (True in args[3:] or kwargs.get("attn_mask") is not None or kwargs.get("is_causal") is True)
+    masked = any(given.get(name) is not None for name in ("attn_mask", "attn_bias"))
+    causal = T > 1 and (masked or given.get("is_causal") is True)
     return _key("flash_attention", q.dtype, B=B, T=T, S=S, H=H, H_kv=H_kv, D=D, causal=causal)
 
 
@@ -215,35 +242,31 @@ def capturing() -> Iterator[Captured]:
     operators = _Operators(captured)
     with _modules(captured, operators), _engine(captured, operators), operators:
         yield captured
+    operators.settle()
     captured.settle()
 
 
 @contextmanager
 def _modules(captured: Captured, operators: _Operators) -> Iterator[None]:
-    """Counts modules called RMSNorm as one call each, and knows when any module runs."""
-    begun: list[Any] = []
+    """Counts each module of `_MODULES` as one call, and knows when any module runs."""
+    begun: list[tuple[torch.nn.Module, Key, float | torch.cuda.Event]] = []
 
     def before(module: torch.nn.Module, args: Any) -> None:
         captured.depth += 1
-        norm = type(module).__name__.endswith("RMSNorm") and bool(args) and isinstance(args[0], torch.Tensor)
-        if norm and not operators.inside:
+        if operators.inside or not args or not isinstance(args[0], torch.Tensor):
+            return
+        known = next((key for end, key in _MODULES.items() if type(module).__name__.endswith(end)), None)
+        if known is not None and (key := known(module, args)) is not None:
             operators.inside += 1
-            begun.append((module, time.perf_counter(), marked() if args[0].is_cuda else None))
+            begun.append((module, key, marked() if args[0].is_cuda else time.perf_counter()))
 
     def after(module: torch.nn.Module, args: Any, output: Any) -> None:
         tally = captured.now
         captured.depth -= 1
-        if not begun or begun[-1][0] is not module:
-            return
-        _, began, event = begun.pop()
-        operators.inside -= 1
-        key = _norm(module, args)
-        if key is not None:
-            tally.calls[key] += 1
-        if event is None:
-            tally.add(key, time.perf_counter() - began)
-        else:
-            captured.later(tally, key, event)
+        if begun and begun[-1][0] is module:
+            _, key, begin = begun.pop()
+            operators.inside -= 1
+            captured.add(tally, key, (begin, time.perf_counter() if isinstance(begin, float) else marked()))
 
     hooks = register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)
     try:
@@ -253,13 +276,34 @@ def _modules(captured: Captured, operators: _Operators) -> Iterator[None]:
             hook.remove()
 
 
-def _norm(module: torch.nn.Module, args: Any) -> Key | None:
+def _norm(module: Any, args: Sequence[Any]) -> Key | None:
     x = args[0]
     eps = next((value for name in ("variance_epsilon", "eps") if (value := getattr(module, name, None))), 1e-6)
     added = len(args) > 1 and isinstance(args[1], torch.Tensor)
     width = x.shape[-1]
     op = "fused_add_rmsnorm" if added else "rmsnorm"
     return _key(op, x.dtype, T=x.numel() // width, H=width, eps=float(eps))
+
+
+def _gated(module: Any, args: Sequence[Any]) -> Key | None:
+    width = args[0].shape[-1]
+    return _key("silu_and_mul", args[0].dtype, T=args[0].numel() // width, I=width // 2)
+
+
+def _rotary(module: Any, args: Sequence[Any]) -> Key | None:
+    """Of a module that turns queries and keys (vLLM's); transformers' makes cosines, and is none of our ops."""
+    D, rotary = getattr(module, "head_size", None), getattr(module, "rotary_dim", None)
+    if D is None or D != rotary or len(args) < 3 or not isinstance(args[2], torch.Tensor):
+        return None
+    positions, q, k = args[:3]
+    T = positions.shape[-1]
+    sizes = {"T": T, "H": q.numel() // (T * D), "H_kv": k.numel() // (T * D), "D": D}
+    limit = module.cos_sin_cache.shape[0]
+    return _key("rope", q.dtype, **sizes, max_position=limit, interleaved=not module.is_neox_style)
+
+
+_MODULES = {"RMSNorm": _norm, "SiluAndMul": _gated, "RotaryEmbedding": _rotary}
+"""How the name of a module's class ends, and what its call is."""
 
 
 @contextmanager
@@ -279,16 +323,12 @@ def _engine(captured: Captured, operators: _Operators) -> Iterator[None]:
             operators.inside += 1
             try:
                 with _disable_current_modes():  # torch makes no tensor of a class of its own while one looks on
-                    began = time.perf_counter()
-                    result = function(*arguments, **options)
-                    took = time.perf_counter() - began
+                    on_gpu = _on_gpu((*arguments, *options.values()))
+                    result, span = captured.timed(on_gpu, lambda: function(*arguments, **options))
             finally:
                 operators.inside -= 1
             found = case_of(op, inputs_of(op, arguments, options, result))
-            key = None if found is None else Key(op, found[0].id, found[1])
-            if key is not None:
-                captured.now.calls[key] += 1
-            captured.now.add(key, took)
+            captured.add(captured.now, None if found is None else Key(op, found[0].id, found[1]), span)
             return result
 
         return call
@@ -323,7 +363,7 @@ def run_program(command: Sequence[str]) -> Captured:
     Raises `ValueError` on what is none of these.  The program's exit is not ours.
     """
     words = list(command)
-    if words and Path(words[0]).name.startswith("python"):
+    if words and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
         words = words[1:]
     module = len(words) > 1 and words[0] == "-m"
     target = words[1] if module else words[0] if words else ""

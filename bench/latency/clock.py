@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,7 +28,7 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 
 @dataclass(frozen=True)
 class Settings:
-    """The scheduler's settings, as those of `LLM`."""
+    """The scheduler's settings, as those of `LLM`.  Raises `ValueError` as it does."""
 
     num_kv_blocks: int
     block_size: int = 16
@@ -38,6 +38,16 @@ class Settings:
     chunked_prefill: bool = True
     continuous_batching: bool = True
     prefix_caching: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = {"block_size": self.block_size, "max_num_seqs": self.max_num_seqs}
+        sizes |= {} if self.prefill_chunk is None else {"prefill_chunk": self.prefill_chunk}
+        for name, value in sizes.items():
+            if value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            least = f"max_num_seqs, which is {self.max_num_seqs}"
+            raise ValueError(f"max_num_batched_tokens: expected at least {least}, got {self.max_num_batched_tokens}")
 
 
 class _Draw:
@@ -130,7 +140,7 @@ def simulate(model: StepModel, plan: Plan, settings: Settings, delay_s: float = 
     requests = [_request(number, prompt, due[number], times[number]) for number, prompt in enumerate(asked)]
     last = max(due, default=0.0)
     marked = zip(requests, phases(requests, plan.warmup_s, last), strict=True)
-    counted = tuple(request.__class__(**{**vars(request), "phase": phase}) for request, phase in marked)
+    counted = tuple(replace(request, phase=phase) for request, phase in marked)
     return Trace(0.0, plan.warmup_s, last, counted, {**plan.case(), "basis": model.basis, "seed": plan.seed})
 
 
@@ -159,7 +169,7 @@ def compared(simulated: Trace, measured: Trace) -> list[dict[str, Any]]:
             "figure": name,
             "simulated": ours[name],
             "measured": theirs[name],
-            "off_%": 100 * (ours[name] / theirs[name] - 1),
+            "off_%": 100 * (ours[name] / theirs[name] - 1) if theirs[name] else None,
         }
         for name in (*names, "output_tokens_per_s")
         if name in ours and name in theirs

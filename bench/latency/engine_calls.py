@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +33,11 @@ def inputs_of(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], r
 
 
 def case_of(op: str, inputs: Mapping[str, Any]) -> tuple[Case, str] | None:
-    """The case and the scheme of such a call; None for an op whose calls are not kept as cases."""
+    """The case and the scheme of such a call; None for an op whose calls are not kept as cases.
+
+    Sequences of several lengths become as many of their mean length, in decoding rounded up to whole pages: the bytes
+    and products are those of the call, and steps that differ by a token are one case.
+    """
     x = next(value for value in inputs.values() if isinstance(value, torch.Tensor) and value.is_floating_point())
     scheme, sizes = DTYPE_NAMES.get(x.dtype), dict[str, Any]()
     if op in PRODUCTS:
@@ -46,12 +51,15 @@ def case_of(op: str, inputs: Mapping[str, Any]) -> tuple[Case, str] | None:
     elif op == "embedding":
         sizes = {"T": len(inputs["token_ids"]), "V": x.shape[0], "H": x.shape[1]}
     elif op == "paged_attention" and inputs.get("cu_seqlens_q") is None:
-        lens, (_, H, D), (_, page, H_kv, _) = inputs["seq_lens"], x.shape, inputs["k_cache"].shape
-        sizes = {"B": len(lens), "context": int(lens.max()), "H": H, "H_kv": H_kv, "D": D, "block_size": page}
-        sizes["ragged"] = bool(lens.min() != lens.max())
+        (B, H, D), (_, page, H_kv, _) = x.shape, inputs["k_cache"].shape
+        pages = math.ceil(int(inputs["seq_lens"].sum()) / (B * page))
+        sizes = {"B": B, "context": pages * page, "H": H, "H_kv": H_kv, "D": D, "block_size": page, "ragged": False}
+        sizes |= _attention_options(inputs)
     elif op == "flash_attention_varlen":
-        sizes = {"B": len(inputs["cu_seqlens_q"]) - 1, "T": inputs["max_seqlen_q"], "S": inputs["max_seqlen_k"]}
-        sizes |= {"H": x.shape[1], "H_kv": inputs["k"].shape[1], "D": x.shape[2], "causal": bool(inputs["causal"])}
+        B, k = len(inputs["cu_seqlens_q"]) - 1, inputs["k"]
+        sizes = {"B": B, "T": math.ceil(len(x) / B), "S": math.ceil(len(k) / B), "H": x.shape[1], "H_kv": k.shape[1]}
+        sizes |= {"D": x.shape[2], "causal": bool(inputs["causal"]), **_attention_options(inputs)}
+        sizes |= {} if B == 1 else {"ragged": False}
     elif op == "sample":
         greedy = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         sizes = {"B": len(x), "V": x.shape[1], **greedy}
@@ -61,6 +69,11 @@ def case_of(op: str, inputs: Mapping[str, Any]) -> tuple[Case, str] | None:
         sizes |= {"rotary": 2 * inputs["cos"].shape[1], "max_position": len(inputs["cos"]), "num_blocks": pages[0]}
         sizes |= {"block_size": pages[1], "skipped": 0, "interleaved": False}
     return (Case(**sizes), scheme) if sizes and scheme else None
+
+
+def _attention_options(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: inputs.get(name) for name in ("window", "softcap", "sinks")}
+    return {name: True if name == "sinks" else value for name, value in given.items() if value is not None}
 
 
 def shape_of(inputs: Mapping[str, Any]) -> str:

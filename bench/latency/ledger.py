@@ -2,10 +2,15 @@
 
 The rows and the host's time sum to the step.  Measured rows are the engine's own calls, timed in turn with steps that
 nobody times, so that the timers' price is a row of its own; other rows are published times or bounds.
+
+On a GPU all these steps run without graphs, and an op's time is that between an event before its launch and one behind
+it: where launches take longer than kernels it holds the gap too.  The ITL is that of the engine as it is; with graphs
+it is shorter than such a step.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -89,7 +94,11 @@ class Ledger:
 
     @property
     def residual(self) -> float:
-        """What the rows, the host and the timers leave of the step, as a share of it."""
+        """What the rows, the host and the timers leave of the step, as a share of it.
+
+        Of one step it would be 0, for the host is what its ops leave; it shows by how much medians of many steps do not
+        add up.
+        """
         return (self.step_ms - self.ops_ms - self.host_ms + self.timers_ms) / self.step_ms
 
     def table(self) -> list[dict[str, Any]]:
@@ -150,7 +159,9 @@ def measured(
         calls = _calls_of(llm, step, kind, batch, context)
         plain, whole, each = [], [], []
         for _ in range(steps):
-            plain.append(seconds_of(step))
+            # Without graphs, as the timed step is; the ITL below is with them, where the engine has some.
+            with wrapped_ops(llm.runner, lambda op, function: function):
+                plain.append(seconds_of(step))
             spent: Spent = defaultdict(list)
             with _timed(llm, spent) as settle:
                 whole.append(seconds_of(step))
@@ -158,9 +169,10 @@ def measured(
             each.append(spent)
     rows, ceilings = [], ceilings or ceilings_for(llm.device)
     for group in _grouped(calls):
-        samples = [sum(spent[op][place] for op, place in group.places) for spent in each]
-        rows.append(_priced(group.op, group.site, group.kernel, len(group.places), group.shape,
-                            1e3 * statistics.median(samples), group.cost, group.traffic, ceilings,
+        samples = [sum(spent[call.op][call.place] for call in group) for spent in each]
+        one = group[0]
+        rows.append(_priced(one.kernel.op, one.site, one.kernel.name, len(group), one.shape,
+                            1e3 * statistics.median(samples), one.cost, one.traffic, ceilings,
                             "measured"))  # fmt: skip
     host = [one - sum(map(sum, spent.values())) for one, spent in zip(whole, each, strict=True)]
     timers = statistics.median(timed - bare for timed, bare in zip(whole, plain, strict=True))
@@ -198,25 +210,11 @@ class _Call:
     site: str
 
 
-@dataclass
-class _Group:
-    """Calls of one op on one shape."""
-
-    op: str
-    site: str
-    kernel: str
-    shape: str
-    cost: Cost | None
-    traffic: float | None
-    places: list[tuple[str, int]]
-
-
-def _grouped(calls: list[_Call]) -> list[_Group]:
-    found: dict[tuple[str, str, str], _Group] = {}
+def _grouped(calls: list[_Call]) -> list[list[_Call]]:
+    """The calls of one op on one shape together."""
+    found: dict[tuple[str, str, str], list[_Call]] = defaultdict(list)
     for call in calls:
-        key = call.kernel.op, call.site, call.shape
-        group = found.setdefault(key, _Group(*key[:2], call.kernel.name, call.shape, call.cost, call.traffic, []))
-        group.places.append((call.op, call.place))
+        found[call.kernel.op, call.site, call.shape].append(call)
     return list(found.values())
 
 
@@ -317,20 +315,42 @@ def stepping(llm: LLM, kind: Kind, batch: int, context: int, steps: int) -> Abst
 
 @contextmanager
 def _decodes(llm: LLM, batch: int, context: int, steps: int) -> Iterator[Callable[[], None]]:
-    params = SamplingParams(max_tokens=steps + 2, ignore_eos=True)
-    ids = [llm.add_request(prompt, params) for prompt in _draw(llm, batch, context - 1)]
-    while llm.scheduler.waiting or llm.scheduler.prefilling:
-        llm.step()
+    ids: list[int] = []
 
     def step() -> None:
         llm.step()
         assert llm.core.last is not None and llm.core.last.num_decodes == batch, "all decode"
 
     try:
+        for count, length, later in _joining(llm, batch, context):
+            params = SamplingParams(max_tokens=steps + 2 + later, ignore_eos=True)
+            ids += [llm.add_request(prompt, params) for prompt in _draw(llm, count, length)]
+            while llm.scheduler.waiting or llm.scheduler.prefilling:
+                llm.step()
         yield step
     finally:
         for one in ids:
             llm.abort(one)
+
+
+def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
+    """Groups of prompts, one after the other: how many, tokens of each, and tokens that each decodes until the last
+    group is computed.  Then all sequences have `context` tokens.
+
+    Raises `ValueError` if the context is too short for that.
+    """
+    scheduler, groups, left, later = llm.scheduler, list[tuple[int, int, int]](), batch, 0
+    while left:
+        length = context - 1 - later
+        if length < 1:
+            raise ValueError(f"context: expected more, so that {batch} prompts can be computed before, got {context}")
+        room = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - left)
+        count = min(left, max(1, room // length))
+        left -= count
+        groups.append((count, length, later))
+        room = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - left)
+        later += math.ceil(count * length / room)
+    return groups[::-1]
 
 
 @contextmanager

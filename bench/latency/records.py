@@ -1,11 +1,13 @@
-"""Records of ledgers."""
+"""Records of ledgers and of studies."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rooflab.bench.latency.ledger import Ledger
+from rooflab.bench.latency.study import Lab, Study
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Basis, Record
@@ -14,8 +16,8 @@ from rooflab.bench.report.ledgers import CASE_ID
 
 def ledger_record(ledger: Ledger, folder: Path) -> Path:
     """Writes a ledger as a record of a new run; returns its path."""
-    measured = all(row.basis == "measured" for row in ledger.rows)
-    basis: Basis = "measured" if measured else "predicted"
+    bases = {row.basis for row in ledger.rows}
+    basis: Basis = "measured" if bases == {"measured"} else "bound" if bases == {"bound"} else "published"
     writer = RunWriter(folder)
     case: dict[str, Any] = {"model": ledger.model, "dtype": ledger.dtype, "kind": ledger.kind, "batch": ledger.batch}
     kernels = {row.op: row.kernel for row in ledger.rows if row.kernel}
@@ -28,8 +30,34 @@ def ledger_record(ledger: Ledger, folder: Path) -> Path:
             case_id=CASE_ID,
             case={**case, "context": ledger.context, "of": ledger.device, **kernels},
             basis=basis,
-            timer="perf_counter" if measured else None,
+            timer=None if basis != "measured" else "perf_counter" if ledger.device == "cpu" else "CUDA events",
             metrics=ledger.metrics(),
         )
     )
     return writer.path
+
+
+def study_record(study: Study, lab: Lab, run_id: str) -> Record:
+    """What came out of the study that the lab ran last."""
+    model, dtype, device = ("+".join(dict.fromkeys(names)) for names in zip(*lab.engines, strict=True))
+    case: dict[str, Any] = {"study": study.name, "model": model, "dtype": dtype, "verdict": study.verdict}
+    return Record(
+        kind="engine",
+        run_id=run_id,
+        status="OK",
+        **snapshot().record_fields(),
+        case_id=f"study {study.name}",
+        case=case | ({"smoke": True} if lab.quick else {}),
+        device="cuda" if device == "cuda" else "cpu",
+        basis="measured",
+        timer="perf_counter",
+        metrics={name: number for row in study.rows for name, number in _numbers(row).items()},
+    )
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a row by column, after the first columns up to one that is no text: `decode 4.step_ms`."""
+    columns = list(row)
+    first = next(place for place, name in enumerate(columns) if not isinstance(row[name], str)) + 1
+    label = " ".join(str(row[name]) for name in columns[:first])
+    return {f"{label}.{name}": float(row[name]) for name in columns[first:] if isinstance(row[name], int | float)}

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
-from math import ceil, log2
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from math import ceil, inf, log2
 from typing import Any, Protocol
 
 import numpy as np
 from scipy.optimize import nnls
 
 from rooflab.bench.load.trace import Trace
+from rooflab.engine.scheduler import pairs_of
 from rooflab.roofline.architecture import Architecture
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import bound
 from rooflab.roofline.step_times import decode_time, prefill_time
-from rooflab.roofline.steps import ITEM_BYTES, OpCost, activation_dtype, all_reduce_s, decode_cost, link, prefill_cost
+from rooflab.roofline.steps import (
+    ITEM_BYTES,
+    OpCost,
+    activation_dtype,
+    all_reduce_s,
+    check_arguments,
+    decode_cost,
+    link,
+    prefill_cost,
+)
 
 WHOLE = 16
 """Up to so many tokens each number has a time of its own; beyond, four to each doubling, and straight lines between."""
@@ -46,11 +56,6 @@ class Work:
     def pairs(self) -> int:
         """Queries of prompts times the keys that each attends to."""
         return sum(pairs_of(start, end) for start, end in self.chunks)
-
-
-def pairs_of(start: int, end: int) -> int:
-    """Query-key pairs of the tokens at positions `start` up to `end`: a token attends to itself and all before it."""
-    return (end * (end + 1) - start * (start + 1)) // 2
 
 
 class StepModel(Protocol):
@@ -97,9 +102,14 @@ def _neighbours(x: float, most: int) -> tuple[int, int]:
     return min(low, most), min(high, most)
 
 
-_ATTENTION = ("attention",)
+_ATTENTION = ("attention", "kv_cache_write")
+"""One group, because published attention has the write of keys and values in it."""
 _HEAD = ("lm_head", "sample")
 _MOST = 2**20
+_PUBLISHED = {
+    "products": {"gemm"}, "attention": {"flash_attention", "paged_attention"}, "all-reduce": {"all_reduce"},
+}  # fmt: skip
+"""Kinds of ops that have published times."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +128,10 @@ class KernelTimes:
 
     The output head and the draw go by the drawn tokens; attention of decoding sequences by their number and their mean
     context; that of a chunk is the difference of two whole prompts; all else goes by the step's tokens.  Between the
-    points of a grid are straight lines.
+    points of a grid are straight lines.  Beyond the longest context that was published, attention takes its bound times
+    what it took there over its bound; a bare bound would be shorter than what was published for less.
+
+    Raises `ValueError` on dtypes or a number of GPUs that the model cannot have, and on a host time that is no time.
     """
 
     arch: Architecture
@@ -131,15 +144,18 @@ class KernelTimes:
     bounds: bool = False
     """Whether published times are left aside."""
 
+    def __post_init__(self) -> None:
+        check_arguments(self.arch, self.weight_dtype, self.kv_dtype, self.gpus)
+        if not 0 <= self.host_ms < inf:
+            raise ValueError(f"host_ms: expected a time from 0 ms on, got {self.host_ms:g}")
+
     @cached_property
-    def _published(self) -> bool:
-        return any(one.basis != "bound" for one in self.decode(1, 1))
+    def _bare(self) -> KernelTimes:
+        return replace(self, bounds=True)
 
     @cached_property
     def _rest(self) -> _Line:
-        # Published attention has the write of keys and values in it.
-        others = (*_ATTENTION, *_HEAD, *(("kv_cache_write",) if self._published else ()))
-        return _Line(lambda tokens: self._sum(self.decode(tokens, 1), others, False), _MOST)
+        return _Line(lambda tokens: self._sum(self.decode(tokens, 1), (*_ATTENTION, *_HEAD), False), _MOST)
 
     @cached_property
     def _head(self) -> _Line:
@@ -147,17 +163,47 @@ class KernelTimes:
 
     @cached_property
     def _prefill_attention(self) -> _Line:
-        return _Line(lambda end: self._sum(self.prefill(end), _ATTENTION, True), self.arch.max_position)
+        return _Line(self._attention(self.prefill, self._bare.prefill), self.arch.max_position)
 
     @cached_property
     def _decode_attention(self) -> Callable[[int], _Line]:
-        most = self.arch.max_position
-        return cache(lambda batch: _Line(lambda keys: self._sum(self.decode(batch, keys), _ATTENTION, True), most))
+        def line(batch: int) -> _Line:
+            times, bounds = (partial(model.decode, batch) for model in (self, self._bare))
+            return _Line(self._attention(times, bounds), self.arch.max_position)
+
+        return cache(line)
+
+    def _attention(
+        self, times: Callable[[int], list[OpMs]], bounds: Callable[[int], list[OpMs]]
+    ) -> Callable[[int], float]:
+        """Milliseconds of attention by the length of a sequence."""
+
+        def known(length: int) -> bool:
+            return any(one.site in _ATTENTION and one.basis != "bound" for one in times(length))
+
+        def ms(length: int) -> float:
+            found = self._sum(times(length), _ATTENTION, True)
+            if self.bounds or known(length):
+                return found
+            last = 2 ** int(log2(length))
+            while last and not known(last):
+                last //= 2
+            if not last:
+                return found
+            return found * self._sum(times(last), _ATTENTION, True) / self._sum(bounds(last), _ATTENTION, True)
+
+        return ms
 
     @property
     def basis(self) -> str:
         """Whose times."""
-        return f"{'published kernel times' if self._published else 'bounds'} of {self.gpus} x {self.device.name}"
+        length = min(1024, self.arch.max_position)
+        known = {one.op for one in (*self.decode(16, length), *self.prefill(length)) if one.basis != "bound"}
+        parts = [name for name, ops in _PUBLISHED.items() if known & ops]
+        where = f"of {self.gpus} x {self.device.name}"
+        return (
+            f"published kernel times {where} ({', '.join(parts)}), bounds of the rest" if parts else f"bounds {where}"
+        )
 
     def decode(self, batch: int, context: int) -> list[OpMs]:
         """The ops of a decode step of `batch` sequences of `context` tokens.  Raises `ValueError` as `decode_cost`."""
@@ -213,7 +259,8 @@ class MeasuredSteps:
 
     def seconds(self, work: Work) -> float:
         """Seconds from a step's begin to the next one's."""
-        return self.gap_s + float(np.dot(self.coefficients, _features(work)))
+        told = work.decodes, work.keys, work.prompt_tokens, work.pairs, work.drawn
+        return self.gap_s + float(np.dot(self.coefficients, _features(*told)))
 
 
 def fitted(steps: Iterable[Mapping[str, Any]]) -> MeasuredSteps:
@@ -223,8 +270,10 @@ def fitted(steps: Iterable[Mapping[str, Any]]) -> MeasuredSteps:
     """
     rows = [step for step in steps if step["num_decodes"] or step["prompt_tokens"]]
     if len(rows) < 50 or "decode_keys" not in rows[0]:
-        raise ValueError(f"steps: expected at least 50 steps of our server with their keys, got {len(rows)}")
-    features = np.array([_features(_work_of(row)) for row in rows])
+        also = "" if not rows or "decode_keys" in rows[0] else " that do not tell how many keys they read"
+        raise ValueError(f"steps: expected at least 50 steps of our server with their keys, got {len(rows)}{also}")
+    names = ("num_decodes", "decode_keys", "prompt_tokens", "prompt_pairs", "tokens")
+    features = np.array([_features(*(row[name] for name in names)) for row in rows])
     seconds = np.array([row["end_s"] - row["begin_s"] for row in rows])
     coefficients, _ = nnls(features / seconds[:, None], np.ones(len(rows)))
     gaps = [after["begin_s"] - row["end_s"] for row, after in zip(rows, rows[1:], strict=False)]
@@ -245,29 +294,8 @@ def of_trace(trace: Trace) -> tuple[MeasuredSteps, float]:
     return model, float(np.median(behind)) if behind else 0.0
 
 
-@dataclass(frozen=True)
-class _Told:
-    """A step by what the server tells of it."""
-
-    decodes: int
-    keys: int
-    prompt_tokens: int
-    pairs: int
-    drawn: int
-
-
-def _work_of(row: Mapping[str, Any]) -> _Told:
-    return _Told(row["num_decodes"], row["decode_keys"], row["prompt_tokens"], row["prompt_pairs"], row["tokens"])
-
-
-def _features(work: Work | _Told) -> np.ndarray:
-    tokens = work.decodes + work.prompt_tokens
-    hats = np.maximum(0.0, np.minimum(1.0, _rises(tokens)))
-    return np.array([1.0, *(hats * np.diff(_KNOTS)), max(0, tokens - _KNOTS[-1]), work.keys, work.pairs, work.drawn])
-
-
-def _rises(tokens: int) -> np.ndarray:
-    """How far between each two knots the number is; the fit gives each stretch a price per token."""
-    knots = np.array(_KNOTS, float)
-    rises: np.ndarray = (tokens - knots[:-1]) / np.diff(knots)
-    return rises
+def _features(decodes: int, keys: int, prompt_tokens: int, pairs: int, drawn: int) -> np.ndarray:
+    tokens = decodes + prompt_tokens
+    # How far between each two knots the number is; the fit gives each stretch a price per token.
+    hats = np.clip((tokens - np.array(_KNOTS[:-1], float)) / np.diff(_KNOTS), 0.0, 1.0)
+    return np.array([1.0, *(hats * np.diff(_KNOTS)), max(0, tokens - _KNOTS[-1]), keys, pairs, drawn])

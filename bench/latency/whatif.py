@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,12 +12,12 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.latency.ledger import Kind, Ledger, measured, seconds_of, stepping
+from rooflab.bench.latency.ledger import Kind, Ledger, Row, measured, seconds_of, stepping
 from rooflab.bench.timing.timing import time_functions
 from rooflab.engine.llm import LLM
 from rooflab.engine.op_times import wrapped_ops
 from rooflab.engine.probes import PRODUCTS, packed, probes, real
-from rooflab.kernels.choices import Phase, bucket_of
+from rooflab.kernels.choices import bucket_of
 from rooflab.kernels.registry import Kernel
 
 ROUNDS = 30
@@ -90,24 +91,22 @@ def swap(
 
     `other` is an engine that has the kernel; without one, `llm` itself takes it in every second step (not for products,
     whose weights are packed, and not where graphs run).  The prediction adds to the step, for each call, the difference
-    of both kernels' times alone on the step's shapes, with a layer's weights read between two calls, as in a step.  The
-    ratio of both would multiply what a call costs in the engine alone: it said +13% for a norm that measured +4%.
+    of both kernels' times alone on the call's shape, as in a step: products behind an empty cache, by the bench's
+    protocol; other ops of a CPU behind a layer's weights.  The ratio of both would multiply what a call costs in the
+    engine alone: it said +13% for a norm that measured +4%.
 
     None if a step of this kind does not call the op.
     """
     few = kind == "prefill"
     before = measured(llm, kind, batch, context, steps=6 if few else 16)
-    calls = sum(row.calls for row in before.rows if row.op == op)
-    if not calls:
+    own = [row for row in before.rows if row.op == op]
+    if not own:
         return None
-    phase: Phase = kind
-    rows = batch if kind == "decode" else context
-    bucket = bucket_of(phase, rows)
+    bucket = bucket_of(kind, batch if kind == "decode" else context)
     current = next(one.kernel for one in llm.ops.choices if (one.op, one.bucket) == (op, bucket))
-    times = _alone_ms(op, phase, rows, (current, kernel), llm, context)
-    change_ms = (times[kernel.name] - times[current.name]) * (1 if op in PRODUCTS else calls)
+    times = _alone_ms(own, kind, (current, kernel), llm, context)
     ratio = times[kernel.name] / times[current.name]
-    found = _predicted(before, op, current.name, kernel.name, ratio, change_ms)
+    found = _predicted(before, op, current.name, kernel.name, ratio, times[kernel.name] - times[current.name])
     rounds, each = (5, 1) if few else (16, 3)
     steps = 2 * rounds * each + 2
     with ExitStack() as stack:
@@ -143,26 +142,30 @@ def _in_turn(steps: Sequence[Callable[[], None]], rounds: int, each: int) -> tup
     return statistics.median(samples[0]), statistics.median(samples[1])
 
 
-def _alone_ms(op: str, phase: Phase, rows: int, kernels: Sequence[Kernel], llm: LLM, context: int) -> dict[str, float]:
-    """Milliseconds of a call by kernel; of products, of all calls of a step."""
+def _alone_ms(rows: Sequence[Row], kind: Kind, kernels: Sequence[Kernel], llm: LLM, context: int) -> dict[str, float]:
+    """Milliseconds of all calls of an op in a step, by kernel."""
     sums = dict.fromkeys((kernel.name for kernel in kernels), 0.0)
-    each = probes(op, phase, rows, llm.limits)
-    for place, meta in enumerate(each):
+    for row in rows:
         inputs = {
             name: value.to(llm.device) if isinstance(value, torch.Tensor) else value
-            for name, value in real(meta, llm.limits.block_size, context).items()
+            for name, value in real(_probe_of(row, kind, llm), llm.limits.block_size, context).items()
         }
         calls = {kernel.name: partial(kernel.fn, **_taken(kernel, inputs)) for kernel in kernels}
-        if op in PRODUCTS or llm.device.type == "cuda":
+        if row.op in PRODUCTS or llm.device.type == "cuda":
             timed = time_functions(calls, llm.device, budget_s=BUDGET_S)
             seconds = {name: samples.median_s for name, samples in timed.items()}
         else:
             seconds = _behind_weights(calls, llm)
-        # The head's product comes last, and once.
-        times = llm.arch.num_layers if op in PRODUCTS and place + 1 < len(each) else 1
         for name, own in seconds.items():
-            sums[name] += 1e3 * times * own
+            sums[name] += 1e3 * row.calls * own
     return sums
+
+
+def _probe_of(row: Row, kind: Kind, llm: LLM) -> dict[str, Any]:
+    """The arguments of such a call, as meta tensors."""
+    first, *_ = sizes = [int(size) for size in re.findall(r"\d+", row.shape)]
+    each = probes(row.op, kind, first, llm.limits)
+    return next(one for one in each if "b" not in one or list(one["b"].shape[::-1]) == sizes[1:])
 
 
 def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[str, float]:

@@ -32,7 +32,7 @@ Status = Literal["OK", "NOISY", Failure, "UNSUPPORTED", "UNAVAILABLE"]
 NOT_RUN: tuple[Status, ...] = ("UNSUPPORTED", "UNAVAILABLE")
 """Statuses of a kernel that was not run, for a reason outside the kernel."""
 CheckedBy = Literal["gpu", "interpreter", "emulator", "torch", "cpu", "none"]
-Basis = Literal["measured", "predicted", "bound"]
+Basis = Literal["measured", "predicted", "published", "bound"]
 L2State = Literal["cold", "warm"]
 DeviceType = Literal["cpu", "cuda"]
 Verdict = Literal["FASTER", "SLOWER", "SAME", "UNRESOLVED", "INCORRECT", "FAILED", "MISSING", "INVALID"]

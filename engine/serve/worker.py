@@ -16,6 +16,7 @@ import zmq
 
 from rooflab.engine.llm import LLM
 from rooflab.engine.op_times import Spent, timed_ops
+from rooflab.engine.scheduler import pairs_of
 from rooflab.engine.sequence import Sequence
 from rooflab.engine.serve.wire import (
     Abort,
@@ -166,7 +167,7 @@ class Worker:
             num_decodes=step.num_decodes if step else 0,
             decode_keys=int(self.llm.runner.batch.seq_lens[: step.num_decodes].sum()) if step else 0,
             prompt_tokens=sum(chunk.end - chunk.start for chunk in chunks),
-            prompt_pairs=sum((c.end * (c.end + 1) - c.start * (c.start + 1)) // 2 for c in chunks),
+            prompt_pairs=sum(pairs_of(chunk.start, chunk.end) for chunk in chunks),
             tokens=len(tokens),
             preempted=len(step.preempted) if step else 0,
             evicted=blocks.evicted - evicted,
