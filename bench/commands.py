@@ -87,9 +87,9 @@ def listed_checks(chosen: Selection) -> list[Asked]:
     return [
         Asked(kernel, case, scheme, chosen.seed)
         for op, kernels in chosen.kernels.items()
-        for kernel in kernels
         for case in chosen.cases_of(registry.get_op(op))
         for scheme in chosen.schemes_of(registry.get_op(op))
+        for kernel in kernels
     ]
 
 

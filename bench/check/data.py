@@ -1,15 +1,18 @@
-"""One set of data of a check: its inputs, and what is right for them, which the kernel's process never sees."""
+"""Sets of data of a check: inputs, and what is right for them, which the kernel's process never sees."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import psutil
 import torch
 
 from rooflab.bench.calls.calls import output_dtypes, output_names
-from rooflab.reference.compare import ErrorStats, elementwise
+from rooflab.reference.compare import ErrorStats, all_within, elementwise
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
 
 
@@ -22,8 +25,6 @@ class Data:
     scheme: Scheme
     name: str = ""
     """By which a `Runner` knows these inputs."""
-    packed: bool = False
-    """Whether the kernel packed its weight for them."""
 
     @cached_property
     def oracle(self) -> Outputs:
@@ -71,11 +72,21 @@ class Data:
         named = zip(self.names, outputs, self.oracle, self.limits, strict=True)
         return [elementwise(name, output, oracle, limit) for name, output, oracle, limit in named]
 
-    def passing_wrong_answers(self) -> Iterator[str]:
+    @cached_property
+    def weak(self) -> tuple[str, ...]:
         """Wrong answers that would pass, one output at a time: `c: zeros`, the mean, shifted by one, unchanged.
 
         The mean and the shift of an output need two elements; an empty output has no wrong answer.
         """
+        return tuple(self._passing_wrong_answers())
+
+    @property
+    def bytes(self) -> int:
+        """Of the tensors that it holds now."""
+        known = (*self.inputs.values(), *vars(self).get("oracle", ()), *(vars(self).get("limits") or ()))
+        return sum(value.untyped_storage().nbytes() for value in known if isinstance(value, torch.Tensor))
+
+    def _passing_wrong_answers(self) -> Iterator[str]:
         mutates = self.spec.mutates
         right = tuple(
             oracle if mutates else rounded(oracle, dtype)
@@ -83,9 +94,47 @@ class Data:
         )
         for index, (name, oracle) in enumerate(zip(self.names, self.oracle, strict=True)):
             for label, wrong in _wrong_answers(oracle, self.inputs[name] if mutates else None):
-                answer: Outputs = (*right[:index], rounded(wrong, right[index].dtype), *right[index + 1 :])
-                if all(stats.passed for stats in self.judge(answer)):
+                answer = rounded(wrong, right[index].dtype)
+                if self.limits is not None:
+                    passes = all_within(answer, oracle, self.limits[index])
+                else:
+                    whole: Outputs = (*right[:index], answer, *right[index + 1 :])
+                    passes = all(stats.passed for stats in self.judge(whole))
+                if passes:
                     yield f"{name}: {label}"
+
+
+class Kept(threading.local):
+    """The data of the case that a thread has checked last: its oracle and limits are made once for all kernels.
+
+    They stay as long as they fit in a part of the memory that is free.
+    """
+
+    SHARE = 0.4
+    """Of the free memory of the device."""
+
+    def __init__(self) -> None:
+        self._case: tuple[Any, ...] = ()
+        self._data: dict[str, Data] = {}
+        self._room = 0.0
+
+    def of(self, device: torch.device, *case: Any) -> dict[str, Data]:
+        """What is kept of a case, by name; of another one than the last, nothing yet."""
+        if (device, *case) != self._case:
+            self._data = {}  # before its memory is counted
+            self._case, self._room = (device, *case), self.SHARE * free_bytes(device)
+        return self._data
+
+    def keep(self, name: str, data: Data) -> Data:
+        """Keeps the data under a name, if there is room."""
+        if sum(one.bytes for one in self._data.values()) + data.bytes <= self._room:
+            self._data[name] = data
+        return data
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of the device's memory; on a CPU, of the machine's."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

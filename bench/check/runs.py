@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from rooflab.bench.check.cheats import ALLOCATIONS, alike, kept_answer, kept_names, never_written
-from rooflab.bench.check.data import Data
+from rooflab.bench.check.data import Data, Kept
 from rooflab.bench.check.failed import Failed, Refused
 from rooflab.bench.check.poison import bits
 from rooflab.bench.check.trial import PLAIN, Layout, Runner, Trial, several
@@ -25,6 +25,9 @@ SMALL_ELEMENTS = 2**20
 """Inputs with fewer elements are checked with one CPU thread."""
 KEPT_ANSWERS = 4
 """How many first calls' outputs are kept, to recognise a cached answer; planted inputs come later."""
+SAME, ALL = "same memory", "all planted"
+"""Names of kept data; the second says that every planted set is kept."""
+_KEPT = Kept()
 _profiled: set[tuple[str, int]] = set()
 """Kernels, by name and function, whose work on a GPU this process has already compared."""
 
@@ -46,41 +49,70 @@ class Check:
     """The outputs of the first calls, with their labels."""
     right: Data | None = None
     """The data of the first run; None until the kernel was right on it."""
+    packed: set[str] = field(default_factory=set)
+    """Names of the data for which the kernel packed its weight."""
+    seed: int = 0
 
     def run(self, seed: int, planted: bool) -> None:
         """Every run, in order.  Raises `Failed` at the first fault."""
         if self.scheme.name not in self.spec.schemes:
             raise Failed("UNSUPPORTED", f"{self.spec.name} has the schemes {', '.join(self.spec.schemes)}")
         self.runner.begin()
-        first_inputs = self._inputs(seed)
-        with _threads_for(first_inputs):
-            self._runs(first_inputs, seed, planted)
+        self.seed = seed
+        first = self._made("first", seed)
+        with _threads_for(first.inputs):
+            self._load(first)
+            self._on_two_sets_of_data(first, planted)
+            if planted:
+                self._on_planted_data(first)
             self.runner.end()
 
-    def _runs(self, first_inputs: Inputs, seed: int, planted: bool) -> None:
-        self._on_two_sets_of_data(self._data("first", first_inputs), seed, planted)
-        if planted and self.spec.planted is not None:
-            for label, inputs in self.spec.planted(self.case, self.scheme, self.device, seed):
-                try:
-                    data = self._data("planted", inputs)
-                except Failed as failed:
-                    if failed.status == "UNSUPPORTED" and inputs.keys() - first_inputs.keys():
-                        continue  # it has an option that the case does not name, such as a scale
-                    raise
-                self._judged(f"planted {label}", data, Layout(poisoned=True))
+    def _on_planted_data(self, first: Data) -> None:
+        for label, data in self._planted():
+            try:
+                self._load(data)
+            except Failed as failed:
+                if failed.status == "UNSUPPORTED" and data.inputs.keys() - first.inputs.keys():
+                    continue  # it has an option that the case does not name, such as a scale
+                raise
+            self._judged(label, data, Layout(poisoned=True))
 
-    def _on_two_sets_of_data(self, first: Data, seed: int, planted: bool) -> None:
+    def _planted(self) -> Iterator[tuple[str, Data]]:
+        """The planted sets; if all are kept, none is made again."""
+        kept = self._kept()
+        if ALL in kept:
+            yield from ((label, data) for label, data in kept.items() if label.startswith("planted "))
+        elif self.spec.planted is not None:
+            whole = True
+            for name, inputs in self.spec.planted(self.case, self.scheme, self.device, self.seed):
+                label = f"planted {name}"
+                yield label, kept.get(label) or _KEPT.keep(label, Data(self.spec, inputs, self.scheme, "planted"))
+                whole = whole and label in kept
+            if whole:
+                kept[ALL] = Data(self.spec, {}, self.scheme)
+
+    def _on_two_sets_of_data(self, first: Data, planted: bool) -> None:
         unseen = [self._judged("first data", first, Layout(poisoned=True))]
-        self.weak.extend(first.passing_wrong_answers())
-        other = self._data("other", self._inputs(seed + OTHER_SEED))
+        self.weak.extend(first.weak)
+        other = self._made("other", self.seed + OTHER_SEED)
+        self._load(other)
         unseen.append(self._other_data(other))
         seen = self._repeated(first)
         self._in_the_same_memory(first, other)
-        self._remembers(first, unseen, seen, seed, planted)
+        self._remembers(first, unseen, seen, planted)
 
-    def _data(self, name: str, inputs: Inputs) -> Data:
-        """A set of data that the runner knows.  Raises `Failed` if the kernel refuses it, or cannot pack its weight."""
-        return Data(self.spec, inputs, self.scheme, name, packed=self.runner.load(name, inputs))
+    def _kept(self) -> dict[str, Data]:
+        return _KEPT.of(self.device, self.spec, self.case, self.scheme, self.seed)
+
+    def _made(self, name: str, seed: int) -> Data:
+        """A set of drawn data, the same for each kernel of a case."""
+        found = self._kept().get(name)
+        return found or _KEPT.keep(name, Data(self.spec, self._inputs(seed), self.scheme, name))
+
+    def _load(self, data: Data) -> None:
+        """Gives the data to the runner.  Raises `Failed` if the kernel refuses it, or cannot pack its weight."""
+        if self.runner.load(data.name, data.inputs):
+            self.packed.add(data.name)
 
     def _inputs(self, seed: int) -> Inputs:
         return self.spec.make_inputs(self.case, self.scheme, self.device, seed)
@@ -102,6 +134,8 @@ class Check:
                 self.worst[stats.output] = stats
             if not stats.passed:
                 raise Failed("INCORRECT", stats.describe() + self._why(trial, data, layout))
+            if self.spec.compare is None:
+                continue  # by limits, what is near a number is one
             values = output.float() if output.dtype.itemsize == 1 else output  # torch has no isfinite for fp8
             not_finite = int((~torch.isfinite(values) & torch.isfinite(oracle)).sum())
             if not_finite:
@@ -138,7 +172,7 @@ class Check:
     def _other_data(self, data: Data) -> Trial:
         """Other values, in padded layouts; if the launcher refuses the layout of an argument, without that padding."""
         padded = {name for name, value in data.inputs.items() if isinstance(value, torch.Tensor) and value.ndim > 1}
-        if data.packed:
+        if data.name in self.packed:
             padded.discard(str(self.spec.prepared))
         while padded:
             try:
@@ -189,11 +223,12 @@ class Check:
         data = other
         if keep:
             inputs = {**other.inputs, **{name: first.inputs[name] for name in keep}}
-            data = Data(self.spec, inputs, self.scheme, "same memory", first.packed)
-            self.runner.load_packed(data.name, inputs, first.name)
+            data = self._kept().get(SAME) or _KEPT.keep(SAME, Data(self.spec, inputs, self.scheme, SAME))
+            self.runner.load_packed(data.name, data.inputs, first.name)
+            self.packed |= {data.name} if first.name in self.packed else set()
         self._judged("other data in the same memory", data, Layout(same_memory=True))
 
-    def _remembers(self, first: Data, unseen: Sequence[Trial], seen: Sequence[Trial], seed: int, planted: bool) -> None:
+    def _remembers(self, first: Data, unseen: Sequence[Trial], seen: Sequence[Trial], planted: bool) -> None:
         """Raises `Failed` if data that the kernel has seen takes less work than new data: it keeps answers by data.
 
         Less work in later calls than in the first is only a hint, because kernels compile and pack in their first call.
@@ -209,10 +244,11 @@ class Check:
         self.labels.append("new data, twice each")
         left_out: frozenset[str] = frozenset()
         for turn in (2, 3):
-            inputs = self._inputs(seed + turn * OTHER_SEED)
+            inputs = self._inputs(self.seed + turn * OTHER_SEED)
             if alike(first.inputs, inputs):
                 inputs |= {name: value for name, value in first.inputs.items() if not _is_data(value)}
-            data = self._data("new", inputs)
+            data = Data(self.spec, inputs, self.scheme, "new")
+            self._load(data)
             new, again = (self.runner.run(data.name, Layout(profiled=cuda)).work for _ in range(2))
             left_out = new - again - ALLOCATIONS
             if not left_out:

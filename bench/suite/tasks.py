@@ -134,10 +134,11 @@ def check(context: Context, op: str) -> Outcome:
     records = written_before(writer)
     known = {(record.kernel, record.case_id, record.scheme) for record in records}
     found, now = snapshot(), Running(context.entry, files=(writer.path.name,))
-    every = product(kernels, chosen.cases_of(spec), chosen.schemes_of(spec))
-    left = [one for one in every if (one[0].name, one[1].id, one[2].name) not in known]
+    # All kernels of a case in a row: they share its oracle.
+    every = product(chosen.cases_of(spec), chosen.schemes_of(spec), kernels)
+    left = [one for one in every if (one[2].name, one[0].id, one[1].name) not in known]
     total = len(records) + len(left)
-    for kernel, case, scheme in left:
+    for case, scheme, kernel in left:
         if context.left_s < 0:
             break
         now.note(context.out, [kernel.id])
