@@ -339,8 +339,8 @@ def test_l2_that_was_set_aside_is_seen_and_given_back():
     assert cheats.persisting_l2_bytes(Driver(4096)) == 4096 and cheats.persisting_l2_bytes(Driver(0)) == 0
     assert cheats.persisting_l2_bytes(Driver(4096, fails=1)) == 0, "a driver that does not know the limit"
     driver = Driver(4096)
-    cheats.give_back_l2(driver)
-    assert driver.calls == ["reset", (6, 0)]
+    cheats.give_back_l2(1024, driver)
+    assert driver.calls == ["reset", (6, 1024)]
 
 
 @pytest.mark.gpu
@@ -352,6 +352,9 @@ def test_on_a_gpu_l2_persistence_is_named():
     result = check(tiny.kernel(tiny.PROJECT, persists), device="cuda")
     assert result.status == "INVALID" and "L2 persistence: " in result.reason
     assert cheats.persisting_l2_bytes() == 0
+    ctypes.CDLL("libcuda.so.1").cuCtxSetLimit(6, ctypes.c_size_t(2**20))  # by another program, before the check
+    assert check(tiny.kernel(tiny.PROJECT, cheating.project), device="cuda").status == "OK"
+    cheats.give_back_l2()
 
 
 CLOCKS = [

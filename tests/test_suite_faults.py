@@ -27,7 +27,8 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered"
 @pytest.mark.parametrize(
     ("how", "why"), [("dies", "SIGABRT"), ("breaks", ILLEGAL), ("hangs", "TIMEOUT: it had not answered after 2 s")]
 )
-def test_the_kernel_that_broke_its_process_is_excluded_and_the_rest_is_done(tmp_path, how, why):
+def test_the_kernel_that_broke_its_process_is_excluded_and_the_rest_is_done(tmp_path, monkeypatch, how, why):
+    monkeypatch.setattr(runner, "HUNG_S", 1.0)
     plan = [entry("check:op", "kernels", cost_s=-9.4, how=how), entry("sees", "sees")]
     progress, notes = run(plan, tmp_path)
     found = progress.outcomes["check:op"]
@@ -40,6 +41,17 @@ def test_the_kernel_that_broke_its_process_is_excluded_and_the_rest_is_done(tmp_
     assert found.files == ("run.jsonl",) and not found.again
     assert progress.outcomes["sees"].figures["excluded"] == found.excluded
     assert any("goes on without op/b" in note for note in notes)
+
+
+def test_a_kernel_that_ran_when_its_entry_was_too_long_is_innocent_and_the_entry_is_begun_again(tmp_path):
+    plan = [entry("check:op", "kernels", cost_s=-9.4, how="hangs"), entry("b")]
+    progress, _ = run(plan, tmp_path)
+    found = progress.outcomes["check:op"]
+    assert found.status == "FAILED" and not found.excluded and "TIMEOUT" in found.reason and "op/b ran" in found.reason
+    (tmp_path / "run.jsonl").write_text("op/a\nop/b\n")  # as if a faster machine had recorded it
+    progress, _ = run(plan, tmp_path, resume=True)
+    assert progress.outcomes["check:op"].figures["ran"] == ["op/a", "op/b", "op/c"], "what was recorded is kept"
+    assert [name for name, _ in runs.lines(tmp_path)].count("b") == 1, "and what was done is not done again"
 
 
 def test_of_several_suspects_none_is_excluded(tmp_path):

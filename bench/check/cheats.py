@@ -164,8 +164,8 @@ def persisting_l2_bytes(driver: Any = None) -> int:
     return 0 if failed else int(size.value)
 
 
-def give_back_l2(driver: Any = None) -> None:
-    """Frees the reserved part of L2 and clears its data."""
+def give_back_l2(before: int = 0, driver: Any = None) -> None:
+    """Clears the data in the reserved part of L2, and reserves as many bytes as before."""
     driver = driver or ctypes.CDLL("libcuda.so.1")
     driver.cuCtxResetPersistingL2Cache()
-    driver.cuCtxSetLimit(_PERSISTING_L2, ctypes.c_size_t(0))
+    driver.cuCtxSetLimit(_PERSISTING_L2, ctypes.c_size_t(before))

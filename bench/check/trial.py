@@ -153,7 +153,7 @@ class Runner:
         if outs:
             arguments["out"] = outs[0].view if len(outs) == 1 else tuple(guarded_out.view for guarded_out in outs)
         work: set[str] = set()
-        cpu_threads = torch.get_num_threads()
+        before = torch.get_num_threads(), cheats.persisting_l2_bytes() if device.type == "cuda" else 0
         refuses = bool(layout.padded) or layout.out == "padded"
         refusal = kernel.why_not_args({name: value for name, value in arguments.items() if name != "out"}, spec)
         if refusal:
@@ -168,7 +168,7 @@ class Runner:
                     kernel.fn(**accepted)
                 returned = kernel.fn(**accepted)
             threads = cheats.still_running(kernel.fn)
-            _raise_tampered(device, cpu_threads)
+            _raise_tampered(device, *before)
             outputs = _collect(returned, spec, device, packed, guarded, outs)
             with _errors_of_the_kernel(refuses):
                 if layout.alone:
@@ -243,8 +243,8 @@ def _raise(name: str, fault: str | None) -> None:
         raise Failed("INCORRECT", f"{name}: {fault}")
 
 
-def _raise_tampered(device: torch.device, cpu_threads: int) -> None:
-    """Raises `Failed` if the kernel replaced a function of the bench, reserved a part of L2 or changed the number of
+def _raise_tampered(device: torch.device, cpu_threads: int, l2_bytes: int) -> None:
+    """Raises `Failed` if the kernel replaced a function of the bench, changed the reserved part of L2 or the number of
     torch's threads; undoes it."""
     tampering = tamper.tampered(timers=False)
     if tampering:
@@ -254,8 +254,8 @@ def _raise_tampered(device: torch.device, cpu_threads: int) -> None:
         torch.set_num_threads(cpu_threads)
         raise Failed("INVALID", f"the number of torch's threads is not {cpu_threads} any more")
     set_aside = cheats.persisting_l2_bytes() if device.type == "cuda" else 0
-    if set_aside:
-        cheats.give_back_l2()
+    if set_aside != l2_bytes:
+        cheats.give_back_l2(l2_bytes)
         raise Failed("INVALID", f"L2 persistence: {set_aside} bytes of L2 are set aside and outlive a flush")
 
 

@@ -32,6 +32,9 @@ def suite(
     out: OutOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The whole plan on the CPU with small shapes.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    archive: Annotated[
+        Path | None, typer.Option(help="Keep the folder as this .tar.gz too; with --resume, begin with what it holds.")
+    ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print the plan and run nothing.")] = False,
     summary: Annotated[
         Path | None, typer.Option("--summary", help="Print the results of the run in this folder.")
@@ -64,9 +67,17 @@ def suite(
         return
     if not dry_run and pick_device(None).type != "cuda":
         raise ValueError("suite: torch finds no CUDA device; --dry-run runs the plan on the CPU with small shapes")
+    if archive is not None and not archive.name.endswith(".tar.gz"):
+        raise ValueError(f"archive: expected a file called .tar.gz, got {str(archive)!r}")
     settings = Settings(out or result_folder(), budget_s, dry_run, resume, seed, tuple(only or ()))
-    with show.progress("suite", len(entries)) as advance:
-        run_suite(entries, settings, show.note, advance)
+    if archive is not None and resume and archive.is_file() and state.load(settings.out) is None:
+        state.unpack(archive, settings.out)
+    try:
+        with show.progress("suite", len(entries)) as advance:
+            run_suite(entries, settings, show.note, advance)
+    finally:
+        if archive is not None and settings.out.is_dir():
+            show.note(f"archive: {state.pack(settings.out, archive)}")
     found = state.read_summary(settings.out)
     _show(found, json)
     if not json:

@@ -86,7 +86,7 @@ def snapshot(gpu_index: int = 0) -> Environment:
     gpu = _gpu(gpu_index)
     commit, dirty = git_state(ROOT)
     return Environment(
-        machine_key=machine_key(_cpu_model(), cores, memory_gib, gpu),
+        machine_key=machine_key(_cpu_model(), cores, gpu),
         cpu=_cpu_model(),
         cores=cores,
         memory_gib=memory_gib,
@@ -104,10 +104,11 @@ def snapshot(gpu_index: int = 0) -> Environment:
     )
 
 
-def machine_key(cpu: str, cores: int, memory_gib: int, gpu: Gpu | None) -> str:
-    """Such as `amd-epyc-2c-1a2b3c4d`: a readable name, and a hash of the parts that decide speed, without the uuid."""
+def machine_key(cpu: str, cores: int, gpu: Gpu | None) -> str:
+    """Such as `amd-epyc-2c-1a2b3c4d`: a readable name, and a hash of the parts that decide speed: not the uuid, and
+    not the size of the host's memory, which differs between machines of one kind."""
     name = gpu.name if gpu else cpu
-    parts = (cpu, cores, memory_gib, gpu and (gpu.name, gpu.memory_bytes, gpu.sms, gpu.power_limit_w))
+    parts = (cpu, cores, gpu and (gpu.name, gpu.memory_bytes, gpu.sms, gpu.power_limit_w))
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return f"{slug}-{cores}c-{hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}"
 

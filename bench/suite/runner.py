@@ -28,6 +28,8 @@ WORKER = "rooflab.bench.suite.worker"
 PROBE_S = 60.0
 DRY_ENTRY_S, DRY_LIMIT_S = 20.0, 180.0
 """An entry of a dry run takes a few seconds; on a busy machine many times that; beyond the limit, it hangs."""
+HUNG_S = 60.0
+"""A kernel that ran for less when its entry was ended for time did not hang: the entry was long."""
 Say = Callable[[str], None]
 
 
@@ -93,6 +95,9 @@ class _Run:
             if difference is None:
                 self.note(f"going on: {sum(known.done(entry.id) for entry in self.plan)} of {len(self.plan)} done")
                 known.stopped = ""
+                if _card(environment) != _card(known.environment) and known.outcomes.pop("ceilings", None):
+                    self.note("another card of this kind: its ceilings are measured")
+                known.environment = environment
                 return known
             aside = state.set_aside(settings.out)
             self.note(f"starting anew: {difference}; the earlier state is in {aside.name if aside else 'no file'}")
@@ -115,11 +120,10 @@ class _Run:
         return found
 
     def _process(self) -> Child:
-        environment = dict(os.environ)
+        # The folder's own cache: another machine goes on with the ceilings, and those of a dry run serve nobody else.
+        environment = {**os.environ, "ROOFLAB_CACHE": str(self.settings.out.resolve() / "cache")}
         if self.settings.dry_run:
-            # A separate cache: ceilings measured for half a second must not be stored as this machine's ceilings.
             environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-            environment |= {"ROOFLAB_CACHE": str(self.settings.out.resolve() / "cache")}
         else:
             environment.pop("TRITON_INTERPRET", None)
         return Child(command_for(*IMPORTS, WORKER), environment, log=self.log)
@@ -220,7 +224,8 @@ class _Run:
                 why = "the budget ended under it; what it had recorded is kept"
                 return Outcome("NOT_REACHED", why, files=at.files), at
             self._probe()
-            return Outcome("FAILED", _during(at, _why(failed)), files=at.files, again=True), at
+            blamed = not isinstance(failed, TimedOut) or time.time() - at.began > HUNG_S
+            return Outcome("FAILED", _during(at, _why(failed)), files=at.files, again=blamed), at
         at = read_running(self.settings.out, entry.id)
         try:
             self._release(process)
@@ -268,6 +273,10 @@ class _Run:
                 except Stuck as stuck:
                     self.note(_why(stuck))
         self.current = self.spare = None
+
+
+def _card(environment: Mapping[str, Any]) -> Any:
+    return (environment.get("gpu") or {}).get("uuid")
 
 
 def _during(at: Running, why: str) -> str:

@@ -6,6 +6,7 @@ It imports no torch, so that a process that does not need torch starts at once.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,11 +27,13 @@ class Running:
     """One kernel, or several that are timed together; empty if no kernel runs."""
     files: tuple[str, ...] = ()
     """Files that the entry writes, relative to the run's folder."""
+    began: float = 0.0
+    """Unix time at which these kernels were noted."""
 
     def note(self, folder: Path, kernels: Sequence[str]) -> None:
         """Writes which kernels run next."""
         part = folder / f"{FILE}.part"  # `records.files.write_whole` would import torch
-        part.write_text(json.dumps(asdict(self) | {"kernels": list(kernels)}))
+        part.write_text(json.dumps(asdict(self) | {"kernels": list(kernels), "began": time.time()}))
         part.replace(folder / FILE)
 
 
@@ -38,7 +41,7 @@ def read_running(folder: Path, entry: str) -> Running:
     """The last note of `entry`; an empty `Running` if it noted nothing."""
     try:
         values = json.loads((folder / FILE).read_text())
-        found = Running(values["entry"], tuple(values["kernels"]), tuple(values["files"]))
+        found = Running(values["entry"], tuple(values["kernels"]), tuple(values["files"]), values["began"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return Running()
     return found if found.entry == entry else Running()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -55,7 +56,9 @@ class Progress:
     """Why the run ended before the end of the plan."""
 
     def done(self, entry_id: str) -> bool:
-        return entry_id in self.outcomes and self.outcomes[entry_id].status in FINAL
+        """Whether a resumed run leaves the entry as it is; one that was ended for time is begun again."""
+        found = self.outcomes.get(entry_id)
+        return found is not None and found.status in FINAL and not found.reason.startswith("TIMEOUT")
 
     def excluded(self) -> dict[str, str]:
         return {name: reason for outcome in self.outcomes.values() for name, reason in outcome.excluded.items()}
@@ -103,6 +106,26 @@ def set_aside(folder: Path) -> Path | None:
     while (folder / f"progress-{number}.json").exists():
         number += 1
     return path.replace(folder / f"progress-{number}.json")
+
+
+def pack(folder: Path, archive: Path) -> Path:
+    """Writes a run's folder as one `.tar.gz`, without what was compiled: a rented machine may give back few files."""
+    part = archive.with_name(f"{archive.name}.part")
+    with tarfile.open(part, "w:gz") as file:
+        for path in sorted(folder.rglob("*")):
+            name, own = path.relative_to(folder), path.resolve() in (part.resolve(), archive.resolve())
+            if path.is_file() and not own and (name.parts[0] != "cache" or "ceilings" in name.parts):
+                file.add(path, name)
+    return part.replace(archive)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Fills a folder from such an archive, so that another machine can go on.  Raises `ValueError` if it is none."""
+    try:
+        with tarfile.open(archive) as file:
+            file.extractall(folder, filter="data")
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise ValueError(f"archive: expected a .tar.gz of a suite's folder, got {str(archive)!r}: {error}") from error
 
 
 def write_summary(folder: Path, progress: Progress) -> None:

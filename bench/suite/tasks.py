@@ -31,8 +31,8 @@ elsewhere."""
 NO_TIME = "NO_TIME"
 FIRST_CHECK_S = 60.0
 """Seconds after which a first check counts as hung: it compiles one kernel and runs it on one small case."""
-AT_ONCE = 4
-"""Number of first checks at the same time; each holds a CUDA context, and none is timed."""
+AT_ONCE = 12
+"""Most first checks at the same time; each holds a CUDA context of half a GB, and none is timed."""
 PACKAGES = ("cupy", "pynvml", "plotly", "junitparser", "pytest_benchmark", "gguf", "transformers")
 """Packages that some commands need in addition to torch and triton."""
 
@@ -100,7 +100,7 @@ def first_checks(context: Context, ops: Sequence[str]) -> Outcome:
             return "UNSUPPORTED", "takes none of its op's cases"
         return first_in_own_process(kernel, *taken, FIRST_CHECK_S, device=context.device)
 
-    with ThreadPoolExecutor(min(AT_ONCE, max(1, (psutil.cpu_count() or 2) // 2))) as pool:
+    with ThreadPoolExecutor(min(AT_ONCE, max(1, 3 * (psutil.cpu_count() or 2) // 4))) as pool:
         found = dict(zip((kernel.id for kernel in risky), pool.map(attempt, risky), strict=True))
     good = [name for name, (status, _) in found.items() if status == "OK"]
     fine = ("OK", NO_TIME, *NOT_RUN)

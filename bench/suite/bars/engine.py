@@ -14,7 +14,7 @@ from rooflab.bench.ceilings.ceilings import ceilings_for
 from rooflab.bench.measure.engine_run import EngineRun, engine_record, run_batch, warm_up
 from rooflab.bench.records.files import RunWriter, write_whole
 from rooflab.bench.suite.entries import Context, Entry, Outcome
-from rooflab.bench.suite.measures import answer, usable
+from rooflab.bench.suite.measures import answer, usable, written_before
 from rooflab.bench.timing.sm_clock import sm_clock_under_load
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.ops import FIRST_ON_CUDA
@@ -68,7 +68,7 @@ class Runs:
         )
         warm_up(self.llm, prompt_tokens=8)
         self.context = context
-        self.writer = RunWriter(context.out)
+        self.writer = RunWriter(context.out, context.run_id)
         self.noise: list[str] = []
         """Why latencies are NOISY."""
         self._random = random.Random(context.seed)
@@ -78,6 +78,10 @@ class Runs:
         """Whether decode steps run as CUDA graphs."""
         return self.llm.runner.graphs is not None
 
+    def name(self, batch: int, context: int) -> str:
+        """Of the case of a run."""
+        return f"batch {batch}, context {context}{'' if self.graphs else ', eager'}"
+
     def run(self, batch: int, prompt: int, new_tokens: int) -> EngineRun:
         """`batch` requests of random tokens that arrive at the same time; writes a record."""
         if self.context.dry_run:
@@ -86,7 +90,7 @@ class Runs:
         prompts = [self._random.choices(ids, k=prompt) for _ in range(batch)]
         run = run_batch(self.llm, prompts, SamplingParams(max_tokens=new_tokens, ignore_eos=True))
         case = {"batch": batch, "context": prompt + new_tokens, "new_tokens": new_tokens, "graphs": self.graphs}
-        name = f"batch {batch}, context {prompt + new_tokens}{'' if self.graphs else ', eager'}"
+        name = self.name(batch, prompt + new_tokens)
         self.writer.write(engine_record(self.llm, run, name, case, self.writer.run_id))
         self.noise += [run.noise] if run.noise else []
         return run
@@ -109,9 +113,13 @@ def engine(context: Context, model: str, batches: Sequence[int], contexts: Seque
     runs = Runs(context, model, max(batches), max(contexts))
     figures: dict[str, Any] = {}
     wanted = [(batch, length) for length in contexts for batch in batches]
+    known = {record.case_id: record for record in written_before(runs.writer)}
     for batch, length in wanted:
         if context.left_s < 0:
             break
+        if runs.name(batch, length) in known:
+            figures[f"batch {batch}, context {length}"] = "measured before"
+            continue
         run = runs.run(batch, length - NEW_TOKENS, NEW_TOKENS)
         summary, noisy = run.summary, ", NOISY" if run.noise else ""
         itl = "" if summary.itl_p50_ms is None else f", ITL {summary.itl_p50_ms:.2f} ms"
@@ -119,7 +127,7 @@ def engine(context: Context, model: str, batches: Sequence[int], contexts: Seque
         figures[f"batch {batch}, context {length}"] = told
     left = len(wanted) - len(figures)
     reason = f"no time for {left} of {len(wanted)} runs" if left else ""
-    return Outcome("DONE", reason, figures=figures, files=(runs.writer.path.name,))
+    return Outcome("PARTIAL" if left else "DONE", reason, figures=figures, files=(runs.writer.path.name,))
 
 
 def serving(context: Context, model: str, itl: float, ttft: float, batches: Sequence[int]) -> Outcome:
