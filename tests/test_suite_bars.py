@@ -10,10 +10,11 @@ import pytest
 from tiny_model import with_graphs as add_graphs
 from tiny_model import write_config
 
+from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record
-from rooflab.bench.suite import measures
+from rooflab.bench.suite import again, measures, state
 from rooflab.bench.suite.bars import attention, engine, gemm, lab
-from rooflab.bench.suite.entries import Context
+from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.bench.suite.measures import against_library, of_bandwidth, ratios, usable
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
@@ -275,3 +276,26 @@ def with_graphs(begin):
         add_graphs(runs.llm)
 
     return begin_with_graphs
+
+
+def test_a_missed_bar_is_judged_again_with_the_configs_that_a_search_found(tmp_path, monkeypatch):
+    name, bar = "bar:gemm.x", {"op": "gemm", "cases": CASES, "geomean": 1.0, "rungs": ["tma"]}
+    writer = RunWriter(tmp_path, "r")
+    writer.write(*times((1.0, 1.0), tma=(1.25, 1.0)))
+    progress = state.Progress(state.Identity("p", None, "t", "m"), {})
+    progress.outcomes[name] = Outcome("DONE", bar="MISSED", files=(writer.path.name,))
+    progress.save(tmp_path)
+    asked = []
+
+    def tune_op(op, kernels, cases, **options):
+        asked.append((op, kernels, cases))
+        return types.SimpleNamespace(records=[record("tma", CASES[0], 0.8), record("tma", CASES[0], 0.9)], files=("t",))
+
+    monkeypatch.setattr(again, "tune_op", tune_op)
+    context = Context("again", tmp_path, "cuda", False, 10.0)
+    found = again.again(context, {name: bar})
+    assert asked == [("gemm", ["tma"], CASES)], "the worst case first"
+    assert found.figures == {"gemm.x": "geomean 0.894 -> 1.118, worst 0.800 -> 1.000, met"} and found.files == ("t",)
+    progress.outcomes[name] = Outcome("DONE", bar="MET", files=(writer.path.name,))
+    progress.save(tmp_path)
+    assert again.again(context, {name: bar}).reason == "no bar against the library was missed" and len(asked) == 1

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from rooflab.bench.suite import bars
+from rooflab.bench.suite import again, bars
 from rooflab.bench.suite.entries import Entry
 from rooflab.engine.ops import FIRST_ON_CUDA
 from rooflab.kernels import registry
@@ -17,7 +17,10 @@ MODEL_SUITES = ("llama3_8b", "qwen3_0_6b", "smollm2_135m")
 AB_IS_LONG = "pairs of fresh processes take minutes; the tests of the A/B hold it on a CPU"
 SELF_TEST_ROUND_S = 60.0
 """Seconds for each of the two rounds of the A/B's self-test: identical code, and slowed code."""
-FAMILIES = dict.fromkeys(("engine", "serving", "latency"), tuple(FIRST_ON_CUDA))
+FAMILIES = {
+    **dict.fromkeys(("engine", "serving", "latency"), tuple(FIRST_ON_CUDA)),
+    "again": ("gemm", "gemm_fp8", "gemm_silu_and_mul", "flash_attention"),
+}
 """Entries by the first word of their names, with the ops whose first checks they need."""
 BESIDE = {
     "attention": ("kv_cache_write", "mla_decode", "rope_and_cache"),
@@ -122,7 +125,7 @@ def card_entries(ops: Sequence[str]) -> list[Entry]:
         Entry("environment", "the machine, its software, and whether the device answers", f"{TASKS}:environment",
               cost_s=START_S + 4, value=100.0),
         Entry("first", "each kernel's first check on this card, in a process of its own with a time limit",
-              f"{TASKS}:first_checks", {"ops": list(ops)}, START_S + 2 + 4.0 * len(risky), 95.0, ("environment",),
+              f"{TASKS}:first_checks", {"ops": list(ops)}, START_S + 12 + 1.5 * len(risky), 95.0, ("environment",),
               (), tuple(ops), whole=True),
         Entry("ceilings", "ceilings measured on this card by our own microkernels", f"{TASKS}:command",
               {"arguments": ["ceilings", "--refresh", "--out", "{out}", "--json"],
@@ -159,7 +162,7 @@ def op_entries(op: str) -> list[Entry]:
     needs = ("environment", "first")
     found = [
         Entry(f"check:{op}", f"every kernel of {op} on all smoke and edge cases", f"{TASKS}:check", {"op": op},
-              START_S + 0.15 * checks, 74.0, needs, (), (op,)),
+              START_S + 0.15 * checks, 72.0, needs, (), (op,)),
         Entry(f"bench:{op}", f"every kernel of {op} on models' shapes", f"{TASKS}:bench",
               {"op": op, "suites": list(MODEL_SUITES)}, START_S + 0.6 * times, 60.0, needs, ("ceilings",), (op,)),
     ]  # fmt: skip
@@ -177,4 +180,4 @@ def bar_entries() -> list[Entry]:
     for file in sorted(Path(bars.__file__).parent.glob("*.py")):
         if not file.stem.startswith("_"):
             found += importlib.import_module(f"{bars.__name__}.{file.stem}").BARS
-    return found
+    return [*found, again.entry_for(found)]

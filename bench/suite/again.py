@@ -1,0 +1,88 @@
+"""Bars against the library that were missed by the launchers' own configs: a search, and the same judgement again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rooflab.bench.records import files as record_files
+from rooflab.bench.records.record import Record
+from rooflab.bench.suite import state
+from rooflab.bench.suite.entries import Context, Entry, Outcome
+from rooflab.bench.suite.measures import cases_of, dispatched, usable
+from rooflab.bench.tune.tune import tune_op
+
+WORST = 4
+"""How many cases of a bar are searched: those with the lowest ratios."""
+
+
+def again(context: Context, bars: Mapping[str, Mapping[str, Any]]) -> Outcome:
+    """Searches configs for the worst cases of each missed bar among `bars`, in equal shares of the time.
+
+    `bars` has each bar's arguments by its id.  The bar itself stays missed: it is about the configs that a user gets.
+    This says what `rooflab tune` and a change of the launcher would give.
+    """
+    progress = state.load(context.out)
+    outcomes = progress.outcomes if progress else {}
+    missed = [name for name in bars if name in outcomes and outcomes[name].bar == "MISSED"]
+    figures: dict[str, Any] = {}
+    files: list[str] = []
+    for place, name in enumerate(missed or ([*bars][:1] if context.dry_run else [])):
+        written = outcomes[name].files if name in outcomes else ()
+        before = [
+            record for file in written if file.endswith(".jsonl") for record in record_files.read(context.out / file)
+        ]
+        seconds = context.left_s / (max(len(missed), 1) - place)
+        figures[name.removeprefix("bar:")], own = _searched(context, bars[name], before, seconds)
+        files += own
+    reason = "" if missed else "no bar against the library was missed"
+    return Outcome("DONE", reason, figures=figures, files=tuple(files))
+
+
+def _searched(
+    context: Context, bar: Mapping[str, Any], before: list[Record], seconds: float
+) -> tuple[str, tuple[str, ...]]:
+    """What the search gave for a bar, in words, and the files of its records."""
+    op, rungs = str(bar["op"]), bar.get("rungs", ())
+    cases = cases_of(context, op, bar["cases"])
+    told = dispatched(op, before, cases)
+    ratios = told.by_case if told else {case.id: 1.0 for case in cases}
+    worst = sorted(ratios, key=lambda case: ratios[case])[:WORST]
+    kernels = [
+        kernel.name
+        for kernel in usable(context, op)
+        if kernel.takes_config and kernel.role == "optimized" and (not rungs or kernel.name in rungs)
+    ]
+    if not kernels:
+        return "no kernel of it takes a config", ()
+    report = tune_op(
+        op, kernels, cases=worst, scheme=None if context.dry_run else bar.get("scheme", "bf16"),
+        budget_s=1.0 if context.dry_run else 0.8 * seconds, device=context.device, out=context.out,
+        dry_run=context.dry_run, seed=context.seed,
+    )  # fmt: skip
+    found = dispatched(op, fastest([*before, *report.records]), cases)
+    if told is None or found is None:
+        return f"{len(report.records)} records, and no ratio over all cases", report.files
+    good = found.geomean >= bar["geomean"] and found.worst >= (bar.get("worst") or 0.0)
+    change = f"geomean {told.geomean:.3f} -> {found.geomean:.3f}, worst {told.worst:.3f} -> {found.worst:.3f}"
+    return f"{change}, {'met' if good else 'missed still'}", report.files
+
+
+def fastest(records: Sequence[Record]) -> list[Record]:
+    """Of each kernel on each case the fastest right record, with whatever config."""
+    best: dict[tuple[str | None, str | None], Record] = {}
+    for record in records:
+        if record.status == "OK" and record.latency_median_ms is not None:
+            key = record.kernel, record.case_id
+            if key not in best or record.latency_median_ms < (best[key].latency_median_ms or 0.0):
+                best[key] = record
+    return list(best.values())
+
+
+def entry_for(bars: Sequence[Entry]) -> Entry:
+    """The entry of the plan, behind the bars against the library."""
+    about = {entry.id: dict(entry.arguments) for entry in bars if {"cases", "geomean"} <= entry.arguments.keys()}
+    return Entry(
+        "again", "configs searched for the bars against the library that were missed, and judged again",
+        f"{__name__}:again", {"bars": about}, 128.0, 79.0, ("environment", "first"), ("ceilings",),
+    )  # fmt: skip
