@@ -10,7 +10,9 @@ import pytest
 from tiny_model import write_config
 
 from rooflab.bench.latency.pages import STUDIES, run_study, write_page
-from rooflab.bench.latency.study import Lab, judged
+from rooflab.bench.latency.records import study_record
+from rooflab.bench.latency.study import Lab, at_least, at_most, worst
+from rooflab.bench.records.files import RunWriter, read
 from rooflab.roofline.model import Ceilings
 
 CEILINGS = Ceilings("made up", "measured", 1e10, {"fp32": 1e11}, 1e10)
@@ -18,15 +20,19 @@ CEILINGS = Ceilings("made up", "measured", 1e10, {"fp32": 1e11}, 1e10)
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Every study by name, and the page of them."""
+    """Every study by name, and the page of them with its records."""
     folder = tmp_path_factory.mktemp("studies")
     write_config(folder / "tiny")
     lab = Lab(str(folder / "tiny"), dummy=True, quick=True, options={"device": "cpu"})
     with pytest.MonkeyPatch.context() as patch:
         for module in ("ledger", "studies.intensity"):
             patch.setattr(f"rooflab.bench.latency.{module}.ceilings_for", lambda device: CEILINGS)
-        studies = {name: run_study(name, lab) for name in STUDIES}
-    return studies, write_page(list(studies.values()), folder / "page")
+        writer, studies = RunWriter(folder / "page"), {}
+        for name in STUDIES:
+            studies[name] = run_study(name, lab)
+            studies[name].draw(folder / "page")
+            writer.write(study_record(studies[name], lab, writer.run_id))
+    return studies, write_page(list(studies.values()), lab, writer.path)
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -38,22 +44,37 @@ def test_a_study_has_a_claim_a_number_and_a_figure(found: Any, name: str) -> Non
     for curve in study.curves:
         assert len(curve.x) == len(curve.y) > 0 and all(value >= 0 for value in curve.y), curve
     assert f"## {name}\n" in page.read_text() and (page.parent / f"{name}.png").stat().st_size > 10_000
+    record = next(one for one in read(page.parent) if one.case["study"] == name)
+    assert record.case["verdict"] == study.verdict and record.case["model"] == "tiny" and record.metrics
+    assert f"{record.run_id}.jsonl" in page.read_text()
+
+
+def test_a_short_run_says_that_its_verdicts_say_nothing(found: Any) -> None:
+    text = found[1].read_text()
+    assert "`rooflab study --all --model tiny --dummy --smoke --device cpu --out page`" in text
+    assert "verdicts say nothing" in text
 
 
 def test_what_counts_tokens_is_the_same_on_any_machine(found: Any) -> None:
     contiguous, paged = found[0]["paging"].rows
-    assert (contiguous["at_once"], paged["at_once"]) == (2.5, 7.25) and paged["waste"] < contiguous["waste"]
-    assert all(row["flipped"] == 0 for row in found[0]["batch-invariance"].rows[:1])
+    assert (contiguous["at_once"], paged["at_once"]) == (3, 6.5) and paged["waste"] < contiguous["waste"]
     first = found[0]["batch-invariance"].rows[0]
-    assert (first["first"], first["ulps"]) == ("none", 0), "alone is alone"
+    assert (first["first"], first["ulps"], first["flipped"]) == ("none", 0, 0), "two runs alone are the same"
     fewer = found[0]["quantisation"].rows
     assert fewer[0]["error"] == 0 and 0 < fewer[1]["error"] < fewer[2]["error"] < 0.2
     bound = found[0]["launch-bound"].rows[-2:]
-    assert bound[0]["batch_1"] > bound[1]["batch_1"], "the small model waits for launches"
+    assert bound[0]["h100_batch_1"] > bound[1]["h100_batch_1"], "the small model waits for launches"
+    apart = found[0]["fusion"].rows[:2]
+    size = 4e-6 * 64 * 1024
+    # add: 3; the norm squares (2), takes means (1), multiplies twice (4); SiLU: 2, product: 3
+    assert [row["MB_apart"] / size for row in apart] == pytest.approx([10, 5], rel=0.02)
 
 
 def test_a_verdict_follows_its_number() -> None:
-    assert [judged(number, 2, 1.2) for number in (2.0, 1.9, 1.1)] == ["holds", "holds in part", "fails"]
+    three = ["holds", "holds in part", "fails"]
+    assert [at_least(number, 2, 1.2) for number in (2.0, 1.9, 1.1)] == three
+    assert [at_most(number, 0.04, 0.08) for number in (0.04, 0.05, 0.1)] == three
+    assert [worst("holds", verdict) for verdict in three] == three
 
 
 def test_the_command(rooflab: Any, tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ def study(
     """Claims about LLM inference (the cache saves O(n^2), batching gives 5 to 10 times): what is predicted, what this
     machine measures, and whether each holds."""
     from rooflab.bench.latency.pages import STUDIES, run_study, write_page
+    from rooflab.bench.latency.records import study_record
     from rooflab.bench.latency.study import Lab
-    from rooflab.bench.records.files import result_folder
+    from rooflab.bench.records.files import RunWriter, result_folder
 
     if every == bool(names):
         raise ValueError(f"study: expected names of {', '.join(STUDIES)}, or --all")
@@ -37,7 +38,7 @@ def study(
             raise ValueError(f"study: expected one of {', '.join(STUDIES)}, got {name!r}")
     lab, found = Lab(model, dummy, smoke, {"device": device}), []
     folder: Path = out or result_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    writer = RunWriter(folder)
     for name in STUDIES if every else names or ():
         with show.waiting(f"study {name}"):
             found.append(run_study(name, lab))
@@ -50,12 +51,13 @@ def study(
             colour = {"holds": "green", "holds in part": "yellow", "fails": "red"}[own.verdict]
             show.line(f"{own.verdict}: {own.number}", colour)
             show.line()
+        writer.write(study_record(found[-1], lab, writer.run_id))
         found[-1].draw(folder)
-    page = write_page(found, folder) if every else folder
+    page = write_page(found, lab, writer.path) if every else folder
     if json:
         show.as_json([
             {"name": own.name, "claim": own.claim, "verdict": own.verdict, "number": own.number, "rows": own.rows}
             for own in found
         ])  # fmt: skip
     else:
-        show.note(f"figures: {page}")
+        show.note(f"figures: {page}; records: {writer.path}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.bench.report.pictures.figures import INK, LOST, READ, WRITTEN, new_figure, note, save
@@ -94,9 +94,19 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(ordered), low, high
 
 
-def judged(number: float, holds: float, part: float) -> Verdict:
+def at_least(number: float, holds: float, part: float) -> Verdict:
     """`holds` from one number on, `holds in part` from a lower one on."""
     return "holds" if number >= holds else "holds in part" if number >= part else "fails"
+
+
+def at_most(number: float, holds: float, part: float) -> Verdict:
+    """`holds` up to one number, `holds in part` up to a higher one."""
+    return at_least(-number, -holds, -part)
+
+
+def worst(*verdicts: Verdict) -> Verdict:
+    """The verdict of a claim with several parts, each of which must hold."""
+    return max(verdicts, key=get_args(Verdict).index)
 
 
 @dataclass
@@ -108,10 +118,14 @@ class Lab:
     quick: bool = False
     """Smaller, for tests."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    engines: list[tuple[str, str, str]] = field(default_factory=list)
+    """Model, dtype and device of the engines that this study loaded."""
 
     def llm(self, **options: Any) -> LLM:
         """An engine."""
-        return LLM(self.model, **{"dummy": self.dummy, "overlap": False, **self.options, **options})
+        llm = LLM(self.model, **{"dummy": self.dummy, "overlap": False, **self.options, **options})
+        self.engines.append((llm.arch.name, llm.dtype_name, llm.device.type))
+        return llm
 
     @cached_property
     def h100(self) -> KernelTimes:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rooflab.bench.latency.calibrate import calibrated, recorded_steps
 from rooflab.bench.latency.step_model import Work
-from rooflab.bench.latency.study import Curve, Lab, Study, judged, spread
+from rooflab.bench.latency.study import Curve, Lab, Study, at_least, at_most, spread, worst
 from rooflab.engine.llm import SamplingParams
 
 
@@ -57,7 +57,7 @@ def run(lab: Lab) -> Study:
         claim="Chunked prefill takes the spikes out of others' ITL at little cost",
         source="Sarathi-Serve (Agrawal et al., OSDI 2024)",
         rows=rows,
-        verdict=judged(gain, 4.0, 1.5) if price < 1.5 else "holds in part",
+        verdict=worst(at_least(gain, 4.0, 1.5), at_most(price, 1.5, 3.0)),
         number=f"chunks of {chunks[0]} make the longest gap {gain:.1f} times shorter ({rows[0]['gap_ms']:.0f} for "
         f"{rows[-1]['gap_ms']:.0f} ms), and the long prompt's own TTFT {price:.2f} times as long",
         curves=(

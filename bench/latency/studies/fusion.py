@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from rooflab.bench.latency.study import Curve, Lab, Study, judged
+from rooflab.bench.latency.study import Curve, Lab, Study, at_least
 from rooflab.bench.timing.timing import time_functions
 from rooflab.engine.llm import LLM
 from rooflab.kernels.registry import Kernel
@@ -19,7 +20,9 @@ WIDTH = 1024
 def run(lab: Lab) -> Study:
     """An add and a norm, and SiLU and a product, each as torch's calls one by one and as the engine's one kernel.
 
-    Predicted: the ratio of their bytes, each operand from memory and back once a call; there is no other work.
+    Predicted: the ratio of their bytes.  Apart, each operand and result of every op that torch runs goes from memory or
+    to it; fused, each tensor once.  The claim is judged from both sides: where the bytes say more than the times, and
+    where they say less, it is not the trips that explain the gain.
     """
     llm = lab.llm(max_num_seqs=1, num_kv_blocks=64, max_model_len=128)
     rows: list[dict[str, Any]] = []
@@ -28,21 +31,22 @@ def run(lab: Lab) -> Study:
         x, residual = (torch.randn(tokens, WIDTH, dtype=llm.dtype, device=llm.device) for _ in range(2))
         weight, both = torch.ones(WIDTH, dtype=llm.dtype, device=llm.device), torch.cat((x, residual), 1)
         norm, gate = (_kernel(llm, op) for op in ("fused_add_rmsnorm", "silu_and_mul"))
-        # What is called apart and fused, and how many tensors of x's size each moves.
-        pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any], int, int]] = {
-            "add, norm": (partial(_norm, x, residual, weight), partial(norm.fn, x, residual, weight, 1e-5), 5, 4),
-            "silu, mul": (partial(_gated, both), partial(gate.fn, both), 5, 3),
+        # What is called apart and fused, and how many tensors of x's size the fused kernel moves.
+        pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any], int]] = {
+            "add, norm": (partial(_norm, x, residual, weight), partial(norm.fn, x, residual, weight, 1e-5), 4),
+            "silu, mul": (partial(_gated, both), partial(gate.fn, both), 3),
         }
-        for name, (apart, fused, moved, least) in pairs.items():
+        for name, (apart, fused, tensors) in pairs.items():
+            moved, least = _bytes(apart), tensors * x.nbytes
             found = time_functions({"apart": apart, "fused": fused}, llm.device, budget_s=lab.size(100, 5) / 100)
             times = {key: 1e6 * samples.median_s for key, samples in found.items()}
             rows.append({
                 "ops": name, "tokens": tokens, "apart_us": times["apart"], "fused_us": times["fused"],
                 "gain": times["apart"] / times["fused"], "predicted": moved / least,
-                "MB_apart": moved * x.nbytes / 1e6, "MB_fused": least * x.nbytes / 1e6,
+                "MB_apart": moved / 1e6, "MB_fused": least / 1e6,
             })  # fmt: skip
     last = [row for row in rows if row["tokens"] == sizes[-1]]
-    worst = min(row["gain"] / row["predicted"] for row in last)
+    ratios = [row["gain"] / row["predicted"] for row in last]
     names = dict.fromkeys(row["ops"] for row in rows)
     own = {name: [row for row in rows if row["ops"] == name] for name in names}
     return Study(
@@ -50,7 +54,7 @@ def run(lab: Lab) -> Study:
         claim="A fused kernel pays because trips to memory do",
         source="FlashAttention (Dao et al., NeurIPS 2022) and every fused norm since",
         rows=rows,
-        verdict=judged(worst, 0.85, 0.5),
+        verdict=at_least(min(min(ratio, 1 / ratio) for ratio in ratios), 0.85, 0.5),
         number="; ".join(
             f"{row['ops']} at {row['tokens']} tokens: {row['gain']:.2f} times faster, {row['predicted']:.2f} by bytes"
             for row in last
@@ -63,6 +67,28 @@ def run(lab: Lab) -> Study:
         ],
         x="tokens", y="times faster", about=f"{lab.about(llm)}, rows of {WIDTH}, caches emptied before each call",
     )  # fmt: skip
+
+
+class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the operands and results of every op that is no view."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            results = result if isinstance(result, tuple) else (result,)
+            self.bytes += sum(one.nbytes for one in (*args, *results) if isinstance(one, torch.Tensor))
+        return result
+
+
+def _bytes(function: Callable[[], Any]) -> int:
+    counted = _Counted()
+    with counted:
+        function()
+    return counted.bytes
 
 
 def _norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rooflab.bench.ceilings.ceilings import ceilings_for
 from rooflab.bench.latency.ledger import Kind, measured
-from rooflab.bench.latency.study import Curve, Lab, Study, judged
+from rooflab.bench.latency.study import Curve, Lab, Study, at_least, worst
 from rooflab.roofline.model import Ceilings
 from rooflab.roofline.steps import decode_cost, prefill_cost
 
@@ -15,11 +15,11 @@ from rooflab.roofline.steps import decode_cost, prefill_cost
 def run(lab: Lab) -> Study:
     """FLOP/s against FLOPs a byte of decode steps of growing batches and of prompts.
 
-    Predicted: the roof of this machine at the step's intensity.  The claim is judged by what a second and a fourth
-    sequence cost: nothing while a step waits for memory.
+    Predicted: the roof of this machine at the step's intensity.  Of decode the claim is judged by what more sequences
+    cost: nothing while a step waits for memory.  Of prefill by what more tokens cost: as much more time as arithmetic.
     """
     rows: list[dict[str, Any]] = []
-    works: list[tuple[Kind, int, int]] = [("decode", 1, 64), ("decode", 2, 64), ("prefill", 1, 24)]
+    works: list[tuple[Kind, int, int]] = [("decode", 1, 64), ("decode", 2, 64), ("prefill", 1, 8), ("prefill", 1, 24)]
     if not lab.quick:
         works = [("decode", n, 128) for n in (1, 2, 4, 16)] + [("prefill", 1, n) for n in (64, 256)]
     few = lab.size(8, 2)
@@ -30,24 +30,26 @@ def run(lab: Lab) -> Study:
         found = measured(llm, kind, batch, context, steps=few, ceilings=ceilings)
         flops, moved = (sum(getattr(row, name) for row in found.rows) for name in ("flops", "least_bytes"))
         rows.append({
-            "step": kind, "batch": batch, "tokens": batch if kind == "decode" else context, "intensity": flops / moved,
-            "gflops": flops / found.step_ms / 1e6, "predicted": _roof(ceilings, flops / moved, llm.dtype_name) / 1e9,
-            "step_ms": found.step_ms,
+            "step": kind, "tokens": batch if kind == "decode" else context, "intensity": flops / moved,
+            "gflop": flops / 1e9, "gflops": flops / found.step_ms / 1e6, "step_ms": found.step_ms,
+            "predicted": _roof(ceilings, flops / moved, llm.dtype_name) / 1e9,
         })  # fmt: skip
     decodes, prompts = ([row for row in rows if row["step"] == kind] for kind in ("decode", "prefill"))
     last = decodes[2] if len(decodes) > 2 else decodes[-1]
     free = decodes[0]["step_ms"] / last["step_ms"]
+    more, longer = (prompts[-1][name] / prompts[0][name] for name in ("gflop", "step_ms"))
     ridge = _peak(ceilings, llm.dtype_name) / ceilings.hbm_bytes_per_s
     return Study(
         name="intensity",
         claim="Decode is bound by memory bandwidth, and prefill by arithmetic",
         source="Pope et al., arXiv 2211.05102, and every essay since",
         rows=rows,
-        verdict=judged(free, 0.8, 0.4),
-        number=f"a step of {last['batch']} sequences takes {1 / free:.2f} times one of one; the ridge is at "
-        f"{ridge:.0f} FLOP a byte here, decode lies at {decodes[0]['intensity']:.2f} to "
-        f"{decodes[-1]['intensity']:.1f}, the longest prompt at {rows[-1]['intensity']:.0f}; on an H100 the ridge is "
-        f"at {_h100_ridge(lab):.0f}",
+        verdict=worst(at_least(free, 0.8, 0.4), at_least(longer / more, 0.8, 0.4)),
+        number=f"a step of {last['tokens']} sequences takes {1 / free:.2f} times one of one; a prompt of "
+        f"{prompts[-1]['tokens']} tokens takes {longer:.2f} times one of {prompts[0]['tokens']}, with {more:.2f} times "
+        f"the arithmetic; the ridge is at {ridge:.0f} FLOP a byte here, decode lies at {decodes[0]['intensity']:.2f} "
+        f"to {decodes[-1]['intensity']:.1f}, the longest prompt at {rows[-1]['intensity']:.0f}; on an H100 the ridge "
+        f"is at {_h100_ridge(lab):.0f}",
         curves=(
             _curve("decode", decodes, "gflops"),
             _curve("prefill", prompts, "gflops"),

@@ -7,7 +7,7 @@ from typing import Any
 from rooflab.bench.latency.calibrate import calibrated
 from rooflab.bench.latency.ledger import seconds_of
 from rooflab.bench.latency.step_model import StepModel, Work
-from rooflab.bench.latency.study import Curve, Lab, Study, judged, spread
+from rooflab.bench.latency.study import Curve, Lab, Study, at_least, spread
 from rooflab.engine.llm import SamplingParams
 
 
@@ -44,7 +44,7 @@ def run(lab: Lab) -> Study:
         claim="A cached prefix makes the TTFT that of the rest of the prompt",
         source="SGLang (Zheng et al., arXiv 2312.07104)",
         rows=rows,
-        verdict=judged(saved / (1 - computed), 0.85, 0.5),
+        verdict=at_least(saved / (1 - computed), 0.85, 0.5),
         number=f"with {prefixes[-1]} of {prefixes[-1] + suffix} tokens cached the TTFT falls by {saved:.0%} "
         f"({predicted:.0%} predicted; {1 - computed:.0%} of the tokens are not computed)",
         curves=(
