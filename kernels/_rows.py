@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import triton
 
 from rooflab.kernels import _cuda
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._rows_device import SOURCE
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import address_of
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
@@ -110,11 +110,11 @@ def tuning(op: str) -> Tuning:
         """
         inputs, weights = 1 + (op in TWO_INPUTS), WEIGHTS.get(op, 0) if config.vectors <= VECTORS else 0
         held = 4 * config.vectors * (1 + weights + config.persistent * inputs)
-        groups = triton.cdiv(int(case["T"]), config.rows) * config.cluster
+        groups = cdiv(int(case["T"]), config.rows) * config.cluster
         return Footprint(
             threads=config.lanes * config.rows,
             registers=held + 28 + 6 * config.vectors // scheme.activation.itemsize + 12 * _heavy(op, scheme),
-            shared_bytes=8 * triton.cdiv(config.lanes * config.rows, WARP) + 8,
+            shared_bytes=8 * cdiv(config.lanes * config.rows, WARP) + 8,
             ctas=_ctas(config, groups) if config.persistent else groups,
         )
 
@@ -140,7 +140,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     needed = vectors_of(_width(case), scheme)
     found = []
     for vectors, cluster, persistent in itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8), (False, True)):
-        lanes = triton.next_power_of_2(triton.cdiv(needed, vectors * cluster))
+        lanes = next_power_of_2(cdiv(needed, vectors * cluster))
         if lanes <= MOST_LANES and (cluster == 1 or lanes >= 4 * WARP):
             found += [Config(lanes, vectors, rows, cluster, persistent) for rows in _rows(lanes, cluster)]
     return tuple(found)
@@ -156,7 +156,7 @@ def _rows(lanes: int, cluster: int) -> list[int]:
 def _heuristic(op: str, case: Case, scheme: Scheme) -> Config:
     T, needed = int(case["T"]), vectors_of(_width(case), scheme)
     many = T > HOPPER_SMS
-    vectors = min(VECTORS // (1 + (op in TWO_INPUTS)) if many else 1, triton.next_power_of_2(needed))
+    vectors = min(VECTORS // (1 + (op in TWO_INPUTS)) if many else 1, next_power_of_2(needed))
     cluster = 1
     while needed > MOST_LANES * vectors * cluster:
         # A row is split before a thread takes more of it, where no SM waits for the other CTAs or a thread is full.
@@ -165,10 +165,10 @@ def _heuristic(op: str, case: Case, scheme: Scheme) -> Config:
             cluster *= 2
         else:
             vectors *= 2
-    lanes = triton.next_power_of_2(triton.cdiv(needed, vectors * cluster))
+    lanes = next_power_of_2(cdiv(needed, vectors * cluster))
     rows = 1 if cluster > 1 else max(1, WARP // lanes, CTA_THREADS // lanes if many else 1)
     config = Config(lanes, vectors, rows, cluster, False)
-    more = triton.cdiv(T, rows) * cluster > 4 * _ctas(config, T * cluster)
+    more = cdiv(T, rows) * cluster > 4 * _ctas(config, T * cluster)
     return dataclasses.replace(config, persistent=more and _may_persist(config))
 
 
@@ -245,7 +245,7 @@ def launch(
         "PERSISTENT": int(config.persistent),
         "ROUND_FIRST": int(round_first),
     }
-    groups = triton.cdiv(T, config.rows) * config.cluster
+    groups = cdiv(T, config.rows) * config.cluster
     grid = _ctas(config, groups, sm_count(x.device)) if config.persistent else groups
     kernel = _cuda.load(SOURCE, "rows", options=tuple(f"-D{name}={value}" for name, value in macros.items()))
     strides = [np.int64(0 if tensor is None else tensor.stride(0)) for tensor in (x, second, out, sums)]

@@ -6,9 +6,9 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-import triton
 
 from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -31,7 +31,7 @@ class Config:
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Every number of warps that a CTA can have, and several rows per program where they are short."""
-    row = int(triton.next_power_of_2(int(case["H"])))
+    row = int(next_power_of_2(int(case["H"])))
     blocks = [block_t for block_t in (1, 2, 4, 8, 16, 32) if block_t == 1 or block_t * row <= 2 * SHORT]
     return tuple(Config(*values) for values in itertools.product(blocks, (1, 2, 4, 8, 16, 32)))
 
@@ -39,15 +39,15 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """The rows in fp32 registers."""
     threads = 32 * config.num_warps
-    values = config.block_t * int(triton.next_power_of_2(int(case["H"])))
-    registers = triton.cdiv(values, threads) + ADDRESS_REGISTERS
-    return Footprint(threads, registers, 0, triton.cdiv(int(case["T"]), config.block_t))
+    values = config.block_t * int(next_power_of_2(int(case["H"])))
+    registers = cdiv(values, threads) + ADDRESS_REGISTERS
+    return Footprint(threads, registers, 0, cdiv(int(case["T"]), config.block_t))
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     """Eight elements per thread (one 16-byte load in bf16), within 1 to 16 warps; twice as many where there are more
     rows than SMs, and then short rows share a program."""
-    row, many = int(triton.next_power_of_2(int(case["H"]))), int(case["T"]) > HOPPER_SMS
+    row, many = int(next_power_of_2(int(case["H"]))), int(case["T"]) > HOPPER_SMS
     block_t = max(1, SHORT // row) if many else 1
     per_thread = 16 if many else 8
     return Config(block_t, min(max(block_t * row // (per_thread * 32), 1), 16))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -227,3 +228,24 @@ def test_a_fault_that_shows_when_inputs_are_made_is_the_kernels_own(monkeypatch)
     monkeypatch.setattr(check_module, "already_broken", lambda device: "")
     with pytest.raises(RuntimeError, match="misaligned"):
         check(tiny.PROJECT, tiny.kernel(tiny.PROJECT, wrong.plain))  # a fault of the spec or of the checker
+
+
+def test_kernels_of_one_case_share_its_oracles_and_others_do_not(monkeypatch):
+    asked = []
+
+    def counted(x, weight):
+        asked.append(x.shape)
+        return tiny.PROJECT.reference(x, weight)
+
+    spec = replace(tiny.PROJECT, reference=counted)
+    right, other = (
+        tiny.kernel(spec, fn) for fn in (lambda x, weight: x @ weight, lambda x, weight: torch.mm(x, weight))
+    )
+    assert check(spec, right).status == "OK"
+    first = len(asked)
+    assert check(spec, other).status == "OK" and len(asked) == first, "nothing is computed again"
+    assert check(spec, other, "fp16").status == "OK" and len(asked) == 2 * first
+    assert check(spec, right).status == "OK" and len(asked) == 3 * first, "of the last case alone"
+    monkeypatch.setattr("rooflab.bench.check.data.Kept.SHARE", 0.0)
+    assert check(spec, right, "fp16").status == "OK" and len(asked) == 4 * first
+    assert check(spec, right, "fp16").status == "OK" and len(asked) == 5 * first, "without room nothing is kept"

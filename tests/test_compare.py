@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from rooflab.reference import compare
 from rooflab.reference.compare import elementwise, exact
 
 NAN, INF = math.nan, math.inf
@@ -52,3 +53,20 @@ def test_moving_data_allows_nothing():
     oracle = torch.tensor([1.0, 2.0])
     assert elementwise("y", oracle.clone(), oracle, exact(oracle)).passed
     assert not elementwise("y", oracle.nextafter(torch.tensor(9.0)), oracle, exact(oracle)).passed
+
+
+def test_pieces_say_what_the_whole_says(monkeypatch):
+    generator, found = torch.Generator().manual_seed(0), set()
+    for limit in (1.0, 3.0):
+        oracle = torch.randn(7, 9, generator=generator, dtype=torch.float64)
+        actual = (oracle + torch.randn(7, 9, generator=generator)).float()
+        for place, value in ((3, NAN), (20, INF), (62, -INF), (40, 1e30)) if limit == 1.0 else ():
+            actual.view(-1)[place] = value
+        for tolerance in (torch.full((7, 9), limit, dtype=torch.float64), torch.tensor(limit), torch.full((9,), limit)):
+            monkeypatch.setattr(compare, "PIECE", {"cpu": 10**6})
+            whole = elementwise("y", actual.mT.contiguous().mT, oracle, tolerance)
+            monkeypatch.setattr(compare, "PIECE", {"cpu": 8})
+            pieces = elementwise("y", actual, oracle, tolerance)
+            assert repr(pieces) == repr(whole) and compare.all_within(actual, oracle, tolerance) == whole.passed
+            found.add((whole.passed, math.isnan(whole.max_abs_error)))
+    assert found == {(False, True), (True, False)}

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._checks import output
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.embedding._operands import check_operands, traffic
 from rooflab.kernels.registry import register
 
@@ -42,8 +43,8 @@ def embedding(token_ids: torch.Tensor, weight: torch.Tensor, out: torch.Tensor |
     T, V, H = check_operands(token_ids, weight)
     out = output(out, (T, H), weight)
     if out.numel():
-        block_h = min(triton.next_power_of_2(H), MAX_BLOCK_H)
-        _embedding[(triton.cdiv(T, BLOCK_T), triton.cdiv(H, block_h))](
+        block_h = min(next_power_of_2(H), MAX_BLOCK_H)
+        _embedding[(cdiv(T, BLOCK_T), cdiv(H, block_h))](
             token_ids, weight, out, T, V, H, weight.stride(0), out.stride(0),
             BLOCK_T=BLOCK_T, BLOCK_H=block_h, num_warps=NUM_WARPS,
         )  # fmt: skip

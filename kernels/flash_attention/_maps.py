@@ -29,12 +29,11 @@ def why_not_mapped(name: str, x: torch.Tensor, inner: int = 3, other: str = "mas
 
     inner: the contiguous dimension; other: a kernel that takes x anyway.
     """
-    size = x.element_size()
-    sides = [
-        (stride, count) for dim, (stride, count) in enumerate(zip(x.stride(), x.shape, strict=True)) if dim != inner
-    ]
-    steps = [stride * size for stride, count in sides if count > 1]
-    aligned = address_of(x) % ALIGNMENT == 0 and all(s % ALIGNMENT == 0 < s < STRIDE_LIMIT for s in steps)
+    size, strides, shape = x.element_size(), x.stride(), x.shape
+    steps = [strides[dim] * size for dim in range(4) if dim != inner and shape[dim] > 1]
+    aligned = address_of(x) % ALIGNMENT == 0
+    for step in steps:  # a loop: a generator takes a microsecond more
+        aligned = aligned and step % ALIGNMENT == 0 and 0 < step < STRIDE_LIMIT
     if aligned or not x.numel():
         return None
     return (

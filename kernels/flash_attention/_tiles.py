@@ -6,8 +6,8 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-import triton
 
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig
 from rooflab.reference.spec import Case, Scheme, nbytes
@@ -36,7 +36,7 @@ class Config(LaunchConfig):
 
 def padded(head_dim: int) -> int:
     """Columns of a tile: those past head_dim are zeros and are multiplied too."""
-    return int(triton.next_power_of_2(head_dim))
+    return int(next_power_of_2(head_dim))
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
@@ -59,7 +59,7 @@ def tma_configs(case: Case) -> tuple[Config, ...]:
 def registers(config: Config, head_dim: int, itemsize: int) -> int:
     """Per thread: the fp32 accumulator, a tile of scores, and its weights if they are rounded to 16 bits."""
     columns = padded(head_dim) + config.block_n + (config.block_n // 2 if itemsize == 2 else 0)
-    return int(triton.cdiv(config.block_m * columns, 32 * config.num_warps)) + ADDRESS_REGISTERS
+    return int(cdiv(config.block_m * columns, 32 * config.num_warps)) + ADDRESS_REGISTERS
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
@@ -76,7 +76,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         threads=32 * config.num_warps,
         registers=registers(config, D, scheme.activation.itemsize),
         shared_bytes=(config.block_m + tiles * config.block_n) * padded(D) * scheme.activation.itemsize,
-        ctas=triton.cdiv(T, config.block_m) * B * H,
+        ctas=cdiv(T, config.block_m) * B * H,
     )
 
 

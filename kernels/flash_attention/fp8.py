@@ -24,6 +24,7 @@ import triton.language as tl
 
 from rooflab.kernels._attention import Returned, check_options, outputs
 from rooflab.kernels._attention_device import finish, softmax_numbers
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention import _tiles
 from rooflab.kernels.flash_attention._args import check_args, check_scales, keys_contiguous
@@ -66,7 +67,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         threads=32 * config.num_warps,
         registers=config.block_m * columns // (32 * config.num_warps) + ADDRESS_REGISTERS,
         shared_bytes=rows * D,
-        ctas=triton.cdiv(int(case["T"]), config.block_m) * int(case["H"]) * int(case["B"]),
+        ctas=cdiv(int(case["T"]), config.block_m) * int(case["H"]) * int(case["B"]),
     )
 
 
@@ -174,7 +175,7 @@ def flash_attention(
     scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
     v_map = (columns_map if columns else tensor_map)(v, config.block_n)
     # One grid axis, because only x may exceed 65,535 programs.
-    _attention[(triton.cdiv(T, config.block_m) * B * H,)](
+    _attention[(cdiv(T, config.block_m) * B * H,)](
         tensor_map(q, config.block_m), tensor_map(k, config.block_n), v_map, sinks, q_scale, k_scale, v_scale, out, lse,
         T, S, H, H // k.shape[2], window if windowed else 0, scale, factor, cap,
         *itertools.chain.from_iterable((0, 0) if x is None else x.stride() for x in (q_scale, k_scale, v_scale)),

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from rooflab.kernels._attention import Returned, check_options, outputs
 from rooflab.kernels._attention_device import finish, key_tiles, softmax_numbers, step
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.flash_attention._tiles import Config, configs, footprint, padded, traffic
@@ -126,7 +127,7 @@ def flash_attention(
         windowed = window is not None and window < k.shape[1]  # a wider window hides nothing
         scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
         # One grid axis, because only x may exceed 65,535 programs.
-        _attention[(triton.cdiv(T, config.block_m) * B * H,)](
+        _attention[(cdiv(T, config.block_m) * B * H,)](
             q, k, v, sinks, out, lse, T, k.shape[1], H, H // k.shape[2], window if windowed else 0, scale, factor, cap,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
             *((0, 0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),

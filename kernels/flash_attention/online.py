@@ -11,6 +11,7 @@ import triton.language as tl
 
 from rooflab.kernels._attention import get_scale
 from rooflab.kernels._checks import output
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.flash_attention._tiles import Config, configs
@@ -37,9 +38,9 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     tiles = 2 * held if config.num_stages > 1 else 1
     return Footprint(
         threads=threads,
-        registers=triton.cdiv(config.block_m * (D + config.block_n), threads) + ADDRESS_REGISTERS,
+        registers=cdiv(config.block_m * (D + config.block_n), threads) + ADDRESS_REGISTERS,
         shared_bytes=(config.block_m + tiles * config.block_n) * D * scheme.activation.itemsize,
-        ctas=triton.cdiv(T, config.block_m) * B * H,
+        ctas=cdiv(T, config.block_m) * B * H,
     )
 
 
@@ -152,7 +153,7 @@ def flash_attention(
         return out
     config = config or default_config("flash_attention", "online", q.dtype, q.device, B=B, T=T, H=H, D=D)
     # One grid axis, because only x may exceed 65,535 programs.
-    online_kernel[(triton.cdiv(T, config.block_m) * B * H,)](
+    online_kernel[(cdiv(T, config.block_m) * B * H,)](
         q, k, v, out, T, k.shape[1], H, H // k.shape[2], get_scale(q, softmax_scale) * math.log2(math.e),
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
         CAUSAL=causal, HEAD_DIM=D, **config.launch_arguments,

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from rooflab.kernels._attention import Returned, check_options, outputs
 from rooflab.kernels._attention_device import finish, softmax_numbers
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.flash_attention._maps import nothing_seen, tensor_map, why_keys_not_loaded
@@ -42,7 +43,7 @@ def _rows(case: Case) -> tuple[int, int]:
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """One CTA per tile and head of keys."""
     rows, H_kv = _rows(case)
-    return tma_footprint(config, case, ctas=triton.cdiv(rows, config.block_m) * H_kv)
+    return tma_footprint(config, case, ctas=cdiv(rows, config.block_m) * H_kv)
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
@@ -125,7 +126,7 @@ def flash_attention(
     windowed = window is not None and window < S  # a wider window hides nothing
     scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
     # One grid axis, because only x may exceed 65,535 programs.
-    _attention[(triton.cdiv(T * (H // H_kv), config.block_m) * B * H_kv,)](
+    _attention[(cdiv(T * (H // H_kv), config.block_m) * B * H_kv,)](
         q, tensor_map(k, config.block_n), tensor_map(v, config.block_n), sinks, out, lse, T, S, H_kv, H // H_kv,
         window if windowed else 0, scale, factor, cap, *q.stride()[:3], *out.stride()[:3],
         *((0, 0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),

@@ -21,6 +21,7 @@ from triton.language.extra.cuda import globaltimer
 from rooflab.kernels._attention import Returned, check_options, outputs
 from rooflab.kernels._attention_device import finish, softmax_numbers
 from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention import _tiles
 from rooflab.kernels.flash_attention._args import check_args
@@ -52,7 +53,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """As many CTAs as the SMs take, or as there are tiles."""
-    tiles = triton.cdiv(int(case["T"]), config.block_m) * int(case["B"]) * int(case["H"])
+    tiles = cdiv(int(case["T"]), config.block_m) * int(case["B"]) * int(case["H"])
     held = _tiles.Config(config.block_m, config.block_n, config.num_warps, config.num_stages)
     needs = tma_footprint(held, case, ctas=0)
     return replace(needs, ctas=min(tiles, HOPPER_SMS * config.ctas_per_sm))
@@ -163,7 +164,7 @@ def flash_attention(
     config = config or default_config("flash_attention", "persistent", q.dtype, q.device, B=B, T=T, H=H, D=D)
     windowed = window is not None and window < S  # a wider window hides nothing
     scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
-    tiles = triton.cdiv(T, config.block_m) * B * H
+    tiles = cdiv(T, config.block_m) * B * H
     _attention[(min(tiles, sm_count(q.device) * config.ctas_per_sm),)](
         tensor_map(q, config.block_m), tensor_map(k, config.block_n), tensor_map(v, config.block_n), sinks, out, lse,
         TIMELINE.get(), T, S, H, group, B * H, min(B * H, section_heads(k, group)), window if windowed else 0, scale,

@@ -31,12 +31,12 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-import triton
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._attention import LOG2E, Returned, check_options, get_scale, outputs
 from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._layouts import HEADS
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import ALIGNMENT, BARRIER_BYTES
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention._args import check_args
@@ -76,7 +76,7 @@ class Config(LaunchConfig):
 
 def _padded(head_dim: int) -> int:
     """Columns of a tile: TMA fills those past head_dim with zeros, and does not store them."""
-    return max(64, int(triton.next_power_of_2(head_dim)))
+    return max(64, int(next_power_of_2(head_dim)))
 
 
 def _stages_in_queries(head_dim: int) -> bool:
@@ -106,7 +106,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         threads=THREADS,
         registers=registers,
         shared_bytes=rows * _padded(D) * OPERAND_BYTES + (BARRIERS + 4 * config.stages) * BARRIER_BYTES,
-        ctas=min(triton.cdiv(T, TILE_M) * B * H, HOPPER_SMS),
+        ctas=min(cdiv(T, TILE_M) * B * H, HOPPER_SMS),
     )
 
 
@@ -146,9 +146,8 @@ def _map(x: torch.Tensor, rows: int) -> TensorDescriptor:
     """The tensor map of x (B, T, H, D) as (B, H, T, D), in boxes of `rows` rows of a head; ends with each sequence."""
     B, T, H, D = x.shape
     tile = [1, 1, rows, _padded(D)]
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
     strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in (0, 2, 1)]
-    return TensorDescriptor(x, [B, H, T, D], [*strides, 1], tile, layout)
+    return TensorDescriptor(x, [B, H, T, D], [*strides, 1], tile, HEADS)
 
 
 @register(
@@ -191,7 +190,7 @@ def flash_attention(
     config = config or default_config("flash_attention", "ping_pong", q.dtype, q.device, B=B, T=T, H=H, D=D)
     heads = B * H
     scale = max(get_scale(q, softmax_scale), SMALLEST_SCALE)
-    _attention[(min(triton.cdiv(T, TILE_M) * heads, sm_count(q.device)),)](
+    _attention[(min(cdiv(T, TILE_M) * heads, sm_count(q.device)),)](
         _map(q, TILE_M // 2), _map(k, config.block_n), _map(v, config.block_n), _map(out, TILE_M // 2), lse,
         *((0, 0, 0) if lse is None else lse.stride()), sinks, 0 if sinks is None else sinks.stride(0), T, S, H, group,
         heads, min(heads, section_heads(k, group)), window if window is not None and window < S else None,

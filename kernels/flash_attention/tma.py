@@ -15,6 +15,7 @@ from triton.language.extra.cuda import globaltimer
 
 from rooflab.kernels._attention import Returned, check_options, outputs
 from rooflab.kernels._attention_device import finish, softmax_numbers
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.flash_attention._maps import nothing_seen, tensor_map, why_not_loaded
@@ -33,7 +34,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """One CTA per tile and head of queries."""
-    return tma_footprint(config, case, ctas=triton.cdiv(int(case["T"]), config.block_m) * int(case["H"]))
+    return tma_footprint(config, case, ctas=cdiv(int(case["T"]), config.block_m) * int(case["H"]))
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
@@ -114,7 +115,7 @@ def flash_attention(
     windowed = window is not None and window < S  # a wider window hides nothing
     scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
     # One grid axis, because only x may exceed 65,535 programs.
-    _attention[(triton.cdiv(T, config.block_m) * B * H,)](
+    _attention[(cdiv(T, config.block_m) * B * H,)](
         tensor_map(q, config.block_m), tensor_map(k, config.block_n), tensor_map(v, config.block_n), sinks, out, lse,
         TIMELINE.get(), T, S, H, H // k.shape[2], window if windowed else 0, scale, factor, cap, *out.stride()[:3],
         *((0, 0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),

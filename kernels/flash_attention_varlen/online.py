@@ -13,6 +13,7 @@ import triton.language as tl
 
 from rooflab.kernels._attention import Returned, check_options, outputs
 from rooflab.kernels._attention_device import finish, key_tiles, softmax_numbers, step
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention._tiles import Config, configs
 from rooflab.kernels.flash_attention_varlen._args import check_args
@@ -29,22 +30,22 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """As flash_attention/online's: registers hold accumulator and scores, shared memory queries and staged keys and
     values.  Programs differ in their work, so `tensor_flops` is 0."""
     B, T, H = (int(case[key]) for key in ("B", "T", "H"))
-    D = int(triton.next_power_of_2(int(case["D"])))
+    D = int(next_power_of_2(int(case["D"])))
     threads = 32 * config.num_warps
     warpgroup = config.block_m >= 64 and scheme.activation != torch.float32
     held = config.num_stages if warpgroup else config.num_stages - 1
     tiles = 2 * held if config.num_stages > 1 else 1
     return Footprint(
         threads=threads,
-        registers=triton.cdiv(config.block_m * (D + config.block_n), threads) + ADDRESS_REGISTERS,
+        registers=cdiv(config.block_m * (D + config.block_n), threads) + ADDRESS_REGISTERS,
         shared_bytes=(config.block_m + tiles * config.block_n) * D * scheme.activation.itemsize,
-        ctas=triton.cdiv(T, config.block_m) * B * H,
+        ctas=cdiv(T, config.block_m) * B * H,
     )
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     """By head_dim and bytes of a value: what an SM's registers and shared memory hold."""
-    D = int(triton.next_power_of_2(int(case["D"])))
+    D = int(next_power_of_2(int(case["D"])))
     if scheme.activation == torch.float32:
         # fp32 products are FMAs, whose operands fill the registers: a wider tile spills.
         return Config(32, 32 if D <= 128 else 16, num_warps=4 if D <= 64 else 8, num_stages=1)
@@ -165,7 +166,7 @@ def flash_attention_varlen(
         config = config or default_config(
             "flash_attention_varlen", "online", q.dtype, q.device, B=B, T=max_seqlen_q, S=max_seqlen_k, H=H, D=D
         )
-        tiles = triton.cdiv(max_seqlen_q, config.block_m)
+        tiles = cdiv(max_seqlen_q, config.block_m)
         windowed = window is not None and window < max_seqlen_k  # a wider window hides nothing
         scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
         # One grid axis, because only x may exceed 65,535 programs.
@@ -174,6 +175,6 @@ def flash_attention_varlen(
             window if windowed else 0, scale, factor, cap, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
             *result.stride()[:2], *((0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),
             CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated, SINKS=sinks is not None,
-            LSE=return_lse, HEAD_DIM=D, BLOCK_D=triton.next_power_of_2(D), **config.launch_arguments,
+            LSE=return_lse, HEAD_DIM=D, BLOCK_D=next_power_of_2(D), **config.launch_arguments,
         )  # fmt: skip
     return result if lse is None else (result, lse)

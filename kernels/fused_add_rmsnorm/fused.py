@@ -8,6 +8,7 @@ import triton.language as tl
 
 from rooflab.kernels._pdl import pdl_arguments
 from rooflab.kernels._rows_triton import TUNING, Config, check_width, why_not_taken
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.fused_add_rmsnorm._operands import check_operands, outputs, traffic
 from rooflab.kernels.registry import register
@@ -68,10 +69,10 @@ def fused_add_rmsnorm(
     normed, new_residual, _ = outputs(out, (T, H), x)
     if normed.numel():
         config = config or default_config("fused_add_rmsnorm", "fused", x.dtype, x.device, T=T, H=H)
-        _fused_add_rmsnorm[(triton.cdiv(T, config.block_t),)](
+        _fused_add_rmsnorm[(cdiv(T, config.block_t),)](
             x, residual, weight, normed, new_residual, T, H, x.stride(0), residual.stride(0), normed.stride(0),
             new_residual.stride(0), eps, weight_offset,
-            ROUND_FIRST=round_first, BLOCK_T=config.block_t, BLOCK_H=triton.next_power_of_2(H),
+            ROUND_FIRST=round_first, BLOCK_T=config.block_t, BLOCK_H=next_power_of_2(H),
             num_warps=config.num_warps, **pdl_arguments(),
         )  # fmt: skip
     return normed, new_residual

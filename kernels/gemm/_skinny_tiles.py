@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.gemm._tiled import ADDRESS_REGISTERS, add_bias_and_residual, by_fma, uses_wgmma
 from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 from rooflab.reference.spec import Scheme
@@ -20,7 +21,7 @@ def tile(M: int, scheme: Scheme) -> tuple[int, int, int]:
     tile of a is as large as the weight's)."""
     if by_fma(scheme):
         return (16 if M <= 16 else 32), 32, 32
-    block_m = min(max(triton.next_power_of_2(M), 16), 64)
+    block_m = min(max(next_power_of_2(M), 16), 64)
     return block_m, 64, (256 if block_m < 64 else 128) // scheme.activation.itemsize
 
 
@@ -37,7 +38,7 @@ def stages(block_m: int, block_n: int, block_k: int, scheme: Scheme) -> int:
 def registers(block_m: int, block_n: int, block_k: int, num_warps: int, scheme: Scheme) -> int:
     """Registers of a thread: accumulators, and without tensor cores both tiles."""
     values = block_m * block_n + (block_k * (block_m + block_n) if by_fma(scheme) else 0)
-    return int(triton.cdiv(values, 32 * num_warps)) + ADDRESS_REGISTERS
+    return int(cdiv(values, 32 * num_warps)) + ADDRESS_REGISTERS
 
 
 def shared_bytes(block_m: int, block_n: int, block_k: int, num_stages: int, scheme: Scheme) -> int:

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import Footprint
@@ -56,10 +57,10 @@ def tile_footprint(
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     return Footprint(
         threads=threads,
-        registers=triton.cdiv(outputs + (tiles if by_fma(scheme) else 0), threads) + ADDRESS_REGISTERS,
+        registers=cdiv(outputs + (tiles if by_fma(scheme) else 0), threads) + ADDRESS_REGISTERS,
         shared_bytes=staged_tiles * tiles * scheme.activation.itemsize + more_shared_bytes,
-        ctas=triton.cdiv(M, block_m) * triton.cdiv(N, block_n),
-        tensor_flops=2.0 * outputs * triton.cdiv(K, block_k) * block_k,
+        ctas=cdiv(M, block_m) * cdiv(N, block_n),
+        tensor_flops=2.0 * outputs * cdiv(K, block_k) * block_k,
     )
 
 
@@ -69,8 +70,7 @@ def grouped_traffic(
     """a is read once, b once per `group_rows` rows of a, without reuse from L2."""
     M, N = a.shape[0], b.shape[1]
     return Traffic(
-        read_bytes=nbytes(a, bias, residual) + triton.cdiv(M, group_rows) * nbytes(b),
-        write_bytes=M * N * a.element_size(),
+        read_bytes=nbytes(a, bias, residual) + cdiv(M, group_rows) * nbytes(b), write_bytes=M * N * a.element_size()
     )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
-import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of
 from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import Case, Scheme
@@ -28,8 +27,7 @@ GROUP_ROWS = 2048
 minimum; with 1024 rows it would read 4224 columns."""
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """A matrix in memory as rows of contiguous elements."""
 
     base: torch.Tensor
@@ -53,7 +51,7 @@ def stored_as(matrix: torch.Tensor, transposed: bool) -> Stored | None:
     rows, columns = matrix.shape[row_dim], matrix.shape[1 - row_dim]
     stride = matrix.stride(row_dim)
     if rows == 1:  # the stride of a single row has no meaning
-        stride = triton.cdiv(columns * size, ALIGNMENT) * ALIGNMENT // size
+        stride = cdiv(columns * size, ALIGNMENT) * ALIGNMENT // size
     neighbours = columns == 1 or matrix.stride(1 - row_dim) == 1
     aligned = address_of(matrix) % ALIGNMENT == 0 and stride * size % ALIGNMENT == 0
     if neighbours and aligned and stride >= columns and stride * size < STRIDE_LIMIT:
@@ -121,12 +119,13 @@ def why_not_loaded_and_stored(inputs: Arguments) -> str | None:
 
 def stored_operands(a: torch.Tensor, b: torch.Tensor, precision: str, instead: str) -> tuple[Stored, Stored]:
     """Both operands for tensor maps.  Raises `ValueError` with the reason of `why_not_operands`."""
-    reason = why_not_operands(a, b, precision, instead)
-    if reason:
-        raise ValueError(reason)
-    both = stored(a, 1), stored(b, 0)
-    assert both[0] is not None and both[1] is not None, "why_not_operands gave no reason"
-    return both[0], both[1]
+    left, right = stored(a, 1), stored(b, 0)
+    if left is None or right is None or a.dtype == torch.float32:
+        reason = why_not_operands(a, b, precision, instead)
+        if reason:
+            raise ValueError(reason)
+    assert left is not None and right is not None, "why_not_operands gave no reason"
+    return left, right
 
 
 def stored_output(out: torch.Tensor, instead: str) -> Stored:
@@ -173,7 +172,7 @@ def quickest(candidates: Sequence[Config], case: Case, scheme: Scheme) -> Config
     size = scheme.activation.itemsize
 
     def clocks(config: Config) -> float:
-        waves = triton.cdiv(triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n), HOPPER_SMS)
+        waves = cdiv(cdiv(M, config.block_m) * cdiv(N, config.block_n), HOPPER_SMS)
         products = config.block_m * config.block_n * size / PRODUCT_BYTES_PER_CLOCK
         loads = (config.block_m + config.block_n) * size / L2_BYTES_PER_CLOCK
         return float(waves * max(products, loads))

@@ -21,12 +21,13 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._layouts import layout_of
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.gemm._coop_device import _gemm
 from rooflab.kernels.gemm._operands import check_operands
@@ -97,7 +98,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """One fp32 accumulator per consumer; the ring with its barriers, and the staged part of a tile."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
-    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
+    tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
     outputs = config.block_m * config.block_n
     loaded = config.stages * (config.block_m + config.block_n) * config.block_k
     ctas = min(tiles, HOPPER_SMS)
@@ -107,7 +108,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         shared_bytes=(loaded + config.block_m * config.store_n) * scheme.activation.itemsize
         + config.stages * BARRIERS_A_STAGE * BARRIER_BYTES,
         ctas=ctas,
-        tensor_flops=2.0 * outputs * triton.cdiv(K, config.block_k) * config.block_k * tiles / max(1, ctas),
+        tensor_flops=2.0 * outputs * cdiv(K, config.block_k) * config.block_k * tiles / max(1, ctas),
     )
 
 
@@ -154,7 +155,7 @@ def _why_not_residual(residual: torch.Tensor) -> str | None:
 def _map(matrix: Stored, rows: int, columns: int) -> TensorDescriptor:
     """The tensor map for tiles of an operand, `rows` by `columns`, with the swizzle that wgmma reads."""
     box = [columns, rows] if matrix.transposed else [rows, columns]
-    layout = gl.NVMMASharedLayout.get_default_for(box, KINDS[matrix.base.dtype])
+    layout = layout_of(tuple(box), KINDS[matrix.base.dtype])
     return TensorDescriptor(matrix.base, [matrix.rows, matrix.columns], [matrix.stride, 1], box, layout)
 
 
@@ -189,7 +190,7 @@ def gemm(
         raise ValueError(_why_not_residual(residual))
     config = config or config_of("cooperative", a, b, residual, precision)
     half = config.block_m // 2
-    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
+    tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
     _gemm[(min(tiles, sm_count(a.device)),)](
         _map(left, half, config.block_k), _map(right, config.block_k, config.block_n), bias,
         None if added is None else _map(added, half, config.store_n), _map(kept, half, config.store_n), M, N, K,

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import triton
 
 from rooflab.kernels import _cuda
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.gemm._operands import check_operands, traffic
 from rooflab.kernels.gemm._skinny_gemv import SOURCE
@@ -61,7 +61,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 def pieces(K: int, scheme: Scheme) -> int:
     """Loads of a whole warp per row of K, with the widest vector."""
-    return int(triton.cdiv(K * element_bytes(scheme), WARP * VECTOR_BYTES))
+    return int(cdiv(K * element_bytes(scheme), WARP * VECTOR_BYTES))
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
@@ -72,7 +72,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         threads=WARPS * WARP,
         registers=config.rows * config.unroll * VECTOR_BYTES // 4 + sums + 8,
         shared_bytes=4 * WARPS * sums,
-        ctas=triton.cdiv(N, config.rows * (WARPS // config.warps_k)) * config.split,
+        ctas=cdiv(N, config.rows * (WARPS // config.warps_k)) * config.split,
     )
 
 
@@ -149,7 +149,7 @@ def gemm(
     }
     kernel = _cuda.load(SOURCE, "gemv", options=tuple(f"-D{name}={value}" for name, value in sizes.items()))
     kernel(
-        (triton.cdiv(N, config.rows * (WARPS // config.warps_k)) * config.split,),
+        (cdiv(N, config.rows * (WARPS // config.warps_k)) * config.split,),
         (WARPS * WARP,),
         a,
         b,

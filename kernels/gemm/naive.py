@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._checks import output
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
@@ -46,7 +47,7 @@ def traffic(inputs: Arguments) -> Traffic:
     a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
     return Traffic(
-        read_bytes=nbytes(a, inputs.bias) + triton.cdiv(M, BLOCK_M) * nbytes(b), write_bytes=M * N * a.element_size()
+        read_bytes=nbytes(a, inputs.bias) + cdiv(M, BLOCK_M) * nbytes(b), write_bytes=M * N * a.element_size()
     )
 
 
@@ -61,7 +62,7 @@ def gemm(
     """
     M, N, K = check_operands(a, b, bias)
     out = output(out, (M, N), a)
-    grid = (triton.cdiv(M, BLOCK_M) * triton.cdiv(N, BLOCK_N),)
+    grid = (cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N),)
     if out.numel():
         _gemm[grid](
             a, b, bias, out, M, N, K, *a.stride(), *b.stride(), out.stride(0),

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import triton
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._cuda import CudaKernel, load
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
@@ -35,7 +35,7 @@ def traffic(inputs: Arguments) -> Traffic:
     a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
     return Traffic(
-        read_bytes=nbytes(a, inputs.bias, inputs.residual) + triton.cdiv(M, ROWS) * nbytes(b),
+        read_bytes=nbytes(a, inputs.bias, inputs.residual) + cdiv(M, ROWS) * nbytes(b),
         write_bytes=M * N * a.element_size(),
     )
 
@@ -58,7 +58,7 @@ def gemm(
     out = output(out, (M, N), a)
     if out.numel():
         strides = (*a.stride(), *b.stride(), 0 if residual is None else residual.stride(0), out.stride(0))
-        grid = (triton.cdiv(M, ROWS) * triton.cdiv(N, COLUMNS),)
+        grid = (cdiv(M, ROWS) * cdiv(N, COLUMNS),)
         sizes = (np.int32(M), np.int32(N), np.int32(K))
         _kernel(a.dtype)(grid, (COLUMNS, ROWS), a, b, bias, residual, out, *sizes, *map(np.int64, strides))
     return out

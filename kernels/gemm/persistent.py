@@ -18,6 +18,7 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._tiled import add_bias_and_residual, config_of, grouped_tile, tile_footprint, traffic_of
@@ -195,7 +196,7 @@ def gemm(
         return epilogue_alone(out, bias, residual)
     config = config or config_of("persistent", a, b, residual, precision)
     a_stored, b_stored = stored_operands(a, b, precision, "pipelined")
-    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
+    tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
     _gemm[(min(tiles, sm_count(a.device)),)](
         a_stored.descriptor(config.block_m, config.block_k), b_stored.descriptor(config.block_k, config.block_n),
         stored_output(out, "tma").descriptor(config.block_m, config.block_n // config.store_parts), bias, residual, M,

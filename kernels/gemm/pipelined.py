@@ -14,9 +14,9 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-import triton
 
 from rooflab.kernels._checks import output
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._tiled import _gemm, by_fma, config_of, tile_footprint, traffic_of, uses_wgmma
 from rooflab.kernels.registry import register
@@ -100,7 +100,7 @@ def gemm(
     M, N, K = check_operands(a, b, bias, residual, precision)
     out = output(out, (M, N), a)
     config = config or config_of("pipelined", a, b, residual, precision)
-    grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
+    grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
     if out.numel():
         _gemm[grid](
             a, b, bias, residual, out, M, N, K, *a.stride(), *b.stride(),

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import triton
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._cuda import CudaKernel, load
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm.one_thread import ELEMENTS
 from rooflab.kernels.registry import Arguments, register
@@ -52,7 +52,7 @@ def traffic(inputs: Arguments) -> Traffic:
     a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
     return Traffic(
-        read_bytes=nbytes(a, inputs.bias, inputs.residual) + triton.cdiv(M, TILE) * nbytes(b),
+        read_bytes=nbytes(a, inputs.bias, inputs.residual) + cdiv(M, TILE) * nbytes(b),
         write_bytes=M * N * a.element_size(),
     )
 
@@ -75,7 +75,7 @@ def gemm(
     out = output(out, (M, N), a)
     if out.numel():
         strides = (*a.stride(), *b.stride(), 0 if residual is None else residual.stride(0), out.stride(0))
-        grid = (triton.cdiv(M, TILE) * triton.cdiv(N, TILE),)
+        grid = (cdiv(M, TILE) * cdiv(N, TILE),)
         sizes = (np.int32(M), np.int32(N), np.int32(K))
         _kernel(a, b, out)(grid, (THREADS,), a, b, bias, residual, out, *sizes, *map(np.int64, strides))
     return out

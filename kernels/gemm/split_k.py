@@ -17,6 +17,7 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._skinny_tiles import REDUCE_COLUMNS, registers, shared_bytes, stages, store_tile, tile
 from rooflab.kernels.gemm._tiled import config_of
@@ -63,7 +64,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         threads=32 * config.num_warps,
         registers=registers(*sides, config.num_warps, scheme),
         shared_bytes=shared_bytes(*sides, config.num_stages, scheme),
-        ctas=triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n) * config.split,
+        ctas=cdiv(M, config.block_m) * cdiv(N, config.block_n) * config.split,
         tensor_flops=2.0 * config.block_m * config.block_n * depth,
     )
 
@@ -78,7 +79,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     """The least split that fills the SMs."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     sides = tile(M, scheme)
-    tiles = triton.cdiv(M, sides[0]) * triton.cdiv(N, sides[1])
+    tiles = cdiv(M, sides[0]) * cdiv(N, sides[1])
     split = 1
     while tiles * split < LEAST_CTAS and split < 16 and (split + 1) * LEAST_STEPS * sides[2] <= K:
         split += 1
@@ -87,7 +88,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 def _steps(K: int, config: Config) -> int:
     """Tiles of K per share; the last share may have fewer."""
-    return int(triton.cdiv(triton.cdiv(K, config.block_k), config.split))
+    return int(cdiv(cdiv(K, config.block_k), config.split))
 
 
 @triton.jit
@@ -147,7 +148,7 @@ def traffic(inputs: Arguments) -> Traffic:
     config = inputs.config or config_of("split_k", a, b, residual, inputs.precision)
     partial = 4 * M * N * config.split if config.split > 1 else 0
     return Traffic(
-        read_bytes=nbytes(a, inputs.bias, residual) + triton.cdiv(M, config.block_m) * nbytes(b) + partial,
+        read_bytes=nbytes(a, inputs.bias, residual) + cdiv(M, config.block_m) * nbytes(b) + partial,
         write_bytes=M * N * a.element_size() + partial,
         launches=1 if config.split == 1 else 2,
     )
@@ -182,13 +183,13 @@ def gemm(
     partial = torch.empty((split, M, N), dtype=torch.float32, device=a.device) if split > 1 else None
     stride_rm = residual.stride(0) if residual is not None else 0
     has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
-    _gemm[(triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n), split)](
+    _gemm[(cdiv(M, config.block_m) * cdiv(N, config.block_n), split)](
         a, b, bias, residual, out, partial, M, N, K, _steps(K, config), *a.stride(), *b.stride(), stride_rm,
         out.stride(0),
         **has, PRECISION=precision, **config.launch_arguments,
     )  # fmt: skip
     if split > 1:
-        grid = (M, triton.cdiv(N, REDUCE_COLUMNS))  # M first, because the second dimension is at most 65535
+        grid = (M, cdiv(N, REDUCE_COLUMNS))  # M first, because the second dimension is at most 65535
         _reduce[grid](partial, bias, residual, out, M, N, stride_rm, out.stride(0), **has, SPLIT=split,
                       COLUMNS=REDUCE_COLUMNS, num_warps=4)  # fmt: skip
     return out

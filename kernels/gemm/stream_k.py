@@ -20,6 +20,7 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._skinny_tiles import registers, shared_bytes, store_tile, tile
 from rooflab.kernels.gemm._tiled import by_fma, config_of
@@ -87,12 +88,12 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 
 def _tiles(case: Case, config: Config) -> int:
-    return int(triton.cdiv(int(case["M"]), config.block_m) * triton.cdiv(int(case["N"]), config.block_n))
+    return int(cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n))
 
 
 def _steps(K: int, config: Config) -> int:
     """Tiles of K; one empty tile if K is 0."""
-    return max(int(triton.cdiv(K, config.block_k)), 1)
+    return max(int(cdiv(K, config.block_k)), 1)
 
 
 @triton.jit
@@ -170,7 +171,7 @@ def traffic(inputs: Arguments) -> Traffic:
     _, programs, cut = _shares(M, N, K, config, a.device)
     partial = 2 * programs * config.block_m * config.block_n * 4 if cut else 0
     return Traffic(
-        read_bytes=nbytes(a, inputs.bias, residual) + triton.cdiv(M, config.block_m) * nbytes(b) + partial,
+        read_bytes=nbytes(a, inputs.bias, residual) + cdiv(M, config.block_m) * nbytes(b) + partial,
         write_bytes=M * N * a.element_size() + partial,
         launches=2 if cut else 1,
     )
@@ -178,7 +179,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 def _shares(M: int, N: int, K: int, config: Config, device: torch.device) -> tuple[int, int, bool]:
     """Tiles, programs, and whether a tile is cut, so that a second launch is needed."""
-    tiles = int(triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n))
+    tiles = int(cdiv(M, config.block_m) * cdiv(N, config.block_n))
     steps = _steps(K, config)
     programs = min(sm_count(device), tiles * steps)
     return tiles, programs, steps > 1 and tiles % programs > 0

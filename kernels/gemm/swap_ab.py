@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import triton
 
 from rooflab.kernels import _cuda
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._skinny_operands import (
     VECTOR_BYTES,
@@ -73,18 +73,18 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def _columns(case: Case) -> int:
-    return min(max(int(triton.next_power_of_2(int(case["M"]))), 8), MOST_COLUMNS)
+    return min(max(int(next_power_of_2(int(case["M"]))), 8), MOST_COLUMNS)
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """A ring of tiles in shared memory, reused for the sums; accumulators in registers."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
-    depth = triton.cdiv(triton.cdiv(K, config.block_k), config.split) * config.block_k
+    depth = cdiv(cdiv(K, config.block_k), config.split) * config.block_k
     return Footprint(
         threads=LOADERS + 2 * config.block_n,
         registers=config.block_m // 2 + 24,
         shared_bytes=config.num_stages * (config.block_m + config.block_n) * config.block_k * element_bytes(scheme),
-        ctas=triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n) * config.split,
+        ctas=cdiv(M, config.block_m) * cdiv(N, config.block_n) * config.split,
         tensor_flops=2.0 * config.block_m * config.block_n * depth,
     )
 
@@ -113,7 +113,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     piece = PIECE_BYTES // element_bytes(scheme)
     # Longer runs of a row, if four stages or more still fit.
     block_k = 2 * piece if block_m + block_n <= 96 else piece
-    tiles = triton.cdiv(M, block_m) * triton.cdiv(N, block_n)
+    tiles = cdiv(M, block_m) * cdiv(N, block_n)
     split = 1
     while tiles * split < LEAST_CTAS and split < 8 and 8 * split * block_k <= K:
         split *= 2
@@ -131,7 +131,7 @@ def traffic(inputs: Arguments) -> Traffic:
     a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
     config = inputs.config or config_of("swap_ab", a, b, inputs.residual, inputs.precision)
-    tiles_m = max(triton.cdiv(M, config.block_m), 1)
+    tiles_m = max(cdiv(M, config.block_m), 1)
     return Traffic(
         read_bytes=nbytes(a, inputs.bias, inputs.residual) + tiles_m * nbytes(b), write_bytes=M * N * a.element_size()
     )
@@ -187,14 +187,14 @@ def gemm(
     options = tuple(f"-D{name}={value}" for name, value in sizes.items())
     kernel = _cuda.load(source(KINDS[a.dtype], config.block_m), "swap_ab", options=options)
     kernel(
-        (triton.cdiv(N, config.block_n) * config.split, triton.cdiv(M, config.block_m)),
+        (cdiv(N, config.block_n) * config.split, cdiv(M, config.block_m)),
         (LOADERS + 2 * config.block_n,),
         a,
         b,
         bias,
         residual,
         out,
-        *(np.int32(size) for size in (M, N, K, triton.cdiv(triton.cdiv(K, config.block_k), config.split))),
+        *(np.int32(size) for size in (M, N, K, cdiv(cdiv(K, config.block_k), config.split))),
         np.int64(row_stride(a, 0)),
         np.int64(row_stride(b, 1)),
         np.int64(residual.stride(0) if residual is not None else 0),

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._checks import output
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._tiled import add_bias_and_residual, config_of, grouped_tile, tile_footprint, traffic_of
@@ -118,7 +119,7 @@ def gemm(
         return epilogue_alone(out, bias, residual)
     config = config or config_of("tma", a, b, residual, precision)
     a_stored, b_stored = stored_operands(a, b, precision, "pipelined")
-    _gemm[(triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)](
+    _gemm[(cdiv(M, config.block_m) * cdiv(N, config.block_n),)](
         a_stored.descriptor(config.block_m, config.block_k), b_stored.descriptor(config.block_k, config.block_n), bias,
         residual, out, M, N, K, residual.stride(0) if residual is not None else 0, out.stride(0),
         A_TRANSPOSED=a_stored.transposed, B_TRANSPOSED=b_stored.transposed, HAS_BIAS=bias is not None,

@@ -24,6 +24,7 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._tiled import add_bias_and_residual, config_of, grouped_tile, tile_footprint, traffic_of
@@ -162,7 +163,7 @@ def gemm(
     config = config or config_of("warp_specialized", a, b, residual, precision)
     a_stored, b_stored = stored_operands(a, b, precision, "pipelined")
     out_stored = stored_output(out, "tma")
-    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
+    tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
     grid = (min(tiles, sm_count(a.device)),)
 
     def launch() -> None:

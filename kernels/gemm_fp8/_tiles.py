@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.gemm_fp8._operands import check_operands, why_no_tma
 from rooflab.kernels.registry import Arguments
@@ -48,7 +49,7 @@ def configs(widest: int) -> Iterator[Config]:
 def columns(M: int, N: int, block_m: int, widest: int) -> int:
     """Columns of the widest tile with which every SM of a Hopper has a tile, or 16."""
     for block_n in (256, 128, 64, 32):
-        if block_n <= widest and triton.cdiv(M, block_m) * triton.cdiv(N, block_n) >= HOPPER_SMS:
+        if block_n <= widest and cdiv(M, block_m) * cdiv(N, block_n) >= HOPPER_SMS:
             return block_n
     return 16
 
@@ -62,8 +63,8 @@ def footprint(config: Config, case: Case, accumulators: int) -> Footprint:
         threads=threads,
         registers=accumulators * outputs // threads + ADDRESS_REGISTERS,
         shared_bytes=config.num_stages * (config.block_m + config.block_n) * BLOCK_K,
-        ctas=triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),
-        tensor_flops=2.0 * outputs * triton.cdiv(K, BLOCK_K) * BLOCK_K,
+        ctas=cdiv(M, config.block_m) * cdiv(N, config.block_n),
+        tensor_flops=2.0 * outputs * cdiv(K, BLOCK_K) * BLOCK_K,
     )
 
 
@@ -74,7 +75,7 @@ def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
         a, b = inputs.a, inputs.b
         M, N = a.shape[0], b.shape[1]
         config = inputs.config or config_of(kernel, a, b)
-        panels = max(1, triton.cdiv(M, config.block_m * config.group_m))
+        panels = max(1, cdiv(M, config.block_m * config.group_m))
         return Traffic(nbytes(a, inputs.a_scale, inputs.b_scale, inputs.bias) + panels * nbytes(b), 2 * M * N)
 
     return traffic

@@ -14,6 +14,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._checks import output
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm_fp8 import _tiles
 from rooflab.kernels.gemm_fp8._operands import block_scaled
 from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, Config, check_for_tma, config_of, place, traffic_of, unsupported
@@ -110,7 +111,7 @@ def gemm_fp8(
     config = config or config_of("promoted", a, b)
     block = block_scaled(a_scale)
     weight = b.mT
-    grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
+    grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
     _gemm[grid](
         TensorDescriptor(a, [M, K], [a.stride(0), 1], [config.block_m, BLOCK_K]),
         TensorDescriptor(weight, [N, K], [weight.stride(0), 1], [config.block_n, BLOCK_K]), a_scale, b_scale, bias, out,

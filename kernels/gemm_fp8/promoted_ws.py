@@ -13,7 +13,6 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
@@ -21,6 +20,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._layouts import layout_of
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm_fp8 import _tiles
 from rooflab.kernels.gemm_fp8._operands import TMA_ALIGNMENT, block_scaled
 from rooflab.kernels.gemm_fp8._partitions import consume, produce
@@ -64,14 +65,14 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     threads = 128 * (consumers + 1)
     outputs = config.block_m * config.block_n
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
-    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
+    tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
     ctas = min(tiles, HOPPER_SMS)
     return Footprint(
         threads=threads,
         registers=min(REGISTERS_PER_SM // threads // 8 * 8, config.block_n + SUM_REGISTERS),
         shared_bytes=config.num_stages * (config.block_m + config.block_n) * BLOCK_K + 2 * outputs,
         ctas=ctas,
-        tensor_flops=2.0 * outputs * triton.cdiv(K, BLOCK_K) * BLOCK_K * tiles / max(1, ctas),
+        tensor_flops=2.0 * outputs * cdiv(K, BLOCK_K) * BLOCK_K * tiles / max(1, ctas),
     )
 
 
@@ -85,8 +86,8 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
     def turns(block_m: int) -> int:
         """Rows that the busiest SM multiplies."""
-        tiles = triton.cdiv(M, block_m) * triton.cdiv(N, block_n)
-        return int(block_m * triton.cdiv(tiles, HOPPER_SMS))
+        tiles = cdiv(M, block_m) * cdiv(N, block_n)
+        return int(block_m * cdiv(tiles, HOPPER_SMS))
 
     # The larger tile reads a sixth less from L2 per FLOP, so it is better if both take equally long.
     if turns(192) <= turns(128):
@@ -182,13 +183,13 @@ def gemm_fp8(
     block, weight = block_scaled(a_scale), b.mT
     by_tma = out.stride(0) * out.itemsize % TMA_ALIGNMENT == 0 and out.data_ptr() % TMA_ALIGNMENT == 0
     boxes = ([64, BLOCK_K], [config.block_n, BLOCK_K], [64, config.block_n])
-    layouts = [gl.NVMMASharedLayout.get_default_for(box, kind) for box, kind in zip(boxes, KINDS, strict=True)]
+    layouts = [layout_of(tuple(box), kind) for box, kind in zip(boxes, KINDS, strict=True)]
     target = out if by_tma else a.new_empty((1, 8), dtype=torch.bfloat16)
     maps = [
         TensorDescriptor(tensor, list(tensor.shape), [tensor.stride(0), 1], box, layout)
         for tensor, box, layout in zip((a, weight, target), boxes, layouts, strict=True)
     ]
-    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
+    tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
     _gemm[(min(tiles, sm_count(a.device)),)](
         *maps, a_scale, b_scale, bias, out, M, N, K, *(a_scale.stride() if block else (0, 0)),
         *(b_scale.stride() if block else (0, 0)), out.stride(0),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT
 from rooflab.kernels.gemm._tma import Stored, stored_as
 
@@ -24,7 +24,7 @@ def stored_experts(b: torch.Tensor) -> StoredExperts | None:
     """b, (E, K, N), for a tensor map of three dimensions, or None."""
     E, K, N = b.shape
     size = b.element_size()
-    row = b.stride(2) if N > 1 else triton.cdiv(K * size, ALIGNMENT) * ALIGNMENT // size
+    row = b.stride(2) if N > 1 else cdiv(K * size, ALIGNMENT) * ALIGNMENT // size
     matrix = b.stride(0) if E > 1 else N * row  # the stride of a single expert has no meaning
     address = b.storage_offset() * size if b.device.type == "meta" else b.data_ptr()
     aligned = address % ALIGNMENT == row * size % ALIGNMENT == matrix * size % ALIGNMENT == 0

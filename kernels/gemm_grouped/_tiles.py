@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.gemm._tiled import grouped_tile, tile_footprint
 from rooflab.kernels.gemm_grouped._operands import group_rows
@@ -49,7 +50,7 @@ def panel_footprint(
     """gemm's footprint, with a CTA for each possible tile.  `blocks`: M, N and K of a tile."""
     product = Case(M=case["T"], N=case["N"], K=case["K"])
     needs = tile_footprint(blocks, num_warps, staged_tiles, product, scheme, more_shared_bytes=more_shared_bytes)
-    ctas = panels(int(case["T"]), int(case["E"]), blocks[0]) * triton.cdiv(int(case["N"]), blocks[1])
+    ctas = panels(int(case["T"]), int(case["E"]), blocks[0]) * cdiv(int(case["N"]), blocks[1])
     return replace(needs, ctas=ctas)
 
 
@@ -60,7 +61,7 @@ def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
         a, b, offsets = inputs.a, inputs.b, inputs.offsets
         _, K, N = b.shape
         config = inputs.config or config_of(kernel, a, b)
-        reads = sum(triton.cdiv(own, config.block_m * config.group_m) for own in group_rows(offsets))
+        reads = sum(cdiv(own, config.block_m * config.group_m) for own in group_rows(offsets))
         return Traffic(
             read_bytes=nbytes(a, offsets) + reads * K * N * b.element_size(),
             write_bytes=a.shape[0] * N * a.element_size(),
@@ -104,7 +105,7 @@ def least_work(candidates: Sequence[Config], case: Case) -> Config:
 
     def weight(config: Config) -> int:
         whole = max(float(used), T / config.block_m + (used / 2 if T > used * config.block_m / 2 else 0))
-        waves = triton.cdiv(round(whole * triton.cdiv(N, config.block_n)), HOPPER_SMS)
+        waves = cdiv(round(whole * cdiv(N, config.block_n)), HOPPER_SMS)
         return int(waves) * (config.block_m * config.block_n + OPERAND_WEIGHT * (config.block_m + config.block_n))
 
     return min(candidates, key=weight)

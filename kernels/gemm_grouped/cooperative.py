@@ -14,12 +14,13 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._layouts import layout_of
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import ALIGNMENT
 from rooflab.kernels.gemm._tma import stored_as
 from rooflab.kernels.gemm_grouped._coop_device import _gemm
@@ -74,11 +75,11 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """One fp32 accumulator per consumer; the ring, the staged result, and the mbarriers."""
-    tiles = panels(int(case["T"]), int(case["E"]), config.block_m) * triton.cdiv(int(case["N"]), config.block_n)
+    tiles = panels(int(case["T"]), int(case["E"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
     outputs = config.block_m * config.block_n
     slot = (config.block_m + config.block_n) * config.block_k
     elements = config.stages * slot + config.block_m * config.store_n
-    flops = 2.0 * outputs * triton.cdiv(int(case["K"]), config.block_k) * config.block_k
+    flops = 2.0 * outputs * cdiv(int(case["K"]), config.block_k) * config.block_k
     ctas = min(tiles, HOPPER_SMS)
     return Footprint(
         threads=THREADS,
@@ -120,7 +121,7 @@ def why_not_taken(a: torch.Tensor, b: torch.Tensor) -> str | None:
 
 
 def _map(base: torch.Tensor, shape: list[int], stride: int, box: list[int]) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout.get_default_for(box, KINDS[base.dtype])
+    layout = layout_of(tuple(box), KINDS[base.dtype])
     return TensorDescriptor(base, shape, [stride, 1], box, layout)
 
 
@@ -159,11 +160,11 @@ def gemm_grouped(
     config = config or config_of("cooperative", a, b)
     a_stored, experts = stored(a, b)
     half = config.block_m // 2
-    tiles = panels(T, E, config.block_m) * triton.cdiv(N, config.block_n)
+    tiles = panels(T, E, config.block_m) * cdiv(N, config.block_n)
     _gemm[(min(tiles, sm_count(a.device)),)](
         _map(a, [T, K], a_stored.stride, [half, config.block_k]),
         _map(b, [E * N, K], experts.strides[1], [config.block_n, config.block_k]), offsets,
         _map(out, [T, N], out_stored.stride, [half, config.store_n]), out, out.stride(0), E, N, K,
-        BLOCK_E=max(LEAST_EXPERTS, triton.next_power_of_2(E)), num_warps=4, **config.launch_arguments,
+        BLOCK_E=max(LEAST_EXPERTS, next_power_of_2(E)), num_warps=4, **config.launch_arguments,
     )  # fmt: skip
     return out

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._checks import output
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.gemm._tiled import by_fma, uses_wgmma
 from rooflab.kernels.gemm_grouped._operands import check_operands
 from rooflab.kernels.gemm_grouped._tiles import config_of, least_work, panel_footprint, panels, tile_of, traffic_of
@@ -130,8 +131,8 @@ def gemm_grouped(
     out = output(out, (T, N), a)
     config = config or config_of("grouped", a, b)
     if out.numel():
-        _gemm[(panels(T, E, config.block_m) * triton.cdiv(N, config.block_n),)](
+        _gemm[(panels(T, E, config.block_m) * cdiv(N, config.block_n),)](
             a, b, offsets, out, E, N, K, *a.stride(), *b.stride(), out.stride(0),
-            BLOCK_E=triton.next_power_of_2(E), **config.launch_arguments,
+            BLOCK_E=next_power_of_2(E), **config.launch_arguments,
         )  # fmt: skip
     return out

@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._checks import output
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.gemm._tiled import by_fma, uses_wgmma
 from rooflab.kernels.gemm._tma import ROW_BYTES
@@ -125,8 +126,8 @@ def gemm_grouped(
     config = config or config_of("tma", a, b)
     a_stored, experts = stored(a, b)
     b_map = TensorDescriptor(b, [*experts.shape], [*experts.strides], [1, config.block_n, config.block_k])
-    _gemm[(panels(T, E, config.block_m) * triton.cdiv(N, config.block_n),)](
+    _gemm[(panels(T, E, config.block_m) * cdiv(N, config.block_n),)](
         a_stored.descriptor(config.block_m, config.block_k), b_map, offsets, out, E, N, K, out.stride(0),
-        BLOCK_E=triton.next_power_of_2(E), **config.launch_arguments,
+        BLOCK_E=next_power_of_2(E), **config.launch_arguments,
     )  # fmt: skip
     return out

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 import torch
-import triton
 
 from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import ALIGNMENT
 from rooflab.kernels.gemm._tma import Stored, stored_as
 from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
@@ -93,7 +93,7 @@ def least_work(candidates: Sequence[Config], case: Case) -> Config:
     M, I = int(case["M"]), int(case["I"])
 
     def weight(config: Config) -> int:
-        waves = triton.cdiv(triton.cdiv(M, config.block_m) * triton.cdiv(I, config.block_i), HOPPER_SMS)
+        waves = cdiv(cdiv(M, config.block_m) * cdiv(I, config.block_i), HOPPER_SMS)
         return int(waves) * (
             2 * config.block_m * config.block_i + OPERAND_WEIGHT * (config.block_m + 2 * config.block_i)
         )

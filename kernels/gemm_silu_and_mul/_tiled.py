@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.gemm._tiled import tile_footprint
 from rooflab.kernels.registry import Arguments
@@ -45,7 +46,7 @@ def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
         a, b = inputs.a, inputs.b
         M, config = a.shape[0], inputs.config or config_of(kernel, a, b)
         return Traffic(
-            read_bytes=nbytes(a) + triton.cdiv(M, config.block_m * config.group_m) * nbytes(b),
+            read_bytes=nbytes(a) + cdiv(M, config.block_m * config.group_m) * nbytes(b),
             write_bytes=M * (b.shape[1] // 2) * a.element_size(),
         )
 

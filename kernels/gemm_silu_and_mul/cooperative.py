@@ -11,12 +11,13 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._layouts import layout_of
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._tma import Stored
 from rooflab.kernels.gemm_silu_and_mul._coop_device import _gemm
 from rooflab.kernels.gemm_silu_and_mul._maps import least_work, stages_that_fit, stored, why_no_maps
@@ -70,12 +71,12 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """One fp32 accumulator per consumer; the ring, the staged result, and the mbarriers."""
-    tiles = triton.cdiv(int(case["M"]), config.block_m) * triton.cdiv(int(case["I"]), config.block_i)
+    tiles = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["I"]), config.block_i)
     outputs = config.block_m * 2 * config.block_i
     ctas = min(tiles, HOPPER_SMS)
     slot = (config.block_m + 2 * config.block_i) * config.block_k
     elements = config.stages * slot + config.block_m * config.block_i
-    flops = 2.0 * outputs * triton.cdiv(int(case["K"]), config.block_k) * config.block_k
+    flops = 2.0 * outputs * cdiv(int(case["K"]), config.block_k) * config.block_k
     return Footprint(
         threads=THREADS,
         registers=outputs // 256 + CONSUMER_REGISTERS,
@@ -111,7 +112,7 @@ def why_not_taken(a: torch.Tensor, b: torch.Tensor) -> str | None:
 
 def _map(matrix: Stored, rows: int, columns: int) -> TensorDescriptor:
     box = [rows, columns]
-    layout = gl.NVMMASharedLayout.get_default_for(box, KINDS[matrix.base.dtype])
+    layout = layout_of(tuple(box), KINDS[matrix.base.dtype])
     return TensorDescriptor(matrix.base, [matrix.rows, matrix.columns], [matrix.stride, 1], box, layout)
 
 
@@ -138,7 +139,7 @@ def gemm_silu_and_mul(
         raise ValueError(reason)
     config = config or config_of("cooperative", a, b)
     a_stored, weight, out_stored = stored(a, b, out)
-    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(I, config.block_i)
+    tiles = cdiv(M, config.block_m) * cdiv(I, config.block_i)
     _gemm[(min(tiles, sm_count(a.device)),)](
         _map(a_stored, config.block_m // 2, config.block_k), _map(weight, config.block_i, config.block_k),
         _map(out_stored, config.block_m // 2, config.block_i), M, I, K,

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._tiled import by_fma, grouped_tile, uses_wgmma
 from rooflab.kernels.gemm_silu_and_mul._operands import check_operands
 from rooflab.kernels.gemm_silu_and_mul._tiled import config_of, gated_footprint, silu_product, traffic_of
@@ -126,7 +127,7 @@ def gemm_silu_and_mul(
     out = output(out, (M, I), a)
     config = config or config_of("fused", a, b)
     if out.numel():
-        _gemm[(triton.cdiv(M, config.block_m) * triton.cdiv(I, config.block_i),)](
+        _gemm[(cdiv(M, config.block_m) * cdiv(I, config.block_i),)](
             a, b, out, M, I, K, *a.stride(), *b.stride(), out.stride(0), **config.launch_arguments
         )
     return out

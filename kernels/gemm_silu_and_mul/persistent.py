@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.gemm._tiled import by_fma, grouped_tile, uses_wgmma
 from rooflab.kernels.gemm._tma import ROW_BYTES
@@ -123,7 +124,7 @@ def gemm_silu_and_mul(
     config = config or config_of("persistent", a, b)
     a_stored, weight, out_stored = stored(a, b, out)
     shape, strides = gated(weight)
-    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(I, config.block_i)
+    tiles = cdiv(M, config.block_m) * cdiv(I, config.block_i)
     _gemm[(min(tiles, sm_count(a.device)),)](
         a_stored.descriptor(config.block_m, config.block_k),
         TensorDescriptor(b, shape, strides, [2, config.block_i, config.block_k]),

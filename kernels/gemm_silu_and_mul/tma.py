@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._checks import output
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.gemm._tiled import by_fma, grouped_tile, uses_wgmma
 from rooflab.kernels.gemm._tma import ROW_BYTES
@@ -113,7 +114,7 @@ def gemm_silu_and_mul(
     config = config or config_of("tma", a, b)
     a_stored, weight, out_stored = stored(a, b, out)
     shape, strides = gated(weight)
-    _gemm[(triton.cdiv(M, config.block_m) * triton.cdiv(I, config.block_i),)](
+    _gemm[(cdiv(M, config.block_m) * cdiv(I, config.block_i),)](
         a_stored.descriptor(config.block_m, config.block_k),
         TensorDescriptor(b, shape, strides, [2, config.block_i, config.block_k]),
         out_stored.descriptor(config.block_m, config.block_i), M, I, K,

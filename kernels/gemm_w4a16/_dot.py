@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.tuning import Footprint, LaunchConfig
 from rooflab.reference.spec import Case
 
@@ -59,24 +60,24 @@ def footprint(config: Config, case: Case, bits: int, block_k: int) -> Footprint:
         threads=threads,
         registers=held // threads + ADDRESS_REGISTERS,
         shared_bytes=(config.num_stages - 1) * codes + config.num_stages * activations,
-        ctas=triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n) * config.split,
-        tensor_flops=2.0 * outputs * triton.cdiv(triton.cdiv(K, block_k), config.split) * block_k,
+        ctas=cdiv(M, config.block_m) * cdiv(N, config.block_n) * config.split,
+        tensor_flops=2.0 * outputs * cdiv(cdiv(K, block_k), config.split) * block_k,
     )
 
 
 def is_legal(config: Config, case: Case, bits: int, block_k: int) -> bool:
     """Whether each share has a tile of K and a CTA fits."""
-    steps = triton.cdiv(int(case["K"]), block_k)
+    steps = cdiv(int(case["K"]), block_k)
     return (config.split == 1 or config.split <= steps) and footprint(config, case, bits, block_k).fits
 
 
 def heuristic(case: Case, bits: int, block_k: int) -> Config:
     """All rows of a in one tile up to 128; K split until the SMs have as many CTAs as their shared memory holds."""
-    M, N, steps = int(case["M"]), int(case["N"]), triton.cdiv(int(case["K"]), block_k)
+    M, N, steps = int(case["M"]), int(case["N"]), cdiv(int(case["K"]), block_k)
     block_m = next((size for size in (16, 32, 64) if M <= size), 128)
     block_n = 64 if block_m <= 64 else 128
     stages = 8 if block_k == 32 else 6 if block_k == 64 or block_m <= 32 else 4
-    tiles = triton.cdiv(M, block_m) * triton.cdiv(N, block_n)
+    tiles = cdiv(M, block_m) * cdiv(N, block_n)
     most = HOPPER_SMS * (4 if block_m <= 16 else 3 if block_m <= 32 else 2 if block_m <= 64 else 1)
     split = 1
     while split < 8 and 2 * split * tiles <= most and 2 * split <= steps // 4:
@@ -204,7 +205,7 @@ def launch(
     """One launch, or two if K is split.  words: packed; scale and zero have the same layout, rows contiguous."""
     (M, K), N = a.shape, words.shape[0]
     target = out if config.split == 1 else out.new_empty((config.split, M, N), dtype=torch.float32)
-    tiles = triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n)
+    tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
     _dot[(tiles * config.split,)](
         a, words, scale, zero, bias, target, M, N, K, words.shape[1], a.stride(0) if M > 1 else 0, scale.stride(0),
         out.stride(0),
@@ -212,6 +213,6 @@ def launch(
         BLOCK_K=block_k, **config.launch_arguments,
     )  # fmt: skip
     if config.split > 1:
-        _add_up[(triton.cdiv(M * N, REDUCED),)](
+        _add_up[(cdiv(M * N, REDUCED),)](
             target, bias, out, M, N, out.stride(0), HAS_BIAS=bias is not None, SPLIT=config.split, BLOCK=REDUCED
         )

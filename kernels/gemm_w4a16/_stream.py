@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import triton
 
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm_w4a16._stream_device import SOURCE
 from rooflab.kernels.tuning import REGISTERS_PER_THREAD, Footprint
 from rooflab.reference.spec import Case
@@ -79,7 +79,7 @@ def footprint(config: Config, case: Case, bits: int, subgroups: int) -> Footprin
         threads=WARP * config.warps,
         registers=8 * config.depth + 2 * tiles * 64 // bits + 8 * tiles,
         shared_bytes=4 * ROWS * config.warps * M,
-        ctas=triton.cdiv(N, ROWS * (config.warps // config.warps_k)) * config.split,
+        ctas=cdiv(N, ROWS * (config.warps // config.warps_k)) * config.split,
     )
 
 
@@ -96,7 +96,7 @@ def is_legal(config: Config, case: Case, bits: int, subgroups: int) -> bool:
 
 def heuristic(case: Case, bits: int, subgroups: int) -> Config:
     """One wave: as many shares of K as fill every SM's warps once, but no more than K has chunks."""
-    rows, most = max(triton.cdiv(int(case["N"]), ROWS), 1), chunks(int(case["K"]), bits)
+    rows, most = max(cdiv(int(case["N"]), ROWS), 1), chunks(int(case["K"]), bits)
     tiles = column_tiles(min(int(case["M"]), MOST_M, MOST_COLUMNS // subgroups), subgroups)
     warps = warps_per_sm(tiles, bool(case.get("zeros")))
     depth = 6 if warps <= 8 else 4
@@ -145,7 +145,7 @@ def launch(
     }
     kernel = _cuda.load(SOURCE, "gemv", options=tuple(f"-D{name}={value}" for name, value in sizes.items()))
     kernel(
-        (triton.cdiv(N, ROWS * (config.warps // config.warps_k)) * config.split,),
+        (cdiv(N, ROWS * (config.warps // config.warps_k)) * config.split,),
         (WARP * config.warps,),
         a,
         codes,

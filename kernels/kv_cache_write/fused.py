@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.kv_cache_write._operands import check_operands
 from rooflab.kernels.registry import Arguments, register
@@ -42,8 +43,8 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """A tile of k and one of v in registers, in the dtype of the cache."""
     threads = 32 * config.num_warps
     block_d, block_heads = _blocks(config, int(case["H_kv"]), int(case["D"]))
-    registers = triton.cdiv(2 * block_d * block_heads * scheme.activation.itemsize, 4 * threads)
-    ctas = int(case["T"]) * triton.cdiv(int(case["H_kv"]), block_heads)
+    registers = cdiv(2 * block_d * block_heads * scheme.activation.itemsize, 4 * threads)
+    ctas = int(case["T"]) * cdiv(int(case["H_kv"]), block_heads)
     return Footprint(threads, registers + ADDRESS_REGISTERS, 0, ctas)
 
 
@@ -54,8 +55,8 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 def _blocks(config: Config, H_kv: int, D: int) -> tuple[int, int]:
     """The tile of a program: a head, and the number of heads."""
-    block_d = int(triton.next_power_of_2(D))
-    return block_d, min(int(triton.next_power_of_2(H_kv)), max(config.tile // block_d, 1))
+    block_d = int(next_power_of_2(D))
+    return block_d, min(int(next_power_of_2(H_kv)), max(config.tile // block_d, 1))
 
 
 @triton.jit
@@ -109,7 +110,7 @@ def kv_cache_write(
     if k.numel():
         config = config or default_config("kv_cache_write", "fused", k.dtype, k.device, T=T, H_kv=H_kv, D=D)
         block_d, block_heads = _blocks(config, H_kv, D)
-        _kv_cache_write[(T, triton.cdiv(H_kv, block_heads))](
+        _kv_cache_write[(T, cdiv(H_kv, block_heads))](
             k, v, k_cache, v_cache, slot_mapping, k_cache.shape[0] * k_cache.shape[1], H_kv, *k.stride()[:2],
             *v.stride()[:2],
             D=D, BLOCK_D=block_d, BLOCK_HEADS=block_heads, num_warps=config.num_warps,

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._rows_triton import TUNING, Config, check_width, why_not_taken
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.layernorm._operands import check_operands, traffic
 from rooflab.kernels.registry import register
@@ -58,8 +59,8 @@ def layernorm(
     out = output(out, (T, H), x)
     if out.numel():
         config = config or default_config("layernorm", "fused", x.dtype, x.device, T=T, H=H)
-        _layernorm[(triton.cdiv(T, config.block_t),)](
+        _layernorm[(cdiv(T, config.block_t),)](
             x, weight, bias, out, T, H, x.stride(0), out.stride(0), eps,
-            BLOCK_T=config.block_t, BLOCK_H=triton.next_power_of_2(H), num_warps=config.num_warps,
+            BLOCK_T=config.block_t, BLOCK_H=next_power_of_2(H), num_warps=config.num_warps,
         )  # fmt: skip
     return out

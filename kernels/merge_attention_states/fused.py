@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._attention import LN2, LOG2E, Returned, outputs
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.merge_attention_states._operands import check_operands
 from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
@@ -86,9 +87,9 @@ def merge(outs: torch.Tensor, lses: torch.Tensor, merged: torch.Tensor, lse: tor
     if merged.numel() == 0:
         lse.copy_(torch.logsumexp(lses, dim=0))  # for D = 0
         return
-    block_d = int(triton.next_power_of_2(D))
+    block_d = int(next_power_of_2(D))
     rows = max(32 * WARPS * LOAD_BYTES // outs.element_size() // block_d, 1)
-    fused_kernel[(triton.cdiv(T * H, rows),)](
+    fused_kernel[(cdiv(T * H, rows),)](
         outs, lses, merged, lse, parts, T, H, D, *outs.stride()[:3], *lses.stride(), *merged.stride()[:2],
         *lse.stride(),
         TO_LOG2=LOG2E, TO_LN=LN2, BLOCK_D=block_d, ROWS=rows, AT_ONCE=PARTS_AT_ONCE, num_warps=WARPS,

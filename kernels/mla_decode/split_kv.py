@@ -18,6 +18,7 @@ import triton.language as tl
 
 from rooflab.kernels._attention import LN2, LOG2E, Returned, outputs
 from rooflab.kernels._device import sm_count
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.merge_attention_states.fused import merge
 from rooflab.kernels.mla_decode._args import check_args
@@ -52,13 +53,13 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Registers: accumulator and scores; shared memory: queries and staged latents."""
-    latent, rotary = int(triton.next_power_of_2(int(case["latent"]))), int(triton.next_power_of_2(int(case["rotary"])))
+    latent, rotary = int(next_power_of_2(int(case["latent"]))), int(next_power_of_2(int(case["rotary"])))
     threads = 32 * config.num_warps
     tiles = max(1, config.num_stages - 1 if config.block_h < 64 else config.num_stages)
-    heads = triton.cdiv(int(case["H"]), config.block_h)
+    heads = cdiv(int(case["H"]), config.block_h)
     return Footprint(
         threads=threads,
-        registers=triton.cdiv(config.block_h * (latent + config.block_n), threads) + ADDRESS_REGISTERS,
+        registers=cdiv(config.block_h * (latent + config.block_n), threads) + ADDRESS_REGISTERS,
         shared_bytes=(config.block_h + tiles * config.block_n) * (latent + rotary) * scheme.activation.itemsize,
         ctas=int(case["B"]) * heads,
     )
@@ -160,7 +161,7 @@ def split_count(ctas: int, most_keys: int, sms: int) -> int:
 
 
 def _splits(q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor, config: Config) -> int:
-    ctas = q.shape[0] * triton.cdiv(q.shape[1], config.block_h)
+    ctas = q.shape[0] * cdiv(q.shape[1], config.block_h)
     return split_count(ctas, block_table.shape[1] * kv_cache.shape[1], sm_count(q.device))
 
 
@@ -228,12 +229,12 @@ def mla_decode(
     if splits > 1:
         parts = torch.empty((splits, B, H, latent_dim), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((splits, B, H), dtype=torch.float32, device=q.device)
-    split_kv_kernel[(B * splits * triton.cdiv(H, config.block_h),)](
+    split_kv_kernel[(B * splits * cdiv(H, config.block_h),)](
         q, kv_cache, block_table, seq_lens, parts, part_lse, H, softmax_scale * LOG2E, splits, *q.stride()[:2],
         *kv_cache.stride()[:2], block_table.stride(0), *parts.stride()[:3],
         *((0, 0, 0) if part_lse is None else part_lse.stride()),
-        LATENT=latent_dim, ROTARY=rotary, BLOCK_LATENT=triton.next_power_of_2(latent_dim),
-        BLOCK_ROTARY=max(16, triton.next_power_of_2(rotary)), BLOCK_SIZE=kv_cache.shape[1], LSE=part_lse is not None,
+        LATENT=latent_dim, ROTARY=rotary, BLOCK_LATENT=next_power_of_2(latent_dim),
+        BLOCK_ROTARY=max(16, next_power_of_2(rotary)), BLOCK_SIZE=kv_cache.shape[1], LSE=part_lse is not None,
         LN2=LN2, **config.launch_arguments,
     )  # fmt: skip
     if splits > 1 and part_lse is not None:

@@ -21,9 +21,9 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-import triton
 
 from rooflab.kernels._attention import LOG2E, Returned, get_scale, outputs
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.paged_attention._args import check_args, check_paged_options
 from rooflab.kernels.paged_attention._chunked_device import chunked_kernel
@@ -63,7 +63,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Registers: fp32 accumulator and a tile of scores; shared memory: queries and staged keys and values, as Triton
     allocates them.  head_dim is padded to a power of two."""
     B, H, H_kv = (int(case[key]) for key in ("B", "H", "H_kv"))
-    head, threads = int(triton.next_power_of_2(int(case["D"]))), 32 * config.num_warps
+    head, threads = int(next_power_of_2(int(case["D"]))), 32 * config.num_warps
     # wgmma (64 rows and more) reads a stage while others are filled; mma.sync frees a stage at once.
     warpgroup = config.block_m >= 64 and scheme.activation != torch.float32
     held = config.num_stages if warpgroup else config.num_stages - 1
@@ -71,7 +71,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     staged = tiles * config.block_n * head * scheme.weight.itemsize
     return Footprint(
         threads=threads,
-        registers=triton.cdiv(config.block_m * (head + config.block_n), threads) + ADDRESS_REGISTERS,
+        registers=cdiv(config.block_m * (head + config.block_n), threads) + ADDRESS_REGISTERS,
         shared_bytes=config.block_m * head * scheme.activation.itemsize + staged,
         ctas=tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv, config.block_m) * H_kv,
     )
@@ -82,7 +82,7 @@ def choose(head_dim: int, itemsize: int, rows: int) -> Config:
     if itemsize == 4:
         # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
         return Config(32 if rows > 16 else 16, 32 if head_dim <= 64 else 16, 4 if head_dim <= 64 else 8, num_stages=1)
-    block_m = min(max(int(triton.next_power_of_2(rows)), 16), 128)
+    block_m = min(max(int(next_power_of_2(rows)), 16), 128)
     if block_m == 128:
         return Config(128, 64 if head_dim <= 128 else 32, num_warps=8, num_stages=3 if head_dim <= 128 else 2)
     return Config(block_m, 64, num_warps=4, num_stages=3 if head_dim <= 128 else 2)
@@ -168,7 +168,7 @@ def paged_attention(
     if config is None:
         # fp32 queries are multiplied in fp32, with any dtype of the cache.
         scheme = "kv_fp8" if q.element_size() == 2 and k_cache.dtype != q.dtype else q.dtype
-        dims = {"B": B, "H": H, "H_kv": H_kv, "D": D, "queries": triton.cdiv(T, B)}
+        dims = {"B": B, "H": H, "H_kv": H_kv, "D": D, "queries": cdiv(T, B)}
         config = default_config("paged_attention", "chunked", scheme, q.device, **dims)
     tiles = tiles_at_most(T, B, H // H_kv, config.block_m)
     chunked_kernel[(tiles * H_kv,)](
@@ -177,6 +177,6 @@ def paged_attention(
         softcap or 0.0, *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0),
         *out.stride()[:2], *(lse.stride() if lse is not None else (0, 0)),
         WINDOW=window is not None, SOFTCAP=softcap is not None, BLOCK_SIZE=k_cache.shape[1], GROUP=H // H_kv,
-        HEAD_DIM=D, HEAD_PAD=max(int(triton.next_power_of_2(D)), 16), **config.launch_arguments,
+        HEAD_DIM=D, HEAD_PAD=max(int(next_power_of_2(D)), 16), **config.launch_arguments,
     )  # fmt: skip
     return out if lse is None else (out, lse)

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from rooflab.kernels._attention import get_scale
 from rooflab.kernels._checks import output
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.paged_attention._args import check_args
 from rooflab.kernels.registry import Arguments, register
@@ -56,7 +57,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     tiles = 2 * max(1, (config.num_stages - 1) // 2) if config.num_stages > 1 else 1
     return Footprint(
         threads=threads,
-        registers=triton.cdiv(rows * (D + config.block_n), threads) + ADDRESS_REGISTERS,
+        registers=cdiv(rows * (D + config.block_n), threads) + ADDRESS_REGISTERS,
         shared_bytes=(rows + tiles * config.block_n) * D * scheme.activation.itemsize,
         ctas=B * H_kv,
     )
@@ -77,7 +78,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 def packed_rows(H: int, H_kv: int) -> int:
     """Rows of a program's product: its group's query heads, at least the 16 of a matrix instruction."""
-    return max(16, int(triton.next_power_of_2(H // H_kv)))
+    return max(16, int(next_power_of_2(H // H_kv)))
 
 
 # A table's width may change with every batch; if Triton specialized it, a multiple of 16 would compile again.

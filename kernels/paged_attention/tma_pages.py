@@ -17,12 +17,12 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-import triton
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._attention import LOG2E, Returned, get_scale, outputs
 from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._layouts import HEADS
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.paged_attention import chunked
 from rooflab.kernels.paged_attention._args import check_args, check_paged_options
@@ -59,7 +59,7 @@ class Config(LaunchConfig):
 
 def padded(head_dim: int) -> int:
     """Columns of a tile: TMA fills those past head_dim with zeros."""
-    return max(64, int(triton.next_power_of_2(head_dim)))
+    return max(64, int(next_power_of_2(head_dim)))
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
@@ -122,9 +122,8 @@ def traffic(inputs: Arguments) -> Traffic:
 def _map(cache: torch.Tensor, box: int) -> TensorDescriptor:
     """The tensor map of a cache as (num_blocks, H_kv, block_size, D), in boxes of `box` keys and 64 columns."""
     num_blocks, block_size, H_kv, D = cache.shape
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
     strides = [cache.stride(dim) if cache.shape[dim] > 1 else 8 for dim in (0, 2, 1)]
-    return TensorDescriptor(cache, [num_blocks, H_kv, block_size, D], [*strides, 1], [1, 1, box, 64], layout)
+    return TensorDescriptor(cache, [num_blocks, H_kv, block_size, D], [*strides, 1], [1, 1, box, 64], HEADS)
 
 
 @register(
@@ -164,7 +163,7 @@ def paged_attention(
     if not out.numel():
         return out if lse is None else (out, lse)
     if config is None:
-        dims = {"B": B, "H": H, "H_kv": H_kv, "D": D, "queries": triton.cdiv(T, B)}
+        dims = {"B": B, "H": H, "H_kv": H_kv, "D": D, "queries": cdiv(T, B)}
         config = default_config("paged_attention", "tma_pages", q.dtype, q.device, **dims)
     tiles = chunked.tiles_at_most(T, B, H // H_kv, TILE_M)
     box = min(block_size, config.block_n)

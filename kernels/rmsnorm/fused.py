@@ -8,6 +8,7 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._rows_triton import TUNING, Config, check_width, why_not_taken
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import register
 from rooflab.kernels.rmsnorm._operands import check_operands, traffic
@@ -57,9 +58,9 @@ def rmsnorm(
     out = output(out, (T, H), x)
     if out.numel():
         config = config or default_config("rmsnorm", "fused", x.dtype, x.device, T=T, H=H)
-        _rmsnorm[(triton.cdiv(T, config.block_t),)](
+        _rmsnorm[(cdiv(T, config.block_t),)](
             x, weight, out, T, H, x.stride(0), out.stride(0), eps, weight_offset,
-            ROUND_FIRST=round_first, BLOCK_T=config.block_t, BLOCK_H=triton.next_power_of_2(H),
+            ROUND_FIRST=round_first, BLOCK_T=config.block_t, BLOCK_H=next_power_of_2(H),
             num_warps=config.num_warps,
         )  # fmt: skip
     return out

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.rope._operands import check_operands, outputs
@@ -42,8 +43,8 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Both halves of a program's heads in fp32 registers."""
     threads = 32 * config.num_warps
     block_half, block_heads = _blocks(config, int(case["H"]), int(case["H_kv"]), int(case["D"]))
-    ctas = int(case["T"]) * sum(triton.cdiv(int(case[heads]), block_heads) for heads in ("H", "H_kv"))
-    return Footprint(threads, triton.cdiv(2 * block_half * block_heads, threads) + ADDRESS_REGISTERS, 0, ctas)
+    ctas = int(case["T"]) * sum(cdiv(int(case[heads]), block_heads) for heads in ("H", "H_kv"))
+    return Footprint(threads, cdiv(2 * block_half * block_heads, threads) + ADDRESS_REGISTERS, 0, ctas)
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
@@ -53,8 +54,8 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 def _blocks(config: Config, H: int, H_kv: int, D: int) -> tuple[int, int]:
     """The tile of a program: half of a head, and the number of heads."""
-    block_half = int(triton.next_power_of_2(D // 2))
-    return block_half, min(int(triton.next_power_of_2(max(H, H_kv))), max(config.tile // block_half, 1))
+    block_half = int(next_power_of_2(D // 2))
+    return block_half, min(int(next_power_of_2(max(H, H_kv))), max(config.tile // block_half, 1))
 
 
 @triton.jit
@@ -140,7 +141,7 @@ def rope(
     if T and D:
         config = config or default_config("rope", "fused", q.dtype, q.device, T=T, H=H, H_kv=H_kv, D=D)
         block_half, block_heads = _blocks(config, H, H_kv, D)
-        _rope[(T, triton.cdiv(H, block_heads) + triton.cdiv(H_kv, block_heads))](
+        _rope[(T, cdiv(H, block_heads) + cdiv(H_kv, block_heads))](
             q, k, cos, sin, positions, q_out, k_out, H, H_kv, cos.shape[0], *q.stride()[:2], *k.stride()[:2],
             cos.stride(0), sin.stride(0), *q_out.stride()[:2], *k_out.stride()[:2],
             HALF=D // 2, BLOCK_HALF=block_half, BLOCK_HEADS=block_heads, INTERLEAVED=interleaved,

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._pdl import pdl_arguments
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.rope_and_cache._operands import Sizes, check_operands
@@ -48,11 +49,11 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     sizes = Sizes(*(int(case[key]) for key in ("T", "H", "H_kv", "D", "rotary")))
     half, *blocks = _blocks(config, sizes)
     ctas = sum(
-        triton.cdiv(sizes.T, tokens) * triton.cdiv(all_heads, heads)
+        cdiv(sizes.T, tokens) * cdiv(all_heads, heads)
         for (tokens, heads), all_heads in zip(blocks, (sizes.H, sizes.H_kv), strict=True)
     )
     values = half * max(tokens * heads for tokens, heads in blocks)
-    return Footprint(threads, triton.cdiv(4 * values, threads) + ADDRESS_REGISTERS, 0, ctas)
+    return Footprint(threads, cdiv(4 * values, threads) + ADDRESS_REGISTERS, 0, ctas)
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
@@ -62,9 +63,9 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 def _blocks(config: Config, sizes: Sizes) -> tuple[int, tuple[int, int], tuple[int, int]]:
     """The tile of a program: at least half of a head; then tokens and heads, of q and of k."""
-    half = int(triton.next_power_of_2(triton.cdiv(sizes.D, 2)))
+    half = int(next_power_of_2(cdiv(sizes.D, 2)))
     rows = max(config.tile // half, 1)
-    q_heads, k_heads = (min(rows, triton.next_power_of_2(max(heads, 1))) for heads in (sizes.H, sizes.H_kv))
+    q_heads, k_heads = (min(rows, next_power_of_2(max(heads, 1))) for heads in (sizes.H, sizes.H_kv))
     return half, (rows // q_heads, q_heads), (rows // k_heads, k_heads)
 
 
@@ -265,13 +266,13 @@ def rope_and_cache(
         return
     config = config or default_config("rope_and_cache", "fused", q.dtype, q.device, T=T, H=H, H_kv=H_kv, D=D, rotary=R)
     block_half, (q_tokens, q_heads), (k_tokens, k_heads) = _blocks(config, sizes)
-    q_programs = triton.cdiv(T, q_tokens) * triton.cdiv(H, q_heads)
-    _rope_and_cache[(q_programs + triton.cdiv(T, k_tokens) * triton.cdiv(H_kv, k_heads),)](
+    q_programs = cdiv(T, q_tokens) * cdiv(H, q_heads)
+    _rope_and_cache[(q_programs + cdiv(T, k_tokens) * cdiv(H_kv, k_heads),)](
         q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale, q_norm, k_norm,
         T, cos.shape[0], k_cache.shape[0] * k_cache.shape[1],
         *q.stride()[:2], *q_out.stride()[:2], *k.stride()[:2], *v.stride()[:2], cos.stride(0), sin.stride(0), norm_eps,
         H=H, H_KV=H_kv, D=D, HALF=R // 2, BLOCK_HALF=block_half, Q_TOKENS=q_tokens, Q_HEADS=q_heads,
         K_TOKENS=k_tokens, K_HEADS=k_heads,
-        BLOCK_TAIL=triton.next_power_of_2(max(D - R, 1)), INTERLEAVED=interleaved, FP8=k_scale is not None,
+        BLOCK_TAIL=next_power_of_2(max(D - R, 1)), INTERLEAVED=interleaved, FP8=k_scale is not None,
         num_warps=config.num_warps, **pdl_arguments(),
     )  # fmt: skip

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import register
 from rooflab.kernels.sample._args import Drawn, Edit, Edits, check_args, edited, note_logprobs, outputs, traffic
@@ -56,7 +57,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """The accumulator of the search (a sum per token and threshold), or the other passes' best values."""
     threads = 32 * config.num_warps
     held = max(THRESHOLDS * config.search_block, 2 * config.block)
-    return Footprint(threads, triton.cdiv(held, threads) + ADDRESS_REGISTERS, 0, int(case["B"]))
+    return Footprint(threads, cdiv(held, threads) + ADDRESS_REGISTERS, 0, int(case["B"]))
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:

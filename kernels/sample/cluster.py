@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import address_of
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import Arguments, register
@@ -51,7 +51,7 @@ class Config:
 
 def share_of(V: int, cluster: int) -> int:
     """Tokens of a CTA: whole vectors, calls of Philox and words of the mask."""
-    return int(triton.cdiv(V, 32 * cluster)) * 32
+    return int(cdiv(V, 32 * cluster)) * 32
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:

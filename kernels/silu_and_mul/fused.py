@@ -11,6 +11,7 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._pdl import pdl_arguments
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import register
 from rooflab.kernels.silu_and_mul._operands import check_operands, traffic
@@ -42,13 +43,13 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """gate and up in fp32 registers."""
     threads = 32 * config.num_warps
-    ctas = int(case["T"]) * triton.cdiv(int(case["I"]), config.block_i)
-    return Footprint(threads, triton.cdiv(2 * config.block_i, threads) + ADDRESS_REGISTERS, 0, ctas)
+    ctas = int(case["T"]) * cdiv(int(case["I"]), config.block_i)
+    return Footprint(threads, cdiv(2 * config.block_i, threads) + ADDRESS_REGISTERS, 0, ctas)
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     """Eight columns for each of 128 threads: one 16-byte load of gate and one of up in bf16."""
-    return Config(min(int(triton.next_power_of_2(int(case["I"]))), 1024), num_warps=4)
+    return Config(min(int(next_power_of_2(int(case["I"]))), 1024), num_warps=4)
 
 
 @triton.jit
@@ -91,7 +92,7 @@ def launch(op: str, x: torch.Tensor, out: torch.Tensor | None, config: Config | 
     out = output(out, (T, I), x)
     if out.numel():
         config = config or default_config(op, "fused", x.dtype, x.device, T=T, I=I)
-        gated[(T, triton.cdiv(I, config.block_i))](
+        gated[(T, cdiv(I, config.block_i))](
             x, out, I, x.stride(0), out.stride(0),
             GELU=op == "gelu_and_mul", **config.launch_arguments, **pdl_arguments(),
         )  # fmt: skip

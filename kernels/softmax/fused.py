@@ -8,6 +8,7 @@ import triton.language as tl
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._rows_triton import TUNING, Config, check_width, why_not_taken
+from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import register
 from rooflab.kernels.softmax._operands import check_operands, traffic
@@ -41,8 +42,8 @@ def softmax(x: torch.Tensor, out: torch.Tensor | None = None, *, config: Config 
     out = output(out, (T, H), x)
     if out.numel():
         config = config or default_config("softmax", "fused", x.dtype, x.device, T=T, H=H)
-        _softmax[(triton.cdiv(T, config.block_t),)](
+        _softmax[(cdiv(T, config.block_t),)](
             x, out, T, H, x.stride(0), out.stride(0),
-            BLOCK_T=config.block_t, BLOCK_H=triton.next_power_of_2(H), num_warps=config.num_warps,
+            BLOCK_T=config.block_t, BLOCK_H=next_power_of_2(H), num_warps=config.num_warps,
         )  # fmt: skip
     return out

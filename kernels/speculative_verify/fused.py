@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from rooflab.kernels._sizes import next_power_of_2
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.sample.bisect import log_exponential
@@ -146,6 +147,6 @@ def speculative_verify(
         )
         fused_kernel[(B,)](
             draft_tokens, laws[0], num_drafts, seed, position, laws[1], tokens, accepted, K, V,
-            HAS_Q=draft_probs is not None, PLACES=triton.next_power_of_2(K + 1), **config.launch_arguments,
+            HAS_Q=draft_probs is not None, PLACES=next_power_of_2(K + 1), **config.launch_arguments,
         )  # fmt: skip
     return tokens, accepted
