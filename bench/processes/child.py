@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BOOT = Path(__file__).with_name("boot.py")
 START_S = 180.0
 """Longest time for a child to import torch and the kernels, on a busy machine."""
+LOOK_S = 1.0
+"""How often a caller is asked whether the child hangs."""
 END_S = 10.0
 """A process that still exists this long after SIGKILL hangs in the driver."""
 
@@ -140,14 +143,15 @@ class Child:
         """Whether `stop` ended it."""
         return self._status is not None
 
-    def ask(self, request: Any, limit_s: float) -> Any:
+    def ask(self, request: Any, limit_s: float, hangs: Callable[[], bool] = lambda: False) -> Any:
         """The answer to a request.
 
-        Raises `TimedOut` without an answer within `limit_s` seconds (the start may take `START_S` more), and `Died` if
-        the child ends.  In both cases the child and all processes that it started are then ended.
+        Raises `TimedOut` without an answer within `limit_s` seconds (the start may take `START_S` more), or before if
+        `hangs`, asked every second, says so; and `Died` if the child ends.  In both cases the child and all processes
+        that it started are then ended.
         """
         self._send(request)
-        return json.loads(self._line(limit_s))
+        return json.loads(self._line(limit_s, hangs))
 
     def stream(self, request: Any, limit_s: float) -> Iterator[Any]:
         """The answers to a request with several, each within `limit_s` seconds of the one before.  Raises as `ask`."""
@@ -164,14 +168,19 @@ class Child:
             self._popen.stdin.write(json.dumps(request) + "\n")
             self._popen.stdin.flush()
 
-    def _line(self, limit_s: float) -> str:
-        try:
-            line = self._lines.get(timeout=limit_s)
-        except queue.Empty:
-            if self._popen.poll() is None:
-                self.stop()
-                raise TimedOut(limit_s) from None
-            line = ""  # the child is dead, and a process that it started holds its output open
+    def _line(self, limit_s: float, hangs: Callable[[], bool] = lambda: False) -> str:
+        began, line = time.monotonic(), None
+        while line is None:
+            left = began + limit_s - time.monotonic()
+            try:
+                line = self._lines.get(timeout=max(0.0, min(LOOK_S, left)))
+            except queue.Empty:
+                if left > LOOK_S and not hangs():
+                    continue
+                if self._popen.poll() is None:
+                    self.stop()
+                    raise TimedOut(time.monotonic() - began) from None
+                line = ""  # the child is dead, and a process that it started holds its output open
         if line.endswith("\n"):
             return line
         with suppress(subprocess.TimeoutExpired):

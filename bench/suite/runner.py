@@ -29,7 +29,8 @@ PROBE_S = 60.0
 DRY_ENTRY_S, DRY_LIMIT_S = 20.0, 180.0
 """An entry of a dry run takes a few seconds; on a busy machine many times that; beyond the limit, it hangs."""
 HUNG_S = 60.0
-"""A kernel that ran for less when its entry was ended for time did not hang: the entry was long."""
+"""A kernel that runs alone for longer hangs, and its entry is ended; one that ran for less when its entry was ended for
+time is innocent: the entry was long."""
 Say = Callable[[str], None]
 
 
@@ -216,15 +217,16 @@ class _Run:
         process = self._next()
         context = self._context(entry.id, seconds, self.progress, earlier)
         try:
-            outcome = _ask(process, entry.call, entry.arguments, context, min(own_limit, left))
+            limit_s = min(own_limit, left)
+            outcome = _ask(process, entry.call, entry.arguments, context, limit_s, lambda: self._hangs(entry))
         except ChildFailed as failed:
             self.current = None
             at = read_running(self.settings.out, entry.id)
-            if left < own_limit and self.clock() >= self.ends:
+            blamed = not isinstance(failed, TimedOut) or self._hangs(entry)
+            if left < own_limit and self.clock() >= self.ends and not blamed:
                 why = "the budget ended under it; what it had recorded is kept"
                 return Outcome("NOT_REACHED", why, files=at.files), at
             self._probe()
-            blamed = not isinstance(failed, TimedOut) or time.time() - at.began > HUNG_S
             return Outcome("FAILED", _during(at, _why(failed)), files=at.files, again=blamed), at
         at = read_running(self.settings.out, entry.id)
         try:
@@ -235,6 +237,11 @@ class _Run:
         if outcome.again:
             outcome = replace(outcome, reason=_during(at, outcome.reason), files=at.files)
         return outcome, at
+
+    def _hangs(self, entry: Entry) -> bool:
+        """Whether one kernel, alone, has run for longer than any may."""
+        at = read_running(self.settings.out, entry.id)
+        return len(at.kernels) == 1 and time.time() - at.began > HUNG_S
 
     def _next(self) -> Child:
         """A process for the next entry; on a GPU a fresh one, and the process after it starts in the meantime."""
@@ -284,10 +291,17 @@ def _during(at: Running, why: str) -> str:
     return f"{why}, while {' and '.join(at.kernels)} ran" if at.kernels else why
 
 
-def _ask(child: Child, call: str, arguments: Mapping[str, Any], context: Context, limit_s: float) -> Outcome:
+def _ask(
+    child: Child,
+    call: str,
+    arguments: Mapping[str, Any],
+    context: Context,
+    limit_s: float,
+    hangs: Callable[[], bool] = lambda: False,
+) -> Outcome:
     """The outcome of `call`.  Raises `ChildFailed` if the process dies, or is ended after `limit_s`."""
     told = {name: value for name, value in asdict(context).items() if name != "began"} | {"out": str(context.out)}
-    return outcome_of(child.ask({"call": call, "arguments": dict(arguments), "context": told}, limit_s))
+    return outcome_of(child.ask({"call": call, "arguments": dict(arguments), "context": told}, limit_s, hangs))
 
 
 def _why(failed: ChildFailed) -> str:
