@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from rooflab.bench.check.poison import SENTINEL_BYTE, bits
+from rooflab.bench.check.poison import SENTINEL_BYTE, bits, same_bits
 from rooflab.bench.timing.trace import DEVICE_EVENTS, NotRecorded, recorded
 from rooflab.reference.spec import OpSpec, Outputs
 
@@ -74,7 +74,7 @@ def changes_later(
     ends = time.monotonic() + (SETTLE_S if len(sys._current_frames()) > 1 else GLANCE_S)
     while True:
         busy = threads is None or bool(threads & still_running(fn))
-        if any(not torch.equal(bits(now), bits(was)) for now, was in zip(outputs, read, strict=True)):
+        if any(not same_bits(now, was) for now, was in zip(outputs, read, strict=True)):
             return "a thread that finishes later: the output changed after the call had returned"
         if not busy or time.monotonic() > ends:
             return None
@@ -85,7 +85,7 @@ def kept_answer(read: Outputs, earlier: Sequence[tuple[str, Outputs]]) -> str | 
     """A fault if `read` equals the outputs of one of the `earlier` calls bit for bit; the fault names its label."""
     for age, (label, answer) in enumerate(reversed(earlier)):
         pairs = list(zip(read, answer, strict=True))
-        if pairs and all(one.shape == other.shape and torch.equal(bits(one), bits(other)) for one, other in pairs):
+        if pairs and all(one.shape == other.shape and same_bits(one, other) for one, other in pairs):
             return f"a cached answer: the output of {'an earlier call' if age else 'the call before'}, on {label}"
     return None
 

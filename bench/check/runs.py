@@ -11,7 +11,7 @@ import torch
 from rooflab.bench.check.cheats import ALLOCATIONS, alike, kept_answer, kept_names, never_written
 from rooflab.bench.check.data import Data, Kept
 from rooflab.bench.check.failed import Failed, Refused
-from rooflab.bench.check.poison import bits
+from rooflab.bench.check.poison import same_bits
 from rooflab.bench.check.trial import PLAIN, Layout, Runner, Trial, several
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
@@ -260,7 +260,7 @@ class Check:
 def _differing(spec: OpSpec, one: Trial, other: Trial) -> str:
     """The first output whose bits differ between two runs; empty where none does."""
     named = zip(spec.outputs, one.read, other.read, strict=False)
-    return next((name for name, first, second in named if not torch.equal(bits(first), bits(second))), "")
+    return next((name for name, first, second in named if not same_bits(first, second)), "")
 
 
 def _is_data(value: object) -> bool:

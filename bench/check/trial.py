@@ -15,7 +15,7 @@ from rooflab.bench.calls.calls import planned
 from rooflab.bench.check import cheats
 from rooflab.bench.check.emulating import emulating
 from rooflab.bench.check.failed import Failed, Refused, failed_by, failure, known_errors
-from rooflab.bench.check.poison import NAN_BYTE, Guarded, bits, guard, guard_output, poisoned_allocations, wipe
+from rooflab.bench.check.poison import NAN_BYTE, Guarded, guard, guard_output, poisoned_allocations, same_bits, wipe
 from rooflab.bench.records.record import CheckedBy
 from rooflab.bench.timing import tamper
 from rooflab.kernels.registry import Kernel, interpreting
@@ -207,7 +207,7 @@ class Runner:
         """Raises `Failed` if an output of the last call has changed since; then overwrites the outputs."""
         outputs, read = self._last or ((), ())
         for name, output, was in zip(self.spec.outputs, outputs, read, strict=False):
-            if not torch.equal(bits(output), bits(was)):
+            if not same_bits(output, was):
                 raise Failed("INCORRECT", f"{name}: an earlier call's output has changed since")
         wipe(outputs)
         self._last = None

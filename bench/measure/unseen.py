@@ -10,7 +10,7 @@ import torch
 from rooflab.bench.calls.calls import Rotation
 from rooflab.bench.check.cheats import alike, kept_names
 from rooflab.bench.check.data import Data
-from rooflab.bench.check.poison import bits
+from rooflab.bench.check.poison import same_bits
 from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
 
 
@@ -62,9 +62,7 @@ class Unseen:
 
     def _damaged(self) -> bool:
         return any(
-            not torch.equal(bits(inputs[name]), bits(self._expected.inputs[name]))
-            for inputs in self._copies
-            for name in self._values
+            not same_bits(inputs[name], self._expected.inputs[name]) for inputs in self._copies for name in self._values
         )
 
 

@@ -179,7 +179,7 @@ class Child:
                     continue
                 if self._popen.poll() is None:
                     self.stop()
-                    raise TimedOut(time.monotonic() - began) from None
+                    raise TimedOut(limit_s if left <= LOOK_S else time.monotonic() - began) from None
                 line = ""  # the child is dead, and a process that it started holds its output open
         if line.endswith("\n"):
             return line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of
+from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of, unchecked_map
 from rooflab.kernels.flash_attention._args import E4M3, keys_contiguous
 from rooflab.kernels.flash_attention._tiles import padded
 
@@ -14,14 +14,14 @@ def tensor_map(x: torch.Tensor, rows: int) -> TensorDescriptor:
     """x (B, T, H, D) as (B, H, T, D), in boxes of `rows` rows of a head; zeros past the end of a sequence."""
     B, T, H, D = x.shape
     strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in (0, 2, 1)]
-    return TensorDescriptor(x, [B, H, T, D], [*strides, 1], [1, 1, rows, padded(D)])
+    return unchecked_map(TensorDescriptor, x, [B, H, T, D], [*strides, 1], [1, 1, rows, padded(D)])
 
 
 def columns_map(x: torch.Tensor, keys: int) -> TensorDescriptor:
     """x (B, S, H, D), contiguous along keys, as (B, H, D, S), in boxes of `keys` keys of a head; zeros past the end."""
     B, S, H, D = x.shape
     strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in (0, 2, 3)]
-    return TensorDescriptor(x, [B, H, D, S], [*strides, 1], [1, 1, padded(D), keys])
+    return unchecked_map(TensorDescriptor, x, [B, H, D, S], [*strides, 1], [1, 1, padded(D), keys])
 
 
 def why_not_mapped(name: str, x: torch.Tensor, inner: int = 3, other: str = "masked_tiles") -> str | None:

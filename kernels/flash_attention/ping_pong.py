@@ -37,7 +37,7 @@ from rooflab.kernels._attention import LOG2E, Returned, check_options, get_scale
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._layouts import HEADS
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels._tma import ALIGNMENT, BARRIER_BYTES
+from rooflab.kernels._tma import ALIGNMENT, BARRIER_BYTES, unchecked_map
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.flash_attention._maps import nothing_seen, why_not_mapped
@@ -147,7 +147,7 @@ def _map(x: torch.Tensor, rows: int) -> TensorDescriptor:
     B, T, H, D = x.shape
     tile = [1, 1, rows, _padded(D)]
     strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in (0, 2, 1)]
-    return TensorDescriptor(x, [B, H, T, D], [*strides, 1], tile, HEADS)
+    return unchecked_map(TensorDescriptor, x, [B, H, T, D], [*strides, 1], tile, HEADS)
 
 
 @register(

@@ -10,7 +10,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of
+from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of, unchecked_map
 from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import Case, Scheme
 
@@ -41,7 +41,7 @@ class Stored(NamedTuple):
     def descriptor(self, rows: int, columns: int) -> TensorDescriptor:
         """The tensor map for tiles of the operand, `rows` by `columns`."""
         block = [columns, rows] if self.transposed else [rows, columns]
-        return TensorDescriptor(self.base, [self.rows, self.columns], [self.stride, 1], block)
+        return unchecked_map(TensorDescriptor, self.base, [self.rows, self.columns], [self.stride, 1], block)
 
 
 def stored_as(matrix: torch.Tensor, transposed: bool) -> Stored | None:

@@ -28,7 +28,7 @@ from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._layouts import layout_of
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import BARRIER_BYTES
+from rooflab.kernels._tma import BARRIER_BYTES, unchecked_map
 from rooflab.kernels.gemm._coop_device import _gemm
 from rooflab.kernels.gemm._operands import check_operands
 from rooflab.kernels.gemm._tiled import config_of, traffic_of
@@ -156,7 +156,7 @@ def _map(matrix: Stored, rows: int, columns: int) -> TensorDescriptor:
     """The tensor map for tiles of an operand, `rows` by `columns`, with the swizzle that wgmma reads."""
     box = [columns, rows] if matrix.transposed else [rows, columns]
     layout = layout_of(tuple(box), KINDS[matrix.base.dtype])
-    return TensorDescriptor(matrix.base, [matrix.rows, matrix.columns], [matrix.stride, 1], box, layout)
+    return unchecked_map(TensorDescriptor, matrix.base, [matrix.rows, matrix.columns], [matrix.stride, 1], box, layout)
 
 
 @register(

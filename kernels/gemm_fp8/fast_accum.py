@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._sizes import cdiv
+from rooflab.kernels._tma import unchecked_map
 from rooflab.kernels.gemm_fp8 import _tiles
 from rooflab.kernels.gemm_fp8._operands import block_scaled
 from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, Config, check_for_tma, config_of, place, traffic_of, why_not_read
@@ -114,8 +115,9 @@ def gemm_fp8(
     weight = b.mT
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
     _gemm[grid](
-        TensorDescriptor(a, [M, K], [a.stride(0), 1], [config.block_m, BLOCK_K]),
-        TensorDescriptor(weight, [N, K], [weight.stride(0), 1], [config.block_n, BLOCK_K]), a_scale, b_scale, bias, out,
+        unchecked_map(TensorDescriptor, a, [M, K], [a.stride(0), 1], [config.block_m, BLOCK_K]),
+        unchecked_map(TensorDescriptor, weight, [N, K], [weight.stride(0), 1], [config.block_n, BLOCK_K]),
+        a_scale, b_scale, bias, out,
         M, N, K, out.stride(0),
         HAS_BIAS=bias is not None, BLOCK_K=BLOCK_K, **config.launch_arguments,
     )  # fmt: skip

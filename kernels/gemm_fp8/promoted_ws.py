@@ -22,6 +22,7 @@ from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._layouts import layout_of
 from rooflab.kernels._sizes import cdiv
+from rooflab.kernels._tma import unchecked_map
 from rooflab.kernels.gemm_fp8 import _tiles
 from rooflab.kernels.gemm_fp8._operands import TMA_ALIGNMENT, block_scaled
 from rooflab.kernels.gemm_fp8._partitions import consume, produce
@@ -186,7 +187,7 @@ def gemm_fp8(
     layouts = [layout_of(tuple(box), kind) for box, kind in zip(boxes, KINDS, strict=True)]
     target = out if by_tma else a.new_empty((1, 8), dtype=torch.bfloat16)
     maps = [
-        TensorDescriptor(tensor, list(tensor.shape), [tensor.stride(0), 1], box, layout)
+        unchecked_map(TensorDescriptor, tensor, list(tensor.shape), [tensor.stride(0), 1], box, layout)
         for tensor, box, layout in zip((a, weight, target), boxes, layouts, strict=True)
     ]
     tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)

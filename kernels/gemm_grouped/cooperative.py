@@ -21,7 +21,7 @@ from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._layouts import layout_of
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels._tma import ALIGNMENT
+from rooflab.kernels._tma import ALIGNMENT, unchecked_map
 from rooflab.kernels.gemm._tma import stored_as
 from rooflab.kernels.gemm_grouped._coop_device import _gemm
 from rooflab.kernels.gemm_grouped._maps import stored, stored_experts, why_no_maps
@@ -122,7 +122,7 @@ def why_not_taken(a: torch.Tensor, b: torch.Tensor) -> str | None:
 
 def _map(base: torch.Tensor, shape: list[int], stride: int, box: list[int]) -> TensorDescriptor:
     layout = layout_of(tuple(box), KINDS[base.dtype])
-    return TensorDescriptor(base, shape, [stride, 1], box, layout)
+    return unchecked_map(TensorDescriptor, base, shape, [stride, 1], box, layout)
 
 
 @register(

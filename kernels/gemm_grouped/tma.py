@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels._tma import BARRIER_BYTES
+from rooflab.kernels._tma import BARRIER_BYTES, unchecked_map
 from rooflab.kernels.gemm._tiled import by_fma, uses_wgmma
 from rooflab.kernels.gemm._tma import ROW_BYTES
 from rooflab.kernels.gemm_grouped._maps import stored, why_no_maps
@@ -125,7 +125,9 @@ def gemm_grouped(
         return out.zero_()
     config = config or config_of("tma", a, b)
     a_stored, experts = stored(a, b)
-    b_map = TensorDescriptor(b, [*experts.shape], [*experts.strides], [1, config.block_n, config.block_k])
+    b_map = unchecked_map(
+        TensorDescriptor, b, [*experts.shape], [*experts.strides], [1, config.block_n, config.block_k]
+    )
     _gemm[(panels(T, E, config.block_m) * cdiv(N, config.block_n),)](
         a_stored.descriptor(config.block_m, config.block_k), b_map, offsets, out, E, N, K, out.stride(0),
         BLOCK_E=next_power_of_2(E), **config.launch_arguments,

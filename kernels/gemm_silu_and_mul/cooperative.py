@@ -18,6 +18,7 @@ from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._layouts import layout_of
 from rooflab.kernels._sizes import cdiv
+from rooflab.kernels._tma import unchecked_map
 from rooflab.kernels.gemm._tma import Stored
 from rooflab.kernels.gemm_silu_and_mul._coop_device import _gemm
 from rooflab.kernels.gemm_silu_and_mul._maps import least_work, stages_that_fit, stored, why_no_maps
@@ -113,7 +114,7 @@ def why_not_taken(a: torch.Tensor, b: torch.Tensor) -> str | None:
 def _map(matrix: Stored, rows: int, columns: int) -> TensorDescriptor:
     box = [rows, columns]
     layout = layout_of(tuple(box), KINDS[matrix.base.dtype])
-    return TensorDescriptor(matrix.base, [matrix.rows, matrix.columns], [matrix.stride, 1], box, layout)
+    return unchecked_map(TensorDescriptor, matrix.base, [matrix.rows, matrix.columns], [matrix.stride, 1], box, layout)
 
 
 @register(

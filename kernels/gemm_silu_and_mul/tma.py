@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import BARRIER_BYTES
+from rooflab.kernels._tma import BARRIER_BYTES, unchecked_map
 from rooflab.kernels.gemm._tiled import by_fma, grouped_tile, uses_wgmma
 from rooflab.kernels.gemm._tma import ROW_BYTES
 from rooflab.kernels.gemm_silu_and_mul._maps import gated, least_work, stored, why_no_maps
@@ -116,7 +116,7 @@ def gemm_silu_and_mul(
     shape, strides = gated(weight)
     _gemm[(cdiv(M, config.block_m) * cdiv(I, config.block_i),)](
         a_stored.descriptor(config.block_m, config.block_k),
-        TensorDescriptor(b, shape, strides, [2, config.block_i, config.block_k]),
+        unchecked_map(TensorDescriptor, b, shape, strides, [2, config.block_i, config.block_k]),
         out_stored.descriptor(config.block_m, config.block_i), M, I, K,
         **config.launch_arguments,
     )  # fmt: skip

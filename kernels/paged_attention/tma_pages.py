@@ -23,6 +23,7 @@ from rooflab.kernels._attention import LOG2E, Returned, get_scale, outputs
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._layouts import HEADS
 from rooflab.kernels._sizes import cdiv, next_power_of_2
+from rooflab.kernels._tma import unchecked_map
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.paged_attention import chunked
 from rooflab.kernels.paged_attention._args import check_args, check_paged_options
@@ -123,7 +124,9 @@ def _map(cache: torch.Tensor, box: int) -> TensorDescriptor:
     """The tensor map of a cache as (num_blocks, H_kv, block_size, D), in boxes of `box` keys and 64 columns."""
     num_blocks, block_size, H_kv, D = cache.shape
     strides = [cache.stride(dim) if cache.shape[dim] > 1 else 8 for dim in (0, 2, 1)]
-    return TensorDescriptor(cache, [num_blocks, H_kv, block_size, D], [*strides, 1], [1, 1, box, 64], HEADS)
+    return unchecked_map(
+        TensorDescriptor, cache, [num_blocks, H_kv, block_size, D], [*strides, 1], [1, 1, box, 64], HEADS
+    )
 
 
 @register(
