@@ -93,8 +93,8 @@ def _pieces(
     limit = limit.reshape(1).expand(len(right)) if limit.numel() == 1 else limit.expand(oracle.shape).reshape(-1)
     size = PIECE[oracle.device.type]
     for start in range(0, len(right), size):
-        piece = (tensor[start : start + size].double() for tensor in (values, right, limit))
-        yield start, *piece
+        one, two, three = (tensor[start : start + size].double() for tensor in (values, right, limit))
+        yield start, one, two, three
 
 
 def _plain(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> _Found | None:
