@@ -16,6 +16,7 @@ from rooflab.bench.suite import again, measures, state
 from rooflab.bench.suite.bars import attention, engine, gemm, lab
 from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.bench.suite.measures import against_library, of_bandwidth, ratios, usable
+from rooflab.kernels import registry
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
 
@@ -299,3 +300,17 @@ def test_a_missed_bar_is_judged_again_with_the_configs_that_a_search_found(tmp_p
     progress.outcomes[name] = Outcome("DONE", bar="MET", files=(writer.path.name,))
     progress.save(tmp_path)
     assert again.again(context, {name: bar}).reason == "no bar against the library was missed" and len(asked) == 1
+
+
+def test_what_a_first_check_has_planted_is_not_planted_again(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(measures, "measure_op", lambda *args, **options: given.append(options) or iter(()))
+    kernels = [registry.get_kernel("gemm", name) for name in ("library", "tma", "pipelined")]
+    context = Context("bar:x", tmp_path, "cuda", False, 10.0, verified=("gemm/library", "gemm/tma"))
+    case = registry.get_op("gemm").cases["smoke"][0]
+    monkeypatch.setattr(measures, "already_broken", lambda device: "")
+    for scheme in ("bf16", "tf32"):
+        measures.measure(context, "gemm", kernels, [case], scheme)
+    assert [options["planted_before"] for options in given] == [{"tma"}, frozenset()], (
+        "in the scheme of the first check"
+    )

@@ -80,6 +80,8 @@ class Measurement:
     """The SM clock to which the caller has locked the GPU."""
     running: Running | None = None
     """Called with the ids of the kernels that run next: one kernel, or all kernels that are timed together."""
+    planted_before: frozenset[str] = frozenset()
+    """Names of kernels whose check with planted inputs was made on this device before."""
     gated: dict[str, CheckResult] = field(default_factory=dict, init=False)
     raised: bool = field(default=False, init=False)
     """Whether the ceilings were measured again in this run, which happens at most once."""
@@ -194,8 +196,8 @@ class Measurement:
 
     def _gate(self, kernel: Kernel, case: Case) -> CheckResult | None:
         """The kernel's check with planted inputs, once per run: on the first small case that the kernel takes, or else
-        on `case`."""
-        if self.check is None and kernel.name not in self.gated:
+        on `case`; None if it was made before."""
+        if self.check is None and kernel.name not in self.gated and kernel.name not in self.planted_before:
             # `first_case` looks only at shapes; if the kernel refuses the small case's values or addresses, use `case`.
             for small in filter(None, (first_case(kernel, self.spec, self.scheme), case)):
                 found = check_kernel(kernel, self.spec, small, self.scheme, self.device, self.seed)

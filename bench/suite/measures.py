@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.calls.selection import default_scheme
+from rooflab.bench.calls.selection import default_scheme, first_taken
 from rooflab.bench.check.check import BROKEN, already_broken
 from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.records import files as record_files
@@ -84,7 +84,9 @@ def measure(
     name = default_scheme(device) if scheme is None or context.dry_run else scheme
     if name not in spec.schemes and (context.dry_run or scheme is None):
         name = scheme or spec.schemes[0]
-    options: dict[str, Any] = {"ceilings": NO_LIMITS} if context.dry_run else {}
+    options: dict[str, Any] = (
+        {"ceilings": NO_LIMITS} if context.dry_run else {"planted_before": planted_before(context, kernels, name)}
+    )
     now = Running(context.entry, files=(writer.path.name,))
     new = 0
     for record in measure_op(
@@ -103,6 +105,16 @@ def measure(
         raise ContextBroken(broken)
     clear_running(context.out)
     return found, writer.run_id, new < len(kernels) * len(cases)
+
+
+def planted_before(context: Context, kernels: Sequence[Kernel], scheme: str) -> frozenset[str]:
+    """Names of the kernels that a first check of this run has run with planted inputs in the scheme."""
+    preferred = default_scheme(torch.device(context.device))
+    seen = [kernel for kernel in kernels if kernel.id in (context.verified or ())]
+    taken = {
+        kernel.name: first_taken(kernel, preferred) for kernel in seen if kernel.backend not in registry.CPU_BACKENDS
+    }
+    return frozenset(name for name, first in taken.items() if first is not None and first[1].name == scheme)
 
 
 def written_before(writer: RunWriter) -> list[Record]:
