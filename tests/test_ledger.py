@@ -218,6 +218,15 @@ def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.M
     (record,) = (json.loads(line) for path in (tmp_path / "out").glob("*.jsonl") for line in path.open())
     assert record["case_id"] == "ledger" and record["metrics"]["step_ms"] > 0 and record["basis"] == "measured"
     rooflab(*asked, "--swap", "gemm=packed", "--out", tmp_path / "out")
+    scaled = ("whatif", "llama-3.1-8b", "--gpu", "h100", "--kernel", "gemm=0.5x", "--out", tmp_path / "changed")
+    status, out, _ = rooflab(*scaled, "--json")
+    (path,) = (tmp_path / "changed").glob("*.jsonl")
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(one["case"]["figure"], one["case"]["after"], one["basis"]) for one in kept] == [
+        ("TTFT", "0.5x", "predicted"), ("ITL", "0.5x", "predicted"),
+    ]  # fmt: skip
+    assert [one["metrics"]["predicted_ms"] for one in kept] == [row["predicted_ms"] for row in json.loads(out)["rows"]]
+    assert render(gather(*load([tmp_path / "changed"]), "title"), plots=False)
     content = gather(*load([tmp_path / "out"]), "title")
     (group,) = content.ledgers
     assert not content.engine and {bar.kernels for bar in group.bars} == {"gemm=native", "gemm=packed"}

@@ -167,7 +167,7 @@ def test_a_run_goes_on_only_with_the_same_plan_code_and_machine():
 
 
 def test_the_latency_family_is_ledgers_studies_and_a_server_of_its_own():
-    for family, wanted in (("latency", {"decode", "prefill", "studies"}), ("serving", {"llama-3.1-8b"})):
+    for family, wanted in (("latency", {"decode", "prefill", "swaps", "studies"}), ("serving", {"llama-3.1-8b"})):
         found = {entry.id.partition(":")[2] for entry in make_plan([family]) if entry.id.startswith(f"{family}:")}
         assert found == wanted
 

@@ -90,6 +90,7 @@ def whatif(
     dtype: Dtype = None,
     kv_dtype: KvDtype = "bf16",
     device: DeviceOption = None,
+    out: OutOption = None,
     json: Json = False,
 ) -> None:
     """What another kernel changes in TTFT and ITL: of one that is there, predicted and measured; else, predicted.
@@ -99,6 +100,7 @@ def whatif(
     from rooflab.bench.commands import parse_swaps
     from rooflab.bench.latency import whatif as changes
     from rooflab.bench.latency.ledger import measured
+    from rooflab.bench.latency.records import change_records
     from rooflab.engine.llm import LLM
     from rooflab.engine.ops import resolve
     from rooflab.engine.probes import PRODUCTS
@@ -133,6 +135,9 @@ def whatif(
     told = [change for change in found if change is not None]
     if missing := {*factors, *swaps} - {change.op for change in told}:
         raise ValueError(f"kernel: expected ops of the step, got {', '.join(missing)}; `rooflab ledger` lists them")
+    if out:
+        about = {"model": model, "batch": batch, "context": context, "of": gpu or (llm.device.type if llm else "")}
+        show.note(f"records: {change_records(told, about, out)}")
     _show_changes(told, json)
 
 

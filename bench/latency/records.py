@@ -1,13 +1,14 @@
-"""Records of ledgers and of studies."""
+"""Records of ledgers, of swaps and of studies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rooflab.bench.latency.ledger import Ledger
 from rooflab.bench.latency.study import Lab, Study
+from rooflab.bench.latency.whatif import Change
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Basis, Record
@@ -34,6 +35,29 @@ def ledger_record(ledger: Ledger, folder: Path) -> Path:
             metrics=ledger.metrics(),
         )
     )
+    return writer.path
+
+
+def change_records(changes: Sequence[Change], case: Mapping[str, Any], folder: Path) -> Path:
+    """Writes what other kernels change as records of a new run; returns its path.  `case`: the model and the step."""
+    writer = RunWriter(folder)
+    fields = snapshot().record_fields()
+    for one in changes:
+        row = one.row()
+        words = {name: str(row.pop(name)) for name in ("figure", "op", "before", "after")}
+        writer.write(
+            Record(
+                kind="engine",
+                run_id=writer.run_id,
+                status="OK",
+                **fields,
+                case_id=f"whatif {one.op}={one.after} {one.figure}",
+                case={**case, **words},
+                basis="predicted" if one.measured_ms is None else "measured",
+                timer=None if one.measured_ms is None else "perf_counter",
+                metrics={name: value for name, value in row.items() if value is not None},
+            )
+        )
     return writer.path
 
 

@@ -33,9 +33,12 @@ BESIDE = {
 """Ops of a family whose names do not contain the family's word."""
 LATENCY_IS_LONG = "it loads a model; the tests of the ledger, of swaps and of the studies hold it on a CPU"
 LLAMA = ("--dummy", "--device", "cuda", "--out", "{out}")
+SWAPS = ("paged_attention=chunked", "rope_and_cache=naive", "fused_add_rmsnorm=fused", "sample=library")
 LATENCY: tuple[tuple[str, str, tuple[str, ...], float], ...] = (
     ("decode", "a decode step of Llama-3.1-8B, op by op", ("ledger", "llama-3.1-8b", "--batch", "16"), 60),
     ("prefill", "the step of a prompt, op by op", ("ledger", "llama-3.1-8b", "--prefill", "--context", "2048"), 60),
+    ("swaps", "other kernels in the engine: change of TTFT and ITL, predicted and measured",
+     ("whatif", "llama-3.1-8b", "--batch", "16", "--context", "1024", *(f"--swap={swap}" for swap in SWAPS)), 150),
     ("studies", "ten claims about LLM inference, predicted and measured", ("study", "--all", "--model",
      "llama-3.1-8b"), 400),
 )  # fmt: skip
