@@ -227,6 +227,7 @@ SPEC = OpSpec(
             "S": Sizes(1, 1_500),
             **HEADS,
             "causal": (True, False),
+            "ragged": (True, False),
             **OPTIONS,
         },
         with_heads,
