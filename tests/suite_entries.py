@@ -12,8 +12,8 @@ from rooflab.bench.suite.running import ContextBroken, Running
 
 def identify(context):
     """A machine that is always the same one, and that needs no torch to be asked."""
-    card = {"uuid": os.environ.get("TEST_CARD"), "name": "made up"}
-    return Outcome(figures={"environment": {"machine_key": "machine-1", "commit": "abc", "gpu": card}})
+    environment = {"machine_key": "machine-1", "commit": "abc"}
+    return Outcome(figures={"environment": environment, "ceilings": "TEST_CEILINGS" in os.environ})
 
 
 def fine(context, note=""):

@@ -14,6 +14,7 @@ import torch
 from rooflab.bench.check import check as check_module
 from rooflab.bench.check.check import BROKEN, CheckResult, check_kernel
 from rooflab.bench.check.poison import bits, guard, guard_output, poisoned_allocations, wipe
+from rooflab.bench.check.runs import KEPT
 from rooflab.bench.check.trial import INTERPRETER_BF16
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, get_scheme
@@ -246,6 +247,8 @@ def test_kernels_of_one_case_share_its_oracles_and_others_do_not(monkeypatch):
     assert check(spec, other).status == "OK" and len(asked) == first, "nothing is computed again"
     assert check(spec, other, "fp16").status == "OK" and len(asked) == 2 * first
     assert check(spec, right).status == "OK" and len(asked) == 3 * first, "of the last case alone"
+    KEPT.forget()
+    assert check(spec, right).status == "OK" and len(asked) == 4 * first, "nor of one that was forgotten"
     monkeypatch.setattr("rooflab.bench.check.data.Kept.SHARE", 0.0)
-    assert check(spec, right, "fp16").status == "OK" and len(asked) == 4 * first
-    assert check(spec, right, "fp16").status == "OK" and len(asked) == 5 * first, "without room nothing is kept"
+    assert check(spec, right, "fp16").status == "OK" and len(asked) == 5 * first
+    assert check(spec, right, "fp16").status == "OK" and len(asked) == 6 * first, "without room nothing is kept"

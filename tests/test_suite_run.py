@@ -149,22 +149,22 @@ def test_bad_input_is_one_sentence(tmp_path):
 
 def test_another_card_of_the_kind_goes_on_from_the_archive_and_measures_its_own_ceilings(tmp_path, monkeypatch):
     plan = [entry("a"), entry("ceilings"), entry("b", needs=("a",))]
-    monkeypatch.setenv("TEST_CARD", "GPU-1")
     first = tmp_path / "first"
     run(plan, first)
-    for name in ("ceilings", "cubins"):
-        (first / "cache" / name).mkdir(parents=True)
-        (first / "cache" / name / "file").write_text(name)
+    (first / "cache").mkdir()
+    (first / "cache" / "file").write_text("compiled")
     archive = state.pack(first, first / "run.tar.gz")
     second = tmp_path / "second"
     state.unpack(archive, second)
     names = {str(path.relative_to(second)) for path in second.rglob("*") if path.is_file()}
-    assert {"progress.json", "summary.md", "ran.txt", "cache/ceilings/file"} <= names
-    assert not names & {"cache/cubins/file", "run.tar.gz", "run.tar.gz.part"}
-    monkeypatch.setenv("TEST_CARD", "GPU-2")
+    assert {"progress.json", "summary.md", "ran.txt"} <= names
+    assert not names & {"cache/file", "run.tar.gz", "run.tar.gz.part"}
     _, notes = run(plan, second, resume=True)
     assert [name for name, _ in lines(second)] == ["a", "ceilings", "b", "ceilings"]
-    assert "another card of this kind: its ceilings are measured" in notes
+    assert "no ceilings are kept of this card: they are measured" in notes
+    monkeypatch.setenv("TEST_CEILINGS", "1")
+    run(plan, second, resume=True)
+    assert [name for name, _ in lines(second)].count("ceilings") == 2, "where they are kept, nothing is done again"
     (tmp_path / "bad.tar.gz").write_text("no archive")
     with pytest.raises(ValueError, match="archive: expected a .tar.gz of a suite's folder"):
         state.unpack(tmp_path / "bad.tar.gz", second)

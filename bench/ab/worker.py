@@ -80,12 +80,14 @@ def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.devic
     A kernel that does not take the small case gets the planted inputs on this case.
     """
     from rooflab.bench.check.check import check_kernel
+    from rooflab.bench.check.runs import KEPT
 
     spec, kernel, case, scheme = _resolve(target)
     result = check_kernel(kernel, spec, spec.get_cases("smoke")[0], scheme, device, job["seed"])
     if result.status in ("OK", "UNSUPPORTED"):  # a kernel may take this case and not the small one
         planted = result.status == "UNSUPPORTED"
         result = check_kernel(kernel, spec, case, scheme, device, job["seed"], planted=planted)
+    KEPT.forget()
     return Reading(result.status, result.reason, checked_by=result.checked_by)
 
 

@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from rooflab.bench.calls.calls import output_dtypes, output_names
+from rooflab.bench.processes.child import cores
 from rooflab.reference.compare import ErrorStats, all_within, elementwise
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
 
@@ -107,11 +108,11 @@ class Data:
 class Kept(threading.local):
     """The data of the case that a thread has checked last: its oracle and limits are made once for all kernels.
 
-    They stay as long as they fit in a part of the memory that is free.
+    They stay as long as they fit in a part of the memory that is free, and until `forget`.
     """
 
     SHARE = 0.4
-    """Of the free memory of the device."""
+    """Of the free memory of the device; on a CPU every core's process has its part of that."""
 
     def __init__(self) -> None:
         self._case: tuple[Any, ...] = ()
@@ -125,6 +126,10 @@ class Kept(threading.local):
             self._case, self._room = (device, *case), self.SHARE * free_bytes(device)
         return self._data
 
+    def forget(self) -> None:
+        """Frees the memory, before what is checked is timed."""
+        self._case, self._data = (), {}
+
     def keep(self, name: str, data: Data) -> Data:
         """Keeps the data under a name, if there is room."""
         if sum(one.bytes for one in self._data.values()) + data.bytes <= self._room:
@@ -133,8 +138,8 @@ class Kept(threading.local):
 
 
 def free_bytes(device: torch.device) -> int:
-    """Of the device's memory; on a CPU, of the machine's."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    """Of the device's memory; on a CPU, a core's part of the machine's."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available // cores()
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

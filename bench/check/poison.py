@@ -141,7 +141,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one size hold the same bytes; eight at a time, for single ones take 5 times as long."""
+    """Whether two tensors of one size hold the same bytes; eight at a time, for single ones take 4 times as long."""
     pair = bits(one), bits(other)
     if all(part.numel() % 8 == part.storage_offset() % 8 == 0 for part in pair):
         pair = pair[0].view(torch.int64), pair[1].view(torch.int64)

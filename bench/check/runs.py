@@ -27,7 +27,7 @@ KEPT_ANSWERS = 4
 """How many first calls' outputs are kept, to recognise a cached answer; planted inputs come later."""
 SAME, ALL = "same memory", "all planted"
 """Names of kept data; the second says that every planted set is kept."""
-_KEPT = Kept()
+KEPT = Kept()
 _profiled: set[tuple[str, int]] = set()
 """Kernels, by name and function, whose work on a GPU this process has already compared."""
 
@@ -86,7 +86,7 @@ class Check:
             whole = True
             for name, inputs in self.spec.planted(self.case, self.scheme, self.device, self.seed):
                 label = f"planted {name}"
-                yield label, kept.get(label) or _KEPT.keep(label, Data(self.spec, inputs, self.scheme, "planted"))
+                yield label, kept.get(label) or KEPT.keep(label, Data(self.spec, inputs, self.scheme, "planted"))
                 whole = whole and label in kept
             if whole:
                 kept[ALL] = Data(self.spec, {}, self.scheme)
@@ -102,12 +102,12 @@ class Check:
         self._remembers(first, unseen, seen, planted)
 
     def _kept(self) -> dict[str, Data]:
-        return _KEPT.of(self.device, self.spec, self.case, self.scheme, self.seed)
+        return KEPT.of(self.device, self.spec, self.case, self.scheme, self.seed)
 
     def _made(self, name: str, seed: int) -> Data:
         """A set of drawn data, the same for each kernel of a case."""
         found = self._kept().get(name)
-        return found or _KEPT.keep(name, Data(self.spec, self._inputs(seed), self.scheme, name))
+        return found or KEPT.keep(name, Data(self.spec, self._inputs(seed), self.scheme, name))
 
     def _load(self, data: Data) -> None:
         """Gives the data to the runner.  Raises `Failed` if the kernel refuses it, or cannot pack its weight."""
@@ -223,7 +223,7 @@ class Check:
         data = other
         if keep:
             inputs = {**other.inputs, **{name: first.inputs[name] for name in keep}}
-            data = self._kept().get(SAME) or _KEPT.keep(SAME, Data(self.spec, inputs, self.scheme, SAME))
+            data = self._kept().get(SAME) or KEPT.keep(SAME, Data(self.spec, inputs, self.scheme, SAME))
             self.runner.load_packed(data.name, data.inputs, first.name)
             self.packed |= {data.name} if first.name in self.packed else set()
         self._judged("other data in the same memory", data, Layout(same_memory=True))

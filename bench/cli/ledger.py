@@ -95,7 +95,8 @@ def whatif(
 ) -> None:
     """What another kernel changes in TTFT and ITL: of one that is there, predicted and measured; else, predicted.
 
-    TTFT is the step of one prompt of --context tokens; ITL is a decode step of --batch sequences of as many.
+    TTFT is the step of one prompt of --context tokens; ITL is a decode step of --batch sequences of as many; both
+    without CUDA graphs.
     """
     from rooflab.bench.commands import parse_swaps
     from rooflab.bench.latency import whatif as changes
@@ -110,6 +111,7 @@ def whatif(
     if not factors and not swaps or gpu and swaps:
         raise ValueError("kernel: expected --kernel OP=0.9x, or --swap OP=KERNEL on this machine")
     options = _options(model, dummy, dtype, device, batch, context)
+    options |= {"enforce_eager": bool(swaps)}  # some of torch's kernels wait for the device, which no graph can keep
     kinds: tuple[tuple[Kind, int], ...] = (("prefill", 1), ("decode", batch))
     found: list[changes.Change | None] = []
     with show.waiting("loading the model"):

@@ -99,7 +99,7 @@ def capacities(
             for seed in range(plan.seed, plan.seed + SEEDS):
                 load = replace(plan, seed=seed)
                 rates.append(most_requests_per_s(own, load, replace(taken, num_kv_blocks=pages), limits, q, near))
-                near = rates[-1] or 1.0
+                near = rates[-1] if 0 < rates[-1] < HIGHEST else 1.0
             low, rate, high = sorted(rates)[0], median(rates), sorted(rates)[-1]
             row |= {"requests_per_s": rate, "least": low, "most": high, "requests_per_s_per_gpu": rate / count}
             rows.append(row | ({"why": "within the limits at every rate"} if low >= HIGHEST else {}))

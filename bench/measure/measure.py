@@ -14,6 +14,7 @@ from rooflab.bench.calls.selection import first_case
 from rooflab.bench.ceilings.ceilings import ceilings_for, limits_for, raise_cpu_ceilings, raise_cuda_ceilings
 from rooflab.bench.check.check import BROKEN, CheckResult, already_broken, check_kernel
 from rooflab.bench.check.failed import Failed, failure, known_errors
+from rooflab.bench.check.runs import KEPT
 from rooflab.bench.measure.timed import observe, time_together
 from rooflab.bench.measure.unseen import Unseen
 from rooflab.bench.records.environment import Environment, circumstances, last_level_cache_bytes, snapshot
@@ -110,6 +111,7 @@ class Measurement:
             function = self._function(kernel, copies, found)
             if function is not None:
                 ready[kernel.name] = function
+        KEPT.forget()
         unseen = Unseen(self.spec, case, self.scheme, self.device, copies, self.seed) if ready else None
         timed, failures, clocks = self._together(ready, unseen)
         wrong = unseen.wrong({name: ready[name] for name in timed}) if unseen else {}

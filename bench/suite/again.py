@@ -11,6 +11,7 @@ from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Context, Entry, Outcome
 from rooflab.bench.suite.measures import cases_of, dispatched, usable
 from rooflab.bench.tune.tune import tune_op
+from rooflab.kernels import registry
 
 WORST = 4
 """How many cases of a bar are searched: those with the lowest ratios."""
@@ -48,9 +49,10 @@ def _searched(
     told = dispatched(op, before, cases)
     ratios = told.by_case if told else {case.id: 1.0 for case in cases}
     worst = sorted(ratios, key=lambda case: ratios[case])[:WORST]
+    here = usable(context, op)
     kernels = [
         kernel.name
-        for kernel in usable(context, op)
+        for kernel in here
         if kernel.takes_config and kernel.role == "optimized" and (not rungs or kernel.name in rungs)
     ]
     if not kernels:
@@ -59,13 +61,16 @@ def _searched(
         op, kernels, cases=worst, scheme=None if context.dry_run else bar.get("scheme", "bf16"),
         budget_s=1.0 if context.dry_run else 0.8 * seconds, device=context.device, out=context.out,
         dry_run=context.dry_run, seed=context.seed,
+        exclude=[kernel.id for kernel in registry.kernels(op).values() if kernel not in here],
     )  # fmt: skip
     found = dispatched(op, fastest([*before, *report.records]), cases)
     if told is None or found is None:
         return f"{len(report.records)} records, and no ratio over all cases", report.files
     good = found.geomean >= bar["geomean"] and found.worst >= (bar.get("worst") or 0.0)
     change = f"geomean {told.geomean:.3f} -> {found.geomean:.3f}, worst {told.worst:.3f} -> {found.worst:.3f}"
-    return f"{change}, {'met' if good else 'missed still'}", report.files
+    # A bar with a condition on the cases where the library is slow is not judged by these two alone.
+    verdict = "" if "slow_geomean" in bar else ", met" if good else ", missed still"
+    return f"{change}{verdict}", report.files
 
 
 def fastest(records: Sequence[Record]) -> list[Record]:

@@ -82,7 +82,8 @@ class _Run:
         self.progress = self._begin()
 
     def _begin(self) -> Progress:
-        environment = dict(self._ask_first())
+        answer = self._ask_first()
+        environment, ceilings = dict(answer["environment"]), answer["ceilings"]
         settings = self.settings
         identity = Identity(
             plan_hash(self.plan, dry_run=settings.dry_run, seed=settings.seed),
@@ -96,8 +97,8 @@ class _Run:
             if difference is None:
                 self.note(f"going on: {sum(known.done(entry.id) for entry in self.plan)} of {len(self.plan)} done")
                 known.stopped = ""
-                if _card(environment) != _card(known.environment) and known.outcomes.pop("ceilings", None):
-                    self.note("another card of this kind: its ceilings are measured")
+                if not ceilings and known.outcomes.pop("ceilings", None):
+                    self.note("no ceilings are kept of this card: they are measured")
                 known.environment = environment
                 return known
             aside = state.set_aside(settings.out)
@@ -117,14 +118,14 @@ class _Run:
             raise ValueError(f"suite: the first process failed: {_why(failed)}; see {self.log}") from failed
         if outcome.status != "DONE":
             raise ValueError(f"suite: {outcome.reason}")
-        found: Mapping[str, Any] = outcome.figures["environment"]
-        return found
+        return outcome.figures
 
     def _process(self) -> Child:
-        # The folder's own cache: another machine goes on with the ceilings, and those of a dry run serve nobody else.
-        environment = {**os.environ, "ROOFLAB_CACHE": str(self.settings.out.resolve() / "cache")}
+        environment = dict(os.environ)
         if self.settings.dry_run:
+            # A separate cache: ceilings measured for half a second must not be stored as this machine's ceilings.
             environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+            environment |= {"ROOFLAB_CACHE": str(self.settings.out.resolve() / "cache")}
         else:
             environment.pop("TRITON_INTERPRET", None)
         return Child(command_for(*IMPORTS, WORKER), environment, log=self.log)
@@ -239,9 +240,10 @@ class _Run:
         return outcome, at
 
     def _hangs(self, entry: Entry) -> bool:
-        """Whether one kernel, alone, has run for longer than any may."""
+        """Whether one kernel, alone, has run for longer than any may; on a busy CPU, all may be slow."""
         at = read_running(self.settings.out, entry.id)
-        return len(at.kernels) == 1 and time.time() - at.began > HUNG_S
+        most_s = DRY_LIMIT_S if self.settings.dry_run else HUNG_S
+        return len(at.kernels) == 1 and time.time() - at.began > most_s
 
     def _next(self) -> Child:
         """A process for the next entry; on a GPU a fresh one, and the process after it starts in the meantime."""
@@ -280,10 +282,6 @@ class _Run:
                 except Stuck as stuck:
                     self.note(_why(stuck))
         self.current = self.spare = None
-
-
-def _card(environment: Mapping[str, Any]) -> Any:
-    return (environment.get("gpu") or {}).get("uuid")
 
 
 def _during(at: Running, why: str) -> str:

@@ -114,7 +114,7 @@ def pack(folder: Path, archive: Path) -> Path:
     with tarfile.open(part, "w:gz") as file:
         for path in sorted(folder.rglob("*")):
             name, own = path.relative_to(folder), path.resolve() in (part.resolve(), archive.resolve())
-            if path.is_file() and not own and (name.parts[0] != "cache" or "ceilings" in name.parts):
+            if path.is_file() and not own and name.parts[0] != "cache":
                 file.add(path, name)
     return part.replace(archive)
 

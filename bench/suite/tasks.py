@@ -15,6 +15,7 @@ import psutil
 import torch
 
 from rooflab.bench.calls.selection import Selection, default_scheme, first_taken
+from rooflab.bench.ceilings.ceilings import find
 from rooflab.bench.check.check import already_broken, check_kernel, check_record
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter, write_whole
@@ -59,7 +60,8 @@ def environment(context: Context) -> Outcome:
 
 def identify(context: Context) -> Outcome:
     """What a run must share with the run that it continues; the runner asks before the first entry."""
-    return Outcome(figures={"environment": snapshot().to_dict()})
+    environment = snapshot()
+    return Outcome(figures={"environment": environment.to_dict(), "ceilings": find(environment)[0] is not None})
 
 
 def probe(context: Context) -> Outcome:

@@ -32,7 +32,7 @@ def why_not_mapped(name: str, x: torch.Tensor, inner: int = 3, other: str = "mas
     size, strides, shape = x.element_size(), x.stride(), x.shape
     steps = [strides[dim] * size for dim in range(4) if dim != inner and shape[dim] > 1]
     aligned = address_of(x) % ALIGNMENT == 0
-    for step in steps:  # a loop: a generator takes a microsecond more
+    for step in steps:
         aligned = aligned and step % ALIGNMENT == 0 and 0 < step < STRIDE_LIMIT
     if aligned or not x.numel():
         return None
