@@ -5,8 +5,10 @@ from __future__ import annotations
 from mutant_targets.target import Target
 
 TARGETS = {
-    "rmsnorm": Target("rmsnorm", "fused", ("T=3,H=1000,eps=1e-05",), {"num_warps": 4}),
-    "fused_add_rmsnorm": Target("fused_add_rmsnorm", "fused", ("T=3,H=1000,eps=1e-05",), {"num_warps": 4}),
+    "rmsnorm": Target("rmsnorm", "fused", ("T=3,H=1000,eps=1e-05",), {"block_t": 1, "num_warps": 4}),
+    "fused_add_rmsnorm": Target(
+        "fused_add_rmsnorm", "fused", ("T=3,H=1000,eps=1e-05",), {"block_t": 1, "num_warps": 4}
+    ),
     "sample": Target(
         "sample", "bisect",
         ("B=2,V=1200,temperature=0.8,top_k=40,top_p=0.9,min_p=0.02",
