@@ -1,0 +1,76 @@
+"""A launch of our own kernels can be captured in a CUDA graph: the launcher asks the device for nothing.
+
+Every tensor of a call lies on torch's `meta` device, which has no values, and no launch runs.  A launcher that reads a
+value, or copies between host and device, cannot do it there.  What it allocates comes from torch, whose allocator a
+capture knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from rooflab.bench.calls.calls import packed
+from rooflab.bench.calls.selection import first_taken
+from rooflab.kernels import _cuda, registry
+from rooflab.kernels.registry import Kernel
+
+META = torch.device("meta")
+OWN = [
+    kernel
+    for op in registry.ops()
+    for kernel in registry.kernels(op).values()
+    if kernel.backend in ("triton", "gluon", "cuda") and kernel.role != "peer"
+]
+
+
+class OnDevice(TorchDispatchMode):
+    """Refuses operations that take or make a tensor of the host."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = op(*args, **(kwargs or {}))
+        tensors = [value for value in (*args, made) if isinstance(value, torch.Tensor)]
+        assert all(value.device == META for value in tensors), f"{op} takes or makes a tensor of the host"
+        return made
+
+
+def on_meta(kernel: Kernel) -> dict[str, Any]:
+    """The arguments of a call on the first case that the kernel takes."""
+    taken = first_taken(kernel, "bf16")
+    assert taken is not None, f"{kernel.id} takes no case"
+    spec = registry.get_op(kernel.op)
+    inputs = spec.make_inputs(*taken, META, 0)
+    given = {name: value for name, value in inputs.items() if name in kernel.accepted}
+    if kernel.prepare is not None and spec.prepared is not None:
+        given[spec.prepared] = packed(kernel.prepare, spec.prepared, given)
+    if kernel.plan is not None:
+        given["plan"] = kernel.plan_of(inputs)
+    return {name: value.to(META) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+
+
+@pytest.mark.parametrize("kernel", OWN, ids=lambda kernel: kernel.id)
+def test_a_launcher_asks_the_device_for_nothing(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[str] = []
+    for kind in (JITFunction, InterpretedFunction):
+        monkeypatch.setattr(kind, "__getitem__", lambda self, grid: lambda *args, **kw: launches.append(str(self)))
+    monkeypatch.setattr(_cuda.CudaKernel, "__call__", lambda self, *args, **kw: launches.append(self.name))
+    given = on_meta(kernel)
+    with OnDevice():
+        kernel.fn(**given)
+    assert launches
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda x: x.sum().item(), lambda x: x.nonzero(), lambda x: x.add_(torch.ones(2).to(META))],
+    ids=("a value", "a size", "a copy"),
+)
+def test_what_would_end_a_capture_is_seen(ask: Callable[[torch.Tensor], Any]) -> None:
+    with pytest.raises((AssertionError, RuntimeError, NotImplementedError)), OnDevice():
+        ask(torch.ones(2, device=META))
