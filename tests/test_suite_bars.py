@@ -12,7 +12,7 @@ from tiny_model import write_config
 
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record
-from rooflab.bench.suite import again, measures, state
+from rooflab.bench.suite import again, measures, state, worst
 from rooflab.bench.suite.bars import attention, engine, gemm, lab
 from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.bench.suite.measures import against_library, of_bandwidth, ratios, usable
@@ -315,3 +315,23 @@ def test_what_a_first_check_has_planted_is_not_planted_again(tmp_path, monkeypat
     assert [options["planted_before"] for options in given] == [{"tma"}, frozenset()], (
         "in the scheme of the first check"
     )
+
+
+def test_the_hardware_counts_the_best_rung_of_the_worst_bars(tmp_path, monkeypatch):
+    writer = RunWriter(tmp_path, "r")
+    writer.write(*times((1.0, 1.0), tma=(1.25, 1.0), slow=(1.5, 2.0)))
+    progress = state.Progress(state.Identity("p", None, "t", "m"), {})
+    for number, (ratio, case) in enumerate([(0.9, CASES[1]), (0.8, CASES[0]), (0.95, CASES[0])]):
+        figures = {"worst": ratio, "worst case": case}
+        progress.outcomes[f"bar:{number}"] = Outcome("DONE", bar="MISSED", figures=figures, files=(writer.path.name,))
+    progress.outcomes["bar:met"] = Outcome("DONE", bar="MET", figures={"worst": 0.1, "worst case": CASES[0]})
+    progress.save(tmp_path)
+    asked = []
+    answers = iter([(0, {"counted": []}, ""), (2, None, "rooflab: ncu: ERR_NVGPUCTRPERM")])
+    monkeypatch.setattr(worst, "run_command", lambda words: asked.append(words[:5]) or next(answers))
+    found = worst.count_worst(Context("counted", tmp_path, "cuda", False, 10.0), [*progress.outcomes])
+    assert asked == [["profile", "gemm", "tma", "--case", case] for case in CASES], (
+        "the best rung of the two worst bars"
+    )
+    assert found.files == ("counted-0-gemm-tma.json",) and (tmp_path / found.files[0]).is_file()
+    assert found.status == "FAILED" and found.reason == "gemm/tma: rooflab: ncu: ERR_NVGPUCTRPERM"

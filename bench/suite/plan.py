@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from rooflab.bench.suite import again, bars
+from rooflab.bench.suite import again, bars, worst
 from rooflab.bench.suite.entries import Entry
 from rooflab.engine.ops import FIRST_ON_CUDA
 from rooflab.kernels import registry
@@ -19,7 +19,7 @@ SELF_TEST_ROUND_S = 60.0
 """Seconds for each of the two rounds of the A/B's self-test: identical code, and slowed code."""
 FAMILIES = {
     **dict.fromkeys(("engine", "serving", "latency"), tuple(FIRST_ON_CUDA)),
-    "again": ("gemm", "gemm_fp8", "gemm_silu_and_mul", "flash_attention"),
+    **dict.fromkeys(("again", "counted"), ("gemm", "gemm_fp8", "gemm_silu_and_mul", "flash_attention")),
 }
 """Entries by the first word of their names, with the ops whose first checks they need."""
 BESIDE = {
@@ -183,4 +183,4 @@ def bar_entries() -> list[Entry]:
     for file in sorted(Path(bars.__file__).parent.glob("*.py")):
         if not file.stem.startswith("_"):
             found += importlib.import_module(f"{bars.__name__}.{file.stem}").BARS
-    return [*found, again.entry_for(found)]
+    return [*found, again.entry_for(found), worst.entry_for(found)]
