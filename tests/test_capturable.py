@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from rooflab.bench.calls.calls import packed
-from rooflab.bench.calls.selection import first_taken
+from rooflab.bench.timing.host_cost import call_of
 from rooflab.kernels import _cuda, registry
 from rooflab.kernels.registry import Kernel
 
@@ -40,29 +39,16 @@ class OnDevice(TorchDispatchMode):
         return made
 
 
-def on_meta(kernel: Kernel) -> dict[str, Any]:
-    """The arguments of a call on the first case that the kernel takes."""
-    taken = first_taken(kernel, "bf16")
-    assert taken is not None, f"{kernel.id} takes no case"
-    spec = registry.get_op(kernel.op)
-    inputs = spec.make_inputs(*taken, META, 0)
-    given = {name: value for name, value in inputs.items() if name in kernel.accepted}
-    if kernel.prepare is not None and spec.prepared is not None:
-        given[spec.prepared] = packed(kernel.prepare, spec.prepared, given)
-    if kernel.plan is not None:
-        given["plan"] = kernel.plan_of(inputs)
-    return {name: value.to(META) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
-
-
 @pytest.mark.parametrize("kernel", OWN, ids=lambda kernel: kernel.id)
 def test_a_launcher_asks_the_device_for_nothing(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     launches: list[str] = []
     for kind in (JITFunction, InterpretedFunction):
         monkeypatch.setattr(kind, "__getitem__", lambda self, grid: lambda *args, **kw: launches.append(str(self)))
     monkeypatch.setattr(_cuda.CudaKernel, "__call__", lambda self, *args, **kw: launches.append(self.name))
-    given = on_meta(kernel)
+    call = call_of(kernel)
+    assert call is not None
     with OnDevice():
-        kernel.fn(**given)
+        call()
     assert launches
 
 

@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 python -m rooflab.bench.timing.host_cost [OP ...]
 
-It needs no GPU: the tensors lie on the CPU, and the launch itself does nothing.  On a GPU the output comes from torch's
-caching allocator, and the current device is looked up; neither is in these times.
+It needs no GPU: the tensors lie on torch's `meta` device, which has no values to check, and the launch itself does
+nothing.  On a GPU the output comes from torch's caching allocator, and the current device is looked up; neither is in
+these times.
 """
 
 from __future__ import annotations
@@ -30,16 +31,18 @@ CALLS, ROUNDS = 200, 5
 
 
 def call_of(kernel: Kernel) -> Callable[[], Any] | None:
-    """A call on the first small bf16 case that the kernel takes; None if it takes none."""
+    """A call on `meta` tensors of the first small bf16 case that the kernel takes; None if it takes none."""
     taken = first_taken(kernel, "bf16")
     if taken is None:
         return None
-    spec = registry.get_op(kernel.op)
-    inputs = spec.make_inputs(*taken, torch.device("cpu"), 0)
-    arguments = {name: value for name, value in inputs.items() if name in kernel.accepted}
-    if kernel.prepare is not None and spec.prepared in arguments:
-        arguments[spec.prepared] = packed(kernel.prepare, spec.prepared, inputs)
-    return partial(kernel.fn, **arguments)
+    spec, meta = registry.get_op(kernel.op), torch.device("meta")
+    inputs = spec.make_inputs(*taken, meta, 0)
+    given = {name: value for name, value in inputs.items() if name in kernel.accepted}
+    if kernel.prepare is not None and spec.prepared in given:
+        given[spec.prepared] = packed(kernel.prepare, spec.prepared, inputs)
+    # Lengths and page tables are real also among `meta` inputs.
+    given = {name: value.to(meta) if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+    return partial(kernel.fn, **given)
 
 
 def host_us(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
