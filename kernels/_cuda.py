@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from rooflab.kernels._pdl import DEPENDENT, launch_dependent
+
 STANDARD = "--std=c++17"
 STATIC_SHARED_BYTES = 48 * 2**10
 """Static and dynamic shared memory that a launch may use without a request (CUDA C++ Programming Guide, "Shared
@@ -182,9 +184,12 @@ def architecture(device: torch.device | int | None = None) -> str:
 
 
 @cache
-def load(source: str, name: str, *, options: tuple[str, ...] = ()) -> CudaKernel:
-    """The kernel `name` of `source`, declared `extern "C"`; its first launch on a GPU compiles and loads it."""
-    return CudaKernel(source, name, options)
+def load(source: str, name: str, *, options: tuple[str, ...] = (), dependent: bool = False) -> CudaKernel:
+    """The kernel `name` of `source`, declared `extern "C"`; its first launch on a GPU compiles and loads it.
+
+    With `dependent` it starts before the kernel before it ends, for which its source has `_pdl.DEPENDENT`.
+    """
+    return CudaKernel(source, name, options, dependent)
 
 
 class CudaKernel:
@@ -196,10 +201,13 @@ class CudaKernel:
     before the capture of a CUDA graph, because the first launch loads the kernel.
     """
 
-    def __init__(self, source: str, name: str, options: tuple[str, ...] = ()):
+    def __init__(self, source: str, name: str, options: tuple[str, ...] = (), dependent: bool = False):
+        if dependent and DEPENDENT not in source:
+            raise ValueError(f"dependent: expected a source with `_pdl.DEPENDENT`, by which it waits; {name} has none")
         self.source = source
         self.name = name
-        self.options = options
+        self.options = (*options, "-DPDL") if dependent else options
+        self.dependent = dependent
         self.log = ""
         """The compiler's log, once the kernel is loaded."""
         self._raw: dict[int, Any] = {}
@@ -215,8 +223,11 @@ class CudaKernel:
             if shared_bytes > self._shared_bytes.get(device, STATIC_SHARED_BYTES):
                 raw.max_dynamic_shared_size_bytes = shared_bytes
                 self._shared_bytes[device] = shared_bytes
-            stream = _stream(torch.cuda.current_stream(device).cuda_stream)
-            raw(tuple(grid), tuple(block), values, shared_mem=shared_bytes, stream=stream)
+            stream = torch.cuda.current_stream(device).cuda_stream
+            if self.dependent:
+                launch_dependent(raw.kernel.ptr, grid, block, values, shared_bytes, stream)
+            else:
+                raw(tuple(grid), tuple(block), values, shared_mem=shared_bytes, stream=_stream(stream))
 
     def raw(self, device: int) -> Any:
         """CuPy's kernel for GPU number `device`; its `attributes` hold registers and spilled bytes."""

@@ -1,24 +1,41 @@
-"""Programmatic dependent launch (PDL) of Triton kernels, for Hopper and later (CUDA C++ Programming Guide, section
-"Programmatic Dependent Launch and Synchronization").
+"""Programmatic dependent launch (PDL) of Triton and CUDA C++ kernels, for Hopper and later (CUDA C++ Programming Guide,
+section "Programmatic Dependent Launch and Synchronization").
 
 A kernel that is launched so may start while the kernel before it on the stream still works.  It asks for what no kernel
 of a step writes, such as weights and tables, waits until the kernel before is complete, and only then reads or writes
 anything else.  The kernel before decides when: here at once, because the kernels are small and leave room on the SMs;
-a kernel that says nothing counts when it ends.
+a kernel that says nothing counts when it ends.  The order holds through a chain of kernels, because every one of them
+waits: none is complete before all those before it are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
+from itertools import accumulate
+from typing import Any
 
 _on = ContextVar("pdl", default=False)
+
+DEPENDENT = r"""
+// Waits until the kernel before is complete and its writes are visible, and lets the next kernel start once a thread of
+// every CTA is here; a second call returns at once.  ptxas moves an `ld.global.nc` from one side of it to the other.
+__device__ __forceinline__ void wait_for_kernel_before() {
+#ifdef PDL
+    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+"""
+"""CUDA C++ of a kernel that can be launched so; without the macro PDL it does nothing."""
 
 
 @contextmanager
 def pdl(on: bool = True) -> Iterator[None]:
-    """Within it, kernels that can be launched so are; it needs compute capability 9.0."""
+    """Within it, kernels that can be launched so are; it needs compute capability 9.0, and weights that no kernel
+    still writes."""
     token = _on.set(on)
     try:
         yield
@@ -26,6 +43,59 @@ def pdl(on: bool = True) -> Iterator[None]:
         _on.reset(token)
 
 
+def pdl_is_on() -> bool:
+    """Whether this is within `pdl`."""
+    return _on.get()
+
+
 def pdl_arguments() -> dict[str, bool]:
-    """Arguments of a launch: PDL of the kernel, and if it is on, the launcher's option."""
+    """Arguments of a Triton launch: PDL of the kernel, and if it is on, the launcher's option."""
     return {"PDL": True, "launch_pdl": True} if _on.get() else {"PDL": False}
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute of cuda.h; the value is a union of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_uint64), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig of cuda.h."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+_PROGRAMMATIC_STREAM_SERIALIZATION = ctypes.pointer(_Attribute(6, 1))
+"""The attribute by its number in cuda.h, switched on."""
+
+
+@cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def launch_dependent(
+    function: int, grid: Sequence[int], block: Sequence[int], values: Sequence[Any], shared_bytes: int, stream: int
+) -> None:
+    """Launches the CUfunction `function` of the current context so, with `values` of NumPy as arguments.
+
+    CuPy's launch takes no attributes, so ctypes calls the driver.  Raises `RuntimeError` with the driver's error.
+    """
+    copied = ctypes.create_string_buffer(b"".join(values))
+    first = ctypes.addressof(copied)
+    places = accumulate((value.nbytes for value in values[:-1]), initial=first)
+    arguments = (ctypes.c_void_p * len(values))(*places) if values else None
+    sizes = [(*map(int, lengths), 1, 1)[:3] for lengths in (grid, block)]
+    config = _Config(*sizes, shared_bytes, stream, _PROGRAMMATIC_STREAM_SERIALIZATION, 1)
+    status = _driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), arguments, None)
+    if status:
+        name = ctypes.c_char_p()
+        _driver().cuGetErrorName(status, ctypes.byref(name))
+        raise RuntimeError(f"cuLaunchKernelEx: {name.value.decode() if name.value else status}")

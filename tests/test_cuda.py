@@ -1,5 +1,6 @@
 """CUDA C++ without a GPU: what compiles, what is kept, what a launch is handed; and on a GPU, that it runs."""
 
+import ctypes
 import struct
 import sys
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from rooflab.bench.compile.worker import read_cubin
-from rooflab.kernels import _cuda
+from rooflab.kernels import _cuda, _pdl
 
 SCALE = """
 extern "C" __global__ void scale(const float* x, float* out, float by, int n) {
@@ -209,6 +210,48 @@ def test_large_shared_memory_is_asked_for_once(launched):
         launched.kernel((1,), (1,), shared_bytes=nbytes)
     assert launched.raw.allowed == [65536, 200_000]
     assert launched.raw.launches[0][4] == ("stream", 7000), "without tensors, the current device"
+
+
+class FakeDriver:
+    """libcuda, as far as a dependent launch uses it; keeps what it finds at the addresses."""
+
+    status = 0
+
+    def cuLaunchKernelEx(self, config, function, arguments, extra):
+        found, attribute = config._obj, config._obj.attributes[0]
+        self.config = (tuple(found.grid), tuple(found.block), found.shared_bytes, found.stream, found.count)
+        self.attribute, self.function, self.extra = (attribute.id, attribute.value), function.value, extra
+        self.values = [ctypes.string_at(place, size) for place, size in zip(arguments, (8, 8, 4, 4), strict=True)]
+        return self.status
+
+    def cuGetErrorName(self, status, name):
+        name._obj.value = b"CUDA_ERROR_INVALID_VALUE" if status == 1 else None
+
+
+def test_a_dependent_launch_tells_the_driver_so(launched, monkeypatch):
+    """The sizes and offsets are those that a C compiler gives for CUDA 13's cuda.h."""
+    config, attribute = _pdl._Config, _pdl._Attribute
+    assert (config.stream.offset, config.attributes.offset, config.count.offset) == (32, 40, 48)
+    assert (ctypes.sizeof(config), ctypes.sizeof(attribute), attribute.value.offset) == (56, 72, 8)
+    driver = FakeDriver()
+    monkeypatch.setattr(_pdl, "_driver", lambda: driver)
+    kernel = _cuda.CudaKernel(_pdl.DEPENDENT + SCALE, "scale", ("-DX",), dependent=True)
+    kernel._raw, launched.raw.kernel = {1: launched.raw}, SimpleNamespace(ptr=4242)
+    x = torch.arange(8.0).as_subclass(FakeTensor)
+    kernel((3,), (32, 2), x, None, np.float32(2), np.int32(8), shared_bytes=65536)
+    assert kernel.options == ("-DX", "-DPDL") and launched.raw.allowed == [65536] and not launched.raw.launches
+    assert driver.config == ((3, 1, 1), (32, 2, 1), 65536, 7001, 1)
+    assert (driver.attribute, driver.function, driver.extra) == ((6, 1), 4242, None)
+    values = (np.uint64(x.data_ptr()), np.uint64(0), np.float32(2), np.int32(8))
+    assert driver.values == [value.tobytes() for value in values]
+    driver.status = 1
+    with pytest.raises(RuntimeError, match="^cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE$"):
+        kernel((3,), (32, 2), x, None, np.float32(2), np.int32(8))
+
+
+def test_a_kernel_that_does_not_wait_is_not_launched_early():
+    with pytest.raises(ValueError, match="^dependent: expected a source with `_pdl.DEPENDENT`.* scale has none$"):
+        _cuda.load(SCALE, "scale", dependent=True)
 
 
 @pytest.mark.parametrize("bad", [3, 2.0, True, "x", [1], np.zeros(2)])

@@ -3,17 +3,24 @@ launches."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from rooflab.bench.compile.capture import recording_cuda
+from rooflab.bench.compile.sass import parse_code
 from rooflab.bench.compile.static import compile_kernel
+from rooflab.bench.compile.worker import read_cubin
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
+from rooflab.bench.ptx.cuda_kernels import emulating_cuda
+from rooflab.bench.ptx.launch import emulate
 from rooflab.bench.suite.decode_layer import PLANS, plan_targets
 from rooflab.engine.llm import LLM
-from rooflab.kernels import registry
+from rooflab.kernels import _cuda, _pdl, registry
+from rooflab.kernels.gemm import gemv, swap_ab
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.architecture import get_architecture
 
@@ -58,6 +65,97 @@ def test_a_dependent_kernel_waits_after_what_no_kernel_writes_and_before_all_els
     assert all(part.index("PREEXIT") < part.index("STG") and "LDG" in part for part in rest)
     answer = call(Target(op, "dependent", Case.parse(case), BF16, file)).answer
     assert answer["status"] == "OK" and not answer["races"], answer["reason"]
+
+
+def dependent_code(module, M: int) -> list:
+    """The instructions of the product of M rows with a layer's weight, launched so."""
+    launches: list = []
+    a, weight = (torch.empty(rows, 4096, dtype=torch.bfloat16, device="meta") for rows in (M, 4096))
+    with recording_cuda("sm_90a", launches), _pdl.pdl():
+        module.gemm(a, weight.mT, config=module.heuristic(Case(M=M, N=4096, K=4096)))
+    info = read_cubin(launches[0].cubin, launches[0].name)
+    assert info.stack_bytes == 0
+    return parse_code(info.sass)
+
+
+def reached_unwaited(code: list) -> list:
+    """The instructions on all ways from the first one up to a wait."""
+    places = {entry.address: number for number, entry in enumerate(code)}
+    todo, seen = [0], set()
+    while todo:
+        place = todo.pop()
+        if place in seen or code[place].name == "ACQBULK":
+            continue
+        seen.add(place)
+        entry = code[place]
+        todo += [places[entry.target]] if entry.target is not None else []
+        todo += [place + 1] if entry.guard or entry.name not in ("BRA", "EXIT") else []
+    return [code[place] for place in sorted(seen)]
+
+
+def test_a_product_asks_for_its_weight_before_it_waits() -> None:
+    """For as much as a thread holds, or a ring; ptxas moves a load by ld.global.nc behind the wait."""
+    for M in (1, 4):
+        code = dependent_code(gemv, M)
+        waits = next(number for number, entry in enumerate(code) if entry.name == "ACQBULK")
+        loads = [entry.opcode for entry in code[:waits] if entry.name in ("LDG", "STG")]
+        assert len(loads) == 8 and all(".NA." in load for load in loads)
+    for M in (1, 64):
+        names = [entry.name for entry in reached_unwaited(dependent_code(swap_ab, M))]
+        assert names.count("LDGSTS") >= 8 and "LDG" not in names and "STG" not in names
+
+
+WAIT = """
+__device__ unsigned int over;
+__device__ __forceinline__ void wait_for_kernel_before() {
+    unsigned int seen = !WAITS;
+    while (!seen) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(&over) : "memory");
+}
+"""
+BEFORE = """
+    if (blockIdx.x < SPLIT) {  // the first CTAs stand for a kernel before that writes a and residual and reads out
+        for (int i = threadIdx.x; i < M * K && !blockIdx.x; i += blockDim.x) const_cast<T*>(a)[i] = T(1.0f);
+        for (int i = threadIdx.x; i < M * stride_out && !blockIdx.x; i += blockDim.x)
+            const_cast<T*>(residual)[i] = T(2.0f) + out[i];
+        __syncthreads();
+        if (threadIdx.x == 0 && !blockIdx.x) asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(&over) : "memory");
+        return;
+    }
+"""
+A, RESIDUAL, OUT = 0, 3, 4
+PARAMETERS_END = "i64 stride_out) {\n"
+
+
+@pytest.mark.parametrize("waits", [1, 0])
+@pytest.mark.parametrize(
+    ("module", "config", "shape"),
+    [(gemv, gemv.Config(2, 2, 2, 2), (2, 20, 2056)), (swap_ab, swap_ab.Config(8, 64, 64, 3, 2), (5, 72, 264))],
+    ids=["gemv", "swap_ab"],
+)
+def test_all_but_the_weight_is_touched_after_the_wait(module, config, shape, waits, monkeypatch) -> None:
+    """The wait becomes one for CTAs that stand for the kernel before, so that the race detector knows the order."""
+    M, N, K = shape
+
+    def load(source: str, name: str, *, options: tuple[str, ...], dependent: bool) -> _cuda.CudaKernel:
+        assert dependent
+        head, body = source.replace(_pdl.DEPENDENT, WAIT).split(PARAMETERS_END)
+        body = BEFORE + body.replace("blockIdx.x", "(blockIdx.x - SPLIT)")
+        return _cuda.CudaKernel(head + PARAMETERS_END + body, name, (*options, f"-DWAITS={waits}"))
+
+    monkeypatch.setattr(_cuda, "load", load)
+    results = []
+
+    def handle(launch, grid, arguments) -> None:
+        results.append(emulate(launch, (grid[0] + config.split, *grid[1:]), arguments))
+
+    weight = torch.randint(-2, 3, (N, K)).to(torch.bfloat16)
+    a, residual, out = (torch.zeros(M, width, dtype=torch.bfloat16) for width in (K, N, N))
+    with _pdl.pdl(), emulating_cuda(handle):
+        module.gemm(a, weight.mT, residual=residual, out=out, config=config)
+    (result,) = results
+    raced = {int(number) for race in result.races for number in re.findall(r" of \w+_param_(\d)", str(race))}
+    assert raced == (set() if waits else {A, RESIDUAL, OUT})
+    assert not waits or torch.equal(out, (weight.float().sum(1) + 2).to(torch.bfloat16).expand(M, N))
 
 
 def test_the_plans_of_the_decode_study_launch_less_and_less() -> None:

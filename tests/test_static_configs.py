@@ -32,7 +32,6 @@ MOST_STACK_BYTES = {
     "gemm/pipelined fp32": (8, FEW),
     "gemm/pipelined bf16": (8, FEW),
     "gemm/stream_k fp32": (8, FEW),
-    "gemm/swap_ab bf16": (48, "64 by 64 outputs in steps of 128, with their operands, on one warpgroup"),
     "gemm/tensor_core bf16": (16, FEW),
     "gemm_grouped/grouped fp32": (16, FEW),
     "gemm_grouped/tma fp32": (5848, FMA),

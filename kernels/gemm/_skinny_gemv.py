@@ -5,7 +5,11 @@ CUDA C++, compiled per config by macros.
 
 from __future__ import annotations
 
-SOURCE = r"""
+from rooflab.kernels._pdl import DEPENDENT
+
+SOURCE = (
+    DEPENDENT
+    + r"""
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -31,7 +35,7 @@ __device__ __forceinline__ Vector load_weight(const T* from, u64 policy) {
     Vector vector;
 #if BYTES == 16
     uint4& raw = reinterpret_cast<uint4&>(vector);
-    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
                  : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
                  : "l"(from), "l"(policy));
 #else
@@ -86,14 +90,17 @@ gemv(const T* a, const T* weight, const T* bias, const T* residual, T* out, int 
     // The next piece of a warp is STEP values further; `k` is the lane's place in the first of UNROLL pieces.
     constexpr int STEP = SPLIT * WARPS_K * 32 * VECTOR;
     int k = (share * 32 + lane) * VECTOR;
+#pragma unroll 1
     for (; k - lane * VECTOR + (UNROLL - 1) * STEP + 32 * VECTOR <= K; k += UNROLL * STEP) {
         Vector w[UNROLL][ROWS];
         for (int u = 0; u < UNROLL; ++u)
             for (int r = 0; r < ROWS; ++r) w[u][r] = load_weight(rows[r] + u * STEP, policy);
+        if (k < STEP) wait_for_kernel_before();  // in the first turn
         for (int u = 0; u < UNROLL; ++u) multiply(w[u], a + u * STEP, stride_a, sum);
         for (int r = 0; r < ROWS; ++r) rows[r] += UNROLL * STEP;
         a += UNROLL * STEP;
     }
+    wait_for_kernel_before();  // of those that had no such turn
     for (; k < K; k += STEP) {
         Vector w[ROWS];
         for (int r = 0; r < ROWS; ++r) w[r] = load_weight(rows[r], policy);
@@ -122,3 +129,4 @@ gemv(const T* a, const T* weight, const T* bias, const T* residual, T* out, int 
     if (SPLIT > 1) cluster_barrier();
 }
 """
+)

@@ -1,11 +1,15 @@
-"""Device code of `swap_ab`: one warpgroup fills a ring of swizzled tiles by cp.async, others multiply by wgmma, and a
-cluster adds its sums in shared memory.  CUDA C++, compiled per config by macros.
+"""Device code of `swap_ab`: a warpgroup fills a ring of swizzled tiles with the weight by cp.async, a warp with a,
+others multiply by wgmma, and a cluster adds its sums in shared memory.  CUDA C++, compiled per config by macros.
 
 The loading threads do not multiply: wgmma needs a proxy fence between cp.async and its read of shared memory, and this
-fence would wait for the copies that the same thread has in flight.
+fence would wait for the copies that the same thread has in flight.  Those of the weight do not load a: a thread arrives
+at a barrier when all its copies so far are there, so that in a dependent launch (`_pdl.py`), where a comes last, the
+first tile would wait for a whole ring.
 """
 
 from __future__ import annotations
+
+from rooflab.kernels._pdl import DEPENDENT
 
 WGMMA = {
     "bf16": ("bf16.bf16", 16, ", 1, 1, 0, 0"),
@@ -29,7 +33,9 @@ def source(kind: str, n: int) -> str:
     return SOURCE.replace("@MULTIPLY@", multiply)
 
 
-SOURCE = r"""
+SOURCE = (
+    DEPENDENT
+    + r"""
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -47,11 +53,14 @@ using T = __half;
 
 // A tile's rows are cut into pieces of 128 bytes, the widest swizzle; one piece of all rows is a block.
 constexpr int PIECE = 128 / (int)sizeof(T), VECTOR = 16 / (int)sizeof(T);
-constexpr int BLOCK_N = 64 * WARPGROUPS, BLOCK_K = PIECE * PIECES, LOADERS = 128, THREADS = LOADERS + 128 * WARPGROUPS;
+constexpr int BLOCK_N = 64 * WARPGROUPS, BLOCK_K = PIECE * PIECES;
+// In this order: threads that load the weight, that multiply, and that load a.
+constexpr int LOADERS = 128, MULTIPLIERS = 128 * WARPGROUPS, A_LOADERS = 32;
+constexpr int THREADS = LOADERS + MULTIPLIERS + A_LOADERS;
 constexpr int W_BYTES = BLOCK_N * 128, X_BYTES = BLOCK_M * 128, STAGE_BYTES = (W_BYTES + X_BYTES) * PIECES;
 constexpr int PITCH = BLOCK_N + 4;  // of the sums: columns of a fragment are 8 banks apart, its rows 1 bank
 static_assert(BLOCK_M * PITCH * 4 <= STAGES * STAGE_BYTES, "the sums reuse the ring's memory");
-static_assert(PIECES <= 2, "a thread's rows are whole periods of the swizzle apart");
+static_assert(PIECES <= 2, "16 threads of a warp at most are side by side along K");
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
@@ -62,18 +71,24 @@ __device__ __forceinline__ u64 descriptor(u32 address) {
     return (u64)(address >> 4 & 0x3fff) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }
 
-// Copies 16 bytes if `wanted`, as one predicated instruction.
+// Copies 16 bytes if `wanted`, as one predicated instruction; with `ONCE` L2 evicts them first.
+template <bool ONCE>
 __device__ __forceinline__ void copy(u32 to, const T* from, int wanted, u64 policy) {
-    asm volatile(
-        "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\t"
-        "@p cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %3;\n\t}" ::"r"(to),
-        "l"(from), "r"(wanted), "l"(policy)
-        : "memory");
+    if (ONCE)
+        asm volatile(
+            "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\t"
+            "@p cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %3;\n\t}" ::"r"(to),
+            "l"(from), "r"(wanted), "l"(policy)
+            : "memory");
+    else
+        asm volatile(
+            "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\t"
+            "@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n\t}" ::"r"(to),
+            "l"(from), "r"(wanted)
+            : "memory");
 }
-__device__ __forceinline__ void copy_part(u32 to, const T* from, int bytes, u64 policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
-                 "r"(bytes), "l"(policy)
-                 : "memory");
+__device__ __forceinline__ void copy_part(u32 to, const T* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ void init(u32 bar, u32 count) {
@@ -110,42 +125,70 @@ __device__ __forceinline__ void meet() {
 #endif
 }
 
-// The tile of one operand: each thread copies the same 16 bytes of every DOWN-th row; DOWN is a multiple of 8, the
-// period of the swizzle.
-template <int ROWS>
+// The tile of one operand, copied by COPIERS threads: each copies the same 16 bytes of every DOWN-th row.
+template <int ROWS, int COPIERS, bool ONCE>
 struct Copies {
-    static constexpr int ACROSS = 8 * PIECES, DOWN = LOADERS / ACROSS, COUNT = (ROWS + DOWN - 1) / DOWN;
+    static constexpr int ACROSS = 8 * PIECES, DOWN = COPIERS / ACROSS, COUNT = (ROWS + DOWN - 1) / DOWN;
     const T* from;
     i64 down;
-    u32 to, there = 0;  // one bit per row that this thread copies
+    int row, count, left;  // count: rows that are there
+    u32 to;
 
-    __device__ Copies(const T* operand, i64 stride, int first, int size, int k) {
-        const int row = threadIdx.x / ACROSS, column = threadIdx.x % ACROSS;
+    __device__ Copies(const T* operand, i64 stride, int first, int size, int first_k, int K, int thread) {
+        const int column = thread % ACROSS, k = first_k + column * VECTOR;
+        row = thread / ACROSS;
+        left = (K - k) * (int)sizeof(T);
         to = column / 8 * (ROWS * 128) + row * 128 + ((column ^ row) % 8) * 16;
         from = operand + (first + row) * stride + k;
         down = DOWN * stride;
-        for (int i = 0; i < COUNT; ++i) there |= (u32)(row + i * DOWN < min(ROWS, size - first)) << i;
+        count = max(0, min(ROWS, size - first) - row + DOWN - 1) / DOWN;
+    }
+
+    // The swizzle has a period of eight rows; DOWN is a power of two and `row` below it, so their bits do not meet.
+    __device__ __forceinline__ u32 place(u32 tile, int i) const {
+        return tile + i * DOWN * 128 + (to ^ i * DOWN % 8 * 16);
     }
 
     // Rows past the last one stay zero, because no copy writes them.
     __device__ void clear(u32 tile) const {
-        for (int i = 0; i < COUNT; ++i)
-            if (!(there >> i & 1) && threadIdx.x / ACROSS + i * DOWN < ROWS)
-                asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(tile + to + i * DOWN * 128), "r"(0)
-                             : "memory");
+        for (int i = count; row + i * DOWN < ROWS; ++i)
+            asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(place(tile, i)), "r"(0) : "memory");
     }
 
-    // Copies a tile and moves to the next one; in the LAST tile the bytes from `left` on become zero.
-    template <bool LAST>
-    __device__ __forceinline__ void run(u32 tile, int left, u64 policy) {
-        const T* row = from;
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i, row += down) {
-            const u32 place = tile + to + i * DOWN * 128;
-            if (!LAST) copy(place, row, there >> i & 1, policy);
-            else if (there >> i & 1) copy_part(place, left > 0 ? row : row - BLOCK_K, max(0, min(16, left)), policy);
-        }
+    // Copies a tile that is inside K, and moves to the next one.
+    __device__ __forceinline__ void copy_tile(u32 tile, u64 policy) {
+        const T* source = from;
+#pragma unroll 8
+        for (int i = 0; i < COUNT; ++i, source += down) copy<ONCE>(place(tile, i), source, i < count, policy);
         from += BLOCK_K;
+        left -= BLOCK_K * (int)sizeof(T);
+    }
+
+    // Copies the last tile, in which the bytes past K become zero.
+    __device__ __forceinline__ void copy_last(u32 tile) {
+        const T* source = left > 0 ? from : from - BLOCK_K;
+#pragma unroll 1
+        for (int i = 0; i < count; ++i, source += down)
+            copy_part(place(tile, i), source, max(0, min(16, left)));
+    }
+
+    // Fills the ring, whose tiles of this operand begin at `tiles`, in `steps` steps; the first `whole` are inside K.
+    __device__ __forceinline__ void run(u32 tiles, u32 full, u32 empty, int steps, int whole) {
+        u64 policy = 0;
+        if (ONCE) asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        int step = 0, stage = 0;
+#pragma unroll 1
+        for (; step < min(steps, whole); ++step) {
+            if (step >= STAGES) wait(empty + 8 * stage, step / STAGES - 1 & 1);
+            copy_tile(tiles + stage * STAGE_BYTES, policy);
+            arrive_after_copies(full + 8 * stage);
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+        }
+        if (step < steps) {
+            if (step >= STAGES) wait(empty + 8 * stage, step / STAGES - 1 & 1);
+            copy_last(tiles + stage * STAGE_BYTES);
+            arrive_after_copies(full + 8 * stage);
+        }
     }
 };
 
@@ -153,7 +196,7 @@ extern "C" __global__ void
 #if SPLIT > 1
 __cluster_dims__(SPLIT, 1, 1)
 #endif
-__launch_bounds__(THREADS, THREADS <= 384 ? 2 : 1)
+__launch_bounds__(THREADS, WARPGROUPS <= 2 ? 2 : 1)
 swap_ab(const T* a, const T* weight, const T* bias, const T* residual, T* out, int M, int N, int K, int steps_a_split,
         i64 stride_a, i64 stride_weight, i64 stride_residual, i64 stride_out) {
     extern __shared__ __align__(1024) unsigned char raw[];
@@ -162,48 +205,33 @@ swap_ab(const T* a, const T* weight, const T* bias, const T* residual, T* out, i
     const int rank = blockIdx.x % SPLIT, first_n = blockIdx.x / SPLIT * BLOCK_N, first_m = blockIdx.y * BLOCK_M;
     const int first_step = rank * steps_a_split;
     const int steps = max(0, min(steps_a_split, (K + BLOCK_K - 1) / BLOCK_K - first_step));
-    const int column = threadIdx.x % (8 * PIECES), first_k = first_step * BLOCK_K + column * VECTOR;
-    Copies<BLOCK_N> of_weight(weight, stride_weight, first_n, N, first_k);
-    Copies<BLOCK_M> of_a(a, stride_a, first_m, M, first_k);
+    const int whole = K / BLOCK_K - first_step;
+    const u32 tiles_a = ring + W_BYTES * PIECES;
+    const bool multiplies = threadIdx.x >= LOADERS && threadIdx.x < LOADERS + MULTIPLIERS;
+    Copies<BLOCK_N, LOADERS, true> of_weight(weight, stride_weight, first_n, N, first_step * BLOCK_K, K, threadIdx.x);
+    Copies<BLOCK_M, A_LOADERS, false> of_a(a, stride_a, first_m, M, first_step * BLOCK_K, K, threadIdx.x % A_LOADERS);
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
-            init(full + 8 * s, LOADERS);
-            init(empty + 8 * s, THREADS - LOADERS);
+            init(full + 8 * s, LOADERS + A_LOADERS);
+            init(empty + 8 * s, MULTIPLIERS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    if (threadIdx.x < LOADERS) {
-        for (int s = 0; s < min(steps, STAGES); ++s) {
-            of_weight.clear(ring + s * STAGE_BYTES);
-            of_a.clear(ring + s * STAGE_BYTES + W_BYTES * PIECES);
-        }
+    for (int s = 0; s < min(steps, STAGES) && !multiplies; ++s) {
+        if (threadIdx.x < LOADERS) of_weight.clear(ring + s * STAGE_BYTES);
+        else of_a.clear(tiles_a + s * STAGE_BYTES);
     }
     __syncthreads();
 
     float d[BLOCK_M / 2] = {};
     if (threadIdx.x < LOADERS) {
-        u64 once, often;
-        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-        asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(often));
-        const int whole = K / BLOCK_K - first_step;
-#pragma unroll 1
-        for (int step = 0, stage = 0; step < steps; ++step) {
-            if (step >= STAGES) wait(empty + 8 * stage, step / STAGES - 1 & 1);
-            const u32 tile = ring + stage * STAGE_BYTES, tile_a = tile + W_BYTES * PIECES;
-            if (step < whole) {
-                of_weight.template run<false>(tile, 0, once);
-                of_a.template run<false>(tile_a, 0, often);
-            } else {
-                const int left = (K - first_k - step * BLOCK_K) * (int)sizeof(T);
-                of_weight.template run<true>(tile, left, once);
-                of_a.template run<true>(tile_a, left, often);
-            }
-            arrive_after_copies(full + 8 * stage);
-            stage = stage + 1 == STAGES ? 0 : stage + 1;
-        }
+        of_weight.run(ring, full, empty, steps, whole);
+    } else if (!multiplies) {
+        wait_for_kernel_before();
+        of_a.run(tiles_a, full, empty, steps, whole);
     } else {
         const u64 w = descriptor(ring + (WARPGROUPS > 1 ? (threadIdx.x - LOADERS) / 128 * (64 * 128) : 0));
-        const u64 x = descriptor(ring + W_BYTES * PIECES);
+        const u64 x = descriptor(tiles_a);
 #pragma unroll 1
         for (int step = 0, stage = 0; step < steps; ++step) {
             wait(full + 8 * stage, step / STAGES & 1);
@@ -224,13 +252,14 @@ swap_ab(const T* a, const T* weight, const T* bias, const T* residual, T* out, i
     __syncthreads();  // all tiles have been read, so the sums may overwrite them
 
     float* sums = reinterpret_cast<float*>(raw);
-    if (threadIdx.x >= LOADERS) {
+    if (multiplies) {
         const int lane = threadIdx.x % 32, row = (threadIdx.x - LOADERS) / 32 * 16 + lane / 4;
 #pragma unroll
         for (int i = 0; i < BLOCK_M / 2; ++i)
             sums[(i / 4 * 8 + lane % 4 * 2 + i % 2) * PITCH + row + i / 2 % 2 * 8] = d[i];
     }
     meet();
+    wait_for_kernel_before();  // also of the threads that did not load a, before they read the residual and write
 
     // Each CTA of the cluster adds its part of the tile, in the order of the shares of K.
     const int rows = min(BLOCK_M, M - first_m);
@@ -253,3 +282,4 @@ swap_ab(const T* a, const T* weight, const T* bias, const T* residual, T* out, i
 #endif
 }
 """
+)
