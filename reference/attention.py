@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,9 +46,12 @@ FP8_ACCUMULATION = 2.0**-13
 """u_acc where both factors are fp8: 13 bits behind the leading one, cut off instead of rounded."""
 FLUSHED = 2.0**-126
 """An fp32 number smaller than this may become 0."""
-BLOCK_QUERIES = 128
-"""Queries whose scores are held at once. The scores of 2048 queries over 2048 keys take 2.5 times as long: they do not
-fit the CPU's caches."""
+HELD_SCORES = {"cuda": 2**26}
+"""Scores that are held at once, by device."""
+HELD_ELSEWHERE = 2**18
+"""128 queries of a head over 2048 keys: they stay in a CPU's caches, and 2048 queries take 2.5 times as long."""
+LEAST_ROWS = 64
+"""If so many queries of all heads can be held, all heads are computed at once."""
 TILE_EDGES = (0, 15, 16, 31, 32, 63, 64, 127, 128)
 """Positions at which pages and tiles of the usual sizes begin and end."""
 
@@ -85,16 +88,16 @@ class Seen:
         """(T,): the number of keys that each query sees."""
         return self.end - self.first
 
-    def blocks(self) -> Iterator[tuple[slice, Seen]]:
-        """The queries in blocks of `BLOCK_QUERIES`, with the keys that they see; one empty block if T is 0."""
-        for start in range(0, max(len(self.end), 1), BLOCK_QUERIES):
-            rows = slice(start, start + BLOCK_QUERIES)
-            yield rows, Seen(self.first[rows], self.end[rows])
-
-    def mask(self, S: int, device: torch.device) -> torch.Tensor:
-        """(T, S): True where a query sees a key."""
-        keys = torch.arange(S, device=device)
-        return (keys >= self.first.to(device)[:, None]) & (keys < self.end.to(device)[:, None])
+    def hide(self, x: torch.Tensor, rows: slice, keys: slice, value: float) -> torch.Tensor:
+        """Writes `value` over x (..., rows, keys) where a query does not see a key; no key is before all windows."""
+        first, end = self.first[rows], self.end[rows]
+        # All queries see the keys in front of the first end, if no window begins among them.
+        start = int(end.min()) if int(first.max()) <= keys.start else keys.start
+        if start < keys.stop:
+            places = torch.arange(start, keys.stop, device=x.device)
+            unseen = (places < first.to(x.device)[:, None]) | (places >= end.to(x.device)[:, None])
+            x[..., start - keys.start :].masked_fill_(unseen, value)
+        return x
 
 
 def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> Seen:
@@ -111,6 +114,46 @@ def get_scale(q: torch.Tensor, softmax_scale: float | None) -> float:
     return float(q.shape[-1] ** -0.5) if softmax_scale is None else softmax_scale
 
 
+class Piece(NamedTuple):
+    """Heads of keys, queries, and keys whose scores are held at once; no query sees a key outside of them."""
+
+    heads: slice
+    rows: slice
+    keys: slice
+
+
+def _pieces(q: torch.Tensor, k: torch.Tensor, seen: Seen) -> Iterator[Piece]:
+    """All scores of a sequence, in pieces.  On a GPU a piece has 2**26: smaller ones would wait for the host."""
+    (T, H, _), (S, H_kv, _) = q.shape, k.shape
+    held = HELD_SCORES.get(q.device.type, HELD_ELSEWHERE)
+    together = H_kv if H * S * min(T, LEAST_ROWS) <= held else 1
+    rows = max(1, held // max(1, together * (H // max(1, H_kv)) * S))
+    for start in range(0, T, rows):
+        part = slice(start, min(start + rows, T))
+        first, end = int(seen.first[part].min()), int(seen.end[part].max())
+        for head in range(0, H_kv, together):
+            yield Piece(slice(head, min(head + together, H_kv)), part, slice(first, max(first, end)))
+
+
+def _rows(x: torch.Tensor, piece: Piece, H_kv: int) -> torch.Tensor:
+    """The piece's queries of x (T, H, D) in fp64: (heads, group * rows, D)."""
+    T, H, D = x.shape
+    own = x.reshape(T, H_kv, H // H_kv, D)[piece.rows, piece.heads]
+    return own.permute(1, 2, 0, 3).double().flatten(1, 2)
+
+
+def _columns(x: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """The piece's keys or values of x (S, H_kv, D) in fp64: (heads, keys, D)."""
+    return x[piece.keys, piece.heads].transpose(0, 1).double()
+
+
+def _spread(out: torch.Tensor, piece: Piece, values: torch.Tensor, H_kv: int) -> None:
+    """Writes values (heads, group, rows, ...) to the piece's rows and heads of out (T, H, ...)."""
+    T, H = out.shape[:2]
+    whole = out.view(T, H_kv, H // H_kv, *out.shape[2:])
+    whole[piece.rows, piece.heads] = values.movedim(2, 0)
+
+
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen, scores: Scores, sinks: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,22 +161,15 @@ def attend(
 
     q: (T, H, D); k: (S, H_kv, D); v: (S, H_kv, Dv); sinks: (H,); returns (T, H, Dv) and (T, H).
     """
-    results = [_attend(q[rows], k, v, part, scores, sinks) for rows, part in seen.blocks()]
-    out, lse = (torch.cat(parts) for parts in zip(*results, strict=True))
+    (T, H, _), H_kv = q.shape, k.shape[1]
+    out = torch.zeros(T, H, v.shape[-1], dtype=torch.float64, device=q.device)
+    lse = torch.full((T, H), -math.inf, dtype=torch.float64, device=q.device)
+    for piece in _pieces(q, k, seen):
+        logits = _scores(q, k, seen, scores, piece)
+        values, _, denominator = _averaged(logits, _of(sinks, piece, H_kv), _columns(v, piece))
+        _spread(out, piece, values, H_kv)
+        _spread(lse, piece, denominator, H_kv)
     return out, lse
-
-
-def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen, scores: Scores, sinks: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    group = q.shape[1] // k.shape[1]
-    outs, lses = [], []
-    for h in range(q.shape[1]):
-        logits = _scores(q[:, h], k[:, h // group], seen, scores)
-        weights, lse = _softmax(logits, None if sinks is None else sinks[h])
-        outs.append(weights @ v[:, h // group].double())
-        lses.append(lse)
-    return torch.stack(outs, dim=1), torch.stack(lses, dim=1)
 
 
 def error_bounds(
@@ -149,65 +185,78 @@ def error_bounds(
 
     q, k and v as in `attend`; quantised ones are multiplied by their scales before.
     """
-    bounds = [_error_bounds(q[rows], k, v, part, scores, scheme, sinks) for rows, part in seen.blocks()]
-    out, lse = (torch.cat(parts) for parts in zip(*bounds, strict=True))
-    return out, lse
-
-
-def _error_bounds(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    seen: Seen,
-    scores: Scores,
-    scheme: Scheme,
-    sinks: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    S, D = k.shape[0], q.shape[-1]
-    group = q.shape[1] // k.shape[1]
+    (T, H, D), (S, H_kv, _) = q.shape, k.shape
     weight = scheme.activation
     roundoff = torch.finfo(weight).eps / 2
     eta, eta_out = (torch.finfo(kind).smallest_normal * torch.finfo(kind).eps / 2 for kind in (weight, scheme.output))
     walk = WALK * (FP8_ACCUMULATION if weight.itemsize == 1 else FP32_ROUNDOFF)
-    mask = seen.mask(S, q.device)
-    outs, lses = [], []
-    for h in range(q.shape[1]):
-        magnitude = v[:, h // group].double().abs()
-        products = q[:, h].double().abs() @ k[:, h // group].double().abs().mT
-        largest = products.masked_fill(~mask, 0.0).amax(-1) if S else products.new_zeros(len(q))
-        sink = None if sinks is None else sinks[h]
-        other = 2 * (scores.softcap or 0.0) + (0.0 if sink is None else float(sink.abs()))
-        delta = walk * math.sqrt(D) * abs(scores.scale) * largest + WALK * FP32_ROUNDOFF * other
-        logits = _scores(q[:, h], k[:, h // group], seen, scores)
-        weights, lse = _softmax(logits, sink)
-        total = walk * (math.sqrt(S) + 1)
-        relative = roundoff + torch.expm1(2 * delta) + total
-        peak = logits.amax(-1) if S else logits.new_full((len(q),), -math.inf)
+    total = walk * (math.sqrt(S) + 1)
+    out = torch.zeros(T, H, v.shape[-1], dtype=torch.float64, device=q.device)
+    lses = torch.zeros(T, H, dtype=torch.float64, device=q.device)
+    for piece in _pieces(q, k, seen):
+        sink = _of(sinks, piece, H_kv)
+        other = 2 * (scores.softcap or 0.0) + (0.0 if sink is None else sink.abs())
+        delta = walk * math.sqrt(D) * abs(scores.scale) * _largest(q, k, seen, piece) + WALK * FP32_ROUNDOFF * other
+        magnitude = _columns(v, piece).abs()
+        weighted, peak, lse = _averaged(_scores(q, k, seen, scores, piece), sink, magnitude)
         underflow = eta * torch.exp((peak - lse).nan_to_num(nan=0.0, neginf=-math.inf))
-        small = (underflow + FLUSHED)[:, None] * (mask.double() @ magnitude) + eta_out
-        outs.append(relative[:, None] * (weights @ magnitude) + small)
+        small = (underflow + FLUSHED)[..., None] * _sums(magnitude, seen, piece)[:, None] + eta_out
+        relative = roundoff + torch.expm1(2 * delta) + total
+        _spread(out, piece, relative[..., None] * weighted + small, H_kv)
         finite = lse.nan_to_num(nan=0.0, neginf=0.0).abs()
-        lses.append(delta + total + WALK * FP32_ROUNDOFF * finite)
-    return torch.stack(outs, dim=1), torch.stack(lses, dim=1)
+        _spread(lses, piece, delta + total + WALK * FP32_ROUNDOFF * finite, H_kv)
+    return out, lses
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, seen: Seen, scores: Scores) -> torch.Tensor:
-    """The scores of one head, (T, S) fp64; -inf where a query does not see a key."""
-    logits = q.double() @ k.double().mT * scores.scale
+def _of(sinks: torch.Tensor | None, piece: Piece, H_kv: int) -> torch.Tensor | None:
+    """The piece's sinks in fp64, (heads, group, 1)."""
+    return None if sinks is None else sinks.double().reshape(H_kv, -1)[piece.heads, :, None]
+
+
+def _largest(q: torch.Tensor, k: torch.Tensor, seen: Seen, piece: Piece) -> torch.Tensor:
+    """(heads, group, rows): the largest |q| . |k| of the keys that a query sees; 0 if it sees none."""
+    products = _rows(q, piece, k.shape[1]).abs() @ _columns(k, piece).abs().mT
+    products = seen.hide(_by_group(products, q, k), piece.rows, piece.keys, 0.0)
+    return products.amax(-1) if products.shape[-1] else products.new_zeros(products.shape[:-1])
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, seen: Seen, scores: Scores, piece: Piece) -> torch.Tensor:
+    """The piece's scores, (heads, group, rows, keys) fp64; -inf where a query does not see a key."""
+    # The scale goes to the queries: scores are many more.
+    logits = (_rows(q, piece, k.shape[1]) * (scores.scale / (scores.softcap or 1.0))) @ _columns(k, piece).mT
     if scores.softcap is not None:
-        logits = scores.softcap * torch.tanh(logits / scores.softcap)
-    return logits.masked_fill(~seen.mask(k.shape[0], q.device), -math.inf)
+        logits.tanh_().mul_(scores.softcap)
+    return seen.hide(_by_group(logits, q, k), piece.rows, piece.keys, -math.inf)
 
 
-def _softmax(scores: torch.Tensor, sink: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weights (T, S), and the log of their denominator (T,); the weights of a query that sees no key are 0."""
-    if sink is not None:
-        scores = torch.cat([scores, sink.double().to(scores.device).expand(len(scores), 1)], dim=1)
-    if scores.shape[1] == 0:
-        return scores, scores.new_full((len(scores),), -math.inf)
-    lse = torch.logsumexp(scores, dim=-1)
-    weights = torch.exp(scores - lse[:, None]).masked_fill(lse[:, None] == -math.inf, 0.0)
-    return (weights if sink is None else weights[:, :-1]), lse
+def _by_group(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(1, (q.shape[1] // k.shape[1], -1))
+
+
+def _averaged(
+    scores: torch.Tensor, sink: torch.Tensor | None, values: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """softmax(scores) @ values (heads, keys, Dv), 0 for a query that sees no key; each row's largest score, and the log
+    of its denominator.  Overwrites the scores; sink: (heads, group, 1)."""
+    peak = scores.amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -math.inf)
+    most = peak if sink is None else torch.maximum(peak, sink)
+    shift = torch.where(most == -math.inf, 0.0, most)  # -inf - -inf would be NaN
+    weights = scores.sub_(shift[..., None]).exp_()
+    # A column of ones gives the denominator, without another pass over the weights.
+    sums = weights.flatten(1, 2) @ torch.nn.functional.pad(values, (0, 1), value=1.0)
+    sums = sums.unflatten(1, weights.shape[1:3])
+    total = sums[..., -1] if sink is None else sums[..., -1] + torch.exp(sink - shift)
+    return sums[..., :-1] / torch.where(total == 0.0, 1.0, total)[..., None], peak, shift + torch.log(total)
+
+
+def _sums(magnitude: torch.Tensor, seen: Seen, piece: Piece) -> torch.Tensor:
+    """(heads, rows, Dv): the sum of magnitude (heads, keys, Dv) over the keys that a query sees."""
+    first, end = (
+        (places[piece.rows].clamp(piece.keys.start, piece.keys.stop) - piece.keys.start).to(magnitude.device)
+        for places in (seen.first, seen.end)
+    )
+    sums = torch.nn.functional.pad(magnitude.cumsum(1), (0, 0, 1, 0))
+    return (sums[:, end] - sums[:, first]).clamp_min_(0.0)
 
 
 def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]:
