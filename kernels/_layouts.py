@@ -8,6 +8,8 @@ from triton.experimental.gluon import language as gl
 
 HEADS = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 """Of 64 columns of 16 bits in four dimensions, as attention loads them."""
+PAGES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5)
+"""The same in five dimensions, as attention loads pages."""
 
 
 @cache

@@ -215,7 +215,9 @@ def paged_attention_chunked() -> None:
 @rung("paged_attention/tma_pages")
 def paged_attention_tma_pages() -> None:
     """TMA copies in a loop that has no product, and products in loops that have no copy and no load, where chunked's
-    loop works out addresses and copies by cp.async; a CTA for each SM, which takes one tile after another."""
+    loop works out addresses and copies by cp.async; a CTA for each SM, which takes one tile after another.  A block's
+    page numbers come in one load, each copy takes all columns of a page, and the producer's loop does not spill.  A
+    block's exponentials stand between the wait for its scores and that for the values' product."""
     case = ONE.but(B=4, context=4096, queries=512)
     (below,), (info,) = _paged("chunked", case), _paged("tma_pages", case)
     assert below.ctas > HOPPER_SMS == info.ctas and info.launches == 1
@@ -224,7 +226,10 @@ def paged_attention_tma_pages() -> None:
     assert len(steady) == 4, "with a mask and without, of either warpgroup"
     for found in steady:
         assert not any(item.opcode.startswith(("LDL", "STL", "LDG", "UTMALDG")) for item in found.instructions)
-    copies = [
-        sum("UTMALDG" in i.opcode for i in found.instructions) for found in info.loops if not found.counts["wgmma"]
-    ]
-    assert max(copies) >= 2 * (128 // 16) * (128 // 64)
+        order = " ".join(_order(found.instructions))
+        assert re.fullmatch(r"product( rounding product)* wait1 exponential wait0", order), order
+    copies = [found for found in info.loops if found.innermost and found.counts["tma"]]
+    assert [(found.counts["tma"], found.counts["global_load"]) for found in copies] == [(4, 0)] * 2
+    producer = min((found for found in info.loops if found.counts["tma"] == 8), key=lambda it: len(it.instructions))
+    counts = producer.counts
+    assert counts["global_load"] == 1 and counts["spill_load"] == counts["spill_store"] == counts["wgmma"] == 0

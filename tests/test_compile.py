@@ -43,8 +43,8 @@ SPILLS = {
     ("sample/bisect", "bf16"): 16,
     # Four values of a causal tile, stored before the loops of the products and read after them.
     ("flash_attention/ping_pong", "bf16"): 16,
-    # Where a tile begins, and four values of the producer; none in the loops of the products.
-    ("paged_attention/tma_pages", "bf16"): 48,
+    # Of a consumer, where a tile begins; none in the loops of the products, and none of the producer's loops.
+    ("paged_attention/tma_pages", "bf16"): 56,
     # Two values that the loop does not need, stored before it and read after it.
     ("paged_attention/gqa_packed", "fp32"): 16,
     # A pointer, stored before the loops and read after them.

@@ -44,7 +44,8 @@ def test_heads_groups_pages_and_options(cases, scheme):
 
 
 def test_a_dominant_key_at_every_page_and_block_edge_is_heard():
-    (found,) = check_emulated([Asked(KERNEL, case_of(1, 140, 1, 1, queries=3), BF16)])
+    """With two columns of atoms, which one copy interleaves."""
+    (found,) = check_emulated([Asked(KERNEL, case_of(1, 140, 1, 1, D=128, queries=3), BF16)])
     assert found.status == "OK", found.describe()
 
 
@@ -55,7 +56,7 @@ from rooflab.kernels.paged_attention import tma_pages
 from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import SCHEMES, Case
 
-case = Case(B=2, context=70, H=1, H_kv=1, D=64, block_size=8, ragged=False, queries=3, lse=True)
+case = Case(B=2, context=70, H=2, H_kv=2, D=64, block_size=8, ragged=False, queries=3, lse=True)
 inputs = get_op("paged_attention").make_inputs(case, SCHEMES["bf16"], torch.device("cpu"), 0)
 inputs["seq_lens"][1] = 0
 
@@ -65,10 +66,14 @@ def same(found, wanted):
 with emulating_launches(Launches()):
     plain = tma_pages.paged_attention(**inputs)
     # No key and a sink of -inf: nothing, and not -inf - -inf.
-    sinks = torch.tensor([-torch.inf])
+    sinks = torch.tensor([-torch.inf] * 2)
     assert same(tma_pages.paged_attention(**inputs, sinks=sinks), plain)
     # A window of more keys than 32 bits hold hides nothing.
     assert same(tma_pages.paged_attention(**inputs, window=2**40), plain)
+    # All pages of a head together, and keys in another order than values; a table inside of a wider one.
+    moved = dict(inputs, block_table=torch.nn.functional.pad(inputs["block_table"], (3, 2), value=-7)[:, 3:-2])
+    moved["k_cache"] = inputs["k_cache"].permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
+    assert same(tma_pages.paged_attention(**moved), plain)
     # Pages before every window have been given back.
     windowed = tma_pages.paged_attention(**inputs, window=17)
     inputs["v_cache"][inputs["block_table"][0, :6].long()] = torch.nan
@@ -105,6 +110,8 @@ def test_refusals_name_a_rung_that_takes_it():
     assert "got 1;" in reason(block_size=1)
     assert "head_dim of whole 16 bytes up to 256, got 68" in reason(D=68)
     assert "has no 'k_scale'" in reason("kv_fp8")
+    apart = torch.empty_strided((2**23, 16, 2, 64), (16 * 128 + 8, 128, 64, 1), dtype=torch.bfloat16, device=META)
+    assert "larger common factor" in tma_pages.why_not_taken(apart[0, :3, :1], apart, apart)
     with pytest.raises(ValueError, match="got 24; paged_attention/chunked takes any"):
         tma_pages.paged_attention(**SPEC.make_inputs(case_of(block_size=24), BF16, torch.device("cpu"), 0))
 
@@ -124,7 +131,7 @@ def test_what_changes_from_batch_to_batch_is_not_specialized():
     assert python_without_interpreter("-c", NOT_SPECIALIZED).splitlines() == [
         "gqa_packed_kernel table_stride",
         "chunked_kernel B tiles window table_stride",
-        "pages_kernel B tiles window table_stride",
+        "pages_kernel B tiles boxes window table_stride",
         "split_kv_kernel splits table_stride lse_stride_p",
         "fused_kernel parts T lses_stride_p",
     ]

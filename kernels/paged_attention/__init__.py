@@ -13,8 +13,9 @@ split_kv      over gqa_packed: CUDA C++, decode; the keys of all sequences in eq
 chunked       over gqa_packed: Triton; a tile has queries and their group's heads, so prefill chunks and decode rows
               share a launch; a program finds its sequence by bisection.  Unmeasured; predicted slower than split_kv on
               decode, because keys are not split, and slower than a dense kernel, because of its gather's addresses
-tma_pages     over chunked: Gluon; a producer warp copies pages by TMA for two warpgroups.  Predicted: pages of 16 and
-              more cost nothing next to the products.  Unmeasured; its tiles have 128 rows, mostly empty on decode
+tma_pages     over chunked: Gluon; a producer warp copies pages by TMA for two warpgroups: one copy for all columns of a
+              page, and one load for a block's page numbers.  Predicted: pages of 8 and more cost nothing next to the
+              products.  Unmeasured; its tiles have 128 rows, mostly empty on decode
 native        over library, on a CPU, in C++: reads pages where they lie, which library gathers; one row's scores are
               dot products, those of a chunk a product of tiles
 flashinfer    peer: FlashInfer's batch decode and batch prefill (Ye et al., arXiv 2501.01005), if installed; the bench

@@ -11,22 +11,32 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from rooflab.kernels.paged_attention._pages_device import LN2, LOG2E, ROWS, _next, _place, _produce, _softmax, _steps
+from rooflab.kernels.paged_attention._pages_device import (
+    LN2,
+    LOG2E,
+    ROWS,
+    _next,
+    _place,
+    _produce,
+    _softmax,
+    _steps,
+    _tile,
+)
 
 
 @gluon.jit
 def _consume(
-    q, out, lse, sinks, cu, lens, B, H_kv, tiles, scale, window, cap,
+    q, out, lse, sinks, cu, lens, B, H_kv, tiles, scale, factor, window, cap,
     q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
     queries_tile, keys, values, k_full, k_empty, v_full, v_empty,
     HEAD_DIM: gl.constexpr, D: gl.constexpr, GROUP: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, HALF: gl.constexpr,
+    WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, NEGATED: gl.constexpr, COPIES: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
     )
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
-    factor: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     rows_layout: gl.constexpr = gl.SliceLayout(1, scores_layout)
     loaded: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     q_tile = queries_tile.index(HALF)
@@ -56,13 +66,16 @@ def _consume(
         if low < high:
             nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, scores_layout)
             mbarrier.wait(k_full.index(slot), phase)
-            scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+            key_tile = _tile(keys, slot, BLOCK_N, D, COPIES)
+            scores = warpgroup_mma(q_tile, key_tile.permute((1, 0)), nothing, use_acc=False, is_async=True)
             scores = warpgroup_mma_wait(num_outstanding=0, deps=(scores,))
             mbarrier.arrive(k_empty.index(slot))
             weights, peak, total, shrink = _softmax(
-                scores, peak, total, scale, window, cap, (high - 1) * BLOCK_N, positions, True, WINDOW, SOFTCAP, BLOCK_N
-            )
+                scores, peak, total, scale, factor, window, cap, (high - 1) * BLOCK_N, positions, True, WINDOW, SOFTCAP,
+                NEGATED, BLOCK_N,
+            )  # fmt: skip
             slot, phase = _next(slot, phase, STAGES)
+            mbarrier.wait(k_full.index(slot), phase, pred=high - 1 > low)
             # All rows of this half see the blocks below `plain` (with a window not those below `near`).
             plain = gl.maximum(length - queries + row // GROUP + 1, 0) // BLOCK_N
             plain = gl.minimum(gl.maximum(plain, low), high - 1)
@@ -73,24 +86,24 @@ def _consume(
                 near = gl.minimum(gl.maximum(near, low), plain)
             weights, shrink, accumulator, peak, total, slot, phase, v_slot, v_phase = _steps(
                 q_tile, keys, values, k_full, k_empty, v_full, v_empty, weights, shrink, accumulator, peak, total,
-                slot, phase, v_slot, v_phase, high - 1, plain, positions, scale, window, cap,
-                BLOCK_N, STAGES, True, WINDOW, SOFTCAP,
+                slot, phase, v_slot, v_phase, high - 1, plain, low, positions, scale, factor, window, cap,
+                BLOCK_N, STAGES, True, WINDOW, SOFTCAP, NEGATED, COPIES,
             )  # fmt: skip
             weights, shrink, accumulator, peak, total, slot, phase, v_slot, v_phase = _steps(
                 q_tile, keys, values, k_full, k_empty, v_full, v_empty, weights, shrink, accumulator, peak, total,
-                slot, phase, v_slot, v_phase, plain, near, positions, scale, window, cap,
-                BLOCK_N, STAGES, False, WINDOW, SOFTCAP,
+                slot, phase, v_slot, v_phase, plain, near, low, positions, scale, factor, window, cap,
+                BLOCK_N, STAGES, False, WINDOW, SOFTCAP, NEGATED, COPIES,
             )  # fmt: skip
             if WINDOW:
                 weights, shrink, accumulator, peak, total, slot, phase, v_slot, v_phase = _steps(
                     q_tile, keys, values, k_full, k_empty, v_full, v_empty, weights, shrink, accumulator, peak, total,
-                    slot, phase, v_slot, v_phase, near, low, positions, scale, window, cap,
-                    BLOCK_N, STAGES, True, WINDOW, SOFTCAP,
+                    slot, phase, v_slot, v_phase, near, low, low, positions, scale, factor, window, cap,
+                    BLOCK_N, STAGES, True, WINDOW, SOFTCAP, NEGATED, COPIES,
                 )  # fmt: skip
             mbarrier.wait(v_full.index(v_slot), v_phase)
             accumulator *= gl.convert_layout(shrink, gl.SliceLayout(1, layout))[:, None]
-            factors = gl.convert_layout(weights.to(keys.dtype), factor)
-            accumulator = warpgroup_mma(factors, values.index(v_slot), accumulator, is_async=True)
+            factors = gl.convert_layout(weights.to(keys.dtype), operand)
+            accumulator = warpgroup_mma(factors, _tile(values, v_slot, BLOCK_N, D, COPIES), accumulator, is_async=True)
             accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
             mbarrier.arrive(v_empty.index(v_slot))
             v_slot, v_phase = _next(v_slot, v_phase, STAGES)
@@ -117,12 +130,14 @@ def _consume(
 
 
 # Arguments that change from batch to batch are not specialized: a 1 or a multiple of 16 would compile again.
-@gluon.jit(do_not_specialize=["B", "tiles", "window", "table_stride"])
+@gluon.jit(do_not_specialize=["B", "tiles", "window", "table_stride", "boxes"])
 def pages_kernel(
-    q, k, v, out, lse, sinks, table, lens, cu, B, H_kv, tiles, nowhere, scale, window, cap,
+    q, k, v, out, lse, sinks, table, lens, cu, B, H_kv, tiles, k_page, k_head, v_page, v_head, boxes, scale, factor,
+    window, cap,
     q_stride_t, q_stride_h, table_stride, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
     HEAD_DIM: gl.constexpr, D: gl.constexpr, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, NEGATED: gl.constexpr,
+    COPIES: gl.constexpr,
 ):  # fmt: skip
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     queries = gl.allocate_shared_memory(k.dtype, [2, ROWS, D], swizzled)
@@ -130,10 +145,9 @@ def pages_kernel(
     values = gl.allocate_shared_memory(k.dtype, [STAGES, BLOCK_N, D], swizzled)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES + 1, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    landed = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(landed, count=1)
+    mbarrier.init(v_full.index(STAGES), count=1)
     for slot in gl.static_range(STAGES):
         mbarrier.init(k_full.index(slot), count=1)
         mbarrier.init(k_empty.index(slot), count=2)
@@ -142,17 +156,17 @@ def pages_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (q, out, lse, sinks, cu, lens, B, H_kv, tiles, scale, window, cap,
+            (_consume, (q, out, lse, sinks, cu, lens, B, H_kv, tiles, scale, factor, window, cap,
                         q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
                         queries, keys, values, k_full, k_empty, v_full, v_empty,
-                        HEAD_DIM, D, GROUP, BLOCK_N, STAGES, WINDOW, SOFTCAP, 0)),
-            (_consume, (q, out, lse, sinks, cu, lens, B, H_kv, tiles, scale, window, cap,
+                        HEAD_DIM, D, GROUP, BLOCK_N, STAGES, WINDOW, SOFTCAP, NEGATED, COPIES, 0)),
+            (_consume, (q, out, lse, sinks, cu, lens, B, H_kv, tiles, scale, factor, window, cap,
                         q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h,
                         queries, keys, values, k_full, k_empty, v_full, v_empty,
-                        HEAD_DIM, D, GROUP, BLOCK_N, STAGES, WINDOW, SOFTCAP, 1)),
-            (_produce, (k, v, table, table_stride, cu, lens, B, H_kv, tiles, window, nowhere, keys, values,
-                        k_full, k_empty, v_full, v_empty, landed,
-                        D, GROUP, BLOCK_SIZE, BOX, BLOCK_N, STAGES, WINDOW)),
+                        HEAD_DIM, D, GROUP, BLOCK_N, STAGES, WINDOW, SOFTCAP, NEGATED, COPIES, 1)),
+            (_produce, (k, v, table, table_stride, cu, lens, B, H_kv, tiles, window, k_page, k_head, v_page,
+                        v_head, boxes, keys, values, k_full, k_empty, v_full, v_empty,
+                        D, GROUP, BLOCK_SIZE, BOX, BLOCK_N, STAGES, WINDOW, COPIES)),
         ],
         [4, 1],
         [240, 24],

@@ -1,30 +1,40 @@
 """Over chunked, in Gluon: TMA copies pages, and a separate warp issues the copies.
 
-In chunked the warps that multiply compute an address for each 16 bytes.  Here one thread issues the copy of a page's
+In chunked the warps that multiply compute an address for each 16 bytes.  Here one thread issues one copy of a page's
 keys of a head, at least 8 tokens at a time.  Two warpgroups of 64 rows overlap one block's value product with the next
 block's exponentials, as in flash_attention's ping_pong but without turns (Shah et al., "FlashAttention-3", arXiv
 2407.08608).  Rows are queries with their group's heads, as in chunked; CTAs are persistent.  A page may hold NaN past
 the end of its sequence, so the producer writes zeros there before consumers get the last block's values.
 
-Predictions, unmeasured on a GPU: a block of 128 keys at block_size 16 and head_dim 128 is 32 copies of 2 KB instead of
-two of 32 KB.  At about 30 cycles each the producer needs 1,000 of the 2,000 cycles that the products of 128 rows take,
-so pages should cost nothing; at block_size 8 (64 copies) it needs nearly all of them.
+A block's page numbers come in one load, a number in each lane, a block ahead; keys and values use the same.  A copy
+takes all columns of a page's rows, which the tensor map has in wgmma's order, if head_dim is a multiple of 64; of other
+head_dims it takes 64 columns.
 
-The producer spills at its 24 registers (21 stores of 48 bytes in all, at head_dim 128).  With 40 for it and 232 for the
-consumers these spill 4 loads and 4 stores in the loop of their products, so it keeps 24.
+Compiled code, for a block of 128 keys at head_dim 128 and block_size 16: 16 copies of 4 KB and one load of page
+numbers in 311 instructions of the producer; at block_size 8, 32 copies in 535.  It was 32 copies of 2 KB, and 16 loads
+that were each waited for, in about 420.  The producer's loop no longer spills at 24 registers; what a consumer spills
+(56 bytes) is outside of its loops.  A consumer's block takes 473 instructions, not 527.  Predictions, unmeasured on a
+GPU: at some 3 cycles an instruction the producer needs 1,000 of the 2,000 cycles that the products of 128 rows take,
+and at block_size 8 about 1,600, so pages should cost nothing.  The model says 164 us, and said 174 us (184 us at
+block_size 8), for 4 requests of 4,096 keys and 512 queries on 32 heads and 8 KV heads.
+
+Tried: 40 registers for the producer and 232 for the consumers, which then spill 4 loads and 4 stores in the loop of
+their products.  All copies of a block unrolled: 5 stores and 10 loads of spills in the producer's loop at block_size 8.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from rooflab.kernels._attention import LOG2E, Returned, get_scale, outputs
+from rooflab.kernels._attention import Returned, outputs
+from rooflab.kernels._attention_device import softmax_numbers
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels._layouts import HEADS
+from rooflab.kernels._layouts import PAGES
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import unchecked_map
 from rooflab.kernels.configs import default_config
@@ -51,6 +61,8 @@ LEAST_PAGE = 8
 ELEMENT_BYTES = 2
 """Bytes of a value; the kernel takes only 16-bit dtypes."""
 BARRIER_BYTES = 8
+MOST_UNITS = 2**31
+"""Coordinates of a tensor map have 32 bits with a sign."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +127,8 @@ def why_not_taken(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor)
         )
     if unaligned(k_cache) or unaligned(v_cache):
         return "TMA needs keys and values at multiples of 16 bytes; paged_attention/chunked takes any"
+    if max(_units(cache)[1] for cache in (k_cache, v_cache)) > MOST_UNITS:
+        return "needs strides of pages and heads with a larger common factor; paged_attention/chunked takes any"
     return None
 
 
@@ -123,13 +137,29 @@ def traffic(inputs: Arguments) -> Traffic:
     return chunked.traffic(inputs)
 
 
-def _map(cache: torch.Tensor, box: int) -> TensorDescriptor:
-    """The tensor map of a cache as (num_blocks, H_kv, block_size, D), in boxes of `box` keys and 64 columns."""
-    num_blocks, block_size, H_kv, D = cache.shape
-    strides = [cache.stride(dim) if cache.shape[dim] > 1 else 8 for dim in (0, 2, 1)]
-    return unchecked_map(
-        TensorDescriptor, cache, [num_blocks, H_kv, block_size, D], [*strides, 1], [1, 1, box, 64], HEADS
-    )
+def _units(cache: torch.Tensor) -> tuple[int, int, int, int]:
+    """Pages and heads as one dimension of the tensor map: its stride, its size, and how far apart in it two pages and
+    two heads are."""
+    num_blocks, _, H_kv, _ = cache.shape
+    page, head = (cache.stride(dim) if cache.shape[dim] > 1 else 0 for dim in (0, 2))
+    unit = math.gcd(page, head) or 8
+    page, head = page // unit, head // unit
+    return unit, (num_blocks - 1) * page + (H_kv - 1) * head + 1, page, head
+
+
+def _map(cache: torch.Tensor, box: int, whole: bool) -> tuple[TensorDescriptor, int, int]:
+    """The tensor map of a cache, and how far apart in its first dimension two pages and two heads are.
+
+    A box has `box` keys of a page and a head in wgmma's order: 8 rows of 64 columns, the same rows' next columns
+    (if `whole`; otherwise the next columns are another box), the next 8 rows.  With pages and heads that is one
+    dimension more than the five of a tensor map, so pages and heads are one.
+    """
+    block_size, D = cache.shape[1], cache.shape[3]
+    unit, units, page, head = _units(cache)
+    row = cache.stride(1)
+    shape = [units, block_size // 8, D // 64 if whole else 1, 8, 64 if whole else D]
+    boxes = [1, box // 8, padded(D) // 64 if whole else 1, 8, 64]
+    return unchecked_map(TensorDescriptor, cache, shape, [unit, 8 * row, 64, row, 1], boxes, PAGES), page, head
 
 
 @register(
@@ -165,20 +195,23 @@ def paged_attention(
         raise ValueError(f"q, k_cache, v_cache: {reason}")
     out, lse = outputs(out, tuple(q.shape), q, return_lse)
     (T, H, D), B = q.shape, len(seq_lens)
-    num_blocks, block_size, H_kv, _ = k_cache.shape
+    block_size, H_kv = k_cache.shape[1:3]
     if not out.numel():
         return out if lse is None else (out, lse)
     if config is None:
         dims = {"B": B, "H": H, "H_kv": H_kv, "D": D, "queries": cdiv(T, B)}
         config = default_config("paged_attention", "tma_pages", q.dtype, q.device, **dims)
     tiles = chunked.tiles_at_most(T, B, H // H_kv, TILE_M)
+    scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
     box = min(block_size, config.block_n)
+    whole = D % 64 == 0
+    (keys, *k_units), (values, *v_units) = _map(k_cache, box, whole), _map(v_cache, box, whole)
     pages_kernel[(min(tiles * H_kv, sm_count(q.device)),)](
-        q, _map(k_cache, box), _map(v_cache, box), out, lse, sinks, block_table, seq_lens, cu_seqlens_q, B, H_kv, tiles,
-        num_blocks, get_scale(q, softmax_scale) * (1.0 if softcap else LOG2E),
-        chunked.seen_at_most(window, block_table, k_cache), softcap or 0.0, *q.stride()[:2], block_table.stride(0),
-        *out.stride()[:2], *(lse.stride() if lse is not None else (0, 0)),
+        q, keys, values, out, lse, sinks, block_table, seq_lens, cu_seqlens_q, B, H_kv, tiles, *k_units, *v_units,
+        config.block_n // box, scale, factor, chunked.seen_at_most(window, block_table, k_cache), cap,
+        *q.stride()[:2], block_table.stride(0), *out.stride()[:2], *(lse.stride() if lse is not None else (0, 0)),
         HEAD_DIM=D, D=padded(D), GROUP=H // H_kv, BLOCK_SIZE=block_size, BOX=box, WINDOW=window is not None,
-        SOFTCAP=softcap is not None, num_warps=4, **config.launch_arguments,
+        SOFTCAP=softcap is not None, NEGATED=negated, COPIES=1 if whole else padded(D) // 64, num_warps=4,
+        **config.launch_arguments,
     )  # fmt: skip
     return out if lse is None else (out, lse)
