@@ -230,7 +230,8 @@ def _scores(q: torch.Tensor, k: torch.Tensor, seen: Seen, scores: Scores, piece:
 
 
 def _by_group(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    return x.unflatten(1, (q.shape[1] // k.shape[1], -1))
+    group = q.shape[1] // k.shape[1]
+    return x.reshape(x.shape[0], group, x.shape[1] // group, x.shape[2])
 
 
 def _averaged(
@@ -244,7 +245,7 @@ def _averaged(
     weights = scores.sub_(shift[..., None]).exp_()
     # A column of ones gives the denominator, without another pass over the weights.
     sums = weights.flatten(1, 2) @ torch.nn.functional.pad(values, (0, 1), value=1.0)
-    sums = sums.unflatten(1, weights.shape[1:3])
+    sums = sums.reshape(*weights.shape[:3], -1)
     total = sums[..., -1] if sink is None else sums[..., -1] + torch.exp(sink - shift)
     return sums[..., :-1] / torch.where(total == 0.0, 1.0, total)[..., None], peak, shift + torch.log(total)
 
