@@ -9,7 +9,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,13 +75,36 @@ def test_the_heuristic_fills_the_sms() -> None:
 def test_a_lead_leaves_two_slots() -> None:
     case = Case(M=512, N=512, K=512, layout="NT", bias=False)
     config = cooperative.Config(128, 128, 64, stages=4, group_m=8, store_n=128)
-    leads = [cooperative.is_legal(cooperative.Config(**{**asdict(config), "lead": lead}), case) for lead in range(5)]
+    leads = [cooperative.is_legal(replace(config, lead=lead), case) for lead in range(5)]
     assert leads == [True, True, True, False, False]
-    assert {config.lead for config in legal_configs(get_kernel("gemm", "cooperative"), case, BF16)} == {0, 1, 2, 4}
+    found = legal_configs(get_kernel("gemm", "cooperative"), case, BF16)
+    assert {(config.lead, config.turns) for config in found} == {
+        (0, False),
+        (1, False),
+        (2, False),
+        (4, False),
+        (0, True),
+    }
 
 
-def _coop(m: int, n: int, k: int, stages: int, store_n: int, lead: int = 0) -> dict[str, int]:
-    return {"block_m": m, "block_n": n, "block_k": k, "stages": stages, "group_m": 2, "store_n": store_n, "lead": lead}
+def test_whose_tiles_are_its_own_holds_half_as_large_ones() -> None:
+    case = Case(M=512, N=512, K=512, layout="NT", bias=False)
+    turns = cooperative.Config(128, 128, 64, stages=6, group_m=8, store_n=64, turns=True)
+    shared = replace(turns, block_m=256, turns=False)
+    found, both = (cooperative.footprint(config, case) for config in (turns, shared))
+    assert found.registers == both.registers and found.fits
+    assert [cooperative.is_legal(replace(turns, **more), case) for more in ({}, {"block_m": 256}, {"lead": 1})] == [
+        *(True, False, False)
+    ]
+
+
+def _coop(
+    m: int, n: int, k: int, stages: int, store_n: int, lead: int = 0, turns: bool = False
+) -> dict[str, int | bool]:
+    return {
+        **{"block_m": m, "block_n": n, "block_k": k, "stages": stages, "group_m": 2, "store_n": store_n},
+        **{"lead": lead, "turns": turns},
+    }
 
 
 @pytest.mark.parametrize(
@@ -89,17 +112,21 @@ def _coop(m: int, n: int, k: int, stages: int, store_n: int, lead: int = 0) -> d
     [
         ("M=136,N=72,K=136,layout=NN,bias=true,residual=true", "bf16", _coop(128, 64, 64, 3, 64)),
         ("M=136,N=72,K=104,layout=TN,bias=true", "fp16", _coop(128, 64, 32, 6, 32, lead=4)),
+        ("M=264,N=72,K=136,layout=NN,bias=true,residual=true", "bf16", _coop(128, 64, 64, 3, 32, turns=True)),
         *(
             pytest.param(*more, marks=pytest.mark.slow)
             for more in (
                 ("M=300,N=136,K=72,layout=NT,bias=false", "bf16", _coop(256, 128, 64, 3, 64, lead=1)),
                 ("M=136,N=72,K=72,layout=NT,bias=true,residual=true", "tf32", _coop(128, 64, 32, 4, 32, lead=2)),
                 ("M=200,N=520,K=136,layout=NT,bias=false", "bf16", _coop(128, 256, 64, 4, 128)),
+                ("M=392,N=264,K=8,layout=NT,bias=false", "bf16", _coop(128, 128, 64, 6, 64, turns=True)),
+                ("M=136,N=264,K=520,layout=TN,bias=true", "fp16", _coop(128, 128, 64, 4, 128, turns=True)),
+                ("M=136,N=200,K=72,layout=NT,bias=true,residual=true", "tf32", _coop(128, 64, 32, 4, 64, turns=True)),
             )
         ),
     ],
 )
-def test_a_cta_goes_from_tile_to_tile_without_a_race(case: str, scheme: str, config: dict[str, int]) -> None:
+def test_a_cta_goes_from_tile_to_tile_without_a_race(case: str, scheme: str, config: dict[str, int | bool]) -> None:
     """All tiles on one SM, the ring round several times, in the order of the program and in drawn ones."""
     request = {"op": "gemm", "kernel": "cooperative", "cases": [case], "scheme": scheme, "config": config, "sms": 1}
     assert asked({**request, "seeds": [], "clean_seeds": [0, 1], "only": []}) == {"clean": [], "mutants": []}

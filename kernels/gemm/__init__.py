@@ -21,7 +21,8 @@ warp_specialized
              tile's whole result waits in shared memory, which costs one stage of the pipeline. Unmeasured on a GPU
 cooperative  over warp_specialized, in Gluon: each consumer always has a product in flight and its own accumulator, TMA
              loads the residual, and a store is awaited only when its memory is needed again; predicted to gain most at
-             small K, and nothing with less than one tile per SM. Unmeasured on a GPU
+             small K, and nothing with less than one tile per SM. Can give each consumer tiles of its own, in turn
+             (ping-pong), which needs a third more from L2. Unmeasured on a GPU
 split_k      over pipelined, for few rows of a: K is split over CTAs until one wave fills the SMs, and a second launch
              adds the partial sums in order; no atomics, no counters. Predicted slower if the tiles alone fill the SMs
              (then it is one launch with deeper loads), or if the weight is so small that the second launch shows
@@ -29,9 +30,11 @@ stream_k     over split_k: the steps of all tiles in one sequence, cut into one 
              for the tiles that were cut. Predicted slower where split_k's CTAs are balanced: its loop finds the tile
              of a step by division, and memory-bound SMs need no equal shares
 gemv         over naive, for one to four rows of a: no tiles; 16-byte loads that bypass L1, eight in flight per thread,
-             FMAs, sums in a warp, a CTA and a cluster
-swap_ab      over split_k: C^T = W A^T, so the batch is the N of wgmma, 8 to 64; one warpgroup loads by cp.async and
-             others multiply; the shares of K are a cluster, whose sums meet in shared memory in the same launch.
+             FMAs, sums in a warp, a CTA and a cluster; a dependent launch (kernels/_pdl.py) asks for weights before it
+             waits for the kernel before
+swap_ab      over split_k: C^T = W A^T, so the batch is the N of wgmma, 8 to 64; a warpgroup loads the weight by
+             cp.async, a warp loads a, and others multiply; the shares of K are a cluster, whose sums meet in shared
+             memory in the same launch. A dependent launch fills the ring with the weight before a is there.
              Needs a transposed weight with rows at 16 bytes; beyond 64 rows of a it reads the weight again. split_k,
              stream_k, gemv and swap_ab are unmeasured on a GPU
 quack        peer: QuACK's gemm for Hopper in CuTe DSL, if it is installed; 16 bits, addresses and strides for TMA

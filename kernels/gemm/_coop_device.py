@@ -1,8 +1,12 @@
 """Device code of `cooperative`: one producer warp, two consumer warpgroups, and the barriers between them.
 
-A slot of the ring is `full` when its bytes have arrived.  It has one `empty` barrier per consumer, complete when that
-consumer's products of the slot are done; the producer refills the slot when both are.  So one consumer may be ahead
-of the other, and the second reads the first one's `empty` to see how far the first is.
+A slot of the ring is `full` when its bytes have arrived.  It has one `empty` barrier per consumer that reads it,
+complete when that consumer's products of the slot are done; the producer refills the slot when all are.  So one
+consumer may be ahead of the other, and the second reads the first one's `empty` to see how far the first is.
+
+With turns, a tile's slots belong to one consumer, and the tiles' slots follow each other through the ring.  A consumer
+passes the turn on when it has started the last product of its tile.  Without that order it might wait for a slot whose
+fill before the awaited one has not arrived, and a barrier's parity cannot tell the one from the other.
 """
 
 from __future__ import annotations
@@ -20,10 +24,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 @gluon.jit
 def _place(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
-    group_tiles = GROUP_M * tiles_n
-    first_m = tile // group_tiles * GROUP_M
-    group_m = min(tiles_m - first_m, GROUP_M)
-    return first_m + tile % group_tiles % group_m, tile % group_tiles // group_m
+    tile = tile.to(gl.uint32)  # an unsigned division takes fewer instructions
+    group_tiles = (GROUP_M * tiles_n).to(gl.uint32)
+    first_m = (tile // group_tiles).to(gl.int32) * GROUP_M
+    group_m = min(tiles_m - first_m, GROUP_M).to(gl.uint32)
+    inside = tile % group_tiles
+    return first_m + (inside % group_m).to(gl.int32), (inside // group_m).to(gl.int32)
 
 
 @gluon.jit
@@ -33,10 +39,16 @@ def _next(slot, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def _skip(slot, phase, steps, STAGES: gl.constexpr):
+    at = slot + steps
+    return at % STAGES, phase ^ (at // STAGES & 1)
+
+
+@gluon.jit
 def _produce(
     a, b, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+    PARTS: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
 ):  # fmt: skip
     slot = 0
     phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
@@ -45,16 +57,16 @@ def _produce(
         column = tile_n * BLOCK_N
         for step in range(steps):
             k = step * BLOCK_K
-            mbarrier.wait(empty.index(2 * slot), phase)
-            mbarrier.wait(empty.index(2 * slot + 1), phase)
+            for part in gl.static_range(PARTS):
+                mbarrier.wait(empty.index(PARTS * slot + part), phase)
             bar = full.index(slot)
-            mbarrier.expect(bar, 2 * a.block_type.nbytes + b.block_type.nbytes)
-            for half in gl.static_range(2):
-                row = tile_m * BLOCK_M + half * (BLOCK_M // 2)
+            mbarrier.expect(bar, PARTS * a.block_type.nbytes + b.block_type.nbytes)
+            for part in gl.static_range(PARTS):
+                row = tile_m * BLOCK_M + part * (BLOCK_M // PARTS)
                 if A_TRANSPOSED:
-                    tma.async_copy_global_to_shared(a, [k, row], bar, a_ring.index(2 * slot + half))
+                    tma.async_copy_global_to_shared(a, [k, row], bar, a_ring.index(PARTS * slot + part))
                 else:
-                    tma.async_copy_global_to_shared(a, [row, k], bar, a_ring.index(2 * slot + half))
+                    tma.async_copy_global_to_shared(a, [row, k], bar, a_ring.index(PARTS * slot + part))
             if B_TRANSPOSED:
                 tma.async_copy_global_to_shared(b, [column, k], bar, b_ring.index(slot))
             else:
@@ -76,25 +88,68 @@ def _fetch(residual, staged, landed, row, column):
 
 
 @gluon.jit
-def _store(out, part, staged, landed, landing, row, column, HAS_RESIDUAL: gl.constexpr):
+def _await(landed, landing, HAS_RESIDUAL: gl.constexpr):
+    """Waits for the residual in the staged memory, or else until TMA has read what was stored from there."""
     if HAS_RESIDUAL:
         mbarrier.wait(landed, landing)
-        part += staged.load(part.type.layout).to(gl.float32)
     else:
         tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def _store(out, part, staged, row, column, HAS_RESIDUAL: gl.constexpr):
+    if HAS_RESIDUAL:
+        part += staged.load(part.type.layout).to(gl.float32)
     staged.store(part.to(out.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(out, [row, column], staged)
 
 
 @gluon.jit
+def _store_halves(out, residual, total, staged, landed, row, column, ROWS: gl.constexpr, STORE_N: gl.constexpr):
+    HAS_RESIDUAL: gl.constexpr = residual is not None
+    first, second = total.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
+    _store(out, first, staged, row, column, HAS_RESIDUAL)
+    if HAS_RESIDUAL:
+        _fetch(residual, staged, landed, row, column + STORE_N)
+    _await(landed, 1, HAS_RESIDUAL)
+    _store(out, second, staged, row, column + STORE_N, HAS_RESIDUAL)
+
+
+@gluon.jit
+def _multiply(
+    accumulator, steps, slot, phase, a_ring, b_ring, full, empty, STAGES: gl.constexpr,
+    PARTS: gl.constexpr, PART: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+):  # fmt: skip
+    """A tile's products, of which the last is in flight; also returns the slot of the last."""
+    before = 0  # starting as `slot`, it would not be carried from step to step (Triton 3.6: the two are one value then)
+    for step in range(steps):
+        mbarrier.wait(full.index(slot), phase)
+        left = a_ring.index(PARTS * slot + PART)
+        right = b_ring.index(slot)
+        if A_TRANSPOSED:
+            left = left.permute((1, 0))
+        if B_TRANSPOSED:
+            right = right.permute((1, 0))
+        accumulator = warpgroup_mma(left, right, accumulator, use_acc=step > 0, is_async=True)
+        # One product stays in flight; the product before it is done and its slot is free.
+        accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
+        mbarrier.arrive(empty.index(PARTS * before + PART), pred=step > 0)
+        before = slot
+        slot, phase = _next(slot, phase, STAGES)
+    return accumulator, before, slot, phase
+
+
+@gluon.jit
 def _consume(
-    out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, staged, landed,
+    out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, turn, staged, landed,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, STORE_N: gl.constexpr,
-    LEAD: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, HALF: gl.constexpr,
+    LEAD: gl.constexpr, PARTS: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+    CONSUMER: gl.constexpr,
 ):  # fmt: skip
     HAS_RESIDUAL: gl.constexpr = residual is not None
-    ROWS: gl.constexpr = BLOCK_M // 2
+    ROWS: gl.constexpr = BLOCK_M // PARTS
+    PART: gl.constexpr = CONSUMER % PARTS
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 256 // a_ring.dtype.primitive_bitwidth]
     )
@@ -102,51 +157,49 @@ def _consume(
     accumulator = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
     slot = 0
     phase = 0
-    before = 0
     landing = 0
-    if HALF == 1 and LEAD > 0:
+    passed = 1 - CONSUMER  # a new barrier counts the phase before its first as complete: the first turn is free
+    begin = gl.program_id(0)
+    stride = gl.num_programs(0)
+    if PARTS == 1:
+        begin += CONSUMER * stride
+        stride *= 2
+        slot, phase = _skip(slot, phase, CONSUMER * steps, STAGES)
+    elif PART == 1 and LEAD > 0:
         if steps >= LEAD:
             mbarrier.wait(empty.index(2 * (LEAD - 1)), 0)
-    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        tile_m, tile_n = _place(tile, tiles_m, tiles_n, GROUP_M)
-        row = tile_m * BLOCK_M + HALF * ROWS
+    last = tiles_m * tiles_n - 1
+    tile_m, tile_n = _place(min(begin, last), tiles_m, tiles_n, GROUP_M)
+    for tile in range(begin, last + 1, stride):
+        row = tile_m * BLOCK_M + PART * ROWS
         column = tile_n * BLOCK_N
-        # The loads start before the products, so the epilogue does not wait for them.  With a residual, the bias would
-        # need registers that are not free, so it is loaded later.
         if HAS_RESIDUAL:
             _fetch(residual, staged, landed, row, column)
-        elif bias is not None:
+        if PARTS == 1:
+            mbarrier.wait(turn.index(CONSUMER), passed)
+            passed ^= 1
+        accumulator, before, slot, phase = _multiply(
+            accumulator, steps, slot, phase, a_ring, b_ring, full, empty,
+            STAGES, PARTS, PART, A_TRANSPOSED, B_TRANSPOSED,
+        )  # fmt: skip
+        if PARTS == 1:
+            mbarrier.arrive(turn.index(1 - CONSUMER))
+            slot, phase = _skip(slot, phase, steps, STAGES)
+        # While the last product runs: all that does not need it.
+        tile_m, tile_n = _place(min(tile + stride, last), tiles_m, tiles_n, GROUP_M)
+        if bias is not None:
             addend = _load_bias(bias, N, column, layout, BLOCK_N)
-        for step in range(steps):
-            mbarrier.wait(full.index(slot), phase)
-            left = a_ring.index(2 * slot + HALF)
-            right = b_ring.index(slot)
-            if A_TRANSPOSED:
-                left = left.permute((1, 0))
-            if B_TRANSPOSED:
-                right = right.permute((1, 0))
-            accumulator = warpgroup_mma(left, right, accumulator, use_acc=step > 0, is_async=True)
-            # One product stays in flight; the product before it is done and its slot is free.
-            accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
-            mbarrier.arrive(empty.index(2 * before + HALF), pred=step > 0)
-            before = slot
-            slot, phase = _next(slot, phase, STAGES)
+        _await(landed, landing, HAS_RESIDUAL)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
-        mbarrier.arrive(empty.index(2 * before + HALF))
+        mbarrier.arrive(empty.index(PARTS * before + PART))
         total = accumulator
         if bias is not None:
-            if HAS_RESIDUAL:
-                addend = _load_bias(bias, N, column, layout, BLOCK_N)
             total += addend.to(gl.float32)[None, :]
         if STORE_N == BLOCK_N:
-            _store(out, total, staged, landed, landing, row, column, HAS_RESIDUAL)
+            _store(out, total, staged, row, column, HAS_RESIDUAL)
             landing ^= 1
         else:
-            first, second = total.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
-            _store(out, first, staged, landed, 0, row, column, HAS_RESIDUAL)
-            if HAS_RESIDUAL:
-                _fetch(residual, staged, landed, row, column + STORE_N)
-            _store(out, second, staged, landed, 1, row, column + STORE_N, HAS_RESIDUAL)
+            _store_halves(out, residual, total, staged, landed, row, column, ROWS, STORE_N)
     tma.store_wait(pendings=0)  # the CTA's shared memory must live until TMA has read it
 
 
@@ -154,35 +207,40 @@ def _consume(
 def _gemm(
     a, b, bias, residual, out, M, N, K,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    STORE_N: gl.constexpr, LEAD: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+    STORE_N: gl.constexpr, LEAD: gl.constexpr, TURNS: gl.constexpr, A_TRANSPOSED: gl.constexpr,
+    B_TRANSPOSED: gl.constexpr,
 ):  # fmt: skip
+    PARTS: gl.constexpr = 1 if TURNS else 2
     tiles_m = gl.cdiv(M, BLOCK_M)
     tiles_n = gl.cdiv(N, BLOCK_N)
     steps = gl.cdiv(K, BLOCK_K)
-    a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES] + a.block_type.shape, a.layout)
+    a_ring = gl.allocate_shared_memory(a.dtype, [PARTS * STAGES] + a.block_type.shape, a.layout)
     b_ring = gl.allocate_shared_memory(b.dtype, [STAGES] + b.block_type.shape, b.layout)
     staged = gl.allocate_shared_memory(out.dtype, [2] + out.block_type.shape, out.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [PARTS * STAGES, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     landed = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(STAGES):
         mbarrier.init(full.index(slot), count=1)
-    for half in gl.static_range(2 * STAGES):
-        mbarrier.init(empty.index(half), count=1)
+    for part in gl.static_range(PARTS * STAGES):
+        mbarrier.init(empty.index(part), count=1)
+    for consumer in gl.static_range(2 if TURNS else 0):
+        mbarrier.init(turn.index(consumer), count=1)
     if residual is not None:
         mbarrier.init(landed.index(0), count=1)
         mbarrier.init(landed.index(1), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, staged.index(0),
-                        landed.index(0), BLOCK_M, BLOCK_N, STAGES, GROUP_M, STORE_N, LEAD,
+            (_consume, (out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, turn,
+                        staged.index(0), landed.index(0), BLOCK_M, BLOCK_N, STAGES, GROUP_M, STORE_N, LEAD, PARTS,
                         A_TRANSPOSED, B_TRANSPOSED, 0)),
-            (_consume, (out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, staged.index(1),
-                        landed.index(1), BLOCK_M, BLOCK_N, STAGES, GROUP_M, STORE_N, LEAD,
+            (_consume, (out, residual, bias, N, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, turn,
+                        staged.index(1), landed.index(1), BLOCK_M, BLOCK_N, STAGES, GROUP_M, STORE_N, LEAD, PARTS,
                         A_TRANSPOSED, B_TRANSPOSED, 1)),
             (_produce, (a, b, tiles_m, tiles_n, steps, a_ring, b_ring, full, empty, BLOCK_M, BLOCK_N, BLOCK_K,
-                        STAGES, GROUP_M, A_TRANSPOSED, B_TRANSPOSED)),
+                        STAGES, GROUP_M, PARTS, A_TRANSPOSED, B_TRANSPOSED)),
         ],
         [4, 1],
         [240, 24],

@@ -8,8 +8,24 @@ TMA loads a residual into the same memory during the products.  Consumers hold m
 CUTLASS's cooperative warp-specialized GEMM (NVIDIA, CUTLASS 3.x, example 48) and ThunderKittens (Spector et al.,
 2024); CUTLASS also multicasts within a cluster, which Gluon 3.6 cannot.
 
-`lead` starts one consumer some steps of K ahead of the other, so that their epilogues do not coincide and the tensor
-cores always have work; predicted to matter at small K, where the epilogue takes more of a tile's time.
+At small K the epilogue takes more of a tile's time.  What does not need the last product comes before the wait for it:
+the bias, the next tile's place, the wait for the staged memory (the assembler moves some of the place back).  From that
+wait to the next tile's first product a warp has 163 instructions in the mean of both consumers (197 without this
+order), with a bias 378 (518), with a residual too 699 (863); in bf16, for tiles of 128 x 256.  For the rest there are
+two options, both unmeasured:
+
+- `lead` starts one consumer some steps of K ahead of the other, so that their epilogues do not coincide.
+- `turns` gives each consumer whole tiles, of 128 x 128, and one stores while the other multiplies: CUTLASS's ping-pong
+  kernel.  An operand is then shared by nobody: two such tiles load 64 KB for 64 of K, where one of 128 x 256 loads 48.
+
+No prediction says that turns win without multicast, so the heuristic leaves them to the search on a GPU.  64 of K are
+1170 clocks of products in either shape (128 x 256 outputs at the sustained rate), so turns need 56 bytes per clock from
+L2.  The lab assumes 48.5 for an SM, with which they take 1351 clocks.  That costs more than the epilogue's 430 clocks
+(1770 with bias and residual; both from a walk through the compiled code, which overlaps nothing) from K = 152 on (626).
+Below, memory is about as slow or slower: at an SM's share of HBM a tile's stores take 5250 clocks (10500 with the loads
+of a residual), and the products of K = 152 take 2780 (of 626, 11440).  Should L2 give 56 bytes, turns gain the
+epilogue: 5% at K = 512.  `rooflab explain` does not see the difference: it lets one consumer's epilogue overlap the
+other's products in any case, and counts one slot for a step of both.
 
 In Gluon a consumer is a partition of four warps, which synchronizes before each wait on and arrival at an mbarrier,
 twice per step of K; the product in flight hides this.
@@ -54,7 +70,7 @@ class Config(LaunchConfig):
     """Tile sizes and the ring."""
 
     block_m: int
-    """Each consumer takes half."""
+    """Each consumer takes half, or with `turns` all."""
     block_n: int
     block_k: int
     stages: int
@@ -66,6 +82,8 @@ class Config(LaunchConfig):
     lead: int = 0
     """Steps of K that the first consumer is ahead of the second, so that one stores while the other multiplies; each
     step costs a slot of the ring, which both hold."""
+    turns: bool = False
+    """Whether each consumer has whole tiles, and they multiply in turn."""
 
 
 THREADS = 384
@@ -81,6 +99,11 @@ DEEP_K = 2048
 """From this K on a fourth slot is predicted to gain more than staging a whole tile; unmeasured."""
 CANDIDATES = ((128, 256), (256, 128), (128, 128), (128, 64))
 """block_m and block_n; two consumers can hold at most 128 x 256 outputs."""
+RINGS = (
+    *((3, 0, False), (4, 0, False), (4, 1, False), (6, 0, False), (6, 2, False), (8, 0, False), (8, 4, False)),
+    *((4, 0, True), (6, 0, True)),
+)
+"""Stages, lead and turns."""
 KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 
 
@@ -89,9 +112,9 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     depth = ROW_BYTES // scheme.activation.itemsize
     tiles = itertools.product((128, 256), (64, 128, 256), (depth // 2, depth), (8, 16), (1, 2))
     return tuple(
-        Config(block_m, block_n, block_k, stages, group_m, block_n // parts, lead)
+        Config(block_m, block_n, block_k, stages, group_m, block_n // parts, lead, turns)
         for block_m, block_n, block_k, group_m, parts in tiles
-        for stages, lead in ((3, 0), (4, 0), (4, 1), (6, 0), (6, 2), (8, 0), (8, 4))
+        for stages, lead, turns in RINGS
     )
 
 
@@ -104,8 +127,8 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     ctas = min(tiles, HOPPER_SMS)
     return Footprint(
         threads=THREADS,
-        registers=outputs // 256 + CONSUMER_REGISTERS,
-        shared_bytes=(loaded + config.block_m * config.store_n) * scheme.activation.itemsize
+        registers=outputs // (128 if config.turns else 256) + CONSUMER_REGISTERS,
+        shared_bytes=(loaded + config.block_m * config.store_n * (1 + config.turns)) * scheme.activation.itemsize
         + config.stages * BARRIERS_A_STAGE * BARRIER_BYTES,
         ctas=ctas,
         tensor_flops=2.0 * outputs * cdiv(K, config.block_k) * config.block_k * tiles / max(1, ctas),
@@ -113,8 +136,9 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, and the ring has at least two slots more than the lead."""
-    return footprint(config, case, scheme).fits and (config.lead == 0 or config.lead + 2 <= config.stages)
+    """Whether a CTA fits, and the ring has at least two slots more than the lead; with turns nobody leads."""
+    leads = config.lead == 0 or (config.lead + 2 <= config.stages and not config.turns)
+    return leads and footprint(config, case, scheme).fits
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
@@ -189,7 +213,7 @@ def gemm(
     if residual is not None and added is None:
         raise ValueError(_why_not_residual(residual))
     config = config or config_of("cooperative", a, b, residual, precision)
-    half = config.block_m // 2
+    half = config.block_m if config.turns else config.block_m // 2
     tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
     _gemm[(min(tiles, sm_count(a.device)),)](
         _map(left, half, config.block_k), _map(right, config.block_k, config.block_n), bias,
