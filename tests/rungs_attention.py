@@ -174,23 +174,23 @@ def _barriers(info: CompiledInfo) -> int:
 @rung("paged_attention/split_kv", slow=True)
 def paged_attention_split_kv() -> None:
     """As many CTAs as the card holds, for one request as for 64, where gqa_packed has one for each KV head; no barrier
-    of a CTA; a second launch adds up, without atomics.  A whole unit of keys and values is asked for before a product
-    of the one that has come."""
+    of a CTA; one launch, with one atomic for a part.  The loop that multiplies has no loop within and loads nothing but
+    a page's number; a whole unit of keys and values is asked for before a product of the one that has come."""
     (below,) = _paged("gqa_packed")
     assert below.ctas == 8 and _barriers(below) > 0
     for case in (ONE, ONE.but(B=64, context=4096)):
-        main, combine = _paged("split_kv", case)
+        (main,) = _paged("split_kv", case)
         assert main.ctas == HOPPER_SMS * split_kv.heuristic(case).ctas_per_sm
-        assert _barriers(main) == 0 and main.counts["atomic"] == combine.counts["atomic"] == 0
-        assert main.stack_bytes == combine.stack_bytes == 0
-    (steady,) = [found for found in main.loops if found.counts["mma"]]
+        assert _barriers(main) == 0 and main.counts["atomic"] == 1 and main.stack_bytes == 0
+    (steady,) = [found for found in main.loops if found.counts["mma"] and found.innermost]
+    assert steady.counts["global_load"] == 1 and steady.counts["global_store"] == 0
     assert (steady.counts["mma"], steady.counts["ldmatrix"]) == (2 * 128 // 8, 2 * 128 // 16)
     copies = [item.opcode for item in steady.instructions if item.opcode.startswith("LDGSTS")]
     least = 2 * 16 * 256 // 16 // 32
     assert least <= len(copies) < 2 * least, "16 bytes a lane: 16 keys and values; some stand in the way of warps apart"
     order = [item.family for item in steady.instructions if item.family in ("mma", "cp_async")]
     assert order.index("cp_async") < order.index("mma")
-    (narrow, _), (wide, _) = _paged("split_kv", ONE, "kv_fp8"), _paged("split_kv", ONE)
+    (narrow,), (wide,) = _paged("split_kv", ONE, "kv_fp8"), _paged("split_kv", ONE)
     assert narrow.stack_bytes == 0 and narrow.counts["mma"] == wide.counts["mma"]
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 from op_kernels import CPU, META, assert_right
@@ -10,7 +15,7 @@ from rooflab.bench.ptx.cuda_kernels import emulating_cuda
 from rooflab.bench.ptx.launch import emulate
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.configs import legal_configs
-from rooflab.kernels.paged_attention import split_kv
+from rooflab.kernels.paged_attention import _split_counters, split_kv
 from rooflab.kernels.paged_attention._split_work import UNIT, grid, parts, ring_bytes, unaligned, virtual_heads
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.attention import listen, shout
@@ -19,6 +24,8 @@ from rooflab.reference.spec import SCHEMES, Case
 BF16, FP8 = SCHEMES["bf16"], SCHEMES["kv_fp8"]
 SPEC = get_op("paged_attention")
 KERNEL = get_kernel("paged_attention", "split_kv")
+OUT, COUNTERS = 8, 12
+"""Places of two arguments of a launch."""
 LLAMA = Case(B=64, context=4096, H=32, H_kv=8, D=128, block_size=16, ragged=False)
 
 
@@ -179,13 +186,110 @@ def test_strided_queries_caches_out_and_lse_and_odd_places():
         assert whole[:, :start].isnan().all() and whole[:, start + 256 :].isnan().all()
 
 
+def test_parts_are_added_in_one_order_whoever_comes_last_and_the_counters_are_zero_again():
+    """Heads of 13 parts, in groups of 4, and of 3 parts; in several orders of the warps, and a second time on the
+    counters that the first launch leaves, as a graph does at each replay."""
+    inputs = SPEC.make_inputs(case_of(2, 416, 4, 2, 64, lse=True, sinks=True), BF16, CPU, 0)
+    inputs["seq_lens"] = torch.tensor([400, 90], dtype=torch.int32)
+    config = split_kv.Config(warps=1, num_stages=2, ctas_per_sm=1, least=2)
+    assert parts([400, 90], 2, 2 * 2 * 26 // 2, 2) == 2 * (13 + 3)
+    found, bits = [], []
+
+    def twice(launch, size, args, seed):
+        for _ in range(2):
+            assert not emulate(launch, size, args, seed=seed).races
+            assert not args[COUNTERS].any()
+            bits.append(args[OUT].clone())
+            args[OUT].zero_()
+        args[OUT].copy_(bits[-1])
+
+    for seed in (0, 1):
+        with emulating_cuda(lambda *launch, seed=seed: twice(*launch, seed)):
+            found.append(split_kv.paged_attention(**inputs, config=config))
+    passes(found[0], inputs)
+    assert all(torch.equal(bits[0], other) for other in bits)
+    assert torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("order", ["relaxed", "acquire", "release"])
+def test_a_weaker_order_at_the_counter_is_a_race(order):
+    inputs, races = SPEC.make_inputs(case_of(1, 70), BF16, CPU, 0), []
+
+    def weakened(launch, size, args):
+        assert launch.ptx.count("atom.acq_rel.gpu") == 1
+        ptx = launch.ptx.replace("atom.acq_rel.gpu", f"atom.{order}.gpu")
+        races.extend(emulate(replace(launch, ptx=ptx), size, args).races)
+
+    with emulating_cuda(weakened):
+        split_kv.paged_attention(**inputs, config=split_kv.Config(warps=1, num_stages=2, ctas_per_sm=1, least=2))
+    assert races and all("write-read race on global memory" in race for race in races)
+
+
+def test_launches_that_may_run_at_once_have_different_counters(monkeypatch):
+    """Streams that run and streams that are captured, of a GPU that is not there."""
+    state, made, waited = SimpleNamespace(stream=1, captures=False), [], []
+
+    def zeros(count, device):
+        made.append(torch.zeros(count, dtype=torch.int32))
+        return made[-1]
+
+    def stream():
+        return SimpleNamespace(cuda_stream=state.stream, synchronize=lambda: waited.append(state.captures))
+
+    def ask(count, address, stream=1, captures=False):
+        state.stream, state.captures = stream, captures
+        parts = SimpleNamespace(device=torch.device("cuda", 0), data_ptr=lambda: address)
+        found = _split_counters.counters(count, parts)
+        assert found.numel() >= count and not found.any()
+        return range(found.data_ptr(), found.data_ptr() + 4 * found.numel())
+
+    monkeypatch.setattr(_split_counters, "_zeros", zeros)
+    monkeypatch.setattr(_split_counters, "_blocks", {})
+    monkeypatch.setattr(_split_counters, "_of_streams", {})
+    monkeypatch.setattr(_split_counters, "BLOCK", 1000)
+    for name, value in {"device": lambda _: nullcontext(), "current_stream": stream}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.captures)
+
+    early = ask(300, 64, captures=True)  # no block yet: a captured memset
+    own = [early, ask(300, 64), ask(300, 64, stream=2)]
+    assert ask(200, 128) == own[1] and waited == [False] and len(made) == 4
+    own += [ask(300, 64, captures=True), ask(300, 128, stream=2, captures=True)]
+    assert ask(200, 64, stream=3, captures=True) == own[3] and len(made) == 4, "zeroed before the capture"
+    own += [ask(400, 64, captures=True), ask(300, 192, captures=True), ask(300, 192, captures=True)]
+    assert len(made) == 6, "the block is used up"
+    ranges = sorted((span.start, span.stop) for span in own)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges))
+
+
+@pytest.mark.gpu
+def test_graphs_that_replay_at_once_and_launches_between_them_agree():
+    inputs = SPEC.make_inputs(case_of(16, 1000, 32, 8, 128), BF16, torch.device("cuda"), 0)
+    want, graphs = split_kv.paged_attention(**inputs), []
+    for _ in range(2):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = split_kv.paged_attention(**inputs)
+        graphs.append((graph, out, torch.cuda.Stream()))
+    torch.cuda.synchronize()
+    for _ in range(50):
+        for graph, _, stream in graphs:
+            with torch.cuda.stream(stream):
+                graph.replay()
+        found = split_kv.paged_attention(**inputs)
+    torch.cuda.synchronize()
+    assert all(torch.equal(want, out) for out in (found, *(out for _, out, _ in graphs)))
+
+
 def test_nothing_to_do_launches_nothing():
     inputs = SPEC.make_inputs(case_of(2, 20), BF16, CPU, 0)
     none = {name: inputs[name][:0] for name in ("q", "block_table", "seq_lens")}
     found, grids = run(inputs | none)
     assert found.shape == (0, 4, 64) and grids == []
     found, grids = run(SPEC.make_inputs(case_of(2, 0, lse=True), BF16, CPU, 0))
-    assert torch.count_nonzero(found[0]) == 0 and (found[1] == -torch.inf).all() and len(grids) == 2
+    assert torch.count_nonzero(found[0]) == 0 and (found[1] == -torch.inf).all() and len(grids) == 1
+    inputs = SPEC.make_inputs(case_of(3, 0, lse=True, sinks=True), BF16, CPU, 0)
+    passes(run(inputs)[0], inputs)
 
 
 def test_refusals_name_a_rung_that_takes_it():

@@ -6,10 +6,10 @@ library       gathers the pages into a dense copy, then torch's scaled_dot_produ
 gqa_packed    Triton; one program per (sequence, KV head) walks the block table, so the cache is not copied and a group
               of query heads reads each key once; decode only, no options
 split_kv      over gqa_packed: CUDA C++, decode; the keys of all sequences in equal shares for all CTAs that fit on the
-              GPU, and a second launch that adds the parts; a warp streams 16 keys at a time by cp.async, without a
-              barrier for other warps.  Predicted: over 90% of HBM's rate at 64 sequences of 4,096 keys (equal or
-              different lengths) and at one of 65,536; with shares of 64 keys the second launch shows.  Unmeasured on a
-              GPU
+              GPU; the last warp to end its part of a head adds the parts, in the same launch; a warp streams 16 keys at
+              a time by cp.async, without a barrier for other warps.  Predicted for an H100: 86% of HBM's rate at 64
+              sequences of 1,024 keys, 89% at 4,096 (equal or different lengths), 67% at 16 of 1,024, 87% at one of
+              65,536.  Unmeasured on a GPU
 chunked       over gqa_packed: Triton; a tile has queries and their group's heads, so prefill chunks and decode rows
               share a launch; a program finds its sequence by bisection.  Unmeasured; predicted slower than split_kv on
               decode, because keys are not split, and slower than a dense kernel, because of its gather's addresses

@@ -1,4 +1,4 @@
-"""Device code of `split_kv`, second part: the first launch."""
+"""Device code of `split_kv`, last part: the stream of keys and values."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ struct Cursor {
         end = length;
         key = length - visible(length, window);
     }
-    // Moves to the next unit; the last unit has no next one.
-    __device__ __forceinline__ bool advance(const int* lens, int B, int window) {
-        key += UNIT;
-        if (key < end) return false;
+    // Moves to the next segment; the last one has no next one.
+    __device__ __forceinline__ void skip(const int* lens, int B, int window) {
         if (++set == HEAD_SETS) {
             set = 0;
             do ++b;
             while (b < B && visible(lens[b], window) == 0);
         }
         open(b < B ? lens[b] : 0, window);
-        return true;
     }
+    __device__ __forceinline__ int left() const { return (end - key + UNIT - 1) / UNIT; }
 };
 
 struct Keys {
@@ -172,15 +170,30 @@ struct State {
     }
 };
 
+// A sequence without a visible key has no unit: CTA g of G writes zeros for the sequences g, g + G, ...
+__device__ __forceinline__ void write_empty(const Output& to, const int* lens, int B, int window) {
+    for (int b = blockIdx.x; b < B; b += gridDim.x) {
+        if (visible(lens[b], window)) continue;
+        for (int i = threadIdx.x; i < H_KV * GROUP * (D / 2); i += 32 * WARPS) {
+            const int head = i / (D / 2), d = 2 * (i % (D / 2));
+            to.put(b, head, d, 0, 0);
+            float lse2 = -INFINITE;
+            sink_in(lse2, to.sinks, head);
+            if (d == 0) to.put_lse(b, head, lse2);
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS, CTAS_PER_SM)
 split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, const int* lens, const float* sinks,
-         const float* k_scale, const float* v_scale, u16* out, float* lse, float* partial, float* partial_lse, int B,
-         int window, float scale, float cap, i64 q_t, i64 q_h, i64 k_page, i64 k_slot, i64 k_head, i64 v_page,
-         i64 v_slot, i64 v_head, i64 table_row, i64 out_t, i64 out_h, i64 lse_t, i64 lse_h) {
+         const float* k_scale, const float* v_scale, u16* out, float* lse, float* partial, float* partial_lse,
+         u32* counters, int B, int window, float scale, float cap, i64 q_t, i64 q_h, i64 k_page, i64 k_slot, i64 k_head,
+         i64 v_page, i64 v_slot, i64 v_head, i64 table_row, i64 out_t, i64 out_h, i64 lse_t, i64 lse_h) {
     extern __shared__ __align__(16) u8 raw[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = blockIdx.x;
     const u32 ring = (u32)__cvta_generic_to_shared(raw) + warp * STAGES * STAGE_BYTES;
     const Keys keys{k_cache, v_cache, table, k_page, k_slot, k_head, v_page, v_slot, v_head, table_row};
+    const Output to{out, lse, sinks, out_t, out_h, lse_t, lse_h};
     u64 policy = 0;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
 
@@ -190,6 +203,7 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
     units *= HEAD_SETS;
     const int shares = shares_of(units, gridDim.x);
     const i64 start = share_start(g, units, shares), stop = g < shares ? share_start(g + 1, units, shares) : start;
+    write_empty(to, lens, B, window);
     if (start >= stop) return;
 
     // Finds the sequence that has unit `start`, 32 sequences at a time.
@@ -211,55 +225,62 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
         }
         passed += __shfl_sync(~0u, sum, 31);
     }
-    const int length = lens[first.b], mine = units_of(length, window), within = (int)(start - passed);
-    first.set = within / mine;
+    const int length = lens[first.b], each = units_of(length, window), within = (int)(start - passed);
+    first.set = within / each;
     first.open(length, window);
-    first.key += within % mine * UNIT;
-    i64 segment = passed + (i64)first.set * mine;  // the segment's first unit
+    first.key += within % each * UNIT;
+    int segment = -(within % each);  // the segment's first unit, from `start` on
 
     const int count = (int)(stop - start);
     Cursor ahead = first, now = first;
     int page = page_at(keys, ahead);
     auto load = [&](int unit) {
         if (unit < count) {
-            const int block = page;
             const Cursor at = ahead;
-            ahead.advance(lens, B, window);
+            const int block = page;
+            ahead.key += UNIT;
             page = page_at(keys, ahead);  // looked up one unit early, so no copy waits for it
             load_unit(keys, at, block, (at.set * WARPS + warp) / ROW_TILES, ring + unit % STAGES * STAGE_BYTES, policy);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
-    for (int unit = 0; unit < STAGES - 1; ++unit) load(unit);
+    auto cross = [&] {
+        if (ahead.key < ahead.end) return;
+        ahead.skip(lens, B, window);
+        page = page_at(keys, ahead);
+    };
+    for (int unit = 0; unit < STAGES - 1; ++unit) load(unit), cross();
 
     State state;
 #if Q_SHARED
     state.shared = reinterpret_cast<uint4*>(raw + WARPS * STAGES * STAGE_BYTES + warp * TILES * 512) + lane;
 #endif
-    float factor = 0, cap2 = 0, v_factor = 1;
-    bool fresh = true;
 #pragma unroll 1
-    for (int unit = 0; unit < count; ++unit) {
+    for (int unit = 0; unit < count;) {
         const int virtual_head = now.set * WARPS + warp, kv_head = virtual_head / ROW_TILES;
         const int row_tile = virtual_head % ROW_TILES, rows = min(GROUP - 16 * row_tile, ROWS);
         const int head = kv_head * GROUP + 16 * row_tile;
-        if (fresh) {
-            state.open(q + now.b * q_t + head * q_h, q_h, rows);
-            factor = scale * (k_scale ? k_scale[kv_head] : 1.f) * (SOFTCAP ? 2 * LOG2E / cap : LOG2E);
-            cap2 = cap * LOG2E;
-            v_factor = v_scale ? v_scale[kv_head] : 1.f;
-        }
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-        __syncwarp();  // all copies have arrived, and no lane reads the stage that is filled next
-        load(unit + STAGES - 1);
-        state.add(ring + unit % STAGES * STAGE_BYTES, now.end - now.key, factor, cap2);
+        state.open(q + now.b * q_t + head * q_h, q_h, rows);
+        const float factor = scale * (k_scale ? k_scale[kv_head] : 1.f) * (SOFTCAP ? 2 * LOG2E / cap : LOG2E);
+        const float cap2 = cap * LOG2E, v_factor = v_scale ? v_scale[kv_head] : 1.f;
+#pragma unroll 1
+        do {
+            // To where this segment or the one being loaded ends, so that the inner loop looks for no segment.
+            int until = min(count, unit + now.left());
+            if (unit + STAGES - 1 < count) until = min(until, unit + ahead.left());
+#pragma unroll 1
+            for (; unit < until; ++unit, now.key += UNIT) {
+                asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+                __syncwarp();  // all copies have arrived, and no lane reads the stage that is filled next
+                load(unit + STAGES - 1);
+                state.add(ring + unit % STAGES * STAGE_BYTES, now.end - now.key, factor, cap2);
+            }
+            cross();
+        } while (now.key < now.end && unit < count);
 
-        const Cursor done = now;
-        fresh = now.advance(lens, B, window);
-        if (!fresh && unit + 1 < count) continue;
         // The segment is finished if it began in this share and ends here; otherwise a part is kept.
-        const bool whole = fresh && segment >= start;
-        const i64 place = ((g * 2 + slot_of(segment, start)) * WARPS + warp) * ROWS;
+        const bool begun = segment >= 0, whole = begun && now.key >= now.end;
+        const i64 place = ((g * 2 + begun) * WARPS + warp) * ROWS;
 #pragma unroll
         for (int h = 0; h < HALVES; ++h) {
             const int row = lane / 4 + 8 * h;
@@ -270,7 +291,6 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
             if (row >= rows) continue;
             const float over = total == 0.f ? 0.f : v_factor / total;
             const float by = over * (whole ? sink_in(lse2, sinks, head + row) : 1.f);
-            u16* to = out + done.b * out_t + (head + row) * out_h;
             float* part = partial + (place + row) * D;
 #pragma unroll
             for (int j = 0; j < TILES; ++j)
@@ -278,23 +298,22 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
                 for (int p = 0; p < 2; ++p) {
                     const float2 values = state.pair(j, p, h);
                     const int d = 16 * j + column(p);
-                    if (!whole) {
-                        *reinterpret_cast<float2*>(part + d) = {values.x * by, values.y * by};
-                        continue;
-                    }
-                    const u32 word = pack(values.x * by, values.y * by);
-#if PAIRS
-                    *reinterpret_cast<u32*>(to + d) = word;
-#else
-                    to[d] = (u16)word, to[d + 1] = (u16)(word >> 16);
-#endif
+                    if (whole) to.put(now.b, head + row, d, values.x * by, values.y * by);
+                    else *reinterpret_cast<float2*>(part + d) = {values.x * by, values.y * by};
                 }
             if (lane % 4 == 0) {
-                if (!whole) partial_lse[place + row] = lse2;
-                else if (lse) lse[done.b * lse_t + (head + row) * lse_h] = lse2 * LN2;
+                if (whole) to.put_lse(now.b, head + row, lse2);
+                else partial_lse[place + row] = lse2;
             }
         }
-        segment = start + unit + 1;
+        if (!whole) {
+            const int last_unit = segment + units_of(now.end, window) - 1;
+            const int began = begun ? g : owner_of(start + segment, units, shares);
+            const int ends = last_unit < count ? g : owner_of(start + last_unit, units, shares);
+            Parts{partial, partial_lse, counters, began, ends, warp}.join(g, to, now.b, head, rows);
+        }
+        segment = unit;
+        now.skip(lens, B, window);
     }
 }
 """

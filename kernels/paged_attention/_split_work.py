@@ -15,6 +15,8 @@ MOST_HEAD_DIM = 256
 """With this head_dim a warp's accumulator takes 128 registers."""
 MOST_ROWS = 16
 """Query heads per warp: the M of mma.m16n8k16."""
+WIDTH = 12
+"""The most parts that one warp adds: more are added in about sqrt(count) groups, and then the groups' sums."""
 ALIGNMENT_BYTES = 16
 """Bytes that cp.async copies at once."""
 

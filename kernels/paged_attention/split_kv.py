@@ -3,17 +3,28 @@
 gqa_packed has one program per sequence and KV head: 8 for one request of Llama-3-8B on 132 SMs, and as many steps as
 the longest sequence needs if lengths differ.  Here the units of 16 keys of all sequences form one sequence, and a CTA's
 share begins and ends anywhere in it (flash-decoding, Dao et al. 2023, splits each sequence; equal shares come from
-Stream-K, Osama et al. 2023).  The device computes the shares from seq_lens, so the host does not wait.  A part of a
-sequence is kept as an fp32 output and its log-sum-exp, and a second launch adds the parts in order: two runs agree bit
-for bit.
+Stream-K, Osama et al. 2023).  The device computes the shares from seq_lens, so the host does not wait.
+
+A part of a sequence is kept as an fp32 output and its log-sum-exp.  Of the warps that have parts of a head, the last
+one to arrive at a counter adds them, always in the same order: two runs agree bit for bit, and no warp waits.  Of more
+than 12 parts, about sqrt(n) warps each add as many, and one adds their sums.  The counters wrap to zero by themselves;
+`_split_counters.py` says why launches that run at once have different ones, also in CUDA graphs.  A second launch took
+about 3 us for this (a launch, lengths, log-sum-exps, parts); now the last warp takes three round trips to L2 (a fence,
+an atomic, the parts of up to 4 shares at once), about 1.5 us, or 4 us for one sequence in 132 shares.  A part that is
+not a CTA's last one costs nothing: while its warp adds, HBM serves the others.
 
 A warp streams 16 keys at a time through its own ring by cp.async, looks up pages one unit ahead, and waits for no other
-warp, because in a decode step only the bytes in flight count.  Predictions, unmeasured on a GPU: HBM at 4.8 TB/s (H200)
-and about 1 us per round trip needs 36 KB in flight per SM (25 KB on an H100); at head_dim 128 in bf16, 8 warps with two
-units of 8 KB each ahead have 128 KB.  16 keys take 32 mma, 16 ldmatrix and about 450 instructions per warp in all (read
-in the SASS), in the 440 cycles of an SM's share of 4.3 TB/s: a quarter of what the SM can issue.  All CTAs are
-resident, so there is one wave without a tail.  In addition to the stream, a launch reads seq_lens (about 1.5 us), ramps
-up (1 us) and needs the second launch (3 us): 2% of 250 us at 64 sequences of 4,096 keys, 9% of 62 us at 1,024.
+warp, because in a decode step only the bytes in flight count.  The loop over units ends where a sequence ends, the one
+multiplied or the one loaded, and holds no search for the next one: 288 PTX instructions a unit, as the emulator counts
+them, instead of 331.  It takes 183 registers instead of 163; at head_dim 256 a few values that the loop does not use
+spill (48 bytes).  HBM at 4.8 TB/s (H200) and about 1 us per round trip needs 36 KB in
+flight per SM (25 KB on an H100); at head_dim 128 in bf16, 8 warps with two units of 8 KB each ahead have 128 KB.  All
+CTAs are resident, so there is one wave without a tail.
+
+Predicted by `rooflab explain` for an H100, unmeasured on a GPU, with 32 heads on 8 of 128 in bf16: 93 us at 64
+sequences of 1,024 keys (86% of HBM's rate), 360 us at 4,096 (89%); at 16 sequences 30 us (67%) and 92 us (87%); 92 us
+at one of 65,536 (87%).  In addition a launch reads seq_lens (about 1.5 us) and adds its last parts.  With a second
+launch and the search in the loop, the same model took the search for the loop, and predicted 221, 849, 60, 213 and 223.
 """
 
 from __future__ import annotations
@@ -30,9 +41,11 @@ from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.paged_attention import _split_combine, _split_device, _split_main
 from rooflab.kernels.paged_attention._args import check_args, check_paged_options
+from rooflab.kernels.paged_attention._split_counters import counters
 from rooflab.kernels.paged_attention._split_work import (
     MOST_HEAD_DIM,
     UNIT,
+    WIDTH,
     grid,
     parts,
     ring_bytes,
@@ -51,14 +64,9 @@ CTA_RESERVE = 1024
 """Shared memory of an SM, and what each CTA takes of it by itself (CUDA C++ Programming Guide)."""
 OTHER_REGISTERS = 40
 """Least registers for cursors, addresses, scores and weights."""
-COMBINERS = 128
-"""Threads of a CTA of the second launch."""
 NO_WINDOW = 2**31 - 1
 FP8_CACHE = get_scheme("kv_fp8")
-SOURCES = {
-    "split_kv": _split_device.SOURCE + _split_main.SOURCE,
-    "combine": _split_device.SOURCE + _split_combine.SOURCE,
-}
+SOURCE = _split_device.SOURCE + _split_combine.SOURCE + _split_main.SOURCE
 
 
 @dataclass(frozen=True)
@@ -154,7 +162,8 @@ def config_of(q: torch.Tensor, k_cache: torch.Tensor, k_scale: torch.Tensor | No
 
 def traffic(inputs: Arguments) -> Traffic:
     """Each sequence's visible keys and values once, a page that several sequences share once for each; the shares'
-    parts, written and read; q, the output, and the table once, because L2 keeps it."""
+    parts, written and read; q, the output, and the table once, because L2 keeps it, as it keeps the sums of groups of
+    parts, which take the places of parts."""
     q, k_cache, block_table, seq_lens = inputs.q, inputs.k_cache, inputs.block_table, inputs.seq_lens
     window, k_scale = inputs.window, inputs.k_scale
     B, H, D = q.shape
@@ -171,13 +180,13 @@ def traffic(inputs: Arguments) -> Traffic:
     left = parts(lengths.tolist(), sets, ctas, config.least)
     kept = left * config.warps * rows_of_tile(H // H_kv)[0] * (D + 1) * 4
     read = keys + 4 * entries + nbytes(q, seq_lens, inputs.sinks, k_scale, inputs.v_scale)
-    return Traffic(read + kept, nbytes(q) + kept + (4 * B * H if inputs.return_lse else 0), launches=2)
+    return Traffic(read + kept, nbytes(q) + kept + (4 * B * H if inputs.return_lse else 0), launches=1)
 
 
 def _launch(
     tensors: tuple[torch.Tensor | None, ...], scale: float, window: int | None, softcap: float | None, config: Config
 ) -> None:
-    """Both launches; `tensors` are the kernel's tensor arguments in order, up to the log-sum-exp."""
+    """The launch; `tensors` are the kernel's tensor arguments in order, up to the log-sum-exp."""
     q, k_cache, v_cache, table, seq_lens, sinks, k_scale, v_scale, out, lse = tensors
     assert q is not None and k_cache is not None and v_cache is not None and table is not None
     assert seq_lens is not None and out is not None
@@ -205,19 +214,20 @@ def _launch(
         "STAGES": config.num_stages,
         "CTAS_PER_SM": config.ctas_per_sm,
         "LEAST": config.least,
+        "WIDTH": WIDTH,
     }
     options = tuple(f"-D{name}={value}" for name, value in sizes.items())
-    main, combine = (_cuda.load(source, name, options=options) for name, source in SOURCES.items())
     size = k_cache.element_size()
     strides = [*q.stride()[:2], *(size * s for x in (k_cache, v_cache) for s in x.stride()[:3]), table.stride(0)]
     to = [np.int64(s) for s in (*out.stride()[:2], *(lse.stride() if lse is not None else (0, 0)))]
     seen = np.int32(NO_WINDOW if window is None else min(window, NO_WINDOW))
-    main(
+    _cuda.load(SOURCE, "split_kv", options=options)(
         (ctas,),
         (32 * config.warps,),
         *tensors,
         partial,
         partial_lse,
+        counters(ctas * config.warps, partial),
         np.int32(B),
         seen,
         np.float32(scale),
@@ -225,9 +235,6 @@ def _launch(
         *(np.int64(stride) for stride in strides),
         *to,
         shared_bytes=ring_bytes(config.warps, config.num_stages, D, H // H_kv, scheme),
-    )
-    combine(
-        (B, H), (COMBINERS,), partial, partial_lse, seq_lens, sinks, out, lse, np.int32(B), seen, np.int32(ctas), *to
     )
 
 

@@ -262,7 +262,8 @@ class Observer:
         assert self.global_races is not None
         release, acquire = order in ("release", "acq_rel"), order in ("acquire", "acq_rel")
         near = self._is_near(instruction)
-        for actor, address in {(int(actor), int(address)) for actor, address in zip(actors, where, strict=True)}:
+        # In the lanes' order, in which `atomics` gives them their values: the last one has seen all others.
+        for actor, address in dict.fromkeys(zip(actors.tolist(), where.tolist(), strict=True)):
             self.global_races.synchronise(actor, address, release, acquire, stores, near)
 
     def global_atomic(self, c: Watched, active: Lanes, addresses: Any, size: int, order: str, instruction: int) -> None:
