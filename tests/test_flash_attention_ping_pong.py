@@ -6,6 +6,7 @@ import pytest
 import torch
 from op_kernels import python_without_interpreter
 
+from rooflab.bench.compile.static import compile_kernel
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.flash_attention import _ping_pong_softmax as device
 from rooflab.kernels.flash_attention import ping_pong
@@ -30,7 +31,7 @@ def test_a_stride_that_nothing_is_multiplied_by_may_be_any():
 
 def _tiles(T: int, heads: int, section: int, causal: bool = True, ctas: int = 132) -> list[list[tuple[int, int]]]:
     """Of each CTA, its tiles: the device's own arithmetic on Python's integers."""
-    tiles_m = -(-T // ping_pong.TILE_M)
+    tiles_m = -(-T // 128)
     return [
         [
             device.place.fn(device.nth_tile.fn(turn, cta, ctas), tiles_m, heads, section, causal)
@@ -120,7 +121,21 @@ def test_a_scale_of_0_rows_far_apart_a_peak_that_stands_and_a_wide_window():
 
 def test_configs_are_what_a_consumer_can_hold():
     case = Case(B=1, T=512, S=512, H=8, H_kv=2, D=128, causal=True)
-    legal = lambda D: {(c.block_n, c.stages) for c in legal_configs(KERNEL, case.but(D=D), BF16)}
-    assert legal(64) == {(n, s) for n in (64, 128) for s in (2, 3, 4, 5)}
-    assert legal(128) == {(64, 2), (64, 3), (64, 4), (64, 5), (128, 2)} and legal(256) == {(64, 2)}
-    assert ping_pong.heuristic(case.but(D=192)) == ping_pong.Config(64, 2)
+    legal = lambda D: {(c.block_n, c.stages, c.consumers) for c in legal_configs(KERNEL, case.but(D=D), BF16)}
+    assert legal(64) == {(n, s, c) for n in (64, 128) for s in (2, 3, 4, 5) for c in (2, 3)}
+    assert legal(128) == {(64, 2, 2), (64, 3, 2), (64, 4, 2), (64, 5, 2), (128, 2, 2)} and legal(256) == {(64, 2, 2)}
+    assert ping_pong.heuristic(case.but(D=192)) == ping_pong.Config(64, 2, 2)
+
+
+def test_three_consumers_where_their_rounds_of_tiles_end_sooner():
+    case = Case(B=2, T=8192, S=8192, H=16, H_kv=16, D=64, causal=True)
+    assert ping_pong.heuristic(case) == ping_pong.Config(128, 4, 3), "11 rounds of 192 rows, or 16 of 128"
+    assert ping_pong.heuristic(case.but(B=1, T=128)).consumers == 2, "one round of either"
+
+
+def test_three_consumers_hold_their_registers_in_every_loop_of_products():
+    case = Case(B=1, T=2048, S=2048, H=32, H_kv=8, D=64, causal=True)
+    (info,) = compile_kernel("flash_attention", "ping_pong", case, BF16, config=ping_pong.Config(128, 4, 3))
+    loops = [body for body in info.loops if body.innermost and body.counts["wgmma"]]
+    assert len(loops) == 6 and (info.threads, info.registers) == (512, 128)
+    assert not any(body.counts["spill_load"] + body.counts["spill_store"] for body in loops)

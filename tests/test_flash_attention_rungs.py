@@ -120,13 +120,17 @@ SHAPE = {"block_m": 64, "block_n": 32, "num_warps": 4}
 RACES = [
     ("persistent", "B=1,T=130,S=200,H=1,H_kv=1,D=64,causal=true,window=100", "bf16",
      {**SHAPE, "num_stages": 2, "ctas_per_sm": 1}),
-    ("ping_pong", "B=1,T=140,S=330,H=2,H_kv=1,D=64,causal=true,lse=true", "bf16", {"block_n": 64, "stages": 2}),
+    ("ping_pong", "B=1,T=140,S=330,H=2,H_kv=1,D=64,causal=true,lse=true", "bf16",
+     {"block_n": 64, "stages": 2, "consumers": 2}),
+    ("ping_pong", "B=1,T=210,S=350,H=2,H_kv=1,D=64,causal=true,window=190,softcap=20.0,sinks=true,lse=true", "bf16",
+     {"block_n": 64, "stages": 2, "consumers": 3}),
 ]  # fmt: skip
 LONG_RACES = [
     ("packed_gqa", "B=1,T=20,S=230,H=3,H_kv=1,D=64,causal=true", "bf16", {**SHAPE, "num_stages": 3}),
-    ("ping_pong", "B=2,T=60,S=200,H=2,H_kv=2,D=256,causal=false", "fp16", {"block_n": 64, "stages": 2}),
+    ("ping_pong", "B=2,T=60,S=200,H=2,H_kv=2,D=256,causal=false", "fp16", {"block_n": 64, "stages": 2, "consumers": 2}),
     ("ping_pong", "B=1,T=200,S=300,H=1,H_kv=1,D=64,causal=true,window=90,softcap=20.0,sinks=true", "bf16",
-     {"block_n": 64, "stages": 3}),
+     {"block_n": 64, "stages": 3, "consumers": 2}),
+    ("ping_pong", "B=2,T=60,S=300,H=3,H_kv=3,D=40,causal=false", "fp16", {"block_n": 128, "stages": 2, "consumers": 3}),
 ]  # fmt: skip
 
 

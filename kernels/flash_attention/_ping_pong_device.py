@@ -1,8 +1,8 @@
-"""Device code of `ping_pong`: a producer warp, two consumer warpgroups, and the barriers between them.
+"""Device code of `ping_pong`: a producer warp, two or three consumer warpgroups, and the barriers between them.
 
-Keys and values have a ring of slots each.  A slot is `full` when its bytes have arrived, and `empty` when both
-consumers' products of it are done.  The consumers pass `turn` to each other: its holder starts its two products of a
-step, then passes it on and computes its exponentials.
+Keys and values have a ring of slots each.  A slot is `full` when its bytes have arrived, and `empty` when all
+consumers' products of it are done.  Two consumers pass `turn` to each other: its holder starts its two products of a
+step, then passes it on and computes its exponentials.  Three consumers need no turn (see `_step`).
 """
 
 from __future__ import annotations
@@ -52,10 +52,12 @@ def _load(x, bar, ring, slot, b, h, row, ROWS_OF: gl.constexpr, D: gl.constexpr)
 
 @gluon.jit
 def _produce(
-    q, k, v, T, S, H, group, heads, tiles_m, section, window, queries, keys, values,
-    q_full, q_empty, k_full, k_empty, v_full, v_empty,
-    D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    q, k, v, group, order, rings, barriers,
+    CONSUMERS: gl.constexpr, D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
+    T, S, H, heads, tiles_m, section, window = order
+    queries, keys, values = rings
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = barriers
     slot = 0
     phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
     v_slot = 0
@@ -64,19 +66,19 @@ def _produce(
     for nth in range(count_tiles(tiles_m * heads, gl.program_id(0), gl.num_programs(0))):
         tile = nth_tile(nth, gl.program_id(0), gl.num_programs(0))
         tile_m, head = place(tile, tiles_m, heads, section, CAUSAL)
-        row = tile_m * (2 * ROWS)
+        row = tile_m * (CONSUMERS * ROWS)
         b = head // H
         h = head % H
-        begin, end = visible(row, T, S, window, BLOCK_N, CAUSAL)
+        begin, end = visible(row, T, S, window, CONSUMERS, BLOCK_N, CAUSAL)
         for step in range(end - begin):
             first = (end - 1 - step) * BLOCK_N
             mbarrier.wait(k_empty.index(slot), phase)
             _load(k, k_full.index(slot), keys, slot, b, h // group, first, BLOCK_N, D)
             slot, phase = _next(slot, phase, STAGES)
             if step == 0:
-                for half in gl.static_range(2):
-                    mbarrier.wait(q_empty.index(half), q_phase)
-                    _load(q, q_full.index(half), queries, half, b, h, row + half * ROWS, ROWS, D)
+                for of in gl.static_range(CONSUMERS):
+                    mbarrier.wait(q_empty.index(of), q_phase)
+                    _load(q, q_full.index(of), queries, of, b, h, row + of * ROWS, ROWS, D)
             else:
                 mbarrier.wait(v_empty.index(v_slot), v_phase)
                 _load(v, v_full.index(v_slot), values, v_slot, b, h // group, first + BLOCK_N, BLOCK_N, D)
@@ -89,38 +91,57 @@ def _produce(
 
 @gluon.jit
 def _step(
-    q_tile, keys, values, k_full, k_empty, v_full, v_empty, turn, weights, shrink, accumulator, peak, total,
-    slot, phase, v_slot, v_phase, turn_phase, first, begin, row, T, S, window, scale, stretch, cap,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, HALF: gl.constexpr, MASKED: gl.constexpr,
-    layout: gl.constexpr,
+    q_tile, keys, values, barriers, weights, shrink, accumulator, peak, total, slot, phase, v_slot, v_phase, turn_phase,
+    first, begin, row, T, S, window, scales,
+    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, NTH: gl.constexpr,
+    MASKED: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Starts the scores of the block at `first` and the value product of the last block, whose weights are known, and
-    computes the softmax of this block meanwhile.  Also waits for the next step's keys and turn."""
+    """The scores of the block at `first`, the value product of the last block, whose weights are known, and the softmax
+    of this block.  Also waits for the next step's keys.
+
+    One of two consumers computes this softmax while its value product runs, and waits for its next turn.  One of three
+    first waits for both products: so it holds one set of weights, and fits in 160 registers; the other two fill the
+    pause.  Its value product goes first: where tensor cores alternate between warps, 64 columns of values then lose
+    time to another's 128 columns of scores, and consumers do not fall into step."""
     factor: gl.constexpr = gl.DotOperandLayout(0, accumulator.type.layout, 2)
     nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
-    scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    _, _, k_full, k_empty, v_full, v_empty, turn = barriers
+    scale, stretch, cap = scales
+    if CONSUMERS == 2:
+        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
     mbarrier.wait(v_full.index(v_slot), v_phase)
-    accumulator *= gl.convert_layout(shrink, gl.SliceLayout(1, accumulator.type.layout))[:, None]
+    if CONSUMERS == 2:
+        accumulator *= gl.convert_layout(shrink, gl.SliceLayout(1, accumulator.type.layout))[:, None]
     factors = unpacked(weights, keys.dtype, factor)
     accumulator = warpgroup_mma(factors, values.index(v_slot), accumulator, is_async=True)
-    mbarrier.arrive(turn.index(1 - HALF))
-    scores = warpgroup_mma_wait(num_outstanding=1, deps=(scores,))
-    mbarrier.arrive(k_empty.index(slot))
+    if CONSUMERS == 2:
+        mbarrier.arrive(turn.index(1 - NTH))
+        scores = warpgroup_mma_wait(num_outstanding=1, deps=(scores,))
+        mbarrier.arrive(k_empty.index(slot))
+    else:
+        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
+        scores, accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(scores, accumulator))
+        mbarrier.arrive(k_empty.index(slot))
+        mbarrier.arrive(v_empty.index(v_slot))
     if cap is not None:
         scores = capped(scores, stretch, cap)
     if MASKED:
         scores = masked(scores, first, row, T, S, window, BLOCK_N, CAUSAL)
     weights, peak, total, shrink = softmax(scores, peak, total, scale, MASKED)
-    weights = packed(weights, keys.dtype)
+    if CONSUMERS == 2:
+        weights = packed(weights, keys.dtype)
+    else:
+        accumulator *= gl.convert_layout(shrink, gl.SliceLayout(1, accumulator.type.layout))[:, None]
     used = v_slot
     slot, phase = _next(slot, phase, STAGES)
     v_slot, v_phase = _next(v_slot, v_phase, STAGES)
     # These waits are loops, and the assembler moves no wait for products across a loop.  Without a loop here it moved
     # that wait before the exponentials, which then overlapped no product of this warpgroup.
     mbarrier.wait(k_full.index(slot), phase, pred=first > begin)
-    mbarrier.wait(turn.index(HALF), turn_phase ^ 1, pred=first > begin)
-    accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
-    mbarrier.arrive(v_empty.index(used))
+    if CONSUMERS == 2:
+        mbarrier.wait(turn.index(NTH), turn_phase ^ 1, pred=first > begin)
+        accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
+        mbarrier.arrive(v_empty.index(used))
     return weights, shrink, accumulator, peak, total, slot, phase, v_slot, v_phase, turn_phase ^ 1
 
 
@@ -153,38 +174,42 @@ def _finish(
 
 @gluon.jit
 def _consume(
-    out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, S, H, heads, tiles_m, section, window,
-    scale, stretch, cap, queries, keys, values, staged, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-    timeline, D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    OUT_IN_Q: gl.constexpr, HALF: gl.constexpr,
+    results, order, scales, rings, staged, barriers,
+    CONSUMERS: gl.constexpr, D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    OUT_IN_Q: gl.constexpr, NTH: gl.constexpr,
 ):  # fmt: skip
+    out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, timeline = results
+    T, S, H, heads, tiles_m, section, window = order
+    scale, stretch, cap = scales
+    queries, keys, values = rings
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, turn = barriers
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
     )
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     factor: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
     rows: gl.constexpr = gl.SliceLayout(1, scores_layout)
-    q_tile = queries.index(HALF)
+    q_tile = queries.index(NTH)
     slot = 0
     phase = 0
     v_slot = 0
     v_phase = 0
     q_phase = 0
-    turn_phase = 1 - HALF  # the first consumer begins
+    turn_phase = 1 - NTH  # the first consumer begins
     for nth in range(count_tiles(tiles_m * heads, gl.program_id(0), gl.num_programs(0))):
         tile = nth_tile(nth, gl.program_id(0), gl.num_programs(0))
-        if timeline is not None and HALF == 0:
+        if timeline is not None and NTH == 0:
             began = globaltimer()
         tile_m, head = place(tile, tiles_m, heads, section, CAUSAL)
-        row = tile_m * (2 * ROWS)
-        begin, end = visible(row, T, S, window, BLOCK_N, CAUSAL)
-        row += HALF * ROWS
+        row = tile_m * (CONSUMERS * ROWS)
+        begin, end = visible(row, T, S, window, CONSUMERS, BLOCK_N, CAUSAL)
+        row += NTH * ROWS
         crossed, whole = kinds(row, T, S, window, begin, end, BLOCK_N, CAUSAL)
         far = end - 1 - begin - crossed - whole
         begin *= BLOCK_N
         first = (end - 1) * BLOCK_N
         nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, scores_layout)
-        mbarrier.wait(q_full.index(HALF), q_phase)
+        mbarrier.wait(q_full.index(NTH), q_phase)
         mbarrier.wait(k_full.index(slot), phase)
         scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(num_outstanding=0, deps=(scores,))
@@ -194,25 +219,28 @@ def _consume(
         scores = masked(scores, first, row, T, S, window, BLOCK_N, CAUSAL)
         peak = gl.full((ROWS,), float("-inf"), gl.float32, rows)
         weights, peak, total, shrink = softmax(scores, peak, gl.zeros((ROWS,), gl.float32, rows), scale, True)
-        weights = packed(weights, keys.dtype)
+        if CONSUMERS == 2:
+            weights = packed(weights, keys.dtype)
         accumulator = gl.zeros((ROWS, D), gl.float32, layout)
         slot, phase = _next(slot, phase, STAGES)
         mbarrier.wait(k_full.index(slot), phase, pred=first > begin)
-        mbarrier.wait(turn.index(HALF), turn_phase, pred=first > begin)
+        if CONSUMERS == 2:
+            mbarrier.wait(turn.index(NTH), turn_phase, pred=first > begin)
         for kind in gl.static_range(3):
             if kind == 1 or (CAUSAL and (kind == 0 or window is not None)):
                 steps = (crossed, whole, far)[kind]
                 for _ in range(steps):
                     first -= BLOCK_N
                     weights, shrink, accumulator, peak, total, slot, phase, v_slot, v_phase, turn_phase = _step(
-                        q_tile, keys, values, k_full, k_empty, v_full, v_empty, turn, weights, shrink, accumulator,
-                        peak, total, slot, phase, v_slot, v_phase, turn_phase, first, begin, row, T, S, window, scale,
-                        stretch, cap, BLOCK_N, STAGES, CAUSAL, HALF, kind != 1, scores_layout,
+                        q_tile, keys, values, barriers, weights, shrink, accumulator, peak, total, slot, phase, v_slot,
+                        v_phase, turn_phase, first, begin, row, T, S, window, scales,
+                        CONSUMERS, BLOCK_N, STAGES, CAUSAL, NTH, kind != 1, scores_layout,
                     )  # fmt: skip
         if not OUT_IN_Q:
-            mbarrier.arrive(q_empty.index(HALF))
+            mbarrier.arrive(q_empty.index(NTH))
         mbarrier.wait(v_full.index(v_slot), v_phase)
-        accumulator *= gl.convert_layout(shrink, gl.SliceLayout(1, layout))[:, None]
+        if CONSUMERS == 2:
+            accumulator *= gl.convert_layout(shrink, gl.SliceLayout(1, layout))[:, None]
         factors = unpacked(weights, keys.dtype, factor)
         accumulator = warpgroup_mma(factors, values.index(v_slot), accumulator, is_async=True)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
@@ -223,12 +251,12 @@ def _consume(
             tma.store_wait(pendings=0)  # TMA has read the data staged here before
         _finish(
             out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, head // H, head % H, row,
-            staged.index(HALF), accumulator, peak, total, D,
+            staged.index(NTH), accumulator, peak, total, D,
         )  # fmt: skip
         if OUT_IN_Q:
             tma.store_wait(pendings=0)
-            mbarrier.arrive(q_empty.index(HALF))
-        if timeline is not None and HALF == 0:
+            mbarrier.arrive(q_empty.index(NTH))
+        if timeline is not None and NTH == 0:
             kept = timeline + (head * tiles_m + tile_m).to(gl.int64) * 3
             gl.store(kept, smid().to(gl.int64))
             gl.store(kept + 1, began)
@@ -242,46 +270,62 @@ def _consume(
 def _attention(
     q, k, v, out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, S, H, group, heads, section,
     window, scale, stretch, cap, timeline,
-    D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, OUT_IN_Q: gl.constexpr,
+    CONSUMERS: gl.constexpr, D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    OUT_IN_Q: gl.constexpr,
 ):  # fmt: skip
-    tiles_m = gl.cdiv(T, 2 * ROWS)
+    tiles_m = gl.cdiv(T, CONSUMERS * ROWS)
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    queries = gl.allocate_shared_memory(q.dtype, [2, ROWS, D], swizzled)
+    queries = gl.allocate_shared_memory(q.dtype, [CONSUMERS, ROWS, D], swizzled)
     keys = gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, D], swizzled)
     values = gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, D], swizzled)
     staged = queries
     if not OUT_IN_Q:
-        staged = gl.allocate_shared_memory(q.dtype, [2, ROWS, D], swizzled)
-    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        staged = gl.allocate_shared_memory(q.dtype, [CONSUMERS, ROWS, D], swizzled)
+    q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for half in gl.static_range(2):
-        mbarrier.init(q_full.index(half), count=1)
-        mbarrier.init(q_empty.index(half), count=1)
-        mbarrier.init(turn.index(half), count=1)
+    for of in gl.static_range(CONSUMERS):
+        mbarrier.init(q_full.index(of), count=1)
+        mbarrier.init(q_empty.index(of), count=1)
+        mbarrier.init(turn.index(of), count=1)
     for slot in gl.static_range(STAGES):
         mbarrier.init(k_full.index(slot), count=1)
-        mbarrier.init(k_empty.index(slot), count=2)
+        mbarrier.init(k_empty.index(slot), count=CONSUMERS)
         mbarrier.init(v_full.index(slot), count=1)
-        mbarrier.init(v_empty.index(slot), count=2)
+        mbarrier.init(v_empty.index(slot), count=CONSUMERS)
     fence_async_shared()
-    gl.warp_specialize(
-        [
-            (_consume, (out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, S, H, heads,
-                        tiles_m, section, window, scale, stretch, cap, queries, keys, values, staged, q_full, q_empty,
-                        k_full, k_empty, v_full, v_empty, turn, timeline, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q,
-                        0)),
-            (_consume, (out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, S, H, heads,
-                        tiles_m, section, window, scale, stretch, cap, queries, keys, values, staged, q_full, q_empty,
-                        k_full, k_empty, v_full, v_empty, turn, timeline, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q,
-                        1)),
-            (_produce, (q, k, v, T, S, H, group, heads, tiles_m, section, window, queries, keys, values,
-                        q_full, q_empty, k_full, k_empty, v_full, v_empty, D, BLOCK_N, STAGES, CAUSAL)),
-        ],
-        [4, 1],
-        [240, 24],
-    )  # fmt: skip
+    results = (out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, timeline)
+    order = (T, S, H, heads, tiles_m, section, window)
+    scales = (scale, stretch, cap)
+    rings = (queries, keys, values)
+    barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, turn)
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (_consume, (results, order, scales, rings, staged, barriers,
+                            CONSUMERS, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, 0)),
+                (_consume, (results, order, scales, rings, staged, barriers,
+                            CONSUMERS, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, 1)),
+                (_produce, (q, k, v, group, order, rings, barriers, CONSUMERS, D, BLOCK_N, STAGES, CAUSAL)),
+            ],
+            [4, 1],
+            [240, 24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (results, order, scales, rings, staged, barriers,
+                            CONSUMERS, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, 0)),
+                (_consume, (results, order, scales, rings, staged, barriers,
+                            CONSUMERS, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, 1)),
+                (_consume, (results, order, scales, rings, staged, barriers,
+                            CONSUMERS, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, 2)),
+                (_produce, (q, k, v, group, order, rings, barriers, CONSUMERS, D, BLOCK_N, STAGES, CAUSAL)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )  # fmt: skip

@@ -40,13 +40,13 @@ def place(tile, tiles_m, heads, section, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def visible(row, T, S, window, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
+def visible(row, T, S, window, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
     """The first block of keys that a tile at `row` sees, and one past the last; at least one block, so rows that see no
     key need no special case."""
     begin = 0
     end = S
     if CAUSAL:
-        end = min(S, row + 2 * ROWS + S - T)
+        end = min(S, row + CONSUMERS * ROWS + S - T)
         if window is not None:
             begin = max(row + S - T + 1 - window, 0) // BLOCK_N
     return begin, max(gl.cdiv(end, BLOCK_N), 1)
@@ -113,9 +113,13 @@ def packed(weights, dtype: gl.constexpr):
 
 
 @gluon.jit
-def unpacked(pairs, dtype: gl.constexpr, layout: gl.constexpr):
-    even, odd = gl.inline_asm_elementwise(
-        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [pairs], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
-    )
-    weights = gl.join(even, odd).reshape((pairs.shape[0], 2 * pairs.shape[1])).to(dtype, bitcast=True)
-    return gl.convert_layout(weights, layout)
+def unpacked(weights, dtype: gl.constexpr, layout: gl.constexpr):
+    """Weights in 16 bits, as a factor of the value product, from pairs or from fp32."""
+    if weights.dtype == gl.int32:
+        even, odd = gl.inline_asm_elementwise(
+            "mov.b32 {$0, $1}, $2;", "=h,=h,r", [weights], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
+        )
+        factors = gl.join(even, odd).reshape((weights.shape[0], 2 * weights.shape[1])).to(dtype, bitcast=True)
+    else:
+        factors = weights.to(dtype)
+    return gl.convert_layout(factors, layout)

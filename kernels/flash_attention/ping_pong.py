@@ -9,20 +9,39 @@ and costs a barrier of four warps; a step has five.
 Masks are only in the blocks that the diagonal, the window's far end or the end of the keys crosses: the last block of a
 tile, and separate loops.  CTAs are persistent, and tiles have the order of persistent (see `place`).  With it the
 busiest of 132 CTAs has at most 3.2% more blocks than the mean in the causal shapes of
-tests/test_flash_attention_ping_pong.py (computed).
+tests/test_flash_attention_ping_pong.py (computed, for tiles of 128 rows).
 
 For 128 keys and a head_dim of 128, a step takes 2048 tensor-core clocks for both consumers, and about 510 instructions
 per warp, with two warps per scheduler; 66 are exponentials at 8 clocks each (read in the SASS): the tensor cores are
-the predicted bound.  For a head_dim of 64 it takes 1024 clocks, and 1056 of exponentials, which are then the bound.
-No loop spills; causal with a head_dim of 128, four scalars of a tile are in local memory outside its loops.
+the predicted bound.  For a head_dim of 64 it takes 1024 clocks, and 1056 of exponentials, but a step of one consumer
+depends on itself for 1420, which two warps cannot fill.  So long inputs take three consumers there, with 160 registers
+each and no turns (`_step`): 424 instructions a step instead of 470, three barriers instead of five.
 
-Tried, with results seen only in the compiled code: the wait for the value product without a loop before it, which the
-assembler moved before the exponentials although it was declared to depend on their sum; weights kept between steps as
-16-bit tensors, which took 64 permutations per step, or in fp32, which rounds them between the two products; rescaling
-the accumulator after the wait, instead of between the two products where the next scores hide it; all sections from
-long to short, which gave the busiest CTA up to 30% more blocks.  Not done: FlashAttention-3's 176 keys per block
-(Gluon's tiles are powers of two, so head_dims of 80, 96 and 192 are padded to 128 and 256 too), three consumers for a
-head_dim of 64, and heads of a group packed into one tile.
+A model of one scheduler (the steady loops' SASS in order, with its control codes, assumed latencies, barriers of 20 to
+60 clocks; the tensor cores take products first come, first served or in rotation, with 2 or 64 waiting) predicts for a
+consumer's step of 128 keys, head_dim 64: 847 to 912 clocks for two, 663 to 666 for three; exponentials take 528.
+`rooflab explain` at 8k, 32 heads of 64, on an H100: 690 us instead of 959, causal 366 us instead of 490.  Predictions,
+unmeasured on a GPU.  No loop spills; causal, outside of the loops, four scalars of a tile are in local memory for two
+consumers and a head_dim of 128, and 14 for three.
+
+Tried, with results seen in the compiled code and in this model:
+- rescaling the accumulator after the wait for the value product, as FlashAttention-3 does, instead of between the two
+  products: at a head_dim of 128 the 62 multiplications leave the turn, which is held 400 clocks instead of 523, but
+  the model's step stays at 1024 clocks of tensor cores with 64 products waiting, and is 1129 instead of 1114 with 2;
+  with the turn passed between the two products, 1106.  The other consumer's products run under them;
+- three consumers as two: 24 spills a step in 160 registers, 783 clocks.  With scores first and one wait for both
+  products, 670, but 810 where tensor cores alternate, as consumers fall into step.  With 64 keys a block, 814 for 128.
+  With turns, 673.  At a head_dim of 128, 7 spills with 128 keys a block; with 64, 1024 to 1550 clocks for 128 keys;
+- two consumers that wait for both products: 950 clocks at a head_dim of 64, 1180 at 128;
+- the wait for the value product without a loop before it, which the assembler moved before the exponentials although
+  it was declared to depend on their sum; weights kept between steps as 16-bit tensors, which took 64 permutations per
+  step, or, by two consumers, in fp32, which rounds them between the two products; all sections from long to short,
+  which gave the busiest CTA up to 30% more blocks.
+
+Not done: FlashAttention-3's 176 keys per block (Gluon's tiles are powers of two, so head_dims of 80, 96 and 192 are
+padded to 128 and 256 too; 128 and 64 keys as two tiles would need 232 of 240 registers by the count below, where 184
+already leave four scalars in local memory); a change for a head_dim of 256, where the model has the tensor cores full
+(1024 clocks a step, 1119 with 2 products waiting); heads of a group packed into one tile.
 """
 
 from __future__ import annotations
@@ -49,29 +68,37 @@ from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
-THREADS = 384
-"""Two consumers and the warpgroup of the producer warp, because setmaxnreg moves registers between warpgroups."""
-CONSUMER_REGISTERS = 240
+WARPGROUP = 128
+"""Threads of a consumer, and of the producer warp's warpgroup, as setmaxnreg moves registers between warpgroups."""
+CONSUMER_REGISTERS = {2: 240, 3: 160}
 PRODUCER_REGISTERS = 24
-"""Registers per thread after setmaxnreg."""
+"""Registers per thread after setmaxnreg, a consumer's by their number."""
+STEP_CLOCKS = {2: 1700, 3: 1990}
+"""A step of all consumers together, for 128 keys and a head_dim of 64, by the model in this module's docstring."""
 ADDRESS_REGISTERS = 24
 """For peak, sum, descriptors and loop counters, in addition to accumulator, scores and weights."""
 OPERAND_BYTES = 2
 """Bytes of a value in the dtypes that the kernel takes."""
-TILE_M = 128
-"""Rows of queries per CTA; each consumer takes half."""
-BARRIERS = 6
-"""Barriers of the queries and the turns; each stage has four more."""
+ROWS = 64
+"""Rows of queries per consumer."""
+BARRIERS = 3
+"""Barriers of the queries and the turns per consumer; each stage has four more."""
 SMALLEST_SCALE = 2.0**-100
 """Replaces a scale of 0, with which a masked score would become NaN; every weight is still 1."""
 
 
 @dataclass(frozen=True)
 class Config(LaunchConfig):
-    """Keys per block, and slots of each ring."""
+    """Keys per block, slots of each ring, and consumers."""
 
     block_n: int
     stages: int
+    consumers: int
+
+    @property
+    def block_m(self) -> int:
+        """Rows of queries per CTA."""
+        return ROWS * self.consumers
 
 
 def _padded(head_dim: int) -> int:
@@ -86,7 +113,8 @@ def _stages_in_queries(head_dim: int) -> bool:
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Blocks whose scores a consumer can hold, with rings of several depths."""
-    return tuple(itertools.starmap(Config, itertools.product((64, 128), (2, 3, 4, 5))))
+    consumers = (2, 3) if _padded(int(case["D"])) == 64 else (2,)
+    return tuple(itertools.starmap(Config, itertools.product((64, 128), (2, 3, 4, 5), consumers)))
 
 
 def _consumer_registers(config: Config, head_dim: int) -> int:
@@ -100,25 +128,32 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     Causal programs differ in their work, so `tensor_flops` is 0.
     """
     B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
-    rows = TILE_M * (1 if _stages_in_queries(D) else 2) + 2 * config.stages * config.block_n
-    registers = (2 * _consumer_registers(config, D) + PRODUCER_REGISTERS) // 3
+    number = config.consumers
+    rows = config.block_m * (1 if _stages_in_queries(D) else 2) + 2 * config.stages * config.block_n
+    registers = (number * _consumer_registers(config, D) + PRODUCER_REGISTERS) // (number + 1)
     return Footprint(
-        threads=THREADS,
+        threads=(number + 1) * WARPGROUP,
         registers=registers,
-        shared_bytes=rows * _padded(D) * OPERAND_BYTES + (BARRIERS + 4 * config.stages) * BARRIER_BYTES,
-        ctas=min(cdiv(T, TILE_M) * B * H, HOPPER_SMS),
+        shared_bytes=rows * _padded(D) * OPERAND_BYTES + (BARRIERS * number + 4 * config.stages) * BARRIER_BYTES,
+        ctas=min(cdiv(T, config.block_m) * B * H, HOPPER_SMS),
     )
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
     """Whether a CTA fits, and each of its consumers."""
-    return footprint(config, case, scheme).fits and _consumer_registers(config, int(case["D"])) <= CONSUMER_REGISTERS
+    held = CONSUMER_REGISTERS[config.consumers]
+    return footprint(config, case, scheme).fits and _consumer_registers(config, int(case["D"])) <= held
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The widest block that consumers and two slots can hold; more slots if they are small."""
+    """The widest block that consumers and two slots can hold, more slots if they are small; for a head_dim of 64 the
+    number of consumers whose rounds of tiles take fewer clocks."""
+    B, T, H = (int(case[key]) for key in ("B", "T", "H"))
     width = _padded(int(case["D"]))
-    return Config(128 if width <= 128 else 64, 4 if width == 64 else 2)
+    if width > 64:
+        return Config(128 if width == 128 else 64, 2, 2)
+    rounds = {number: cdiv(cdiv(T, ROWS * number) * B * H, HOPPER_SMS) for number in STEP_CLOCKS}
+    return Config(128, 4, min(STEP_CLOCKS, key=lambda number: rounds[number] * STEP_CLOCKS[number]))
 
 
 def why_not_taken(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None) -> str | None:
@@ -190,8 +225,8 @@ def flash_attention(
     config = config or default_config("flash_attention", "ping_pong", q.dtype, q.device, B=B, T=T, H=H, D=D)
     heads = B * H
     scale = max(get_scale(q, softmax_scale), SMALLEST_SCALE)
-    _attention[(min(cdiv(T, TILE_M) * heads, sm_count(q.device)),)](
-        _map(q, TILE_M // 2), _map(k, config.block_n), _map(v, config.block_n), _map(out, TILE_M // 2), lse,
+    _attention[(min(cdiv(T, config.block_m) * heads, sm_count(q.device)),)](
+        _map(q, ROWS), _map(k, config.block_n), _map(v, config.block_n), _map(out, ROWS), lse,
         *((0, 0, 0) if lse is None else lse.stride()), sinks, 0 if sinks is None else sinks.stride(0), T, S, H, group,
         heads, min(heads, section_heads(k, group)), window if window is not None and window < S else None,
         1.0 if softcap else scale * LOG2E, 2 * LOG2E * scale / softcap if softcap else None,

@@ -54,7 +54,7 @@ TARGETS: dict[str, Target] = {
     # Two tiles on one SM, rings of two slots round several times.
     "flash_ping_pong": Target(
         "flash_attention", "ping_pong", ("B=1,T=136,S=280,H=1,H_kv=1,D=64,causal=true,lse=true",),
-        {"block_n": 64, "stages": 2}, (), (*ONE_SM, ("without", BARRIERS)),
+        {"block_n": 64, "stages": 2, "consumers": 2}, (), (*ONE_SM, ("without", BARRIERS)),
     ),
     "paged_5_stages": Target(
         "paged_attention", "gqa_packed", ("B=2,context=400,H=4,H_kv=2,D=64,block_size=16,ragged=true",),

@@ -12,7 +12,7 @@ import torch
 
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels.configs import config_for
-from rooflab.kernels.flash_attention import _ping_pong_softmax, persistent, ping_pong
+from rooflab.kernels.flash_attention import _ping_pong_softmax, persistent
 from rooflab.kernels.flash_attention._tiles import section_heads
 from rooflab.kernels.flash_attention._timeline import NEVER, kept_in, new_timeline
 from rooflab.kernels.registry import get_kernel, get_op
@@ -124,7 +124,7 @@ def _inputs(name: str, case: Case, scheme: Scheme, device: torch.device, seed: i
 def _shape(name: str, case: Case, scheme: Scheme, k: torch.Tensor, sms: int, config: Any) -> _Shape:
     kernel = get_kernel(OP, name)
     B, T, H, S = (int(case[key]) for key in ("B", "T", "H", "S"))
-    block_m = getattr(config, "block_m", ping_pong.TILE_M)
+    block_m = config.block_m
     group = H // int(case["H_kv"])
     tuning = kernel.tuning
     assert tuning is not None and tuning.footprint is not None  # all kernels of `_ORDERS` have both
