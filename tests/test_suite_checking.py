@@ -1,16 +1,18 @@
 """A bar's entry on a card is there to time: checks take at most a quarter of what the plan gives it.
 
-The work of a check is counted on a CPU, on two cases of moderate size: FLOPs and bytes of every operation, for the
-first kernel of a case, which makes the oracle and the limits, and for a later one.  What the two cases differ by grows
-to the bar's case as the op's own work does.  The time follows from an H100's rates.
+The work of a check is counted on a CPU, in a GPU's pieces, on two cases of moderate size: operations, their FLOPs and
+bytes, for the first kernel of a case, which makes the oracle and the limits, and for a later one.  What the two cases
+differ by grows to the bar's case as the op's own work does.  The time follows from an H100's rates.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from rooflab.bench.check.runs import KEPT
 from rooflab.bench.suite.entries import Entry
 from rooflab.bench.suite.plan import bar_entries
 from rooflab.kernels import registry
+from rooflab.reference import attention, compare
 from rooflab.reference.spec import Case, Scheme, get_scheme
 
 HBM_BYTES_PER_S, FP64_FLOPS_PER_S = 0.8 * 3.35e12, 0.7 * 67e12
@@ -34,7 +37,7 @@ RUNS = 8 / 6
 CASES = {
     # Not causal: a GPU's pieces of the oracle are thin enough to leave out what a causal query does not see.
     "flash_attention": tuple(f"B=1,T={T},S={T},H=1,H_kv=1,D=64,causal=false" for T in (512, 1024)),
-    "paged_attention": tuple(f"B=2,context={keys},H=8,H_kv=2,D=64,block_size=16,ragged=false" for keys in (256, 1024)),
+    "paged_attention": tuple(f"B={B},context=512,H=32,H_kv=8,D=64,block_size=16,ragged=false" for B in (2, 4)),
     "rope_and_cache": tuple(
         f"T={T},H=8,H_kv=4,D=64,rotary=64,max_position=512,num_blocks={T // 8},"
         "block_size=16,skipped=0,interleaved=false"
@@ -50,6 +53,7 @@ CASES = {
     "silu_and_mul": tuple(f"T={T},I=1024" for T in (64, 256)),
     "sample": tuple(f"B={B},V=16384,temperature=1.0,top_k=50,top_p=0.95,min_p=0.0,sigma=2.5" for B in (4, 8)),
 }
+AS_ON_CUDA = patch.object(attention, "HELD_ELSEWHERE", attention.HELD_SCORES["cuda"])
 BARS = [entry for entry in bar_entries() if "op" in entry.arguments]
 
 
@@ -78,16 +82,20 @@ class Work(TorchDispatchMode):
         return made
 
 
-def size_of(op: str, case: Case, scheme: Scheme) -> tuple[float, float, float]:
-    """By what a check grows: values moved, and values inside of the op (scores); FLOPs."""
+Size = tuple[float, float, float, float]
+
+
+def size_of(op: str, case: Case, scheme: Scheme) -> Size:
+    """By what a check grows: rows, for operations; values moved, and values inside of the op (scores); FLOPs."""
     spec = registry.get_op(op)
     cost = spec.cost(**spec.make_inputs(case, scheme, torch.device("meta"), 0))
     moved = cost.bytes / scheme.activation.itemsize
-    return moved, moved + cost.sfu_ops, cost.flops
+    rows = math.prod(int(case.get(axis, 1)) for axis in ("B", "H", "T"))
+    return rows, moved, moved + cost.sfu_ops, cost.flops
 
 
 @cache
-def counted(op: str, scheme: str) -> list[tuple[tuple[float, float, float], Work, Work]]:
+def counted(op: str, scheme: str) -> list[tuple[Size, Work, Work]]:
     """Of both cases: the size, and the work of checking the first kernel on it, and a later one."""
     spec, given, found = registry.get_op(op), get_scheme(scheme), []
     kernel = registry.get_kernel(op, "library" if "library" in registry.kernels(op) else "naive")
@@ -96,7 +104,7 @@ def counted(op: str, scheme: str) -> list[tuple[tuple[float, float, float], Work
         KEPT.forget()
         works = []
         for _ in range(2):
-            with Work() as work:
+            with Work() as work, patch.dict(compare.PIECE, cpu=compare.PIECE["cuda"]), AS_ON_CUDA:
                 result = check_kernel(kernel, spec, case, given, torch.device("cpu"), planted=False)
             assert result.status == "OK", result.reason
             works.append(work)
@@ -104,11 +112,12 @@ def counted(op: str, scheme: str) -> list[tuple[tuple[float, float, float], Work
     return found
 
 
-def seconds(small: Work, large: Work, values: float, flops: float) -> float:
+def seconds(small: Work, large: Work, rows: float, values: float, flops: float) -> float:
     """Of an H100, where the work has grown by so many times the difference between both."""
+    operations = small.operations + rows * (large.operations - small.operations)
     moved = small.bytes + values * (large.bytes - small.bytes)
     computed = small.fp64_flops + flops * (large.fp64_flops - small.fp64_flops)
-    return OPERATION_S * small.operations + moved / HBM_BYTES_PER_S + computed / FP64_FLOPS_PER_S
+    return OPERATION_S * operations + moved / HBM_BYTES_PER_S + computed / FP64_FLOPS_PER_S
 
 
 def check_seconds(entry: Entry) -> Iterator[float]:
@@ -126,11 +135,11 @@ def check_seconds(entry: Entry) -> Iterator[float]:
     (small, *works), (large, *more) = counted(op, scheme)
     for text in texts:
         size = size_of(op, registry.get_op(op).check_case(Case.parse(text)), get_scheme(scheme))
-        moved, inside, flops = (
+        rows, moved, inside, flops = (
             (one - low) / ((high - low) or 1.0) for one, low, high in zip(size, small, large, strict=True)
         )
         own = (works[0] - works[1], more[0] - more[1])
-        yield seconds(*own, inside, flops) + RUNS * count * seconds(works[1], more[1], moved, flops)
+        yield seconds(*own, rows, inside, flops) + RUNS * count * seconds(works[1], more[1], rows, moved, flops)
 
 
 @pytest.mark.parametrize("entry", BARS, ids=lambda entry: entry.id)
