@@ -54,6 +54,8 @@ class Launch:
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Options that the launcher set."""
     source_hash: str = ""
+    compiled: Any = None
+    """Triton's own object of the compiled kernel; None for CUDA C++."""
     log: Callable[[], str] = str
     """Returns the assembler's log; called only where the log matters, because the call may compile once more."""
 
@@ -146,6 +148,7 @@ def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[st
         ir=str(kernel.asm["source"]),
         asked=scalars,
         source_hash=kernel.hash,
+        compiled=kernel,
         log=lambda: said or ptxas_log(kernel),  # a kernel from Triton's cache has no log
     )
 

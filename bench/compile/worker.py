@@ -27,7 +27,7 @@ from rooflab.bench.compile.capture import Launch, recording_cuda, recording_trit
 from rooflab.bench.compile.cases import ARCHITECTURE, SM, properties, select
 from rooflab.bench.timing.trace import code_hash
 from rooflab.kernels import registry
-from rooflab.reference.spec import Case, get_scheme
+from rooflab.reference.spec import Case, Scheme, get_scheme
 
 # Known exceptions of a launcher that gets meta tensors, or of a compiler that gets a wrong kernel.
 FAILURES = (
@@ -41,13 +41,15 @@ class Refused(ValueError):
     """The kernel does not exist, or says itself that it does not take the case."""
 
 
-def launches_of(kernel: registry.Kernel, request: Mapping[str, Any]) -> list[Launch]:
-    """Compiles everything that `kernel` launches for the request's case.
+def launches_of(
+    kernel: registry.Kernel, case: Case, scheme: Scheme, config: Mapping[str, Any] | None = None
+) -> list[Launch]:
+    """Compiles everything that `kernel` launches for a case, with its own config or the fields of another.
 
     Raises `Refused` where the kernel does not take the case, and every exception of its launcher or the compiler.
     """
-    spec, case = registry.get_op(kernel.op), Case(**request["case"])
-    inputs = spec.make_inputs(case, get_scheme(request["scheme"]), torch.device("meta"), 0)
+    spec = registry.get_op(kernel.op)
+    inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
     refusal = kernel.why_not_args(inputs)
     reason = str(refusal) if refusal else ""
     if kernel.min_sm is not None and kernel.min_sm > SM:
@@ -61,10 +63,10 @@ def launches_of(kernel: registry.Kernel, request: Mapping[str, Any]) -> list[Lau
     arguments = {name: _to_meta(value) for name, value in inputs.items() if name in kernel.accepted}
     if kernel.prepare is not None and spec.prepared is not None:
         arguments[spec.prepared] = packed(kernel.prepare, spec.prepared, arguments)
-    if request["config"] is not None:
+    if config is not None:
         from rooflab.kernels.configs import make_config
 
-        arguments["config"] = make_config(kernel, request["config"])
+        arguments["config"] = make_config(kernel, config)
     found: list[Launch] = []
     with recording_triton(SM, properties(), found), recording_cuda(ARCHITECTURE, found):
         kernel.fn(**arguments)
@@ -118,7 +120,7 @@ def compile_request(request: Mapping[str, Any]) -> Answer:
     if request["op"] not in registry.ops() or request["kernel"] not in registry.kernels(request["op"]):
         raise Refused(f"kernel: there is no {request['op']}/{request['kernel']}")
     kernel = registry.get_kernel(request["op"], request["kernel"])
-    found = launches_of(kernel, request)
+    found = launches_of(kernel, Case(**request["case"]), get_scheme(request["scheme"]), request["config"])
     if not found:
         raise ValueError(f"kernel: expected one that launches Triton or CUDA, and {kernel.id} launched none")
     counts = Counter(launch.key for launch in found)

@@ -163,6 +163,10 @@ class Child:
         if not self._ready:
             self._line(START_S)
             self._ready = True
+        self.post(request)
+
+    def post(self, request: Any) -> None:
+        """Sends a request and does not wait: for one whose answer nobody needs, and which ends with `stop`."""
         assert self._popen.stdin is not None, "Popen was given PIPE"
         with suppress(BrokenPipeError):  # the child is dead; reading its answer reports it
             self._popen.stdin.write(json.dumps(request) + "\n")
@@ -210,15 +214,16 @@ def cores() -> int:
 
 
 class Pool:
-    """One child per core, at most 8, each started when it is needed and kept for the next request.
+    """One child per core, at most 8, or `size` children, each started when it is needed and kept for the next request.
 
     Ctrl-C ends the children too; otherwise this process's threads would wait for their answers.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], limit_s: float):
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], limit_s: float, size: int | None = None):
         self.command, self.environment, self.limit_s = command, environment, limit_s
+        self.size = size or cores()
         self.idle: queue.LifoQueue[Child] = queue.LifoQueue()
-        self.threads = ThreadPoolExecutor(cores(), thread_name_prefix="child")
+        self.threads = ThreadPoolExecutor(self.size, thread_name_prefix="child")
 
     @contextmanager
     def child(self, user: str = "") -> Iterator[Child]:

@@ -17,6 +17,7 @@ from rooflab.bench.records import files as record_files
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record
 from rooflab.bench.suite.entries import BarStatus, Context, Outcome
+from rooflab.bench.suite.rehearse import rehearse
 from rooflab.bench.suite.running import ContextBroken, Running, clear_running
 from rooflab.kernels import registry
 from rooflab.kernels.choices import launch_bucket, rows_of
@@ -63,27 +64,29 @@ def cases_of(context: Context, op: str, texts: Sequence[str], dry: int = 1) -> l
 def measure(
     context: Context, op: str, kernels: Sequence[Kernel], cases: Sequence[Case], scheme: str | None = None
 ) -> tuple[list[Record], str, bool]:
-    """Checks and times `kernels` against each other on each case, as far as the time allows.
+    """Checks and times `kernels` against each other on each case, as far as the time allows; on `meta`, compiles them.
 
     Returns the records, written as they came, the id of their run, and whether cases were left out.  Continues the
     records and the run of an earlier process of this entry.  Raises `ContextBroken` if a kernel makes all further
     work in this process impossible.
     """
-    device = torch.device(context.device)
+    device, spec = torch.device(context.device), registry.get_op(op)
+    name = default_scheme(device) if scheme is None or context.dry_run else scheme
+    if name not in spec.schemes and (context.dry_run or scheme is None):
+        name = scheme or spec.schemes[0]
+    if device.type == "meta":
+        rehearse(kernels, cases, [get_scheme(name)])
+        return [], "", True
     writer = RunWriter(context.out, context.run_id)
     found = written_before(writer)
     if kernels:
         names = {kernel.name for kernel in kernels}
         done = {(record.kernel, record.case_id) for record in found}
-        cases = [case for case in cases if any((name, case.id) not in done for name in names)]
+        cases = [case for case in cases if any((one, case.id) not in done for one in names)]
     if not kernels or not cases:
         return found, writer.run_id, bool(cases)
     share = TIMING_SHARE * context.seconds / (len(kernels) * len(cases))
     budget_s = DRY_KERNEL_S if context.dry_run else min(KERNEL_S, max(LEAST_KERNEL_S, share))
-    spec = registry.get_op(op)
-    name = default_scheme(device) if scheme is None or context.dry_run else scheme
-    if name not in spec.schemes and (context.dry_run or scheme is None):
-        name = scheme or spec.schemes[0]
     options: dict[str, Any] = (
         {"ceilings": NO_LIMITS} if context.dry_run else {"planted_before": planted_before(context, kernels, name)}
     )

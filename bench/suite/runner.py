@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.processes.child import Child, ChildFailed, Died, Stuck, TimedOut, command_for
+from rooflab.bench.processes.child import Child, ChildFailed, Died, Stuck, TimedOut, command_for, environment_without
 from rooflab.bench.records.environment import tree_hash
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Context, Entry, Outcome, plan_hash
 from rooflab.bench.suite.running import Running, clear_running, read_running
 from rooflab.bench.suite.state import Identity, Progress, outcome_of
+from rooflab.roofline.device import identify
 
 LEAST_SHARE = 0.4
 """An entry starts only if this share of its cost is left: entries that measure can use less time."""
@@ -25,6 +26,9 @@ IMPORTS = ("rooflab.bench.suite.tasks",)
 PROBE = "rooflab.bench.suite.tasks:probe"
 IDENTIFY = "rooflab.bench.suite.tasks:identify"
 WORKER = "rooflab.bench.suite.worker"
+AHEAD = "rooflab.bench.suite.ahead"
+HOPPER = (9, 0)
+"""The compute capability for which kernels can be compiled ahead."""
 PROBE_S = 60.0
 DRY_ENTRY_S, DRY_LIMIT_S = 20.0, 180.0
 """An entry of a dry run takes a few seconds; on a busy machine many times that; beyond the limit, it hangs."""
@@ -80,6 +84,7 @@ class _Run:
         self.current: Child | None = None
         self.spare: Child | None = None
         self.progress = self._begin()
+        self.ahead = self._compile_ahead()
 
     def _begin(self) -> Progress:
         answer = self._ask_first()
@@ -130,6 +135,15 @@ class _Run:
         else:
             environment.pop("TRITON_INTERPRET", None)
         return Child(command_for(*IMPORTS, WORKER), environment, log=self.log)
+
+    def _compile_ahead(self) -> Child | None:
+        """A process that compiles what is left of the plan, on cores that would be idle."""
+        gpu = identify((self.progress.environment.get("gpu") or {}).get("name", ""))
+        if self.settings.dry_run or gpu is None or gpu.compute_capability != HOPPER:
+            return None
+        process = Child(command_for(AHEAD), environment_without("TRITON_INTERPRET"), log=self.log)
+        process.post({"entries": [entry.id for entry in self.plan if not self.progress.done(entry.id)]})
+        return process
 
     def _context(
         self, entry_id: str, seconds: float, progress: Progress | None = None, earlier: tuple[str, ...] = ()
@@ -276,13 +290,13 @@ class _Run:
             self.note(self.progress.stopped)
 
     def end(self) -> None:
-        for process in (self.current, self.spare):
+        for process in (self.current, self.spare, self.ahead):
             if process is not None:
                 try:
                     process.stop()
                 except Stuck as stuck:
                     self.note(_why(stuck))
-        self.current = self.spare = None
+        self.current = self.spare = self.ahead = None
 
 
 def _during(at: Running, why: str) -> str:
