@@ -207,6 +207,10 @@ def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor if device.type == "cpu" else tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
+LEAST_TOP_P = 1e-7
+"""A smaller one, which fp32 may not have, keeps the likeliest token alone too, but of a vocabulary of 10 million."""
+
+
 class SamplingTensors:
     """The per-row arguments of `sample`, built once for as long as the batch has the same sequences."""
 
@@ -222,7 +226,7 @@ class SamplingTensors:
         self._arguments = (
             column((p.temperature for p in params), np.float32),
             column((p.top_k for p in params), np.int32),
-            column((p.top_p for p in params), np.float32),
+            column((max(p.top_p, LEAST_TOP_P) for p in params), np.float32),
             column((p.min_p for p in params), np.float32),
             column((sequence.seed for sequence in sequences), np.int64),
         )

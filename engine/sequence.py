@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 if TYPE_CHECKING:
     from rooflab.engine.stopping import StopText
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort"]
 MOST_LOGPROBS = 20
 """OpenAI's limit."""
+LARGEST = float(np.finfo(np.float32).max)
+"""Kernels take these numbers in fp32."""
+PENALTIES = (1e-6, 1e6)
+"""Bounds of `repetition_penalty`, between which no logit becomes infinite."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,8 @@ class SamplingParams:
             raise ValueError(f"n: expected at least 1, got {self.n}")
         if self.n > 1 and self.temperature == 0:
             raise ValueError(f"n: expected 1 at temperature 0, where all answers are the same, got {self.n}")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise ValueError(f"repetition_penalty: expected a finite number above 0, got {self.repetition_penalty}")
+        if not PENALTIES[0] <= self.repetition_penalty <= PENALTIES[1]:
+            raise ValueError(f"repetition_penalty: expected a number in {[*PENALTIES]}, got {self.repetition_penalty}")
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= getattr(self, name) <= 2:
                 raise ValueError(f"{name}: expected a number in [-2, 2], got {getattr(self, name)}")
@@ -85,7 +90,7 @@ class SamplingParams:
             raise ValueError(f"logprobs: expected 0 to {MOST_LOGPROBS}, or None, got {self.logprobs}")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens: expected at least 1, got {self.max_tokens}")
-        if not 0 <= self.temperature < float("inf"):
+        if not 0 <= self.temperature <= LARGEST:
             raise ValueError(f"temperature: expected a finite number of at least 0, got {self.temperature}")
         if not 0 <= self.top_k < 2**31:
             raise ValueError(f"top_k: expected 0 (off) to 2**31 - 1, got {self.top_k}")
@@ -108,7 +113,7 @@ class SamplingParams:
             raise ValueError(f"stop_token_ids: expected token ids, got {ids!r}")
         bias = {} if self.logit_bias is None else self.logit_bias
         if not isinstance(bias, Mapping) or not all(
-            _is_integer(token) and _is_number(value) and math.isfinite(value) for token, value in bias.items()
+            _is_integer(token) and _is_number(value) and abs(value) <= LARGEST for token, value in bias.items()
         ):
             raise ValueError(f"logit_bias: expected finite numbers by token id, got {bias!r}")
 

@@ -59,6 +59,19 @@ def test_a_bias_decides_and_harms_no_batch_mate(llm, greedy):
         llm.generate([[1]], replace(GREEDY, stop_token_ids=(-1,), min_tokens=2))
 
 
+def test_numbers_that_fp32_lacks_end_no_step(llm, greedy):
+    """A request with a top_p or a penalty that rounds to 0 once ended the engine's process, and all other requests."""
+    alone = llm.generate(prompts(), replace(DRAWN, max_tokens=12, ignore_eos=True, top_p=5e-324))
+    assert [one["token_ids"] for one in alone] == [one["token_ids"] for one in greedy]
+    for change, wanted in (
+        ({"repetition_penalty": 5e-324}, r"repetition_penalty: expected a number in \[1e-06, 1000000.0\], got 5e-324"),
+        ({"temperature": 1e39}, "temperature: expected a finite number of at least 0, got 1e\\+39"),
+        ({"logit_bias": {7: -1e39}}, "logit_bias: expected finite numbers by token id"),
+    ):
+        with pytest.raises(ValueError, match=wanted):
+            replace(GREEDY, **change)
+
+
 def test_no_end_before_the_least_length(llm, greedy):
     wanted = greedy[2]["token_ids"]
     params = replace(GREEDY, stop_token_ids=(wanted[0],))

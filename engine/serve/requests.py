@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rooflab.engine.sequence import MOST_LOGPROBS, SamplingParams
+from rooflab.engine.sequence import MOST_LOGPROBS, PENALTIES, SamplingParams
 
 MOST_ANSWERS = 128
 MOST_STOPS = 4
@@ -63,7 +63,7 @@ class Sampling(Strict):
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     """0 and -1 keep all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=PENALTIES[0], le=2)] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
