@@ -19,11 +19,18 @@ def notes_of(ptx: str) -> frozenset[str]:
     found = find_spec("triton")
     assert found is not None and found.origin is not None, "a requirement of this package"
     tool = Path(found.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    done = _assemble(tool, ptx)
+    known = re.search(r"Unsupported \.version .*current version is '([\d.]+)'", done.stderr)
+    if known is not None:  # an NVRTC newer than Triton's ptxas; sm_90a's instructions are older than both
+        done = _assemble(tool, re.sub(r"\.version\s+[\d.]+", f".version {known[1]}", ptx, count=1))
+    if done.returncode:
+        raise ValueError(f"ptx: ptxas refuses it: {done.stderr.strip()}")
+    return frozenset(re.findall(r"\((C\d+)\)", done.stderr))
+
+
+def _assemble(tool: Path, ptx: str) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "kernel.ptx")
         source.write_text(ptx)
         command = [str(tool), "-v", "--gpu-name=sm_90a", str(source), "-o", f"{folder}/kernel.cubin"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode:
-        raise ValueError(f"ptx: ptxas refuses it: {done.stderr.strip()}")
-    return frozenset(re.findall(r"\((C\d+)\)", done.stderr))
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
