@@ -18,7 +18,7 @@ MOST_LOGPROBS = 20
 LARGEST = float(np.finfo(np.float32).max)
 """Kernels take these numbers in fp32."""
 PENALTIES = (1e-6, 1e6)
-"""Bounds of `repetition_penalty`, between which no logit becomes infinite."""
+"""Bounds of `repetition_penalty`, between which no logit of a model becomes infinite."""
 
 
 @dataclass(frozen=True)

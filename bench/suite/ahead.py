@@ -25,24 +25,24 @@ from rooflab.bench.suite.worker import find
 
 ITSELF = "rooflab.bench.suite.ahead"
 LIMIT_S = 600.0
-"""Seconds for one entry; the check of every kernel of attention takes half of it on one core."""
+"""Seconds for one entry; the check of every kernel of attention takes a third of it on one core."""
 LOWEST = 19
 """The priority: a core is taken only from nobody."""
 
 
 def compilers() -> Pool:
-    """Processes on half of the cores; the other half is for the entry that has the card."""
+    """Processes on half of the cores, at most four; the rest is for the entry that has the card."""
     environment = environment_without("TRITON_INTERPRET") | {"CUDA_VISIBLE_DEVICES": ""}
     return Pool(command_for(ITSELF), environment, LIMIT_S, max(1, cores() // 2))
 
 
-def compile_entries(entries: Sequence[str] = ()) -> list[dict[str, Any]]:
+def compile_entries(entries: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Compiles what these entries of the plan launch, or all of them: a row for each that checks or times an op."""
     asked = [
         {"entry": entry.id, "call": entry.call, "arguments": dict(entry.arguments)}
         for entry in make_plan()
         # A search of configs compiles for itself.
-        if "op" in entry.arguments and not entry.call.endswith(":tune") and (not entries or entry.id in entries)
+        if "op" in entry.arguments and not entry.call.endswith(":tune") and (entries is None or entry.id in entries)
     ]
     pool = compilers()
     try:
