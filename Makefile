@@ -6,7 +6,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q --durations=10
 
-.PHONY: lab lab-smoke test test-full lint types wheelhouse setup clean
+.PHONY: lab lab-smoke test test-more test-full lint types wheelhouse setup clean
 
 lab: setup
 	$(BIN)/rooflab lab
@@ -15,7 +15,11 @@ lab-smoke: setup
 	$(BIN)/rooflab lab --smoke
 
 test: setup
-	$(TEST) -m "not slow"
+	$(TEST) -m "not slow and not more"
+
+# What takes long or needs more than Python: a browser, Ray, every kernel compiled and emulated, soaks.
+test-more: setup
+	$(TEST) -m "more and not slow"
 
 test-full: setup
 	$(TEST)
@@ -36,14 +40,11 @@ wheelhouse: setup
 
 setup: .venv/.installed
 
-# torch first and by itself, so that its pinned build is taken and nothing later asks for another.
-.venv/.installed: pyproject.toml constraints.txt
-	@echo "installing torch, triton and the rest into .venv: minutes the first time, nothing after"
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -c constraints.txt torch triton
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
-	rm -rf rooflab.egg-info
-	touch $@
+.venv/.installed: pyproject.toml constraints.txt .ci/set_up.py
+	@command -v $(PYTHON) >/dev/null || { echo "setup: no $(PYTHON) on the path; install Python 3.11 or later" >&2; exit 2; }
+	@$(PYTHON) .ci/set_up.py
+	@rm -rf rooflab.egg-info
+	@touch $@
 
 clean:
 	rm -rf .venv build wheelhouse results/local *.egg-info

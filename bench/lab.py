@@ -1,4 +1,4 @@
-"""The main job: runs everything that the lab does once on this machine, and writes a summary."""
+"""The main job: runs everything that the lab does once on this machine, what pays first, and writes a summary."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench import show
-from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
-from rooflab.bench.check.spread import Asked
-from rooflab.bench.commands import count_benches, listed_checks, run_benches, run_checks, summarize_checks
+from rooflab.bench.calls.selection import Selection, default_scheme, largest_case, pick_device
+from rooflab.bench.check.check import CheckResult, check_record
+from rooflab.bench.check.spread import checkers, in_turn
+from rooflab.bench.commands import count_benches, listed_checks, run_benches, summarize_checks
 from rooflab.bench.measure.engine_run import (
     PROMPT_SET,
+    EngineRun,
     as_prompt,
     engine_record,
     kernel_names,
@@ -23,33 +25,39 @@ from rooflab.bench.measure.engine_run import (
     stream_one,
     warm_up,
 )
+from rooflab.bench.processes.child import cores
 from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import RunWriter, result_folder
+from rooflab.bench.records.files import RunWriter, result_folder, write_whole
 from rooflab.bench.records.plain import plain
 from rooflab.bench.records.record import NOT_RUN, Record
 from rooflab.bench.report.figures import bench_row, draw_records, largest_cases
 from rooflab.bench.report.findings import findings
+from rooflab.bench.report.page import write_report
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.metrics import LatencySummary
 from rooflab.engine.model_files import fetch
 from rooflab.engine.ops import OpSet
 from rooflab.kernels import registry
 from rooflab.kernels.choices import launch_bucket, rows_of
-from rooflab.kernels.registry import interpreting
-from rooflab.reference.spec import Case
+from rooflab.reference.spec import Case, get_scheme
 
 BENCH_S = 0.15
-"""Seconds for each kernel and case; with this budget and the checks the lab takes minutes on two cores."""
+"""Seconds for each kernel and case."""
+ROW = "{:<22} {:>8} {:>8}  {:<11} {:>8} {:>7} {:>7} {:>6}"
 LEFT_OUT = (
-    "checked in {scheme}, with planted inputs for Triton kernels only on the smoke cases; `rooflab check` checks every "
-    "dtype and draws more cases, and with --all it plants inputs on every case of the op"
+    "checked on smoke cases in {scheme}, also planted ones, and timed at the largest sizes of SmolLM2-135M; left out: "
+    "other dtypes, edge cases and drawn cases (`rooflab check`), and other sizes (`rooflab bench`)"
+)
+NEXT = (
+    ("rooflab check gemm", "the same checks on other dtypes and on cases that a seed draws"),
+    ("rooflab bench --kernel mine.py", "a kernel of your own, checked, timed and drawn beside these"),
+    ('rooflab generate "Why is the sky blue?" --swap gemm=library', "what one kernel does to TTFT and ITL"),
 )
 
 
 def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
-    """Checks, times and draws every kernel, then answers real prompts; all results go to one folder.
+    """Answers a real prompt, then checks, times and draws every kernel; all results go to one folder.
 
-    `smoke` takes fewer cases and prompts.  Returns the content of `summary.json`.
+    `smoke` takes fewer prompts and tokens.  Returns the content of `summary.json`.
     """
     with show.waiting("fetching the model"):
         fetch()  # first, because without the model minutes of work would end without a summary
@@ -57,37 +65,22 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     started = time.monotonic()
     environment = snapshot()
     show.line(f"rooflab on {environment.gpu.name if environment.gpu else environment.cpu}\n", "bold")
-
-    device = pick_device(None)
-    scheme = default_scheme(device)
-    checked = Selection.of(None, None, ["smoke"] if smoke else ["smoke", "edge"], None, [scheme], None)
-    asked = [_shortened(item) for item in listed_checks(checked)]
-    with show.progress("1 check", len(asked)) as advance:
-        results = run_checks(asked, device, folder, lambda result: advance(result.kernel))
-    checks = summarize_checks(results)
-    wrong = sum(int(row["failed"]) for row in checks)
-    for result in results:
-        if result.status not in ("OK", *NOT_RUN):
-            show.line(result.describe(), "red")
-    show.line(f"{sum(int(row['ok']) for row in checks)} right, {wrong} wrong; {LEFT_OUT.format(scheme=scheme)}\n")
-
-    benched = Selection.of(None, None, ["smoke" if smoke else "smollm2_135m"], None, None, None)
-    with show.progress("2 bench", count_benches(benched)) as advance:
-        records = run_benches(benched, folder, 0.1 if smoke else BENCH_S, advance)
-    for record in records:
-        if record.status not in ("OK", "NOISY", *NOT_RUN):
-            show.failure(bench_row(record))
-    if noisy := sum(record.status == "NOISY" for record in records):
-        show.line(f"{noisy} times are NOISY: the machine was busy; no ratio is made of them", "yellow")
-    with show.waiting("3 roofline"):
-        figures = draw_records(records, folder)
     engine, ops = _run_engine(folder, smoke)
-    best = best_of_each_op(records)
-    for text in (found := findings(records, partial(_default, ops))):
+    results, records = _run_kernels(folder, smoke)
+    checks, scheme = summarize_checks(results), default_scheme(pick_device(None))
+    wrong = sum(int(row["failed"]) for row in checks)
+    noisy = sum(record.status == "NOISY" for record in records)
+    show.line(
+        f"\n{sum(int(row['ok']) for row in checks)} checks right, {wrong} wrong; {LEFT_OUT.format(scheme=scheme)}"
+    )
+    if noisy:
+        show.line(f"{noisy} times are NOISY: the machine was busy; no ratio is made of them", "yellow")
+    found = findings(records, partial(_default, ops))
+    for text in found:
         show.line(text, "yellow")
-    show.table(best, ("op", "case", "naive_ms", "library_ms", "best", "best_ms", "vs_library", "vs_naive"), "Kernels")
-    show.table(engine["runs"], ("run", "status", "num_prompt_tokens", "num_output_tokens", *_latencies()), "Engine")
-    show.line(f"\nroofline: {', '.join(path.name for path in figures)}")
+    with show.waiting("3 pictures"):
+        figures = draw_records(records, folder)
+        report = write_report([folder], folder / "report.html", "The lab on this machine")
     summary = {
         "wrong": wrong,
         "statuses": sorted(({result.status for result in results} | {record.status for record in records}) - {"NOISY"}),
@@ -95,22 +88,70 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
         "seconds": round(time.monotonic() - started, 1),
         "folder": str(folder),
         "findings": found,
-        "best": best,
+        "best": best_of_each_op(records),
         "checks": checks,
         "benches": [bench_row(record) for record in records],
         "figures": [path.name for path in figures],
         "engine": engine,
     }
-    (folder / "summary.json").write_text(json.dumps(plain(summary), indent=2, allow_nan=False) + "\n")
-    (folder / "summary.md").write_text(_markdown(summary, records))
-    show.line(f"all results are in {folder}, after {summary['seconds']:.0f} s; start with summary.md", "bold")
+    write_whole(folder / "summary.json", json.dumps(plain(summary), indent=2, allow_nan=False) + "\n")
+    write_whole(folder / "summary.md", _markdown(summary, records))
+    show.line(
+        f"\n3 roofline  {', '.join(str(folder / path.name) for path in figures if path.suffix == '.png')}", "bold"
+    )
+    show.line(f"  report    {report.file}")
+    show.line(f"  all       {folder / 'summary.md'}, after {summary['seconds']:.0f} s")
+    show.line("\nnext:")
+    show.pairs([(command, why) for command, why in NEXT])
     return summary
 
 
-def _shortened(item: Asked) -> Asked:
-    """The check; without planted inputs if Triton's interpreter would run an edge case, which takes minutes."""
-    smoke = item.case in registry.get_op(item.kernel.op).get_cases("smoke")
-    return item._replace(planted=smoke or item.kernel.backend in registry.CPU_BACKENDS or not interpreting())
+def _run_kernels(folder: Path, smoke: bool) -> tuple[list[CheckResult], list[Record]]:
+    """Checks and times every kernel, op by op, and shows a line for each op as soon as both are done."""
+    device, writer, environment = pick_device(None), RunWriter(folder), snapshot()
+    suite, budget_s = ("smoke", 0.1) if smoke else ("smollm2_135m", BENCH_S)
+    workers = cores() if device.type == "cpu" else 1
+    results: list[CheckResult] = []
+    records: list[Record] = []
+    show.line("\n2 kernels   against the fp64 oracle, then timed", "bold")
+    show.line(ROW.format("op", "naive ms", "library", "best here", "ms", "library", "of roof", "right"), "dim")
+    with checkers(device) as check:
+        for op, spec in registry.ops().items():
+            scheme = next(iter(spec.schemes)) if default_scheme(device) not in spec.schemes else default_scheme(device)
+            asked = listed_checks(Selection.of(op, None, ["smoke"], None, [scheme], None))
+            case = largest_case(spec, spec.get_cases(suite), get_scheme(scheme))
+            benched = Selection.of(op, None, [], [case.id], [scheme], None)
+            with show.progress(op, len(asked) + count_benches(benched), ended=False) as advance:
+                own = []
+                for place, result in in_turn(asked, check, workers):
+                    writer.write(check_record(result, asked[place].kernel, writer.run_id, environment))
+                    own.append(result)
+                    advance(result.kernel)
+                timed = run_benches(benched, folder, budget_s, advance)
+            _show_op(op, own, timed)
+            results += own
+            records += timed
+    return results, records
+
+
+def _show_op(op: str, results: Sequence[CheckResult], records: Sequence[Record]) -> None:
+    (row,) = best_of_each_op(records) or [{}]
+    best = row.get("best")
+    roof = next((record.bound_fraction for record in records if record.kernel == best), None)
+    times = [_short(row.get(f"{name}_ms")) for name in ("naive", "library", "best")]
+    ratio, right = row.get("vs_library") or "", sum(result.status == "OK" for result in results)
+    show.line(ROW.format(op, *times[:2], best or "-", times[2], ratio, "" if roof is None else f"{roof:.0%}", right))
+    for result in results:
+        if result.status not in ("OK", *NOT_RUN):
+            show.line(f"  {result.describe()}", "red")
+    for record in records:
+        if record.status not in ("OK", "NOISY", *NOT_RUN):
+            show.failure(bench_row(record))
+
+
+def _short(ms: float | str | None) -> str:
+    """A time; `~` stands before a NOISY one."""
+    return "" if ms is None else f"~{ms.removesuffix(' NOISY')}" if isinstance(ms, str) else show.number(ms)
 
 
 def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -145,14 +186,14 @@ def _run_engine(folder: Path, smoke: bool) -> tuple[dict[str, Any], OpSet]:
     """Answers the first prompt alone, and then all prompts at once; returns the results and the kernels."""
     prompts = PROMPT_SET[:2] if smoke else PROMPT_SET
     params = SamplingParams(max_tokens=16 if smoke else 64)
-    with show.waiting("4 engine    loading the model"):
+    with show.waiting("1 engine    loading the model"):
         llm = LLM(max_num_seqs=len(prompts), prefix_caching=False)  # the first prompt comes twice
         warm_up(llm)
-    show.line(f"4 engine    {llm.arch.name} on {llm.device.type} in {llm.dtype_name}", "bold")
+    show.line(f"1 engine    {llm.arch.name} on {llm.device.type} in {llm.dtype_name}", "bold")
     show.line(f"            kernels: {', '.join(f'{op}={name}' for op, name in kernel_names(llm).items())}\n")
     show.line(f"> {prompts[0]}", "dim")
     alone = stream_one(llm, as_prompt(llm, prompts[0]), params, lambda event: show.piece(event.text))
-    show.line("\n")
+    show.line(f"\n\nTTFT {alone.summary.ttft_p50_ms:.0f} ms, {_itl(alone)}", "bold")
     with show.waiting(f"            {len(prompts)} prompts at once"):
         together = run_batch(llm, [as_prompt(llm, prompt) for prompt in prompts], params)
     writer = RunWriter(folder)
@@ -171,9 +212,10 @@ def _run_engine(folder: Path, smoke: bool) -> tuple[dict[str, Any], OpSet]:
     return result, llm.ops
 
 
-def _latencies() -> Sequence[str]:
-    names = LatencySummary.__dataclass_fields__
-    return [name for name in names if name.startswith(("ttft_p50", "itl_", "output_tokens"))]
+def _itl(run: EngineRun) -> str:
+    times = run.summary
+    itl = "no ITL: one token" if times.itl_p50_ms is None else f"ITL {times.itl_p50_ms:.1f} ms (p50)"
+    return f"{itl}, {times.output_tokens_per_s:.1f} tokens/s{f'; NOISY: {run.noise}' if run.noise else ''}"
 
 
 def _markdown(summary: dict[str, Any], records: Sequence[Record]) -> str:

@@ -103,8 +103,9 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def progress(what: str, total: int, lines: bool = False) -> Iterator[Any]:
-    """A bar on standard error; yields `advance(text)`, to be called once per item.  A line with the time follows.
+def progress(what: str, total: int, lines: bool = False, ended: bool = True) -> Iterator[Any]:
+    """A bar on standard error; yields `advance(text)`, to be called once per item.  A line with the time follows if
+    `ended`.
 
     With `lines` the text of each item stays, on a line of its own. If standard error is not a terminal, a line every
     `BEAT_S` seconds says how many items are done.
@@ -127,7 +128,8 @@ def progress(what: str, total: int, lines: bool = False) -> Iterator[Any]:
                 note(text)
 
         yield advance
-    note(state())
+    if ended:
+        note(state())
 
 
 @contextmanager

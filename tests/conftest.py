@@ -2,8 +2,10 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,16 +13,39 @@ if not os.environ.get("ROOFLAB_TEST_ON_GPU"):
     os.environ["TRITON_INTERPRET"] = "1"
 
 import torch  # noqa: E402
+from needs import ALLOWED, why_missing  # noqa: E402
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what needs a GPU, in one place and with its reason."""
-    if torch.cuda.is_available() and os.environ.get("ROOFLAB_TEST_ON_GPU"):
-        return
-    skip = pytest.mark.skip(reason="needs a CUDA device and ROOFLAB_TEST_ON_GPU=1")
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(skip)
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test that needs what this machine does not have."""
+    if item.get_closest_marker("gpu") and not (torch.cuda.is_available() and os.environ.get("ROOFLAB_TEST_ON_GPU")):
+        pytest.skip("needs a CUDA device and ROOFLAB_TEST_ON_GPU=1")
+    for marker in item.iter_markers("needs"):
+        for reason in filter(None, map(why_missing, marker.args)):
+            pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """With ROOFLAB_NO_SKIPS=1 fails a test that is skipped for a reason that is not allowed there."""
+    report = yield
+    if os.environ.get("ROOFLAB_NO_SKIPS") and report.skipped and skip_reason(report) not in ALLOWED:
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and tests/skips_allowed.txt does not have the reason: {skip_reason(report)}"
+    return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Counts the skipped tests by reason."""
+    counts = Counter(map(skip_reason, terminalreporter.stats.get("skipped", ())))
+    for reason, count in counts.most_common():
+        terminalreporter.write_line(f"skipped {count}: {reason}")
+
+
+def skip_reason(report: Any) -> str:
+    return str(report.longrepr[2]).removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""
 
 
 @pytest.fixture(scope="session", autouse=True)

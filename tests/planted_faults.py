@@ -2,8 +2,9 @@
 
 The faults are drawn by a seed over kernels, references, checker, timer, verdicts, engine and emulator: a comparison
 turned, a sum made a difference, a number off by one, a condition negated, a minimum made a maximum. Each is planted
-alone. The short suite is asked first, the tests of the fault's place before the others; where it finds nothing the long
-suite is asked. A run keeps a line for each fault in `planted_faults.jsonl` beside this file.
+alone. The short suite (`make test` and `make test-more`) is asked first, the tests of the fault's place before the
+others; where it finds nothing the long suite is asked. A run keeps a line for each fault in `planted_faults.jsonl`
+beside this file. `--again` plants the table's faults as the tree stands now, and asks first the test that found each.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def first_failure(tree: Path, tests: Sequence[str], long: bool, chosen: str = ""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "-p", "no:cacheprovider", "--tb=no", "-rfE"]
     command += [] if long else ["-m", "not slow"]
     command += ["-k", chosen] if chosen else []
-    environment = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1", "ROOFLAB_NO_BROWSER": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, *tests], cwd=tree, env=environment, capture_output=True, text=True)
     failed = [line.split(" - ")[0] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     if done.returncode and not failed:
@@ -168,14 +169,33 @@ def first_failure(tree: Path, tests: Sequence[str], long: bool, chosen: str = ""
     return failed[0] if failed else ""
 
 
-def find(fault: Fault, tree: Path, own_alone: bool, long: bool) -> Found:
-    """Plants a fault in `tree`, asks the tests, and takes it out again."""
+def again(line: dict[str, Any], seed: int) -> tuple[Fault, str]:
+    """The table's fault where its line stands now, and the test that found it.
+
+    If that line is gone: another fault of its file, or else of its area.
+    """
+    found_by = line["short"].partition(" ")[2]
+    fault = Fault(**{name: line[name] for name in Fault.__dataclass_fields__})
+    file = ROOT / fault.file
+    lines = file.read_text().splitlines() if file.is_file() else []
+    places = [number for number, text in enumerate(lines, 1) if text == fault.right]
+    if places:
+        return replace(fault, line=min(places, key=lambda number: abs(number - fault.line))), found_by
+    files = [file] if lines else sorted(f for folder in AREAS[fault.area] for f in (ROOT / folder).rglob("*.py"))
+    possible = [other for file in files for other in faults_of(fault.area, file)]
+    return random.Random(f"{seed} {line['number']}").choice(possible), ""
+
+
+def find(fault: Fault, tree: Path, own_alone: bool, long: bool, first: str = "") -> Found:
+    """Plants a fault in `tree`, asks the tests, `first` before all others, and takes it out again."""
     file = tree / fault.file
     text = file.read_text()
     lines = text.splitlines(keepends=True)
     assert lines[fault.line - 1].rstrip("\n") == fault.right, f"{fault.file} has changed"
     file.write_text("".join([*lines[: fault.line - 1], fault.wrong + "\n", *lines[fault.line :]]))
     try:
+        if first and (short := first_failure(tree, [first], False)):
+            return Found(short, "")
         tests = own_tests(fault)
         chosen = "" if fault.area in TESTS else f"not test_kernel[ or {op_of(fault)}/"
         short = first_failure(tree, tests, False, chosen)
@@ -215,15 +235,19 @@ def main() -> None:
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the faults to ask for; all without it")
     parser.add_argument("--own", action="store_true", help="ask the tests of a fault's place alone: a first pass")
     parser.add_argument("--long", action="store_true", help="ask the long suite for what the short one does not find")
+    parser.add_argument("--again", action="store_true", help="plant the faults of the table, and draw none")
     parser.add_argument("--list", action="store_true", help="print the faults and plant none")
     options = parser.parse_args()
-    faults = draw(options.count, options.seed)
+    if options.again:
+        faults = [again(json.loads(line), options.seed) for line in TABLE.read_text().splitlines()]
+    else:
+        faults = [(fault, "") for fault in draw(options.count, options.seed)]
     with tempfile.TemporaryDirectory() as folder:
         tree = None if options.list else copy_of_the_tree(Path(folder))
-        for number, fault in enumerate(faults):
+        for number, (fault, first) in enumerate(faults):
             if options.only is not None and number not in options.only:
                 continue
-            found = find(fault, tree, options.own, options.long) if tree is not None else None
+            found = find(fault, tree, options.own, options.long, first) if tree is not None else None
             line = {"number": number, **asdict(fault), **(asdict(found) if found else {})}
             print(json.dumps(line), flush=True)
             if found is not None:

@@ -167,6 +167,7 @@ def llm():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.needs("weights")
 def test_the_default_model(llm):
     prompts = real_prompts(llm.tokenizer)
     answers = continuations_and_logits(load_transformers(fetch()), prompts)
@@ -212,6 +213,7 @@ def answered():
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", [point.case for point in COVER.cover(0, lambda case: case, 100)], ids=lambda c: c.id)
+@pytest.mark.needs("weights")
 def test_the_default_model_by_every_pair_of_batches_chunks_pages_and_switches(answered, case):
     prompts, answers = answered
     switch = SWITCHES[case["switch"]]
@@ -241,6 +243,7 @@ def test_the_default_model_by_every_pair_of_batches_chunks_pages_and_switches(an
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("dtype, same, nats", [("bfloat16", 0.97, 0.004), ("int8", 0.95, 0.015)])
+@pytest.mark.needs("weights")
 def test_what_rounded_weights_cost(llm, dtype, same, nats):
     """The README's figures: `pytest -s` prints them."""
     prompts = [llm.tokenizer.encode(chat(text)) for text in PROMPT_SET]
@@ -254,6 +257,7 @@ def test_what_rounded_weights_cost(llm, dtype, same, nats):
     assert agree >= same and 0 < divergence <= nats
 
 
+@pytest.mark.needs("weights")
 def test_the_question(llm):
     output = llm.generate([{"role": "user", "content": "What is the capital of France?"}])[0]
     assert output["text"] == output.outputs[0].text == "The capital of France is Paris."

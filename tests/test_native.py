@@ -9,6 +9,7 @@ from rooflab.kernels import _checks, _native
 from rooflab.kernels._native import Layouts, built
 from rooflab.kernels.registry import get_kernel
 
+pytestmark = pytest.mark.needs("C++ compiler")
 SOURCE = '#include "_native.h"\nextern "C" int run(int a, i64 b, float c) { return a + b + (c > 0.5f); }\n'
 
 

@@ -2,10 +2,10 @@
 
 import ctypes
 import importlib.util
-import shutil
 import subprocess
 from pathlib import Path
 
+import needs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,13 +46,10 @@ def calculator(tmp_path_factory):
     """NVIDIA's cuda_occupancy.h, compiled: CTAs per SM of (capability, threads, registers, shared bytes)."""
     found = importlib.util.find_spec("triton")
     include = Path(found.origin).parent / "backends" / "nvidia" / "include"
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None or not (include / "cuda_occupancy.h").is_file():
-        pytest.skip("needs a C compiler and the cuda_occupancy.h that triton carries")
     folder = tmp_path_factory.mktemp("occupancy")
     (folder / "probe.c").write_text(PROBE)
     library = folder / "probe.so"
-    command = [compiler, "-shared", "-fPIC", "-w", f"-I{include}", "-o", library, folder / "probe.c"]
+    command = [needs.c_compiler(), "-shared", "-fPIC", "-w", f"-I{include}", "-o", library, folder / "probe.c"]
     subprocess.run(command, check=True)
     active = ctypes.CDLL(str(library)).active
 
@@ -63,6 +60,7 @@ def calculator(tmp_path_factory):
     return ask
 
 
+@pytest.mark.needs("C compiler")
 def test_agrees_with_nvidias_calculator(calculator):
     figures = [
         (of, count, regs, kib * 1024 + extra)

@@ -1,13 +1,9 @@
-"""The report in headless Chromium: offline, on a desk, a phone, in the dark and on paper.
+"""The report in headless Chromium: offline, on a desk, a phone, in the dark and on paper."""
 
-A machine without Chromium fails here; ROOFLAB_NO_BROWSER=1 says that there is none.
-"""
-
-import os
 import re
-import shutil
 from pathlib import Path
 
+import needs
 import pytest
 from test_report_synthetic import write_synthetic
 
@@ -17,18 +13,15 @@ CPU_RECORDS = Path(__file__).parent.parent / "results" / "cpu"
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 FIRST = "roofline-1-figure"
 
-pytestmark = pytest.mark.skipif(os.environ.get("ROOFLAB_NO_BROWSER") == "1", reason="ROOFLAB_NO_BROWSER=1")
+pytestmark = [pytest.mark.more, pytest.mark.needs("browser")]
 
 
 @pytest.fixture(scope="module")
 def browser():
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.fail("no chromium on the path; install one, or set ROOFLAB_NO_BROWSER=1 to leave these tests out")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        started = playwright.chromium.launch(executable_path=needs.browser(), args=["--no-sandbox"])
         yield started
         started.close()
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import os
 import random
-import shutil
 import signal
 import socket
 import time
@@ -15,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import aiohttp
+import needs
 import openai
 import psutil
 import pytest
@@ -275,12 +274,12 @@ def test_no_request_that_the_document_allows_or_forbids_breaks_it(server, mode):
         ask()
 
 
-@pytest.mark.skipif(os.environ.get("ROOFLAB_NO_BROWSER") == "1", reason="ROOFLAB_NO_BROWSER=1")
+@pytest.mark.more
+@pytest.mark.needs("browser")
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_shows_tokens_and_the_engine_as_they_come(server, width):
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=needs.browser(), args=["--no-sandbox"])
         page, heard = browser.new_page(viewport={"width": width, "height": 800}), []
         page.on("console", lambda message: heard.append(message.text))
         page.on("pageerror", lambda error: heard.append(str(error)))

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from rooflab.engine.model_files import fetch
 from rooflab.engine.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.needs("weights")
+
 
 @pytest.fixture(scope="module")
 def tokenizer():

@@ -112,6 +112,16 @@ def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[st
     return None
 
 
+def largest_case(spec: OpSpec, cases: Sequence[Case], scheme: Scheme) -> Case:
+    """The case with the most FLOPs, then bytes."""
+
+    def work(case: Case) -> tuple[float, float]:
+        cost = spec.cost(**spec.make_inputs(case, scheme, torch.device("meta"), 0))
+        return cost.flops, cost.bytes
+
+    return max(cases, key=work)
+
+
 def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
     """The first case that a kernel takes, smoke and edge cases before model cases, and its scheme: `default` where the
     kernel takes it.  None where the kernel takes no case."""

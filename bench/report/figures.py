@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.calls.selection import largest_case
 from rooflab.bench.records.record import Record
 from rooflab.kernels.registry import get_op, kernels, ops
 from rooflab.reference.spec import Case, OpSpec, get_scheme
@@ -107,8 +108,8 @@ def bounds_on(
         own = scheme if scheme in spec.schemes else spec.schemes[0]  # an op of weights in int8 has none of bf16
         known = {case for op, _, case, dtypes in counted if (op, dtypes) == (name, own)}
         cases = [spec.check_case(Case.parse(case)) for case in known] or spec.get_cases(suite)
-        priced = [(case, spec.make_inputs(case, get_scheme(own), META, 0)) for case in cases]
-        case, inputs = max(priced, key=lambda pair: (spec.cost(**pair[1]).flops, spec.cost(**pair[1]).bytes))
+        case = largest_case(spec, cases, get_scheme(own))
+        inputs = spec.make_inputs(case, get_scheme(own), META, 0)
         cost = spec.cost(**inputs)
         for kernel in kernels(name).values():
             if "cuda" not in kernel.devices:
