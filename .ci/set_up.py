@@ -21,9 +21,13 @@ CAUSES = [
     (r"ResolutionImpossible", "constraints.txt pins releases that do not go together: {error}"),
     (r"(Permission denied|Read-only file system)[^\n]*", "{0}: .venv must be a folder that you can write"),
 ]
-"""What pip prints, and what it means. A network that is not there is looked for first: pip then says that nothing fits."""
+"""What pip prints, and what it means. A missing network is looked for first: pip then says that nothing fits."""
 NO_NETWORK = r"NewConnectionError|ConnectTimeoutError|NameResolutionError|Temporary failure in name resolution"
 MODEL = "from rooflab.engine.model_files import fetch; fetch()"
+
+
+def release(parts):
+    return ".".join(map(str, sys.version_info[:parts]))
 
 
 def stop(sentence):
@@ -38,7 +42,7 @@ def meaning(text):
     for pattern, sentence in CAUSES:
         found = re.search(pattern, text)
         if found:
-            return sentence.format(*found.groups() or [found.group()], error=errors[0], python=sys.version.split()[0])
+            return sentence.format(*found.groups() or [found.group()], error=errors[0], python=release(2))
     return errors[-1]
 
 
@@ -60,13 +64,14 @@ def made_by_this_python():
             text = file.read()
     except OSError:
         return False
-    return os.path.abspath(".venv") + "\n" in text and "version = %d.%d.%d\n" % sys.version_info[:3] in text
+    return os.path.abspath(".venv") + "\n" in text and "version = " + release(3) + "\n" in text
 
 
 def main():
     if sys.version_info < LEAST:
-        found = ".".join(map(str, sys.version_info[:3]))
-        stop("Python 3.11 or later is needed, and this is " + found + "; name another: make setup PYTHON=python3.12")
+        stop(
+            "Python 3.11 or later is needed, and this is " + release(3) + "; name another: make setup PYTHON=python3.12"
+        )
     clear = [] if made_by_this_python() else ["--clear"]
     venv = [sys.executable, "-m", "venv"] + clear + [".venv"]
     made = subprocess.run(venv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -75,11 +80,15 @@ def main():
             stop("this Python has no venv module; on Debian and Ubuntu: apt-get install python3-venv")
         stop(meaning(made.stdout))
     # torch first and by itself, so that its pinned build is taken and nothing later asks for another.
-    run("setup 1 of 3: torch and triton, the largest part (minutes the first time, nothing after)", PIP + ["torch", "triton"])
+    run(
+        "setup 1 of 3: torch and triton, the largest part (minutes the first time, nothing after)",
+        PIP + ["torch", "triton"],
+    )
     run("setup 2 of 3: the lab, and what its tests and servers need", PIP + ["-e", ".[dev]"])
     print("setup 3 of 3: the weights of SmolLM2-135M (100 MB, once)", flush=True)
     if subprocess.run([PYTHON, "-c", MODEL], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).returncode:
         print("setup: the weights cannot be downloaded now; the tests that need them will be skipped", flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

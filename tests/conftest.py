@@ -1,6 +1,7 @@
 """Triton's interpreter mode belongs to the whole process and must be set before triton is first imported."""
 
 import os
+import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -13,7 +14,23 @@ if not os.environ.get("ROOFLAB_TEST_ON_GPU"):
     os.environ["TRITON_INTERPRET"] = "1"
 
 import torch  # noqa: E402
-from needs import ALLOWED, why_missing  # noqa: E402
+from needs import ALLOWED, skip_without  # noqa: E402
+
+SEED = int(os.environ.get("ROOFLAB_TEST_SEED", "0"))
+"""Draws which cases of a long list `make test` runs."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `sampled(n)`, the seed draws n cases; the others are marked `more`."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, own in cases.items():
+        (count,) = own[0].get_closest_marker("sampled").args
+        for item in random.Random(f"{SEED} {name}").sample(own, max(0, len(own) - count)):
+            item.add_marker("more")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -22,8 +39,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not (torch.cuda.is_available() and os.environ.get("ROOFLAB_TEST_ON_GPU")):
         pytest.skip("needs a CUDA device and ROOFLAB_TEST_ON_GPU=1")
     for marker in item.iter_markers("needs"):
-        for reason in filter(None, map(why_missing, marker.args)):
-            pytest.skip(reason)
+        for name in marker.args:
+            skip_without(name)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -38,7 +55,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Counts the skipped tests by reason."""
+    """Says the seed, and counts the skipped tests by reason."""
+    terminalreporter.write_line(f"seed of the sampled cases: {SEED} (ROOFLAB_TEST_SEED)")
     counts = Counter(map(skip_reason, terminalreporter.stats.get("skipped", ())))
     for reason, count in counts.most_common():
         terminalreporter.write_line(f"skipped {count}: {reason}")

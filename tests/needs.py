@@ -15,6 +15,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 ALLOWED = frozenset(Path(__file__).with_name("skips_allowed.txt").read_text().splitlines())
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -79,3 +81,9 @@ def why_missing(name: str) -> str | None:
     """The reason of the skip, or None where the machine has it."""
     here, words = NEEDS[name]
     return None if here() else f"needs {words}"
+
+
+def skip_without(name: str) -> None:
+    """For helpers and fixtures, which have no markers."""
+    if reason := why_missing(name):
+        pytest.skip(reason)

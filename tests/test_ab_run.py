@@ -57,6 +57,7 @@ def outcome(result, key):
     return next(found for found in result.outcomes if found.key == key)
 
 
+@pytest.mark.more
 def test_each_kernel_has_its_own_verdict(result):
     for key, verdict, why in (
         ("honest", "UNRESOLVED", "^1 pairs: fewer than 5 bound nothing; a change of .*% could not have been seen$"),

@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from needs import skip_without
 
 from rooflab.bench.ab import bisection
 from rooflab.bench.ab.bisection import Question, bisect
@@ -18,6 +19,7 @@ COMMITS = 12
 def git(root, *arguments):
     identity = {"GIT_AUTHOR_NAME": "A", "GIT_AUTHOR_EMAIL": "a@b.c", "GIT_COMMITTER_NAME": "A"}
     identity |= {"GIT_COMMITTER_EMAIL": "a@b.c", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    skip_without("git")
     command = ["git", "-C", str(root), *arguments]
     return subprocess.run(command, env=os.environ | identity, check=True, capture_output=True, text=True).stdout.strip()
 

@@ -81,6 +81,7 @@ def test_a_check_ends_in_time_and_says_what_it_left_out(rooflab):
     assert status == 0 and asked > 30 and 0 < left_out < asked and f"{asked - left_out} checks: " in out
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("own_registry")
 def test_a_fault_far_from_the_op_s_own_cases_is_found_and_made_small(rooflab, tmp_path):
     """The command that is printed shows the fault again."""

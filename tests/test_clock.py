@@ -140,6 +140,7 @@ def test_measured_steps_are_fitted_and_found_again() -> None:
         fitted(rows[:10])
 
 
+@pytest.mark.more
 def test_capacity_is_the_rate_at_which_the_limits_begin_to_fail() -> None:
     model = KernelTimes(LLAMA, H100)
     asked = Plan(num_prompts=150, data=Data(input_len=(512, 512), output_len=(64, 64)))

@@ -88,6 +88,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return compiled(tmp_path_factory.mktemp("kernels"), KERNELS, wanted)
 
 
+@pytest.mark.more
 def test_every_config_of_an_autotuned_kernel_is_compiled(found):
     """An autotuner would time them; a depth that a `triton.Config` has by itself was not asked for."""
     first, second = found["tuned"]

@@ -200,6 +200,7 @@ def check_claims(names: Iterable[str]) -> None:
     assert not failed, "\n".join(failed.values())
 
 
+@pytest.mark.more
 @pytest.mark.timeout(900)  # a minute with both cores to itself
 def test_every_kernel_compiles_for_hopper_and_rungs_differ_as_their_ladders_claim():
     compiled = compile_for_hopper()

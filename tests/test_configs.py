@@ -107,6 +107,7 @@ def check_other_configs(kernel, choose):
         assert result.status == "OK", f"{config}: {result.describe()}"
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     "kernel", [kernel for kernel in TUNABLE if kernel.id not in OWN_CONFIGS], ids=lambda kernel: kernel.id
 )
@@ -387,6 +388,7 @@ SHORT = {"gemm_w4a16": (0, 3), "gemm_w8a16": (1, 2)}
 """Those of each op that the short suite runs."""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("op", "name", "changes"),
     [

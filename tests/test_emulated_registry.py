@@ -52,7 +52,7 @@ def wrong(found):
 
 
 @pytest.mark.timeout(900)  # half a minute with both cores to itself
-@pytest.mark.parametrize("turns", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("turns", [pytest.param(1, marks=pytest.mark.more), pytest.param(8, marks=pytest.mark.slow)])
 def test_every_kernel_is_right_and_races_nowhere_on_its_first_case(turns):
     """On the first smoke case that it takes, for the time."""
     found = list(check_emulated(asked_first(turns)))

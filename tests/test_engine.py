@@ -52,6 +52,7 @@ COVER = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("options", COVER, ids=str)
 @torch.inference_mode()
 def test_batches_chunks_pages_and_kernels_change_nothing_and_free_pages_are_not_read(tmp_path, alone, options):

@@ -118,6 +118,7 @@ def test_options_edges_and_heads():
         assert _passes(fp8.flash_attention(**inputs, config=SMALL), inputs)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "case",
     [
@@ -276,6 +277,7 @@ def test_a_head_s_longest_tile_comes_first(monkeypatch):
     assert out[0, 128:, 0].isfinite().all() and out[0, :128].isnan().all() and out[0, :, 1:].isnan().all()
 
 
+@pytest.mark.more
 def test_values_in_columns_meet_no_bank_conflict_and_those_in_rows_few():
     """128 keys of a head of 128: in rows and in e4m3, stored a byte at a time, they would take 4224 turns."""
     turns = {}
@@ -289,6 +291,7 @@ def test_values_in_columns_meet_no_bank_conflict_and_those_in_rows_few():
     assert turns[False][0] - turns[True][0] == 2 * 640
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("heads", [(128,), pytest.param((64, 256), marks=pytest.mark.slow)])
 def test_footprints_are_those_of_the_compiled_code_and_nothing_spills_in_a_loop(heads):
     requests = []

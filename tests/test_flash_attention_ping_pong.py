@@ -115,6 +115,7 @@ with emulation(), emulating_triton(SM, properties(), handle):
 """
 
 
+@pytest.mark.more
 def test_a_scale_of_0_rows_far_apart_a_peak_that_stands_and_a_wide_window():
     python_without_interpreter("-c", ON_VIEWS)
 
@@ -133,6 +134,7 @@ def test_three_consumers_where_their_rounds_of_tiles_end_sooner():
     assert ping_pong.heuristic(case.but(B=1, T=128)).consumers == 2, "one round of either"
 
 
+@pytest.mark.more
 def test_three_consumers_hold_their_registers_in_every_loop_of_products():
     case = Case(B=1, T=2048, S=2048, H=32, H_kv=8, D=64, causal=True)
     (info,) = compile_kernel("flash_attention", "ping_pong", case, BF16, config=ping_pong.Config(128, 4, 3))

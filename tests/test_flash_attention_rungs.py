@@ -134,6 +134,7 @@ LONG_RACES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "case", "scheme", "config"),
     [*RACES, *(pytest.param(*race, marks=pytest.mark.slow) for race in LONG_RACES)],

@@ -10,13 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
+from commands_in_process import run_command
 
-ray = pytest.importorskip("ray")
-
-from commands_in_process import run_command  # noqa: E402
-
-from rooflab.bench.suite import sweep as module  # noqa: E402
-from rooflab.bench.suite.sweep import FILE, Shard, Sweep, Worker, sweep  # noqa: E402
+from rooflab.bench.suite import sweep as module
+from rooflab.bench.suite.sweep import FILE, Shard, Sweep, Worker, sweep
 
 SHARDS = [Shard("environment", 120.0, dry_run=True), Shard("flush", 120.0, dry_run=True)]
 
@@ -28,6 +26,7 @@ def cluster():
     ray.shutdown()
 
 
+@pytest.mark.more
 def test_a_killed_worker_costs_no_shard(cluster, tmp_path):
     """It is killed once it has written something; another one goes on."""
     said, killed = [], []

@@ -155,6 +155,7 @@ def test_a_neighbour_s_scale_is_rejected() -> None:
         assert not SPEC.judge(SPEC.oracle(wrong), SPEC.oracle(inputs), inputs, FP8)[0].passed, name
 
 
+@pytest.mark.more
 def test_a_short_sum_is_off_at_a_large_k_and_promoted_ones_are_not():
     """The compiled kernels, with the emulator's model of Hopper's accumulator: 14 bits, cut towards zero."""
     case = "M=64,N=16,K=8192,scales=tensor,bias=false,fast_accum=true"
@@ -182,6 +183,7 @@ def test_persistent_ctas_of_every_size_are_right_and_race_free(config: tuple[int
     assert launch["shared_wavefronts"] == launch["shared_wavefronts_least"], "no bank conflicts"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "kernel",
     [RUNGS[0], *(pytest.param(kernel, marks=pytest.mark.slow) for kernel in RUNGS[1:])],

@@ -107,6 +107,7 @@ def _coop(
     }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("case", "scheme", "config"),
     [
@@ -132,6 +133,7 @@ def test_a_cta_goes_from_tile_to_tile_without_a_race(case: str, scheme: str, con
     assert asked({**request, "seeds": [], "clean_seeds": [0, 1], "only": []}) == {"clean": [], "mutants": []}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("layout", "scheme"),
     [
@@ -372,7 +374,6 @@ LOG = SimpleNamespace(read_text=lambda: "")
 
 
 def test_a_stream_is_taken_without_a_warning():
-    pytest.importorskip("cupy")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert [_cuda._stream(address).ptr for address in (0, 7000)] == [0, 7000]
@@ -393,6 +394,7 @@ MORE = [
 ]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("runs", [EMULATED, pytest.param(MORE, marks=pytest.mark.slow)], ids=["first", "more"])
 def test_compiled_code_is_right_and_races_nowhere(runs):
     asked = [Asked(get_kernel("gemm", name), case, SCHEMES[scheme], planted=False) for name, case, scheme in runs]

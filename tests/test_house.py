@@ -41,12 +41,14 @@ ROOMS = (
     "run_from_checkout.py",
 )
 """What lies in bench/; each imports only what stands above it in this list."""
-FILES = {
-    file.relative_to(ROOT).as_posix(): ast.parse(file.read_text())
-    for layer in LAYERS
-    for file in sorted((ROOT / layer).rglob("*.py"))
-}
 TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
+
+
+@cache
+def files() -> dict[str, ast.Module]:
+    """Every file of the layers by its path; parsing them takes two seconds, which collecting the tests must not."""
+    paths = (file for layer in LAYERS for file in sorted((ROOT / layer).rglob("*.py")))
+    return {file.relative_to(ROOT).as_posix(): ast.parse(file.read_text()) for file in paths}
 
 
 def imported_modules(tree: ast.Module) -> set[str]:
@@ -60,15 +62,15 @@ def imported_modules(tree: ast.Module) -> set[str]:
 
 
 def top_packages(name: str) -> set[str]:
-    return {module.split(".")[0] for module in imported_modules(FILES[name])}
+    return {module.split(".")[0] for module in imported_modules(files()[name])}
 
 
 @cache
 def imported_files(name: str) -> frozenset[str]:
     """The files of the tree that a file imports, a package standing for its `__init__.py`."""
-    paths = [module.split(".")[1:] for module in imported_modules(FILES[name]) if module.startswith("rooflab.")]
+    paths = [module.split(".")[1:] for module in imported_modules(files()[name]) if module.startswith("rooflab.")]
     found = {f"{'/'.join(path)}.py" for path in paths} | {f"{'/'.join(path)}/__init__.py" for path in paths}
-    return frozenset(found & FILES.keys() - {name})
+    return frozenset(found & files().keys() - {name})
 
 
 def circles(edges: Mapping[str, frozenset[str]]) -> set[str]:
@@ -82,11 +84,11 @@ def circles(edges: Mapping[str, frozenset[str]]) -> set[str]:
 
 
 def test_there_are_files_to_check():
-    assert {name.split("/")[0] for name in FILES} == set(LAYERS)
+    assert {name.split("/")[0] for name in files()} == set(LAYERS)
 
 
 def test_imports_run_one_way():
-    for name, tree in FILES.items():
+    for name, tree in files().items():
         own = LAYERS.index(name.split("/")[0])
         for module in imported_modules(tree):
             parts = module.split(".")
@@ -97,7 +99,7 @@ def test_imports_run_one_way():
 
 
 def test_imports_run_down_the_rooms_of_bench():
-    for name in FILES:
+    for name in files():
         layer, room, *_ = name.split("/")
         if layer != "bench":
             continue
@@ -109,7 +111,7 @@ def test_imports_run_down_the_rooms_of_bench():
 
 
 def test_no_files_import_each_other_in_a_circle():
-    assert not circles({name: imported_files(name) for name in FILES})
+    assert not circles({name: imported_files(name) for name in files()})
     assert circles({"a": frozenset("b"), "b": frozenset("ac"), "c": frozenset(), "d": frozenset("a")}) == {"a", "b"}
 
 
@@ -118,19 +120,19 @@ def test_bench_has_few_files_at_its_top():
 
 
 def test_the_roofline_needs_no_third_party_package():
-    for name in FILES:
+    for name in files():
         if name.startswith("roofline/"):
             foreign = top_packages(name) - {"rooflab"} - sys.stdlib_module_names
             assert foreign <= ({"matplotlib"} if name == "roofline/plot.py" else set()), f"{name}: {foreign}"
 
 
 def test_only_the_command_line_draws_on_the_terminal():
-    users = {name for name in FILES if top_packages(name) & {"typer", "rich"}}
+    users = {name for name in files() if top_packages(name) & {"typer", "rich"}}
     assert {user for user in users if not user.startswith("bench/cli/")} == {"bench/show.py"}
 
 
 def test_only_the_tokenizer_imports_transformers():
-    users = {name for name in FILES if "transformers" in top_packages(name)}
+    users = {name for name in files() if "transformers" in top_packages(name)}
     # The benchmark against transformers is the one other place: it is the thing compared with.
     assert users <= {"engine/tokenizer.py", "bench/measure/engine_vs_transformers.py"}
 
@@ -142,7 +144,7 @@ def test_no_init_directly_in_a_top_folder():
 
 
 def test_files_are_small():
-    for file in (*(ROOT / name for name in FILES), *TEST_FILES):
+    for file in (*(ROOT / name for name in files()), *TEST_FILES):
         lines = len(file.read_text().splitlines())
         assert lines <= 500, f"{file.relative_to(ROOT)}: {lines} lines"
 
@@ -152,7 +154,7 @@ def _is_device_code(node: ast.FunctionDef) -> bool:
 
 
 def test_functions_are_small_and_public_ones_documented():
-    for name, tree in FILES.items():
+    for name, tree in files().items():
         assert ast.get_docstring(tree), f"{name}: no module docstring"
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef):
@@ -171,7 +173,7 @@ def _comments(name: str) -> Iterator[str]:
 
 
 def test_nothing_is_caught_blindly_or_left_undone():
-    for name, tree in FILES.items():
+    for name, tree in files().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ExceptHandler):
                 assert node.type is not None, f"{name}: bare except"
@@ -185,7 +187,7 @@ def test_nothing_is_caught_blindly_or_left_undone():
 
 def test_nothing_is_imported_to_be_passed_on():
     """`import x as x` marks a re-export: a name is imported from the file that defines it."""
-    for name, tree in FILES.items():
+    for name, tree in files().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
                 passed_on = [alias.name for alias in node.names if alias.asname == alias.name]

@@ -53,6 +53,7 @@ def test_one_that_hangs_is_ended_in_time_with_its_children(tmp_path, first_of):
     assert_gone(int(pid.read_text()))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("body", "words"),
     (

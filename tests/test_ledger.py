@@ -89,6 +89,7 @@ def test_a_kernels_win_that_is_none_of_the_engine_is_said() -> None:
     assert lost.verdict().endswith("ITL 1.50 of before") and lost.row()["predicted_%"] == pytest.approx(40)
 
 
+@pytest.mark.more
 def test_a_swap_is_predicted_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rooflab.bench.latency.whatif.BUDGET_S", 0.01)
     monkeypatch.setattr("rooflab.bench.latency.ledger.ceilings_for", lambda device: CEILINGS)
@@ -176,6 +177,7 @@ def test_a_case_has_the_work_of_the_call() -> None:
         assert option in case.id
 
 
+@pytest.mark.more
 def test_a_program_becomes_a_suite_that_the_bench_takes(rooflab: Any, tmp_path: Path) -> None:
     write_config(tmp_path / "tiny")
     program, suite = tmp_path / "app.py", tmp_path / "mine.json"

@@ -60,6 +60,7 @@ def test_what_does_not_fit_is_refused_by_name(merge) -> None:
             merge(**given)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("parts", [1, 2, 4, 5, 9])
 @pytest.mark.parametrize(("scheme", "D"), [("fp32", 16), ("fp16", 80), ("fp32", 512), ("fp16", 2048)])
 def test_any_number_of_parts_and_of_rows_for_a_program(parts: int, scheme: str, D: int) -> None:

@@ -131,6 +131,7 @@ def test_arithmetic_loops_hold_the_instructions_that_are_counted(case):
     assert 2 * kernel.work == grid * block * 2 * count * per
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", WGMMA)
 def test_wgmma_is_issued_back_to_back(case):
     limit, kernel, recorded = case
@@ -177,6 +178,7 @@ def test_mma_sync_has_accumulators_that_do_not_wait_for_each_other(case):
     assert 2 * kernel.work == warps * 2 * mma_sync.RESTART * len(products) * (2 * 16 * 8 * k)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "sm", [pytest.param(80, marks=pytest.mark.slow), 89, pytest.param(120, marks=pytest.mark.slow)]
 )

@@ -41,6 +41,7 @@ BROKEN = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("what", BROKEN)
 def test_work_that_is_left_out_or_wrong_is_found_out(what):
     module, limit, text, instead = BROKEN[what]

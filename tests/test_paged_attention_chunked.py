@@ -44,6 +44,7 @@ def test_a_tile_holds_any_group_and_heads_and_pages_of_every_size(sizes, queries
     passes(chunked.paged_attention(**inputs, config=SMALL), inputs)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kernel", [chunked.paged_attention, library.paged_attention], ids=["chunked", "library"])
 @pytest.mark.parametrize("window", [None, 1, 17])
 def test_decode_rows_chunks_whole_prompts_and_none_at_all_in_one_call(kernel, window):

@@ -35,6 +35,7 @@ MORE = [
 ]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("cases", "scheme"), [(EVERY, "bf16"), pytest.param(MORE, "fp16", marks=pytest.mark.slow)])
 def test_heads_groups_pages_and_options(cases, scheme):
     """Values and races; ragged lengths end anywhere in a page, whose rest is NaN."""
@@ -83,6 +84,7 @@ with emulating_launches(Launches()):
 """
 
 
+@pytest.mark.more
 def test_empty_sequences_with_a_sink_wide_windows_and_pages_given_back():
     python_without_interpreter("-c", EDGES)
 

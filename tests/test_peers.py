@@ -81,6 +81,7 @@ print(json.dumps(verdicts))
 """
 
 
+@pytest.mark.more
 @pytest.mark.timeout(300)  # compilations
 def test_liger_itself_computes_what_its_adapters_say() -> None:
     """The package's own kernels, compiled for sm_90a and run in the emulator, with every option that they have."""

@@ -107,6 +107,7 @@ def test_the_naive_scores_cross_memory_as_often_as_its_calls_say():
     assert sum(call.hbm_read // scores + call.hbm_write // scores for call in calls) == 16
 
 
+@pytest.mark.more
 def test_levels_are_the_emulators_totals(moved):
     naive, *compiled = moved
     least = get_op(OP).cost(**get_op(OP).make_inputs(case(SMALL), BF16, torch.device("meta"), 0)).bytes
@@ -159,6 +160,7 @@ def test_every_tile_is_planned_once_and_no_place_has_two_at_once(name, shape):
         assert sum(tile.work for tile in found.tiles) == pytest.approx(found.mean * 7 * found.ctas_per_sm)
 
 
+@pytest.mark.more
 def test_planned_work_is_the_emulators_and_balanced_where_made_for_a_causal_mask():
     """Each block of scores is two products."""
     for text, names in (

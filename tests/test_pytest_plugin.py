@@ -117,7 +117,6 @@ def test_results_can_be_saved_and_compared(project, pytester):
 
 
 def test_under_xdist_and_where_disabled_kernels_are_checked_and_not_timed_and_the_header_says_why(project, pytester):
-    pytest.importorskip("xdist")
     asked = ["--benchmark-json=out.json"]
     quick = QUICK[2:]  # with xdist, whose worker is a process of its own
     result = pytester.runpytest_inprocess("--benchmark", "-k", "right or wrong", *asked, "-n", "1", *quick)

@@ -23,7 +23,6 @@ import rooflab.engine.serve
 from rooflab.bench.cli.app import app
 from rooflab.engine.serve.limits import OPEN_PATHS
 
-pytest.importorskip("ray.serve")
 PROMPTS = [[3 + number, 5, 7] for number in range(8)]
 TOKENS = 160
 SILENT_S = 2.0
@@ -72,6 +71,7 @@ def replicas(served: Served) -> dict[int, psutil.Process]:
     return {one.pid: one for one in below if "ServeReplica" in one.name() and one.children()}
 
 
+@pytest.mark.more
 def test_a_killed_replica_costs_its_own_streams_alone_and_comes_back(two: Served) -> None:
     right = [two.ask("/v1/completions", body(prompt))[1]["choices"][0]["text"] for prompt in PROMPTS]
     before, ended = replicas(two), threading.Event()
@@ -113,12 +113,14 @@ def test_a_killed_replica_costs_its_own_streams_alone_and_comes_back(two: Served
     assert not any(process.is_running() for process in killed), "its engine has ended too"
 
 
+@pytest.mark.more
 def test_errors_pass_through_and_there_is_no_view_of_one_replica(two: Served) -> None:
     status, reply = two.ask("/v1/completions", body(PROMPTS[0], temperature=-1))
     assert (status, reply["error"]["param"]) == (400, "temperature")
     assert [two.ask(path)[0] for path in ("/v1/models", "/metrics", "/steps", "/")] == [200, 404, 404, 404]
 
 
+@pytest.mark.more
 def test_a_signal_lets_a_stream_end(two: Served) -> None:
     """The last test of the fixture: the server ends with it."""
     got: list[tuple[str, str | None]] = []

@@ -69,6 +69,7 @@ def _telling(inputs):
     return {name: value[list(rows.values())] for name, value in inputs.items()}
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("logits", "row", "wanted"), SUPPORTS)
 def test_traps_20_and_21_the_support_is_the_one_worked_out_by_hand(logits, row, wanted):
     inputs = rows_of(logits, row, 24)

@@ -99,6 +99,7 @@ MIXES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("row", "edits"), MIXES.values(), ids=MIXES)
 def test_traps_22_and_25_many_draws_follow_the_law(row, edits):
     """200,000 of naive; the CPU's kernel draws the same tokens in the first 300."""
@@ -128,6 +129,7 @@ def test_many_draws_of_bisect_follow_the_law(row, count, effect):
     assert found.passed and found.smallest_effect < effect, found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("row", "count"), [(NO_CUT, 40), (CUT, 12)])
 def test_bisect_draws_what_naive_draws(row, count):
     assert torch.equal(_draws(bisect.sample, row, count), _draws(naive.sample, row, count))

@@ -232,6 +232,7 @@ async def _soak(server: Served, expected: list[list[int]], seconds: float) -> tu
         return sum(await asyncio.gather(*(_client(session, n, expected, wrong, until) for n in range(64)))), wrong
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("seconds", [20, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(400)])])
 def test_64_clients_that_leave_and_read_slowly_get_the_right_tokens(server, expected, seconds):
     processes = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
@@ -248,6 +249,7 @@ def test_64_clients_that_leave_and_read_slowly_get_the_right_tokens(server, expe
     assert sum(process.memory_info().rss for process in processes) < before + (64 << 20)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_no_request_that_the_document_allows_or_forbids_breaks_it(server, mode):
     """Answers have the documented statuses and forms, whatever is asked."""

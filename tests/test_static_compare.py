@@ -139,6 +139,7 @@ def changes(sides, cache) -> dict[str, Change]:
     return {change.kernel: change for change in found}
 
 
+@pytest.mark.more
 def test_every_kernel_of_either_tree_has_a_verdict(changes):
     assert {name: change.verdict for name, change in changes.items()} == {
         "product": "LOST TENSOR CORES",

@@ -22,6 +22,7 @@ CASES = {
 RUNGS = {"gemm": ["tma"], "rmsnorm": [], "paged_attention": ["split_kv"]}
 
 
+@pytest.mark.more
 def test_launches_on_guarded_tensors_compile_nothing_anew(tmp_path: Path) -> None:
     folders = {"TRITON_CACHE_DIR": str(tmp_path / "triton"), "ROOFLAB_CACHE": str(tmp_path / "own")}
     variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -65,6 +65,7 @@ def test_a_command_runs_by_path_from_anywhere(bare, tmp_path):
     assert all((links / name).resolve() == bare[0] / name for name in FOLDERS)
 
 
+@pytest.mark.more
 def test_the_suite_dry_runs_in_processes_of_its_own(bare, tmp_path):
     done = run(bare, "suite", "--dry-run", "--only", "environment", "--out", str(tmp_path / "out"), "--json")
     assert done.returncode == 0, done.stderr
@@ -72,6 +73,7 @@ def test_the_suite_dry_runs_in_processes_of_its_own(bare, tmp_path):
     assert found["counts"] == {"DONE": 1} and found["commit"] is None and found["tree"]
 
 
+@pytest.mark.more
 def test_a_report_is_written_and_names_the_tree(bare, tmp_path):
     made = record("library", CASES[0], 1.0, environment={"machine_key": "m"}, ceilings=None, bound_fraction=None)
     write(tmp_path / "runs" / "made.jsonl", made)
@@ -81,6 +83,7 @@ def test_a_report_is_written_and_names_the_tree(bare, tmp_path):
     assert "rooflab from a checkout, tree " in page.read_text()
 
 
+@pytest.mark.more
 def test_carried_wheels_are_on_the_path_of_every_process(bare):
     checkout, _ = bare
     house = checkout / "wheelhouse"

@@ -14,6 +14,7 @@ SOME = ("bar:rope_and_cache.bandwidth", "check:rmsnorm", "self-test")
 """With what they need: the card, first checks, ceilings, a bar, checks, and what a CPU has no form of."""
 
 
+@pytest.mark.more
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("only", [pytest.param((), marks=pytest.mark.slow, id="whole"), pytest.param(SOME, id="some")])
 def test_the_plan_runs_on_a_cpu(tmp_path, only):

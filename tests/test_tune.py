@@ -215,7 +215,7 @@ def mine(tmp_path, own_registry):  # noqa: F811
 def test_a_kernel_is_tuned_for_real(mine, tmp_path):
     """One row at a time is tens of times slower than many at once, so that the search must leave its own choice."""
     report = tune_op(
-        "rmsnorm", [mine], cases=["T=256,H=64,eps=1e-06"], budget_s=3.0, device="cpu", out=tmp_path / "out"
+        "rmsnorm", [mine], cases=["T=256,H=64,eps=1e-06"], budget_s=30.0, device="cpu", out=tmp_path / "out"
     )
     (result,) = report.results
     assert result.kernel == "test_chunked" and result.bucket == "prefill:512"
