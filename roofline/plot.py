@@ -10,8 +10,8 @@ was not timed is a grey cross on the roof: a bound, not a reading. A time that o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from math import atan2, cos, degrees, hypot, sin
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -92,17 +92,15 @@ def roofline_figure(points: Sequence[Point], ceilings: Sequence[Ceilings], title
     return figure
 
 
-def save_roofline(
-    points: Sequence[Point], ceilings: Sequence[Ceilings], stem: Path, title: str | None = None
-) -> tuple[Path, Path]:
-    """Writes `stem`.svg and `stem`.png and returns their paths.  Raises `ValueError` as `roofline_figure` does."""
+def roofline_files(points: Sequence[Point], ceilings: Sequence[Ceilings], title: str | None = None) -> dict[str, bytes]:
+    """The contents of an SVG and of a PNG file, by suffix.  Raises `ValueError` as `roofline_figure` does."""
     figure = roofline_figure(points, ceilings, title)
-    svg, png = Path(f"{stem}.svg"), Path(f"{stem}.png")
+    svg, png = BytesIO(), BytesIO()
     # A fixed salt and no date: the same points give the same file, so a committed figure changes only with its points.
     with matplotlib.rc_context({"svg.hashsalt": "rooflab"}):
-        figure.savefig(svg, metadata={"Date": None})
-    figure.savefig(png)
-    return svg, png
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.savefig(png, format="png")
+    return {"svg": svg.getvalue(), "png": png.getvalue()}
 
 
 def _draw_plane(

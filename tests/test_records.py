@@ -1,13 +1,23 @@
 import dataclasses
 import json
 import math
+import os
+import random
+import resource
 import threading
 
 import pytest
 
+from rooflab.bench.ab.output import write_junit, write_markdown
+from rooflab.bench.ab.verdict import Outcome
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record, pack_samples, unpack_samples
+from rooflab.bench.report.figures import draw
+from rooflab.bench.report.page import write_report
+from rooflab.bench.suite.state import pack
+from rooflab.roofline.model import Ceilings
+from rooflab.roofline.points import Point
 
 
 def make(**changes):
@@ -113,6 +123,47 @@ def test_a_run_writer_keeps_to_its_run_and_a_folder_is_read_in_order(tmp_path):
     with pytest.raises(ValueError, match="^run_id: "):
         writer.write(make(run_id="another"))
     assert RunWriter(tmp_path).run_id != writer.run_id
+
+
+@pytest.fixture
+def full_disk():
+    """A disk that takes 4,096 bytes of each file."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+TOY = Ceilings("toy", "measured", 80.0, {"bf16": 800.0}, 40.0)
+POINT = Point("naive", "gemm", "M=8", "naive", "bf16", 1000.0, 1000.0, "counted", 2.0, 20.0)
+OUTCOME = Outcome("gemm/naive", "SAME", "as fast")
+OUTPUTS = {
+    "records": ("done.jsonl", lambda path: record_files.write(path, measured(reason="x" * 9000))),
+    "roofline": ("roofline-toy.svg", lambda path: draw([POINT], [TOY], path.parent)),
+    "report": ("report.html", lambda path: write_report([path.parent / "done.jsonl"], path, plots=False)),
+    "junit": ("ab.xml", lambda path: write_junit(path, [OUTCOME] * 99, strict=True)),
+    "markdown": ("ab.md", lambda path: write_markdown(path, "t", [OUTCOME] * 99, [])),
+    "archive": ("run.tar.gz", lambda path: pack(path.parent, path)),
+}
+
+
+@pytest.mark.parametrize("name, write", OUTPUTS.values(), ids=OUTPUTS)
+def test_a_full_disk_cuts_no_output_and_its_error_names_the_file(name, write, tmp_path, full_disk):
+    record_files.write(tmp_path / "done.jsonl", measured())
+    (tmp_path / "noise").write_bytes(random.Random(0).randbytes(4096))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(OSError) as full:
+        write(tmp_path / name)
+    assert full.value.filename == str(tmp_path / name)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_an_output_takes_the_place_of_no_folder_and_no_device(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ValueError, match="expected a file, got a folder or a device"):
+            record_files.write_whole(path, "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"] and (tmp_path / "pipe").is_fifo()
 
 
 def test_writers_at_the_same_time_do_not_mix_their_lines(tmp_path):

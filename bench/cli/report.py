@@ -214,7 +214,7 @@ def schedule(
 
     from rooflab.bench.predict.cases import choose_cases, choose_scheme
     from rooflab.bench.records.environment import snapshot
-    from rooflab.bench.records.files import result_folder
+    from rooflab.bench.records.files import result_folder, write_whole
     from rooflab.bench.report.pictures import schedule as schedules
     from rooflab.bench.report.pictures.figures import draw_schedules
     from rooflab.kernels._device import HOPPER_SMS
@@ -239,7 +239,7 @@ def schedule(
     made = {"op": op, "case": wanted.id, "scheme": dtypes.name, "environment": environment.to_dict()}
     tiles = [[asdict(tile) for tile in item.tiles] if item.basis == "timestamps" else [] for item in found]
     kept = [{**row, "tiles": own} for row, own in zip(rows, tiles, strict=True)]
-    path.write_text(json_text.dumps({**made, "schedules": kept}, indent=1) + "\n")
+    write_whole(path, json_text.dumps({**made, "schedules": kept}, indent=1) + "\n")
     _show(picture, path, rows, json)
 
 

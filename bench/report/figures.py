@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from rooflab.bench.calls.selection import largest_case
+from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Record
 from rooflab.kernels.registry import get_op, kernels, ops
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import Ceilings, Cost, Traffic, bound
-from rooflab.roofline.plot import save_roofline
+from rooflab.roofline.plot import roofline_files
 from rooflab.roofline.points import Point
 from rooflab.roofline.published import Table, times_of
 
@@ -163,10 +164,10 @@ def _label(table: Table) -> str:
 
 def draw(points: Sequence[Point], ceilings: Sequence[Ceilings], folder: Path, note: str = "") -> list[Path]:
     """Draws the figure of one device as SVG and PNG in `folder`; returns their paths.  `note` is more of its name."""
-    folder.mkdir(parents=True, exist_ok=True)
     device = f"{ceilings[0].device} {note}".strip()
     name = re.sub("[^a-z0-9]+", "-", device.lower()).strip("-")
-    return list(save_roofline(points, ceilings, folder / f"roofline-{name}", f"{device} roofline"))
+    files = roofline_files(points, ceilings, f"{device} roofline")
+    return [write_whole(folder / f"roofline-{name}.{suffix}", content) for suffix, content in files.items()]
 
 
 def largest_cases(records: Sequence[Record]) -> list[Record]:

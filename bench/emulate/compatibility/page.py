@@ -21,6 +21,7 @@ from typing import Any
 from rooflab.bench.emulate.compatibility.faults import FAULTS
 from rooflab.bench.emulate.compatibility.worker import projects
 from rooflab.bench.processes.child import Child, ChildFailed, Died, command_for, environment_without
+from rooflab.bench.records.files import write_whole
 
 LIMIT_S = 240.0
 """Longest run of an entry."""
@@ -171,7 +172,7 @@ def main() -> None:
             record = run(name, entry.name)
             _write(kept, [*before, record])
             print(f"{'right' if is_right(record) else _why(record)}: {name}, {entry.name}", flush=True)
-    arguments.out.write_text(page_of(read(kept), json.loads(planted.read_text()) if planted.is_file() else []))
+    write_whole(arguments.out, page_of(read(kept), json.loads(planted.read_text()) if planted.is_file() else []))
 
 
 def faults_beside(page: Path) -> Path:
@@ -180,7 +181,7 @@ def faults_beside(page: Path) -> Path:
 
 
 def _write(path: Path, records: list[Record]) -> None:
-    path.write_text("[\n" + ",\n".join(map(json.dumps, records)) + "\n]\n")
+    write_whole(path, "[\n" + ",\n".join(map(json.dumps, records)) + "\n]\n")
 
 
 if __name__ == "__main__":
