@@ -21,7 +21,7 @@ from rooflab.bench.check.data import Data
 from rooflab.bench.check.gate import copied
 from rooflab.bench.check.isolated import first_here
 from rooflab.bench.measure.unseen import Unseen, wrong_outputs
-from rooflab.bench.plugin.plugin import SKIPPED
+from rooflab.bench.plugin.plugin import SKIPPED, asked
 from rooflab.bench.records.record import NOT_RUN
 from rooflab.kernels.registry import Kernel, get_kernel, get_op, interpreting, kernels, ops
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, as_tuple, get_scheme
@@ -55,8 +55,8 @@ def timeable() -> Iterator[Any]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Lists the kernels only with `--benchmark`: a plain test run must not import every kernel just to skip it."""
-    if metafunc.config.getoption("rooflab_benchmark"):
+    """Lists the kernels only when they are to run: a plain test run must not import every kernel just to skip it."""
+    if asked(metafunc.config):
         parameters = list(timeable())
     else:
         parameters = [pytest.param(None, None, None, id="all", marks=pytest.mark.skip(reason=SKIPPED))]

@@ -75,6 +75,22 @@ def test_without_the_option_only_our_benchmarks_are_skipped(project):
     result = project("-rs")
     result.assert_outcomes(passed=2, skipped=3)
     result.stdout.fnmatch_lines(["SKIPPED*a kernel benchmark: runs with --benchmark"])
+    result.stdout.no_fnmatch_line("rooflab:*")
+
+
+@pytest.mark.parametrize("option", ["--benchmark-json=out.json", "--benchmark-autosave", "--benchmark-histogram"])
+def test_who_wants_results_is_told_that_kernel_benchmarks_were_not_run(project, option):
+    result = project(option, "-k", "not theirs", "-q")
+    result.assert_outcomes(passed=1, skipped=3, deselected=1)
+    result.stdout.fnmatch_lines(["rooflab: 3 kernel benchmarks were not run: add --benchmark"])
+
+
+def test_benchmark_only_runs_kernel_benchmarks(project, pytester):
+    result = project("--benchmark-only", "--benchmark-json=out.json", "-k", "plain or right")
+    result.assert_outcomes(passed=1, skipped=1, deselected=3)
+    result.stdout.no_fnmatch_line("rooflab:*")
+    (right,) = json.loads((pytester.path / "out.json").read_text())["benchmarks"]
+    assert right["options"]["timer"] == "rooflab_samples" and right["extra_info"]["status"] == "OK"
 
 
 def test_with_the_option_only_benchmarks_run_and_wrong_kernels_fail(project, pytester):

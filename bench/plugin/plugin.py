@@ -1,7 +1,8 @@
 """The pytest plugin: `--benchmark` and the fixtures `kernel_benchmark` and `emulated`.
 
 pytest loads this plugin in every run of every project in the environment, so the plugin imports only pytest until a
-benchmark runs.  Without `--benchmark` the plugin changes one thing only: it skips the tests that use its fixture.
+benchmark runs.  Without `--benchmark`, or pytest-benchmark's `--benchmark-only`, the plugin changes one thing only: it
+skips the tests that use its fixture.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 FIXTURE = "kernel_benchmark"
 EMULATED = "emulated"
 SKIPPED = "a kernel benchmark: runs with --benchmark"
+_OUTPUTS = ("json", "save", "autosave", "compare", "histogram")
+"""pytest-benchmark's options for results: who gives one expects times."""
 MACHINE_KEY = "rooflab"
 """Key in the `machine_info` of pytest-benchmark's JSON under which this plugin adds its values."""
 NOT_TIMED = "benchmarks are checked and not timed"
@@ -44,9 +47,14 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--benchmark: needs the plugin pytest-benchmark, which is not loaded")
 
 
+def asked(config: pytest.Config) -> bool:
+    """Whether the benchmarks of this plugin run."""
+    return bool(config.getoption("rooflab_benchmark") or config.getoption("benchmark_only", False))
+
+
 def pytest_report_header(config: pytest.Config) -> str | None:
     """A header line that gives the reason if `--benchmark` cannot time benchmarks in this run; else None."""
-    if not config.getoption("rooflab_benchmark"):
+    if not asked(config):
         return None
     if config.getoption("dist", "no") != "no":
         return f"rooflab: {NOT_TIMED}: xdist runs tests side by side, and each would be in the other's time"
@@ -58,8 +66,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 @pytest.hookimpl(trylast=True)  # pytest reports what -k and -m deselect; this hook runs after them
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `--benchmark`, deselects all tests except benchmarks; without it, skips the benchmarks of this plugin."""
-    if not config.getoption("rooflab_benchmark"):
-        for item in items:
+    if not config.getoption("rooflab_benchmark"):  # --benchmark-only itself skips the others
+        for item in () if asked(config) else items:
             if FIXTURE in _fixtures(item):
                 item.add_marker(pytest.mark.skip(reason=SKIPPED))
         return
@@ -76,7 +84,7 @@ def _fixtures(item: pytest.Item) -> Sequence[str]:
 @pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
     """Puts the GPU with its driver and clocks, torch and Triton into pytest-benchmark's description of the machine."""
-    if config.getoption("rooflab_benchmark"):
+    if asked(config):
         from rooflab.bench.records.environment import snapshot
 
         found = snapshot().to_dict()
@@ -115,14 +123,19 @@ _NOISY = pytest.StashKey[list[str]]()
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Gives the item's `benchmark` fixture our timer through its marker; keeps the marker's other options."""
-    if FIXTURE in _fixtures(item) and item.config.getoption("rooflab_benchmark"):
+    if FIXTURE in _fixtures(item) and asked(item.config):
         item.stash[_REPLAY] = Replay()
         item.add_marker(pytest.mark.benchmark(**_options(item), timer=item.stash[_REPLAY]), append=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Names the readings that are noise, since pytest-benchmark's table has no place for it."""
-    for line in config.stash.get(_NOISY, []):
+    """Names the readings that are noise, since pytest-benchmark's table has no place for it; and who expects times of
+    benchmarks that were skipped is told."""
+    skipped = sum(SKIPPED in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
+    lines = config.stash.get(_NOISY, [])
+    if skipped and any(config.getoption(f"benchmark_{name}", None) for name in _OUTPUTS):
+        lines = [f"{skipped} kernel benchmark{'s were' if skipped > 1 else ' was'} not run: add --benchmark"]
+    for line in lines:
         terminalreporter.write_line(f"rooflab: {line}", yellow=True)
 
 
