@@ -4,7 +4,7 @@ The first panel is the log-log roofline of Williams, Waterman and Patterson (CAC
 that of its *traffic*, so that fusion moves a kernel to the right as well as up. The panel shows numbers, and a list
 beside it names the kernels, because nobody could read thirty names in the panel. A kernel without FLOPs (`embedding`,
 `kv_cache_write`) has no intensity; a second panel shows its traffic per second over the bandwidth roof. A kernel that
-was not timed is a grey cross on the roof: a bound, not a reading. A time that others published is a star.
+was not timed is a grey cross on its roof, with the most that the roof allows. A time that others published is a star.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from rooflab.roofline.points import (
 _COLOURS = "#0072b2 #d55e00 #009e73 #b8468c #8c564b #3a95c9 #a67c00 #6a3d9a #c62828 #17806d #5a5a5a #7a8b00".split()
 _MARKERS: Mapping[Role, str] = {"naive": "v", "library": "s", "optimized": "o", "peer": "D"}
 _DASHES: Mapping[CeilingKind, Any] = {"datasheet": (0, (6, 3)), "measured": "solid", "at_clock": (0, (2, 2))}
+_KINDS: Mapping[CeilingKind, str] = {"datasheet": "data sheet", "measured": "measured", "at_clock": "at the clock held"}
 _GREY, _INK = "#8a8a8a", "#444444"
 _WIDTH_IN, _DPI, _ROW_IN, _BAR_IN = 14.0, 150, 0.165, 0.2
 _HALO = [withStroke(linewidth=2.0, foreground="white")]
@@ -85,9 +86,9 @@ def roofline_figure(points: Sequence[Point], ceilings: Sequence[Ceilings], title
     if moving:
         bars = figure.add_axes((_LEFT, foot / height, _SPAN, bars_in / height))
         _draw_movement(bars, moving, ceilings, roof, colours)
-    _draw_list(figure, rows, colours)
+    _draw_list(figure, rows, roof, colours)
     if len(rows) < len(points):
-        note = f"{len(rows)} of {len(points)} points, the fastest kernels first; the table has all"
+        note = f"{len(rows)} of {len(points)} points are drawn, of each op the fastest kernel first"
         figure.text(_COLUMNS[1], 0.2 / height, note, size=6.5, color=_INK)
     return figure
 
@@ -115,7 +116,7 @@ def _draw_plane(
     axes.set_yscale("log")
     axes.set_xlim(min(*intensities, ridge / 5) / 2.5, max(*intensities, ridge) * 4)
     axes.set_ylim(min(heights) / 2.5, max(*peaks, *heights) * 4)
-    axes.set_xlabel("intensity of the kernel's traffic, FLOP / byte")
+    axes.set_xlabel("FLOP per byte that the kernel moves")
     axes.set_ylabel("FLOP/s")
     axes.yaxis.set_major_formatter(lambda value, _: si(value))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
@@ -156,7 +157,7 @@ def _draw_roofs(axes: Axes, ceilings: Sequence[Ceilings], dtypes: Sequence[str |
         for height in flat:
             axes.plot([height / rate, right], [height] * 2, **line)
             of = "/".join(dtype or "fp32 vector" for dtype in dtypes if roof_flops_per_s(ceiling, dtype) == height)
-            names.append((height, f"{of} {si(height)}FLOP/s, {ceiling.kind}"))
+            names.append((height, f"{of} {si(height)}FLOP/s, {_KINDS[ceiling.kind]}"))
     steepest = ordered[0].hbm_bytes_per_s
     texts, lowest = [], 0.0
     for height, name in sorted(names):
@@ -168,7 +169,7 @@ def _draw_roofs(axes: Axes, ceilings: Sequence[Ceilings], dtypes: Sequence[str |
     (x0, y0), (x1, y1) = axes.transData.transform([(foot, foot * steepest), (10 * foot, 10 * foot * steepest)])
     angle = atan2(y1 - y0, x1 - x0)
     along = (20 * cos(angle) - 3 * sin(angle), 20 * sin(angle) + 3 * cos(angle))
-    name = ", ".join(f"{si(ceiling.hbm_bytes_per_s)}B/s {ceiling.kind}" for ceiling in ordered)
+    name = ", ".join(f"{si(ceiling.hbm_bytes_per_s)}B/s {_KINDS[ceiling.kind]}" for ceiling in ordered)
     slanted: dict[str, Any] = {"rotation": degrees(angle), "rotation_mode": "anchor", "va": "bottom", **text}
     axes.annotate(name, (foot, foot * steepest), along, **slanted)
     x, y = x0 * 72 / _DPI + along[0] - 4 * sin(angle), y0 * 72 / _DPI + along[1] + 4 * cos(angle)
@@ -232,15 +233,17 @@ def _legend_handles(points: Numbered, ceilings: Sequence[Ceilings]) -> list[Line
     if any(point.published for point in timed):
         handles.append(Line2D([], [], marker="*", label="published by others", markerfacecolor="white", **dot))
     for basis, fill, face in (("counted", "filled", _INK), ("modelled", "hollow", "white")):
-        if any(point.traffic_basis == basis for point in timed):
-            handles.append(Line2D([], [], marker="o", label=f"{fill}: traffic {basis}", markerfacecolor=face, **dot))
+        if any(point.traffic_basis == basis and not point.published for point in timed):
+            handles.append(
+                Line2D([], [], marker="o", label=f"{fill}: bytes moved, {basis}", markerfacecolor=face, **dot)
+            )
     if len(timed) < len(shown):
         grey: dict[str, Any] = {"linestyle": "none", "color": _GREY, "markeredgewidth": 1.6}
-        handles.append(Line2D([], [], marker="x", label="bound (not timed)", **grey))
+        handles.append(Line2D([], [], marker="x", label="not timed: the most that its roof allows", **grey))
     if arrows(shown):
         handles.append(Line2D([], [], color=_INK, linewidth=1.1, label="arrow: naive to optimized"))
     for kind in dict.fromkeys(ceiling.kind for ceiling in ceilings):
-        handles.append(Line2D([], [], color="black", linestyle=_DASHES[kind], label=f"ceiling, {kind}"))
+        handles.append(Line2D([], [], color="black", linestyle=_DASHES[kind], label=f"ceiling, {_KINDS[kind]}"))
     return handles
 
 
@@ -268,10 +271,10 @@ def _draw_movement(
         tick.set_color(colours[point.op])
     axes.grid(axis="x", color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
-    axes.set_xlabel(f"no FLOPs: traffic per second over {si(roof.hbm_bytes_per_s)}B/s ({roof.kind})")
+    axes.set_xlabel(f"no FLOPs: bytes moved per second, over {si(roof.hbm_bytes_per_s)}B/s ({_KINDS[roof.kind]})")
 
 
-def _draw_list(figure: Figure, rows: Numbered, colours: Mapping[str, str]) -> None:
+def _draw_list(figure: Figure, rows: Numbered, roof: Ceilings, colours: Mapping[str, str]) -> None:
     """Number, kernel, intensity, rate and fraction of the bound, under a heading for each op and case."""
     height = figure.get_figheight()
     y = height - 0.5
@@ -298,9 +301,10 @@ def _draw_list(figure: Figure, rows: Numbered, colours: Mapping[str, str]) -> No
         what = "published" if point.published else point.role
         name = point.label if point.label == what else f"{point.label} ({what})"
         intensity = "none" if not point.flops else three_digits(point.intensity)
-        if point.seconds is None:
-            write((str(number), name, intensity, "not timed", "bound"), color=_GREY)
-            continue
         work, unit = (point.flops, "FLOP/s") if point.flops else (point.traffic_bytes, "B/s")
+        if point.seconds is None:
+            most = plotted_flops_per_s(point, roof) if point.flops else roof.hbm_bytes_per_s
+            write((str(number), name, intensity, f"≤ {si(most)}{unit}", "not timed"), color=_GREY)
+            continue
         reached, fraction = f"{si(work / point.seconds)}{unit}", f"{point.bound_s / point.seconds:.0%}"
         write((str(number), name, intensity, reached, fraction), color="black")

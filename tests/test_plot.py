@@ -68,8 +68,11 @@ def test_what_was_not_timed_is_a_grey_cross_on_the_roof_and_called_a_bound() -> 
     figure = roofline_figure([NAIVE, UNTIMED], [SHEET])
     (axes,) = figure.axes
     assert markers(axes)[3.0, 50.0][0] == "x"  # under the vector roof
-    assert "bound (not timed)" in legend_of(axes)
-    assert "not timed" in words(figure)
+    assert "not timed: the most that its roof allows" in legend_of(axes)
+    assert {"not timed", "≤ 50 FLOP/s"} <= words(figure)
+    star = replace(LIBRARY, published=True, traffic_basis="modelled")
+    shown = legend_of(roofline_figure([star, UNTIMED], [SHEET]).axes[0])
+    assert "hollow: bytes moved, modelled" not in shown and "published by others" in shown, "only what is drawn"
     assert not any("predict" in word.lower() for word in words(figure) | set(legend_of(axes)))
     assert plotted_flops_per_s(replace(UNTIMED, traffic_bytes=3000.0), SHEET) == 10.0  # under the diagonal
     (axes,) = roofline_figure([UNTIMED], [SHEET, MEASURED]).axes
@@ -84,8 +87,8 @@ def test_an_arrow_leads_from_naive_to_the_fastest_optimized_kernel() -> None:
     untimed = [replace(point, seconds=None) for point in (NAIVE, slow, FUSED)]
     assert arrows([untimed[0], replace(untimed[1], traffic_bytes=500.0), untimed[2]]) == [(untimed[0], untimed[2])]
     (axes,) = roofline_figure([NAIVE, FUSED], [SHEET]).axes
-    assert legend_of(axes) == ["naive", "optimized", "filled: traffic counted", "arrow: naive to optimized",
-                               "ceiling, datasheet"], "only what is shown"  # fmt: skip
+    assert legend_of(axes) == ["naive", "optimized", "filled: bytes moved, counted", "arrow: naive to optimized",
+                               "ceiling, data sheet"], "only what is shown"  # fmt: skip
     assert [(note.xyann, note.xy) for note in axes.texts if not note.get_text()] == [((1.0, 50.0), (10.0, 250.0))]
 
 
@@ -104,7 +107,7 @@ def test_a_figure_has_the_fifteen_points_that_matter() -> None:
     still = [replace(MOVING, op=f"moving{place}") for place in range(5)]
     assert sum(not point.flops for point in that_matter([*many, *still])) == 3 and that_matter(still) == still
     figure = roofline_figure(many, [SHEET])
-    assert "15 of 60 points, the fastest kernels first; the table has all" in words(figure)
+    assert "15 of 60 points are drawn, of each op the fastest kernel first" in words(figure)
     assert len(markers(figure.axes[0])) == 15
 
 
@@ -112,7 +115,7 @@ def test_pure_data_movement_has_a_panel_of_its_own() -> None:
     plane, bars = roofline_figure([NAIVE, MOVING, replace(MOVING, label="other", seconds=None)], [SHEET]).axes
     assert set(markers(plane)) == {(1.0, 50.0)}
     assert set(markers(bars)) == {(0.4, 0.0), (1.0, 1.0)}
-    assert "100 B/s (datasheet)" in bars.get_xlabel()
+    assert "100 B/s (data sheet)" in bars.get_xlabel()
     (alone,) = roofline_figure([MOVING], [SHEET]).axes
     assert set(markers(alone)) == {(0.4, 0.0)}
 
@@ -120,8 +123,8 @@ def test_pure_data_movement_has_a_panel_of_its_own() -> None:
 def test_every_roof_is_drawn_and_named() -> None:
     (axes,) = roofline_figure([NAIVE, UNTIMED], [SHEET, MEASURED]).axes
     names = {text.get_text() for text in axes.texts}
-    assert {"bf16 1 kFLOP/s, datasheet", "bf16 800 FLOP/s, measured", "fp32 vector 50 FLOP/s, datasheet",
-            "100 B/s datasheet, 80 B/s measured"} <= names  # fmt: skip
+    assert {"bf16 1 kFLOP/s, data sheet", "bf16 800 FLOP/s, measured", "fp32 vector 50 FLOP/s, data sheet",
+            "100 B/s data sheet, 80 B/s measured"} <= names  # fmt: skip
     dashed = {line.get_linestyle() for line in axes.get_lines() if line.get_color() == "black"}
     assert dashed == {"--", "-"}
 
