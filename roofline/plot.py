@@ -23,6 +23,7 @@ from matplotlib.patheffects import withStroke
 
 from rooflab.roofline.model import CeilingKind, Ceilings
 from rooflab.roofline.points import (
+    KINDS,
     NEAR_RADIUS,
     Box,
     Point,
@@ -40,7 +41,6 @@ from rooflab.roofline.points import (
 _COLOURS = "#0072b2 #d55e00 #009e73 #b8468c #8c564b #3a95c9 #a67c00 #6a3d9a #c62828 #17806d #5a5a5a #7a8b00".split()
 _MARKERS: Mapping[Role, str] = {"naive": "v", "library": "s", "optimized": "o", "peer": "D"}
 _DASHES: Mapping[CeilingKind, Any] = {"datasheet": (0, (6, 3)), "measured": "solid", "at_clock": (0, (2, 2))}
-_KINDS: Mapping[CeilingKind, str] = {"datasheet": "data sheet", "measured": "measured", "at_clock": "at the clock held"}
 _GREY, _INK = "#8a8a8a", "#444444"
 _WIDTH_IN, _DPI, _ROW_IN, _BAR_IN = 14.0, 150, 0.165, 0.2
 _HALO = [withStroke(linewidth=2.0, foreground="white")]
@@ -157,7 +157,7 @@ def _draw_roofs(axes: Axes, ceilings: Sequence[Ceilings], dtypes: Sequence[str |
         for height in flat:
             axes.plot([height / rate, right], [height] * 2, **line)
             of = "/".join(dtype or "fp32 vector" for dtype in dtypes if roof_flops_per_s(ceiling, dtype) == height)
-            names.append((height, f"{of} {si(height)}FLOP/s, {_KINDS[ceiling.kind]}"))
+            names.append((height, f"{of} {si(height)}FLOP/s, {KINDS[ceiling.kind]}"))
     steepest = ordered[0].hbm_bytes_per_s
     texts, lowest = [], 0.0
     for height, name in sorted(names):
@@ -169,7 +169,7 @@ def _draw_roofs(axes: Axes, ceilings: Sequence[Ceilings], dtypes: Sequence[str |
     (x0, y0), (x1, y1) = axes.transData.transform([(foot, foot * steepest), (10 * foot, 10 * foot * steepest)])
     angle = atan2(y1 - y0, x1 - x0)
     along = (20 * cos(angle) - 3 * sin(angle), 20 * sin(angle) + 3 * cos(angle))
-    name = ", ".join(f"{si(ceiling.hbm_bytes_per_s)}B/s {_KINDS[ceiling.kind]}" for ceiling in ordered)
+    name = ", ".join(f"{si(ceiling.hbm_bytes_per_s)}B/s {KINDS[ceiling.kind]}" for ceiling in ordered)
     slanted: dict[str, Any] = {"rotation": degrees(angle), "rotation_mode": "anchor", "va": "bottom", **text}
     axes.annotate(name, (foot, foot * steepest), along, **slanted)
     x, y = x0 * 72 / _DPI + along[0] - 4 * sin(angle), y0 * 72 / _DPI + along[1] + 4 * cos(angle)
@@ -234,16 +234,14 @@ def _legend_handles(points: Numbered, ceilings: Sequence[Ceilings]) -> list[Line
         handles.append(Line2D([], [], marker="*", label="published by others", markerfacecolor="white", **dot))
     for basis, fill, face in (("counted", "filled", _INK), ("modelled", "hollow", "white")):
         if any(point.traffic_basis == basis and not point.published for point in timed):
-            handles.append(
-                Line2D([], [], marker="o", label=f"{fill}: bytes moved, {basis}", markerfacecolor=face, **dot)
-            )
+            handles.append(Line2D([], [], marker="o", label=f"{fill}: bytes {basis}", markerfacecolor=face, **dot))
     if len(timed) < len(shown):
         grey: dict[str, Any] = {"linestyle": "none", "color": _GREY, "markeredgewidth": 1.6}
         handles.append(Line2D([], [], marker="x", label="not timed: the most that its roof allows", **grey))
     if arrows(shown):
         handles.append(Line2D([], [], color=_INK, linewidth=1.1, label="arrow: naive to optimized"))
     for kind in dict.fromkeys(ceiling.kind for ceiling in ceilings):
-        handles.append(Line2D([], [], color="black", linestyle=_DASHES[kind], label=f"ceiling, {_KINDS[kind]}"))
+        handles.append(Line2D([], [], color="black", linestyle=_DASHES[kind], label=f"ceiling, {KINDS[kind]}"))
     return handles
 
 
@@ -271,7 +269,7 @@ def _draw_movement(
         tick.set_color(colours[point.op])
     axes.grid(axis="x", color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
-    axes.set_xlabel(f"no FLOPs: bytes moved per second, over {si(roof.hbm_bytes_per_s)}B/s ({_KINDS[roof.kind]})")
+    axes.set_xlabel(f"no FLOPs: bytes moved per second, over {si(roof.hbm_bytes_per_s)}B/s ({KINDS[roof.kind]})")
 
 
 def _draw_list(figure: Figure, rows: Numbered, roof: Ceilings, colours: Mapping[str, str]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import cos, pi, sin
 from typing import Literal, get_args
 
-from rooflab.roofline.model import Basis, Ceilings
+from rooflab.roofline.model import Basis, CeilingKind, Ceilings
 
 Role = Literal["naive", "library", "optimized", "peer"]
+KINDS: Mapping[CeilingKind, str] = {"datasheet": "data sheet", "measured": "measured", "at_clock": "at the clock held"}
 Box = tuple[float, float, float, float]
 """x0, y0, x1, y1."""
 MOST_POINTS, MOST_MOVING = 15, 3

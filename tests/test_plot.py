@@ -72,7 +72,7 @@ def test_what_was_not_timed_is_a_grey_cross_on_the_roof_and_called_a_bound() -> 
     assert {"not timed", "≤ 50 FLOP/s"} <= words(figure)
     star = replace(LIBRARY, published=True, traffic_basis="modelled")
     shown = legend_of(roofline_figure([star, UNTIMED], [SHEET]).axes[0])
-    assert "hollow: bytes moved, modelled" not in shown and "published by others" in shown, "only what is drawn"
+    assert "hollow: bytes modelled" not in shown and "published by others" in shown, "only what is drawn"
     assert not any("predict" in word.lower() for word in words(figure) | set(legend_of(axes)))
     assert plotted_flops_per_s(replace(UNTIMED, traffic_bytes=3000.0), SHEET) == 10.0  # under the diagonal
     (axes,) = roofline_figure([UNTIMED], [SHEET, MEASURED]).axes
@@ -87,7 +87,7 @@ def test_an_arrow_leads_from_naive_to_the_fastest_optimized_kernel() -> None:
     untimed = [replace(point, seconds=None) for point in (NAIVE, slow, FUSED)]
     assert arrows([untimed[0], replace(untimed[1], traffic_bytes=500.0), untimed[2]]) == [(untimed[0], untimed[2])]
     (axes,) = roofline_figure([NAIVE, FUSED], [SHEET]).axes
-    assert legend_of(axes) == ["naive", "optimized", "filled: bytes moved, counted", "arrow: naive to optimized",
+    assert legend_of(axes) == ["naive", "optimized", "filled: bytes counted", "arrow: naive to optimized",
                                "ceiling, data sheet"], "only what is shown"  # fmt: skip
     assert [(note.xyann, note.xy) for note in axes.texts if not note.get_text()] == [((1.0, 50.0), (10.0, 250.0))]
 

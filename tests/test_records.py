@@ -151,6 +151,8 @@ OUTPUTS = {
 def test_a_full_disk_cuts_no_output_and_its_error_names_the_file(name, write, tmp_path, full_disk):
     record_files.write(tmp_path / "done.jsonl", measured())
     (tmp_path / "noise").write_bytes(random.Random(0).randbytes(4096))
+    if name != "done.jsonl":
+        (tmp_path / name).write_text("the old one")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(OSError) as full:
         write(tmp_path / name)

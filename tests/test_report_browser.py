@@ -104,6 +104,15 @@ def test_the_page_is_whole_and_asks_the_network_nothing(visit):
 @pytest.mark.parametrize("device, viewport", [("desktop", DESKTOP), ("phone", PHONE)])
 def test_it_never_scrolls_sideways_and_every_point_is_drawn(request, report, device, viewport):
     page = request.getfixturevalue(device)
+    figure, height = page.locator(f"#{FIRST}").bounding_box(), page.evaluate("document.documentElement.scrollHeight")
+    assert height <= {"desktop": 1.6, "phone": 3}[device] * viewport["height"]
+    assert device == "phone" or figure["y"] + figure["height"] <= viewport["height"], "it is on the first screen"
+    assert not page.locator("#unmeasured").is_visible()
+    page.locator("a[href='#unmeasured']").click()
+    page.locator("summary").last.press("Enter")
+    assert page.locator("#unmeasured").is_visible() and page.locator("#records").is_visible()
+    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    page.wait_for_timeout(500)
     scroll, client = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
     assert scroll <= client == viewport["width"]
     wide = page.locator(".box").evaluate_all("all => all.filter(one => one.scrollWidth > one.clientWidth).length")

@@ -114,7 +114,28 @@ def test_the_page_shows_what_the_content_says(light):
         "warp_specialize was asked for and ignored",
     ):
         assert word in text
-    assert text.index("failed, impossible or slower") < text.index("Optimized kernels against the library")
+    assert text.index(f"{len(written.content.problems)} wrong:") < text.index("Best: the fastest optimized kernel")
+
+
+def test_noise_is_not_wrong_and_what_did_not_run_or_has_no_record_is_folded_and_said_once(tmp_path):
+    noisy = {"status": "NOISY", "reason": "the threads waited"}
+    refused = {"kernel": "cluster", "status": "UNSUPPORTED", "reason": "needs sm90, found sm80", "basis": "bound"}
+    refused |= dict.fromkeys(("latency_median_ms", "latency_p20_ms", "latency_p80_ms"))
+    made = [one for one in benches(schemes=("bf16",), ops=("rmsnorm",)) if one.kernel in ("naive", "library", "fused")]
+    made += [replace(one, **refused) for one in made if one.kernel == "fused"]
+    made = [replace(one, **noisy) if one.kernel == "fused" else one for one in made]
+    write(tmp_path / "made.jsonl", *made)
+    written = write_report([tmp_path], tmp_path / "report.html", plots=False)
+    assert written.content.problems == () and {one.name for one in written.content.noisy} == {"rmsnorm/fused"}
+    assert [one.kernels for one in written.content.standings] == [("library",)], "no ratio is made of noise"
+    page = Page((tmp_path / "report.html").read_text())
+    text = " ".join("".join(page.texts).split())
+    assert "Nothing is wrong. 3 NOISY" in text and re.search(r"NOISY [\d.]+ µs: the threads waited", text)
+    assert not [attrs for _, attrs in page.tags if {"bad", "failed"} & set((attrs.get("class") or "").split())]
+    assert text.count("needs sm90, found sm80") == 2, "once for the op, and once for the machine"
+    assert text.count("NO RECORD:") == 1 and [attrs for attrs in page.all("details") if "open" in attrs] == [
+        {"open": None}
+    ]
 
 
 def test_the_figure_draws_each_point_at_its_rate_with_its_spread(records):
@@ -158,17 +179,6 @@ def test_names_are_only_text_in_the_figure_too(tmp_path):
     (text,) = [text for trace in figure(roofline).data if trace.meta == "kernels" for text in trace.hovertext]
     assert "<a" not in text and text.count("&lt;a ") == 2
     assert "<a href" not in to_html(figure(roofline), include_plotlyjs=False)
-
-
-def test_a_page_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path, monkeypatch):
-    def fail(self, target):
-        raise OSError(28, "No space left on device", str(target))
-
-    (tmp_path / "report.html").write_text("the old one")
-    monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(OSError, match="No space"):
-        write_report([CPU_RECORDS], tmp_path / "report.html", plots=False)
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report.html", "the old one")]
 
 
 def test_the_menu_shows_main_points_first_and_one_scheme_of_several(records):

@@ -35,6 +35,7 @@ def report(
     It judges nothing: a failure in the records is shown first and does not change the exit status.
     """
     from rooflab.bench.report.page import write_report
+    from rooflab.bench.report.words import some
 
     with show.waiting("reading records"):
         written = write_report(paths or [Path("results")], out, title, plots)
@@ -44,13 +45,18 @@ def report(
     content = written.content
     kernels = sum(len(ladder.blocks) for op in content.ops for ladder in op.ladders)
     show.line(f"{written.file}: {written.bytes / 1e6:.1f} MB, {written.figures} interactive rooflines")
-    show.line(f"  {content.records} records of {content.runs} runs in {len(content.files)} files; {kernels} cases")
+    runs, files = some(content.runs, "run"), some(len(content.files), "file")
+    show.line(f"  {some(content.records, 'record')} of {runs} in {files}; {some(kernels, 'case')}")
     for standing in content.standings:
         ratio = standing.over_library
         if ratio:
-            behind = f", behind in {standing.slower_cases}" if standing.slower_cases else ""
+            behind = f", slower in {standing.slower_cases}" if standing.slower_cases else ""
             name = f"{standing.op} {standing.scheme} on {standing.machine}"
-            show.line(f"  {name}: {ratio.mean:.2f} times as fast as the library over {ratio.cases} cases{behind}")
+            show.line(
+                f"  {name}: {ratio.mean:.2f} times as fast as the library over {some(ratio.cases, 'case')}{behind}"
+            )
+    if content.noisy:
+        show.line(f"  {some(len(content.noisy), 'result')} NOISY: no ratio is made of these times", "yellow")
     for problem in content.problems:
         where = f" {problem.where}" if problem.where else ""
         show.line(f"  {problem.name}{where}: {problem.status}: {problem.reason}", "red")

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 FIXTURE = "kernel_benchmark"
 EMULATED = "emulated"
 SKIPPED = "a kernel benchmark: runs with --benchmark"
-_OUTPUTS = ("json", "save", "autosave", "compare", "histogram")
-"""pytest-benchmark's options for results: who gives one expects times."""
 MACHINE_KEY = "rooflab"
 """Key in the `machine_info` of pytest-benchmark's JSON under which this plugin adds its values."""
 NOT_TIMED = "benchmarks are checked and not timed"
@@ -129,11 +127,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Names the readings that are noise, since pytest-benchmark's table has no place for it; and who expects times of
-    benchmarks that were skipped is told."""
-    skipped = sum(SKIPPED in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
+    """Names the readings that are noise, since pytest-benchmark's table has no place for it, and what was not run."""
     lines = config.stash.get(_NOISY, [])
-    if skipped and any(config.getoption(f"benchmark_{name}", None) for name in _OUTPUTS):
+    skipped = sum(SKIPPED in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
+    options = ("json", "save", "autosave", "compare", "histogram")
+    if skipped and any(config.getoption(f"benchmark_{name}", None) for name in options):
         lines = [f"{skipped} kernel benchmark{'s were' if skipped > 1 else ' was'} not run: add --benchmark"]
     for line in lines:
         terminalreporter.write_line(f"rooflab: {line}", yellow=True)

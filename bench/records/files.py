@@ -6,7 +6,6 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,17 +15,14 @@ LOCAL_RESULTS = Path("results/local")
 
 
 def write(path: Path, *records: Record) -> None:
-    """Appends records to `path`, one write call per line, so that two writers never mix; makes the parent folders.
-
-    A line that a full disk cuts is taken away again: it would make the file unreadable.
-    """
+    """Appends records to `path`, which it makes; two writers never mix, and a full disk leaves no part of a line."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         for record in records:
             line = f"{record.to_json()}\n".encode()
-            written = os.write(descriptor, line)
+            written = os.write(descriptor, line)  # one call for a line
             if written != len(line):
                 os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -37,35 +33,28 @@ def write(path: Path, *records: Record) -> None:
         os.close(descriptor)
 
 
-@contextmanager
-def in_place_of(path: Path) -> Iterator[Path]:
-    """A file beside `path` to write to, which takes its place if the block ends, and else is removed.
+def write_whole(path: Path, content: str | bytes) -> Path:
+    """Writes a file (text as UTF-8) whole or not at all, makes the parent folders, and returns the file's path.
 
-    A reader finds the old file or the new one, even if two processes or threads write it.  Makes the parent folders;
-    an error names `path`: a full disk names no file.  Raises `ValueError` if `path` is a folder or a device.
+    A reader finds the old file or the new one, even if two processes or threads write it or the machine shuts down.
+    Raises `ValueError` if `path` is a folder or a device.
     """
+    path = Path(path)
     if path.exists() and not path.is_file():
         raise ValueError(f"{path}: expected a file, got a folder or a device")
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
-        yield part
+        with part.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())  # a machine that shuts down must not leave an empty file
         part.replace(path)
     except OSError as error:
-        if error.filename in (None, str(part)):
-            error.filename = str(path)
+        error.filename = str(path)  # a full disk names no file
         raise
     finally:
         part.unlink(missing_ok=True)
-
-
-def write_whole(path: Path, content: str | bytes) -> Path:
-    """Writes a file (text as UTF-8) whole or not at all, makes the parent folders, and returns the file's path."""
-    path = Path(path)
-    with in_place_of(path) as part, part.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())  # a machine that shuts down must not leave an empty file
     return path
 
 

@@ -1,6 +1,6 @@
 """All contents of a report as plain data: the page is drawn from them, and `--json` prints them.
 
-The summary comes first: the optimized kernels against the library, the failures, and what is not measured.
+The summary comes first: the best kernels against naive and the library, what is wrong, and what is not measured.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Standing:
-    """The fastest optimized kernel of each case of an op, relative to the library and to naive."""
+    """The fastest optimized kernel of each case of an op, else the fastest, relative to the library and to naive."""
 
     machine: str
     op: str
@@ -66,7 +66,7 @@ class Standing:
     slower_cases: int
     """Cases in which the library is faster than every optimized kernel."""
     kernels: tuple[str, ...]
-    """The optimized kernels that were the fastest in some case, the most frequent first."""
+    """The kernels that were the fastest in some case, the most frequent first."""
     other_runs: int
     """Ratios whose two times come from different runs."""
     no_library: str
@@ -107,16 +107,19 @@ class Tally:
 
 
 def standings(ops: Iterable[OpLadder]) -> tuple[Standing, ...]:
-    """One for each machine, op and scheme that has an optimized time; machines are never combined."""
+    """One for each machine, op and scheme that has a time; machines are never combined."""
     found = []
     for op in ops:
         for ladder in op.ladders:
             best: dict[str, list[Row]] = {}
             for block in ladder.blocks:
-                timed = [row for row in block.rows if row.record.role == "optimized" and row.latency_ms is not None]
+                timed = [row for row in block.rows if row.latency_ms is not None]
                 if timed:
-                    best.setdefault(block.scheme, []).append(min(timed, key=lambda row: row.latency_ms or 0.0))
-            found += [_standing(ladder.machine, op, scheme, rows) for scheme, rows in best.items()]
+                    own = [row for row in timed if row.record.role == "optimized"] or timed
+                    best.setdefault(block.scheme, []).append(min(own, key=lambda row: row.latency_ms or 0.0))
+            for scheme, rows in best.items():
+                own = [row for row in rows if row.record.role == "optimized"] or rows
+                found.append(_standing(ladder.machine, op, scheme, own))
     return tuple(found)
 
 
@@ -234,9 +237,11 @@ class Content:
     records: int
     runs: int
     replaced_failures: int
-    """Failed bench records that a newer record of the same kernel, case and machine has replaced."""
+    """Failed or noisy bench records that a newer record of the same kernel, case and machine has replaced."""
     standings: tuple[Standing, ...]
     problems: tuple[Problem, ...]
+    noisy: tuple[Problem, ...]
+    """Readings of a busy machine, or that spread or drift; the problems are failed, impossible or slower."""
     unmeasured: tuple[Gap, ...]
     tallies: tuple[Tally, ...]
     commits: tuple[tuple[str, int], ...]
@@ -261,6 +266,7 @@ def gather(located: Sequence[sources.Located], files: Sequence[sources.FileInfo]
     chosen = sources.choose(benches)
     current = [item.located for item in chosen]
     ops, comparisons = op_ladders(located), comparisons_of(located)
+    found = problems(located, current, comparisons)
     failed = sum(sources.fault(item.record) is not None for item in benches)
     return Content(
         title=title,
@@ -271,7 +277,8 @@ def gather(located: Sequence[sources.Located], files: Sequence[sources.FileInfo]
         runs=len({item.record.run_id for item in located}),
         replaced_failures=failed - sum(sources.fault(item.record) is not None for item in current),
         standings=standings(ops),
-        problems=problems(located, current, comparisons),
+        problems=tuple(one for one in found if one.status != "NOISY"),
+        noisy=tuple(one for one in found if one.status == "NOISY"),
         unmeasured=unmeasured(current, located),
         tallies=tallies(located),
         commits=tuple(Counter(commit_text(one.record.commit, one.record.dirty) for one in located).items()),

@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 from rooflab.bench.report.rooflines import Place, Roofline
 from rooflab.bench.report.words import digits, percent, times
 from rooflab.roofline.model import CeilingKind, Ceilings
-from rooflab.roofline.points import Role, arrows, roof_flops_per_s, si
+from rooflab.roofline.points import KINDS, Role, arrows, roof_flops_per_s, si
 
 CONFIG: dict[str, Any] = {
     "displaylogo": False,
@@ -114,8 +114,8 @@ def _layout(axes: Sequence[str], slowest: float, bandwidth: float) -> dict[str, 
     """
     both = len(axes) > 1
     found: dict[str, Any] = {
-        "height": {"x": 580, "x2": 300}[axes[0]] + 250 * both,
-        "margin": {"l": 56, "r": 10, "t": 64, "b": 50},
+        "height": {"x": 520, "x2": 300}[axes[0]] + 140 * both,
+        "margin": {"l": 56, "r": 10, "t": 48, "b": 50},
         "autosize": True,
         "paper_bgcolor": _CLEAR,
         "plot_bgcolor": _CLEAR,
@@ -123,15 +123,16 @@ def _layout(axes: Sequence[str], slowest: float, bandwidth: float) -> dict[str, 
         "hovermode": "closest",
         "hoverlabel": {"align": "left", "bgcolor": "#ffffff", "font": {"color": "#15181c", "size": 11}},
         "dragmode": False,  # a finger on the figure scrolls the page; the tools over it zoom
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": -0.08, "yanchor": "top"},
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": -0.15, "yanchor": "top"},
         "modebar": {"orientation": "h", "bgcolor": _CLEAR, "color": INK, "activecolor": COLOURS[0]},
     }
     if "x" in axes:
-        found["xaxis"] = _axis("y", "FLOP per byte of traffic", None)
-        found["yaxis"] = _axis("x", "FLOP/s", "", domain=[0.35 if both else 0, 1])
+        found["xaxis"] = _axis("y", "FLOP per byte that the kernel moves", None)
+        found["yaxis"] = _axis("x", "FLOP/s", "", domain=[0.42 if both else 0, 1])
     if "x2" in axes:
         found["xaxis2"] = _axis("y2", "no FLOPs: bytes moved in a call", "B")
-        found["yaxis2"] = _axis("x2", "bytes/s", "B/s", (1, 2, 5), domain=[0, 0.25 if both else 1])
+        steps = (1, 2, 5) if bandwidth < 20 * slowest else (1,)
+        found["yaxis2"] = _axis("x2", "bytes/s", "B/s", steps, domain=[0, 0.22 if both else 1])
         # From a third of the bandwidth or less, so that there is a tick.
         found["yaxis2"]["range"] = [log10(min(slowest / 1.2, bandwidth / 3)), log10(1.2 * bandwidth)]
     return found
@@ -140,12 +141,14 @@ def _layout(axes: Sequence[str], slowest: float, bandwidth: float) -> dict[str, 
 def _axis(anchor: str, title: str, unit: str | None, steps: Sequence[int] = (1,), **more: Any) -> dict[str, Any]:
     """A logarithmic axis with ticks at `steps` of each power of ten, with SI prefixes if it has a unit."""
     ticks = [step * 10.0**power for power in range(-6, 19) for step in steps]
+    short = [f"{tick:g}" if 0.01 <= tick < 1000 else f"10<sup>{log10(tick):.0f}</sup>" for tick in ticks]
     return {
         "type": "log",
         "anchor": anchor,
         "title": {"text": title, "standoff": 6, "font": {"size": 12}},
         "tickvals": ticks,
-        "ticktext": [f"{tick:,g}" if unit is None else f"{si(tick)}{unit}" for tick in ticks],
+        "ticktext": short if unit is None else [f"{si(tick)}{unit}" for tick in ticks],
+        "tickangle": 0,
         "gridcolor": _GRID,
         "linecolor": INK,
         "ticks": "outside",
@@ -287,7 +290,7 @@ def _ceilings(panel: Panel, ceilings: Sequence[Ceilings], in_legend: bool) -> li
                 text = f"{names} {si(height)}FLOP/s"
                 spots += [(None, None, ""), (height / bandwidth, height, text), (right, height, "")]
         x, y, texts = zip(*spots, strict=True)
-        kind = ceiling.kind.replace("_", " ")
+        kind = KINDS[ceiling.kind]
         found.append(
             go.Scatter(
                 x=x,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
@@ -13,6 +14,7 @@ from typing import get_args
 from rooflab.bench.records.record import NOT_RUN, Record
 from rooflab.bench.report.facts import Facts, facts_of
 from rooflab.bench.report.sources import (
+    NOT_WRONG,
     Chosen,
     Located,
     Source,
@@ -95,6 +97,14 @@ class Ladder:
     blocks: tuple[Block, ...]
     unit: str
     """Unit of the times in its table: `us` or `ms`."""
+
+    @property
+    def not_run(self) -> dict[str, Counter[str]]:
+        """Cases in which a kernel could not run, by reason and kernel."""
+        found: dict[str, Counter[str]] = {}
+        for row in (row for block in self.blocks for row in block.rows if row.status in NOT_RUN):
+            found.setdefault(f"{row.status}: {row.reason}", Counter())[row.kernel] += 1
+        return found
 
 
 @dataclass(frozen=True)
@@ -195,7 +205,7 @@ def _row(item: Chosen, group: Sequence[Chosen], past: Sequence[Located]) -> Row:
         reason = "the record holds no time"
     library, naive = (_ratio(record, role, group, past) for role in ("library", "naive"))
     facts = facts_of(record, item.configs, item.counted)
-    return Row(record, item.source, status, reason, wrong is not None, latency, library, naive, facts)
+    return Row(record, item.source, status, reason, status not in NOT_WRONG, latency, library, naive, facts)
 
 
 def _ratio(record: Record, role: str, group: Sequence[Chosen], past: Sequence[Located]) -> Ratio | None:

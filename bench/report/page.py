@@ -14,6 +14,7 @@ from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
 from rooflab.bench.records.files import write_whole
+from rooflab.bench.records.record import NOT_RUN
 from rooflab.bench.report import words
 from rooflab.bench.report.content import Content, gather
 from rooflab.bench.report.interactive import CONFIG, figure
@@ -44,17 +45,20 @@ def render(content: Content, plots: bool = True) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    named = ("digits", "whole", "percent", "times", "in_unit", "plain_value", "slug")
+    named = ("digits", "whole", "percent", "times", "some", "in_unit", "plain_value", "slug")
     environment.filters |= {name: getattr(words, name) for name in named} | {"si": si, "breakable": breakable}
-    drawn = [_picture(one, number) for number, one in enumerate(content.rooflines, 1)] if plots else []
+    drawn = {one.machine: _picture(one, number) for number, one in enumerate(content.rooflines if plots else (), 1)}
+    machines = {machine.key: machine for machine in content.machines}
     return environment.get_template("page.html").render(
         content=content,
         pictures=drawn,
         plots=plots,
         plotly=Markup(get_plotlyjs()) if drawn else "",
         bad=BAD,
+        not_run=NOT_RUN,
+        absent=sum(len(gap.names) for gap in content.unmeasured if gap.machine in machines),
         op_anchors=anchors([op.op for op in content.ops], "op"),
-        machines={machine.key: machine for machine in content.machines},
+        machines=machines,
     )
 
 
@@ -78,12 +82,8 @@ def _picture(roofline: Roofline, number: int) -> Picture:
     anchor = f"roofline-{number}"
     # A fixed id instead of a random id: the same records give the same file.
     drawn = to_html(figure(roofline), CONFIG, include_plotlyjs=False, full_html=False, div_id=f"{anchor}-figure")
-    timed = sum(place.point.seconds is not None for place in roofline.places)
     ops = ", ".join(dict.fromkeys(place.point.op for place in roofline.places))
-    alt = (
-        f"Roofline of {roofline.name}: {len(roofline.places)} kernels and cases of {ops}, {timed} of them timed. "
-        "The tables below hold the same numbers."
-    )
+    alt = f"Roofline of {roofline.name}: {len(roofline.places)} kernels and cases of {ops}, as in the tables below."
     return Picture(roofline, anchor, Markup(drawn), alt)
 
 

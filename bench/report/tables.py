@@ -9,7 +9,7 @@ from typing import Any
 from rooflab.bench.records.record import Record
 from rooflab.bench.report.facts import Facts, facts_of, predicted, value_text
 from rooflab.bench.report.ledgers import CASE_ID
-from rooflab.bench.report.sources import FINE, Located, Source, machine_of, newest
+from rooflab.bench.report.sources import FINE, NOT_WRONG, Located, Source, machine_of, newest
 from rooflab.bench.report.words import commit_text, metric_label, metric_text, percent, plain_value
 from rooflab.kernels import registry
 
@@ -186,7 +186,7 @@ def _engine_row(item: Located, keys: Mapping[str, None]) -> EngineRow:
         options=plain_value({name: value for name, value in record.case.items() if name not in ops}),
         kernels=", ".join(f"{op}={kernel}" for op, kernel in record.case.items() if op in ops),
         texts=tuple(metric_text(key, record.metrics[key]) if key in record.metrics else "" for key in keys),
-        failed=record.status not in FINE,
+        failed=record.status not in NOT_WRONG,
         facts=facts_of(record),
         source=item.source,
     )

@@ -61,6 +61,11 @@ def percent(value: float, signed: bool = False) -> str:
     return f"{sign}{'0.0' if shown == '-0.0' else shown}%"
 
 
+def some(count: int, noun: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def times(value: float) -> str:
     """A ratio, as `1.25×`."""
     return f"{digits(value)}×"

@@ -10,10 +10,11 @@ import tarfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from io import BytesIO
 from pathlib import Path
 from typing import Any, get_args
 
-from rooflab.bench.records.files import in_place_of, write_whole
+from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import now
 from rooflab.bench.suite.entries import FINAL, EntryStatus, Outcome
 
@@ -110,12 +111,13 @@ def set_aside(folder: Path) -> Path | None:
 
 def pack(folder: Path, archive: Path) -> Path:
     """Writes a run's folder as one `.tar.gz`, without what was compiled: a rented machine may give back few files."""
-    with in_place_of(archive) as part, tarfile.open(part, "w:gz") as file:
+    content = BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as file:
         for path in sorted(folder.rglob("*")):
-            name, own = path.relative_to(folder), path.resolve() in (part.resolve(), archive.resolve())
-            if path.is_file() and not own and name.parts[0] != "cache":
+            name = path.relative_to(folder)
+            if path.is_file() and path.resolve() != archive.resolve() and name.parts[0] != "cache":
                 file.add(path, name)
-    return archive
+    return write_whole(archive, content.getvalue())
 
 
 def unpack(archive: Path, folder: Path) -> None:
