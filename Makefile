@@ -4,7 +4,7 @@ BIN := .venv/bin
 # NumPy's and torch's own threads fight with the test workers for the cores. Bytecode is kept, whatever the shell says:
 # the tests start hundreds of processes, and each imports the lab.
 WORKERS ?= 2
-TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q --durations=10
+TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q --durations=10
 
 .PHONY: lab lab-smoke test test-more test-full lint types wheelhouse setup clean
 

@@ -80,10 +80,7 @@ def main():
             stop("this Python has no venv module; on Debian and Ubuntu: apt-get install python3-venv")
         stop(meaning(made.stdout))
     # torch first and by itself, so that its pinned build is taken and nothing later asks for another.
-    run(
-        "setup 1 of 3: torch and triton, the largest part (minutes the first time, nothing after)",
-        PIP + ["torch", "triton"],
-    )
+    run("setup 1 of 3: torch and triton, the largest part (minutes, once)", PIP + ["torch", "triton"])
     run("setup 2 of 3: the lab, and what its tests and servers need", PIP + ["-e", ".[dev]"])
     print("setup 3 of 3: the weights of SmolLM2-135M (100 MB, once)", flush=True)
     if subprocess.run([PYTHON, "-c", MODEL], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).returncode:
