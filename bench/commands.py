@@ -338,17 +338,6 @@ def gpu_bounds(
     return points, ceilings, note
 
 
-def parse_swaps(texts: Sequence[str]) -> dict[str, str]:
-    """`OP=KERNEL` texts as a mapping.  Raises `ValueError` on another form, or if an op comes twice."""
-    swaps: dict[str, str] = {}
-    for text in texts:
-        op, separator, kernel = text.partition("=")
-        if not (op and separator and kernel) or op in swaps:
-            raise ValueError(f"swap: expected OP=KERNEL, each op once, got {text!r}")
-        swaps[op] = kernel
-    return swaps
-
-
 def generate_one(
     llm: LLM, prompt: str, params: SamplingParams, raw: bool, show: Callable[[str], None], out: Path | None
 ) -> dict[str, Any]:

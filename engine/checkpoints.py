@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rooflab.engine.model_files import GGUF_ARCHITECTURES, check_model
 from rooflab.roofline.architecture import Architecture
 
 _GGUF_LAYER = {
@@ -41,7 +42,6 @@ _GGUF_TOP = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma")
 
 
 class Checkpoint(Protocol):
@@ -59,14 +59,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     Raises `ValueError` if it is neither, or is damaged, or has an unknown architecture.
     """
-    path = Path(path)
-    if path.is_file() and path.suffix == ".gguf":
-        return GGUFCheckpoint(path)
-    if path.is_dir() and (path / "config.json").is_file():
-        return SafetensorsCheckpoint(path)
-    if not path.exists():
-        raise ValueError(f"model: {str(path)!r} does not exist")
-    raise ValueError(f"model: expected a .gguf file or a folder with config.json and *.safetensors, got {str(path)!r}")
+    check_model(str(path))
+    return GGUFCheckpoint(path) if path.is_file() else SafetensorsCheckpoint(path)
 
 
 class GGUFCheckpoint:
@@ -83,8 +77,8 @@ class GGUFCheckpoint:
             if int(tensor.data_offset) + int(tensor.n_bytes) > size:
                 raise ValueError(f"model: {path.name} is cut short: tensor {tensor.name} lies beyond its {size} bytes")
         kind = self._field("general.architecture")
-        if kind not in _GGUF_ARCHITECTURES:
-            raise ValueError(f"model: expected a GGUF of {', '.join(_GGUF_ARCHITECTURES)}, got {kind!r}")
+        if kind not in GGUF_ARCHITECTURES:
+            raise ValueError(f"model: expected a GGUF of {', '.join(GGUF_ARCHITECTURES)}, got {kind!r}")
         self._kind: str = kind
         self.architecture = Architecture.from_config(self._config(), name=path.stem)
 

@@ -19,9 +19,9 @@ from rooflab.engine.graphs import recorder
 from rooflab.engine.memory import check_weights_fit, kv_cache_blocks
 from rooflab.engine.metrics import Completion, RequestOutput, Timeline, TokenEvent
 from rooflab.engine.model import Model
-from rooflab.engine.model_files import fetch
+from rooflab.engine.model_files import DEFAULT_MODEL, fetch
 from rooflab.engine.model_runner import ModelRunner
-from rooflab.engine.ops import resolve
+from rooflab.engine.ops import check_swaps, resolve
 from rooflab.engine.probes import Limits
 from rooflab.engine.scheduler import Scheduler
 from rooflab.engine.sequence import SamplingParams
@@ -36,7 +36,6 @@ from rooflab.roofline.architecture import Architecture, get_architecture
 
 __all__ = ["LLM", "DEFAULT_MODEL", "Completion", "RequestOutput", "SamplingParams"]
 
-DEFAULT_MODEL = "smollm2-135m"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INT8 = "int8"
 """On a CPU: int8 codes for the products' weights, a scale for each output channel, and bfloat16 for the rest."""
@@ -106,6 +105,7 @@ class LLM:
         self.device = _device(device)
         if pdl:
             _check_pdl(self.device, enforce_eager)
+        check_swaps(swap or {}, self.device, interpret)
         pin_matmul_precision()
         self.dtype = _dtype(dtype, self.device)
         self.dtype_name = INT8 if dtype == INT8 else str(self.dtype).removeprefix("torch.")

@@ -5,6 +5,7 @@ import inspect
 import json
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rooflab.bench.calls.calls import packed
 from rooflab.kernels import registry
+from rooflab.kernels.names import kernels_by_op
 from rooflab.reference.spec import SCHEMES, Case, OpSpec, as_tuple, get_scheme
 from rooflab.roofline.model import Cost, Traffic
 
@@ -242,6 +244,14 @@ def test_a_file_that_is_not_one_or_registers_nothing_is_refused(tmp_path):
         registry.load_file(tmp_path / "empty.py")
     with pytest.raises(ValueError, match="expected a Python file, got"):
         registry.load_file(tmp_path / "missing.py")
+
+
+def test_the_names_by_text_are_those_of_the_registry():
+    folder = str(Path(registry.__file__).parent)
+    for op, names in kernels_by_op().items():
+        own = [k for k in registry.kernels(op).values() if inspect.getfile(inspect.unwrap(k.fn)).startswith(folder)]
+        assert sorted(names) == sorted(kernel.name for kernel in own)
+    assert set(kernels_by_op()) == {path.parent.name for path in Path(folder).glob("*/__init__.py")}
 
 
 class EntryPoint:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from tiny_model import write_config
 
-from rooflab.bench.latency.pages import STUDIES, run_study, write_page
+from rooflab.bench.latency.pages import run_study, write_page
 from rooflab.bench.latency.records import study_record
+from rooflab.bench.latency.studies import STUDIES
 from rooflab.bench.latency.study import Lab, at_least, at_most, worst
 from rooflab.bench.records.files import RunWriter, read
 from rooflab.roofline.model import Ceilings

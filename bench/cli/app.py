@@ -2,18 +2,74 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from traceback import extract_tb
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from rooflab.bench import show
+from rooflab.bench.calls.names import check_names
+from rooflab.bench.processes.triton_mode import interpret_without_gpu
 
 EXIT_INCORRECT, EXIT_INVALID, EXIT_USAGE = 11, 13, 2
 """Exit statuses; those of an A/B are in `rooflab.bench.ab`."""
+FROM = {"max_model_len": "context", "max_num_seqs": "batch", "num_kv_blocks": "batch"}
+"""Settings of an engine, and the options that they come from where they have none of their own."""
 
-app = typer.Typer(
+
+class Command(TyperCommand):
+    """A command that refuses wrong names before it imports torch, and whose errors name options as they are typed."""
+
+    def make_context(self, *names: Any, **options: Any) -> Any:
+        """Reads the words of the command line."""
+        with self._told():
+            return super().make_context(*names, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        with self._told():
+            check_names(ctx.params, {param.name for param in self.params if param.param_type_name == "argument"})
+            interpret_without_gpu()
+            return super().invoke(ctx)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except typer.BadParameter as error:
+            raise ValueError(error.format_message()) from error
+        except ValueError as error:
+            raise ValueError(self._as_typed(str(error))) from error
+
+    def _as_typed(self, text: str) -> str:
+        """The text of an error that begins with the inner name of an option, with the option instead."""
+        name, colon, rest = text.partition(": ")
+        words = {word.partition("=")[0] for word in sys.argv}
+        own = [param for param in self.params if name in (param.name, *map(_inner, param.opts))]
+        own = own or [param for param in self.params if param.name == FROM.get(name)]
+        typed = [option for param in own for option in param.opts if option in words]
+        return "".join([(typed or [param.opts[0] for param in own] or [name])[0], colon, rest])
+
+
+def _inner(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
+
+
+class App(typer.Typer):
+    """Commands of the class above."""
+
+    def command(self, *names: Any, **options: Any) -> Any:
+        """A decorator, as Typer's."""
+        return super().command(*names, **{"cls": Command, **options})
+
+
+app = App(
     name="rooflab",
     help="A lab for LLM-inference kernels: check them, time them, place them on the roofline, run them in an engine.",
     no_args_is_help=True,
@@ -21,6 +77,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def at_least(least: float, text: str | None = None, *flags: str) -> Any:
+    """An option whose number is at least `least`."""
+    return _checked(lambda value: value >= least, f"at least {least:g}", text, flags)
+
+
+def above_zero(text: str, *flags: str) -> Any:
+    """An option whose number is above 0."""
+    return _checked(lambda value: value > 0, "a number above 0", text, flags)
+
+
+def _checked(right: Callable[[float], bool], wanted: str, text: str | None, flags: tuple[str, ...]) -> Any:
+    def check(param: typer.CallbackParam, value: float | None) -> float | None:
+        if value is not None and not right(value):
+            raise ValueError(f"{param.name}: expected {wanted}, got {value:g}")
+        return value
+
+    return typer.Option(*flags, callback=check, help=text)
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Names = list[str] | None
@@ -36,11 +112,31 @@ OnlyOp = Annotated[Names, typer.Option("--op", help="Only this op; repeatable.")
 OnlyKernel = Annotated[Names, typer.Option("--kernel", help="Only this kernel; repeatable.")]
 OnlyCase = Annotated[Names, typer.Option("--case", help="Only this case; repeatable.")]
 OnlyMachine = Annotated[Names, typer.Option("--machine", help="Part of a machine key; repeatable.")]
+Seed = Annotated[int, at_least(0)]
 OutOption = Annotated[
     Path | None,
     typer.Option("--out", help="Folder for records and figures.", callback=lambda value: check_folder(value)),
 ]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda; without it, a GPU if there is one.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from rooflab.bench.records.git import ROOT, git_state
+
+        commit, dirty = git_state(ROOT)
+        changed = " with changes" if dirty else ""
+        show.line(f"rooflab {version('rooflab')}{f', commit {commit[:10]}{changed}' if commit else ''}")
+        raise typer.Exit()
+
+
+@app.callback()
+def main(
+    _: Annotated[bool, typer.Option("--version", help="Print it and end.", callback=_print_version, is_eager=True)] = (
+        False
+    ),
+) -> None:
+    """What comes before a command."""
 
 
 def check_folder(path: Path | None) -> Path | None:

@@ -21,8 +21,11 @@ from rooflab.bench.cli.app import (
     Op,
     OutOption,
     SchemeOption,
+    Seed,
     SuiteOption,
+    above_zero,
     app,
+    at_least,
     exit_for,
 )
 
@@ -53,14 +56,13 @@ def check(
     case: CaseOption = None,
     scheme: SchemeOption = None,
     device: DeviceOption = None,
-    seed: Annotated[int | None, typer.Option(help="Of the inputs and of the drawn cases; random without it.")] = None,
+    seed: Annotated[int | None, at_least(0, "Of the inputs and of the drawn cases; random without it.")] = None,
     by: Annotated[
         str | None,
         typer.Option(help="Without a GPU: emulator (the default: the compiled code), or interpreter (Triton's)."),
     ] = None,
     seconds: Annotated[
-        float | None,
-        typer.Option(help=f"For each op; no check begins later. Without --case and --suite it is {CHECK_S:.0f}."),
+        float | None, above_zero(f"For each op; no check begins later. Without --case and --suite it is {CHECK_S:.0f}.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Make every check, however long it takes.")] = False,
     out: OutOption = None,
@@ -90,8 +92,6 @@ def check(
     emulate = by != "interpreter" and chosen.device.type == "cpu"
     if by == "emulator" and not emulate:
         raise ValueError("by: the emulator checks with no GPU; expected --device cpu with it")
-    if seconds is not None and not seconds > 0:
-        raise ValueError(f"seconds: expected a number above 0, got {seconds:g}")
     if every and seconds is not None:
         raise ValueError("seconds: expected none with --all")
     drawn = not (case or suite)
@@ -133,8 +133,8 @@ def bench(
     case: CaseOption = None,
     scheme: SchemeOption = None,
     device: DeviceOption = None,
-    seed: int = 0,
-    budget_s: Annotated[float, typer.Option("--budget", help="Seconds for one kernel on one case.")] = 0.5,
+    seed: Seed = 0,
+    budget_s: Annotated[float, above_zero("Seconds for one kernel on one case.", "--budget")] = 0.5,
     choose: Annotated[bool, typer.Option(help="Write kernels/<op>/choices.json from these records.")] = False,
     timer: Annotated[
         str | None, typer.Option(help="events (the default), graph or cupti on cuda; perf_counter on cpu.")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import DeviceOption, Json, OutOption, app, exit_for
+from rooflab.bench.calls.names import parse_swaps
+from rooflab.bench.cli.app import DeviceOption, Json, OutOption, Seed, above_zero, app, at_least, exit_for
 
 if TYPE_CHECKING:
     from rooflab.bench.load.run import Plan
@@ -39,30 +40,30 @@ def load(
     endpoint: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
     model: Annotated[str | None, typer.Option(help="Without it, the first of GET /v1/models.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests per second, open loop; inf: all at once.")] = None,
+    rate: Annotated[float | None, above_zero("Requests per second, open loop; inf: all at once.")] = None,
     arrivals: Annotated[str, typer.Option(help="poisson, constant or gamma.")] = "poisson",
-    burstiness: Annotated[float, typer.Option(help="Shape of gamma: below 1 bursts.")] = 1.0,
+    burstiness: Annotated[float, above_zero("Shape of gamma: below 1 bursts.")] = 1.0,
     ramp: Annotated[str | None, typer.Option(help="A:B: from A to B requests per second.")] = None,
     sweep: Annotated[str | None, typer.Option(help="A,B,...: these rates in turn.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="So many in flight, closed loop; without a rate, 1.")] = None,
-    max_concurrency: Annotated[int | None, typer.Option(help="Over it, requests wait on the client.")] = None,
-    num_prompts: Annotated[int, typer.Option(help="Requests of a run.")] = 100,
-    duration: Annotated[float | None, typer.Option(help="Seconds of arrivals, instead of --num-prompts.")] = None,
-    warmup: Annotated[int, typer.Option(help="Requests one by one before the run.")] = 1,
-    warmup_seconds: Annotated[float, typer.Option(help="Begin of the run that does not count.")] = 0.0,
+    concurrency: Annotated[int | None, at_least(1, "So many in flight, closed loop; without a rate, 1.")] = None,
+    max_concurrency: Annotated[int | None, at_least(1, "Over it, requests wait on the client.")] = None,
+    num_prompts: Annotated[int, at_least(1, "Requests of a run.")] = 100,
+    duration: Annotated[float | None, above_zero("Seconds of arrivals, instead of --num-prompts.")] = None,
+    warmup: Annotated[int, at_least(0, "Requests one by one before the run.")] = 1,
+    warmup_seconds: Annotated[float, at_least(0, "Begin of the run that does not count.")] = 0.0,
     data: Annotated[str, typer.Option(help="random, sharegpt (its lengths) or prefix (shared by groups).")] = "random",
     dataset: Annotated[Path | None, typer.Option(help="A file in ShareGPT's format.")] = None,
     input_len: Annotated[str, typer.Option(help="Tokens: N or LEAST:MOST.")] = "128",
     output_len: Annotated[str, typer.Option(help="Tokens: N or LEAST:MOST.")] = "64",
-    prefix_len: int = 256,
-    groups: Annotated[int, typer.Option(help="Prefixes of --data prefix.")] = 4,
+    prefix_len: Annotated[int, at_least(1)] = 256,
+    groups: Annotated[int, at_least(1, "Prefixes of --data prefix.")] = 4,
     token_ids: Annotated[str, typer.Option(help="LEAST:MOST: prompts are drawn from these ids.")] = "100:1000",
     text: Annotated[bool, typer.Option("--text", help="Prompts of words; the server counts the tokens.")] = False,
     ignore_eos: Annotated[bool | None, typer.Option(help="Without it, on but for --dataset.")] = None,
     extra_body: Annotated[str, typer.Option(help="Further fields of each request, as JSON.")] = "{}",
     goodput: Annotated[list[str] | None, typer.Option(help="ttft:500: a limit in ms (ttft, itl, tpot, e2e).")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for a whole answer.")] = 600.0,
-    seed: Annotated[int | None, typer.Option(help="Without it from the clock, so that no cache is warm.")] = None,
+    timeout: Annotated[float, above_zero("Seconds for a whole answer.")] = 600.0,
+    seed: Annotated[int | None, at_least(0, "Without it from the clock, so that no cache is warm.")] = None,
     xray: Annotated[bool, typer.Option("--xray", help="The metrics by other tools' definitions too.")] = False,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Figures beside the records.")] = True,
     vllm_json: Annotated[Path | None, typer.Option(help="Write a file with the keys of `vllm bench serve`.")] = None,
@@ -254,12 +255,12 @@ def latency(
     model: Annotated[str, typer.Option(help="smollm2-135m, a GGUF file, or a Hugging Face folder.")] = "smollm2-135m",
     dummy: Annotated[bool, typer.Option("--dummy", help="Random weights.")] = False,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or, on a CPU, int8.")] = None,
-    input_len: int = 128,
-    output_len: int = 64,
-    batch_size: int = 1,
+    input_len: Annotated[int, at_least(1)] = 128,
+    output_len: Annotated[int, at_least(1)] = 64,
+    batch_size: Annotated[int, at_least(1)] = 1,
     swap: Swap = None,
     device: DeviceOption = None,
-    seed: int = 0,
+    seed: Seed = 0,
     out: OutOption = None,
     json: Json = False,
 ) -> None:
@@ -272,12 +273,12 @@ def throughput(
     model: Annotated[str, typer.Option(help="smollm2-135m, a GGUF file, or a Hugging Face folder.")] = "smollm2-135m",
     dummy: Annotated[bool, typer.Option("--dummy", help="Random weights.")] = False,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or, on a CPU, int8.")] = None,
-    input_len: int = 128,
-    output_len: int = 64,
-    num_prompts: int = 64,
+    input_len: Annotated[int, at_least(1)] = 128,
+    output_len: Annotated[int, at_least(1)] = 64,
+    num_prompts: Annotated[int, at_least(1)] = 64,
     swap: Swap = None,
     device: DeviceOption = None,
-    seed: int = 0,
+    seed: Seed = 0,
     out: OutOption = None,
     json: Json = False,
 ) -> None:
@@ -289,7 +290,6 @@ def _in_process(
     name: str, model: str, dummy: bool, dtype: str | None, input_len: int, output_len: int, count: int,
     swap: list[str] | None, device: str | None, seed: int, out: Path | None, json: bool,
 ) -> None:  # fmt: skip
-    from rooflab.bench.commands import parse_swaps
     from rooflab.bench.load.in_process import measure
 
     swaps = parse_swaps(swap or [])

@@ -26,16 +26,18 @@ def study(
 ) -> None:
     """Claims about LLM inference (the cache saves O(n^2), batching gives 5 to 10 times): what is predicted, what this
     machine measures, and whether each holds."""
-    from rooflab.bench.latency.pages import STUDIES, run_study, write_page
-    from rooflab.bench.latency.records import study_record
-    from rooflab.bench.latency.study import Lab
-    from rooflab.bench.records.files import RunWriter, result_folder
+    from rooflab.bench.latency.studies import STUDIES
 
     if every == bool(names):
         raise ValueError(f"study: expected names of {', '.join(STUDIES)}, or --all")
     for name in names or ():
         if name not in STUDIES:
             raise ValueError(f"study: expected one of {', '.join(STUDIES)}, got {name!r}")
+    from rooflab.bench.latency.pages import run_study, write_page
+    from rooflab.bench.latency.records import study_record
+    from rooflab.bench.latency.study import Lab
+    from rooflab.bench.records.files import RunWriter, result_folder
+
     lab, found = Lab(model, dummy, smoke, {"device": device}), []
     folder: Path = out or result_folder()
     writer = RunWriter(folder)

@@ -13,6 +13,7 @@ from rooflab.bench.calls.selection import choose_kernels
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate.checks import emulators
 from rooflab.bench.predict.cases import DEFAULT_GPU, Target, choose_scheme, choose_targets, identity, predict_all
+from rooflab.bench.predict.chip import chip_of
 from rooflab.bench.processes.child import ChildFailed
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter
@@ -20,7 +21,7 @@ from rooflab.bench.records.record import Record, Status
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, Scheme
-from rooflab.roofline.device import resolve
+from rooflab.roofline.device import Device, get_device
 from rooflab.roofline.model import Traffic
 
 TILE = 16
@@ -98,6 +99,8 @@ def call(
     dies."""
     if sample is not None and sample < 0:
         raise ValueError(f"ctas: expected 0 or more, got {sample}")
+    device = get_device(gpu)
+    chip_of(device)
     request = {
         "do": "run",
         **target.to_json(),
@@ -109,7 +112,7 @@ def call(
     }
     answer = ask(request)
     whole = answer["launches"] and answer["status"] == "OK" and answer["ran"] == answer["of"]
-    return Call(target, answer, _predicted(target, answer, gpu) if whole else "")
+    return Call(target, answer, _predicted(target, answer, device) if whole else "")
 
 
 def ask(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,8 +133,7 @@ def traffic_of(answer: Mapping[str, Any]) -> Traffic:
     return Traffic(read, wrote, len(moved), basis="counted")
 
 
-def _predicted(target: Target, answer: Mapping[str, Any], gpu: str) -> str:
-    device, _ = resolve(gpu)
+def _predicted(target: Target, answer: Mapping[str, Any], device: Device) -> str:
     found = predict_all([target], device, counted={target: traffic_of(answer)})[0]
     if found.prediction is None:
         return f"no time is predicted: {found.reason}"

@@ -11,11 +11,6 @@ from rooflab.bench.latency.study import Lab, Study
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import write_whole
 
-STUDIES = (
-    "kv-cache", "intensity", "batching", "paging", "prefix", "chunking", "fusion", "quantisation", "launch-bound",
-    "batch-invariance",
-)  # fmt: skip
-
 
 def run_study(name: str, lab: Lab) -> Study:
     """What a study of `STUDIES` finds."""

@@ -61,6 +61,8 @@ class Data:
             low, high = getattr(self, name) or (1, 1)
             if not (name == "ids" or low >= 1) or not 0 <= low <= high:
                 raise ValueError(f"{name}: expected N or LEAST:MOST, of at least 1, got {low}:{high}")
+        if self.dataset is not None and not self.dataset.is_file():
+            raise ValueError(f"dataset: expected a JSON file in ShareGPT's format, got {str(self.dataset)!r}")
         for name in ("prefix_len", "groups"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")

@@ -12,6 +12,7 @@ import torch
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
 from rooflab.bench.compile.store import Store
+from rooflab.bench.predict.chip import chip_of
 from rooflab.bench.predict.model import Prediction, predict
 from rooflab.bench.records.environment import Environment
 from rooflab.bench.records.record import Record
@@ -167,10 +168,14 @@ def choose_targets(
 def choose_gpu(name: str | None, records: Sequence[Record] = ()) -> tuple[Device, str | None]:
     """The GPU `name`, else the records' GPU, else this machine's GPU, else an H100; and a note on an ambiguous name.
 
-    Raises `ValueError` where the records are of several GPUs, or the GPU is in no table.
+    Raises `ValueError` where the records are of several GPUs, or the GPU is in no table or is no Hopper.
     """
-    if name:
-        return resolve(name)
+    found, note = resolve(name) if name else _seen_gpu(records)
+    chip_of(found)
+    return found, note
+
+
+def _seen_gpu(records: Sequence[Record]) -> tuple[Device, str | None]:
     seen = {str(record.environment["gpu"]["name"]) for record in records if record.environment.get("gpu")}
     if not seen and torch.cuda.is_available():
         seen = {torch.cuda.get_device_name()}

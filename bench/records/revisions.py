@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.records.environment import git_state
+from rooflab.bench.records.git import git_state
 from rooflab.engine.model_files import cache_folder
 
 CONSTRAINTS = "constraints.txt"

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rooflab.engine.llm import DEFAULT_MODEL
-from rooflab.engine.model_files import fetch
+from rooflab.engine.model_files import DEFAULT_MODEL, fetch
 from rooflab.engine.tokenizer import Prompt, TextStream, Tokenizer, as_token_ids, check_text, is_chat
 
 
