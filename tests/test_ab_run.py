@@ -127,7 +127,7 @@ def test_a_change_that_cannot_be_imported_is_named_with_its_place(monkeypatch):
     monkeypatch.setattr(pairs, "_answers", answers)
     status, _, errors = run_command(["ab", "rmsnorm", "--base", "HEAD"])
     wanted = r'.*working tree \(.*SyntaxError: invalid syntax \(File "fused.py", line 3\)'
-    assert status == 2 and re.fullmatch("rooflab: head: expected a tree that can be imported, got " + wanted, errors)
+    assert status == 2 and re.fullmatch("rooflab: --head: expected a tree that can be imported, got " + wanted, errors)
 
 
 def test_settings_that_make_no_sense_are_refused():

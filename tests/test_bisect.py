@@ -157,7 +157,7 @@ def test_the_command_line_finds_it_or_ends_with_12(rooflab, repo, monkeypatch):
     status, out, _ = rooflab("bisect", "gemm", "--good", commits[0], "--bad", commits[5], "--repo", root)
     assert status == 12 and "is not slower than" in out
     status, _, err = rooflab("bisect", "gemm", "--good", "x", "--bad", "main", "--repo", root)
-    assert status == 2 and err == "rooflab: good: expected a commit, branch or tag of repo, got 'x'\n"
+    assert status == 2 and err == "rooflab: --good: expected a commit, branch or tag of repo, got 'x'\n"
 
 
 def test_the_ab_is_run_as_a_command_and_its_status_is_the_answer(monkeypatch):

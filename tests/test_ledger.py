@@ -199,7 +199,16 @@ def test_a_program_becomes_a_suite_that_the_bench_takes(rooflab: Any, tmp_path: 
     status, out, _ = rooflab("bench", "fused_add_rmsnorm", "--kernel", "library", "--suite", suite, "--device", "cpu",
                              "--budget", "0.01", "--out", tmp_path / "out")  # fmt: skip
     assert status in (0, 13) and "T=2,H=192,eps=1e-05" in out
+    fails, kept = tmp_path / "fails", suite.read_text()
+    fails.write_text("import sys\nsys.exit(3) if len(sys.argv) > 1 else {}['x']\n")
     for arguments, said in (
+        (("capture", "--suite", suite, "--", "false"), "/false, which is not written in Python"),
+        (
+            ("capture", "--suite", suite, "--", "python", "-m", "no.such"),
+            "a module that can be imported, got 'no.such'",
+        ),
+        (("capture", "--suite", suite, "--", "python", fails), "program: expected it to end well, got KeyError: 'x'"),
+        (("capture", "--suite", suite, "--", "python", fails, "3"), "expected it to end well, got exit status 3"),
         (("capture", "--suite", "x.txt", "--", "python", program), "suite: expected a file called .json"),
         (("capture", "--suite", suite, "--", "./none"), "program: expected python app.py"),
         (("bench", "gemm", "--suite", tmp_path / "no.json"), "suite: expected a file of `rooflab capture`"),
@@ -209,6 +218,7 @@ def test_a_program_becomes_a_suite_that_the_bench_takes(rooflab: Any, tmp_path: 
     ):
         status, _, err = rooflab(*arguments)
         assert status == 2 and said in err, err
+    assert suite.read_text() == kept
 
 
 def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,8 +248,8 @@ def test_bad_input_is_one_sentence_status_2_and_no_file(rooflab, tmp_path):
     for arguments, message in (
         (["nowhere"], "rooflab: records: expected a file or folder, got 'nowhere'"),
         (["bad.jsonl"], "rooflab: bad.jsonl, line 1: "),
-        ([CPU_RECORDS, "--out", "."], "rooflab: out: expected a file, got the folder '.'"),
-        ([CPU_RECORDS, "--title", " "], "rooflab: title: expected a text, got an empty one"),
+        ([CPU_RECORDS, "--out", "."], "rooflab: --out: expected a file, got the folder '.'"),
+        ([CPU_RECORDS, "--title", " "], "rooflab: --title: expected a text, got an empty one"),
     ):
         status, out, err = rooflab("report", "--no-plots", *arguments)
         assert status == 2 and out == "" and "Traceback" not in err

@@ -19,7 +19,10 @@ from rooflab.bench.processes.triton_mode import interpret_without_gpu
 
 EXIT_INCORRECT, EXIT_INVALID, EXIT_USAGE = 11, 13, 2
 """Exit statuses; those of an A/B are in `rooflab.bench.ab`."""
-FROM = {"max_model_len": "context", "max_num_seqs": "batch", "num_kv_blocks": "batch"}
+FROM = {
+    "max_model_len": "context", "max_num_seqs": "batch", "num_kv_blocks": "batch", "tensor_parallel": "gpus",
+    "prefill_chunk": "chunk", "weight_dtype": "dtype",
+}  # fmt: skip
 """Settings of an engine, and the options that they come from where they have none of their own."""
 
 
@@ -51,7 +54,7 @@ class Command(TyperCommand):
         """The text of an error that begins with the inner name of an option, with the option instead."""
         name, colon, rest = text.partition(": ")
         words = {word.partition("=")[0] for word in sys.argv}
-        own = [param for param in self.params if name in (param.name, *map(_inner, param.opts))]
+        own = [param for param in self.params if _inner(name) in (param.name, *map(_inner, param.opts))]
         own = own or [param for param in self.params if param.name == FROM.get(name)]
         typed = [option for param in own for option in param.opts if option in words]
         return "".join([(typed or [param.opts[0] for param in own] or [name])[0], colon, rest])

@@ -49,7 +49,7 @@ def load(
     max_concurrency: Annotated[int | None, at_least(1, "Over it, requests wait on the client.")] = None,
     num_prompts: Annotated[int, at_least(1, "Requests of a run.")] = 100,
     duration: Annotated[float | None, above_zero("Seconds of arrivals, instead of --num-prompts.")] = None,
-    warmup: Annotated[int, at_least(0, "Requests one by one before the run.")] = 1,
+    warmup: Annotated[int, at_least(1, "Requests one by one before the run.")] = 1,
     warmup_seconds: Annotated[float, at_least(0, "Begin of the run that does not count.")] = 0.0,
     data: Annotated[str, typer.Option(help="random, sharegpt (its lengths) or prefix (shared by groups).")] = "random",
     dataset: Annotated[Path | None, typer.Option(help="A file in ShareGPT's format.")] = None,

@@ -8,11 +8,13 @@ graph makes no calls, so only what runs eagerly is seen.  A draw is kept as a gr
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import runpy
 import shutil
 import sys
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from rooflab.bench.latency.ledger import marked
+from rooflab.kernels.registry import IMPORT_ERRORS
 from rooflab.reference.captured import VERSION
 from rooflab.reference.spec import DTYPE_NAMES, Case
 
@@ -360,16 +363,15 @@ def _engine(captured: Captured, operators: _Operators) -> Iterator[None]:
 def run_program(command: Sequence[str]) -> Captured:
     """Runs a Python program in this process, watched: `python app.py ...`, `python -m module ...`, or a script on PATH.
 
-    Raises `ValueError` on what is none of these.  The program's exit is not ours.
+    Raises `ValueError` on what is none of these, and on a program that fails.  The program's exit is not ours.
     """
     words = list(command)
-    if words and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
-        words = words[1:]
+    interpreted = bool(words) and re.fullmatch(r"python[\d.]*", Path(words[0]).name) is not None
+    words = words[interpreted:]
     module = len(words) > 1 and words[0] == "-m"
-    target = words[1] if module else words[0] if words else ""
-    path = target if module or Path(target).is_file() else shutil.which(target) if target else None
-    if not path or target.startswith("-"):
-        raise ValueError(f"program: expected python app.py, python -m module, or a Python script, got {command!r}")
+    path = words[1] if module else _script(words[0] if words else "", interpreted)
+    if module and not _is_module(path):
+        raise ValueError(f"program: expected a module that can be imported, got {path!r}")
     before, folder = sys.argv, sys.path[0]
     sys.argv = [path, *words[2 if module else 1 :]]
     try:
@@ -383,6 +385,28 @@ def run_program(command: Sequence[str]) -> Captured:
             except SystemExit as ended:
                 if ended.code not in (None, 0):
                     raise ValueError(f"program: expected it to end well, got exit status {ended.code}") from None
+            except IMPORT_ERRORS as error:
+                traceback.print_exception(error)
+                raise ValueError(f"program: expected it to end well, got {type(error).__name__}: {error}") from error
     finally:
         sys.argv, sys.path[0] = before, folder
     return captured
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False
+
+
+def _script(target: str, interpreted: bool) -> str:
+    """The path of a script of Python, as its suffix or its first lines say, or the interpreter before it."""
+    wanted = "program: expected python app.py, python -m module, or a Python script"
+    path = target if Path(target).is_file() else shutil.which(target) if target else None
+    if not path or target.startswith("-"):
+        raise ValueError(f"{wanted}, got {target!r}")
+    with open(path, "rb") as file:
+        if not interpreted and not path.endswith(".py") and b"python" not in file.readline(256) + file.readline(256):
+            raise ValueError(f"{wanted}, got {path}, which is not written in Python")
+    return path
