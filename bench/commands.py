@@ -71,7 +71,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
 
 def _settled() -> dict[str, str]:
     """By kernel, the buckets that it serves in the model that was loaded last on this CPU."""
-    from rooflab.engine.settle import known
+    from rooflab.engine.settle import PROVISIONAL, known
 
     newest: dict[str, Any] = next(known(), {"times_us": {}})
     buckets: dict[str, list[str]] = {}
@@ -79,7 +79,14 @@ def _settled() -> dict[str, str]:
     for op, of_op in newest["times_us"].items():
         for bucket, times in sorted(of_op.items(), key=lambda item: order.index(item[0])):
             buckets.setdefault(f"{op}/{min(times, key=times.__getitem__)}", []).append(bucket)
-    return {name: f"fastest for {newest['model']} in {' '.join(own)}" for name, own in buckets.items()}
+    told = {name: f"fastest for {newest['model']} in {' '.join(own)}" for name, own in buckets.items()}
+    unsure = {
+        name
+        for op, at in newest.get("provisional", ())
+        for name in told
+        if name.startswith(f"{op}/") and at in buckets[name]
+    }
+    return {name: f"{text} ({PROVISIONAL})" if name in unsure else text for name, text in told.items()}
 
 
 def listed_checks(chosen: Selection) -> list[Asked]:

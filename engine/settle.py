@@ -1,7 +1,8 @@
 """Which kernel serves an op on this machine's CPU: its candidates are timed here, once, and the times are kept.
 
 CPUs differ too much for a record of another one: on one the packed product is the fastest at one row, on another
-torch's own.  A file in the cache folder keeps the times of one machine, version and model.
+torch's own.  A file in the cache folder keeps the times of one machine, version and model.  A start spends at most
+`LIMIT_S` on them; those that are missing, or were taken beside other processes, are taken at the next quiet start.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import inspect
 import itertools
 import json
+import logging
 import math
 import statistics
 import time
@@ -25,7 +27,7 @@ from psutil import virtual_memory
 from rooflab.engine.model_files import cache_folder
 from rooflab.engine.probes import PRODUCTS, Limits, packed, probes, real
 from rooflab.engine.waiting import run_times, waiting_since
-from rooflab.kernels._native import HEADERS, processor
+from rooflab.kernels._native import HEADERS, library, processor
 from rooflab.kernels.choices import Phase
 from rooflab.kernels.registry import Kernel
 
@@ -34,6 +36,9 @@ TOLERATED = 1.05
 ROUNDS = 5
 WAITING = 0.05
 """Highest ratio of waiting for a core to running, as for a reading of the bench."""
+LIMIT_S = 10.0
+"""Seconds of timing at a start, compilers aside.  Without a limit it took 87 and 128 on 2 cores that had other work."""
+PROVISIONAL = "provisional: not timed on a quiet machine"
 SAMPLE_S = 5e-4
 """A sample repeats the call for at least as long."""
 COLD_BYTES = 64 * 2**20
@@ -72,10 +77,14 @@ def settle(
         if len(choices) > 1:
             take = partial(_time, op, bucket, rows[bucket], [choice.kernel for choice in choices], limits)
             times = settled.of(op, bucket, take)
-            choices = [replace(one, why=_reason(one, times)) for one in choices]
-            choices.sort(key=lambda one: times[one.kernel.name])
+            choices = sorted(choices, key=lambda one: times.get(one.kernel.name, 0.0))
         fastest[op, bucket] = choices
     settled.keep()
+    for (op, bucket), choices in fastest.items():
+        if len(choices) > 1:
+            fastest[op, bucket] = [replace(one, why=settled.why(op, bucket, one.kernel.name)) for one in choices]
+    if settled.provisional:
+        logging.getLogger(__name__).warning("kernels of %s: %s", arch.name, PROVISIONAL)
     (product,) = set(PRODUCTS) & set(limits.ops)
     products = {bucket: choices for (op, bucket), choices in fastest.items() if op == product}
     ways = _ways(products, settled.times.get(product, {}), limits)
@@ -105,25 +114,22 @@ def _ways(products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str,
     return min(fewest, key=lambda ways: math.prod(losses(ways)))
 
 
-def _reason(choice: Choice, times: Mapping[str, float]) -> str:
-    others = ", ".join(f"{name} {us:.0f}" for name, us in times.items() if name != choice.kernel.name)
-    return f"{times[choice.kernel.name]:.0f} us here, against {others}"
-
-
-def _time(op: str, bucket: str, rows: int, kernels: list[Kernel], limits: Limits) -> dict[str, float]:
-    """Microseconds by kernel; of products for all of a step."""
+def _time(
+    op: str, bucket: str, rows: int, kernels: list[Kernel], limits: Limits, ends: float = math.inf
+) -> dict[str, float]:
+    """Microseconds by kernel, of products for all of a step; empty if the clock passed `ends` before all had a time."""
     phase: Phase = "decode" if bucket.startswith("decode") else "prefill"
     inputs = [real(each, limits.block_size) for each in probes(op, phase, rows, limits)]
     if op not in PRODUCTS:
         (only,) = inputs
         taken = {kernel: {name: value for name, value in only.items() if name in kernel.accepted} for kernel in kernels}
-        return time_calls({kernel.name: [partial(kernel.fn, **own)] for kernel, own in taken.items()})
+        return time_calls({kernel.name: [partial(kernel.fn, **own)] for kernel, own in taken.items()}, ends)
     *layer, head = inputs
-    times = time_calls({kernel.name: _products(kernel, layer) for kernel in kernels})
-    heads = {}
+    times = time_calls({kernel.name: _products(kernel, layer) for kernel in kernels}, ends)
+    heads = dict.fromkeys(times, 0.0)
     if rows <= 16:  # with more rows the head's product takes longest of all and is like the others
-        heads = time_calls({kernel.name: _products(kernel, [head]) for kernel in kernels})
-    return {name: limits.arch.num_layers * us + heads.get(name, 0.0) for name, us in times.items()}
+        heads = time_calls({kernel.name: _products(kernel, [head]) for kernel in kernels}, ends)
+    return {name: limits.arch.num_layers * times[name] + us for name, us in heads.items() if times}
 
 
 def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[], None]]:
@@ -159,27 +165,54 @@ class Settled:
         }
         files = sorted({inspect.getfile(inspect.unwrap(kernel.fn)) for kernel in kernels})
         parts = (path for file in files for path in (Path(file), Path(file).with_suffix(".cpp")))
-        sources = [path.read_text() for path in (*parts, *HEADERS) if path.is_file()]
-        key = hashlib.sha256("\0".join([json.dumps(self.about), processor(), *sources]).encode()).hexdigest()[:16]
-        self._path = folder() / f"{key}.json"
-        self.times: Times = json.loads(self._path.read_text())["times_us"] if self._path.is_file() else {}
-        self._new = False
-        self._began = run_times()
+        sources = {path: path.read_text() for path in (*parts, *HEADERS) if path.is_file()}
+        key = hashlib.sha256("\0".join([json.dumps(self.about), processor(), *sources.values()]).encode()).hexdigest()
+        self._path = folder() / f"{key[:16]}.json"
+        kept = json.loads(self._path.read_text()) if self._path.is_file() else {}
+        self.times: Times = kept.get("times_us", {})
+        self.provisional = {(op, bucket) for op, bucket in kept.get("provisional", ())}
+        """Without times, or with those of a busy machine."""
+        self._sources = [path for path in sources if path.suffix == ".cpp"]
+        self._taken: set[tuple[str, str]] = set()
+        self._ends = 0.0
+        self._began: dict[int, tuple[int, int]] = {}
 
-    def of(self, op: str, bucket: str, take: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Microseconds by kernel, from the cache or from `take`."""
+    def of(self, op: str, bucket: str, take: Callable[[float], dict[str, float]]) -> dict[str, float]:
+        """Microseconds by kernel, from the cache or from `take`, which gets the end of the time; empty without time."""
         buckets = self.times.setdefault(op, {})
-        if bucket not in buckets:
-            buckets[bucket], self._new = take(), True
-        return buckets[bucket]
+        if bucket in buckets and (op, bucket) not in self.provisional:
+            return buckets[bucket]
+        if not self._ends:
+            for source in self._sources:
+                library(source)
+            self._ends, self._began = time.monotonic() + LIMIT_S, run_times()
+        again = bucket in buckets
+        if time.monotonic() < self._ends and not (again and self._taken and self._busy()):
+            if found := take(self._ends):
+                buckets[bucket] = found
+                self._taken.add((op, bucket))
+        self.provisional |= set() if bucket in buckets else {(op, bucket)}
+        return buckets.get(bucket, {})
+
+    def _busy(self) -> bool:
+        return (waiting_since(self._began) or 0.0) > WAITING
 
     def keep(self) -> None:
-        """Writes what was timed since it was read; not if other processes had the cores, so that it is timed again."""
-        if self._new and (waiting_since(self._began) or 0.0) <= WAITING:
+        """Writes what was timed since it was read; on a busy machine as provisional."""
+        if self._taken:
+            self.provisional = self.provisional | self._taken if self._busy() else self.provisional - self._taken
             self._path.parent.mkdir(parents=True, exist_ok=True)
             part = self._path.with_suffix(".part")
-            part.write_text(json.dumps({**self.about, "times_us": self.times}, indent=1) + "\n")
+            found = {**self.about, "provisional": sorted(self.provisional), "times_us": self.times}
+            part.write_text(json.dumps(found, indent=1) + "\n")
             part.replace(self._path)
+
+    def why(self, op: str, bucket: str, kernel: str) -> str:
+        """The reason for a choice."""
+        times = self.times[op].get(bucket, {})
+        others = ", ".join(f"{name} {us:.0f}" for name, us in times.items() if name != kernel)
+        reasons = [f"{times[kernel]:.0f} us here, against {others}"] if times else []
+        return "; ".join(reasons + [PROVISIONAL] * ((op, bucket) in self.provisional))
 
 
 def folder() -> Path:
@@ -187,15 +220,22 @@ def folder() -> Path:
     return cache_folder() / "settled"
 
 
-def time_calls(calls: Mapping[str, Sequence[Callable[[], Any]]]) -> dict[str, float]:
-    """Median microseconds of one call by name, interleaved; the calls of a name take turns."""
+def time_calls(calls: Mapping[str, Sequence[Callable[[], Any]]], ends: float = math.inf) -> dict[str, float]:
+    """Median microseconds of one call by name, interleaved; the calls of a name take turns.
+
+    Empty if the clock passes `ends` before the first round; later rounds are then left out.
+    """
     counts = {}
     for name, functions in calls.items():
         for function in functions:  # also the first call, which may compile
             function()
+        if time.monotonic() > ends:
+            return {}
         counts[name] = max(1, round(SAMPLE_S / max(_seconds(functions, len(functions)) / len(functions), 1e-7)))
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
+        if number and time.monotonic() > ends:
+            break
         for name, functions in calls.items():
             count = -(-counts[name] // len(functions)) * len(functions)
             samples[name].append(1e6 * _seconds(functions, count) / count)

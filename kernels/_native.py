@@ -80,7 +80,7 @@ def built(source: Path, types: str) -> Callable[..., int]:
 
     Raises `ValueError` with the compiler's first error.
     """
-    run: Any = ctypes.CDLL(str(_library(source))).run
+    run: Any = ctypes.CDLL(str(library(source))).run
     run.restype, run.argtypes = ctypes.c_int, [TYPES[letter] for letter in types]
     return run  # type: ignore[no-any-return]
 
@@ -125,7 +125,8 @@ def sizes(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
-def _library(source: Path) -> Path:
+def library(source: Path) -> Path:
+    """The built library of a C++ file.  Raises `ValueError` with the compiler's first error."""
     path = compiler()
     if path is None:
         raise ValueError(f"{source.parent.name}/{source.stem}: {why_no_compiler()}")

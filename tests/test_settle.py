@@ -1,6 +1,8 @@
 """What serves an op on a CPU is what was fastest when it was timed here; the times are kept for this machine alone."""
 
 import dataclasses
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from tiny_model import prompts, tiny_llm
 
 from rooflab.engine import settle
 from rooflab.engine.llm import SamplingParams
-from rooflab.engine.settle import Settled
+from rooflab.engine.settle import PROVISIONAL, Settled, time_calls
 from rooflab.kernels import registry
 
 TIME = settle._time
@@ -17,6 +19,7 @@ TIME = settle._time
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(settle, "folder", lambda: tmp_path / "settled")
+    monkeypatch.setattr(settle, "waiting_since", lambda began: None)  # the other test workers do not count
 
 
 @pytest.fixture
@@ -24,7 +27,7 @@ def times(monkeypatch):
     """Makes the times of gemm in each phase what a test says; the first kernel of any other op is fastest."""
 
     def times(**of_gemm):
-        def table(op, bucket, rows, kernels, limits):
+        def table(op, bucket, rows, kernels, limits, ends):
             if op != "gemm":
                 return {kernel.name: 1.0 for kernel in kernels}
             return of_gemm[bucket.partition(":")[0]]
@@ -42,17 +45,15 @@ def test_times_are_taken_once_for_a_machine_a_model_and_the_code(tmp_path, monke
     kernels = [registry.get_kernel("rmsnorm", "library")]
     taken = []
 
-    def settled(waited=0, model="tiny", own=kernels):
-        """How often the times had to be taken; other processes had the cores for `waited` of each ns."""
-        monkeypatch.setattr(settle, "waiting_since", lambda began: waited)
+    def settled(model="tiny", own=kernels):
+        """How often the times had to be taken."""
         before = len(taken)
         one = Settled(model, {"dtype": "float32"}, own)
-        assert one.of("rmsnorm", "decode:1", lambda: taken.append(1) or {"library": 2.0}) == {"library": 2.0}
+        assert one.of("rmsnorm", "decode:1", lambda ends: taken.append(1) or {"library": 2.0}) == {"library": 2.0}
         one.keep()
         return len(taken) - before
 
-    assert settled(waited=0.5) == settled() == 1, "times of a busy machine are not kept"
-    assert settled() == 0 and settled(model="other") == 1
+    assert settled() == 1 and settled() == 0 and settled(model="other") == 1
     changed = tmp_path / "changed.py"
     changed.write_text("def kernel(x): return x\n")
     namespace = {}
@@ -60,6 +61,35 @@ def test_times_are_taken_once_for_a_machine_a_model_and_the_code(tmp_path, monke
     assert settled(own=[dataclasses.replace(kernels[0], fn=namespace["kernel"])]) == 1, "other code, other times"
     (newest, *_) = settle.known()
     assert newest["times_us"] == {"rmsnorm": {"decode:1": {"library": 2.0}}} and newest["processor"]
+
+
+def test_a_start_takes_ten_seconds_and_what_is_provisional_is_timed_on_a_quiet_machine(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(settle, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def start(waited):
+        """What is timed, 3 s each, while other processes have the cores for `waited` of each ns; what stays open."""
+        monkeypatch.setattr(settle, "waiting_since", lambda began: waited)
+        one, taken = Settled("tiny", {}, []), []
+
+        def take(bucket, ends):
+            nonlocal now
+            now += 3.0
+            taken.append(bucket)
+            return {"library": 2.0, "native": 1.0}
+
+        for bucket in "abcdef":
+            one.of("rmsnorm", bucket, partial(take, bucket))
+        one.keep()
+        return "".join(taken), "".join(sorted(bucket for _, bucket in one.provisional)), one
+
+    *found, busy = start(0.5)
+    assert found == ["abcd", "abcdef"] and busy.why("rmsnorm", "f", "native") == PROVISIONAL
+    assert busy.why("rmsnorm", "a", "native") == f"1 us here, against library 2; {PROVISIONAL}"
+    assert [start(waited)[:2] for waited in (0.5, 0.0, 0.0, 0.5)] == [
+        ("aef", "abcdef"), ("abcd", "ef"), ("ef", ""), ("", "")
+    ]  # fmt: skip
+    assert time_calls({"slow": [lambda: None]}, ends=now - 1) == {}, "no second call where the time is over"
 
 
 def test_the_fastest_serves_and_says_so(tmp_path, times):
@@ -101,6 +131,7 @@ def test_every_candidate_runs_on_the_inputs_that_it_is_timed_with(tmp_path, monk
 
     monkeypatch.setattr(settle, "_time", table)
     monkeypatch.setattr(settle, "SAMPLE_S", 0.0)
+    monkeypatch.setattr(settle, "LIMIT_S", 600.0)
     llm = tiny_llm(tmp_path, max_num_seqs=20, config={"attention_bias": True, "model_type": "qwen2"})
     for (op, _), times in taken.items():
         assert len(times) > 1 and all(us > 0 for us in times.values()), op
@@ -110,13 +141,17 @@ def test_every_candidate_runs_on_the_inputs_that_it_is_timed_with(tmp_path, monk
     )
 
 
-def test_list_says_what_serves(rooflab, tmp_path, times, monkeypatch):
-    monkeypatch.setattr(settle, "waiting_since", lambda began: None)  # the other test workers do not count
+def test_list_says_what_serves(rooflab, tmp_path, times, monkeypatch, caplog):
     times(decode={"native": 1.0, "packed": 3.0, "library": 9.0}, prefill={"native": 4.0, "packed": 3.0, "library": 9.0})
     tiny_llm(tmp_path)
     _, out, _ = rooflab("list", "gemm")
     text = " ".join(out.split())
     assert "in decode:1 decode:16 decode:64 decode:inf" in text and "in prefill:64 prefill:512" in text
+    assert PROVISIONAL not in text + caplog.text
+    monkeypatch.setattr(settle, "waiting_since", lambda began: 0.5)
+    tiny_llm(tmp_path, max_num_seqs=3)
+    assert f": {PROVISIONAL}" in caplog.text
+    assert f"decode:1 decode:16 ({PROVISIONAL})" in " ".join(rooflab("list", "gemm")[1].split())
 
 
 def test_without_a_compiler_the_calls_of_torch_serve(tmp_path, monkeypatch):
