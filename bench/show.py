@@ -169,7 +169,8 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     fine = ("OK", "UNSUPPORTED", "UNAVAILABLE")
     untimed = [row for row in rows if row["latency_ms"] is None and row["status"] in fine]
     noisy = [row for row in rows if row["status"] == "NOISY"]
-    for what, others, style in (("not timed", untimed, "dim"), ("NOISY", noisy, "yellow")):
+    noted = [row for row in rows if row["status"] == "OK" and row["reason"]]
+    for what, others, style in (("not timed", untimed, "dim"), ("NOISY", noisy, "yellow"), ("note", noted, "yellow")):
         for reason in dict.fromkeys(row["reason"] for row in others):
             names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in others if row["reason"] == reason)
             line(f"{what}: {', '.join(names)}: {reason}", style)

@@ -100,6 +100,8 @@ class Ceilings:
     """Measured HBM rates by kind of access: `read`, `write`, `copy`, `triad`; the best is `hbm_bytes_per_s`."""
     launch_floors_s: Mapping[str, float] = field(default_factory=dict)
     """Measured time of an empty launch by timing method; the least is `launch_floor_s`."""
+    noise: str = ""
+    """Why the rates are NOISY, and so may be too low; empty if nothing else ran while they were measured."""
 
     def matrix_rate(self, dtype: str) -> float:
         """FLOP/s for matrix products of `dtype`.  Raises `ValueError` if the device has no such rate."""

@@ -240,8 +240,9 @@ def _legend_handles(points: Numbered, ceilings: Sequence[Ceilings]) -> list[Line
         handles.append(Line2D([], [], marker="x", label="not timed: the most that its roof allows", **grey))
     if arrows(shown):
         handles.append(Line2D([], [], color=_INK, linewidth=1.1, label="arrow: naive to optimized"))
-    for kind in dict.fromkeys(ceiling.kind for ceiling in ceilings):
-        handles.append(Line2D([], [], color="black", linestyle=_DASHES[kind], label=f"ceiling, {KINDS[kind]}"))
+    for kind, noisy in dict.fromkeys((ceiling.kind, bool(ceiling.noise)) for ceiling in ceilings):
+        label = f"ceiling, {KINDS[kind]}{', NOISY' if noisy else ''}"
+        handles.append(Line2D([], [], color="black", linestyle=_DASHES[kind], label=label))
     return handles
 
 

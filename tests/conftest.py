@@ -70,7 +70,7 @@ def skip_reason(report: Any) -> str:
 def quiet() -> Iterator[None]:
     """Calls no reading of this process NOISY: the test workers keep each other's processors busy."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("timing.timing", "measure.engine_run"):
+        for module in ("timing.timing", "measure.engine_run", "ceilings.ceilings"):
             patch.setattr(f"rooflab.bench.{module}.noise", lambda seconds, waiting: "")
         yield
 

@@ -8,6 +8,7 @@ import torch
 from rooflab.bench.ceilings import ceilings as module
 from rooflab.bench.ceilings import cpu
 from rooflab.bench.ceilings.ceilings import ceilings_for, cpu_ceilings, limits_for, raise_cpu_ceilings
+from rooflab.bench.ceilings.readings import cpu_records, cpu_rows, larger
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.timing.reading import above_limits, implausible
 from rooflab.roofline.device import get_device
@@ -26,7 +27,6 @@ def measured(monkeypatch):
         return replace(SLOW, hbm_bytes_per_s=2.0 ** len(calls) * 1e9)
 
     monkeypatch.setattr(module, "measure_cpu", measure)
-    monkeypatch.setattr(module, "_busy", lambda: False)
     return calls
 
 
@@ -41,12 +41,21 @@ def test_ceilings_are_measured_once_and_kept(tmp_path, measured):
     assert cpu_ceilings(folder=tmp_path).hbm_bytes_per_s == 4e9
 
 
-def test_what_a_busy_machine_measured_is_measured_anew_once_it_is_quiet(tmp_path, measured, monkeypatch):
-    monkeypatch.setattr(module, "_busy", lambda: True)
+def test_what_a_busy_machine_measured_is_noisy_and_not_kept(tmp_path, measured, monkeypatch, capsys):
+    monkeypatch.setattr(module, "noise", lambda seconds, waiting: "other processes were running")
+    monkeypatch.setattr(module, "_noisy", {})
     first = cpu_ceilings(folder=tmp_path)
-    assert cpu_ceilings(folder=tmp_path) == first and len(measured) == 1
-    monkeypatch.setattr(module, "_busy", lambda: False)
-    assert cpu_ceilings(folder=tmp_path) != first and len(measured) == 2
+    assert first.noise == "other processes were running" and f"NOISY: {first.noise}" in capsys.readouterr().err
+    assert cpu_ceilings(folder=tmp_path) == first and len(measured) == 1, "it counts for this process"
+    assert not list(tmp_path.iterdir())
+    assert {row["status"] for row in cpu_rows(first)} == {"NOISY"}
+    assert {(made.status, made.reason) for made in cpu_records(first, snapshot().to_dict(), "r")} == {
+        ("NOISY", first.noise)
+    }
+    monkeypatch.setattr(module, "noise", lambda seconds, waiting: "")
+    assert larger(first, SLOW).noise == larger(SLOW, first).noise == ""
+    monkeypatch.setattr(module, "_noisy", {})
+    assert cpu_ceilings(folder=tmp_path).hbm_bytes_per_s == 4e9 and len(measured) == 2
     assert cpu_ceilings(folder=tmp_path).hbm_bytes_per_s == 4e9 and len(measured) == 2
 
 
@@ -126,6 +135,9 @@ def test_a_gpu_has_its_data_sheet_and_no_reading_passes_its_highest_clock(monkey
     limits = limits_for(device, found)
     assert limits.matrix_rate("bf16") == pytest.approx(found.matrix_rate("bf16") * 1.98 / 1.83)
     assert limits_for(torch.device("cpu"), SLOW) is SLOW
+    assert limits_for(torch.device("cpu"), replace(SLOW, noise="busy")) is None, (
+        "rates that may be too low limit nothing"
+    )
     # What a method reads of a launch is no limit of the card: the data sheet's floor is a graph's; CUPTI reads less.
     assert found.launch_floor_s == 1.3e-6 and limits.launch_floor_s == 0.0
     cost = Cost(4096, 4096, launches=1)

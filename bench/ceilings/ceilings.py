@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from rooflab.bench.ceilings.cpu import measure_cpu
@@ -21,7 +20,9 @@ from rooflab.bench.records.environment import Environment, snapshot
 from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import now
 from rooflab.bench.timing.clocks import SET_BY_USER
+from rooflab.bench.timing.noise import noise
 from rooflab.engine.model_files import cache_folder
+from rooflab.engine.waiting import run_times, waiting_since
 from rooflab.roofline.device import identify
 from rooflab.roofline.model import Ceilings
 
@@ -48,10 +49,11 @@ def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
     """The limits of any reading on `device`: on a CPU `ceilings`, on CUDA the data sheet's rates at the highest clock.
 
     Where the data sheet has no L2 rate, as for a Hopper, the L2 rate of `ceilings` is used.  For a GPU that is in no
-    table the L2 rate is the only limit; without it the result is None.  The launch floor is 0: it comes from `Samples`.
+    table the L2 rate is the only limit; without it the result is None, as of NOISY ceilings.  The launch floor is 0: it
+    comes from `Samples`.
     """
     if device.type == "cpu":
-        return ceilings
+        return None if ceilings.noise else ceilings
     known = identify(torch.cuda.get_device_name(device))
     if known is not None:
         limits = known.ceilings(known.max_clock_hz)
@@ -148,27 +150,28 @@ def cpu_ceilings(refresh: bool = False, budget_s: float = 5.0, folder: Path | No
     a virtual machine shares its cache with its neighbours.  Matrix rates: the best `torch.mm` or packed oneDNN
     product per dtype.  Vector rate: the fp32 matrix rate, because a CPU computes fp32 products on its vector units, and
     no other torch call keeps them as busy.  Special functions are not measured and set no bound.  Rates measured while
-    other processes ran are too low (a tenth was seen), and are measured again when those processes have ended.
+    other processes ran are too low (a tenth was seen): they have `noise`, count for this process, and are not kept.
     """
-    known = None if refresh else kept_cpu_ceilings(folder)
+    environment = snapshot()
+    path = _path(folder, environment)
+    known = None if refresh else _load(path, environment) or _noisy.get((path, environment.threads))
     if known is not None:
         return known
-    environment = snapshot()
-    busy = _busy()
+    began = run_times()
     measured = measure_cpu(environment.cpu, budget_s)
-    _save(_path(folder, environment), environment, measured, busy)
+    measured = replace(measured, noise=noise((), waiting_since(began)))
+    _save(path, environment, measured)
     return measured
+
+
+_noisy: dict[tuple[Path, int], Ceilings] = {}
+"""Of this process, by the file in which they are not kept and the number of threads."""
 
 
 def kept_cpu_ceilings(folder: Path | None = None) -> Ceilings | None:
     """The cached ceilings of this CPU; None where they are not valid."""
     environment = snapshot()
     return _load(_path(folder, environment), environment)
-
-
-def _busy() -> bool:
-    """Whether other processes hold more than a quarter of this machine while this one sleeps."""
-    return float(psutil.cpu_percent(interval=0.25)) > 25.0
 
 
 def raise_cpu_ceilings(known: Ceilings, folder: Path | None = None) -> Ceilings:
@@ -193,14 +196,19 @@ def _load(path: Path, environment: Environment) -> Ceilings | None:
         then = found["environment"]
         if any(then[name] != getattr(environment, name) for name in ("threads", "torch", "cpu")):
             return None
-        return None if found["busy"] and not _busy() else Ceilings(**found["ceilings"])
+        return None if found.get("busy") else Ceilings(**found["ceilings"])  # `busy`: kept by an older version
     except (ValueError, KeyError, TypeError):
         return None  # truncated or of another version: measured again and overwritten
 
 
-def _save(path: Path, environment: Environment, measured: Ceilings, busy: bool = False) -> None:
-    found = {"environment": environment.to_dict(), "busy": busy, "ceilings": asdict(measured)}
-    write_json(path, found)
+def _save(path: Path, environment: Environment, measured: Ceilings) -> None:
+    if not measured.noise:
+        write_json(path, {"environment": environment.to_dict(), "ceilings": asdict(measured)})
+        return
+    from rooflab.bench import show  # draws on the terminal
+
+    _noisy[path, environment.threads] = measured
+    show.note(f"ceilings: NOISY: {measured.noise}")
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,7 @@ def larger(a: Ceilings, b: Ceilings) -> Ceilings:
         tensor_flops_per_s=each(a.tensor_flops_per_s, b.tensor_flops_per_s),
         vector_flops_per_s=max(a.vector_flops_per_s, b.vector_flops_per_s),
         access_bytes_per_s=each(a.access_bytes_per_s, b.access_bytes_per_s),
+        noise=a.noise and b.noise,
     )
 
 
@@ -236,10 +237,14 @@ def _cpu_limits(ceilings: Ceilings) -> list[tuple[str, str | None, float]]:
     return [*found, ("fp32 vector", "fp32", ceilings.vector_flops_per_s)]
 
 
+def _status(ceilings: Ceilings) -> Status:
+    return "NOISY" if ceilings.noise else "OK"
+
+
 def cpu_rows(ceilings: Ceilings) -> list[dict[str, Any]]:
     """A row for each limit of a CPU; there is no data sheet of a CPU here."""
     return [
-        {"limit": limit, "measured": rate / 1e9, "unit": "GFLOP/s" if dtype else "GB/s", "status": "OK"}
+        {"limit": limit, "measured": rate / 1e9, "unit": "GFLOP/s" if dtype else "GB/s", "status": _status(ceilings)}
         for limit, dtype, rate in _cpu_limits(ceilings)
     ]
 
@@ -295,7 +300,8 @@ def cpu_records(ceilings: Ceilings, environment: Mapping[str, Any], run_id: str)
         Record(
             kind="ceiling",
             run_id=run_id,
-            status="OK",
+            status=_status(ceilings),
+            reason=ceilings.noise,
             environment=environment,
             commit=environment["commit"],
             dirty=environment["dirty"],

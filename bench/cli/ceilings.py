@@ -57,10 +57,10 @@ def _cpu(device: Any, refresh: bool, budget_s: float | None, out: Path | None) -
     return {
         "device": found.device,
         "used": found.kind,
-        "reason": "",
+        "reason": found.noise and f"NOISY, and so not kept: {found.noise}",
         "measured_under": f"torch {environment['torch']}, {environment['threads']} threads",
         "rows": cpu_rows(found),
-        "columns": ("limit", "measured", "unit"),
+        "columns": ("limit", "measured", "unit", *(("status",) if found.noise else ())),
         "ceilings": asdict(found),
         "readings": [],
         "environment": environment,

@@ -272,6 +272,9 @@ class Measurement:
         limit = self._bound(cost, self.ceilings)
         config = config_for(kernel, case, self.scheme, self.device)
         moved = traffic.bytes if traffic else cost.bytes
+        read = (reading_fields(samples, cost, moved, limit) if samples else {}) | fields
+        if limit and (noise := self.ceilings and self.ceilings.noise):
+            read |= {"bound_fraction": None, "reason": read["reason"] or f"its bound is NOISY: {noise}"}
         return Record(
             kind="bench",
             run_id=self.run_id,
@@ -296,5 +299,5 @@ class Measurement:
             bound_ms=limit.seconds * 1e3 if limit else None,
             limiter=limit.limiter if limit else None,
             ceilings=asdict(self.ceilings) if self.ceilings else None,
-            **((reading_fields(samples, cost, moved, limit) if samples else {}) | fields),
+            **read,
         )

@@ -133,6 +133,8 @@ def _roofs(cost: Cost, seconds: float, ceilings: Ceilings | None) -> dict[str, A
     """The fraction of each roof that a reading reaches."""
     if ceilings is None:
         return {"roof": "unknown: no data sheet of this device is in the table"}
+    if ceilings.noise:
+        return {"roof": f"NOISY: {ceilings.noise}"}
     if any(dtype not in ceilings.tensor_flops_per_s for dtype in cost.tensor_flops):
         return {"roof": f"unknown: {ceilings.device} has no rate for {', '.join(cost.tensor_flops)}"}
     limit = bound(cost, ceilings)

@@ -74,7 +74,8 @@ def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
     for record in records:
         if record.ceilings:
             ceilings = as_ceilings(record.ceilings)
-            found[ceilings.device, ceilings.kind] = ceilings
+            key = ceilings.device, ceilings.kind
+            found[key] = found[key] if ceilings.noise and key in found else ceilings
     return list(found.values())
 
 

@@ -71,7 +71,8 @@ def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, 
     for item in items:
         if item.record.ceilings:
             ceilings = as_ceilings(item.record.ceilings)
-            found[ceilings.kind] = (ceilings, item.source)
+            if not ceilings.noise or ceilings.kind not in found:
+                found[ceilings.kind] = (ceilings, item.source)
     known = known_device(items)
     if known is None:
         return found
