@@ -207,6 +207,10 @@ def test_a_program_becomes_a_suite_that_the_bench_takes(rooflab: Any, tmp_path: 
             ("capture", "--suite", suite, "--", "python", "-m", "no.such"),
             "a module that can be imported, got 'no.such'",
         ),
+        (
+            ("capture", "--suite", suite, "--", "python", "-m", "this"),
+            "program: expected calls of what our ops compute",
+        ),
         (("capture", "--suite", suite, "--", "python", fails), "program: expected it to end well, got KeyError: 'x'"),
         (("capture", "--suite", suite, "--", "python", fails, "3"), "expected it to end well, got exit status 3"),
         (("capture", "--suite", "x.txt", "--", "python", program), "suite: expected a file called .json"),

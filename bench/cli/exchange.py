@@ -52,7 +52,8 @@ def import_results(
         show.bench_table(found.rows())
     for skipped in found.imported.skipped:
         show.line(f"not imported: {skipped.place}: {skipped.reason}", "dim")
-    show.line(f"{len(found.imported.records)} results, {len(found.imported.skipped)} that are none")
+    left = len(found.imported.skipped)
+    show.line(f"{len(found.imported.records)} results{f', {left} not imported' if left else ''}")
     for path in files:
         show.line(f"  {path}")
     if found.imported.records and not files:

@@ -224,6 +224,6 @@ def roofline(
     published = sum(point.published for point in points)
     measured = sum(point.seconds is not None for point in points) - published
     others = f", {published} published by others" if published else ""
-    show.line(f"{len(points)} points, {measured} of them measured{others}")
+    show.line(f"{len(points)} points, {measured or 'none'} of them measured{others}")
     for path in paths:
         show.line(f"  {path}")

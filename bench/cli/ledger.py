@@ -176,6 +176,8 @@ def capture(
         raise ValueError(f"suite: expected a file called .json, got {str(suite)!r}")
     captured = run_program(context.args)
     content = captured.suite(" ".join(context.args))
+    if not content["ops"]:
+        raise ValueError("program: expected calls of what our ops compute, as in torch's products, got none")
     write_whole(suite, json.dumps(content, indent=1) + "\n")
     rows = [
         {"op": op, "cases": len(own), **{key: sum(row[key] for row in own) for key in ("calls", "share")}}

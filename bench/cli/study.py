@@ -50,8 +50,8 @@ def study(
             groups = dict.fromkeys(tuple(row) for row in own.rows)
             for columns in groups:
                 show.table([row for row in own.rows if tuple(row) == columns], columns)
-            colour = {"holds": "green", "holds in part": "yellow", "fails": "red"}[own.verdict]
-            show.line(f"{own.verdict}: {own.number}", colour)
+            colours = {"holds": "green", "holds in part": "yellow", "fails": "red"}
+            show.line(f"{own.verdict}: {own.number}", colours.get(own.verdict))
             show.line()
         writer.write(study_record(found[-1], lab, writer.run_id))
         found[-1].draw(folder)

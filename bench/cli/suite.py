@@ -122,7 +122,7 @@ def _show(found: dict[str, Any], json: bool) -> None:
         show.line(found["stopped"], "red")
     counts = ", ".join(f"{count} {status.lower().replace('_', ' ')}" for status, count in found["counts"].items())
     bars = ", ".join(f"{count} {status.lower()}" for status, count in found["bars"].items())
-    show.line(f"{found['device']}: {counts}; bars: {bars}; {found['seconds']:.0f} s")
+    show.line(f"{found['device']}: {counts}; {f'bars: {bars}; ' if bars else ''}{found['seconds']:.0f} s")
 
 
 @app.command()

@@ -17,7 +17,8 @@ from rooflab.engine.llm import LLM
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
 
-Verdict = Literal["holds", "holds in part", "fails"]
+Verdict = Literal["holds", "holds in part", "fails", "not tested"]
+"""`not tested`: this machine lacks what the claim is about."""
 COLOURS = (READ, WRITTEN, LOST, INK)
 
 

@@ -193,5 +193,6 @@ def _first_wrong(found: torch.Tensor, expected: Callable[[slice], torch.Tensor])
     for at in _slices(found):
         wrong = (found[at] != expected(at)).nonzero()
         if len(wrong):
-            return f"word {at.start + int(wrong[0])} is not what was written there, nor are {len(wrong) - 1} more"
+            more = f", nor are {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            return f"word {at.start + int(wrong[0])} is not what was written there{more}"
     return ""

@@ -62,9 +62,10 @@ def _said(alone: dict[str, Any], others: list[dict[str, Any]], most: int, flips:
         again = f", but {alone['first']} differs from run to run ({alone['ulps']} ulps)" if alone["ulps"] else ""
         return f"no op differs by the batch, of up to {most}{again}"
     first, last = others[0], max(row["last_ulps"] for row in others)
+    greedy = f"up to {flips:.1%} of greedy tokens are others" if flips > 0 else "all greedy tokens are the same"
     return (
         f"{first['first']} is the first to differ, from a batch of {first['batch']} on ({first['ulps']} ulps; {last} "
-        f"in the logits); up to {flips:.1%} of greedy tokens are others"
+        f"in the logits); {greedy}"
     )
 
 
