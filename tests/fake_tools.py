@@ -16,7 +16,14 @@ def fake_tools(monkeypatch, folder: Path) -> Callable[[str, str], Path]:
     calls = folder / "calls.jsonl"
 
     def install(name: str, body: str) -> Path:
-        lines = [f"#!{sys.executable}", "import json, os, sys, time", "arguments = sys.argv[1:]"]
+        # A shell starts it: no path with a space can stand behind `#!`.
+        lines = [
+            "#!/bin/sh",
+            f"'''exec' '{sys.executable}' \"$0\" \"$@\"",
+            "' '''",
+            "import json, os, sys, time",
+            "arguments = sys.argv[1:]",
+        ]
         lines.append(f"open({str(calls)!r}, 'a').write(json.dumps([arguments, dict(os.environ)]) + '\\n')")
         path = programs / name
         path.write_text("\n".join([*lines, body]) + "\n")

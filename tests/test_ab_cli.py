@@ -20,7 +20,11 @@ from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge, load_floor
         (("--records", "results/cpu"), "records: expected two files or folders"),
         (("gemm", "--records", "a", "--records", "b", "--case", "M=1"), "records: expected no op and no --case beside"),
         (("--records", "a", "--records", "b", "--suite", "smoke", "--scheme", "fp32"), "records: expected no --scheme"),
-        (("--base", "no-such-revision"), "revision: expected a commit, branch or tag"),
+        pytest.param(
+            ("--base", "no-such-revision"),
+            "revision: expected a commit, branch or tag",
+            marks=pytest.mark.needs("checkout"),
+        ),
         (("rmsnorm", "--kernel", "naive", "--kernel", "library", "--threshold", "7"), "threshold: expected a ratio"),
         (("rmsnorm", "--kernel", "naive", "--kernel", "library", "--budget", "0"), "budget: expected a number above 0"),
         (("--self-test", "--repeats", "0"), "repeats: expected at least 1"),

@@ -118,6 +118,7 @@ def test_a_tree_that_cannot_be_imported_fails_by_its_own_words(tmp_path):
     assert found.status == "RUNTIME_ERROR" and found.reason.startswith("old: ") and "No module named" in found.reason
 
 
+@pytest.mark.needs("checkout")
 def test_a_change_that_cannot_be_imported_is_named_with_its_place(monkeypatch):
     def answers(side, job, limit_s):
         if side.tree == pairs.ROOT:
@@ -145,6 +146,7 @@ def test_a_kernel_that_does_not_take_the_small_case_is_checked_on_its_own(monkey
     assert check({**nine, "case_id": CASE}, job, torch.device("cpu")).status == "UNSUPPORTED"
 
 
+@pytest.mark.needs("checkout")
 @pytest.mark.parametrize("all_processes", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_revisions_are_measured_each_in_its_own_tree(tmp_path, monkeypatch, all_processes):
     """The commit against the working tree, on one kernel: no verdict is asked of one pair, only that both ran.

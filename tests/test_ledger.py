@@ -229,7 +229,7 @@ def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("rooflab.bench.latency.ledger.ceilings_for", lambda device: CEILINGS)
     write_config(tmp_path / "tiny")
     asked = ("ledger", tmp_path / "tiny", "--dummy", "--device", "cpu", "--context", "20")
-    status, out, _ = rooflab(*asked, "--out", tmp_path / "out")
+    status, out, _ = rooflab(*asked, "--swap", "gemm=library", "--out", tmp_path / "out")
     assert status == 0 and "host and gaps" in out and "qkv_proj" in out
     (record,) = (json.loads(line) for path in (tmp_path / "out").glob("*.jsonl") for line in path.open())
     assert record["case_id"] == "ledger" and record["metrics"]["step_ms"] > 0 and record["basis"] == "measured"
@@ -245,7 +245,7 @@ def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.M
     assert render(gather(*load([tmp_path / "changed"]), "title"), plots=False)
     content = gather(*load([tmp_path / "out"]), "title")
     (group,) = content.ledgers
-    assert not content.engine and {bar.kernels for bar in group.bars} == {"gemm=native", "gemm=packed"}
+    assert not content.engine and {bar.kernels for bar in group.bars} == {"gemm=library", "gemm=packed"}
     widths = [sum(part.percent for part in bar.segments) for bar in group.bars]
     assert max(widths) == pytest.approx(100) and min(widths) > 1
     assert 'aria-label="' in render(content, plots=False) and "Where a step" in render(content, plots=False)

@@ -73,9 +73,7 @@ extern "C" __global__ void nobody_arrives(int* y) {
     __syncthreads();
     u32 done = 0;
     while (!done) {
-        asm volatile(  // waits at the mbarrier
-            "{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n\tselp.u32 %0, 1, 0, p;\n\t}"
-            : "=r"(done) : "r"(at) : "memory");
+        asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n\tselp.u32 %0, 1, 0, p;\n\t}" : "=r"(done) : "r"(at) : "memory");  // waits at the mbarrier
     }
     y[threadIdx.x] = 1;
 }
@@ -130,8 +128,7 @@ extern "C" __global__ void bulk_outside(const float* x, float* y) {
     if (threadIdx.x == 0) {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(at) : "memory");
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 256;" ::"r"(at) : "memory");
-        asm volatile(  // copies from outside
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 256, [%2];" ::"r"(to), "l"(x + 16), "r"(at) : "memory");
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 256, [%2];" ::"r"(to), "l"(x + 16), "r"(at) : "memory");  // copies from outside
     }
     __syncthreads();
     u32 done = 0;
