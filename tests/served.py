@@ -18,7 +18,8 @@ from typing import Any
 
 from tiny_model import write_config
 
-START_S = 120.0
+START_S = WAIT_S = 120.0
+"""Longest wait for a server; for its start, an answer, or its end: a machine may be busy."""
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Served:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"content-type": "application/json", **(headers or {})})
         try:
-            with urllib.request.urlopen(request, timeout=60) as reply:
+            with urllib.request.urlopen(request, timeout=WAIT_S) as reply:
                 status, text = reply.status, reply.read().decode()
         except urllib.error.HTTPError as error:
             status, text = error.code, error.read().decode()

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import typer
 import yaml
-from served import Served, served
+from served import WAIT_S, Served, served
 
 import rooflab.engine.serve
 from rooflab.bench.cli.app import app
@@ -34,7 +34,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with served(tmp_path_factory.mktemp("two"), "--replicas", "2", "--threads", "1", "--device", "cpu") as found:
         yield found
         found.process.send_signal(signal.SIGTERM)
-        assert found.process.wait(60) == 0
+        assert found.process.wait(WAIT_S) == 0
 
 
 def body(prompt: list[int], **more: object) -> dict[str, object]:
@@ -44,7 +44,7 @@ def body(prompt: list[int], **more: object) -> dict[str, object]:
 
 def stream(served: Served, prompt: list[int], heard: Callable[[], None] = lambda: None) -> tuple[str, str | None]:
     """The text of a stream, and its finish reason; None of one that broke off.  `heard` is called at each line."""
-    connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=60)
+    connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=WAIT_S)
     text, reason = "", None
     try:
         connection.request(
@@ -97,7 +97,7 @@ def test_a_killed_replica_costs_its_own_streams_alone_and_comes_back(two: Served
         victim.kill()
         for engine in killed[1:]:
             engine.resume()
-        end = time.monotonic() + 90
+        end = time.monotonic() + WAIT_S
         while len(now := replicas(two)) < 2 or victim.pid in now:
             assert time.monotonic() < end, "no new replica came"
             time.sleep(0.2)
@@ -129,7 +129,7 @@ def test_a_signal_lets_a_stream_end(two: Served) -> None:
     time.sleep(0.1)
     os.kill(two.process.pid, signal.SIGTERM)
     reader.join()
-    assert got[0][1] == "length" and two.process.wait(60) == 0
+    assert got[0][1] == "length" and two.process.wait(WAIT_S) == 0
 
 
 def test_the_manifest_is_kubernetes_and_says_what_the_server_understands() -> None:

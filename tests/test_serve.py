@@ -28,7 +28,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from served import Served, served
+from served import WAIT_S, Served, served
 from tiny_model import prompts, tiny_llm
 
 from rooflab.engine.llm import SamplingParams
@@ -346,7 +346,7 @@ def test_limits_key_drain_and_traces(tmp_path, collector):
         head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         head += f"traceparent: {key['traceparent']}\r\n"
         head += f"authorization: Bearer secret\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-        with socket.create_connection((place[0], int(place[1])), timeout=60) as connection:
+        with socket.create_connection((place[0], int(place[1])), timeout=WAIT_S) as connection:
             connection.sendall(head.encode() + body)
             text = connection.recv(100_000)
             server.process.send_signal(signal.SIGTERM)  # the answer has begun
@@ -354,7 +354,7 @@ def test_limits_key_drain_and_traces(tmp_path, collector):
                 text += part
         assert b'"finish_reason":"length"' in text and b"data: [DONE]" in text
         assert text.count(b'"finish_reason":null') == 249
-        assert server.process.wait(30) == 0
+        assert server.process.wait(WAIT_S) == 0
     # The drained answer alone reached the engine; its phases follow one another and fill it.
     (whole,) = [span for span in spans if span.name == "llm_request"]
     named = {each.key: each.value for each in whole.attributes}
