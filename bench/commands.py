@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from itertools import product, zip_longest
@@ -18,15 +19,15 @@ from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
 from rooflab.bench.check.check import CheckResult, check_record
 from rooflab.bench.check.drawn import IN_SOFTWARE, ON_HARDWARE, Most, drawn_points, smallest
 from rooflab.bench.check.outside import file_of
-from rooflab.bench.check.spread import Asked, checkers, in_turn
+from rooflab.bench.check.spread import Asked, Checkers, in_turn
 from rooflab.bench.compile.cases import has_code
-from rooflab.bench.emulate.checks import emulate_check
+from rooflab.bench.emulate.checks import emulators
 from rooflab.bench.measure.engine_run import as_prompt, engine_record, kernel_names, stream_one, warm_up
 from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.processes.child import cores
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import LOCAL_RESULTS, RunWriter, read
+from rooflab.bench.records.files import RunWriter, local_results, read
 from rooflab.bench.records.record import NOT_RUN, Record
 from rooflab.bench.report.figures import bounds_on, counted_in
 from rooflab.bench.timing.clocks import locked_clocks
@@ -34,14 +35,13 @@ from rooflab.bench.timing.stopwatch import FlushBy
 from rooflab.bench.timing.timing import check_timer
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.kernels import registry
+from rooflab.kernels._folders import check_caches
 from rooflab.kernels.choices import all_buckets
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import resolve
 from rooflab.roofline.model import Ceilings
 from rooflab.roofline.points import Point
-
-Advance = Callable[[str], None]
 
 
 def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -58,8 +58,10 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
             reason = kernel.why_not_here(device)
             row: dict[str, Any] = {"op": op, "name": kernel.name, "role": kernel.role, "backend": kernel.backend}
             here = "interpreted" if device.type == "cpu" and kernel.backend == "triton" else ""
-            here = serves.get(kernel.id, here)
-            rows.append(row | {"available": reason is None, "reason": str(reason) if reason else here})
+            words = [str(reason) if reason else serves.get(kernel.id, here)]
+            if device.type == "cpu" and has_code(kernel) and (reason is None or reason.status == "UNSUPPORTED"):
+                words.append("`rooflab check` emulates it")
+            rows.append(row | {"available": reason is None, "reason": "; ".join(words)})
         if spec.no_library:
             row = {"op": op, "name": "library", "role": "library", "backend": "torch", "available": False}
             rows.append(row | {"reason": f"none in torch: {spec.no_library}"})
@@ -140,28 +142,25 @@ def run_checks(
     *,
     emulate: bool = False,
     limit_s: float = math.inf,
+    into: dict[int, CheckResult] | None = None,
 ) -> list[CheckResult]:
     """Makes checks, and calls `done` with each result as it comes.
 
     The kernels run in child processes, on a CPU on all cores; with `emulate`, those that have compiled code run in the
-    emulator. With a limit, the first check of each kernel comes first, and no check begins after `limit_s` seconds: its
-    result is left out. Otherwise interpreted kernels come first, because they take longest. With `out`, writes a record
-    of each check at once. Returns the results in the order of `checks`.
+    emulator. With a limit, the kernels take turns, and results are left out as `in_turn` says; the time counts from
+    when the processes have started. Otherwise interpreted kernels come first, because they take
+    longest. With `out`, writes a record of each check at once. Returns the results in the order of `checks`, and puts
+    each at once `into` its place.
     """
     writer = RunWriter(out) if out else None
     environment = snapshot(device.index or 0)
-    turns = Counter[str]()
-    ranked = []
-    for place, item in enumerate(checks):
-        ranked.append(
-            (item.kernel.backend in registry.CPU_BACKENDS if limit_s == math.inf else turns[item.kernel.id], place)
-        )
-        turns[item.kernel.id] += 1
-    order = [place for _, place in sorted(ranked)]
-    results: dict[int, CheckResult] = {}
+    ranks = [item.kernel.backend in registry.CPU_BACKENDS for item in checks] if limit_s == math.inf else _turns(checks)
+    order = sorted(range(len(checks)), key=ranks.__getitem__)
+    results = {} if into is None else into
     workers = cores() if device.type == "cpu" else 1
-    with _making(device, emulate) as make:
-        for index, found in in_turn([checks[place] for place in order], make, workers, limit_s):
+    with _checkers(device, emulate) as check:
+        check.start(checks, workers)
+        for index, found in in_turn([checks[place] for place in order], check, workers, limit_s):
             results[order[index]] = found
             if writer:
                 writer.write(check_record(found, checks[order[index]].kernel, writer.run_id, environment))
@@ -169,55 +168,66 @@ def run_checks(
     return [results[place] for place in sorted(results)]
 
 
-@contextmanager
-def _making(device: torch.device, emulate: bool) -> Iterator[Callable[[Asked], CheckResult]]:
-    """Yields the function that makes one check."""
-    with checkers(device) as check:
-        yield lambda item: emulate_check(item) if emulate and has_code(item.kernel) else check(item)
+def _turns(checks: Sequence[Asked]) -> list[int]:
+    """The turn of each check among those of its kernel, of which the first that the kernel takes comes first."""
+    turns, begun, found = Counter[str](), set[str](), []
+    for item in checks:
+        name, spec = item.kernel.id, registry.get_op(item.kernel.op)
+        inputs = {} if name in begun else spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
+        first = bool(inputs) and item.kernel.why_not_args(inputs, spec) is None
+        begun |= {name} if first else set()
+        turns[name] += 1
+        found.append(0 if first else turns[name])
+    return found
 
 
-def smallest_failure(failed: CheckResult, chosen: Selection, emulate: bool) -> str:
-    """The command that shows the failure of a drawn case, the case made as small as it still fails."""
-    spec = registry.get_op(failed.op)
-    (kernel,) = (kernel for kernel in chosen.kernels[failed.op] if kernel.name == failed.kernel)
-    most, case = _most(kernel, chosen.device), failed.case
-    with _making(chosen.device, emulate) as make:
+def _checkers(device: torch.device, emulate: bool) -> Checkers:
+    return Checkers(device, lambda item: emulators() if emulate and has_code(item.kernel) else None)
 
-        def fails(case: Case) -> bool:
-            asked = Asked(kernel, case, get_scheme(failed.scheme), failed.seed, planted=False)
-            return make(asked).status == failed.status
 
-        for point in drawn_points(spec, failed.seed, most):
-            if point.case == failed.case:
-                case = smallest(spec, point, most, fails)
-    named = f"--kernel {file_of(kernel) or kernel.name} --case {case.id} --scheme {failed.scheme}"
-    return f"rooflab check {failed.op} {named} --seed {failed.seed}"
+def smallest_failures(
+    failures: Sequence[CheckResult], device: torch.device, emulate: bool, limit_s: float
+) -> Iterator[str]:
+    """For each failure the command that shows it; drawn cases are made as small as they still fail, within `limit_s`
+    seconds in all."""
+    asked = [
+        Asked(registry.get_kernel(failed.op, failed.kernel), failed.case, get_scheme(failed.scheme), failed.seed, False)
+        for failed in failures
+    ]
+    with _checkers(device, emulate) as check:
+        check.start(asked, 1)
+        ends = time.monotonic() + limit_s
+
+        def fails(item: Asked, status: str, case: Case) -> bool:
+            found = in_turn([item._replace(case=case)], check, 1, ends - time.monotonic())
+            return status in [result.status for _, result in found]
+
+        for failed, item in zip(failures, asked, strict=True):
+            spec, most, case = registry.get_op(failed.op), _most(item.kernel, device), failed.case
+            for point in drawn_points(spec, failed.seed, most):
+                if point.case == failed.case:
+                    case = smallest(spec, point, most, partial(fails, item, failed.status))
+            named = f"--kernel {file_of(item.kernel) or failed.kernel} --case {case.id} --scheme {failed.scheme}"
+            yield f"rooflab check {failed.op} {named} --seed {failed.seed}"
 
 
 def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
     """One row per check."""
+    names = ("scheme", "seed", "status", "checked_by", "discriminating", "weak", "reason")
     return [
-        {
-            "op": result.op,
-            "kernel": result.kernel,
-            "case": result.case.id,
-            "scheme": result.scheme,
-            "seed": result.seed,
-            "status": result.status,
-            "checked_by": result.checked_by,
-            "error_over_tolerance": max((error.max_error_over_tolerance for error in result.errors), default=None),
-            "discriminating": result.discriminating,
-            "weak": list(result.weak),
-            "reason": result.reason,
-        }
+        {"op": result.op, "kernel": result.kernel, "case": result.case.id}
+        | {"error_over_tolerance": max((error.max_error_over_tolerance for error in result.errors), default=None)}
+        | {name: getattr(result, name) for name in names}
         for result in results
     ]
 
 
-def summarize_checks(results: Sequence[CheckResult]) -> list[dict[str, Any]]:
-    """One row per kernel: the numbers of right and wrong cases, and the worst error of all cases."""
+def summarize_checks(results: Sequence[CheckResult], asked: Sequence[Asked] = ()) -> list[dict[str, Any]]:
+    """One row per kernel: the numbers of right and wrong cases, and the worst error of all cases.  Kernels of `asked`
+    without a result have a row too; one is `unknown` if checks were left out and no result says whether it is right."""
     rows = []
-    for op, name in dict.fromkeys((result.op, result.kernel) for result in results):
+    counts = Counter((item.kernel.op, item.kernel.name) for item in asked)
+    for op, name in dict.fromkeys([*counts, *((result.op, result.kernel) for result in results)]):
         own = [result for result in results if (result.op, result.kernel) == (op, name)]
         ran = [result for result in own if result.status not in NOT_RUN]
         errors = [error.max_error_over_tolerance for result in ran for error in result.errors]
@@ -230,6 +240,8 @@ def summarize_checks(results: Sequence[CheckResult]) -> list[dict[str, Any]]:
                 "ok": sum(result.status == "OK" for result in ran),
                 "failed": sum(result.status != "OK" for result in ran),
                 "not run": len(skipped),
+                "left out": (left_out := max(0, counts[op, name] - len(own))),
+                "unknown": bool(left_out) and all(result.not_offered for result in own),
                 "checked_by": " ".join(dict.fromkeys(result.checked_by for result in ran)) or "none",
                 "worst": max(errors, default=None),
                 "weak": sum(not result.discriminating for result in ran),
@@ -261,25 +273,36 @@ def run_benches(
     chosen: Selection,
     folder: Path,
     budget_s: float,
-    advance: Advance,
+    advance: Callable[[str], None],
     *,
+    into: list[Record] | None = None,
     timer: str | None = None,
     flush: FlushBy = "read",
     lock_clocks: bool = False,
 ) -> list[Record]:
-    """Checks and times all kernels of a selection, and writes each record to `folder` at once.
+    """Checks and times all kernels of a selection, and writes each record to `folder`, and to `into`, at once.
 
     `timer` and `flush` are those of `time_functions`; `lock_clocks` holds the GPU's SM clock meanwhile.  Raises
     `ValueError` on a timer that the device does not have, or if its clocks cannot be locked.
     """
     if not budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
+    check_caches()
     check_timer(timer, chosen.device.type)
     if flush not in get_args(FlushBy):
         raise ValueError(f"flush: expected one of {', '.join(get_args(FlushBy))}, got {flush!r}")
+    writer, records = RunWriter(folder), [] if into is None else into
     with _locked(chosen.device) if lock_clocks else nullcontext() as clock_mhz:
-        timing: Mapping[str, Any] = {"timer": timer, "flush": flush, "locked_sm_clock_mhz": clock_mhz}
-        return _run_benches(chosen, folder, budget_s, advance, timing)
+        options: dict[str, Any] = {"timer": timer, "flush": flush, "locked_sm_clock_mhz": clock_mhz}
+        options |= {"budget_s": budget_s, "run_id": writer.run_id, "seed": chosen.seed}
+        for op, kernels in _with_baselines(chosen).items():
+            spec = registry.get_op(op)
+            for scheme in chosen.schemes_of(spec, default_scheme(chosen.device)):
+                for record in measure_op(spec, kernels, chosen.cases_of(spec), scheme, chosen.device, **options):
+                    writer.write(record)
+                    records.append(record)
+                    advance(f"{op}/{record.kernel} {record.case_id}")
+    return records
 
 
 def _locked(device: torch.device) -> AbstractContextManager[float]:
@@ -291,36 +314,10 @@ def _locked(device: torch.device) -> AbstractContextManager[float]:
     return locked_clocks(gpu.uuid, partial(sm_clock_under_load, device))
 
 
-def _run_benches(
-    chosen: Selection, folder: Path, budget_s: float, advance: Advance, timing: Mapping[str, Any]
-) -> list[Record]:
-    writer = RunWriter(folder)
-    records = []
-    for op, kernels in _with_baselines(chosen).items():
-        spec = registry.get_op(op)
-        for scheme in chosen.schemes_of(spec, default_scheme(chosen.device)):
-            cases = chosen.cases_of(spec)
-            for record in measure_op(
-                spec,
-                kernels,
-                cases,
-                scheme,
-                chosen.device,
-                budget_s=budget_s,
-                run_id=writer.run_id,
-                seed=chosen.seed,
-                **timing,
-            ):
-                writer.write(record)
-                records.append(record)
-                advance(f"{op}/{record.kernel} {record.case_id}")
-    return records
-
-
 def newest_records(path: Path | None) -> tuple[list[Record], Path]:
     """The records at `path` or, without one, of the newest local run; and the folder for their figures."""
     if path is None:
-        files = sorted(LOCAL_RESULTS.glob("*/*.jsonl"), key=lambda file: file.stat().st_mtime)
+        files = sorted(local_results().glob("*/*.jsonl"), key=lambda file: file.stat().st_mtime)
         runs = [file.parent for file in files if any(record.kind == "bench" for record in record_files.read(file))]
         if not runs:
             raise ValueError("records: no local run yet; run `rooflab bench` first, or name a GPU with --gpu")

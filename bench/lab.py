@@ -13,7 +13,7 @@ from typing import Any
 from rooflab.bench import show
 from rooflab.bench.calls.selection import Selection, default_scheme, largest_case, pick_device
 from rooflab.bench.check.check import CheckResult, check_record
-from rooflab.bench.check.spread import checkers, in_turn
+from rooflab.bench.check.spread import Checkers, in_turn
 from rooflab.bench.commands import count_benches, listed_checks, run_benches, summarize_checks
 from rooflab.bench.measure.engine_run import (
     PROMPT_SET,
@@ -115,7 +115,7 @@ def _run_kernels(folder: Path, smoke: bool) -> tuple[list[CheckResult], list[Rec
     records: list[Record] = []
     show.line("\n2 kernels   against the fp64 oracle, then timed", "bold")
     show.line(ROW.format("op", "naive ms", "library", "best here", "ms", "library", "of roof", "right"), "dim")
-    with checkers(device) as check:
+    with Checkers(device) as check:
         for op, spec in registry.ops().items():
             scheme = next(iter(spec.schemes)) if default_scheme(device) not in spec.schemes else default_scheme(device)
             asked = listed_checks(Selection.of(op, None, ["smoke"], None, [scheme], None))

@@ -71,6 +71,11 @@ def number(value: float) -> str:
     return f"{value:.2e}"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 check`, `2 checks`, `1,000 checks`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def pairs(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
     """Labels and values, one pair per line."""
     drawn = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False, title_style="bold")

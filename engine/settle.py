@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from psutil import virtual_memory
 
-from rooflab.engine.model_files import cache_folder
 from rooflab.engine.probes import PRODUCTS, Limits, packed, probes, real
 from rooflab.engine.waiting import run_times, waiting_since
+from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.kernels._native import HEADERS, library, processor
 from rooflab.kernels.choices import Phase
 from rooflab.kernels.registry import Kernel
@@ -168,6 +168,7 @@ class Settled:
         sources = {path: path.read_text() for path in (*parts, *HEADERS) if path.is_file()}
         key = hashlib.sha256("\0".join([json.dumps(self.about), processor(), *sources.values()]).encode()).hexdigest()
         self._path = folder() / f"{key[:16]}.json"
+        check_writable("ROOFLAB_CACHE", self._path.parent)
         kept = json.loads(self._path.read_text()) if self._path.is_file() else {}
         self.times: Times = kept.get("times_us", {})
         self.provisional = {(op, bucket) for op, bucket in kept.get("provisional", ())}

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.kernels._pdl import DEPENDENT, launch_dependent
 
 STANDARD = "--std=c++17"
@@ -52,14 +53,14 @@ def compile_cubin(source: str, *, arch: str = "sm_90a", options: tuple[str, ...]
 
 
 def cubin_file(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = (), folder: Path | None = None) -> Path:
-    """The cubin's file in `folder` (default: `cubin_folder()`); compiles it if it is not there.
+    """The cubin's file in `folder` (default: `cubins` in the cache folder); compiles it if it is not there.
 
     Its name is a hash of source, options, architecture, NVRTC's version and the header folders.  If `options` name an
     include folder, each call compiles, because the hash does not cover the headers' text.
     """
     if not ARCHITECTURE.fullmatch(arch):
         raise ValueError(f"arch: expected one like sm_90a, got {arch!r}")
-    folder = folder or cubin_folder()
+    folder = folder or cache_folder() / "cubins"
     headers = include_folders() if "#include" in source else ()
     path = folder / f"{_key(source, arch, options, headers)}.cubin"
     log_path = path.with_suffix(".log")
@@ -73,18 +74,11 @@ def cubin_file(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = 
 
 
 def _write(path: Path, content: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
-            part.write(content)
-        Path(part.name).replace(path)
-    except OSError as error:
-        raise ValueError(f"ROOFLAB_CACHE: expected a folder that can be written to, got {error}") from error
-
-
-def cubin_folder() -> Path:
-    """`$ROOFLAB_CACHE/cubins`, or `~/.cache/rooflab/cubins`."""
-    return Path(os.environ.get("ROOFLAB_CACHE") or Path.home() / ".cache" / "rooflab") / "cubins"
+    check_writable("ROOFLAB_CACHE", path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
+        part.write(content)
+    Path(part.name).replace(path)
 
 
 def compiler_log(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = ()) -> str:

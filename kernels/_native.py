@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from rooflab.kernels import _checks
+from rooflab.kernels._folders import cache_folder, check_writable
 
 HEADERS = sorted(Path(__file__).parent.glob("_native*.h"))
 OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
@@ -56,6 +57,7 @@ def _why_too_old(path: str) -> str | None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         return f"needs GCC 12 or Clang 15; {path} says: {_first_error(done.stderr)}"
+    check_writable("ROOFLAB_CACHE", known.parent)
     known.parent.mkdir(parents=True, exist_ok=True)
     known.touch()
     return None
@@ -67,7 +69,7 @@ def _version(path: str) -> str:
 
 
 def _folder() -> Path:
-    return Path(os.environ.get("ROOFLAB_CACHE") or Path.home() / ".cache" / "rooflab") / "native"
+    return cache_folder() / "native"
 
 
 def _first_error(text: str) -> str:

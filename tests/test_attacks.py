@@ -14,7 +14,7 @@ import torch
 
 from rooflab.bench.calls.selection import Selection
 from rooflab.bench.check.check import CheckResult
-from rooflab.bench.check.spread import Asked, checkers
+from rooflab.bench.check.spread import Asked, Checkers
 from rooflab.bench.commands import drawn_checks
 from rooflab.bench.processes.child import environment_without
 from rooflab.bench.records.files import read
@@ -67,7 +67,7 @@ def chosen(kernel: Kernel) -> Selection:
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_wrong_kernels_are_found():
-    with loaded("wrong.py") as kernels, checkers(CPU) as check:
+    with loaded("wrong.py") as kernels, Checkers(CPU) as check:
         assert len(kernels) == 60
         missed = {kernel.id for kernel in kernels if first_failure(kernel, check) is None}
     assert missed <= MISSED and len(MISSED) <= 60 - 57
@@ -76,7 +76,7 @@ def test_wrong_kernels_are_found():
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_unusual_kernels_are_not_refused():
-    with loaded("unusual.py") as kernels, checkers(CPU) as check:
+    with loaded("unusual.py") as kernels, Checkers(CPU) as check:
         assert len(kernels) == 15
         assert [found.describe() for kernel in kernels if (found := first_failure(kernel, check))] == []
 
@@ -84,7 +84,7 @@ def test_unusual_kernels_are_not_refused():
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_cheats_are_refused_by_the_checker_or_the_bench(tmp_path):
-    with loaded("cheats.py") as kernels, checkers(CPU) as check:
+    with loaded("cheats.py") as kernels, Checkers(CPU) as check:
         assert len(kernels) == 40
         passed = [
             kernel

@@ -83,10 +83,6 @@ def test_the_cache_folder_comes_from_the_environment(tmp_path, measured, monkeyp
     monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "there"))
     assert ceilings_for(torch.device("cpu")).kind == "measured"
     assert (tmp_path / "there" / "ceilings").is_dir()
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "file"))
-    with pytest.raises(ValueError, match="^ROOFLAB_CACHE: expected a folder"):
-        cpu_ceilings()
 
 
 def test_a_measurement_on_a_busy_machine_lowers_no_ceiling(tmp_path, measured):

@@ -6,16 +6,23 @@ import re
 import struct
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 from op_kernels import own_registry  # noqa: F401
+from test_records import measured
 from test_registry import OUTSIDE
 from tiny_model import write_config
 from typer.main import get_command
 
+from rooflab.bench import show
+from rooflab.bench.check.check import CheckResult
 from rooflab.bench.cli.app import app
+from rooflab.bench.compile.static import own_compilers
+from rooflab.bench.records.files import local_results, read, result_folder
 from rooflab.kernels import registry
 from rooflab.kernels._native import compiler
 
@@ -56,6 +63,19 @@ from rooflab.kernels._native import compiler
         (["simulate", "--against", "none"], "trace: expected a file, got 'none'"),
         (["load", "--dataset", "none"], "--dataset: expected a JSON file in ShareGPT's format, got 'none'"),
         (["generate", "x", "--max-tokens", "many"], "Invalid value for '--max-tokens'"),
+        (["bench", "gemm", "--out", "/proc/no"], "out: expected a folder that can be written to, got '/proc/no' "),
+        (["lab", "--out", "/etc/hosts"], "out: expected a folder that can be written to, got '/etc/hosts' "),
+        (["generate", "x", "--out", "/etc/hosts/in"], "out: expected a folder .*, got '/etc/hosts/in' "),
+        (["sweep", "--out", "/proc/no"], "out: expected a folder that can be written to, got '/proc/no' "),
+        (["ab", "gemm", "--junit", "/proc/no/x"], "junit: expected a folder that can be written to, got '/proc/no' "),
+        (["ab", "gemm", "--markdown", "."], "markdown: expected a file, got the folder '.'"),
+        (["static", "--compare", "HEAD", "--markdown", "/proc/x"], "markdown: .*'/proc' "),
+        (["suite", "--archive", "/proc/no/a.tar.gz"], "archive: .*'/proc/no' "),
+        (["load", "--vllm-json", "/proc/no/x"], "vllm-json: .*'/proc/no' "),
+        (["report", "--out", "/proc/no/x"], "out: .*'/proc/no' "),
+        (["history", "--csv", "/proc/no/x"], "csv: .*'/proc/no' "),
+        (["export", "csv", "x", "--to", "/proc/no/x"], "to: .*'/proc/no' "),
+        (["capture", "--suite", "/proc/no/x.json", "--", "x.py"], "suite: .*'/proc/no' "),
         (["generate", "x", "--swap", "gemm"], "swap: expected OP=KERNEL, each op once, got 'gemm'"),
     ],
 )
@@ -136,7 +156,8 @@ def test_list_has_every_kernel(rooflab):
     assert found >= {(op, name) for op in registry.ops() for name in registry.kernels(op)}
     assert all(row["available"] or row["reason"] for row in rows)
     _, text, _ = rooflab("list", "rmsnorm")
-    assert all(word in text for word in ("naive", "library", "fused", "interpreted")) and "gemm" not in text
+    assert all(word in text for word in ("naive", "library", "fused", "interpreted; `rooflab check` emulates it"))
+    assert "needs a CUDA device; `rooflab check` emulates it" in text and "gemm" not in text
 
 
 def test_check_passes_and_says_so(rooflab):
@@ -148,11 +169,71 @@ def test_check_passes_and_says_so(rooflab):
     assert {row["checked_by"] for row in rows if row["status"] == "OK"} == {"torch", "emulator"} | native
 
 
-def test_a_check_ends_in_time_and_says_what_it_left_out(rooflab):
-    status, out, err = rooflab("check", "rmsnorm", "--kernel", "naive", "--seconds", "0.001", "--seed", "3")
-    assert err.startswith("seed 3\n") and "rmsnorm/naive T=8,H=64,eps=1e-05 fp32: OK: out: error at most" in err
-    left_out, asked = map(int, re.search(r"left out after 0.001 s: (\d+) of (\d+) checks; --all", err).groups())
-    assert status == 0 and asked > 30 and 0 < left_out < asked and f"{asked - left_out} checks: " in out
+class Made:
+    """Makes the checks of the first kernels at once, each with its status, and stands in for `Checkers`."""
+
+    statuses: dict = {}
+
+    def __init__(self, device, own):
+        self.over, self.own = threading.Event(), own
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def start(self, checks, workers):
+        time.sleep(0.4)  # longer than the limit, against which it does not count
+
+    def __call__(self, item):
+        found = self.statuses.get(item.kernel.name)
+        if found is None:
+            self.over.wait(60)
+        if isinstance(found, BaseException):
+            raise found
+        asked = "rmsnorm", item.kernel.name, "torch", item.case, item.scheme.name, "cpu", 0
+        return CheckResult(*asked, found, "none", reason=f"rmsnorm/{item.kernel.name} has no 'quantize'")
+
+
+@pytest.mark.parametrize(
+    "statuses, ended, said",
+    [
+        ({}, 13, "not checked at all: rmsnorm/naive, rmsnorm/library, rmsnorm/native"),
+        ({"naive": "OK", "library": "UNSUPPORTED"}, 12, "not checked at all: rmsnorm/library, rmsnorm/native"),
+        ({"naive": "OK", "library": "INVALID"}, 13, "not checked at all: rmsnorm/native"),
+        ({"naive": "OK", "library": "INCORRECT"}, 11, "not checked at all: rmsnorm/native"),
+        ({"naive": "OK", "library": "UNAVAILABLE", "native": "OK"}, 0, "seed 3"),
+        ({"naive": "OK", "library": KeyboardInterrupt()}, 130, "interrupted: "),
+    ],
+)
+def test_what_was_left_out_decides_the_status(rooflab, monkeypatch, statuses, ended, said):
+    """A limit of 0.3 s, in which each kernel without a status makes its worker wait to the end."""
+    monkeypatch.setattr("rooflab.bench.commands.Checkers", Made)
+    monkeypatch.setattr("rooflab.bench.commands.cores", lambda: 1)
+    monkeypatch.setattr("rooflab.bench.commands.smallest_failures", lambda *failures: iter(()))
+    monkeypatch.setattr("rooflab.bench.check.spread.LATE_S", 0.1)
+    monkeypatch.setattr(Made, "statuses", statuses)
+    kernels = [word for name in ("naive", "library", "native") for word in ("--kernel", name)]
+    status, out, err = rooflab("check", "rmsnorm", *kernels, "--seconds", "0.3", "--seed", "3")
+    assert status == ended and said in err and err.startswith("seed 3\n") and "; first their processes start" in err
+    assert (ended in (0, 130)) != bool(re.search(r"left out after 0.3 s: \d+ of \d+ checks; --all makes them", err))
+    rows = {line.split()[1]: line.split()[3:7] for line in out.splitlines() if line.startswith("rmsnorm ")}
+    assert list(rows) == ["naive", "library", "native"], "every kernel has a row"
+    assert ("OK" in statuses.values()) == (int(rows["naive"][0]) > 0)
+    if ended == 12:
+        assert re.search(r"[1-9]\d* not offered by the kernel, 0 could not run here", out)
+
+
+def test_an_interrupted_bench_shows_what_it_had(rooflab, monkeypatch):
+    def some(spec, kernels, cases, scheme, device, run_id, **options):
+        yield measured(op="rmsnorm", run_id=run_id, kernel="naive", role="naive")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rooflab.bench.commands.measure_op", some)
+    status, out, err = rooflab("bench", "rmsnorm", "--out", "kept")
+    assert status == 130 and re.search("rmsnorm .* naive", out) and len(read(Path("kept"))) == 1
+    assert re.search(r"interrupted: \d+ of \d+ results left out", err)
 
 
 @pytest.mark.more
@@ -247,15 +328,6 @@ def test_interpreted_kernels_print_no_times_and_write_no_record(rooflab, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_an_out_that_cannot_be_a_folder_is_refused_before_any_work(rooflab, tmp_path):
-    (tmp_path / "file").write_text("")
-    commands = (["check", "gemm"], ["bench", "gemm"], ["roofline", "--gpu", "h100"], ["generate", "x"], ["lab"])
-    for command in commands:
-        for place in ("file", "file/inside"):
-            status, out, err = rooflab(*command, "--out", tmp_path / place)
-            assert status == 2 and out == "" and "out: expected a folder" in err and "Traceback" not in err
-
-
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -281,15 +353,50 @@ def test_a_file_of_the_tree_that_does_not_import_is_one_sentence(rooflab, monkey
     assert status == 2 and err.startswith(f"rooflab: {said}") and "Traceback" not in err
 
 
-def test_an_unusable_cache_is_one_sentence(rooflab, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "file"))
-    status, _, err = rooflab("generate", "hello")
-    assert status == 2 and "model: the cache folder" in err and "Traceback" not in err
+TRITON = "TRITON_CACHE_DIR: expected a folder that can be written to, got '/proc/no/.triton/cache'"
+CACHE = "ROOFLAB_CACHE: expected a folder that can be written to, got '/proc/no/.cache/rooflab"
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["generate", "hello"], CACHE),
+        (["check", "softmax", "--kernel", "naive", "--suite", "smoke"], CACHE),
+        (["bench", "softmax"], CACHE),
+        (["ceilings", "--device", "cpu", "--refresh"], CACHE),
+        (["static", "softmax", "--no-cache"], CACHE),
+        (["ab", "softmax", "--kernel", "naive", "--kernel", "library"], CACHE),
+        (["static", "softmax"], TRITON),
+    ],
+)
+def test_a_cache_that_cannot_be_written_to_is_one_sentence(rooflab, monkeypatch, tmp_path, arguments, said):
+    """And comes before the work."""
+    monkeypatch.setenv("HOME", "/proc/no")
+    for name in ("ROOFLAB_CACHE", "TRITON_CACHE_DIR", "TRITON_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if said != CACHE:
+        monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path))
+    own_compilers.cache_clear()
+    status, out, err = rooflab(*arguments)
+    own_compilers.cache_clear()
+    assert status == 2 and out == "" and f"rooflab: {said}" in err and "Traceback" not in err
+
+
+def test_results_stay_out_of_the_way_of_another_repository(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert result_folder().parent == local_results() == Path(".rooflab") and not list(Path().glob("results"))
+    assert Path(".rooflab/.gitignore").read_text() == "*\n"
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    assert local_results() == Path("results/local")
+    monkeypatch.chdir("/proc")
+    with pytest.raises(ValueError, match="^out: expected a folder that can be written to, got '.rooflab'"):
+        result_folder()
+
+
+def test_one_is_one():
+    assert [show.counted(n, "check") for n in (0, 1, 1234)] == ["0 checks", "1 check", "1,234 checks"]
 
 
 def test_the_answer_is_printed_as_it_is(capfd):
-    from rooflab.bench import show
-
     show.piece("a\tb :smile: [bold]c[/]\r\n")
     assert capfd.readouterr().out == "a\tb :smile: [bold]c[/]\r\n"

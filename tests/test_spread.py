@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+
 import pytest
 import torch
 from op_kernels import own_registry  # noqa: F401
 
-from rooflab.bench.check.spread import Asked, checkers, in_turn
+from rooflab.bench.calls.selection import Selection
+from rooflab.bench.check import spread
+from rooflab.bench.check.check import CheckResult
+from rooflab.bench.check.common import in_common
+from rooflab.bench.check.spread import Asked, Checkers, in_turn
+from rooflab.bench.commands import _turns, drawn_checks
+from rooflab.bench.processes.child import Pool, TimedOut, command_for
 from rooflab.kernels import registry
 from rooflab.kernels.registry import get_op
-from rooflab.reference.spec import SCHEMES
+from rooflab.reference.spec import SCHEMES, Case
 
 CASE = get_op("rmsnorm").get_cases("smoke")[0]
+SLOW = "def answer(request): time.sleep(request); return told\n"
 KERNELS = """
 import os
 from rooflab.kernels.registry import register
@@ -33,7 +44,7 @@ def test_results_have_their_places_and_a_death_costs_one(tmp_path):
     registry.load_file(file)
     names = ("dies", "copies", "naive", "copies", "copies")
     asked = [Asked(registry.get_kernel("rmsnorm", name), CASE, SCHEMES["fp32"], planted=False) for name in names]
-    with checkers(torch.device("cpu")) as check:
+    with Checkers(torch.device("cpu")) as check:
         results = dict(in_turn(asked, check, workers=2))
     assert [results[place].kernel for place in range(5)] == list(names)
     assert [results[place].status for place in range(5)] == [
@@ -46,9 +57,73 @@ def test_results_have_their_places_and_a_death_costs_one(tmp_path):
     assert results[0].reason.startswith("first data: its process ended with signal SIGKILL")
 
 
-def test_no_check_but_the_first_begins_after_the_limit():
-    made = [], []
-    for workers, into in zip((1, 2), made, strict=True):
-        asked = [Asked(registry.get_kernel("rmsnorm", "naive"), CASE, SCHEMES["fp32"], seed) for seed in range(3)]
-        found = list(in_turn(asked, lambda item, into=into: into.append(item.seed) or item.seed + 10, workers, 0.0))
-        assert found == [(0, 10)] and into == [0]
+class Waiting:
+    """Makes a check at once where its seed is 0; else it takes until it is ended, or until one of the two has begun."""
+
+    def __init__(self):
+        self.over, self.began = threading.Event(), []
+
+    def __call__(self, item):
+        self.began.append(item.seed)
+        return item.seed if item.seed == 0 or not self.over.wait(60) else "ended"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_runs_at_the_limit_is_ended_and_left_out_and_nothing_begins_later(monkeypatch, workers):
+    monkeypatch.setattr(spread, "LATE_S", 0.1)
+    asked = [Asked(registry.get_kernel("rmsnorm", "naive"), CASE, SCHEMES["fp32"], seed) for seed in (0, 1, 2, 3)]
+    assert list(in_turn(asked, Waiting(), workers, -1.0)) == []
+    make = Waiting()
+    assert list(in_turn(asked, make, workers, 0.3)) == [(0, 0)] and make.over.is_set()
+    assert sorted(make.began) == list(range(workers + 1))
+    make = Waiting()
+    turns = in_turn(asked, make, workers)
+    assert next(turns) == (0, 0)
+    while len(make.began) < 2:
+        time.sleep(0.01)
+    turns.close()  # as Ctrl-C does
+    assert make.over.is_set()
+
+
+def test_children_are_started_before_they_are_asked_and_end_when_they_are_told_to(tmp_path):
+    (tmp_path / "slow.py").write_text("import time\ndef start(): global told; told = 'ready'\n" + SLOW)
+    pool = Pool(command_for("slow"), {**os.environ, "PYTHONPATH": str(tmp_path)}, 60.0, 2)
+    pool.start(5)
+    assert pool.idle.qsize() == 2 and pool.ask(0) == "ready"
+    with pytest.raises(TimedOut):
+        pool.ask(60, lambda: True)
+    pool.stop()
+
+
+def test_a_kernel_s_first_turn_is_a_check_that_it_takes():
+    """gemv takes no smoke case of gemm; the others keep their order."""
+    checks = drawn_checks(Selection.of("gemm", ["gemv", "library"], ["smoke", "edge"], None, ["fp32"], None))
+    turns = {turn: item for item, turn in zip(checks, _turns(checks), strict=True) if item.kernel.name == "gemv"}
+    assert int(turns[0].case["M"]) <= 4 and turns[1].case in get_op("gemm").get_cases("smoke")
+
+
+@pytest.mark.parametrize(
+    "right, wrong, said",
+    [
+        ("N=8,causal=false N=9,causal=false", "N=9,causal=true N=8,causal=true", "causal=true"),
+        ("N=8 N=1024", "N=1025 N=4096", "N > 1024"),
+        ("N=8 N=64", "N=7 N=1", "N < 8"),
+        ("N=32 N=96 N=128", "N=33 N=120 N=40", "N % 16 != 0"),
+        ("N=8,layout=NT N=8,layout=NN", "N=8,layout=TN N=8,layout=TT", "layout=TN or layout=TT"),
+        ("N=8 N=8", "N=8,bias=true N=8,bias=true", "bias=true"),
+        ("N=8,bias=true N=8,bias=true", "N=8 N=8", ""),
+        ("N=8 N=3", "N=8 N=5", ""),
+        ("N=8 N=9", "N=10", ""),
+        ("N=8", "N=10 N=11", ""),
+        ("N=1,K=4 N=2,K=4", "N=3,K=8 N=4,K=8", "N > 2, K > 4"),
+    ],
+)
+def test_what_the_wrong_checks_of_a_kernel_share(right, wrong, said):
+    results = [
+        CheckResult("gemm", "mine", "torch", Case.parse(text), "fp32", "cpu", 0, status, "torch")
+        for texts, status in ((right, "OK"), (wrong, "INCORRECT"), ("N=8 N=5000", "UNSUPPORTED"))
+        for text in texts.split()
+    ]
+    counts = len(wrong.split()), len(right.split())
+    shared = f"all {counts[0]} wrong checks have {said}; none of the {counts[1]} right ones has"
+    assert in_common(results) == (shared if said else "")

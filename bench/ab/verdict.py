@@ -26,7 +26,7 @@ import numpy as np
 from rooflab.bench.ab.estimate import ALPHA, Estimate, adjusted, estimate, p_above
 from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Verdict
-from rooflab.engine.model_files import cache_folder
+from rooflab.kernels._folders import cache_folder
 
 KEPT = 50
 """Number of A/A comparisons that are kept for each kernel, the newest."""

@@ -21,8 +21,8 @@ from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import now
 from rooflab.bench.timing.clocks import SET_BY_USER
 from rooflab.bench.timing.noise import noise
-from rooflab.engine.model_files import cache_folder
 from rooflab.engine.waiting import run_times, waiting_since
+from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.roofline.device import identify
 from rooflab.roofline.model import Ceilings
 
@@ -102,6 +102,7 @@ def _measured(
 ) -> list[Reading]:
     from rooflab.bench.ceilings.cuda import measure_cuda
 
+    check_writable("ROOFLAB_CACHE", cache_folder())
     known = identify(torch.cuda.get_device_name(device))
     return measure_cuda(
         device,
@@ -157,6 +158,7 @@ def cpu_ceilings(refresh: bool = False, budget_s: float = 5.0, folder: Path | No
     known = None if refresh else _load(path, environment) or _noisy.get((path, environment.threads))
     if known is not None:
         return known
+    check_writable("ROOFLAB_CACHE", folder or cache_folder())
     began = run_times()
     measured = measure_cpu(environment.cpu, budget_s)
     measured = replace(measured, noise=noise((), waiting_since(began)))
@@ -203,7 +205,8 @@ def _load(path: Path, environment: Environment) -> Ceilings | None:
 
 def _save(path: Path, environment: Environment, measured: Ceilings) -> None:
     if not measured.noise:
-        write_json(path, {"environment": environment.to_dict(), "ceilings": asdict(measured)})
+        found = {"environment": environment.to_dict(), "ceilings": asdict(measured)}
+        write_whole(path, json.dumps(found, indent=1))
         return
     from rooflab.bench import show  # draws on the terminal
 
@@ -293,17 +296,10 @@ def keep(
     reason: str,
     folder: Path | None = None,
 ) -> Kept:
-    """Caches the ceilings measured now.  Raises `ValueError` where the cache folder cannot be written to."""
+    """Caches the ceilings measured now."""
     kept = made_now(environment, readings, ceilings, reason)
     readings_json = [reading.to_dict() for reading in readings]
     ceilings_json = None if ceilings is None else asdict(ceilings)
-    write_json(file_of(environment, folder), vars(kept) | {"ceilings": ceilings_json, "readings": readings_json})
+    values = vars(kept) | {"ceilings": ceilings_json, "readings": readings_json}
+    write_whole(file_of(environment, folder), json.dumps(values, indent=1))
     return kept
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes `values` atomically.  Raises `ValueError` where the folder cannot be written to."""
-    try:
-        write_whole(path, json.dumps(values, indent=1))
-    except OSError as error:
-        raise ValueError(f"ROOFLAB_CACHE: expected a folder that can be written to, got {error}") from error

@@ -64,6 +64,11 @@ class CheckResult:
         """Whether the case rejects zeros, the mean, and the oracle shifted by one."""
         return not self.weak
 
+    @property
+    def not_offered(self) -> bool:
+        """Whether the kernel does not take this case; a kernel that was not run for another reason cannot run here."""
+        return self.status == "UNSUPPORTED" and f"{self.op}/{self.kernel}" in self.reason  # by `why_not_args`
+
     def describe(self) -> str:
         """One line of text."""
         text = self.reason or "; ".join(error.describe() for error in self.errors)

@@ -17,7 +17,7 @@ from rooflab.bench.check.spread import Asked, check_outside, processes
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Status
-from rooflab.engine.model_files import cache_folder
+from rooflab.kernels._folders import cache_folder
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Scheme
 

@@ -30,11 +30,11 @@ FAULTS = ("UNSUPPORTED", "UNAVAILABLE", *get_args(Failure))
 
 
 class Outside(Runner):
-    """A `Runner` in the process `child`, which may take `limit_s` seconds for each call; `close` frees the memory."""
+    """A `Runner` in the process `child`; `limits` of each call are those of `Child.ask`.  `close` frees the memory."""
 
-    def __init__(self, child: Child, limit_s: float, bytes_: int, *kernel: Any):
+    def __init__(self, child: Child, limits: tuple[float, Callable[[], bool]], bytes_: int, *kernel: Any):
         super().__init__(*kernel)
-        self._child, self._limit_s = child, limit_s
+        self._child, self._limits = child, limits
         self._folder = shared_folder(bytes_)
         self._writer, self._reader = Writer(self._folder.name), Reader(self._folder.name)
 
@@ -85,7 +85,7 @@ class Outside(Runner):
         except OSError as full:
             raise Failed("OUT_OF_MEMORY", f"for the inputs in shared memory: {full}") from full
         try:
-            reply = self._child.ask(request, self._limit_s)
+            reply = self._child.ask(request, *self._limits)
             if isinstance(reply, dict) and "done" in reply:
                 return self._reader.read(reply["done"], self.device)
         except TimedOut as late:
@@ -161,4 +161,4 @@ class Serving:
         return (result.by, result.races, result.bytes) if isinstance(result, Seen) else result
 
 
-answer = Serving().answer
+start, answer = registry.load_all, Serving().answer

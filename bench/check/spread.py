@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing, contextmanager
-from typing import Any, NamedTuple, TypeVar
+from contextlib import AbstractContextManager, closing, suppress
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,7 +26,8 @@ from rooflab.reference.spec import Case, Scheme
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 TIMEOUT_S = 1800.0
 """Longest time of one run of a kernel: a large case in Triton's interpreter."""
-Found = TypeVar("Found")
+LATE_S = 10.0
+"""A check that began within a limit is ended so many seconds after it."""
 
 
 class Asked(NamedTuple):
@@ -44,8 +46,10 @@ class Asked(NamedTuple):
         return words | {"case": dict(self.case), "scheme": self.scheme.name, "seed": self.seed, "planted": self.planted}
 
 
-def check_outside(item: Asked, pool: Pool, device: torch.device) -> CheckResult:
-    """Makes a check whose kernel runs in a child process of `pool`.
+def check_outside(
+    item: Asked, pool: Pool, device: torch.device, hangs: Callable[[], bool] = lambda: False
+) -> CheckResult:
+    """Makes a check whose kernel runs in a child process of `pool`, which is ended when `hangs` says so.
 
     After a fault the child is ended, because the kernel may have left it in any state; after a wrong answer it only
     runs the same kernel again.
@@ -53,9 +57,8 @@ def check_outside(item: Asked, pool: Pool, device: torch.device) -> CheckResult:
     spec = registry.get_op(item.kernel.op)
     with pool.child(item.kernel.id) as child:
         priced = spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
-        with closing(
-            Outside(child, pool.limit_s, input_bytes(priced), item.kernel, spec, item.scheme, device)
-        ) as runner:
+        limits, bytes_ = (pool.limit_s, hangs), input_bytes(priced)
+        with closing(Outside(child, limits, bytes_, item.kernel, spec, item.scheme, device)) as runner:
             result = check_kernel(item.kernel, spec, item.case, item.scheme, device, item.seed, item.planted, runner)
         if result.status == "INCORRECT":
             child.only_for = item.kernel.id
@@ -64,29 +67,36 @@ def check_outside(item: Asked, pool: Pool, device: torch.device) -> CheckResult:
     return result
 
 
-@contextmanager
-def checkers(device: torch.device) -> Iterator[Callable[[Asked], CheckResult]]:
-    """Yields the function that makes a check with a kernel in a child process, and ends the processes afterwards.
+class Checkers(AbstractContextManager["Checkers"]):
+    """Makes checks with the kernels in child processes, which end with the context.
 
     On a CPU, processes judge too (`judge.py`), because threads that judge would wait for each other.  All have one
-    thread, and a kernel's process interprets Triton's kernels if this process does.
+    thread, and a kernel's process interprets Triton's kernels if this process does.  `own` gives the processes of a
+    check whose kernel needs others.  When `over` is set, the checks that are being made fail.
     """
-    judges = Pool(command_for("rooflab.bench.check.judge"), {**os.environ, **ONE_THREAD}, 20 * TIMEOUT_S)
-    kernels = processes({})
 
-    def make(item: Asked) -> CheckResult:
-        if device.type != "cpu":
-            return check_outside(item, kernels, device)
+    def __init__(self, device: torch.device, own: Callable[[Asked], Pool | None] = lambda item: None):
+        self.device, self._own, self.over = device, own, threading.Event()
+        judging = command_for("rooflab.bench.check.judge"), {**os.environ, **ONE_THREAD}, 20 * TIMEOUT_S
+        self._pool = Pool(*judging) if device.type == "cpu" else processes({})
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.stop()
+
+    def start(self, checks: Sequence[Asked], workers: int) -> None:
+        """Waits until the processes for as many checks at a time have started."""
+        for pool in {self._own(item) or self._pool for item in checks}:
+            pool.start(min(len(checks), workers))
+
+    def __call__(self, item: Asked) -> CheckResult:
+        pool = self._own(item) or self._pool
+        if pool is not self._pool or self.device.type != "cpu":
+            return check_outside(item, pool, self.device, self.over.is_set)
         try:
-            return result_of(item, judges.ask(item.to_json()))
+            answered = pool.ask(item.to_json(), self.over.is_set)
         except ChildFailed as failed:
-            return failed_check(item, str(failed))
-
-    try:
-        yield make
-    finally:
-        judges.stop()
-        kernels.stop()
+            answered = {"error": str(failed)}
+        return result_of(item, answered)
 
 
 def processes(more: Mapping[str, str], limit_s: float = TIMEOUT_S) -> Pool:
@@ -95,9 +105,11 @@ def processes(more: Mapping[str, str], limit_s: float = TIMEOUT_S) -> Pool:
 
 
 def result_of(item: Asked, answered: Mapping[str, Any]) -> CheckResult:
-    """The result in a judging process's answer."""
+    """The result in a judging process's answer, which may be an `error`."""
     if "error" in answered:
-        return failed_check(item, answered["error"])
+        kernel, reason = item.kernel, f"the judging process: {answered['error']}"
+        made = kernel.op, kernel.name, kernel.backend, item.case, item.scheme.name, "cpu", item.seed
+        return CheckResult(*made, "RUNTIME_ERROR", "none", reason=reason)
     values = dict(answered) | {"case": item.case}
     values["errors"] = tuple(ErrorStats(**error) for error in values["errors"])
     for name in ("labels", "weak", "races"):
@@ -105,41 +117,26 @@ def result_of(item: Asked, answered: Mapping[str, Any]) -> CheckResult:
     return CheckResult(**values)
 
 
-def failed_check(item: Asked, text: str) -> CheckResult:
-    """The result of a check without an answer from the judging process; `text` says why."""
-    return CheckResult(
-        op=item.kernel.op,
-        kernel=item.kernel.name,
-        backend=item.kernel.backend,
-        case=item.case,
-        scheme=item.scheme.name,
-        device="cpu",
-        seed=item.seed,
-        status="RUNTIME_ERROR",
-        checked_by="none",
-        reason=f"the judging process: {text}",
-    )
-
-
 def in_turn(
-    checks: Sequence[Asked], make: Callable[[Asked], Found], workers: int, limit_s: float = math.inf
-) -> Iterator[tuple[int, Found]]:
-    """Yields each outcome of `make` as it comes, with its index in `checks`; one worker is the calling thread itself.
+    checks: Sequence[Asked], make: Checkers, workers: int, limit_s: float = math.inf
+) -> Iterator[tuple[int, CheckResult]]:
+    """Yields each result as it comes, with its index in `checks`.
 
-    No check but the first begins after `limit_s` seconds: the outcomes of the rest are left out.
+    No check begins after `limit_s` seconds, and those that run then have `LATE_S` more: the other results are left out.
     """
     ends = time.monotonic() + limit_s
 
-    def begin(place: int) -> tuple[int, Found] | None:
-        return (place, make(checks[place])) if place == 0 or time.monotonic() < ends else None
+    def begin(place: int) -> tuple[int, CheckResult] | None:
+        return (place, make(checks[place])) if time.monotonic() < ends else None
 
-    if workers == 1:
-        yield from filter(None, map(begin, range(len(checks))))
-        return
     threads = ThreadPoolExecutor(workers)
+    futures = [threads.submit(begin, place) for place in range(len(checks))]
     try:
-        for future in as_completed([threads.submit(begin, place) for place in range(len(checks))]):
-            if (found := future.result()) is not None:
-                yield found
+        with suppress(TimeoutError):  # what still runs then is left out
+            for future in as_completed(futures, None if limit_s == math.inf else limit_s + LATE_S):
+                if (found := future.result()) is not None:
+                    yield found
     finally:
+        if any(future.running() for future in futures):
+            make.over.set()
         threads.shutdown(cancel_futures=True)

@@ -19,6 +19,7 @@ from rooflab.bench.cli.app import (
     above_zero,
     app,
     at_least,
+    file_option,
 )
 
 HELP = """Compare two kernels, two git revisions, or two record files, in pairs of fresh processes.
@@ -70,8 +71,8 @@ def ab(
         bool,
         typer.Option("--keep-environment", help="Run both revisions in this environment, whatever versions they pin."),
     ] = False,
-    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write Markdown here, for a step summary or a comment.")] = None,
+    junit: Annotated[Path | None, file_option(help="Write JUnit XML here.")] = None,
+    markdown: Annotated[Path | None, file_option(help="Write Markdown here, for a step summary or a comment.")] = None,
     out: OutOption = None,
     json: Json = False,
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from traceback import extract_tb
@@ -16,9 +17,10 @@ from typer.core import TyperCommand
 from rooflab.bench import show
 from rooflab.bench.calls.names import check_names
 from rooflab.bench.processes.triton_mode import interpret_without_gpu
+from rooflab.kernels._folders import check_writable
 
-EXIT_INCORRECT, EXIT_INVALID, EXIT_USAGE = 11, 13, 2
-"""Exit statuses; those of an A/B are in `rooflab.bench.ab`."""
+EXIT_INCORRECT, EXIT_INVALID, EXIT_UNDECIDED, EXIT_USAGE, EXIT_INTERRUPTED = 11, 13, 12, 2, 130
+"""Exit statuses; if several apply, the first.  Those of an A/B are in `rooflab.bench.ab`."""
 FROM = {
     "max_model_len": "context", "max_num_seqs": "batch", "num_kv_blocks": "batch", "tensor_parallel": "gpus",
     "prefill_chunk": "chunk", "weight_dtype": "dtype",
@@ -101,6 +103,18 @@ def _checked(right: Callable[[float], bool], wanted: str, text: str | None, flag
     return typer.Option(*flags, callback=check, help=text)
 
 
+def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
+    """`path` if the folder, or the folder of the FILE, can be written to; asked before any work is done."""
+    if path is not None:
+        name, is_file = option.opts[-1].lstrip("-"), option.metavar == "FILE"
+        if is_file and path.is_dir():
+            raise ValueError(f"{name}: expected a file, got the folder {str(path)!r}")
+        check_writable(name, path.parent if is_file else path)
+    return path
+
+
+file_option = partial(typer.Option, metavar="FILE", callback=check_place)
+"""An option with a file to write."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Names = list[str] | None
 Op = Annotated[str | None, typer.Argument(help="An op, as `rooflab list` names it; without one, all.")]
@@ -116,10 +130,7 @@ OnlyKernel = Annotated[Names, typer.Option("--kernel", help="Only this kernel; r
 OnlyCase = Annotated[Names, typer.Option("--case", help="Only this case; repeatable.")]
 OnlyMachine = Annotated[Names, typer.Option("--machine", help="Part of a machine key; repeatable.")]
 Seed = Annotated[int, at_least(0)]
-OutOption = Annotated[
-    Path | None,
-    typer.Option("--out", help="Folder for records and figures.", callback=lambda value: check_folder(value)),
-]
+OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for records and figures.", callback=check_place)]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda; without it, a GPU if there is one.")]
 
 
@@ -142,15 +153,6 @@ def main(
     """What comes before a command."""
 
 
-def check_folder(path: Path | None) -> Path | None:
-    """`path` if it is a folder or can become one; asked before any work is done."""
-    if path is not None:
-        existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-        if not existing.is_dir():
-            raise ValueError(f"out: expected a folder, got {str(path)!r}, and {existing} is a file")
-    return path
-
-
 def run() -> NoReturn:
     """The command line; bad input gives one sentence and exit status 2."""
     try:
@@ -169,9 +171,12 @@ def run() -> NoReturn:
     raise SystemExit(EXIT_USAGE)
 
 
-def exit_for(statuses: set[str]) -> None:
-    """Ends with status 11 where a kernel failed, 13 where a reading is impossible or noise, or nothing ran at all."""
+def exit_for(statuses: set[str], undecided: bool = False) -> None:
+    """Ends with status 11 where a kernel failed, 13 where a reading is impossible or noise, or nothing ran at all, and
+    12 where something is `undecided`."""
     if statuses - {"OK", "UNSUPPORTED", "UNAVAILABLE", "INVALID", "NOISY"}:
         raise typer.Exit(EXIT_INCORRECT)
     if statuses & {"INVALID", "NOISY"} or "OK" not in statuses:
         raise typer.Exit(EXIT_INVALID)
+    if undecided:
+        raise typer.Exit(EXIT_UNDECIDED)

@@ -110,10 +110,10 @@ def _show(title: str, answer: Mapping[str, Any], prediction: str, lines: bool) -
         if lines:
             _show_lines(launch)
     if answer["launches"]:
-        ran = f"{answer['ran']} of {answer['of']} CTAs" if answer["ran"] < answer["of"] else f"{answer['of']} CTAs"
+        ran = f"{answer['ran']} of " * (answer["ran"] < answer["of"]) + show.counted(answer["of"], "CTA")
         checked = answer.get("checked_elements")
         text = f"{ran} in {answer['seconds']:.2f} s, compilation included"
-        text += f"; {checked} elements compared" if checked is not None else ""
+        text += f"; {show.counted(checked, 'element')} compared" if checked is not None else ""
         show.line(text)
     if prediction:
         show.line(prediction)
@@ -135,7 +135,7 @@ def _show_launch(launch: Mapping[str, Any]) -> None:
         for name, read, wrote in rows
         if read or wrote
     ]
-    show.table(shown, ("level", "read_mb", "written_mb"), f"{launch['kernel']}, {launch['ctas']} CTAs")
+    show.table(shown, ("level", "read_mb", "written_mb"), f"{launch['kernel']}, {show.counted(launch['ctas'], 'CTA')}")
     texts = []
     if launch["tensor_flops"]:
         texts.append(", ".join(f"{flops / 1e9:.4g} GFLOP {kind}" for kind, flops in launch["tensor_flops"].items()))
@@ -201,7 +201,7 @@ def golden(
         if place.type != "cuda":
             raise ValueError("device: golden outputs come from a GPU; expected cuda with --write, got cpu")
         names = files.write(folder, torch.device(place))
-        show.line(f"{len(names)} outputs in {folder}")
+        show.line(f"{show.counted(len(names), 'output')} in {folder}")
         return
     found = files.compare(folder)
     rows = [asdict(item) for item in found]

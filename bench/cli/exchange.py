@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import Json, OnlyCase, OnlyKernel, OnlyMachine, OnlyOp, OutOption, app
+from rooflab.bench.cli.app import Json, OnlyCase, OnlyKernel, OnlyMachine, OnlyOp, OutOption, app, file_option
 
 DEFINED = ("definition", "op_type", "op", "scheme", "traces", "reason")
 
@@ -53,7 +53,7 @@ def import_results(
     for skipped in found.imported.skipped:
         show.line(f"not imported: {skipped.place}: {skipped.reason}", "dim")
     left = len(found.imported.skipped)
-    show.line(f"{len(found.imported.records)} results{f', {left} not imported' if left else ''}")
+    show.line(f"{show.counted(len(found.imported.records), 'result')}{f', {left} not imported' if left else ''}")
     for path in files:
         show.line(f"  {path}")
     if found.imported.records and not files:
@@ -78,11 +78,11 @@ def _import_published(paths: list[Path], out: Path | None, whole: bool, json: bo
         for text in each.below:
             show.line(f"left out: {each.table.file}: {text}: faster than its GPU can be", "yellow")
     for family, count in found.left.most_common():
-        show.line(f"no place here: {count:,} rows of {family}", "dim")
+        show.line(f"no place here: {show.counted(count, 'row')} of {family}", "dim")
     placed = sum(each.table.rows for each in found.placed)
-    show.line(f"{found.read:,} rows: {placed:,} placed in {len(found.placed)} tables")
+    show.line(f"{show.counted(found.read, 'row')}: {placed:,} placed in {show.counted(len(found.placed), 'table')}")
     if index:
-        show.line(f"  {len(kept)} tables: {index}")
+        show.line(f"  {show.counted(len(kept), 'table')}: {index}")
     else:
         show.note("nothing was written: --out FOLDER keeps the tables that results/published has, with --whole all")
 
@@ -91,7 +91,7 @@ def _import_published(paths: list[Path], out: Path | None, whole: bool, json: bo
 def export_records(
     form: Annotated[str, typer.Argument(help="pytest-benchmark, which dashboards such as Bencher read too, or csv.")],
     records: Annotated[list[Path], typer.Argument(help="Records: files or folders.")],
-    to: Annotated[Path, typer.Option("--to", help="The file to write.")],
+    to: Annotated[Path, file_option("--to", help="The file to write.")],
     op: OnlyOp = None,
     kernel: OnlyKernel = None,
     case: OnlyCase = None,
@@ -108,4 +108,4 @@ def export_records(
         return
     for text, count in commands.counted(skipped):
         show.line(f"not exported: {count} {text}", "dim")
-    show.line(f"{written} records: {to}")
+    show.line(f"{show.counted(written, 'record')}: {to}")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rooflab.bench import show
 from rooflab.bench.cli.app import (
+    EXIT_INTERRUPTED,
     CaseOption,
     DeviceOption,
     Json,
@@ -30,10 +32,11 @@ from rooflab.bench.cli.app import (
 )
 
 CHECK_S = 90.0
-"""After as many seconds an op's last checks begin, by default.  With 110, flash_attention took 134 s on two cores."""
+"""After as many seconds an op's last checks begin, by default."""
 
 if TYPE_CHECKING:
-    from rooflab.bench.timing.stopwatch import FlushBy
+    from rooflab.bench.check.check import CheckResult
+    from rooflab.bench.records.record import Record
 
 
 @app.command("list")
@@ -62,67 +65,87 @@ def check(
         typer.Option(help="Without a GPU: emulator (the default: the compiled code), or interpreter (Triton's)."),
     ] = None,
     seconds: Annotated[
-        float | None, above_zero(f"For each op; no check begins later. Without --case and --suite it is {CHECK_S:.0f}.")
+        float | None,
+        above_zero(f"For each op; checks that do not end then are left out. {CHECK_S:.0f} for drawn cases."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Make every check, however long it takes.")] = False,
     out: OutOption = None,
     json: Json = False,
 ) -> None:
-    """Check kernels against the fp64 oracle, planted inputs included.  Exit status 11 where one is wrong.
+    """Check kernels against the fp64 oracle, planted inputs included.  Exit status 11: one is wrong; 12: one left out.
 
     Without --case and --suite, the op's own cases come first, and then cases that the seed draws from its domain.
     """
-    from rooflab.bench.calls.selection import Selection
-    from rooflab.bench.commands import (
-        check_rows,
-        drawn_checks,
-        listed_checks,
-        run_checks,
-        smallest_failure,
-        summarize_checks,
-    )
-    from rooflab.bench.records.record import NOT_RUN
-
     if op and "::" in op:
         raise ValueError(f"op: expected one of Rooflab's; `rooflab emulate {op}` judges any launcher of Triton")
-    seed = secrets.randbelow(2**31) if seed is None else seed
-    chosen = Selection.of(op, kernel, suite or ["smoke", "edge"], case, scheme, device, seed)
     if by not in (None, "emulator", "interpreter"):
         raise ValueError(f"by: expected emulator or interpreter, got {by!r}")
+    if every and seconds is not None:
+        raise ValueError("seconds: expected none with --all")
+    with show.waiting("loading torch and the kernels"):
+        from rooflab.bench.calls.selection import Selection
+        from rooflab.bench.commands import drawn_checks, listed_checks, run_checks, smallest_failures, summarize_checks
+        from rooflab.bench.records.record import NOT_RUN
+
+        seed = secrets.randbelow(2**31) if seed is None else seed
+        chosen = Selection.of(op, kernel, suite or ["smoke", "edge"], case, scheme, device, seed)
+        drawn = not (case or suite)
+        asked = drawn_checks(chosen, every) if drawn else listed_checks(chosen)
     emulate = by != "interpreter" and chosen.device.type == "cpu"
     if by == "emulator" and not emulate:
         raise ValueError("by: the emulator checks with no GPU; expected --device cpu with it")
-    if every and seconds is not None:
-        raise ValueError("seconds: expected none with --all")
-    drawn = not (case or suite)
-    asked = drawn_checks(chosen, every) if drawn else listed_checks(chosen)
-    limited = not every and (drawn or seconds is not None)
-    limit_s = (seconds or CHECK_S) * len(chosen.kernels) if limited else math.inf
+    limit_s = math.inf if every or not (drawn or seconds) else (seconds or CHECK_S) * len(chosen.kernels)
     show.note(f"seed {seed}")
-    with show.progress("check", len(asked), lines=not json) as advance:
-        results = run_checks(
-            asked, chosen.device, out, lambda found: advance(found.describe()), emulate=emulate, limit_s=limit_s
-        )
-    rows = check_rows(results)
-    wrong = [row for row in rows if row["status"] not in ("OK", *NOT_RUN)]
-    if json:
-        show.as_json(rows)
-    else:
-        columns = ("op", "kernel", "role", "ok", "failed", "not run", "checked_by", "worst", "weak", "reason")
-        show.table(summarize_checks(results), columns)
-        for row in wrong:
-            show.failure(row)
-        show.line(
-            f"{len(rows)} checks: {sum(row['status'] == 'OK' for row in rows)} right, {len(wrong)} wrong, "
-            f"{sum(row['status'] in ('UNSUPPORTED', 'UNAVAILABLE') for row in rows)} could not run here"
-        )
+    names = [kernel.id for own in chosen.kernels.values() for kernel in own]
+    of_kernels = ", ".join(names) if len(chosen.kernels) == 1 else show.counted(len(names), "kernel")
+    show.note(f"{show.counted(len(asked), 'check')} of {of_kernels}; first their processes start")
+    made: dict[int, CheckResult] = {}
+    options: dict[str, Any] = {"emulate": emulate, "limit_s": limit_s, "into": made}
+    interrupted = False
+    try:
+        with show.progress("check", len(asked), lines=not json) as advance:
+            run_checks(asked, chosen.device, out, lambda found: advance(found.describe()), **options)
+    except KeyboardInterrupt:
+        interrupted = True
+    results = [made[place] for place in sorted(made)]
+    rows = summarize_checks(results, asked)
+    _show_checks(results, rows, json)
+    left_out = f"{len(asked) - len(results)} of {show.counted(len(asked), 'check')}"
+    if interrupted:
+        show.error(f"interrupted: {left_out} left out")
+        raise typer.Exit(EXIT_INTERRUPTED)
     if len(results) < len(asked):
-        left_out = f"{len(asked) - len(results)} of {len(asked)} checks; --all makes them"
-        show.note(f"left out after {limit_s:g} s: {left_out}")
+        show.note(f"left out after {limit_s:g} s: {left_out}; --all makes them")
     first_wrong = {(row.op, row.kernel): row for row in reversed(results) if row.status not in ("OK", *NOT_RUN)}
-    for failed in reversed(first_wrong.values()):
-        show.note(f"again: {smallest_failure(failed, chosen, emulate)}")
-    exit_for({row["status"] for row in rows})
+    for command in smallest_failures([*reversed(first_wrong.values())], chosen.device, emulate, limit_s / 3):
+        show.note(f"again: {command}")
+    if unknown := [f"{row['op']}/{row['kernel']}" for row in rows if row["unknown"]]:
+        show.error(f"not checked at all: {', '.join(unknown)}")
+    exit_for({result.status for result in results}, undecided=bool(unknown))
+
+
+def _show_checks(results: Sequence[CheckResult], rows: Sequence[dict[str, Any]], json: bool) -> None:
+    from rooflab.bench.check.common import in_common
+    from rooflab.bench.commands import check_rows
+    from rooflab.bench.records.record import NOT_RUN
+
+    if json:
+        show.as_json(check_rows(results))
+        return
+    columns = ("op", "kernel", "role", "ok", "failed", "not run", "left out", "checked_by", "worst", "weak", "reason")
+    show.table(rows, columns)
+    for op, name in dict.fromkeys((result.op, result.kernel) for result in results):
+        own = [result for result in results if (result.op, result.kernel) == (op, name)]
+        for row in check_rows(result for result in own if result.status not in ("OK", *NOT_RUN)):
+            show.failure(row)
+        if text := in_common(own):
+            show.line(f"{op}/{name}: {text}", "red")
+    lacking = sum(result.not_offered for result in results)
+    show.line(
+        f"{show.counted(len(results), 'check')}: {sum(row['ok'] for row in rows)} right, "
+        f"{sum(row['failed'] for row in rows)} wrong, {lacking} not offered by the kernel, "
+        f"{sum(row['not run'] for row in rows) - lacking} could not run here"
+    )
 
 
 @app.command()
@@ -147,24 +170,28 @@ def bench(
     json: Json = False,
 ) -> None:
     """Check and time kernels; records and roofline figures go to --out.  Exit status 11 or 13 where one failed."""
-    from rooflab.bench.calls.selection import Selection
-    from rooflab.bench.commands import count_benches, run_benches
-    from rooflab.bench.records.files import result_folder
-    from rooflab.bench.report.figures import bench_row, draw_records
-    from rooflab.bench.tune.choose import write_choices
-
     if choose and kernel:
         raise ValueError("choose: expected all kernels of an op, got --kernel")
+    with show.waiting("loading torch and the kernels"):
+        from rooflab.bench.calls.selection import Selection
+        from rooflab.bench.commands import count_benches, run_benches
+        from rooflab.bench.records.files import result_folder
+        from rooflab.bench.report.figures import bench_row, draw_records
+        from rooflab.bench.tune.choose import write_choices
+
     chosen = Selection.of(op, kernel, suite or ["smollm2_135m"], case, scheme, device, seed)
     if choose and chosen.device.type == "cpu":
         raise ValueError("choose: expected --device cuda; on a CPU the engine times its kernels itself")
-    folder = out or result_folder()
-    with show.progress("bench", count_benches(chosen)) as advance:
-        records = run_benches(
-            chosen, folder, budget_s, advance, timer=timer, flush=cast("FlushBy", flush), lock_clocks=lock_clocks
-        )
-    figures = draw_records(records, folder)
-    written = write_choices(records) if choose else []
+    folder, count, interrupted = out or result_folder(), count_benches(chosen), False
+    records: list[Record] = []
+    options: dict[str, Any] = {"timer": timer, "flush": flush, "lock_clocks": lock_clocks, "into": records}
+    try:
+        with show.progress("bench", count) as advance:
+            run_benches(chosen, folder, budget_s, advance, **options)
+    except KeyboardInterrupt:
+        interrupted = True
+    figures = draw_records(records, folder) if not interrupted else []
+    written = write_choices(records) if choose and not interrupted else []
     rows = [bench_row(record) for record in records]
     if json:
         paths = [str(path) for path in (*figures, *written)]
@@ -172,9 +199,13 @@ def bench(
     else:
         show.bench_table(rows)
         show.line(f"records and figures: {folder}")
-        show.line("".join(f"  {path.name}" for path in figures))
+        for path in figures:
+            show.line(f"  {path.name}")
         if written:
-            show.line(f"choices written for {len(written)} ops")
+            show.line(f"choices written for {show.counted(len(written), 'op')}")
+    if interrupted:
+        show.error(f"interrupted: {count - len(records)} of {show.counted(count, 'result')} left out")
+        raise typer.Exit(EXIT_INTERRUPTED)
     exit_for({record.status for record in records})
 
 
@@ -224,6 +255,6 @@ def roofline(
     published = sum(point.published for point in points)
     measured = sum(point.seconds is not None for point in points) - published
     others = f", {published} published by others" if published else ""
-    show.line(f"{len(points)} points, {measured or 'none'} of them measured{others}")
+    show.line(f"{show.counted(len(points), 'point')}, {measured or 'none'} of them measured{others}")
     for path in paths:
         show.line(f"  {path}")

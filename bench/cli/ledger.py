@@ -10,7 +10,7 @@ import typer
 
 from rooflab.bench import show
 from rooflab.bench.calls.names import check_kernel, parse_swaps
-from rooflab.bench.cli.app import DeviceOption, Json, OutOption, app, at_least
+from rooflab.bench.cli.app import DeviceOption, Json, OutOption, app, at_least, file_option
 from rooflab.bench.cli.clock import KvDtype, kernels
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _show_changes(found: list[Change], json: bool) -> None:
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def capture(
     context: typer.Context,
-    suite: Annotated[Path, typer.Option("--suite", help="The file to write, called .json.")] = Path("captured.json"),
+    suite: Annotated[Path, file_option("--suite", help="The file to write, called .json.")] = Path("captured.json"),
 ) -> None:
     """Run a Python program, and keep the shapes that it asks of our ops' counterparts, weighted by time, as a suite.
 

@@ -13,7 +13,7 @@ import typer
 
 from rooflab.bench import show
 from rooflab.bench.calls.names import parse_swaps
-from rooflab.bench.cli.app import DeviceOption, Json, OutOption, Seed, above_zero, app, at_least, exit_for
+from rooflab.bench.cli.app import DeviceOption, Json, OutOption, Seed, above_zero, app, at_least, exit_for, file_option
 
 if TYPE_CHECKING:
     from rooflab.bench.load.run import Plan
@@ -66,7 +66,7 @@ def load(
     seed: Annotated[int | None, at_least(0, "Without it from the clock, so that no cache is warm.")] = None,
     xray: Annotated[bool, typer.Option("--xray", help="The metrics by other tools' definitions too.")] = False,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Figures beside the records.")] = True,
-    vllm_json: Annotated[Path | None, typer.Option(help="Write a file with the keys of `vllm bench serve`.")] = None,
+    vllm_json: Annotated[Path | None, file_option(help="Write a file with the keys of `vllm bench serve`.")] = None,
     out: OutOption = None,
     json: Json = False,
 ) -> None:

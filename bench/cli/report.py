@@ -23,6 +23,7 @@ from rooflab.bench.cli.app import (
     Seed,
     app,
     at_least,
+    file_option,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ Records = Annotated[
 @app.command()
 def report(
     paths: Records = None,
-    out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("report.html"),
+    out: Annotated[Path, file_option("--out", help="The file to write.")] = Path("report.html"),
     title: Annotated[str, typer.Option("--title", help="Heading of the page.")] = "Rooflab report",
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="With figures and plotly's 5 MB of script.")] = True,
     json: Json = False,
@@ -88,7 +89,7 @@ def history(
     last: Annotated[int, at_least(1, "Points of the same level that a new one is compared with.")] = 20,
     threshold: Annotated[float, at_least(0, "Smallest relative change that counts.")] = 0.02,
     repo: Annotated[Path | None, typer.Option(help="Checkout whose git history orders the commits.")] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", help="Write every point to this file.")] = None,
+    csv: Annotated[Path | None, file_option("--csv", help="Write every point to this file.")] = None,
     json: Json = False,
 ) -> None:
     """Trends of committed records: levels, steps, and whether the newest point is unusual.

@@ -18,6 +18,7 @@ from rooflab.bench.cli.app import (
     SuiteOption,
     app,
     exit_for,
+    file_option,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def static(
     compare: Annotated[
         str | None, typer.Option(metavar="REV", help="Compare with the kernels of a git revision.")
     ] = None,
-    markdown: Annotated[Path | None, typer.Option(help="With --compare: write the difference to this file.")] = None,
+    markdown: Annotated[Path | None, file_option(help="With --compare: write the difference to this file.")] = None,
     details: Annotated[bool, typer.Option("--details", help="Print everything that is known of each kernel.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Compile even what was compiled before.")] = False,
     out: OutOption = None,
@@ -77,7 +78,7 @@ def _compile(query: Query, texts: tuple[str, ...], every: bool, device: Device, 
     from rooflab.bench.compile.reports import compile_selected, configs_of
 
     chosen = configs_of(query.select(), texts, every)
-    with show.waiting(f"compiling {len(chosen)} times"):
+    with show.waiting(f"compiling {show.counted(len(chosen), 'time')}"):
         results = compile_selected(chosen, device, store)
     if store:
         store.prune()

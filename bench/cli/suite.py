@@ -22,7 +22,9 @@ from rooflab.bench.cli.app import (
     above_zero,
     app,
     at_least,
+    check_place,
     exit_for,
+    file_option,
 )
 
 
@@ -36,7 +38,7 @@ def suite(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The whole plan on the CPU with small shapes.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     archive: Annotated[
-        Path | None, typer.Option(help="Keep the folder as this .tar.gz too; with --resume, begin with what it holds.")
+        Path | None, file_option(help="Keep the folder as this .tar.gz too; with --resume, begin with what it holds.")
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print the plan and run nothing.")] = False,
     summary: Annotated[
@@ -182,7 +184,7 @@ def tune(
 
 @app.command()
 def sweep(
-    out: Annotated[Path, typer.Option("--out", help="Folder for the records, one folder a machine key.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for records, one a machine key.", callback=check_place)],
     ray: Annotated[str | None, typer.Option("--ray", help="Address of the cluster; without it, a local one.")] = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="An op or a family; repeatable.")] = None,
     budget_s: Annotated[float, above_zero("Seconds for each op on a GPU.", "--budget")] = 480.0,

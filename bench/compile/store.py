@@ -21,7 +21,7 @@ import torch
 import triton
 
 from rooflab.bench.records.files import write_whole
-from rooflab.engine.model_files import cache_folder
+from rooflab.kernels._folders import cache_folder, check_writable
 
 PREFIXES = ("TRITON_", "PTXAS", "NVCC_", "NVRTC_", "CUDA_", "CUPY_", "LLVM_", "MLIR_", "DISABLE_", "ENABLE_", "USE_")
 """Prefixes of the environment variables that compilers read."""
@@ -65,12 +65,8 @@ class Store:
     def write(self, key: str, answer: Mapping[str, Any]) -> None:
         """Keeps an answer.  Raises `ValueError` where the folder cannot be written to."""
         content = gzip.compress(json.dumps({"key": key, "answer": answer}).encode(), compresslevel=3)
-        try:
-            write_whole(self._path(key), content)
-        except OSError as error:
-            raise ValueError(
-                f"ROOFLAB_CACHE: expected a folder that can be written to, got {error}; --no-cache does without"
-            ) from error
+        check_writable("ROOFLAB_CACHE", self.folder)
+        write_whole(self._path(key), content)
 
     def prune(self) -> None:
         """Deletes entries without a read for a month, and files that were never finished."""

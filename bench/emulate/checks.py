@@ -21,11 +21,7 @@ def emulators() -> Pool:
     return Pool(command_for(WORKER), environment, TIMEOUT_S)
 
 
-def emulate_check(item: Asked) -> CheckResult:
-    """Makes a check whose kernel runs in an emulating process."""
-    return check_outside(item, emulators(), torch.device("cpu"))
-
-
 def check_emulated(asked: Sequence[Asked]) -> Iterable[CheckResult]:
     """Makes the checks on all cores; gives their results in order."""
-    return emulators().threads.map(emulate_check, asked)
+    pool = emulators()
+    return pool.threads.map(lambda item: check_outside(item, pool, torch.device("cpu")), asked)

@@ -18,6 +18,7 @@ from rooflab.bench.emulate import outside
 from rooflab.bench.emulate import run as emulated_run
 from rooflab.bench.emulate.emulation import QUICK, Launches, emulating_launches
 from rooflab.bench.ptx.machine.run import Checks
+from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Inputs, OpSpec, Scheme
 
@@ -68,6 +69,7 @@ class Emulating(Runner):
 
 
 _serving = Serving(Emulating)
+start = registry.load_all
 
 
 def answer(request: Mapping[str, Any]) -> Any:

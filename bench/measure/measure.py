@@ -33,7 +33,7 @@ RAISE_CUDA_S = 20.0
 Running = Callable[[Sequence[str]], None]
 Checker = Callable[[Kernel, OpSpec, Case, Scheme, torch.device, int], CheckResult]
 """`check.check_kernel`, or a function that replaces it."""
-INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the kernel's; `rooflab check` runs it there"
+INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the kernel's; `rooflab check` emulates it"
 
 
 def measure_op(

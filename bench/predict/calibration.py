@@ -23,8 +23,8 @@ from rooflab.bench.predict.model import Prediction
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Record
-from rooflab.engine.model_files import cache_folder
 from rooflab.kernels import registry
+from rooflab.kernels._folders import cache_folder
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import Cost

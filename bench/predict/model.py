@@ -32,6 +32,7 @@ from rooflab.bench.compile.sass import parse_code
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.predict.chip import HBM_SUSTAINED, MMA_SYNC_SHARE, Chip, chip_of
 from rooflab.bench.predict.work import Share, Work, work_of
+from rooflab.bench.show import counted
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 
@@ -257,16 +258,16 @@ def _pipe_why(work: Work, chip: Chip) -> str:
 def _waves_why(work: Work) -> str:
     found = work.waves
     if work.rounds > 1:
-        return f"{work.ctas} CTAs of {work.rounds:.2f} tiles; the busiest does {work.most_rounds:.4g}"
+        return f"{counted(work.ctas, 'CTA')} of {work.rounds:.2f} tiles; the busiest does {work.most_rounds:.4g}"
     return (
-        f"{work.ctas} CTAs, {found.waves:.2f} waves; the busiest SM runs {found.busiest_sm_ctas}, "
+        f"{counted(work.ctas, 'CTA')}, {found.waves:.2f} waves; the busiest SM runs {found.busiest_sm_ctas}, "
         f"the mean {found.balance:.0%} of that"
     )
 
 
 def _latency_why(work: Work, moved: float, rate: float, chip: Chip) -> str:
     per_sm = work.occupancy.ctas_per_sm
-    held = f"{per_sm} CTA{'s' * (per_sm > 1)} per SM ({work.occupancy.limiter})"
+    held = f"{counted(per_sm, 'CTA')} per SM ({work.occupancy.limiter})"
     pipes = _pipe_s(work, chip, balanced=False)
     streaming = _memory_s(work, moved, rate, chip, in_flight=True)
     steps = _dependent_s(work, chip)

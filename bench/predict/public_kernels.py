@@ -37,7 +37,7 @@ from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.compile.worker import describe
 from rooflab.bench.predict.held_out import Kind, Reading, write
 from rooflab.bench.predict.model import LAUNCH, LEAST, SUSTAINED, predict
-from rooflab.engine.model_files import cache_folder
+from rooflab.kernels._folders import cache_folder
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Cost, Traffic
 from rooflab.roofline.published import committed

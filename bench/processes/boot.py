@@ -1,8 +1,8 @@
 """The program of a child process (`child.py`), run by its path: `python -P boot.py [--tree TREE HARNESS] MODULE...`.
 
-It imports every MODULE. Then the function `answer` of the last one answers each request: a request is a line of JSON on
-standard input, an answer is a line of JSON on standard output.  If `answer` returns an iterator, each of its values is
-a line, and `null` is the last line.
+It imports every MODULE, and calls the function `start` of the last one, if it has one. Then its function `answer`
+answers each request: a request is a line of JSON on standard input, an answer is a line of JSON on standard output.  If
+`answer` returns an iterator, each of its values is a line, and `null` is the last line.
 
 With `--tree` the process takes the kernels from TREE and `bench` from HARNESS.
 """
@@ -107,6 +107,7 @@ def main(words: Sequence[str]) -> None:
         make_namespace(Path(words[1]), Path(words[2]))
         words = words[3:]
     modules = [import_module(name) for name in words]
+    getattr(modules[-1], "start", lambda: None)()
     serve(modules[-1].answer, sys.stdin, answers)
 
 

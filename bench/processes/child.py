@@ -17,12 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 import psutil
+
+from rooflab.kernels._folders import check_caches
 
 ROOT = Path(__file__).resolve().parents[2]
 """The tree of the running program."""
@@ -87,7 +89,7 @@ def environment_without(*names: str) -> dict[str, str]:
 
 
 class Child:
-    """One process that answers requests.
+    """One process that answers requests.  Raises `ValueError` where it could not keep what it compiles.
 
     It leads its own session, so that all processes that it starts end with it; without `own_session` Ctrl-C also ends
     it.  Its standard error goes to the file `log`, or is kept for `Died`.
@@ -102,6 +104,7 @@ class Child:
         folder: Path | None = None,
         own_session: bool = True,
     ):
+        check_caches(os.environ if environment is None else environment)
         self._log = tempfile.TemporaryFile() if log is None else log.open("ab+")
         self._log_start = self._log.seek(0, os.SEEK_END)
         self._lines: queue.Queue[str] = queue.Queue()
@@ -150,7 +153,7 @@ class Child:
         `hangs`, asked every second, says so; and `Died` if the child ends.  In both cases the child and all processes
         that it started are then ended.
         """
-        self._send(request)
+        self._send(request, hangs)
         return json.loads(self._line(limit_s, hangs))
 
     def stream(self, request: Any, limit_s: float) -> Iterator[Any]:
@@ -159,10 +162,14 @@ class Child:
         while (answer := json.loads(self._line(limit_s))) is not None:
             yield answer
 
-    def _send(self, request: Any) -> None:
+    def start(self, hangs: Callable[[], bool] = lambda: False) -> None:
+        """Waits until the child has imported its modules.  Raises as `ask`."""
         if not self._ready:
-            self._line(START_S)
+            self._line(START_S, hangs)
             self._ready = True
+
+    def _send(self, request: Any, hangs: Callable[[], bool] = lambda: False) -> None:
+        self.start(hangs)
         self.post(request)
 
     def post(self, request: Any) -> None:
@@ -242,10 +249,17 @@ class Pool:
             if not child.ended:
                 self.idle.put(child)
 
-    def ask(self, request: Any) -> Any:
-        """The answer of an idle or a new child.  Raises `ChildFailed` if the child does not answer."""
+    def start(self, count: int) -> None:
+        """Waits until `count` children can answer; one that does not start is left out."""
+        with ExitStack() as stack:
+            for child in [stack.enter_context(self.child()) for _ in range(min(count, self.size))]:
+                with suppress(ChildFailed):
+                    child.start()
+
+    def ask(self, request: Any, hangs: Callable[[], bool] = lambda: False) -> Any:
+        """The answer of an idle or a new child.  Raises as `Child.ask`."""
         with self.child() as child:
-            return child.ask(request, self.limit_s)
+            return child.ask(request, self.limit_s, hangs)
 
     def ask_all(self, requests: Iterable[Any]) -> list[Any]:
         """The answers of all children, in the order of the requests; a missing answer is a `ChildFailed`."""

@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rooflab.bench.records.record import Record, new_run_id
-
-LOCAL_RESULTS = Path("results/local")
+from rooflab.kernels._folders import check_writable
 
 
 def write(path: Path, *records: Record) -> None:
@@ -99,6 +98,15 @@ class RunWriter:
         write(self.path, *records)
 
 
+def local_results() -> Path:
+    """`results/local` in a checkout of Rooflab, else `.rooflab`; git ignores both."""
+    return Path("results/local" if Path("bench/records/files.py").is_file() else ".rooflab")
+
+
 def result_folder() -> Path:
-    """A new folder under results/local, named by the time; git ignores it."""
-    return LOCAL_RESULTS / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    """A folder for new results, named by the time, below `local_results`.  Raises `ValueError` if none can be made."""
+    folder = local_results()
+    check_writable("out", folder)
+    if folder.name == ".rooflab":
+        write_whole(folder / ".gitignore", "*\n")
+    return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"

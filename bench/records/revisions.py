@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.records.git import git_state
-from rooflab.engine.model_files import cache_folder
+from rooflab.kernels._folders import cache_folder
 
 CONSTRAINTS = "constraints.txt"
 """This file and the dependencies in pyproject.toml decide the packages of an environment."""

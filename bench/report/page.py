@@ -106,8 +106,6 @@ def write_report(paths: Sequence[Path], out: Path, title: str = TITLE, plots: bo
     Raises `ValueError` on a damaged record, with file and line, if there is no record, or if `out` is a folder.
     """
     out = Path(out)
-    if out.is_dir():
-        raise ValueError(f"out: expected a file, got the folder {str(out)!r}")
     if not title.strip():
         raise ValueError("title: expected a text, got an empty one")
     content = gather(*load(paths), title)

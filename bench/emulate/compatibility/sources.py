@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from rooflab.engine.model_files import cache_folder
+from rooflab.kernels._folders import cache_folder
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,31 @@
+"""The cache folder, and whether a folder can be written to, which is asked before the work."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """`$ROOFLAB_CACHE`, or `~/.cache/rooflab`."""
+    return Path(environment.get("ROOFLAB_CACHE") or Path.home() / ".cache" / "rooflab")
+
+
+def check_caches(environment: Mapping[str, str] = os.environ) -> None:
+    """Raises `ValueError` unless our cache can be written to, and Triton's where it compiles."""
+    check_writable("ROOFLAB_CACHE", cache_folder(environment))
+    if environment.get("TRITON_INTERPRET") != "1":
+        home = Path(environment.get("TRITON_HOME") or Path.home())
+        check_writable("TRITON_CACHE_DIR", Path(environment.get("TRITON_CACHE_DIR") or home / ".triton" / "cache"))
+
+
+def check_writable(name: str, folder: Path) -> None:
+    """Raises `ValueError`, which begins with `name`, unless `folder` can be made and written to; leaves nothing."""
+    try:
+        with tempfile.TemporaryDirectory(dir=next(one for one in (folder, *folder.absolute().parents) if one.exists())):
+            return
+    except OSError as error:
+        got = f"{str(folder)!r} ({error.strerror})"
+        raise ValueError(f"{name}: expected a folder that can be written to, got {got}") from error
