@@ -21,7 +21,7 @@ from rooflab.engine.metrics import Completion, RequestOutput, Timeline, TokenEve
 from rooflab.engine.model import Model
 from rooflab.engine.model_files import DEFAULT_MODEL, fetch
 from rooflab.engine.model_runner import ModelRunner
-from rooflab.engine.ops import check_swaps, resolve
+from rooflab.engine.ops import resolve
 from rooflab.engine.probes import Limits
 from rooflab.engine.scheduler import Scheduler
 from rooflab.engine.sequence import SamplingParams
@@ -32,6 +32,7 @@ from rooflab.engine.weights import dummy_tensors, load_weights
 from rooflab.kernels._pdl import pdl as dependent_launches
 from rooflab.kernels.choices import Phase
 from rooflab.kernels.precision import pin_matmul_precision
+from rooflab.kernels.registry import get_kernel
 from rooflab.roofline.architecture import Architecture, get_architecture
 
 __all__ = ["LLM", "DEFAULT_MODEL", "Completion", "RequestOutput", "SamplingParams"]
@@ -105,7 +106,8 @@ class LLM:
         self.device = _device(device)
         if pdl:
             _check_pdl(self.device, enforce_eager)
-        check_swaps(swap or {}, self.device, interpret)
+        for name in (swap or {}).items():
+            get_kernel(*name)  # a wrong one is refused before anything is read
         pin_matmul_precision()
         self.dtype = _dtype(dtype, self.device)
         self.dtype_name = INT8 if dtype == INT8 else str(self.dtype).removeprefix("torch.")
@@ -114,8 +116,7 @@ class LLM:
         self.max_model_len = max_model_len or self.arch.max_position
         if self.max_model_len > self.arch.max_position:
             raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
-        if contiguous_kv:
-            block_size = self.max_model_len
+        block_size = self.max_model_len if contiguous_kv else block_size
         chunked = chunked_prefill and kv_cache
         # Without chunks a prompt that is longer than a step's budget runs alone, in one step.
         longest = max_num_batched_tokens if chunked else max(max_num_batched_tokens, self.max_model_len)
@@ -146,8 +147,7 @@ class LLM:
         )
         overlap = self.device.type == "cuda" if overlap is None else overlap
         self.core = Core(self.scheduler, self.runner, kv_cache, overlap)
-        self._seed = seed
-        self._next_id = 0
+        self._seed, self._next_id = seed, 0
 
     def add_request(
         self, prompt: Prompt, params: SamplingParams | None = None, arrival_s: float | None = None, priority: int = 0

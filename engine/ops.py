@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rooflab.engine.probes import ANY_OPS, FUSED, PRODUCTS, Limits, packed, probes
+from rooflab.engine.probes import FUSED, PRODUCTS, Limits, packed, probes
 from rooflab.engine.settle import Choice, settle
 from rooflab.kernels import registry
 from rooflab.kernels.choices import Phase, all_buckets, bucket_of, chosen
@@ -85,7 +85,10 @@ def resolve(limits: Limits, swaps: Mapping[str, str] | None = None, interpret: b
     for a bucket, or a swap cannot run here, raises `ValueError` with each kernel's reason.
     """
     swaps = dict(swaps or {})
-    check_swaps(swaps, limits.device, interpret, (*limits.ops, *limits.fused))
+    for op, name in swaps.items():
+        if op not in (*limits.ops, *limits.fused):
+            raise ValueError(f"swap: the engine uses {', '.join((*limits.ops, *limits.fused))}, got {op!r}")
+        registry.get_kernel(op, name)
     able: dict[tuple[str, str], list[Choice]] = {}
     timed_rows = {}
     for bucket, phase, upper in all_buckets():
@@ -102,20 +105,6 @@ def resolve(limits: Limits, swaps: Mapping[str, str] | None = None, interpret: b
     if limits.device.type == "cpu":
         able = settle(able, timed_rows, limits)
     return OpSet([choices[0] for choices in able.values()])
-
-
-def check_swaps(
-    swaps: Mapping[str, str], device: torch.device, interpret: bool = False, ops: Sequence[str] = ANY_OPS
-) -> None:
-    """Raises `ValueError` on an op that is not among `ops`, or a kernel that cannot run here; needs no model."""
-    for op, name in swaps.items():
-        if op not in ops:
-            raise ValueError(f"swap: the engine uses {', '.join(ops)}, got {op!r}")
-        kernels = registry.kernels(op)
-        if name not in kernels:
-            raise ValueError(f"swap: {op} has {', '.join(kernels)}, got {name!r}")
-        if reason := _why_not_here(kernels[name], device, interpret):
-            raise ValueError(f"swap: {op}/{name}: {reason}")
 
 
 def _rows_in(bucket: str, phase: Phase, upper: float, limits: Limits) -> tuple[int, ...]:
@@ -180,18 +169,14 @@ def candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel,
     return first + [(kernel, f"no record for {key} that can run") for kernel in rest if kernel.name != name]
 
 
-def _why_not_here(kernel: Kernel, device: torch.device, interpret: bool) -> str | None:
-    if kernel.backend == "triton" and device.type == "cpu" and not interpret:
+def _why_not(kernel: Kernel, phase: Phase, rows: tuple[int, ...], limits: Limits, interpret: bool) -> str | None:
+    if kernel.backend == "triton" and limits.device.type == "cpu" and not interpret:
         return "UNSUPPORTED: needs a CUDA device (--interpret runs it on the CPU, without times)"
     if kernel.nondeterministic is not None:
         return f"UNSUPPORTED: an answer must not depend on chance: {kernel.nondeterministic}"
-    refusal = kernel.why_not_here(device)
-    return str(refusal) if refusal else None
-
-
-def _why_not(kernel: Kernel, phase: Phase, rows: tuple[int, ...], limits: Limits, interpret: bool) -> str | None:
-    if reason := _why_not_here(kernel, limits.device, interpret):
-        return reason
+    refusal = kernel.why_not_here(limits.device)
+    if refusal:
+        return str(refusal)
     for M in rows:
         for inputs in probes(kernel.op, phase, M, limits):
             refusal = kernel.why_not_args(inputs)

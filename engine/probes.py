@@ -27,8 +27,6 @@ FUSED = "gemm_silu_and_mul"
 """On CUDA in place of `gemm` and `silu_and_mul` where a record of the card prefers it to them."""
 PRODUCTS = ("gemm", "gemm_w8a16")
 """The ops that multiply with a weight; a model has one of them."""
-ANY_OPS = (*OPS, "gemm_w8a16", "gelu_and_mul", FUSED)
-"""The ops of any model."""
 CONTEXT = 512
 """Keys of a sequence in the timed calls."""
 

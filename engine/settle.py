@@ -77,12 +77,10 @@ def settle(
         if len(choices) > 1:
             take = partial(_time, op, bucket, rows[bucket], [choice.kernel for choice in choices], limits)
             times = settled.of(op, bucket, take)
-            choices = sorted(choices, key=lambda one: times.get(one.kernel.name, 0.0))
+            choices = [replace(one, why=_reason(one, times)) for one in choices]
+            choices.sort(key=lambda one: times.get(one.kernel.name, 0.0))
         fastest[op, bucket] = choices
     settled.keep()
-    for (op, bucket), choices in fastest.items():
-        if len(choices) > 1:
-            fastest[op, bucket] = [replace(one, why=settled.why(op, bucket, one.kernel.name)) for one in choices]
     if settled.provisional:
         logging.getLogger(__name__).warning("kernels of %s: %s", arch.name, PROVISIONAL)
     (product,) = set(PRODUCTS) & set(limits.ops)
@@ -112,6 +110,11 @@ def _ways(products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str,
     good = [ways for ways in sets if max(losses(ways)) <= TOLERATED]
     fewest = [ways for ways in good if len(ways) == len(good[0])] or sets
     return min(fewest, key=lambda ways: math.prod(losses(ways)))
+
+
+def _reason(choice: Choice, times: Mapping[str, float]) -> str:
+    others = ", ".join(f"{name} {us:.0f}" for name, us in times.items() if name != choice.kernel.name)
+    return f"{times[choice.kernel.name]:.0f} us here, against {others}" if times else PROVISIONAL
 
 
 def _time(
@@ -173,26 +176,22 @@ class Settled:
         self.times: Times = kept.get("times_us", {})
         self.provisional = {(op, bucket) for op, bucket in kept.get("provisional", ())}
         """Without times, or with those of a busy machine."""
-        self._sources = [path for path in sources if path.suffix == ".cpp"]
         self._taken: set[tuple[str, str]] = set()
-        self._ends = 0.0
-        self._began: dict[int, tuple[int, int]] = {}
+        for source in sources:
+            if source.suffix == ".cpp":
+                library(source)  # so that the compiler's time is no kernel's
+        self._ends, self._began = time.monotonic() + LIMIT_S, run_times()
 
     def of(self, op: str, bucket: str, take: Callable[[float], dict[str, float]]) -> dict[str, float]:
         """Microseconds by kernel, from the cache or from `take`, which gets the end of the time; empty without time."""
         buckets = self.times.setdefault(op, {})
-        if bucket in buckets and (op, bucket) not in self.provisional:
+        if bucket in buckets and ((op, bucket) not in self.provisional or self._taken and self._busy()):
             return buckets[bucket]
-        if not self._ends:
-            for source in self._sources:
-                library(source)
-            self._ends, self._began = time.monotonic() + LIMIT_S, run_times()
-        again = bucket in buckets
-        if time.monotonic() < self._ends and not (again and self._taken and self._busy()):
-            if found := take(self._ends):
-                buckets[bucket] = found
-                self._taken.add((op, bucket))
-        self.provisional |= set() if bucket in buckets else {(op, bucket)}
+        if time.monotonic() < self._ends and (found := take(self._ends)):
+            buckets[bucket] = found
+            self._taken.add((op, bucket))
+        elif bucket not in buckets:
+            self.provisional.add((op, bucket))
         return buckets.get(bucket, {})
 
     def _busy(self) -> bool:
@@ -207,13 +206,6 @@ class Settled:
             found = {**self.about, "provisional": sorted(self.provisional), "times_us": self.times}
             part.write_text(json.dumps(found, indent=1) + "\n")
             part.replace(self._path)
-
-    def why(self, op: str, bucket: str, kernel: str) -> str:
-        """The reason for a choice."""
-        times = self.times[op].get(bucket, {})
-        others = ", ".join(f"{name} {us:.0f}" for name, us in times.items() if name != kernel)
-        reasons = [f"{times[kernel]:.0f} us here, against {others}"] if times else []
-        return "; ".join(reasons + [PROVISIONAL] * ((op, bucket) in self.provisional))
 
 
 def folder() -> Path:

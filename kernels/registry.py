@@ -24,7 +24,6 @@ import torch
 from rooflab.kernels._contract import Refusal, check_config, check_plan, check_prepare, check_signature
 from rooflab.kernels._device import on_its_device
 from rooflab.kernels._native import why_no_compiler
-from rooflab.kernels.names import ENTRY_POINT_GROUP
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference import spec as spec_module
 from rooflab.reference.spec import OpSpec
@@ -36,6 +35,7 @@ CPU_BACKENDS = ("torch", "cpp")
 """Backends whose kernels run on a CPU as they are; others need a GPU, an interpreter or an emulator."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+ENTRY_POINT_GROUP = "rooflab.kernels"
 IMPORT_ERRORS = (
     *(ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError, LookupError, ArithmeticError),
     *(AssertionError, OSError, RuntimeError, MemoryError, Warning, SystemExit),

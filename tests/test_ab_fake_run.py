@@ -15,8 +15,8 @@ from rooflab.bench.ab.sides import ROOT, Comparison, Reading, Side, Target, Want
 from rooflab.bench.ab.verdict import Rules, exit_status
 from rooflab.bench.exchange.files import timed
 from rooflab.bench.processes.child import Died
+from rooflab.bench.records.environment import git_state
 from rooflab.bench.records.files import read
-from rooflab.bench.records.git import git_state
 from rooflab.bench.report.trends.points import why_not
 
 ENVIRONMENT = {"machine_key": "unit-test-machine", "cpu": "none", "cores": 2, "threads": 2, "gpu": None}

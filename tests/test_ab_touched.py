@@ -7,7 +7,7 @@ import pytest
 
 from rooflab.bench.ab.changes import harness, touched_ops, users
 from rooflab.bench.ab.sides import Wanted, check_names, largest, two_kernels, two_trees
-from rooflab.bench.records.git import git_state
+from rooflab.bench.records.environment import git_state
 from rooflab.bench.records.revisions import Tree
 from rooflab.kernels.registry import get_op
 

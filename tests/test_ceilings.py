@@ -49,9 +49,7 @@ def test_what_a_busy_machine_measured_is_noisy_and_not_kept(tmp_path, measured, 
     assert cpu_ceilings(folder=tmp_path) == first and len(measured) == 1, "it counts for this process"
     assert not list(tmp_path.iterdir())
     assert {row["status"] for row in cpu_rows(first)} == {"NOISY"}
-    assert {(made.status, made.reason) for made in cpu_records(first, snapshot().to_dict(), "r")} == {
-        ("NOISY", first.noise)
-    }
+    assert {made.reason for made in cpu_records(first, snapshot().to_dict(), "r")} == {first.noise}
     monkeypatch.setattr(module, "noise", lambda seconds, waiting: "")
     assert larger(first, SLOW).noise == larger(SLOW, first).noise == ""
     monkeypatch.setattr(module, "_noisy", {})
@@ -131,9 +129,7 @@ def test_a_gpu_has_its_data_sheet_and_no_reading_passes_its_highest_clock(monkey
     limits = limits_for(device, found)
     assert limits.matrix_rate("bf16") == pytest.approx(found.matrix_rate("bf16") * 1.98 / 1.83)
     assert limits_for(torch.device("cpu"), SLOW) is SLOW
-    assert limits_for(torch.device("cpu"), replace(SLOW, noise="busy")) is None, (
-        "rates that may be too low limit nothing"
-    )
+    assert limits_for(torch.device("cpu"), replace(SLOW, noise="busy")) is None
     # What a method reads of a launch is no limit of the card: the data sheet's floor is a graph's; CUPTI reads less.
     assert found.launch_floor_s == 1.3e-6 and limits.launch_floor_s == 0.0
     cost = Cost(4096, 4096, launches=1)

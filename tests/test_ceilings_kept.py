@@ -216,7 +216,7 @@ def test_the_command_on_a_cpu(command, monkeypatch, tmp_path):
     status, out, err = command("--device", "cpu")
     assert status == 0 and "memory triad" in out and "bounds use the measured ceilings" in out and "budget" not in err
     assert "budget: not spent" in command("--device", "cpu", "--budget", "9")[2]
-    assert command("--budget", "0")[::2] == (2, "rooflab: --budget: expected a number above 0, got 0\n")
+    assert command("--budget", "0")[::2] == (2, "rooflab: --budget: expected seconds above 0, got 0.0\n")
 
 
 @pytest.mark.gpu

@@ -107,7 +107,7 @@ def test_a_users_kernel_is_right_or_what_is_wrong_is_named(rooflab, tmp_path):
     [
         (["emulate"], "op: expected an op, or a file"),
         (["emulate", "rmsnorm", "library"], "kernel: expected one with compiled code .*got library"),
-        (["emulate", "rmsnorm", "fused", "--ctas", "-1"], "--ctas: expected at least 0, got -1"),
+        (["emulate", "rmsnorm", "fused", "--ctas", "-1"], "ctas: expected 0 or more, got -1"),
         (["emulate", "rmsnorm", "fused", "--gpu", "abacus"], "abacus"),
         (["check", "rmsnorm", "--by", "magic"], "by: expected emulator or interpreter, got 'magic'"),
     ],

@@ -316,11 +316,13 @@ def test_bad_options_are_refused(tmp_path):
         ({"prefill_chunk": 0}, "prefill_chunk: expected an integer of at least 1, got 0"),
         ({"max_num_batched_tokens": 255}, "max_num_batched_tokens: expected at least max_num_seqs, which is 256"),
         ({"swap": {"conv": "naive"}}, "swap: the engine uses embedding, .*got 'conv'"),
-        ({"swap": {"gemm": "best"}}, "swap: gemm has naive, library.*got 'best'"),
+        ({"swap": {"gemm": "best"}}, "kernel: gemm has naive, library.*got 'best'"),
         ({"swap": {"gemm": "tensor_core"}}, "gemm/tensor_core: UNSUPPORTED: needs a CUDA device"),
     ]:
         with pytest.raises(ValueError, match=message):
             tiny_llm(tmp_path, **options)
+    with pytest.raises(ValueError, match="got 'best'"):
+        LLM(tmp_path / "none", device="cpu", swap={"gemm": "best"})  # before anything is read
 
 
 def test_bad_prompts_are_refused_and_leave_nothing_behind(tmp_path):

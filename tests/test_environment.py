@@ -11,8 +11,7 @@ import torch
 from test_bisect import git
 
 from rooflab.bench.records import environment as nvml_module
-from rooflab.bench.records.environment import Gpu, last_level_cache_bytes, machine_key, snapshot
-from rooflab.bench.records.git import git_state
+from rooflab.bench.records.environment import Gpu, git_state, last_level_cache_bytes, machine_key, snapshot
 from rooflab.bench.timing.clocks import ClockWatch
 from rooflab.kernels.precision import pin_matmul_precision
 

@@ -202,15 +202,9 @@ def test_a_program_becomes_a_suite_that_the_bench_takes(rooflab: Any, tmp_path: 
     fails, kept = tmp_path / "fails", suite.read_text()
     fails.write_text("import sys\nsys.exit(3) if len(sys.argv) > 1 else {}['x']\n")
     for arguments, said in (
-        (("capture", "--suite", suite, "--", "false"), "/false, which is not written in Python"),
-        (
-            ("capture", "--suite", suite, "--", "python", "-m", "no.such"),
-            "a module that can be imported, got 'no.such'",
-        ),
-        (
-            ("capture", "--suite", suite, "--", "python", "-m", "this"),
-            "program: expected calls of what our ops compute",
-        ),
+        (("capture", "--suite", suite, "--", "false"), "/false, which is none: source code string cannot contain null"),
+        (("capture", "--suite", suite, "--", "python", "-m", "no.such"), "expected it to end well, got ModuleNotFound"),
+        (("capture", "--suite", suite, "--", "python", "-m", "this"), "program: expected calls of what our ops comp"),
         (("capture", "--suite", suite, "--", "python", fails), "program: expected it to end well, got KeyError: 'x'"),
         (("capture", "--suite", suite, "--", "python", fails, "3"), "expected it to end well, got exit status 3"),
         (("capture", "--suite", "x.txt", "--", "python", program), "suite: expected a file called .json"),

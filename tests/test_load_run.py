@@ -211,7 +211,7 @@ def test_failures_are_counted_and_end_with_a_status(rooflab, stub):
     [
         (["--url", "ftp://x"], "url: expected http://HOST:PORT, got 'ftp://x'"),
         (["--url", "http://127.0.0.1:9"], "url: expected a server at http://127.0.0.1:9, got .*refused"),
-        (["--rate", "0"], "rate: expected a number above 0, got 0"),
+        (["--rate", "0"], "rate: expected a number above 0, got 0.0"),
         (["--rate", "1", "--sweep", "1,2"], "sweep: expected one of rate, ramp, sweep, concurrency, got rate too"),
         (["--sweep", "1,x"], "sweep: expected requests per second, got 'x'"),
         (["--sweep", "1,1"], "sweep: expected finite rates, each once, got '1,1'"),
@@ -221,7 +221,7 @@ def test_failures_are_counted_and_end_with_a_status(rooflab, stub):
         (["--arrivals", "constant"], "arrivals: expected a rate with it"),
         (["--max-concurrency", "3"], "--max-concurrency: expected a rate with it"),
         (["--rate", "inf", "--duration", "3"], "duration: expected a finite rate with it"),
-        (["--duration", "0"], "--duration: expected a number above 0, got 0"),
+        (["--duration", "0"], "duration: expected seconds above 0, got 0.0"),
         (["--warmup", "0"], "warmup: expected at least 1, got 0"),
         (["--num-prompts", "0"], "--num-prompts: expected at least 1, got 0"),
         (["--input-len", "9:3"], "--input-len: expected N or LEAST:MOST, of at least 1, got 9:3"),
@@ -230,7 +230,7 @@ def test_failures_are_counted_and_end_with_a_status(rooflab, stub):
         (["--endpoint", "embeddings"], "endpoint: expected one of completions, chat, got 'embeddings'"),
         (["--extra-body", "[]"], r"--extra-body: expected a JSON object, got '\[\]'"),
         (["--goodput", "ttft"], "goodput: expected NAME:MILLISECONDS"),
-        (["--timeout", "0"], "--timeout: expected a number above 0, got 0"),
+        (["--timeout", "0"], "timeout: expected seconds above 0, got 0.0"),
         (["--sweep", "1,2", "--vllm-json", "v"], "--vllm-json: expected one rate with it, got a sweep"),
     ],
 )
@@ -244,21 +244,8 @@ def test_bad_input_is_one_sentence(rooflab, words, message):
 @pytest.mark.parametrize("command, count", [("latency", "--batch-size"), ("throughput", "--num-prompts")])
 def test_the_same_ruler_in_process(rooflab, tmp_path, command, count):
     config = write_config(tmp_path)
-    words = (
-        command,
-        "--model",
-        config,
-        "--dummy",
-        "--device",
-        "cpu",
-        "--input-len",
-        "9",
-        "--output-len",
-        "5",
-        count,
-        "3",
-    )
-    status, out, _ = rooflab(*words, "--out", "r", "--json")
+    words = f"{command} --model {config} --dummy --device cpu --input-len 9 --output-len 5 {count} 3 --out r --json"
+    status, out, _ = rooflab(*words.split())
     found, (record,) = json.loads(out), read(tmp_path / "r")
     assert status == 0 and (found["num_requests"], found["num_output_tokens"]) == (3, 15)
     assert record.case_id == command and record.metrics["itl_p50_ms"] == found["itl_p50_ms"] > 0

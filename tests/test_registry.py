@@ -13,8 +13,8 @@ from op_kernels import own_registry  # noqa: F401
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rooflab.bench.calls.calls import packed
+from rooflab.bench.calls.names import kernels_by_op
 from rooflab.kernels import registry
-from rooflab.kernels.names import kernels_by_op
 from rooflab.reference.spec import SCHEMES, Case, OpSpec, as_tuple, get_scheme
 from rooflab.roofline.model import Cost, Traffic
 

@@ -73,23 +73,17 @@ def test_what_counts_tokens_is_the_same_on_any_machine(found: Any) -> None:
     assert [row["MB_apart"] / size for row in apart] == pytest.approx([10, 5], rel=0.02)
 
 
-def test_a_claim_about_what_is_not_here_is_not_tested(
-    found: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_about_what_is_not_here_is_not_tested(found: Any, tmp_path: Path, monkeypatch: Any) -> None:
     said = "needs CUDA graphs, which a CPU does not have"
     assert found[0]["launch-bound"].number.startswith(said)
     assert f"| not tested | {said}" in found[1].read_text() and f"Not tested: {said}" in found[1].read_text()
     monkeypatch.setattr(fusion, "_kernel", lambda llm, op: get_kernel(op, "library"))
-    monkeypatch.setattr(
-        fusion, "time_functions", lambda calls, *rest, **more: dict.fromkeys(calls, Samples((1e-3,), "script", "cold"))
-    )
+    taken = Samples((1e-3,), "script", "cold")
+    monkeypatch.setattr(fusion, "time_functions", lambda calls, *rest, **more: dict.fromkeys(calls, taken))
     write_config(tmp_path)
     study = fusion.run(Lab(str(tmp_path), dummy=True, quick=True, options={"device": "cpu"}))
     needs = "needs fused kernels, and here serve fused_add_rmsnorm/library and silu_and_mul/library; "
     assert study.verdict == "not tested" and study.number.startswith(needs)
-
-
-def test_no_flipped_token_is_said_in_words() -> None:
     alone, other = ({"batch": n, "first": "gemm", "ulps": n, "last_ulps": n} for n in (1, 2))
     assert batch_invariance._said(alone, [other], 2, 0.0).endswith("all greedy tokens are the same")
     assert batch_invariance._said(alone, [other], 2, 0.25).endswith("up to 25.0% of greedy tokens are others")

@@ -1,6 +1,5 @@
 """A kernel cannot end a command as a success: the status is what the command wrote before its end, and no other."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -69,17 +68,6 @@ def test_a_signal_to_the_witness_ends_the_command(number, status):
 
 def test_a_kernel_that_ends_the_bench_is_no_success(tmp_path):
     (tmp_path / "ends_it.py").write_text(KERNEL)
-    words = [
-        "bench",
-        "rmsnorm",
-        "--case",
-        "T=8,H=64,eps=1e-05",
-        "--kernel",
-        str(tmp_path / "ends_it.py"),
-        "--out",
-        str(tmp_path),
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "rooflab.bench", *words], env=os.environ, capture_output=True, text=True
-    )
+    words = f"bench rmsnorm --case T=8,H=64,eps=1e-05 --kernel {tmp_path}/ends_it.py --out {tmp_path}".split()
+    done = subprocess.run([sys.executable, "-m", "rooflab.bench", *words], capture_output=True, text=True)
     assert done.returncode == 11 and "before its verdict" in done.stderr

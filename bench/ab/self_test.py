@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from rooflab.bench.ab.run import Result, Settings, run
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
 from rooflab.bench.ab.verdict import Outcome, effects_of, floor_of, remember_floors
-from rooflab.bench.records.git import git_state
+from rooflab.bench.records.environment import git_state
 from rooflab.kernels import registry
 
 KERNELS = (

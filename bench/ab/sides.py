@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from rooflab.bench.records.git import git_state
+from rooflab.bench.records.environment import git_state
 from rooflab.bench.records.record import L2State, Status
 from rooflab.bench.records.revisions import Tree
 from rooflab.kernels import registry

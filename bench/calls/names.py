@@ -1,57 +1,71 @@
-"""Refuses what a command line names and what is not there, before torch is imported, which takes seconds."""
+"""What a command line does before torch is imported, which takes seconds: refuses wrong names, sets Triton's mode."""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import re
 import sys
 from collections.abc import Container, Mapping, Sequence
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import entry_points, version
+from pathlib import Path
 from typing import Any
 
 from rooflab.engine.model_files import check_model
-from rooflab.kernels.names import ENTRY_POINT_GROUP, kernels_by_op
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
 
 OTHER_SOURCES = ("base", "compare", "good", "records")
 """Options with which ops and kernels are those of other revisions or of records."""
+_REGISTRATION = re.compile(r'\b(?:register\(\s*op=|peer\(\s*)"(\w+)",\s*(?:name=)?"(\w+)"')
 
 
-def check_names(given: Mapping[str, Any], places: Container[str]) -> None:
+def check_names(given: Mapping[str, Any], arguments: Container[str]) -> None:
     """Raises `ValueError` on an unknown device, GPU, model, op or kernel among a command's values by name.
 
-    `places` names its arguments: `op` is one of ours, and the option `--op` a filter.  With a file or a plug-in that
-    may register others, ops and kernels are left to the registry, which refuses them later.
+    `arguments`: those without an option, for `--op` is a filter.  What files, plug-ins, records and other revisions may
+    have is left to the registry, which refuses it later.
     """
-    check_device(given.get("device"))
-    if given.get("gpu"):
-        get_device(given["gpu"])
-    if "dummy" in given and not given.get("gpu"):
+    if given.get("device") not in (None, "cpu", "cuda"):
+        raise ValueError(f"device: expected cpu or cuda, got {given['device']!r}")
+    if gpu := given.get("gpu"):
+        get_device(gpu)
+    if "dummy" in given and not gpu:
         check_model(given["model"], given["dummy"])
-    elif "model" in given and "gpu" in given:
+    elif "gpu" in given and "model" in given:
         get_architecture(given["model"])
     for op, kernel in parse_swaps(given.get("swap") or ()).items():
-        check_kernel("swap", op, kernel)
-    if "op" not in places or any(given.get(name) for name in OTHER_SOURCES):
-        return
-    ops, kernels = _listed(given["op"]), [*_listed(given.get("kernel")), *_listed(given.get("kernels"))]
-    if not any(name.endswith(".py") or "::" in name for name in (*ops, *kernels)):
+        _check("swap", op, kernel)
+    ops, *more = (
+        [own] if isinstance(own := given.get(name) or [], str) else own for name in ("op", "kernel", "kernels")
+    )
+    kernels = [name for own in more for name in own]
+    if "op" not in given:
+        for text in kernels:  # as OP=0.9x
+            _check("kernel", text.partition("=")[0])
+    elif (
+        "op" in arguments and not any(map(given.get, OTHER_SOURCES)) and not re.search(r"\.py|::", str((ops, kernels)))
+    ):
         for op in ops:
-            check_kernel("op", op)
-            for kernel in kernels:
-                check_kernel("kernel", op, kernel)
+            for kernel in kernels or [None]:
+                _check("kernel" if kernel else "op", op, kernel)
 
 
-def check_device(name: str | None) -> None:
-    """Raises `ValueError` on the name of a device that is none."""
-    if name not in (None, "cpu", "cuda"):
-        raise ValueError(f"device: expected cpu or cuda, got {name!r}")
+@cache
+def kernels_by_op() -> dict[str, list[str]]:
+    """The names of the tree's ops and kernels, by the text of its files."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(Path(__file__).parents[2].glob("kernels/*/*.py")):
+        for op, name in _REGISTRATION.findall(file.read_text()):
+            found.setdefault(op, []).append(name)
+    return found
 
 
-def check_kernel(option: str, op: str, kernel: str | None = None) -> None:
-    """Raises `ValueError` on an unknown op, or an unknown kernel of it, unless a plug-in may have registered it."""
+def _check(option: str, op: str, kernel: str | None = None) -> None:
+    if "rooflab.kernels.registry" in sys.modules or entry_points(group="rooflab.kernels"):
+        return  # it tells, and so do plug-ins
     known = kernels_by_op()
-    if "rooflab.kernels.registry" in sys.modules or entry_points(group=ENTRY_POINT_GROUP):
-        return
     if op not in known:
         raise ValueError(f"{option}: expected one of {', '.join(known)}, got {op!r}")
     if kernel is not None and kernel not in known[op]:
@@ -69,5 +83,19 @@ def parse_swaps(texts: Sequence[str]) -> dict[str, str]:
     return swaps
 
 
-def _listed(value: Any) -> list[str]:
-    return [] if value is None else [value] if isinstance(value, str) else list(value)
+def interpret_without_gpu() -> None:
+    """Lets Triton interpret its kernels unless there is a CUDA device, or the user has chosen; it reads this once."""
+    if "TRITON_INTERPRET" not in os.environ and not cuda_device_present():
+        os.environ["TRITON_INTERPRET"] = "1"
+
+
+def cuda_device_present() -> bool:
+    """Whether torch can use a CUDA device here; asks the driver, because importing torch takes more than a second."""
+    if "+cpu" in version("torch"):
+        return False
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from rooflab.bench.calls.names import check_device
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
@@ -95,7 +94,8 @@ def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, P
 
 def pick_device(name: str | None) -> torch.device:
     """The device called `name`; without a name, cuda where there is one.  Raises `ValueError` on a missing device."""
-    check_device(name)
+    if name not in (None, "cpu", "cuda"):
+        raise ValueError(f"device: expected cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device: cuda was asked for, and torch finds no CUDA device")
     return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))

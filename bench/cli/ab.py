@@ -8,19 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import (
-    CaseOption,
-    DeviceOption,
-    Json,
-    OpName,
-    OutOption,
-    SchemeOption,
-    Seed,
-    above_zero,
-    app,
-    at_least,
-    file_option,
-)
+from rooflab.bench.cli.app import CaseOption, DeviceOption, Json, OpName, OutOption, SchemeOption, app, file_option
 
 HELP = """Compare two kernels, two git revisions, or two record files, in pairs of fresh processes.
 
@@ -55,18 +43,20 @@ def ab(
     case: CaseOption = None,
     scheme: SchemeOption = None,
     device: DeviceOption = None,
-    pairs: Annotated[int, at_least(1, "Pairs of processes, and again as many to confirm.")] = 12,
-    threshold: Annotated[float, at_least(0, "Smallest relative change that matters; 0.02 is 2%.")] = 0.02,
-    floor_us: Annotated[float, at_least(0, "Smallest change in microseconds that matters.")] = 0.5,
-    budget_s: Annotated[float | None, above_zero("Seconds for the whole run.", "--budget")] = None,
-    kernel_s: Annotated[float, above_zero("Seconds for one kernel in one process.", "--kernel-seconds")] = 0.3,
+    pairs: Annotated[int, typer.Option(help="Pairs of processes, and again as many to confirm.")] = 12,
+    threshold: Annotated[float, typer.Option(help="Smallest relative change that matters; 0.02 is 2%.")] = 0.02,
+    floor_us: Annotated[float, typer.Option(help="Smallest change in microseconds that matters.")] = 0.5,
+    budget_s: Annotated[float | None, typer.Option("--budget", help="Seconds for the whole run.")] = None,
+    kernel_s: Annotated[float, typer.Option("--kernel-seconds", help="Seconds for one kernel in one process.")] = 0.3,
     timer: Annotated[str | None, typer.Option(help="On CUDA: events, graph or cupti.")] = None,
-    seed: Seed = 0,
+    seed: int = 0,
     strict: Annotated[
         bool, typer.Option("--strict", help="End with 12 on UNRESOLVED, and where a self-test could see nothing.")
     ] = False,
-    repeats: Annotated[int, at_least(1, "With --self-test: A/A runs.")] = 1,
-    inject: Annotated[float | None, above_zero("With --self-test: slowdown; 0.2 on a CPU, 0.05 on CUDA.")] = None,
+    repeats: Annotated[int, typer.Option(help="With --self-test: A/A runs.")] = 1,
+    inject: Annotated[float | None, typer.Option(help="With --self-test: slowdown; 0.2 on a CPU, 0.05 on CUDA.")] = (
+        None
+    ),
     keep_environment: Annotated[
         bool,
         typer.Option("--keep-environment", help="Run both revisions in this environment, whatever versions they pin."),
@@ -136,8 +126,8 @@ def bisect(
     kernel: Annotated[str | None, typer.Argument(help="A kernel of the op; without one, all.")] = None,
     case: CaseOption = None,
     scheme: SchemeOption = None,
-    threshold: Annotated[float | None, at_least(0, "Smallest relative change that counts, as in an A/B.")] = None,
-    pairs: Annotated[int, at_least(1, "Pairs of processes in one A/B; doubled where it cannot tell.")] = 12,
+    threshold: Annotated[float | None, typer.Option(help="Smallest relative change that counts, as in an A/B.")] = None,
+    pairs: Annotated[int, typer.Option(help="Pairs of processes in one A/B; doubled where it cannot tell.")] = 12,
     correctness: Annotated[
         bool, typer.Option("--correctness", help="Count a kernel that fails or is incorrect as bad.")
     ] = False,

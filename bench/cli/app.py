@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from shutil import which
 from traceback import extract_tb
 from typing import Annotated, Any, NoReturn
 
@@ -15,66 +15,13 @@ import typer
 from typer.core import TyperCommand
 
 from rooflab.bench import show
-from rooflab.bench.calls.names import check_names
-from rooflab.bench.processes.triton_mode import interpret_without_gpu
+from rooflab.bench.calls.names import check_names, interpret_without_gpu
 from rooflab.kernels._folders import check_writable
 
 EXIT_INCORRECT, EXIT_INVALID, EXIT_UNDECIDED, EXIT_USAGE, EXIT_INTERRUPTED = 11, 13, 12, 2, 130
 """Exit statuses; if several apply, the first.  Those of an A/B are in `rooflab.bench.ab`."""
-FROM = {
-    "max_model_len": "context", "max_num_seqs": "batch", "num_kv_blocks": "batch", "tensor_parallel": "gpus",
-    "prefill_chunk": "chunk", "weight_dtype": "dtype",
-}  # fmt: skip
-"""Settings of an engine, and the options that they come from where they have none of their own."""
 
-
-class Command(TyperCommand):
-    """A command that refuses wrong names before it imports torch, and whose errors name options as they are typed."""
-
-    def make_context(self, *names: Any, **options: Any) -> Any:
-        """Reads the words of the command line."""
-        with self._told():
-            return super().make_context(*names, **options)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Runs the command."""
-        with self._told():
-            check_names(ctx.params, {param.name for param in self.params if param.param_type_name == "argument"})
-            interpret_without_gpu()
-            return super().invoke(ctx)
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except typer.BadParameter as error:
-            raise ValueError(error.format_message()) from error
-        except ValueError as error:
-            raise ValueError(self._as_typed(str(error))) from error
-
-    def _as_typed(self, text: str) -> str:
-        """The text of an error that begins with the inner name of an option, with the option instead."""
-        name, colon, rest = text.partition(": ")
-        words = {word.partition("=")[0] for word in sys.argv}
-        own = [param for param in self.params if _inner(name) in (param.name, *map(_inner, param.opts))]
-        own = own or [param for param in self.params if param.name == FROM.get(name)]
-        typed = [option for param in own for option in param.opts if option in words]
-        return "".join([(typed or [param.opts[0] for param in own] or [name])[0], colon, rest])
-
-
-def _inner(option: str) -> str:
-    return option.lstrip("-").replace("-", "_")
-
-
-class App(typer.Typer):
-    """Commands of the class above."""
-
-    def command(self, *names: Any, **options: Any) -> Any:
-        """A decorator, as Typer's."""
-        return super().command(*names, **{"cls": Command, **options})
-
-
-app = App(
+app = typer.Typer(
     name="rooflab",
     help="A lab for LLM-inference kernels: check them, time them, place them on the roofline, run them in an engine.",
     no_args_is_help=True,
@@ -82,25 +29,6 @@ app = App(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-def at_least(least: float, text: str | None = None, *flags: str) -> Any:
-    """An option whose number is at least `least`."""
-    return _checked(lambda value: value >= least, f"at least {least:g}", text, flags)
-
-
-def above_zero(text: str, *flags: str) -> Any:
-    """An option whose number is above 0."""
-    return _checked(lambda value: value > 0, "a number above 0", text, flags)
-
-
-def _checked(right: Callable[[float], bool], wanted: str, text: str | None, flags: tuple[str, ...]) -> Any:
-    def check(param: typer.CallbackParam, value: float | None) -> float | None:
-        if value is not None and not right(value):
-            raise ValueError(f"{param.name}: expected {wanted}, got {value:g}")
-        return value
-
-    return typer.Option(*flags, callback=check, help=text)
 
 
 def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
@@ -129,28 +57,55 @@ OnlyOp = Annotated[Names, typer.Option("--op", help="Only this op; repeatable.")
 OnlyKernel = Annotated[Names, typer.Option("--kernel", help="Only this kernel; repeatable.")]
 OnlyCase = Annotated[Names, typer.Option("--case", help="Only this case; repeatable.")]
 OnlyMachine = Annotated[Names, typer.Option("--machine", help="Part of a machine key; repeatable.")]
-Seed = Annotated[int, at_least(0)]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for records and figures.", callback=check_place)]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda; without it, a GPU if there is one.")]
 
+INNER = {
+    "max_model_len": "context", "max_num_seqs": "batch", "num_kv_blocks": "batch", "tensor_parallel": "gpus",
+    "prefill_chunk": "chunk", "weight_dtype": "dtype",
+}  # fmt: skip
+"""Inner names in errors, and the parameters that they come from in commands that have none of this name."""
 
-def _print_version(wanted: bool) -> None:
+
+class Command(TyperCommand):
+    """A command that refuses wrong names before torch is imported, and whose errors name options as they are typed."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        try:
+            check_names(ctx.params, {param.name for param in self.params if param.param_type_name == "argument"})
+            interpret_without_gpu()
+            return super().invoke(ctx)
+        except ValueError as error:
+            name, colon, text = str(error).partition(": ")
+            raise ValueError(self._typed(name) + colon + text) from error
+
+    def _typed(self, name: str) -> str:
+        """The option that the user typed for a parameter of this name, or of this inner name; else the name."""
+        words, known = {word.partition("=")[0] for word in sys.argv}, dict[str, list[str]]()
+        for param in self.params:
+            for key in {str(param.name), *(option.lstrip("-").replace("-", "_") for option in param.opts)}:
+                known.setdefault(key, []).extend(param.opts)
+        options = known.get(name.replace("-", "_")) or known.get(INNER.get(name, ""), [name])
+        return next((option for option in options if option in words), options[0])
+
+
+def _show_version(wanted: bool) -> None:
     if wanted:
-        from rooflab.bench.records.git import ROOT, git_state
+        root = Path(__file__).resolve().parents[2]
+        asked = ("git", "--no-optional-locks", "-C", root, "describe", "--always", "--dirty", "--exclude=*")
+        there = (root / ".git").exists() and which("git")
+        commit = subprocess.run(asked, capture_output=True, text=True).stdout.strip() if there else ""
+        show.line(f"rooflab {version('rooflab')} {commit}".rstrip())
+        raise typer.Exit
 
-        commit, dirty = git_state(ROOT)
-        changed = " with changes" if dirty else ""
-        show.line(f"rooflab {version('rooflab')}{f', commit {commit[:10]}{changed}' if commit else ''}")
-        raise typer.Exit()
+
+Version = Annotated[bool, typer.Option("--version", help="Show it and end.", callback=_show_version, is_eager=True)]
 
 
 @app.callback()
-def main(
-    _: Annotated[bool, typer.Option("--version", help="Print it and end.", callback=_print_version, is_eager=True)] = (
-        False
-    ),
-) -> None:
-    """What comes before a command."""
+def main(_: Version = False) -> None:
+    """What comes before a command's name."""
 
 
 def run() -> NoReturn:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import DeviceOption, Json, OutOption, above_zero, app, exit_for
+from rooflab.bench.cli.app import DeviceOption, Json, OutOption, app, exit_for
 
 NOT_SPENT = "budget: not spent, because what was measured before still counts; --refresh spends it"
 
@@ -18,7 +18,7 @@ NOT_SPENT = "budget: not spent, because what was measured before still counts; -
 def ceilings(
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure again, even where readings were kept.")] = False,
     budget_s: Annotated[
-        float | None, above_zero("Seconds of measuring; without it, 60 on a GPU and 5 on a CPU.", "--budget")
+        float | None, typer.Option("--budget", help="Seconds of measuring; without it, 60 on a GPU and 5 on a CPU.")
     ] = None,
     device: DeviceOption = None,
     out: OutOption = None,
@@ -27,6 +27,8 @@ def ceilings(
     """Measure this machine's ceilings once, and show them beside the data sheet.  Exit status 11 or 13 on a bad one."""
     from rooflab.bench.calls.selection import pick_device
 
+    if budget_s is not None and not budget_s > 0:
+        raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
     chosen = pick_device(device)
     found = (_cpu if chosen.type == "cpu" else _cuda)(chosen, refresh, budget_s, out)
     if json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import Json, OutOption, Seed, above_zero, app, at_least
+from rooflab.bench.cli.app import Json, OutOption, app
 from rooflab.bench.cli.load import WAITS, _draw, _laws, _name, _span
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ Model = Annotated[str, typer.Argument(help="A preset, or a Hugging Face config.j
 Gpu = Annotated[str, typer.Option("--gpu", help="A GPU by name.")]
 Dtype = Annotated[str, typer.Option(help="Dtype of the weights: bf16, fp16, fp8_e4m3 or fp32.")]
 KvDtype = Annotated[str, typer.Option(help="Dtype of the KV cache.")]
-HostMs = Annotated[float, at_least(0, "The host's time in each step, which kernel times do not have.")]
+HostMs = Annotated[float, typer.Option(help="The host's time in each step, which kernel times do not have.")]
 Bounds = Annotated[bool, typer.Option("--bounds", help="By bounds, also where kernel times were published.")]
 Lengths = Annotated[str, typer.Option(help="Tokens: N or LEAST:MOST.")]
 T = TypeVar("T")
@@ -32,27 +32,27 @@ T = TypeVar("T")
 def simulate(
     model: Model = "llama-3.1-8b",
     gpu: Gpu = "h100-sxm",
-    gpus: Annotated[int, at_least(1, "Of one node, by tensor parallelism.")] = 1,
+    gpus: Annotated[int, typer.Option(help="Of one node, by tensor parallelism.")] = 1,
     steps: Annotated[Path | None, typer.Option(help="Take the time of steps from this trace of our server.")] = None,
     against: Annotated[Path | None, typer.Option(help="A measured trace to compare with.")] = None,
     dtype: Dtype = "bf16",
     kv_dtype: KvDtype = "bf16",
     host_ms: HostMs = 0.0,
     bounds: Bounds = False,
-    rate: Annotated[float | None, above_zero("Requests per second, open loop; inf: all at once.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second, open loop; inf: all at once.")] = None,
     sweep: Annotated[str | None, typer.Option(help="A,B,...: these rates in turn.")] = None,
-    concurrency: Annotated[int | None, at_least(1, "So many in flight, closed loop; without a rate, 1.")] = None,
-    num_prompts: Annotated[int, at_least(1)] = 1000,
+    concurrency: Annotated[int | None, typer.Option(help="So many in flight, closed loop; without a rate, 1.")] = None,
+    num_prompts: int = 1000,
     data: Annotated[str, typer.Option(help="random, sharegpt (its lengths) or prefix (shared by groups).")] = "random",
     input_len: Lengths = "128",
     output_len: Lengths = "64",
     num_kv_blocks: Annotated[
-        int | None, at_least(1, "Pages of the KV cache; without it, by memory; with --steps, no limit.")
+        int | None, typer.Option(min=1, help="Pages of the KV cache; without it, by memory; with --steps, no limit.")
     ] = None,
-    max_num_seqs: Annotated[int, at_least(1)] = 256,
-    max_num_batched_tokens: Annotated[int, at_least(1)] = 8192,
-    prefill_chunk: Annotated[int | None, at_least(1)] = None,
-    seed: Seed = 0,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 8192,
+    prefill_chunk: int | None = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     out: OutOption = None,
     json: Json = False,
 ) -> None:
@@ -121,9 +121,9 @@ def capacity(
     bounds: Bounds = False,
     input_len: Lengths = "1024",
     output_len: Lengths = "256",
-    num_prompts: Annotated[int, at_least(1)] = 500,
-    max_num_seqs: Annotated[int, at_least(1)] = 256,
-    seed: Seed = 0,
+    num_prompts: int = 500,
+    max_num_seqs: int = 256,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     json: Json = False,
 ) -> None:
     """How many requests a second a model serves within limits of TTFT and ITL, with which chunk, on how many GPUs."""

@@ -18,9 +18,7 @@ from rooflab.bench.cli.app import (
     Op,
     OutOption,
     SchemeOption,
-    Seed,
     app,
-    at_least,
     exit_for,
 )
 
@@ -44,13 +42,13 @@ def emulate(
     argument: Annotated[str, typer.Option(help="With path.py::function: its numbers, as eps=1e-6.")] = "",
     dtype: Annotated[str, typer.Option(help="With path.py::function: fp32, fp16 or bf16.")] = "fp32",
     ctas: Annotated[
-        int | None, at_least(0, "Run the first CTA, the last and N drawn at random; without it, all.", "--ctas")
+        int | None, typer.Option("--ctas", help="Run the first CTA, the last and N drawn at random; without it, all.")
     ] = None,
-    schedule: Annotated[int, at_least(0, "0, or the seed of another order of warps and copies.")] = 0,
+    schedule: Annotated[int, typer.Option(help="0, or the seed of another order of warps and copies.")] = 0,
     races: Annotated[bool, typer.Option(help="Look for races.")] = True,
     lines: Annotated[bool, typer.Option("--lines", help="The source, with what each line moved and executed.")] = False,
     gpu: Annotated[str, typer.Option("--gpu", help="The Hopper GPU that a time is predicted for.")] = "h100",
-    seed: Seed = 0,
+    seed: int = 0,
     out: OutOption = None,
     json: Json = False,
 ) -> None:

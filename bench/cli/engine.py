@@ -8,19 +8,19 @@ import typer
 
 from rooflab.bench import show
 from rooflab.bench.calls.names import parse_swaps
-from rooflab.bench.cli.app import DeviceOption, Json, OutOption, Seed, app, at_least, exit_for
+from rooflab.bench.cli.app import DeviceOption, Json, OutOption, app, exit_for
 
 
 @app.command()
 def estimate(
     model: Annotated[str, typer.Option(help="A preset, or a Hugging Face config.json or its folder.")],
     gpu: Annotated[str, typer.Option(help="A GPU by name, such as h100 or a100-40gb.")] = "h100",
-    batch: Annotated[int, at_least(1)] = 1,
-    context: Annotated[int, at_least(1)] = 8192,
-    prompt: Annotated[int | None, at_least(1, "Tokens to prefill; without it, the whole context.")] = None,
+    batch: int = 1,
+    context: int = 8192,
+    prompt: Annotated[int | None, typer.Option(help="Tokens to prefill; without it, the whole context.")] = None,
     dtype: Annotated[str, typer.Option(help="Dtype of the weights: bf16, fp16, fp8_e4m3 or fp32.")] = "bf16",
     kv_dtype: Annotated[str, typer.Option(help="Dtype of the KV cache.")] = "bf16",
-    tensor_parallel: Annotated[int | None, at_least(1, "GPUs; without it, the fewest that fit.", "--tp")] = None,
+    tensor_parallel: Annotated[int | None, typer.Option("--tp", help="GPUs; without it, the fewest that fit.")] = None,
     json: Json = False,
 ) -> None:
     """What a model needs on a GPU, and the least TTFT and ITL there: bounds by arithmetic, nothing measured."""
@@ -44,16 +44,16 @@ def generate(
     model: Annotated[str, typer.Option(help="smollm2-135m, a GGUF file, or a Hugging Face folder.")] = "smollm2-135m",
     dummy: Annotated[bool, typer.Option("--dummy", help="Random weights; the prompt's bytes are its ids.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Do not put the prompt through the chat template.")] = False,
-    max_tokens: Annotated[int, at_least(1)] = 128,
-    temperature: Annotated[float, at_least(0)] = 0.0,
-    top_k: Annotated[int, at_least(0)] = 0,
-    top_p: Annotated[float, at_least(0)] = 1.0,
-    min_p: Annotated[float, at_least(0)] = 0.0,
-    seed: Seed = 0,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
     swap: Annotated[list[str] | None, typer.Option(help="OP=KERNEL: use this kernel; repeatable.")] = None,
     interpret: Annotated[bool, typer.Option("--interpret", help="Allow Triton kernels on the CPU; no times.")] = False,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or, on a CPU, int8.")] = None,
-    max_model_len: Annotated[int | None, at_least(2, "Longest context; without it, the model's.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest context; without it, the model's.")] = None,
     device: DeviceOption = None,
     enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs: kernel by kernel.")] = False,
     pdl: Annotated[bool, typer.Option("--pdl", help="Kernels of a graph may start while the one before ends.")] = False,

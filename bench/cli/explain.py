@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import CaseOption, Json, KernelOption, OpName, OutOption, SchemeOption, Seed, above_zero, app
+from rooflab.bench.cli.app import CaseOption, Json, KernelOption, OpName, OutOption, SchemeOption, app
 
 if TYPE_CHECKING:
     from rooflab.bench.predict.cases import Target
@@ -31,7 +31,7 @@ def explain(
         None
     ),
     measure: Annotated[bool, typer.Option(help="On a GPU, check and time the kernel first.")] = True,
-    budget_s: Annotated[float, above_zero("Seconds for measuring one kernel on one case.", "--budget")] = 0.5,
+    budget_s: Annotated[float, typer.Option("--budget", help="Seconds for measuring one kernel on one case.")] = 0.5,
     json: Json = False,
 ) -> None:
     """Split a kernel's time into launch, bytes over the minimum, pipe, waves and tail, occupancy and latency.
@@ -125,8 +125,8 @@ def profile(
     case: Annotated[str | None, typer.Option("--case", help="One case, as M=64,N=48,...; else the largest.")] = None,
     scheme: Annotated[str | None, typer.Option("--scheme", help="fp32, fp16 or bf16.")] = None,
     gpu: Gpu = None,
-    seed: Seed = 0,
-    timeout_s: Annotated[float, above_zero("Seconds for the tool.", "--timeout")] = 600.0,
+    seed: int = 0,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds for the tool.")] = 600.0,
     command: Annotated[bool, typer.Option("--command", help="Print the tool's command and run nothing.")] = False,
     log: Annotated[Path | None, typer.Option("--log", help="Read this log, which ncu wrote elsewhere.")] = None,
     out: OutOption = None,

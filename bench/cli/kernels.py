@@ -23,11 +23,8 @@ from rooflab.bench.cli.app import (
     Op,
     OutOption,
     SchemeOption,
-    Seed,
     SuiteOption,
-    above_zero,
     app,
-    at_least,
     exit_for,
 )
 
@@ -59,14 +56,14 @@ def check(
     case: CaseOption = None,
     scheme: SchemeOption = None,
     device: DeviceOption = None,
-    seed: Annotated[int | None, at_least(0, "Of the inputs and of the drawn cases; random without it.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the inputs and of the drawn cases; random without it.")] = None,
     by: Annotated[
         str | None,
         typer.Option(help="Without a GPU: emulator (the default: the compiled code), or interpreter (Triton's)."),
     ] = None,
     seconds: Annotated[
         float | None,
-        above_zero(f"For each op; checks that do not end then are left out. {CHECK_S:.0f} for drawn cases."),
+        typer.Option(help=f"For each op; checks that do not end then are left out. {CHECK_S:.0f} for drawn cases."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Make every check, however long it takes.")] = False,
     out: OutOption = None,
@@ -80,6 +77,8 @@ def check(
         raise ValueError(f"op: expected one of Rooflab's; `rooflab emulate {op}` judges any launcher of Triton")
     if by not in (None, "emulator", "interpreter"):
         raise ValueError(f"by: expected emulator or interpreter, got {by!r}")
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"seconds: expected a number above 0, got {seconds:g}")
     if every and seconds is not None:
         raise ValueError("seconds: expected none with --all")
     with show.waiting("loading torch and the kernels"):
@@ -156,8 +155,8 @@ def bench(
     case: CaseOption = None,
     scheme: SchemeOption = None,
     device: DeviceOption = None,
-    seed: Seed = 0,
-    budget_s: Annotated[float, above_zero("Seconds for one kernel on one case.", "--budget")] = 0.5,
+    seed: int = 0,
+    budget_s: Annotated[float, typer.Option("--budget", help="Seconds for one kernel on one case.")] = 0.5,
     choose: Annotated[bool, typer.Option(help="Write kernels/<op>/choices.json from these records.")] = False,
     timer: Annotated[
         str | None, typer.Option(help="events (the default), graph or cupti on cuda; perf_counter on cpu.")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.calls.names import check_kernel, parse_swaps
-from rooflab.bench.cli.app import DeviceOption, Json, OutOption, app, at_least, file_option
+from rooflab.bench.calls.names import parse_swaps
+from rooflab.bench.cli.app import DeviceOption, Json, OutOption, app, file_option
 from rooflab.bench.cli.clock import KvDtype, kernels
 
 if TYPE_CHECKING:
@@ -21,8 +20,8 @@ Gpu = Annotated[str | None, typer.Option("--gpu", help="Published kernel times o
 Engine = Annotated[str, typer.Argument(help="smollm2-135m, a GGUF file, a Hugging Face folder, or a preset.")]
 Dummy = Annotated[bool, typer.Option("--dummy", help="Random weights.")]
 Dtype = Annotated[str | None, typer.Option(help="Dtype of the weights; without it, the engine's own, or bf16.")]
-Batch = Annotated[int, at_least(1, "Sequences that decode.")]
-Context = Annotated[int, at_least(1, "Tokens of a sequence; of a prefill, of the prompt.")]
+Batch = Annotated[int, typer.Option(help="Sequences that decode.")]
+Context = Annotated[int, typer.Option(min=1, help="Tokens of a sequence; of a prefill, of the prompt.")]
 LEDGER = (
     "op", "site", "kernel", "calls", "shape", "MFLOP", "MB", "moved_MB", "bound_ms", "limiter", "ms", "share",
     "x_bound", "basis",
@@ -36,7 +35,7 @@ def ledger(
     model: Engine = "smollm2-135m",
     dummy: Dummy = False,
     gpu: Gpu = None,
-    gpus: Annotated[int, at_least(1)] = 1,
+    gpus: Annotated[int, typer.Option(min=1)] = 1,
     batch: Batch = 1,
     context: Context = 256,
     prefill: Annotated[bool, typer.Option("--prefill", help="The step of a prompt, and not of decoding.")] = False,
@@ -85,7 +84,7 @@ def whatif(
     kernel: Annotated[list[str] | None, typer.Option(help="OP=0.9x: if its kernel took so much; repeatable.")] = None,
     swap: Annotated[list[str] | None, typer.Option(help="OP=KERNEL: predicted and measured; repeatable.")] = None,
     gpu: Gpu = None,
-    gpus: Annotated[int, at_least(1)] = 1,
+    gpus: Annotated[int, typer.Option(min=1)] = 1,
     batch: Batch = 1,
     context: Context = 256,
     dtype: Dtype = None,
@@ -99,23 +98,19 @@ def whatif(
     TTFT is the step of one prompt of --context tokens; ITL is a decode step of --batch sequences of as many; both
     without CUDA graphs.
     """
-    factors, swaps = _factors(kernel or []), parse_swaps(swap or [])
-    if not factors and not swaps or gpu and swaps:
-        raise ValueError("kernel: expected --kernel OP=0.9x, or --swap OP=KERNEL on this machine")
-    for op in factors:
-        check_kernel("kernel", op)
-    from rooflab.bench.calls.selection import pick_device
     from rooflab.bench.latency import whatif as changes
     from rooflab.bench.latency.ledger import measured
     from rooflab.bench.latency.records import change_records
     from rooflab.engine.llm import LLM
-    from rooflab.engine.ops import check_swaps, resolve
-    from rooflab.engine.probes import ANY_OPS, PRODUCTS
+    from rooflab.engine.ops import resolve
+    from rooflab.engine.probes import FUSED, OPS, PRODUCTS
     from rooflab.kernels.registry import get_kernel
 
-    if not gpu:
-        _expect_ops(factors, ANY_OPS)
-        check_swaps(swaps, pick_device(device))
+    factors, swaps = _factors(kernel or []), parse_swaps(swap or [])
+    if not factors and not swaps or gpu and swaps:
+        raise ValueError("kernel: expected --kernel OP=0.9x, or --swap OP=KERNEL on this machine")
+    for op in () if gpu else {*factors, *swaps} - {*OPS, FUSED, "gelu_and_mul", "gemm_w8a16"}:
+        raise ValueError(f"kernel: expected ops of the engine, got {op}")
     options = _options(model, dummy, dtype, device, batch, context)
     options |= {"enforce_eager": bool(swaps)}  # some of torch's kernels wait for the device, which no graph can keep
     kinds: tuple[tuple[Kind, int], ...] = (("prefill", 1), ("decode", batch))
@@ -141,7 +136,8 @@ def whatif(
             with show.waiting(f"{op}={name}, steps of {kind}"):
                 found.append(changes.swap(llm, op, asked, kind, own, context, other))
     told = [change for change in found if change is not None]
-    _expect_ops({*factors, *swaps}, [change.op for change in told])
+    if missing := {*factors, *swaps} - {change.op for change in told}:
+        raise ValueError(f"kernel: expected ops of the step, got {', '.join(missing)}; `rooflab ledger` lists them")
     if out:
         about = {"model": model, "batch": batch, "context": context, "of": gpu or (llm.device.type if llm else "")}
         show.note(f"records: {change_records(told, about, out)}")
@@ -204,11 +200,6 @@ def _published(
     from rooflab.bench.latency.ledger import from_kernels
 
     return from_kernels(kernels(model, gpu, gpus, dtype or "bf16", kv_dtype, 0.0, False), kind, batch, context)
-
-
-def _expect_ops(asked: Iterable[str], known: Iterable[str]) -> None:
-    if missing := set(asked) - set(known):
-        raise ValueError(f"kernel: expected ops of the step, got {', '.join(missing)}; `rooflab ledger` lists them")
 
 
 def _factors(texts: list[str]) -> dict[str, float]:

@@ -11,20 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import (
-    App,
-    Json,
-    OnlyCase,
-    OnlyKernel,
-    OnlyMachine,
-    OnlyOp,
-    OpName,
-    OutOption,
-    Seed,
-    app,
-    at_least,
-    file_option,
-)
+from rooflab.bench.cli.app import Json, OnlyCase, OnlyKernel, OnlyMachine, OnlyOp, OpName, OutOption, app, file_option
 
 if TYPE_CHECKING:
     from rooflab.bench.report.pictures.schedule import Schedule
@@ -86,8 +73,8 @@ def history(
     kernel: OnlyKernel = None,
     case: OnlyCase = None,
     machine: OnlyMachine = None,
-    last: Annotated[int, at_least(1, "Points of the same level that a new one is compared with.")] = 20,
-    threshold: Annotated[float, at_least(0, "Smallest relative change that counts.")] = 0.02,
+    last: Annotated[int, typer.Option(min=1, help="Points of the same level that a new one is compared with.")] = 20,
+    threshold: Annotated[float, typer.Option(min=0.0, help="Smallest relative change that counts.")] = 0.02,
     repo: Annotated[Path | None, typer.Option(help="Checkout whose git history orders the commits.")] = None,
     csv: Annotated[Path | None, file_option("--csv", help="Write every point to this file.")] = None,
     json: Json = False,
@@ -147,7 +134,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"circumstances": where, "last_step": "" if step is None else f"{step:+.1%} at {row['step_at']}"}
 
 
-pictures = App(no_args_is_help=True, help="Draw what kernels move by level, or how their tiles are scheduled.")
+pictures = typer.Typer(no_args_is_help=True, help="Draw what kernels move by level, or how their tiles are scheduled.")
 app.add_typer(pictures, name="picture")
 
 Kernels = Annotated[list[str], typer.Option("--kernel", help="A kernel's name; repeatable, in the picture's order.")]
@@ -161,7 +148,7 @@ def bytes_(
     kernels: Kernels,
     case: CaseText,
     scheme: SchemeName = None,
-    seed: Seed = 0,
+    seed: int = 0,
     out: OutOption = None,
     json: Json = False,
 ) -> None:
@@ -220,7 +207,7 @@ def schedule(
     kernels: Kernels,
     case: CaseText,
     scheme: SchemeName = None,
-    sms: Annotated[int | None, at_least(1, "SMs to plan for; without it, 132.", "--sms")] = None,
+    sms: Annotated[int | None, typer.Option("--sms", min=1, help="SMs to plan for; without it, 132.")] = None,
     out: OutOption = None,
     json: Json = False,
 ) -> None:

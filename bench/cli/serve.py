@@ -9,7 +9,7 @@ import typer
 
 from rooflab.bench import show
 from rooflab.bench.calls.names import parse_swaps
-from rooflab.bench.cli.app import EXIT_INCORRECT, DeviceOption, Seed, above_zero, app, at_least
+from rooflab.bench.cli.app import EXIT_INCORRECT, DeviceOption, app
 
 
 @app.command()
@@ -23,24 +23,26 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or, on a CPU, int8.")] = None,
     device: DeviceOption = None,
     swap: Annotated[list[str] | None, typer.Option(help="OP=KERNEL: use this kernel; repeatable.")] = None,
-    threads: Annotated[int | None, at_least(1, "The engine's threads on a CPU.")] = None,
-    max_num_seqs: Annotated[int, at_least(1, "Most answers in the batch.")] = 64,
-    max_num_batched_tokens: Annotated[int, at_least(1, "Most tokens of a step.")] = 2048,
-    max_model_len: Annotated[int | None, at_least(2, "Longest context; without it, the model's.")] = None,
-    num_kv_blocks: Annotated[int | None, at_least(1, "Pages of the KV cache; without it, by memory.")] = None,
-    block_size: Annotated[int, at_least(1, "Tokens of a page.")] = 16,
+    threads: Annotated[int | None, typer.Option(min=1, help="The engine's threads on a CPU.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most answers in the batch.")] = 64,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a step.")] = 2048,
+    max_model_len: Annotated[int | None, typer.Option(min=2, help="Longest context; without it, the model's.")] = None,
+    num_kv_blocks: Annotated[
+        int | None, typer.Option(min=1, help="Pages of the KV cache; without it, by memory.")
+    ] = None,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a page.")] = 16,
     enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs: kernel by kernel.")] = False,
-    seed: Seed = 0,
-    max_queue: Annotated[int, at_least(0, "Most answers that wait for the batch; one more gets 429.")] = 256,
-    max_tokens: Annotated[int | None, at_least(1, "Most tokens of an answer.")] = None,
-    max_body_bytes: Annotated[int, at_least(1, "Largest body of a request.")] = 4 << 20,
-    timeout_s: Annotated[float, above_zero("From a request's arrival to its last token.")] = 600.0,
-    drain_s: Annotated[float, at_least(0, "How long SIGTERM waits for answers.")] = 30.0,
+    seed: int = 0,
+    max_queue: Annotated[int, typer.Option(help="Most answers that wait for the batch; one more gets 429.")] = 256,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
+    max_body_bytes: Annotated[int, typer.Option(help="Largest body of a request.")] = 4 << 20,
+    timeout_s: Annotated[float, typer.Option(help="From a request's arrival to its last token.")] = 600.0,
+    drain_s: Annotated[float, typer.Option(min=0.0, help="How long SIGTERM waits for answers.")] = 30.0,
     otlp_endpoint: Annotated[
         str | None, typer.Option(envvar="OTEL_EXPORTER_OTLP_ENDPOINT", help="Traces go there (OTLP over HTTP).")
     ] = None,
-    replicas: Annotated[int | None, at_least(1, "So many engines behind the address, by Ray Serve.")] = None,
-    max_replicas: Annotated[int | None, at_least(1, "With it, up to so many, by the requests there.")] = None,
+    replicas: Annotated[int | None, typer.Option(help="So many engines behind the address, by Ray Serve.")] = None,
+    max_replicas: Annotated[int | None, typer.Option(help="With it, up to so many, by the requests there.")] = None,
     ray: Annotated[str | None, typer.Option(help="Replicas on the cluster at this address; auto: this one's.")] = None,
 ) -> None:
     """Serve a model with OpenAI's HTTP interface, /metrics for Prometheus, and a page that shows it at work."""

@@ -18,10 +18,7 @@ from rooflab.bench.cli.app import (
     Json,
     KernelOption,
     OutOption,
-    Seed,
-    above_zero,
     app,
-    at_least,
     check_place,
     exit_for,
     file_option,
@@ -33,7 +30,7 @@ def suite(
     only: Annotated[
         list[str] | None, typer.Option("--only", help="An op, a family such as attention, or an entry; repeatable.")
     ] = None,
-    budget_s: Annotated[float, above_zero("Seconds; the most valuable entries come first.", "--budget")] = 480.0,
+    budget_s: Annotated[float, typer.Option("--budget", help="Seconds; the most valuable entries come first.")] = 480.0,
     out: OutOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The whole plan on the CPU with small shapes.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
@@ -44,7 +41,7 @@ def suite(
     summary: Annotated[
         Path | None, typer.Option("--summary", help="Print the results of the run in this folder.")
     ] = None,
-    seed: Seed = 0,
+    seed: int = 0,
     json: Json = False,
 ) -> None:
     """Run everything worth measuring on the card at hand, most valuable first.
@@ -134,13 +131,13 @@ def tune(
     suite: Annotated[list[str] | None, typer.Option("--suite", help="Suites of cases to tune for; repeatable.")] = None,
     case: CaseOption = None,
     scheme: Annotated[str | None, typer.Option("--scheme", help="Without it, bf16 on a GPU and fp32 on a CPU.")] = None,
-    budget_s: Annotated[float, above_zero("Seconds for the search.", "--budget")] = 120.0,
+    budget_s: Annotated[float, typer.Option("--budget", help="Seconds for the search.")] = 120.0,
     device: DeviceOption = None,
     choose: Annotated[
         bool, typer.Option(help="Write kernels/<op>/choices.json from the records; the tree must be committed.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Search with made-up times, on the CPU.")] = False,
-    seed: Seed = 0,
+    seed: int = 0,
     out: OutOption = None,
     json: Json = False,
 ) -> None:
@@ -187,9 +184,9 @@ def sweep(
     out: Annotated[Path, typer.Option("--out", help="Folder for records, one a machine key.", callback=check_place)],
     ray: Annotated[str | None, typer.Option("--ray", help="Address of the cluster; without it, a local one.")] = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="An op or a family; repeatable.")] = None,
-    budget_s: Annotated[float, above_zero("Seconds for each op on a GPU.", "--budget")] = 480.0,
-    workers: Annotated[int | None, at_least(1, "Number of workers; without it, one for each GPU.")] = None,
-    seed: Seed = 0,
+    budget_s: Annotated[float, typer.Option("--budget", help="Seconds for each op on a GPU.")] = 480.0,
+    workers: Annotated[int | None, typer.Option(help="Number of workers; without it, one for each GPU.")] = None,
+    seed: int = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in --out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="On the CPUs of the cluster, with small shapes.")] = False,
     json: Json = False,
@@ -201,6 +198,10 @@ def sweep(
     """
     if importlib.util.find_spec("ray") is None:
         raise ValueError("ray: is not installed; pip install rooflab[fleet]")
+    if not budget_s > 0:
+        raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers: expected at least 1, got {workers}")
     from rooflab.bench.suite.plan import make_plan
     from rooflab.bench.suite.sweep import Shard
     from rooflab.bench.suite.sweep import sweep as run

@@ -8,7 +8,6 @@ graph makes no calls, so only what runs eagerly is seen.  A draw is kept as a gr
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import runpy
 import shutil
@@ -366,12 +365,18 @@ def run_program(command: Sequence[str]) -> Captured:
     Raises `ValueError` on what is none of these, and on a program that fails.  The program's exit is not ours.
     """
     words = list(command)
-    interpreted = bool(words) and re.fullmatch(r"python[\d.]*", Path(words[0]).name) is not None
-    words = words[interpreted:]
+    if words and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
+        words = words[1:]
     module = len(words) > 1 and words[0] == "-m"
-    path = words[1] if module else _script(words[0] if words else "", interpreted)
-    if module and not _is_module(path):
-        raise ValueError(f"program: expected a module that can be imported, got {path!r}")
+    target = words[1] if module else words[0] if words else ""
+    path = target if module or Path(target).is_file() else shutil.which(target) if target else None
+    if not path or target.startswith("-"):
+        raise ValueError(f"program: expected python app.py, python -m module, or a Python script, got {command!r}")
+    if not module:
+        try:
+            compile(Path(path).read_bytes(), path, "exec")
+        except (SyntaxError, ValueError) as error:
+            raise ValueError(f"program: expected one of Python, got {path}, which is none: {error}") from error
     before, folder = sys.argv, sys.path[0]
     sys.argv = [path, *words[2 if module else 1 :]]
     try:
@@ -391,22 +396,3 @@ def run_program(command: Sequence[str]) -> Captured:
     finally:
         sys.argv, sys.path[0] = before, folder
     return captured
-
-
-def _is_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # of a package above it
-        return False
-
-
-def _script(target: str, interpreted: bool) -> str:
-    """The path of a script of Python, as its suffix or its first lines say, or the interpreter before it."""
-    wanted = "program: expected python app.py, python -m module, or a Python script"
-    path = target if Path(target).is_file() else shutil.which(target) if target else None
-    if not path or target.startswith("-"):
-        raise ValueError(f"{wanted}, got {target!r}")
-    with open(path, "rb") as file:
-        if not interpreted and not path.endswith(".py") and b"python" not in file.readline(256) + file.readline(256):
-            raise ValueError(f"{wanted}, got {path}, which is not written in Python")
-    return path

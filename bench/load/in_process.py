@@ -18,13 +18,15 @@ def measure(
 ) -> dict[str, Any]:
     """Runs `count` requests that are all there at once, `latency` as one batch, and writes a record to `out`.
 
-    Raises `ValueError` on a prompt that is too long for the model.
+    Raises `ValueError` on lengths that are none or that the model cannot serve.
     """
     latency = name == "latency"
-    batch = {"max_num_seqs": count, "max_num_batched_tokens": max(count, 8192)} if latency else {}
-    llm = LLM(**{**options, **batch})
-    if input_len >= llm.max_model_len:
-        raise ValueError(f"input_len: expected fewer tokens than {llm.max_model_len}, got {input_len}")
+    for option, value in (
+        ("input_len", input_len), ("output_len", output_len), ("batch_size" if latency else "num_prompts", count)
+    ):  # fmt: skip
+        if value < 1:
+            raise ValueError(f"{option}: expected at least 1, got {value}")
+    llm = LLM(**{**options, **({"max_num_seqs": count} if latency else {})})
     # The measured prompts are others than those of the warm-up, which the prefix cache may hold.
     warm_up(llm, input_len)
     draw = random.Random(seed + 1)

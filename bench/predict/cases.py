@@ -168,14 +168,12 @@ def choose_targets(
 def choose_gpu(name: str | None, records: Sequence[Record] = ()) -> tuple[Device, str | None]:
     """The GPU `name`, else the records' GPU, else this machine's GPU, else an H100; and a note on an ambiguous name.
 
-    Raises `ValueError` where the records are of several GPUs, or the GPU is in no table or is no Hopper.
+    Raises `ValueError` where the records are of several GPUs, or the GPU is in no table or named and no Hopper.
     """
-    found, note = resolve(name) if name else _seen_gpu(records)
-    chip_of(found)
-    return found, note
-
-
-def _seen_gpu(records: Sequence[Record]) -> tuple[Device, str | None]:
+    if name:
+        found = resolve(name)
+        chip_of(found[0])
+        return found
     seen = {str(record.environment["gpu"]["name"]) for record in records if record.environment.get("gpu")}
     if not seen and torch.cuda.is_available():
         seen = {torch.cuda.get_device_name()}

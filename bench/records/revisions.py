@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.records.git import git_state
+from rooflab.bench.records.environment import git_state
 from rooflab.kernels._folders import cache_folder
 
 CONSTRAINTS = "constraints.txt"

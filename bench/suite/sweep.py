@@ -20,9 +20,8 @@ from typing import Any
 
 import ray
 
-from rooflab.bench.records.environment import snapshot, tree_hash
+from rooflab.bench.records.environment import ROOT, snapshot, tree_hash
 from rooflab.bench.records.files import write_whole
-from rooflab.bench.records.git import ROOT
 from rooflab.bench.suite.plan import make_plan
 from rooflab.bench.suite.runner import Settings, run_suite
 from rooflab.bench.timing.cuda import first_line

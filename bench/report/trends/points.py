@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from rooflab.bench.records import files as record_files
-from rooflab.bench.records.git import ROOT, git_says
+from rooflab.bench.records.environment import ROOT, git_says
 from rooflab.bench.records.record import Record, method_of
 from rooflab.bench.report.sources import find_files
 
