@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Container, Mapping, Sequence
-from functools import cache
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from rooflab.roofline.device import get_device
 
 OTHER_SOURCES = ("base", "compare", "good", "records")
 """Options with which ops and kernels are those of other revisions or of records."""
-_REGISTRATION = re.compile(r'\b(?:register\(\s*op=|peer\(\s*)"(\w+)",\s*(?:name=)?"(\w+)"')
+REGISTRATION = r'er\(\s*(?:op=)?"%s",\s*(?:name=)?"(\w+)"'
+"""How a file registers a kernel of an op, with `register` or with `peer`."""
 
 
 def check_names(given: Mapping[str, Any], arguments: Container[str]) -> None:
@@ -52,14 +52,11 @@ def check_names(given: Mapping[str, Any], arguments: Container[str]) -> None:
                 _check("kernel" if kernel else "op", op, kernel)
 
 
-@cache
 def kernels_by_op() -> dict[str, list[str]]:
     """The names of the tree's ops and kernels, by the text of its files."""
-    found: dict[str, list[str]] = {}
-    for file in sorted(Path(__file__).parents[2].glob("kernels/*/*.py")):
-        for op, name in _REGISTRATION.findall(file.read_text()):
-            found.setdefault(op, []).append(name)
-    return found
+    folders = sorted(path.parent for path in Path(__file__).parents[2].glob("kernels/*/__init__.py"))
+    texts = {folder.name: "".join(file.read_text() for file in sorted(folder.glob("*.py"))) for folder in folders}
+    return {op: re.findall(REGISTRATION % op, text) for op, text in texts.items()}
 
 
 def _check(option: str, op: str, kernel: str | None = None) -> None:

@@ -7,10 +7,9 @@ every command with the application in `app.py`.
 from importlib import import_module
 from pathlib import Path
 
-from rooflab.bench.cli.app import Command, app
-
 for _file in sorted(Path(__file__).parent.glob("[a-z]*.py")):
     import_module(f"rooflab.bench.cli.{_file.stem}")
-for _group in (app, *(group.typer_instance for group in app.registered_groups)):
-    for _info in _group.registered_commands if _group else ():
-        _info.cls = Command
+_main = import_module("rooflab.bench.cli.app")
+for _app in (_main.app, *(group.typer_instance for group in _main.app.registered_groups)):
+    for _command in _app.registered_commands:
+        _command.cls = _main.Command

@@ -60,10 +60,8 @@ OnlyMachine = Annotated[Names, typer.Option("--machine", help="Part of a machine
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for records and figures.", callback=check_place)]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda; without it, a GPU if there is one.")]
 
-INNER = {
-    "max_model_len": "context", "max_num_seqs": "batch", "num_kv_blocks": "batch", "tensor_parallel": "gpus",
-    "prefill_chunk": "chunk", "weight_dtype": "dtype",
-}  # fmt: skip
+INNER = {"max_model_len": "context", "max_num_seqs": "batch", "num_kv_blocks": "batch", "tensor_parallel": "gpus"}
+INNER |= {"prefill_chunk": "chunk", "weight_dtype": "dtype"}
 """Inner names in errors, and the parameters that they come from in commands that have none of this name."""
 
 
