@@ -34,7 +34,7 @@ app = typer.Typer(
 def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
     """`path` if the folder, or the folder of the FILE, can be written to; asked before any work is done."""
     if path is not None:
-        name, is_file = option.opts[-1].lstrip("-"), option.metavar == "FILE"
+        name, is_file = option.opts[-1], option.metavar == "FILE"
         if is_file and path.is_dir():
             raise ValueError(f"{name}: expected a file, got the folder {str(path)!r}")
         check_writable(name, path.parent if is_file else path)
