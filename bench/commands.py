@@ -15,10 +15,9 @@ from typing import Any, get_args
 
 import torch
 
-from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
+from rooflab.bench.calls.selection import Selection, default_scheme, file_of, pick_device
 from rooflab.bench.check.check import CheckResult, check_record
 from rooflab.bench.check.drawn import IN_SOFTWARE, ON_HARDWARE, Most, drawn_points, smallest
-from rooflab.bench.check.outside import file_of
 from rooflab.bench.check.spread import Asked, Checkers, in_turn
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate.checks import emulators
@@ -121,7 +120,7 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[Asked]:
             often = every or most == ON_HARDWARE
             for case, scheme in product(spec.cases["smoke"], schemes):
                 found.append(Asked(kernel, case, scheme, chosen.seed, planted=often or scheme == schemes[-1]))
-            for turn, (edge, point) in enumerate(zip_longest(spec.cases["edge"], drawn[most])):
+            for turn, (edge, point) in enumerate(zip_longest(spec.cases_in("edge"), drawn[most])):
                 scheme = schemes[turn % len(schemes)]
                 for each in (schemes if every else (scheme,)) if edge is not None else ():
                     found.append(Asked(kernel, edge, each, chosen.seed, planted=often))

@@ -124,6 +124,8 @@ SCHEMES = {
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 """For each dtype, the scheme in which every tensor has that dtype."""
 FP32_ROUNDOFF = 2.0**-24
+DEFAULT_SUITES = ("smollm2_135m", "llama3_8b")
+"""What commands take without `--suite`.  An op from outside may lack them."""
 
 
 def get_scheme(name: str) -> Scheme:
@@ -212,10 +214,11 @@ class OpSpec:
         return found
 
     def cases_in(self, suite: str) -> tuple[Case, ...]:
-        """The cases of a suite, which may be a file of `rooflab capture`; none if the op has no such suite."""
+        """The cases of a suite, which may be a file of `rooflab capture`; the smoke cases for one of `DEFAULT_SUITES`
+        that the op lacks, none for any other."""
         if captured.is_file(suite):
             return tuple(self.check_case(Case.parse(text)) for text in captured.cases_of(self.name, suite))
-        return self.cases.get(suite, ())
+        return self.cases.get(suite, self.cases["smoke"] if suite in DEFAULT_SUITES else ())
 
     def check_case(self, case: Case) -> Case:
         """`case` with its keys in the order of the op's own cases, and then the optional keys that are not off.

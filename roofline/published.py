@@ -33,7 +33,7 @@ from rooflab.roofline.steps import (
 )
 
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "published"
-"""The selection that is committed; an import writes the same form to any folder."""
+"""The selection that is committed, and that the wheel brings; an import writes the same form to any folder."""
 INDEX = "tables.json"
 _START_S = 2e-6
 """Added to the bound before interpolation: a launch takes about this long, whatever the shape.  It scales both ends and
@@ -247,10 +247,10 @@ def _shape(op: str, case: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def load(folder: Path = FOLDER) -> list[Table]:
-    """The tables of a folder; empty if it has no index.  Raises `ValueError` if the index cannot be read."""
+    """The tables of a folder.  Raises `ValueError` if its index is missing or cannot be read."""
     path = folder / INDEX
     if not path.is_file():
-        return []
+        raise ValueError(f"published: expected the tables of published times in {folder}, found none")
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))["tables"]
         return [

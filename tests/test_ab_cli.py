@@ -25,9 +25,13 @@ from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge, load_floor
             "revision: expected a commit, branch or tag",
             marks=pytest.mark.needs("checkout"),
         ),
+        (("--base", "HEAD", "--kernel", "mine.py"), "kernel: expected a file in a git repository, got 'mine.py'"),
         (("rmsnorm", "--kernel", "naive", "--kernel", "library", "--threshold", "7"), "threshold: expected a ratio"),
         (("rmsnorm", "--kernel", "naive", "--kernel", "library", "--budget", "0"), "budget: expected a positive"),
         (("--self-test", "--repeats", "0"), "repeats: expected at least 1"),
+        (("--self-test", "--inject", "-3"), "inject: expected a share of the time above 0 and up to 10, got -3"),
+        (("--self-test", "--inject", "nan"), "inject: expected a share of the time above 0 and up to 10, got nan"),
+        (("--self-test", "--kernel-seconds", "inf"), "kernel-seconds: expected a positive number of seconds, got inf"),
         (("nothing", "--kernel", "naive", "--kernel", "library"), "op: expected one of"),
     ),
 )

@@ -133,7 +133,11 @@ def test_what_neither_side_can_run_is_left_out_with_its_reason(fake, monkeypatch
     assert result.left_out == {"fp4": "rmsnorm/fp4 takes no H=32"}
     monkeypatch.setattr(commands, "run", lambda *arguments: result)
     notes = commands._ran(result.comparison, Settings(), None, lambda text: None, []).notes
-    assert "fp4 cannot run here: rmsnorm/fp4 takes no H=32" in notes
+    assert "not timed: fp4: rmsnorm/fp4 takes no H=32" in notes
+    # Of two kernels one alone may have no time here; none of them has failed.
+    sides = Side("fp4", {"k": target("fp4")}), Side("mine", {"k": target("fine")})
+    result = run(Comparison(*sides, ("k",)), Settings(), floors={})
+    assert (result.outcomes, result.left_out) == ((), {"k": "fp4: rmsnorm/fp4 takes no H=32"})
 
 
 def test_records_of_a_run_are_judged_as_it_was(fake, tmp_path):

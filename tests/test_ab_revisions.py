@@ -1,15 +1,20 @@
 """Git revisions as sides: worktrees that are gone afterwards, and environments for other pins."""
 
+import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from commands_in_process import run_command
 from test_bisect import git
 
-from rooflab.bench.ab import commands
+from rooflab.bench.ab import pairs
+from rooflab.bench.ab.sides import Reading
 from rooflab.bench.records import revisions
-from rooflab.bench.records.revisions import Tree, checked_out, pins, working_tree
+from rooflab.bench.records.changes import touched_files
+from rooflab.bench.records.revisions import changed_files, checked_out, pins, working_tree
 
 
 def worktrees(root):
@@ -39,13 +44,12 @@ def test_a_revision_is_checked_out_beside_the_checkout_and_gone_afterwards(repos
     assert "and changes" in working_tree(repository).label
 
 
-def test_both_names_of_a_renamed_file_are_seen(repository, monkeypatch):
-    monkeypatch.setattr(commands, "ROOT", repository)
+def test_both_names_of_a_renamed_file_are_seen(repository):
     git(repository, "mv", "file.txt", "renamed.txt")
     git(repository, "commit", "-qm", "renamed")
     (repository / "new file.txt").write_text("not yet known")
-    ends = (Tree(name, repository, name, False) for name in ("HEAD~1", "HEAD"))
-    assert sorted(commands._changed(*ends, committed=False)) == ["file.txt", "new file.txt", "renamed.txt"]
+    assert sorted(changed_files(repository, "HEAD~1")) == ["file.txt", "new file.txt", "renamed.txt"]
+    assert sorted(changed_files(repository, "HEAD~1", "HEAD")) == ["file.txt", "renamed.txt"]
 
 
 def test_what_fails_inside_a_worktree_is_what_is_said_and_the_worktree_is_gone(repository):
@@ -123,3 +127,68 @@ def test_an_environment_has_what_a_gpu_needs_where_there_is_one(tmp_path, monkey
     )
     revisions.environment(tmp_path, lambda text: None)
     assert commands[-1][-2:] == (["numpy>=2", "nvidia-ml-py>=13"] if gpu else ["-q", "numpy>=2"])
+
+
+LAZY = "def kernel():\n    from pkg import helper\n"
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Another repository, in which a file of kernels imports a module of a package."""
+    root = tmp_path / "own"
+    (root / "pkg").mkdir(parents=True)
+    git(root, "init", "--quiet")
+    texts = {"mine.py": LAZY, "pkg/__init__.py": "", "pkg/helper.py": "from . import deeper", "pkg/deeper.py": ""}
+    for name, text in (texts | {"pkg/table.json": "{}", "app.py": "", "app/data.json": "", "notes.md": ""}).items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(text)
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "one")
+    monkeypatch.chdir(root)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("changed", "touched"),
+    [("mine.py", True), ("pkg/helper.py", True), ("pkg/deeper.py", True), ("pkg/table.json", True)]
+    + [("pyproject.toml", True), ("app.py", False), ("notes.md", False), ("new.json", False), ("new.py", False)],
+)
+def test_a_change_touches_the_kernels_whose_file_it_reaches(own, changed, touched):
+    with (own / changed).open("a") as file:
+        file.write("\n")
+    changes = changed_files(own, "HEAD")
+    assert changes == [changed] and (touched_files(changes, ["mine.py"], [own], own) == {"mine.py"}) is touched
+
+
+def test_another_repository_is_compared_by_its_own_files(own, monkeypatch):
+    """Each side lists and measures what its own tree has, and imports from there."""
+    asked = []
+
+    def answers(side, job, limit_s):
+        asked.append((side.within, os.path.commonpath(side.import_path.split(os.pathsep)[:2])))
+        names = sorted(file.stem for file in side.files if file.is_file())
+        entry = {"kernels": dict.fromkeys(names), "cases": ["T=1"], "largest": ["T=1"], "schemes": ["fp32"]}
+        yield {"list": {"rmsnorm": entry | {"files": [f"{name}.py" for name in names]}} if names else {}}
+        for key in job.targets:
+            yield {"key": key, "reading": asdict(Reading("OK", seconds=(1.0,), median_s=1.0))}
+
+    def compared(*words):
+        status, found, err = run_command(["ab", "--base", "HEAD", "--pairs", "1", "--json", *words])
+        verdicts = {one["key"].split()[0]: one["verdict"] for one in sum(found["tables"].values(), [])} if found else {}
+        return status, verdicts, found["notes"][0] if found else err
+
+    monkeypatch.setattr(pairs, "_answers", answers)
+    assert compared("--kernel", "mine.py", "--changed") == (0, {}, "the difference touches no kernel")
+    (base, first), (head, second) = asked
+    assert (base, head) == (Path(first), Path(second)) and head == own and base != own
+    (own / "new.py").write_text(LAZY)
+    git(own, "mv", "app.py", "gone.py")
+    status, verdicts, said = compared("--kernel", "mine.py", "--kernel", "new.py", "--kernel", "app.py")
+    assert (status, verdicts) == (13, {"rmsnorm/mine": "UNRESOLVED", "rmsnorm/app": "MISSING"})
+    assert said.startswith("rmsnorm/new is new in working tree")
+    assert compared("--kernel", "no.py")[::2] == (2, f"rooflab: kernel: {LACKS}, got 'no.py'")
+    assert "expected a file, or an installed package, of own with kernels" in compared()[2]
+    assert compared("--kernel", "mine.py", "--kernel", "../other.py")[0] == 2
+
+
+LACKS = "expected a file of one of the two revisions"

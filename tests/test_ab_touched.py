@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rooflab.bench.ab.changes import harness, touched_ops, users
-from rooflab.bench.ab.sides import Wanted, check_names, largest, two_kernels, two_trees
+from rooflab.bench.ab.sides import Side, Wanted, check_names, largest, two_kernels, two_trees
+from rooflab.bench.records.changes import harness, touched_ops, users
 from rooflab.bench.records.environment import git_state
-from rooflab.bench.records.revisions import Tree
 from rooflab.kernels.registry import get_op
 
 ROOT = Path(__file__).parent.parent
@@ -71,7 +70,7 @@ def test_a_change_of_the_timer_changes_the_harness(tmp_path):
     assert harness(tmp_path / "nothing") == {}
 
 
-TREES = Tree("base", None, "a" * 40, False), Tree("head", None, "b" * 40, False)
+TREES = Side("base", {}), Side("head", {})
 
 
 def listed(**kernels):
@@ -88,7 +87,7 @@ def test_the_baseline_decides_what_must_be_there():
     assert comparison.missing("rope/naive T=512 fp32") is None
     assert comparison.missing("rope/broken T=512 fp32") is None  # its check will fail, by its own reason
     assert notes == [
-        "rope/fused cannot run here: UNSUPPORTED: needs a CUDA device",
+        "not timed: rope/fused: UNSUPPORTED: needs a CUDA device",
         "rope/fresh is new in head: nothing to compare it with",
     ]
 

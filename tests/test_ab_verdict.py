@@ -169,6 +169,18 @@ def test_the_budget_ends_a_run_before_a_pair_that_would_not_fit():
     batch = run_pairs(measure, ["k"], 12, deadline=35.0, clock=lambda: now[0])
     assert len(batch.pairs["k"]) == 3 and now[0] == 30.0
     assert batch.stopped == "the budget ended after 3 of 12 pairs"
+    now[0] = 0.0
+    batch = run_pairs(measure, ["k"], 12, deadline=80.0, least=5, later=5, clock=lambda: now[0])
+    wanted = "at 10.0 s a pair, the 10 pairs that a verdict takes need 20 s more"
+    assert now[0] == 10.0 and batch.stopped == f"the budget is too short: {wanted}"
+    now[0] = 0.0
+    batch = run_pairs(measure, ["k"], 12, deadline=125.0, least=5, later=5, clock=lambda: now[0])
+    assert len(batch.pairs["k"]) == 7, "five more have room"
+
+
+def test_the_two_times_and_the_effect_are_one_statement():
+    (found,) = judge([Evidence("k", first=((1.0, 1.1), (1.0, 1.4), (2.0, 2.1)))], Rules())
+    assert found.baseline_s == 1.0 and found.candidate_s == pytest.approx(1 + found.effect)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@
 
 from types import SimpleNamespace
 
+import public_kernels
 import pytest
 
-from rooflab.bench.predict import held_out, public_kernels
+from rooflab.bench.predict import held_out
 from rooflab.bench.predict.held_out import MODELS, Reading, by_kernel, by_shape, fit, unfitted
 from rooflab.bench.suite.entries import Entry
 from rooflab.bench.suite.standing import CANNOT_TELL, WOULD_MEET, WOULD_MISS, Expected, band
@@ -45,7 +46,8 @@ def test_what_is_written_is_read_and_another_table_is_refused(tmp_path):
     other.write_text("kernel,us\na,1\n")
     with pytest.raises(ValueError, match="predictions: expected the columns kernel, kind, .* got kernel, us"):
         held_out.read(other)
-    assert held_out.read(tmp_path / "none.csv") == ()
+    with pytest.raises(ValueError, match="predictions: expected the file .*none.csv, found none"):
+        held_out.read(tmp_path / "none.csv")
 
 
 def test_public_kernels_are_asked_for_by_the_names_of_their_wheels(tmp_path):

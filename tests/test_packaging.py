@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from needs import skip_without
 
 from rooflab.bench.cli.app import app
 
@@ -20,40 +21,60 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
 
 
-@pytest.mark.needs("checkout")
-def test_the_wheel_equals_the_tree_and_leaves_the_modules_of_other_projects_alone(tmp_path):
-    """pytest marks for rewriting what a plugin's wheel holds, and warns where a marked name is imported already."""
-    command = [sys.executable, *"-m pip wheel --quiet --no-deps --no-build-isolation -w".split(), str(tmp_path)]
-    # A copy, because setuptools leaves a build folder behind whose stale files would get into the next wheel.
-    source = tmp_path / "source"
-    source.mkdir()
-    tracked = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    for name in tracked:
-        target = source / name
+def tracked():
+    skip_without("checkout")
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """Built from a copy: setuptools leaves a build folder behind whose stale files would get into the next wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in tracked():
+        target = folder / "source" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_file():
             target.write_bytes((ROOT / name).read_bytes())
-    subprocess.run([*command, str(source)], check=True, capture_output=True)
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        wheel.extractall(tmp_path / "site")
-        packed = {name.removeprefix("rooflab/") for name in wheel.namelist() if name.startswith("rooflab/")}
-    wanted = {
-        name
-        for name in tracked
-        if name.split("/")[0] in FOLDERS
-        and Path(name).suffix in (".py", ".cu", ".cpp", ".h", ".json", ".html", ".toml", ".yaml", ".typed")
-    }
-    assert packed == wanted | {"__init__.py"}
+    command = [sys.executable, *"-m pip wheel --quiet --no-deps --no-build-isolation -w".split(), str(folder)]
+    subprocess.run([*command, str(folder / "source")], check=True, capture_output=True)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def fresh(wheel, tmp_path_factory):
+    """The programs of an environment with the wheel, and with this one's packages but not its editable Rooflab."""
+    folder = tmp_path_factory.mktemp("fresh")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    site = next(folder.glob("lib/python*/site-packages"))
+    (site / "packages.pth").write_text(f"{Path(pytest.__file__).parent.parent}\n")  # its own .pth files are not read
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
+    subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True, capture_output=True)
+    return folder / "bin"
+
+
+def test_the_wheel_equals_the_tree_and_has_the_tables_that_commands_read(wheel, fresh):
+    with zipfile.ZipFile(wheel) as packed:
+        found = {name.removeprefix("rooflab/") for name in packed.namelist() if name.startswith("rooflab/")}
+    suffixes = (".py", ".cu", ".cpp", ".h", ".json", ".html", ".toml", ".yaml", ".typed")
+    names = tracked()
+    tables = {name for name in names if name.startswith("results/published/")}
+    tables = {name for name in tables if name.endswith((".xz", "/tables.json", "/predictions.csv"))}
+    code = {name for name in names if name.split("/")[0] in FOLDERS and Path(name).suffix in suffixes}
+    assert found == code | tables | {"__init__.py"} and len(tables) > 20
+    read = "from rooflab.roofline import published; print(published.FOLDER); print(len(published.committed()))"
+    done = subprocess.run([fresh / "python", "-c", read], capture_output=True, text=True, cwd="/", timeout=60)
+    folder, count = done.stdout.split()
+    assert folder.startswith(str(fresh.parent)) and int(count) == len(tables) - 2, done.stderr
+
+
+def test_the_plugin_leaves_the_modules_of_other_projects_alone(fresh, tmp_path):
+    """pytest marks for rewriting what a plugin's wheel holds, and warns where a marked name is imported already."""
     (tmp_path / "model.py").write_text("def double(x):\n    return 2 * x\n")
     (tmp_path / "test_it.py").write_text("import model\ndef test_it():\n    assert model.double(2) == 4\n")
-    paths = ["", str(tmp_path / "site"), str(Path(pytest.__file__).parent.parent)]
-    main = "import model, pytest; sys.exit(pytest.main(['-W', 'error', '-p', 'no:cacheprovider', 'test_it.py']))"
-    # -S: without this tree's editable installation.
-    command = [sys.executable, "-S", "-c", f"import sys; sys.path += {paths}; {main}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "plugins: rooflab-" in done.stdout, done.stdout + done.stderr
+    main = "import sys, model, pytest; sys.exit(pytest.main(['-W', 'error', '-p', 'no:cacheprovider', 'test_it.py']))"
+    done = subprocess.run([fresh / "python", "-c", main], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "rooflab-" in done.stdout, done.stdout + done.stderr
 
 
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

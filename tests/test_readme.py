@@ -1,24 +1,32 @@
 """The documents are true: the README's commands run, its code blocks do what they show, and what they name is there.
 
+What is for a reader's own repository runs from the wheel, in a fresh repository.
+
 The short suite leaves out the commands in `LEFT_OUT`; without `.venv/bin/`, a command needs a GPU, a git history or
 files that only its user has, and `test_packaging.py` reads its options.
 """
 
+import os
 import re
 import shlex
+import subprocess
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from op_kernels import own_registry
 from test_ab_run import here
+from test_bisect import git
+from test_packaging import fresh, wheel
 from test_pytest_plugin import project
 
 from rooflab.bench import ab
 from rooflab.bench.ab import pairs
 from rooflab.kernels import registry
+from rooflab.reference.spec import SCHEMES
 
-assert project  # a fixture
+assert project and fresh and wheel and own_registry  # fixtures
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parent.parent
@@ -32,6 +40,12 @@ COMMANDS = [
     if line.startswith(".venv/bin/rooflab ")
 ]
 PYTHON = [block for language, block in BLOCKS if language == "python"]
+OWN_OP = dict(re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "own_op.md").read_text(), re.DOTALL))
+FILES = {name[1]: block for block in (*PYTHON, OWN_OP["python"]) if (name := re.match(r"# (\S+\.py)\n", block))}
+OWN = README.split("## In your own repository")[1].split("```")[1].splitlines()[1:]
+WORKFLOW = re.findall(r"- run: (.*)", next(block for language, block in BLOCKS if language == "yaml"))
+LINES = [line.split(" #")[0].strip() for line in (*OWN, *WORKFLOW[1:], *OWN_OP["sh"].splitlines())]
+"""The commands for somebody's own repository."""
 LEFT_OUT = {
     "check gemm": "minutes: every kernel on every case",
     "bench rmsnorm": "10 s: it first measures this machine's ceilings",
@@ -42,6 +56,7 @@ LEFT_OUT = {
     "suite": "a minute of fresh processes",
     "roofline": "3 s of figures, which test_cli.py draws",
     "bench --kernel": "it measures this machine's ceilings",
+    "check --kernel": "10 s; it runs from the wheel",
     "ceilings": "6 s: it measures them",
 }
 """The commands that only the slow suite runs, by how they begin, with the reason."""
@@ -59,7 +74,8 @@ def test_the_first_two_blocks_are_the_main_job_and_the_tests():
 def folder(tmp_path, monkeypatch):
     """An empty folder with the README's own kernel in it; what that registers is taken out again."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(next(block for block in PYTHON if block.startswith("# mine.py")))
+    (tmp_path / "mine.py").write_text(FILES["mine.py"])
+    (tmp_path / "squared_relu.py").write_text(FILES["squared_relu.py"])
     yield tmp_path
     for kernels in registry._kernels.values():
         kernels.pop("mine", None)
@@ -83,6 +99,56 @@ def test_a_command_runs(arguments, folder, rooflab):
     assert status in ((0, 10, 13) if arguments[0] == "ab" else (0,)) and len(out.splitlines()) > 2, err
 
 
+@pytest.mark.parametrize("file", ["mine.py", "squared_relu.py"])
+@pytest.mark.parametrize("words", [["list"], ["explain", "--gpu", "h100"], ["roofline", "--gpu", "h100"]], ids=" ".join)
+@pytest.mark.usefixtures("own_registry")
+def test_a_file_tells_its_op(words, file, folder, rooflab, monkeypatch):
+    monkeypatch.setattr("rooflab.bench.report.figures.draw", lambda *of: [folder])
+    monkeypatch.setitem(SCHEMES, "fp16_fp32", None)  # taken out again
+    status, out, err = rooflab(*words, "--kernel", file)
+    assert status == 0 and ("points" if words[0] == "roofline" else "mine" if file == "mine.py" else "naive") in out, (
+        err
+    )
+
+
+@pytest.fixture
+def repository(fresh, tmp_path):
+    """Runs a command of the wheel's environment in a fresh repository with the documents' files."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for words in ("init --quiet", "add .", "commit --quiet --message one"):
+        git(tmp_path, *words.split())
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"PATH": f"{fresh}{os.pathsep}{os.environ['PATH']}"}
+
+    def run(line):
+        line = re.sub(r"--budget \d+", "--budget 5", line)
+        return subprocess.run(line, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.mark.more  # 5 to 30 s each: new processes
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_runs_from_the_wheel_in_a_fresh_repository(line, repository):
+    done = repository(line)
+    # An A/B of so short a budget says what it lacks, and a busy machine is NOISY: 13.
+    assert done.returncode in ((0, 10, 13) if line.startswith(("rooflab ab", "rooflab bench")) else (0,)), done.stderr
+    assert done.stdout
+
+
+@pytest.mark.more
+def test_a_change_of_ones_own_kernel_is_compared_with_its_base(repository, tmp_path):
+    """From the wheel, the base's own file on one side: the change alone is wrong."""
+    command = "rooflab ab --base HEAD --kernel mine.py --changed --pairs 1 --kernel-seconds 0.05"
+    done = repository(command)
+    assert done.returncode == 0 and "the difference touches no kernel" in done.stdout, done.stderr
+    (tmp_path / "mine.py").write_text(FILES["mine.py"].replace("* weight", "* 2 * weight"))
+    done = repository(command)
+    assert done.returncode == 11 and "INCORRECT  working tree" in done.stdout, done.stdout + done.stderr
+
+
 def test_the_benchmark_it_shows_runs(folder, project, pytester, monkeypatch):
     monkeypatch.setattr("rooflab.bench.plugin.timing.ceilings_for", lambda device: None)  # measuring them takes seconds
     pytester.makepyfile(mine=(folder / "mine.py").read_text())
@@ -96,7 +162,8 @@ def test_the_comparison_it_shows_runs(monkeypatch, capfd):
     monkeypatch.setattr(ab, "compare", partial(ab.compare, pairs=1, kernel_s=0.05))
     block = next(block for block in PYTHON if "compare(" in block)
     exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
-    assert "my_softmax against reference: UNRESOLVED: " in capfd.readouterr().out
+    said = capfd.readouterr()
+    assert "my_softmax against reference: UNRESOLVED: " in said.out and "pair 1 of 1, side B" in said.err
 
 
 @pytest.mark.slow  # test_engine_oracle.py asks the same of the same model
@@ -108,7 +175,7 @@ def test_the_python_it_shows_runs(capfd):
 
 
 def test_every_file_and_target_that_the_documents_name_is_there():
-    text = README + (ROOT / "CONTRIBUTING.md").read_text()
+    text = re.sub(r"```.*?```", "", README + (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
     named = re.findall(r"`((?:bench|engine|kernels|reference|roofline|tests|\.ci)/[\w./]+)`", text)
     for target in (*re.findall(r"\]\(([^)#]+)\)", text), *named):
         assert (ROOT / target).exists(), target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,7 @@ def test_the_table(file):
     figures = dict(zip(head.split(), row.replace("halve x2", "halvex2").split(), strict=False))
     assert figures["kernel"] == "silu_and_mul/test_halve" and figures["launch"] == "halvex2"
     assert (figures["threads"], figures["cta/sm"], figures["by"]) == ("128", "16", "warps")
+    assert (figures["spill"], figures["tensor"]) == ("0", "none"), "also without --details"
     assert float(figures["waves"]) == pytest.approx(128 / (16 * 132), abs=1e-3) and figures["tail"] == "128"
     assert "num_stages=2 was asked for, and the code has no loop to pipeline" in text
     assert "UNSUPPORTED: silu_and_mul/test_refuses" in text and "needs sm100, found sm90" in text
@@ -124,6 +126,7 @@ def test_details(file):
     assert status == 0 and "NO: num_stages=2" in text
     for pair in ("ctas 256", "threads 128", "launches 2", "device h200", "grid [256]"):
         assert pair.split() in told, text
+    assert not re.search(r"\d\.\d{4}", text), "three digits"
 
 
 def test_a_kernel_that_does_not_compile_fails(tmp_path):
@@ -157,7 +160,7 @@ def test_nothing_compiled_is_no_pass(file):
         (["gemm", "--config", "block_m=1"], r"config: gemm/\w+ has block_m"),
         (["embedding", "--all-configs"], "config: expected a kernel that takes configs, got none"),
         (["gemm", "--all-configs", "--config", "block_m=1"], "config: expected --config or --all-configs, got both"),
-        (["gemm", "--compare", "HEAD", "--all-configs"], "compare: expected kernels of the tree in their own configs"),
+        (["gemm", "--compare", "HEAD", "--all-configs"], "compare: expected kernels in their own configs"),
     ],
 )
 def test_what_is_refused(arguments, words):

@@ -16,9 +16,10 @@ import rooflab.kernels.registry
 from rooflab.bench.cli.app import app
 from rooflab.bench.compile import difference
 from rooflab.bench.compile.cases import device_for
-from rooflab.bench.compile.difference import Change, Query, Side, compare_sides, markdown, revision_side
+from rooflab.bench.compile.difference import Change, Query, Side, compare_pairs, markdown, matched, revision_side
 from rooflab.bench.compile.static import compilers
 from rooflab.bench.compile.store import Store, tree_hash
+from rooflab.roofline.device import Device
 
 ROOT = Path(rooflab.kernels.registry.__file__).parent.parent
 GEMM = '''"""A gemm."""
@@ -110,11 +111,15 @@ def make_tree(folder: Path, gemm: str, silu: dict[str, dict[str, Any]]) -> Path:
     return folder
 
 
+def compare_sides(base: Side, head: Side, query: Query, device: Device, store: Store | None = None) -> list[Change]:
+    return compare_pairs(base, head, matched(base, head, query), device, store)
+
+
 @contextmanager
 def side(tree: Path) -> Iterator[Side]:
     workers = compilers(tree)
     try:
-        yield Side(tree.name, workers, tree_hash(tree))
+        yield Side(tree.name, workers, tree_hash(tree), tree)
     finally:
         workers.stop()
 
@@ -231,15 +236,25 @@ def test_a_revision_that_cannot_be_compared(repository):
 def test_the_command(sides, changes, cache, tmp_path, monkeypatch):
     base, head = sides
     monkeypatch.setenv("ROOFLAB_CACHE", str(cache))
-    monkeypatch.setattr(difference, "revision_side", lambda root, name: contextmanager(lambda: (yield base))())
+    monkeypatch.setattr(difference, "revision_side", lambda *of: contextmanager(lambda: (yield base))())
     monkeypatch.setattr(difference, "own_side", lambda: head)
+    monkeypatch.setattr(difference, "changed_files", lambda *of: ["kernels/gemm/ours.py"])
     arguments = ["static", "gemm", "--suite", "smollm2_135m", "--scheme", "bf16", "--compare", "main"]
     file = tmp_path / "summary" / "static.md"
     done = CliRunner().invoke(app, [*arguments, "--markdown", str(file)])
     assert done.exit_code == 11, done.output
     assert "LOST TENSOR CORES: gemm/product bf16" in done.output and "FAILS (11); 1 compared" in done.output
-    assert "| LOST TENSOR CORES | gemm/product | bf16 |" in file.read_text()
-    with pytest.raises(ValueError, match="compare: expected kernels of the tree"):
+    assert "| LOST TENSOR CORES | gemm/product | bf16 |" in file.read_text() and "compile: 2 of 2 in" in done.output
+    monkeypatch.setattr(difference, "changed_files", lambda *of: ["kernels/silu_and_mul/ours.py", "README.md"])
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert done.exit_code == 0 and "the difference reaches no compiled code" in done.output, "gemm is not touched"
+    monkeypatch.setattr(difference, "changed_files", lambda *of: ["bench/show.py", "README.md"])
+    monkeypatch.setattr(Side, "select", lambda *of: pytest.fail("no process need be asked"))
+    done = CliRunner().invoke(app, ["static", "--compare", "main"])
+    assert done.exit_code == 0 and "passes (0); the difference reaches no compiled code" in done.output
+    with pytest.raises(ValueError, match="op: expected one of"):
+        CliRunner().invoke(app, ["static", "nothing", "--compare", "main"], catch_exceptions=False)
+    with pytest.raises(ValueError, match="compare: expected kernels in their own configs"):
         CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")], catch_exceptions=False)
     with pytest.raises(ValueError, match="markdown: expected --compare"):
         CliRunner().invoke(app, ["static", "gemm", "--markdown", str(file)], catch_exceptions=False)

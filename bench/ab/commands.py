@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rooflab.bench.ab import output, records
-from rooflab.bench.ab.changes import harness, touched_ops, users
 from rooflab.bench.ab.pairs import Runner
 from rooflab.bench.ab.run import Result, Settings, run
 from rooflab.bench.ab.self_test import KERNELS, SelfTest, self_test
-from rooflab.bench.ab.sides import ROOT, Comparison, Side, SideName, Wanted, check_names, two_kernels, two_trees
+from rooflab.bench.ab.sides import ROOT, Comparison, Listed, Side, SideName, Wanted, check_names, two_kernels, two_trees
 from rooflab.bench.ab.verdict import EXIT_UNRESOLVED, Outcome, Rules, exit_status
+from rooflab.bench.calls.selection import choose_kernels
 from rooflab.bench.processes.child import ChildFailed
-from rooflab.bench.records.revisions import Tree, checked_out, git, working_tree
+from rooflab.bench.records.changes import harness, touched_files, touched_ops, users
+from rooflab.bench.records.repository import files_in, import_path, repository_of
+from rooflab.bench.records.revisions import Tree, changed_files, checked_out, pins, working_tree
 
 Say = Callable[[str], None]
 EXIT_FAULT = 11
@@ -77,49 +79,65 @@ def of_kernels(wanted: Wanted, settings: Settings, out: Path | None, say: Say) -
 def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path | None, say: Say) -> Report:
     """The kernels of one revision against those of another revision, or of the working tree.
 
-    Raises `ValueError` if git does not know a revision, or if its tree cannot be imported.
+    The repository is Rooflab's, or another one, of whose files or installed package the kernels are.  Raises
+    `ValueError` if git does not know a revision, or if its tree cannot be imported.
     """
+    files = [name for name in wanted.kernels if name.endswith(".py")]
+    wanted = replace(wanted, kernels=[name for name in wanted.kernels if name not in files])
+    repository = repository_of(files, ROOT)
+    root = repository or ROOT
     with ExitStack() as stack:
 
         def tree(revision: str) -> Tree:
-            return stack.enter_context(checked_out(ROOT, revision, keep_environment=trees.keep_environment, done=say))
+            keep = trees.keep_environment or repository is not None  # another one's has no Rooflab
+            return stack.enter_context(checked_out(root, revision, keep_environment=keep, done=say))
 
-        a = tree(trees.base)
-        b = tree(trees.head) if trees.head else working_tree(ROOT)
-        files = harness(b.path)
-        own = harness(a.path) == files
-        sides = [Side(one.label, {}, one.path, one.python, own_bench=own) for one in (a, b)]
-        runner = Runner(Comparison(sides[0], sides[1], ()), settings.device, settings.seed)
-
-        def listing(name: SideName, option: str, label: str) -> dict[str, Any]:
-            try:
-                return runner.list(name, wanted.ops, wanted.suite_name)
-            except ChildFailed as failed:
-                raise ValueError(f"{option}: expected a tree that can be imported, got {label}: {failed}") from failed
-
-        listed = listing("A", "base", a.label), listing("B", "head", b.label)
+        a, b = tree(trees.base), tree(trees.head) if trees.head else working_tree(root)
+        own = repository is None and harness(a.path) == harness(b.path)
+        first, second = (Side(t.label, {}, t.path, t.python, t.commit, t.dirty, own_bench=own) for t in (a, b))
+        if repository:
+            places = files_in((a.path, b.path), repository, files)
+            first, second = (
+                replace(side, tree=ROOT, files=found, within=side.tree, import_path=import_path(repository, side.tree))
+                for side, found in zip((first, second), places, strict=True)
+            )
+        runner = Runner(Comparison(first, second, ()), settings.device, settings.seed)
+        listed = _listing(runner, "A", "base", wanted), _listing(runner, "B", "head", wanted)
+        if repository and not any(listed):
+            raise ValueError(f"kernel: expected a file, or an installed package, of {root.name} with kernels, got none")
         check_names(listed, wanted)
         title = f"{a.label} against {b.label}"
         if trees.changed:
-            known = sorted({*listed[0], *listed[1]})
-            ops = touched_ops(_changed(a, b, bool(trees.head)), known, files, users((a.path, b.path), known))
+            changed = changed_files(root, str(a.commit), b.commit if trees.head else None)
+            ops = _touched(changed, listed, (a.path, b.path), repository)
             ops = [op for op in ops if not wanted.ops or op in wanted.ops]
             if not ops:
                 return Report(title, [], ["the difference touches no kernel"], nothing_to_do=True)
-            wanted = Wanted(**{**vars(wanted), "ops": tuple(ops)})
-        comparison, notes = two_trees(a, b, listed, wanted, own)
-        if not own:
+            wanted = replace(wanted, ops=ops)
+        comparison, notes = two_trees(first, second, listed, wanted)
+        if repository and pins(a.path) != pins(b.path):
+            notes.append("the two pin other packages: both ran in this environment")
+        elif not repository and not own:
             notes.append("the timer differs between the two: this tree's bench timed both")
         return _ran(comparison, settings, out, say, notes)
 
 
-def _changed(a: Tree, b: Tree, committed: bool) -> list[str]:
-    """Files that differ, as paths from the checkout's root; in a working tree also files unknown to git."""
-    ends = [str(a.commit), *([str(b.commit)] if committed else [])]
-    # Without renames: a renamed file is missing from its old op, and git would show only its new name.
-    names = git(ROOT, "diff", "--name-only", "--no-renames", "-z", *ends).split("\0")
-    untracked = [] if committed else git(ROOT, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
-    return [name for name in (*names, *untracked) if name]
+def _listing(runner: Runner, name: SideName, option: str, wanted: Wanted) -> dict[str, Any]:
+    try:
+        return runner.list(name, wanted.ops, wanted.suite_name)
+    except ChildFailed as failed:
+        label = runner.comparison.side(name).label
+        raise ValueError(f"{option}: expected a tree that can be imported, got {label}: {failed}") from failed
+
+
+def _touched(changed: Sequence[str], listed: Listed, trees: tuple[Path, Path], repository: Path | None) -> list[str]:
+    """The ops of either side that the changed files touch."""
+    known = sorted({*listed[0], *listed[1]})
+    if repository is None:
+        return touched_ops(changed, known, harness(trees[1]), users(trees, known))
+    files = {op: {file for side in listed if op in side for file in side[op]["files"]} for op in known}
+    touched = touched_files(changed, set().union(*files.values()), trees, repository)
+    return [op for op in known if files[op] & touched]
 
 
 def of_records(files: Sequence[Path], rules: Rules, wanted: Wanted) -> Report:
@@ -143,10 +161,16 @@ def of_self_test(
     """Tests the A/B itself with identical code and with slowed code."""
     if repeats < 1:
         raise ValueError(f"repeats: expected at least 1, got {repeats}")
-    names = wanted.kernels or ("library",)
-    pairs = [(op, name) for op in wanted.ops for name in names] or KERNELS
+    if inject is not None and not 0 < inject <= 10:
+        raise ValueError(f"inject: expected a share of the time above 0 and up to 10, got {inject:g}")
+    ops: Sequence[str | None] = wanted.ops or ((None,) if wanted.kernels else ())
+    chosen = [found for op in ops for found in choose_kernels(op, wanted.kernels or ("library",))]
+    pairs = [(kernel.op, kernel.name) for kernel, _ in chosen] or KERNELS
+    files = tuple(dict.fromkeys(file for _, file in chosen if file))
     scheme = wanted.schemes[0] if wanted.schemes else ("fp32" if settings.device == "cpu" else "bf16")
-    found = self_test(pairs, settings, wanted.suite_name, scheme, repeats=repeats, slow_down=inject, done=say)
+    found = self_test(
+        pairs, settings, wanted.suite_name, scheme, repeats=repeats, slow_down=inject, done=say, files=files
+    )
     if out is not None:
         for result in found.repeats:  # A reading of a kernel that was slowed on purpose is not kept.
             records.save(result, out)
@@ -172,7 +196,7 @@ def _floors(found: SelfTest) -> list[str]:
 
 def _ran(comparison: Comparison, settings: Settings, out: Path | None, say: Say, notes: list[str]) -> Report:
     result: Result = run(comparison, settings, say)
-    notes = [*notes, *(f"{key} cannot run here: {reason}" for key, reason in result.left_out.items())]
+    notes = [*notes, *(f"not timed: {key}: {reason}" for key, reason in result.left_out.items())]
     if out is not None:
         notes = [*notes, *(f"records: {path}" for path in records.save(result, out))]
     if result.stopped:

@@ -74,7 +74,7 @@ def compare(
     budget_s: float | None = None,
     kernel_s: float = 0.3,
     seed: int = 0,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] | None = None,
 ) -> Compared:
     """Checks `my_fn` against `ref_fn` and says whether it is slower or faster, from pairs of fresh processes.
 
@@ -83,9 +83,12 @@ def compare(
     It returns a tensor or a tuple of tensors.  A fresh process must be able to import the functions: they stand at the
     top of a module, or of a script that guards its own work by `if __name__ == "__main__":`.  A lambda or a notebook's
     function travels by value.  `threshold` is the ratio that matters, `floor_s` the absolute time that matters;
-    `budget_s` ends the run early with the pairs that it has; `kernel_s` is the time for the readings of one process.
+    `budget_s` ends the run early with the pairs that it has; `kernel_s` is the time for the readings of one process;
+    `progress` gets a line for each process, by default to standard error.
     Raises `ValueError` on an argument that cannot be used; a fault of the functions themselves becomes a verdict.
     """
+    from rooflab.bench.show import note  # not in the processes that measure
+
     rules = Rules(threshold, floor_s)
     first = named(make(make_inputs, seed))
     tensors = [value for value in first.values() if isinstance(value, torch.Tensor)]
@@ -98,7 +101,7 @@ def compare(
         for function, other in ((ref_fn, "reference"), (my_fn, "mine"))
     ]
     settings = Settings(rules, pairs, budget_s, kernel_s, seed, str(tensors[0].device))
-    result = run(Comparison(sides[0], sides[1], (KEY,)), settings, progress)
+    result = run(Comparison(sides[0], sides[1], (KEY,)), settings, progress or note)
     return Compared(result.outcomes[0], result)
 
 

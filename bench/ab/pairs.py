@@ -50,13 +50,16 @@ def run_pairs(
     *,
     seed: int = 0,
     deadline: float = math.inf,
+    least: int = 0,
+    later: int = 0,
     clock: Callable[[], float] = time.monotonic,
     done: Callable[[str], None] = lambda text: None,
 ) -> Batch:
     """Up to `pairs` pairs over `keys`.  A pair does not start if it would end after `deadline` (of `clock`), assuming
-    that it takes as long as the longest pair so far.
+    that it takes as long as the longest pair so far.  It leaves time for `later` pairs.
 
-    A comparison whose reading is not OK leaves the run; the remaining comparisons continue.
+    If `least` pairs and the later ones do not fit, the first pair is the last: the others could decide nothing.  A
+    comparison whose reading is not OK leaves the run; the remaining comparisons continue.
     """
     batch = Batch(pairs={key: [] for key in keys})
     order = orders(seed)
@@ -66,7 +69,12 @@ def run_pairs(
         began = clock()
         if not alive:
             break
-        if began + longest > deadline:
+        lacking = (least + later - number) * longest - (deadline - began)
+        if number == 1 and lacking > 0:
+            wanted = f"the {least + later} pairs that a verdict takes need {lacking:.0f} s more"
+            batch.stopped = f"the budget is too short: at {longest:.1f} s a pair, {wanted}"
+            break
+        if number and began + (1 + later) * longest > deadline:
             batch.stopped = f"the budget ended after {number} of {pairs} pairs"
             break
         read: dict[SideName, Readings] = {}
@@ -141,7 +149,8 @@ class Runner:
     def list(self, name: SideName, ops: Collection[str], suite: str) -> dict[str, Any]:
         """Ops, kernels and cases of one side's tree.  Raises `ChildFailed` if the tree cannot be imported."""
         side = self.comparison.side(name)
-        job = Job("list", self.device, self.seed, 0.0, files=_texts(side), ops=tuple(ops), suite=suite)
+        within = str(side.within or "")
+        job = Job("list", self.device, self.seed, 0.0, {}, _texts(side), within, ops=tuple(ops), suite=suite)
         answers = list(_answers(side, job, CHECK_S))
         listed: dict[str, Any] = next(answer["list"] for answer in answers if "list" in answer)
         return listed
@@ -167,6 +176,7 @@ class Runner:
             budget_s=self.budget_s,
             targets={key: asdict(side.targets[key]) for key in keys if key in side.targets},
             files=_texts(side),
+            within=str(side.within or ""),
             slow_down=side.slow_down,
             functions=side.functions,
             timer=self.timer,
@@ -202,5 +212,6 @@ def _answers(side: Side, job: Job, limit_s: float) -> Iterator[dict[str, Any]]:
     """The answers of one fresh process.  Raises `ChildFailed` if it ends early, or is silent for `limit_s`."""
     command = command_for(WORKER, tree=side.tree, harness=side.tree if side.own_bench else ROOT, python=side.python)
     # Not in the interpreter's mode: an interpreted kernel has no time.  Hash seeds differ between processes on purpose
-    with Child(command, environment_without("TRITON_INTERPRET", "PYTHONHASHSEED")) as child:
+    path = {"PYTHONPATH": side.import_path} if side.within else {}
+    with Child(command, environment_without("TRITON_INTERPRET", "PYTHONHASHSEED") | path) as child:
         yield from child.stream(asdict(job), limit_s)

@@ -10,11 +10,18 @@ from typing import Any
 
 from rooflab.bench.ab.pairs import Batch, Runner, run_pairs
 from rooflab.bench.ab.sides import SIDES, Comparison, Reading, SideName
-from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge, load_floors, wants_confirmation
+from rooflab.bench.ab.verdict import (
+    BOUNDED_PAIRS,
+    SUITE_PAIRS,
+    Evidence,
+    Outcome,
+    Rules,
+    judge,
+    load_floors,
+    wants_confirmation,
+)
 from rooflab.bench.records.record import NOT_RUN, Verdict, paired_method_of
 
-CONFIRMATION_SHARE = 0.4
-"""Share of a budget that is kept for the confirmation and that the first batch does not get."""
 SAME_HARDWARE = ("machine_key", "cpu", "cores", "threads")
 
 
@@ -37,7 +44,7 @@ class Settings:
             raise ValueError(f"pairs: expected at least 1, got {self.pairs}")
         if self.budget_s is not None and not self.budget_s > 0:
             raise ValueError(f"budget: expected a positive number of seconds, got {self.budget_s}")
-        if not self.kernel_s > 0:
+        if not 0 < self.kernel_s < math.inf:
             raise ValueError(f"kernel-seconds: expected a positive number of seconds, got {self.kernel_s}")
 
 
@@ -82,26 +89,25 @@ def run(
     missing = {key: reason for key in comparison.keys if (reason := comparison.missing(key)) is not None}
     broken: dict[str, tuple[Verdict, str]] = {key: ("MISSING", reason) for key, reason in missing.items()}
     checks = {} if checked else _failed_checks(runner, [key for key in comparison.keys if key not in broken], done)
-    left_out = {} if comparison.a.functions else _runs_nowhere(checks)
+    left_out = {} if comparison.a.functions else _not_timed(comparison, checks)
     keys = [key for key in comparison.keys if key not in left_out]
     for (name, key), reading in checks.items():
         broken.setdefault(key, _verdict_of(comparison, name, reading))
     broken |= _other_machine(runner.environments, [key for key in keys if key not in broken])
 
-    def measured(called: Sequence[str], seed: int, share: float) -> Batch:
-        """Pairs of these comparisons, measured in a share of the time that is left."""
-        until = math.inf
-        if settings.budget_s is not None:
-            ends = began + settings.budget_s
-            until = ends - (1.0 - share) * max(0.0, ends - time.monotonic())
-        batch = run_pairs(runner.measure, called, settings.pairs, seed=seed, deadline=until, done=done)
+    def measured(called: Sequence[str], seed: int, least: int = 0, later: int = 0) -> Batch:
+        until = math.inf if settings.budget_s is None else began + settings.budget_s
+        most = settings.pairs
+        least, later = min(least, most), min(later, most)
+        batch = run_pairs(runner.measure, called, most, seed=seed, deadline=until, least=least, later=later, done=done)
         broken.update({key: _verdict_of(comparison, side, read) for key, (side, read) in batch.broken.items()})
         return batch
 
-    first = measured([key for key in keys if key not in broken], settings.seed, 1.0 - CONFIRMATION_SHARE)
+    least = SUITE_PAIRS if len(keys) > 1 else BOUNDED_PAIRS
+    first = measured([key for key in keys if key not in broken], settings.seed, least, BOUNDED_PAIRS)
     evidence = [_evidence(key, broken, first, Batch(), by_activity) for key in keys]
     called = [item.key for item in evidence if wants_confirmation(item, settings.rules)]
-    second = measured(called, settings.seed + 1, 1.0)
+    second = measured(called, settings.seed + 1)
     known = load_floors(str(runner.environments.get("B", {}).get("machine_key", ""))) if floors is None else floors
     evidence = [_evidence(key, broken, first, second, by_activity, _floor(comparison, key, known)) for key in keys]
     return Result(
@@ -135,10 +141,17 @@ def _failed_checks(
     return failed
 
 
-def _runs_nowhere(checks: Mapping[tuple[SideName, str], Reading]) -> dict[str, str]:
-    """Comparisons whose kernel can run on neither side, with the reason from side B."""
+def _not_timed(comparison: Comparison, checks: Mapping[tuple[SideName, str], Reading]) -> dict[str, str]:
+    """Comparisons whose kernel can run on neither side, or of two kernels of which one cannot, with the reason."""
     cannot = {where: reading.reason for where, reading in checks.items() if reading.status in NOT_RUN}
-    return {key: reason for (name, key), reason in cannot.items() if name == "B" and ("A", key) in cannot}
+    found = {}
+    for (name, key), reason in cannot.items():
+        targets = comparison.a.targets[key], comparison.b.targets[key]
+        if {("A", key), ("B", key)} <= cannot.keys() or targets[0] != targets[1]:
+            found[key] = (
+                f"{comparison.side(name).targets[key].kernel}: {reason}" if targets[0] != targets[1] else reason
+            )
+    return found
 
 
 def _verdict_of(comparison: Comparison, name: SideName, reading: Reading) -> tuple[Verdict, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rooflab.bench.ab.run import Result, Settings, run
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
@@ -79,6 +80,7 @@ def self_test(
     repeats: int = 1,
     slow_down: float | None = None,
     done: Callable[[str], None] = lambda text: None,
+    files: tuple[Path, ...] = (),
 ) -> SelfTest:
     """Compares each (op, kernel) with itself `repeats` times, then with itself slowed, on the last case of the suite.
 
@@ -93,7 +95,7 @@ def self_test(
         targets[target.id] = target
     keys = tuple(targets)
     commit, dirty = git_state(ROOT)
-    plain = Side("A", targets, commit=commit, dirty=dirty)
+    plain = Side("A", targets, commit=commit, dirty=dirty, files=files)
     same = Comparison(plain, replace(plain, label="A again"), keys)
     # A floor from an earlier run must not change the floors that this run finds.  Nor must the equal device code
     # of both sides replace their times: this run tests the times.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from rooflab.bench.calls.selection import choose_kernels
 from rooflab.bench.records.environment import git_state
 from rooflab.bench.records.record import L2State, Status
-from rooflab.bench.records.revisions import Tree
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 from rooflab.roofline.model import Cost
@@ -82,6 +82,10 @@ class Side:
     """Time added to every call, as a share of the call's time: the injected slowdown of a self-test."""
     functions: Mapping[str, Any] = field(default_factory=dict)
     """For `compare`: the functions to call, in the form of `compare.pack`; then there are no targets."""
+    within: Path | None = None
+    """The tree of a repository that is not Rooflab's, of which the kernels are: those that `files` register, if any."""
+    import_path: str = ""
+    """For such a tree, PYTHONPATH."""
     own_bench: bool = False
     """Whether the tree's own `bench` and `engine` measure this side, instead of those of the running program."""
 
@@ -122,6 +126,7 @@ class Job:
     budget_s: float
     targets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     files: Sequence[str] = ()
+    within: str = ""
     slow_down: float = 0.0
     functions: Mapping[str, Any] = field(default_factory=dict)
     timer: str | None = None
@@ -185,13 +190,17 @@ class Wanted:
 
 
 def two_kernels(wanted: Wanted) -> Comparison:
-    """Side A with the first named kernel, side B with the second.
+    """Side A with the first named kernel, side B with the second; a file names the kernels that it registers.
 
     Raises `ValueError` unless there are one op and two kernels, and on an unknown name, case or scheme.
     """
-    if len(wanted.ops) != 1 or len(wanted.kernels) != 2:
-        raise ValueError(f"kernel: expected one op and two kernels (--kernel twice), got {len(wanted.kernels)}")
-    op = wanted.ops[0]
+    files = any(name.endswith(".py") for name in wanted.kernels)
+    usable = len(wanted.ops) < 2 if files else (len(wanted.ops), len(wanted.kernels)) == (1, 2)
+    chosen = choose_kernels(next(iter(wanted.ops), None), wanted.kernels) if usable else []
+    if len(chosen) != 2 or chosen[0][0].op != chosen[1][0].op:
+        got = len(chosen) or len(wanted.kernels)
+        raise ValueError(f"kernel: expected one op and two kernels (--kernel twice), got {got}")
+    op = chosen[0][0].op
     spec = registry.get_op(op)
     known = spec.cases_in(wanted.suite_name)
     if wanted.suite and not known:
@@ -203,10 +212,10 @@ def two_kernels(wanted: Wanted) -> Comparison:
         raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {', '.join(wanted.schemes)}")
     sides = []
     commit, dirty = git_state(ROOT)
-    for name in wanted.kernels:
-        registry.get_kernel(op, name)
+    for kernel, file in chosen:
+        name = kernel.name
         targets = {f"{op} {case} {scheme}": Target(op, name, case, scheme) for case in cases for scheme in schemes}
-        sides.append(Side(name, targets, commit=commit, dirty=dirty))
+        sides.append(Side(name, targets, commit=commit, dirty=dirty, files=(file,) if file else ()))
     return Comparison(sides[0], sides[1], tuple(sides[0].targets))
 
 
@@ -225,10 +234,8 @@ def check_names(listed: Listed, wanted: Wanted) -> None:
         raise ValueError(f"suite: expected one that {' or '.join(wanted.ops) or 'an op'} has, got {wanted.suite!r}")
 
 
-def two_trees(
-    a: Tree, b: Tree, listed: Listed, wanted: Wanted, own_bench: bool = False
-) -> tuple[Comparison, list[str]]:
-    """The kernels of two revisions, and why some are left out.
+def two_trees(a: Side, b: Side, listed: Listed, wanted: Wanted) -> tuple[Comparison, list[str]]:
+    """The kernels of two revisions, whose sides have no targets yet, and why some are left out.
 
     `listed` is what `Runner.list` returns for each revision.  Side A decides: a kernel, case or op that B no longer has
     is MISSING.  A kernel that only B has is new, and there is nothing to compare it with.  A kernel that can run on
@@ -251,7 +258,7 @@ def two_trees(
                 notes.append(f"{op}/{name} is new in {b.label}: nothing to compare it with")
                 continue
             if all(reasons) and name in sides[1]["kernels"]:
-                notes.append(f"{op}/{name} cannot run here: {reasons[1]}")
+                notes.append(f"not timed: {op}/{name}: {reasons[1]}")
                 continue
             for case in cases:
                 for scheme in schemes:
@@ -260,11 +267,7 @@ def two_trees(
                     known = case in sides[1]["cases"] or bool(wanted.cases)
                     if name in sides[1]["kernels"] and scheme in sides[1]["schemes"] and known:
                         targets[1][target.id] = target
-    first, second = (
-        Side(tree.label, found, tree.path, tree.python, tree.commit, tree.dirty, own_bench=own_bench)
-        for tree, found in zip((a, b), targets, strict=True)
-    )
-    return Comparison(first, second, tuple(targets[0])), notes
+    return Comparison(replace(a, targets=targets[0]), replace(b, targets=targets[1]), tuple(targets[0])), notes
 
 
 def _lack(wanted: Wanted, names: Sequence[str], cases: Sequence[str], schemes: Sequence[str]) -> str:

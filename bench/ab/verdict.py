@@ -103,7 +103,9 @@ class Outcome:
     verdict: Verdict
     reason: str
     baseline_s: float | None = None
+    """Median of side A."""
     candidate_s: float | None = None
+    """Side A's median and the effect; so the two times and the effect are one statement."""
     effect: float | None = None
     effect_low: float | None = None
     effect_high: float | None = None
@@ -197,8 +199,8 @@ def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: b
         key=item.key,
         verdict=verdict,
         reason=f"{reason}; a change of {widest:.1%} could not have been seen" if unseen else reason,
-        baseline_s=median(a for a, _ in pairs),
-        candidate_s=median(b for _, b in pairs),
+        baseline_s=(baseline_s := median(a for a, _ in pairs)),
+        candidate_s=baseline_s * math.exp(effect.effect),
         effect=_ratio(effect.effect),
         effect_low=_ratio(effect.low),
         effect_high=_ratio(effect.high),

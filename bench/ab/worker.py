@@ -18,8 +18,9 @@ import torch
 
 from rooflab.bench.ab.sides import Reading
 from rooflab.bench.calls.calls import COPIES, Rotation, free_bytes, input_bytes
-from rooflab.bench.check.failed import failed_by, failure, known_errors
-from rooflab.bench.measure.timed import Observed, observe, time_together
+from rooflab.bench.calls.selection import kernels_in
+from rooflab.bench.check.failed import Failed, failed_by, failure, known_errors
+from rooflab.bench.measure.timed import INTERPRETED, Observed, observe, time_together
 from rooflab.bench.measure.unseen import Unseen
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.timing.reading import why_invalid
@@ -39,10 +40,11 @@ def answer(job: Mapping[str, Any]) -> Iterator[Line]:
     device = torch.device(job["device"])
     pin_matmul_precision()
     yield {"environment": snapshot(device.index or 0).to_dict()}
-    for file in job["files"]:
+    for file in job["files"] if not job["within"] else ():
         registry.load_file(Path(file))
+    own = kernels_in(Path(job["within"]), tuple(map(Path, job["files"]))) if job["within"] else None
     if job["mode"] == "list":
-        yield {"list": listing(job, device)}
+        yield {"list": listing(job, device, own)}
     elif job["functions"]:
         yield {"start": FUNCTION}
         yield {"key": FUNCTION, "reading": asdict(_function(job))}
@@ -53,8 +55,11 @@ def answer(job: Mapping[str, Any]) -> Iterator[Line]:
             yield {"key": key, "reading": asdict(do_one(target, job, device))}
 
 
-def listing(job: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """What this tree has: the cases of a suite, and kernels by op, each with the reason if it cannot run here."""
+def listing(job: Mapping[str, Any], device: torch.device, own: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What this tree has: the cases of a suite, and kernels by op, each with the reason if it cannot run here.
+
+    Of another repository, only its `own` kernels, with their files.
+    """
     from rooflab.bench.ab.sides import largest
 
     found, known = {}, registry.ops()
@@ -62,14 +67,18 @@ def listing(job: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
         if op not in known:
             continue  # the other side may have this op; its comparison is then MISSING here
         spec = known[op]
-        refusals = {name: kernel.why_not_here(device) for name, kernel in registry.kernels(op).items()}
-        kernels = {name: str(refusal) if refusal else None for name, refusal in refusals.items()}
+        chosen = {name: it for name, it in registry.kernels(op).items() if own is None or it.id in own}
+        if own is not None and not chosen:
+            continue
+        refusals = {name: _refusal(kernel, device) for name, kernel in chosen.items()}
+        kernels = {name: f"{why.status}: {why.reason}" if why else None for name, why in refusals.items()}
         cases = spec.cases_in(job["suite"])
         found[op] = {
             "kernels": kernels,
             "cases": [case.id for case in cases],
             "largest": [case.id for case in largest(spec, cases)],
             "schemes": list(spec.schemes),
+            "files": sorted({own[kernel.id] for kernel in chosen.values()}) if own else [],
         }
     return found
 
@@ -83,6 +92,8 @@ def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.devic
     from rooflab.bench.check.runs import KEPT
 
     spec, kernel, case, scheme = _resolve(target)
+    if (refusal := _refusal(kernel, device)) is not None:
+        return Reading(refusal.status, refusal.reason)
     result = check_kernel(kernel, spec, spec.get_cases("smoke")[0], scheme, device, job["seed"])
     if result.status in ("OK", "UNSUPPORTED"):  # a kernel may take this case and not the small one
         planted = result.status == "UNSUPPORTED"
@@ -91,13 +102,20 @@ def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.devic
     return Reading(result.status, result.reason, checked_by=result.checked_by)
 
 
+def _refusal(kernel: registry.Kernel, device: torch.device) -> Failed | None:
+    """Why the kernel has no time on `device`, in the words of `rooflab bench`; or None."""
+    refusal = kernel.why_not_here(device)
+    failed = failed_by(refusal) if refusal else None
+    if failed and failed.status == "UNSUPPORTED" and (device.type, kernel.backend) == ("cpu", "triton"):
+        return Failed("UNSUPPORTED", INTERPRETED) if "cpu" in kernel.devices else failed
+    return failed
+
+
 def measure(target: Mapping[str, str], job: Mapping[str, Any], device: torch.device) -> Reading:
     """The samples of one kernel; the outputs of its timed calls are judged afterwards."""
     spec, kernel, case, scheme = _resolve(target)
-    refusal = kernel.why_not_here(device)
-    if refusal:
-        failed = failed_by(refusal)
-        return Reading(failed.status, failed.reason)
+    if (refusal := _refusal(kernel, device)) is not None:
+        return Reading(refusal.status, refusal.reason)
     return _timed(kernel, spec, case, scheme, job, device)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -39,18 +41,21 @@ class Selection:
         seed: int = 0,
     ) -> Selection:
         """The selection that the command line's texts name.  Raises `ValueError` on an unknown name."""
-        if cases and not op:
+        if cases and not (op or kernels):
             raise ValueError("case: expected an op with it, got a case for all ops")
-        for scheme in schemes or ():
-            get_scheme(scheme)
         chosen: dict[str, tuple[Kernel, ...]] = {}
         for kernel, _ in choose_kernels(op, kernels or ()):
             chosen[kernel.op] = (*chosen.get(kernel.op, ()), kernel)
+        for scheme in schemes or ():  # a file may have its own
+            get_scheme(scheme)
+        if cases and len(chosen) > 1:
+            raise ValueError(f"case: expected an op with it, got a case for {' and '.join(chosen)}")
         for suite in suites:
-            if not cases and not any(registry.get_op(name).cases_in(suite) for name in chosen):
+            # An op from outside may have no edge cases, which `check` asks for by itself.
+            if not cases and suite != "edge" and not any(registry.get_op(name).cases_in(suite) for name in chosen):
                 known = dict.fromkeys(suite for name in chosen for suite in registry.get_op(name).cases)
                 raise ValueError(f"suite: expected one of {', '.join(known)}, got {suite!r}")
-        parsed = tuple(registry.get_op(str(op)).check_case(Case.parse(text)) for text in cases or ())
+        parsed = tuple(registry.get_op(*chosen).check_case(Case.parse(text)) for text in cases or ())
         return cls(chosen, tuple(suites), parsed, tuple(schemes or ()), pick_device(device), seed)
 
     def cases_of(self, spec: OpSpec) -> list[Case]:
@@ -73,15 +78,19 @@ class Selection:
 def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
     """Named kernels; a `.py` file names the kernels that it registers.  Without names, all of `op` or of every op.
 
-    Each kernel comes with its file, None for a kernel of the tree.  Raises `ValueError` on an unknown name.
+    Files of one op also tell the op.  Each kernel comes with its file, None for a kernel of the tree.  Raises
+    `ValueError` on an unknown name.
     """
     if not names:
         ops = [op] if op else list(registry.ops())
         return [(kernel, None) for name in ops for kernel in registry.kernels(name).values()]
     found: list[tuple[Kernel, Path | None]] = []
+    loaded = {text: registry.load_file(Path(text)) for text in names if text.endswith(".py")}
+    if op is None and len(own_ops := {kernel.op for kernels in loaded.values() for kernel in kernels}) == 1:
+        op = own_ops.pop()
     for text in names:
-        if text.endswith(".py"):
-            own = [kernel for kernel in registry.load_file(Path(text)) if op in (None, kernel.op)]
+        if text in loaded:
+            own = [kernel for kernel in loaded[text] if op in (None, kernel.op)]
             if not own:
                 raise ValueError(f"kernel: {text} registers none for {op}")
             found += [(kernel, Path(text).resolve()) for kernel in own]
@@ -90,6 +99,26 @@ def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, P
         else:
             found.append((registry.get_kernel(op, text), None))
     return found
+
+
+def file_of(kernel: Kernel) -> Path | None:
+    """The file of a kernel's code; None for a kernel of the tree."""
+    path = Path(inspect.getfile(inspect.unwrap(kernel.fn))).resolve()
+    own = Path(registry.__file__).resolve().parent
+    return None if path.is_relative_to(own) else path
+
+
+@cache
+def kernels_in(tree: Path, files: tuple[Path, ...] = ()) -> dict[str, str]:
+    """The kernels that those of the `files` register which a repository's `tree` has, or without files all whose code
+    is in the tree: by id, the file as a path from there."""
+    if files:
+        there = [file for file in files if file.is_file()]
+        return {kernel.id: str(file.relative_to(tree)) for file in there for kernel in registry.load_file(file)}
+    every = [kernel for op in registry.ops() for kernel in registry.kernels(op).values()]
+    places = {kernel.id: place for kernel in every if (place := file_of(kernel))}
+    root = tree.resolve()
+    return {name: str(place.relative_to(root)) for name, place in places.items() if place.is_relative_to(root)}
 
 
 def pick_device(name: str | None) -> torch.device:

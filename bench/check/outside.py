@@ -7,7 +7,6 @@ serves the requests.
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, get_args
 
 import torch
 
+from rooflab.bench.calls.selection import file_of
 from rooflab.bench.check.failed import Failed, Refused
 from rooflab.bench.check.trial import PLAIN, Layout, Runner, Seen, Trial
 from rooflab.bench.processes.child import Child, ChildFailed, TimedOut
@@ -105,13 +105,6 @@ class Outside(Runner):
     def _bad_answer(self) -> Failed:
         self._child.stop()
         return Failed("RUNTIME_ERROR", "its process answered in another form than the checker's")
-
-
-def file_of(kernel: Kernel) -> Path | None:
-    """The file that registers a kernel; None for a kernel of the tree."""
-    path = Path(inspect.getfile(inspect.unwrap(kernel.fn))).resolve()
-    own = Path(registry.__file__).resolve().parent
-    return None if path.is_relative_to(own) else path
 
 
 def kernel_of(op: str, name: str, file: str | None) -> Kernel:

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 from rooflab.bench.calls.calls import input_bytes
+from rooflab.bench.calls.selection import file_of
 from rooflab.bench.check.check import CheckResult, check_kernel
-from rooflab.bench.check.outside import Outside, file_of
+from rooflab.bench.check.outside import Outside
 from rooflab.bench.processes.child import ChildFailed, Pool, command_for
 from rooflab.bench.records.record import NOT_RUN
 from rooflab.kernels import registry

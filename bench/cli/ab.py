@@ -8,12 +8,23 @@ from typing import Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import CaseOption, DeviceOption, Json, OpName, OutOption, SchemeOption, app, file_option
+from rooflab.bench.cli.app import (
+    CaseOption,
+    DeviceOption,
+    Json,
+    KernelOption,
+    OpName,
+    OutOption,
+    SchemeOption,
+    app,
+    file_option,
+)
 
 HELP = """Compare two kernels, two git revisions, or two record files, in pairs of fresh processes.
 
-rooflab ab OP --kernel A --kernel B; rooflab ab [OP] --base REV [--head REV] [--changed];
-rooflab ab --records A --records B; rooflab ab --self-test.
+rooflab ab OP --kernel A --kernel B; rooflab ab [OP] --base REV [--head REV] [--kernel FILE] [--changed];
+rooflab ab --records A --records B; rooflab ab --self-test.  Revisions are those of FILE's repository, or of the one
+that is the working directory: of Rooflab, or of an installed package with kernels.
 
 Verdicts: FASTER, SLOWER, SAME, UNRESOLVED, INCORRECT, FAILED, MISSING, INVALID. Exit status, the first that applies:
 11 INCORRECT or FAILED, 13 INVALID or MISSING or nothing compared (or UNRESOLVED where three times the threshold could
@@ -23,7 +34,7 @@ not be seen), 10 SLOWER, 12 UNRESOLVED with --strict, 0; 2 is bad usage."""
 @app.command("ab", help=HELP)
 def ab(
     op: Annotated[list[str] | None, typer.Argument(help="Ops; without one, all that both sides have.")] = None,
-    kernel: Annotated[list[str] | None, typer.Option("--kernel", help="A kernel's name; repeatable.")] = None,
+    kernel: KernelOption = None,
     base: Annotated[str | None, typer.Option(help="The revision that is side A.")] = None,
     head: Annotated[str | None, typer.Option(help="The revision that is side B; the working tree without it.")] = None,
     changed: Annotated[bool, typer.Option("--changed", help="With --base: only ops that the difference touches.")] = (
@@ -49,7 +60,7 @@ def ab(
     budget_s: Annotated[float | None, typer.Option("--budget", help="Seconds for the whole run.")] = None,
     kernel_s: Annotated[float, typer.Option("--kernel-seconds", help="Seconds for one kernel in one process.")] = 0.3,
     timer: Annotated[str | None, typer.Option(help="On CUDA: events, graph or cupti.")] = None,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     strict: Annotated[
         bool, typer.Option("--strict", help="End with 12 on UNRESOLVED, and where a self-test could see nothing.")
     ] = False,

@@ -21,7 +21,7 @@ Gpu = Annotated[str | None, typer.Option("--gpu", help="A Hopper GPU by name; wi
 
 @app.command()
 def explain(
-    op: OpName,
+    op: Annotated[str | None, typer.Argument(help="An op; a file of --kernel may tell it.")] = None,
     kernel: Annotated[str | None, typer.Argument(help="A kernel; without one, all of the op side by side.")] = None,
     kernels: KernelOption = None,
     case: CaseOption = None,
@@ -63,15 +63,21 @@ def explain(
         for entry in found:
             _show(entry)
     else:
-        _show_side_by_side(op, found)
+        _show_side_by_side(found)
 
 
-def _targets(op: str, named: list[str], texts: list[str], schemes: list[str]) -> list[Target]:
+def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[str]) -> list[Target]:
     from rooflab.bench.calls.selection import choose_kernels
     from rooflab.bench.predict.cases import choose_targets
     from rooflab.kernels.registry import get_op
 
-    return choose_targets(get_op(op), choose_kernels(op, named), texts, schemes)
+    if op is None and not any(name.endswith(".py") for name in named):
+        raise ValueError("op: expected one, or --kernel with a file, got neither")
+    chosen = choose_kernels(op, named)
+    ops = list(dict.fromkeys(kernel.op for kernel, _ in chosen))
+    if len(ops) > 1:
+        raise ValueError(f"op: expected one of {', '.join(ops)}, which {', '.join(named)} registers for, got none")
+    return choose_targets(get_op(ops[0]), chosen, texts, schemes)
 
 
 def _is_here(device: Device) -> bool:
@@ -106,14 +112,14 @@ def _show(entry: Explanation) -> None:
     show.line()
 
 
-def _show_side_by_side(op: str, found: list[Explanation]) -> None:
+def _show_side_by_side(found: list[Explanation]) -> None:
     from rooflab.bench.predict.explain import WHY_COLUMNS, why_rows, why_sentence
 
     for case in dict.fromkeys((entry.target.case, entry.target.scheme) for entry in found):
         own = [entry for entry in found if (entry.target.case, entry.target.scheme) == case]
         rows = why_rows(own)
         shown = [name for name in WHY_COLUMNS if any(row.get(name) not in (None, "") for row in rows)]
-        show.table(rows, shown, f"{op}  {case[0].id}  {case[1].name}  {own[0].gpu}, parts in us")
+        show.table(rows, shown, f"{own[0].target.op}  {case[0].id}  {case[1].name}  {own[0].gpu}, parts in us")
         show.line(f"{why_sentence(own)} Predictions: {own[0].calibration}.")
         show.line()
 

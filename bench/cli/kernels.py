@@ -37,11 +37,15 @@ if TYPE_CHECKING:
 
 
 @app.command("list")
-def list_kernels(op: Op = None, json: Json = False) -> None:
+def list_kernels(op: Op = None, kernel: KernelOption = None, json: Json = False) -> None:
     """Every kernel, and why it can or cannot run here."""
+    from rooflab.bench.calls.selection import choose_kernels
     from rooflab.bench.commands import kernel_rows
 
+    chosen = [found.id for found, _ in choose_kernels(op, kernel)] if kernel else None
     rows = kernel_rows([op] if op else None)
+    if chosen is not None:
+        rows = [row for row in rows if f"{row['op']}/{row['name']}" in chosen]
     if json:
         show.as_json(rows)
         return
@@ -215,6 +219,7 @@ def roofline(
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="Draw the bounds of a GPU that is not here instead.")] = None,
     op: OnlyOp = None,
+    kernel: KernelOption = None,
     case: OnlyCase = None,
     all_cases: Annotated[bool, typer.Option("--all", help="Every case, not only each op's largest.")] = False,
     suite: Annotated[
@@ -230,19 +235,24 @@ def roofline(
     place of modelled ones, and their cases in place of the suite's.
     """
     from rooflab.bench import commands
+    from rooflab.bench.calls.selection import choose_kernels
     from rooflab.bench.records.files import result_folder
     from rooflab.bench.report import figures
 
+    named = [found for found, _ in choose_kernels(op[0] if op and len(op) == 1 else None, kernel)] if kernel else []
+    ids, op = {found.id for found in named}, op or list({found.op for found in named})
     if gpu:
         if case:
             raise ValueError("gpu: expected no --case with it, for nothing was measured there")
         points, ceilings, note = commands.gpu_bounds(gpu, suite, scheme, op or [], records)
         if note:
             show.note(note)
+        points = [point for point in points if not ids or point.published or f"{point.op}/{point.label}" in ids]
         paths = figures.draw(points, ceilings, out or result_folder())
     else:
         found, folder = commands.newest_records(records)
         found = [record for record in found if (not op or record.op in op) and (not case or record.case_id in case)]
+        found = [record for record in found if not ids or f"{record.op}/{record.kernel}" in ids]
         if not (all_cases or case):
             found = figures.largest_cases(found)
         points, paths = figures.points_of(found), figures.draw_records(found, out or folder, all_cases=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,8 +70,8 @@ def static(
         _report(results, store, details, out, json)
         exit_for({result.status for result in results})
         return
-    if config or all_configs or out or any(name.endswith(".py") for name in query.kernels):
-        raise ValueError("compare: expected kernels of the tree in their own configs and no --out")
+    if config or all_configs or out:
+        raise ValueError("compare: expected kernels in their own configs and no --out")
     status = _compare(query, compare, device, store, markdown, details, json)
     raise typer.Exit(status)
 
@@ -78,8 +80,8 @@ def _compile(query: Query, texts: tuple[str, ...], every: bool, device: Device, 
     from rooflab.bench.compile.reports import compile_selected, configs_of
 
     chosen = configs_of(query.select(), texts, every)
-    with show.waiting(f"compiling {show.counted(len(chosen), 'time')}"):
-        results = compile_selected(chosen, device, store)
+    with show.progress("compile", len(chosen)) as advance:
+        results = compile_selected(chosen, device, store, advance)
     if store:
         store.prune()
     return results
@@ -117,20 +119,25 @@ def _compare(
     query: Query, revision: str, device: Device, store: Store | None, markdown: Path | None, details: bool, json: bool
 ) -> int:
     from rooflab.bench.compile import difference
-    from rooflab.bench.compile.difference import compare_sides, own_side, revision_side
-    from rooflab.bench.compile.static import OWN_TREE
     from rooflab.bench.records.files import write_whole
 
-    with show.waiting(f"compiling this tree and {revision}"), revision_side(OWN_TREE, revision) as base:
-        changes = compare_sides(base, own_side(), query, device, store)
-        label = base.label
-    status = difference.exit_status(changes)
-    line = difference.summary_line(changes, label)
+    files = [name for name in query.kernels if name.endswith(".py")]
+    query = replace(query, kernels=tuple(name for name in query.kernels if name not in files))
+    with ExitStack() as stack:
+        with show.waiting(f"reading this tree and {revision}"):
+            base, head = stack.enter_context(difference.two_sides(revision, files))
+            pairs, untouched = difference.reached(base, head, query, revision)
+        changes = []
+        if pairs:
+            with show.progress("compile", sum(item is not None for pair in pairs for item in pair)) as advance:
+                changes = difference.compare_pairs(base, head, pairs, device, store, advance)
+    status = difference.exit_status(changes, untouched)
+    line = difference.summary_line(changes, base.label, untouched)
     if markdown:
-        write_whole(markdown, difference.markdown(changes, label))
+        write_whole(markdown, difference.markdown(changes, base.label, untouched))
     if json:
         told = [change.to_json() for change in changes]
-        show.as_json({"base": label, "summary": line, "exit_status": status, "changes": told})
+        show.as_json({"base": base.label, "summary": line, "exit_status": status, "changes": told})
         return status
     for change in changes:
         if change.verdict != "SAME" or details:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from rooflab.bench.calls.selection import choose_kernels
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
+from rooflab.reference.spec import DEFAULT_SUITES, Case, OpSpec, Scheme, get_scheme
 from rooflab.roofline.device import Device, get_device
 from rooflab.roofline.occupancy import MAX_THREADS_PER_CTA, SHARED_RESERVED, WARP, limits_of
 
@@ -81,36 +81,35 @@ def select(
     schemes: Sequence[str],
     *,
     every_case: bool = False,
+    own: Collection[str] | None = None,
 ) -> list[Selected]:
     """For each kernel and dtype, the case of `suites` with the most work that the kernel takes; every case with
     `every_case`; or the given `cases`.
 
-    `kernels` are names, or files that register kernels; empty means all.  Raises `ValueError` on an unknown name.
+    `kernels` are names, or files that register kernels; empty means all.  `own` are the ids that alone count.  Raises
+    `ValueError` on an unknown name.
     """
-    chosen = _kernels(op, kernels)
-    if cases and op is None:
+    if cases and not (op or kernels):
         raise ValueError("case: expected an op with it, got a case for all ops")
+    chosen = _kernels(op, kernels)
+    if own is not None:
+        chosen = [(kernel, file) for kernel, file in chosen if kernel.id in own]
     known = {suite for kernel, _ in chosen for suite in registry.get_op(kernel.op).cases}
     for suite in suites:
-        if not cases and suite not in known:
+        if not cases and suite not in (*known, *DEFAULT_SUITES):
             raise ValueError(f"suite: expected one of {', '.join(sorted(known))}, got {suite!r}")
     wanted = [get_scheme(name) for name in schemes]
     found = []
     for kernel, file in chosen:
         spec = registry.get_op(kernel.op)
-        own = [spec.check_case(Case.parse(text)) for text in cases] or _cases_of(spec, suites)
+        listed = [spec.check_case(Case.parse(text)) for text in cases]
+        listed = listed or list(dict.fromkeys(case for suite in suites for case in spec.cases_in(suite)))
         for scheme in wanted or [get_scheme(name) for name in spec.schemes]:
             if scheme.name in spec.schemes:
-                taken = _taken(kernel, spec, own, scheme)
+                taken = _taken(kernel, spec, listed, scheme)
                 keep = taken if every_case or cases else taken[-1:]
                 found += [Selected(kernel, case, scheme, file) for case in keep]
     return found
-
-
-def _cases_of(spec: OpSpec, suites: Sequence[str]) -> list[Case]:
-    """The suites' cases; the smoke cases of an op that has none of these suites, such as an op from outside."""
-    found = [case for suite in suites for case in spec.cases.get(suite, ())]
-    return list(dict.fromkeys(found or spec.cases["smoke"]))
 
 
 def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) -> list[Case]:

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
 from rooflab.bench.compile.cases import Query
 from rooflab.bench.compile.sass import TENSOR_CORES
-from rooflab.bench.compile.static import CompileFailure, compile_in, compilers, own_compilers, own_hash, why_unanswered
+from rooflab.bench.compile.static import (
+    OWN_TREE,
+    CompileFailure,
+    compile_in,
+    compilers,
+    own_compilers,
+    own_hash,
+    why_unanswered,
+)
 from rooflab.bench.compile.store import Store, tree_hash
 from rooflab.bench.compile.summary import Summary, summarize
 from rooflab.bench.processes.child import ChildFailed, Pool
+from rooflab.bench.records.changes import touched_files, touched_ops, users
+from rooflab.bench.records.repository import files_in, import_path, repository_of
+from rooflab.bench.records.revisions import changed_files, checked_out, git
 from rooflab.reference.spec import Case
 from rooflab.roofline.device import Device
 
@@ -51,13 +62,14 @@ class Change:
         return {**{k: v for k, v in asdict(self).items() if k not in sides}, "sentences": list(self.sentences), **sides}
 
 
-def exit_status(changes: Sequence[Change]) -> int:
+def exit_status(changes: Sequence[Change], untouched: bool = False) -> int:
     """11 where a kernel has new spills, lost its tensor cores or does not compile; else 13 where a kernel is gone or
-    nothing was compared; else 0."""
+    nothing was compared; else 0.  What the difference does not touch is the same and need not be compared."""
     verdicts = {change.verdict for change in changes}
     if verdicts & set(FAILED):
         return EXIT_FAILED
-    return EXIT_GONE if "GONE" in verdicts or verdicts <= {"NOT COMPARED"} else 0
+    nothing = verdicts <= {"NOT COMPARED"} and not untouched
+    return EXIT_GONE if "GONE" in verdicts or nothing else 0
 
 
 _COUNTED: dict[Verdict, str] = {
@@ -73,13 +85,15 @@ _COUNTED: dict[Verdict, str] = {
 }
 
 
-def summary_line(changes: Sequence[Change], base: str) -> str:
+def summary_line(changes: Sequence[Change], base: str, untouched: bool = False) -> str:
     """All verdicts in one line."""
     counts = Counter(change.verdict for change in changes)
-    found = [f"{counts[verdict]} {words}" for verdict, words in _COUNTED.items()]
-    status = exit_status(changes)
-    words = "FAILS" if status else "passes"
-    return f"compiled code against {base}: {words} ({status}); {len(changes)} compared: {', '.join(found)}"
+    found = ", ".join(f"{counts[verdict]} {words}" for verdict, words in _COUNTED.items())
+    status = exit_status(changes, untouched)
+    line = f"compiled code against {base}: {'FAILS' if status else 'passes'} ({status}); "
+    if untouched and not changes:
+        return line + "the difference reaches no compiled code"
+    return f"{line}{len(changes)} compared: {found}" + ("; the difference reaches no other code" if untouched else "")
 
 
 def gone(identity: Identity, reason: str) -> Change:
@@ -178,11 +192,11 @@ def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
     return worse + [f"{name} takes effect now" for name in sorted((failed - fails.keys()) & works)]
 
 
-def markdown(changes: Sequence[Change], base: str) -> str:
+def markdown(changes: Sequence[Change], base: str, untouched: bool = False) -> str:
     """The difference for a pull request: the verdict, and a table of the kernels that are not SAME."""
     told = [change for change in changes if change.verdict != "SAME"]
     order = (*FAILED, "GONE", "CHANGED", "FIXED", "NEW", "NOT COMPARED")
-    lines = ["### Compiled code", "", summary_line(changes, base), ""]
+    lines = ["### Compiled code", "", summary_line(changes, base, untouched), ""]
     if told:
         lines += ["| verdict | kernel | dtype | case | what |", "| --- | --- | --- | --- | --- |"]
     for change in sorted(told, key=lambda change: order.index(change.verdict)):
@@ -206,11 +220,14 @@ class Side:
     workers: Pool
     tree: str
     """The hash of its sources."""
+    path: Path = OWN_TREE
+    within: Mapping[str, Any] = field(default_factory=dict)
+    """Of a repository that is not Rooflab's: its tree (`within`) and the `files` of it that register the kernels."""
 
     def select(self, query: Query) -> list[Item]:
         """The items that the query picks in this tree.  Raises `ValueError` where the tree's process fails."""
         try:
-            answer = self.workers.ask({"do": "select", **asdict(query)})
+            answer = self.workers.ask({"do": "select", **asdict(query), **self.within})
         except ChildFailed as failed:
             raise ValueError(f"compare: {self.label}: {why_unanswered(failed)}") from failed
         if "error" in answer:
@@ -221,8 +238,6 @@ class Side:
 @contextmanager
 def revision_side(root: Path, revision: str) -> Iterator[Side]:
     """The tree of `revision`, in a temporary git worktree.  Raises `ValueError` where git does not know `revision`."""
-    from rooflab.bench.records.revisions import checked_out, git
-
     # Both sides use the same compilers, even where the revision pins others, so that only the kernels differ.
     with checked_out(root, revision, keep_environment=True) as tree:
         path = tree.path / git(root, "rev-parse", "--show-prefix")
@@ -230,7 +245,7 @@ def revision_side(root: Path, revision: str) -> Iterator[Side]:
             raise ValueError(f"compare: expected a revision with the folders kernels and reference, got {revision!r}")
         workers = compilers(path)
         try:
-            yield Side(tree.label, workers, tree_hash(path))
+            yield Side(tree.label, workers, tree_hash(path), path)
         finally:
             workers.stop()
 
@@ -240,11 +255,45 @@ def own_side() -> Side:
     return Side("the working tree", own_compilers(), own_hash())
 
 
-def compare_sides(base: Side, head: Side, query: Query, device: Device, store: Store | None = None) -> list[Change]:
-    """Compares everything that the query picks in either tree, in order of op, kernel and dtype.
+@contextmanager
+def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[Side, Side]]:
+    """A revision and the working tree, of this tree or of another repository with kernels of its own."""
+    repository = repository_of(files, OWN_TREE)
+    if repository is None:
+        with revision_side(OWN_TREE, revision) as base:
+            yield base, own_side()
+        return
+    with ExitStack() as stack:
+        tree = stack.enter_context(checked_out(repository, revision, keep_environment=True))
+        trees, labels = (tree.path, repository), (tree.label, "the working tree")
+        sides = []
+        for path, label, found in zip(trees, labels, files_in(trees, repository, files), strict=True):
+            pool = compilers(OWN_TREE, import_path(repository, path))
+            stack.callback(pool.stop)
+            sides.append(Side(label, pool, "", path, {"within": str(path), "files": [*map(str, found)]}))
+        yield sides[0], sides[1]
 
-    Raises `ValueError` where the query picks nothing, or where a tree's process fails.
-    """
+
+def reached(base: Side, head: Side, query: Query, revision: str) -> tuple[list[Pair], bool]:
+    """What the query picks and the difference from a revision touches, and whether there is more, which is the same."""
+    changed, trees = changed_files(head.path, revision), (base.path, head.path)
+    if not head.within:
+        ops = sorted({folder.name for tree in trees for folder in (tree / "kernels").iterdir() if folder.is_dir()})
+        parts = {*touched_ops(changed, ops, (), users(trees, ops))}
+        if not parts:
+            if query != Query():
+                query.select()  # refuses names that are not there
+            return [], True
+    known = matched(base, head, query)
+    if head.within:
+        files = {item["part"] for pair in known for item in pair if item}
+        parts = touched_files(changed, files, trees, head.path)
+    found = [pair for pair in known if any(item and item["part"] in parts for item in pair)]
+    return found, len(found) < len(known)
+
+
+def matched(base: Side, head: Side, query: Query) -> list[Pair]:
+    """All that the query picks in either tree.  Raises `ValueError` where that is nothing, or a process fails."""
     before, after = base.select(query), head.select(query)
     theirs = {_key(item): item for item in after}
     known = {_key(item) for item in before}
@@ -253,12 +302,27 @@ def compare_sides(base: Side, head: Side, query: Query, device: Device, store: S
     pairs += [(None, item) for item in after if _key(item) not in known]
     if not pairs:
         raise ValueError(f"compare: expected kernels with code of their own, got none in {base.label} and {head.label}")
-    old = _compile(base, [item for item, _ in pairs if item is not None], device, store)
+    return pairs
+
+
+def compare_pairs(
+    base: Side,
+    head: Side,
+    pairs: Sequence[Pair],
+    device: Device,
+    store: Store | None = None,
+    done: Callable[[str], None] = lambda text: None,
+) -> list[Change]:
+    """Compares pairs of items, in order of op, kernel and dtype; calls `done` after each compilation.
+
+    Raises `ValueError` where a tree's process fails.
+    """
+    old = _compile(base, [item for item, _ in pairs if item is not None], device, store, done)
     broken = [result for result in old.values() if isinstance(result, CompileFailure) and not result.refused]
     if broken and not any(isinstance(result, list) for result in old.values()):
         # One failure means a broken kernel; if every kernel fails, this bench cannot read the tree.
         raise ValueError(f"compare: nothing of {base.label} compiles here: {broken[0]}")
-    now = _compile(head, [item for _, item in pairs if item is not None], device, store)
+    now = _compile(head, [item for _, item in pairs if item is not None], device, store, done)
     changes = [_change(pair, old, now) for pair in pairs]
     return sorted(changes, key=lambda change: (change.op, change.kernel, change.scheme, change.case_id))
 
@@ -281,10 +345,12 @@ def _id(item: Item) -> tuple[str, str, str, str]:
 Results = dict[tuple[str, str, str, str], list[Summary] | CompileFailure]
 
 
-def _compile(side: Side, items: Sequence[Item], device: Device, store: Store | None) -> Results:
+def _compile(
+    side: Side, items: Sequence[Item], device: Device, store: Store | None, done: Callable[[str], None]
+) -> Results:
     asked = [{name: item[name] for name in ("op", "kernel", "case", "scheme")} for item in items]
-    messages = [{"do": "compile", **one, "file": None, "config": None} for one in asked]
-    found = compile_in(side.workers, messages, [item["kept"] for item in items], side.tree, store)
+    messages = [{"do": "compile", **one, "file": None, "config": None, **side.within} for one in asked]
+    found = compile_in(side.workers, messages, [item["kept"] for item in items], side.tree, store, done)
     return {
         _id(item): result
         if isinstance(result, CompileFailure)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.compile.cases import ARCHITECTURE, Selected
-from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.static import CompileFailure, Done, Request, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import COPIES, Summary, summarize
 from rooflab.bench.records.environment import Environment, snapshot
@@ -85,8 +85,10 @@ def configs_of(selected: Sequence[Selected], texts: Sequence[str], every: bool) 
     return [(item, config) for item in tunable for config in legal_configs(item.kernel, item.case, item.scheme)]
 
 
-def compile_selected(chosen: Sequence[tuple[Selected, Any]], device: Device, store: Store | None) -> list[Result]:
-    """Compiles every item and computes its occupancy and waves on `device`."""
+def compile_selected(
+    chosen: Sequence[tuple[Selected, Any]], device: Device, store: Store | None, done: Done = lambda text: None
+) -> list[Result]:
+    """Compiles every item, calls `done` after each, and computes its occupancy and waves on `device`."""
     results = []
     for start in range(0, len(chosen), AT_ONCE):
         part = chosen[start : start + AT_ONCE]
@@ -94,7 +96,7 @@ def compile_selected(chosen: Sequence[tuple[Selected, Any]], device: Device, sto
             Request(item.kernel.op, item.kernel.name, item.case, item.scheme, item.file, config)
             for item, config in part
         ]
-        for (item, config), found in zip(part, compile_kernels(requests, store), strict=True):
+        for (item, config), found in zip(part, compile_kernels(requests, store, done), strict=True):
             if isinstance(found, CompileFailure):
                 results.append(Result(item, config, failure=found))
             else:
@@ -119,14 +121,14 @@ def _row(result: Result, launch: Summary) -> dict[str, Any]:
         "config": ",".join(f"{key}={value}" for key, value in config.items()),
         "launch": launch.name + (f" x{launch.launches}" if launch.launches > 1 else ""),
         "regs": launch.registers,
-        "spill": launch.stack_bytes or None,
+        "spill": launch.stack_bytes,
         "smem": launch.shared_bytes,
         "threads": launch.threads,
         "cta/sm": launch.ctas_per_sm,
         "by": launch.occupancy_limiter,
         "waves": launch.waves,
         "tail": launch.tail_ctas,
-        "tensor": f"{launch.tensor_path} {inner.get(launch.tensor_path, 0)}" if launch.tensor_path != "none" else "",
+        "tensor": f"{launch.tensor_path} {inner.get(launch.tensor_path, '')}".strip(),
         "load": _range(loop.load_bytes_worst, loop.load_bytes_usual),
         "options": len(launch.findings) or None,
     }
@@ -143,7 +145,8 @@ def details(launch: Summary) -> list[tuple[str, str]]:
     loop, asked = found.pop("loop") or {}, found.pop("options")
     said = {**found, **{f"hot loop: {name}": value for name, value in loop.items()}}
     said |= {option["name"]: ("" if option["took_effect"] else "NO: ") + option["sentence"] for option in asked}
-    return [(name.replace("_", " "), str(value)) for name, value in said.items() if value not in (None, {}, [])]
+    texts = {name: f"{value:.3g}" if isinstance(value, float) else str(value) for name, value in said.items()}
+    return [(name.replace("_", " "), texts[name]) for name, value in said.items() if value not in (None, {}, [])]
 
 
 def summary_line(results: Sequence[Result], store: Store | None) -> str:

@@ -6,7 +6,7 @@ The bundled `ptxas` and NVRTC need no device, and Triton's bundled `cuobjdump` r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -35,9 +35,10 @@ class CompileFailure(RuntimeError):
         """Whether the kernel does not exist, or says that it does not take the case."""
 
 
-def compilers(tree: Path | None = None) -> Pool:
-    """Processes that compile the kernels of this tree, or those in the folder `tree`."""
-    return Pool(command_for(WORKER, tree=tree), environment_without("TRITON_INTERPRET"), TIMEOUT_S)
+def compilers(tree: Path | None = None, import_path: str | None = None) -> Pool:
+    """Processes that compile the kernels of this tree, or those in the folder `tree`; with this PYTHONPATH, if any."""
+    path = {} if import_path is None else {"PYTHONPATH": import_path}
+    return Pool(command_for(WORKER, tree=tree), environment_without("TRITON_INTERPRET") | path, TIMEOUT_S)
 
 
 @cache
@@ -193,11 +194,16 @@ _done: dict[Request, list[CompiledInfo]] = {}
 config are not kept: there may be a thousand of these configs, each with half a megabyte of text."""
 
 
-def compile_kernels(requests: Sequence[Request], store: Store | None = None) -> list[Found]:
+Done = Callable[[str], None]
+
+
+def compile_kernels(
+    requests: Sequence[Request], store: Store | None = None, done: Done = lambda text: None
+) -> list[Found]:
     """Calls `compile_kernel` for every request, on all cores; returns results in order, a failure in place of a result.
 
-    With a `store`, code that the store holds for identical sources is not compiled again.  Raises `ValueError` on a
-    kernel that has no code of its own.
+    Calls `done` after each compilation.  With a `store`, code that the store holds for identical sources is not
+    compiled again.  Raises `ValueError` on a kernel that has no code of its own.
     """
     for request in requests:
         if request.file is None:
@@ -205,7 +211,7 @@ def compile_kernels(requests: Sequence[Request], store: Store | None = None) -> 
     new = [request for request in dict.fromkeys(requests) if request not in _done]
     kept = [request.file is None and can_keep(get_kernel(request.op, request.kernel)) for request in new]
     messages = [{"do": "compile", **request.to_json()} for request in new]
-    found = compile_in(own_compilers(), messages, kept, own_hash() if store else "", store)
+    found = compile_in(own_compilers(), messages, kept, own_hash() if store else "", store, done)
     results = dict(zip(new, found, strict=True))
     own = {r: result for r, result in results.items() if r.file is None and r.config is None}
     _done.update({r: result for r, result in own.items() if isinstance(result, list)})
@@ -213,7 +219,12 @@ def compile_kernels(requests: Sequence[Request], store: Store | None = None) -> 
 
 
 def compile_in(
-    workers: Pool, messages: Sequence[Mapping[str, Any]], kept: Sequence[bool], tree: str, store: Store | None = None
+    workers: Pool,
+    messages: Sequence[Mapping[str, Any]],
+    kept: Sequence[bool],
+    tree: str,
+    store: Store | None = None,
+    done: Done = lambda text: None,
 ) -> list[Found]:
     """Compiles every message (a `Request` as JSON) in `workers`, whose tree has the hash `tree`.
 
@@ -222,7 +233,11 @@ def compile_in(
     keys = [store.key(message, tree) if store and keep else None for message, keep in zip(messages, kept, strict=True)]
     answers = [store.read(key) if store and key else None for key in keys]
     missing = [index for index, answer in enumerate(answers) if answer is None]
+    for answer in answers:
+        if answer is not None:
+            done("")
     for index, answer in zip(missing, workers.ask_all(messages[index] for index in missing), strict=True):
+        done("")
         if isinstance(answer, ChildFailed):
             answer = {"error": why_unanswered(answer), "where": "", "refused": False}
         answers[index] = answer

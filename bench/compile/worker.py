@@ -22,6 +22,7 @@ import triton
 from triton.errors import TritonError
 
 from rooflab.bench.calls.calls import packed
+from rooflab.bench.calls.selection import kernels_in
 from rooflab.bench.compile import sass
 from rooflab.bench.compile.capture import Launch, recording_cuda, recording_triton
 from rooflab.bench.compile.cases import ARCHITECTURE, SM, properties, select
@@ -117,6 +118,7 @@ def compile_request(request: Mapping[str, Any]) -> Answer:
     if request["file"] and request["file"] not in _loaded:
         registry.load_file(Path(request["file"]))
         _loaded.add(request["file"])
+    _own(request)
     if request["op"] not in registry.ops() or request["kernel"] not in registry.kernels(request["op"]):
         raise Refused(f"kernel: there is no {request['op']}/{request['kernel']}")
     kernel = registry.get_kernel(request["op"], request["kernel"])
@@ -130,12 +132,19 @@ def compile_request(request: Mapping[str, Any]) -> Answer:
 
 def select_request(request: Mapping[str, Any]) -> Answer:
     """`{"selected": [...]}`: the items that `cases.select` picks in this process's tree."""
+    own = _own(request)
     if request["op"] is not None and request["op"] not in registry.ops():
         return {"selected": []}
-    chosen = select(
-        request["op"], (), request["suites"], request["cases"], request["schemes"], every_case=request["every_case"]
-    )
-    return {"selected": [item.to_json() for item in chosen]}
+    names = (request["suites"], request["cases"], request["schemes"])
+    chosen = select(request["op"], (), *names, every_case=request["every_case"], own=own)
+    return {"selected": [item.to_json() | {"part": own[item.kernel.id] if own else item.kernel.op} for item in chosen]}
+
+
+def _own(request: Mapping[str, Any]) -> dict[str, str] | None:
+    """The kernels of a repository that is not Rooflab's, with their files; None in a tree of Rooflab."""
+    if "within" not in request:
+        return None
+    return kernels_in(Path(request["within"]), tuple(map(Path, request["files"])))
 
 
 def answer(request: Mapping[str, Any]) -> Answer:

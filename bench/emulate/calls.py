@@ -77,7 +77,7 @@ def choose(
 def _ragged_case(kernel: Kernel, spec: OpSpec, scheme: Scheme) -> Case:
     """Of the smoke and edge cases that the kernel takes, the smallest of those with most sizes that no tile divides."""
     best, found = (-1, 0.0), spec.cases["smoke"][0]
-    for case in dict.fromkeys((*spec.cases["smoke"], *spec.cases["edge"])):
+    for case in dict.fromkeys((*spec.cases["smoke"], *spec.cases_in("edge"))):
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
         if kernel.why_not_args(inputs, spec) is None:
             sizes = [value for value in case.values() if isinstance(value, int) and value > 1]

@@ -15,7 +15,7 @@ from rooflab.bench.ceilings.ceilings import ceilings_for, limits_for, raise_cpu_
 from rooflab.bench.check.check import BROKEN, CheckResult, already_broken, check_kernel
 from rooflab.bench.check.failed import Failed, failure, known_errors
 from rooflab.bench.check.runs import KEPT
-from rooflab.bench.measure.timed import observe, time_together
+from rooflab.bench.measure.timed import INTERPRETED, observe, time_together
 from rooflab.bench.measure.unseen import Unseen
 from rooflab.bench.records.environment import Environment, circumstances, last_level_cache_bytes, snapshot
 from rooflab.bench.records.record import DeviceType, Record, new_run_id
@@ -33,7 +33,6 @@ RAISE_CUDA_S = 20.0
 Running = Callable[[Sequence[str]], None]
 Checker = Callable[[Kernel, OpSpec, Case, Scheme, torch.device, int], CheckResult]
 """`check.check_kernel`, or a function that replaces it."""
-INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the kernel's; `rooflab check` emulates it"
 
 
 def measure_op(

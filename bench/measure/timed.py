@@ -21,6 +21,8 @@ from rooflab.kernels.registry import interpreting
 if TYPE_CHECKING:  # `sm_clock` imports Triton
     from rooflab.bench.timing.sm_clock import DeviceClock
 
+INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the kernel's; `rooflab check` emulates it"
+
 
 @dataclass(frozen=True)
 class Observed:

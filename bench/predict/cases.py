@@ -132,7 +132,7 @@ def choose_cases(spec: OpSpec, texts: Sequence[str], scheme: Scheme) -> list[Cas
         cost = spec.cost(**spec.make_inputs(case, scheme, torch.device("meta"), 0))
         return cost.flops, cost.bytes
 
-    return [max(spec.cases.get(DEFAULT_SUITE) or spec.get_cases("smoke"), key=size)]
+    return [max(spec.get_cases(DEFAULT_SUITE), key=size)]
 
 
 def choose_scheme(spec: OpSpec, name: str | None) -> Scheme:

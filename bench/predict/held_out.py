@@ -1,4 +1,4 @@
-"""The predictor's error on public kernels, which `public_kernels.py` compiled, against their published times.
+"""The predictor's error on public kernels (`results/public_kernels.py`) against their published times.
 
 Three models are compared: the bound times a constant; launches and the bound at sustained rates; and the whole
 prediction, which reads compiled code.  Each is fitted on one part of the readings and judged on another: on shapes that
@@ -163,9 +163,9 @@ def write(readings: Iterable[Reading], path: Path) -> None:
 
 @cache
 def read(path: Path = FILE) -> tuple[Reading, ...]:
-    """The readings of a file; empty without the file.  Raises `ValueError` on a file that `write` has not written."""
+    """The readings of a file.  Raises `ValueError` if it is missing, or `write` has not written it."""
     if not path.is_file():
-        return ()
+        raise ValueError(f"predictions: expected the file {path}, found none")
     names = [column.name for column in fields(Reading)]
     with path.open(newline="", encoding="utf-8") as file:
         columns, *rows = csv.reader(file)

@@ -261,9 +261,9 @@ class Pool:
         with self.child() as child:
             return child.ask(request, self.limit_s, hangs)
 
-    def ask_all(self, requests: Iterable[Any]) -> list[Any]:
+    def ask_all(self, requests: Iterable[Any]) -> Iterator[Any]:
         """The answers of all children, in the order of the requests; a missing answer is a `ChildFailed`."""
-        return list(self.threads.map(self._attempt, requests))
+        return self.threads.map(self._attempt, requests)
 
     def _attempt(self, request: Any) -> Any:
         try:

@@ -66,6 +66,16 @@ def resolve(root: Path, revision: str, what: str = "revision") -> str:
         raise ValueError(f"{what}: expected a commit, branch or tag of {name}, got {revision!r}") from None
 
 
+def changed_files(root: Path, base: str, head: str | None = None) -> list[str]:
+    """Files that differ, as paths from `root`; without `head` those of the working tree, also unknown to
+    git."""
+    # Without renames: a renamed file is missing from its old op, and git would show only its new name.
+    ends = [base, *([head] if head else [])]
+    names = git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", *ends).split("\0")
+    untracked = [] if head else git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
+    return [name for name in (*names, *untracked) if name]
+
+
 def working_tree(root: Path) -> Tree:
     """The checkout in its present state, with uncommitted changes."""
     commit, dirty = git_state(root)

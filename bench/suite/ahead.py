@@ -46,7 +46,7 @@ def compile_entries(entries: Sequence[str] | None = None) -> list[dict[str, Any]
     ]
     pool = compilers()
     try:
-        told = pool.ask_all(asked)
+        told = list(pool.ask_all(asked))
     finally:
         pool.stop()
     rows = [found if isinstance(found, dict) else {"failed": str(found)} for found in told]

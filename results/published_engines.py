@@ -1,6 +1,6 @@
 """Sums of published kernel times (`roofline/step_times.py`) beside published times of whole engines under load.
 
-    python -m rooflab.bench.exchange.end_to_end aiconfigurator_core-0.12.0-*.whl
+    python results/published_engines.py aiconfigurator_core-0.12.0-*.whl
 
 The package's table `silicon_sample.csv` gives the mean time between tokens for a number of requests in flight, with the
 lengths of prompt and output.  Every row of Llama-3.1-8B and 70B on an H100 or H200 is taken, up to 128 requests, whose

@@ -1,6 +1,6 @@
 """Public Triton kernels of which times are published: compiles them for sm_90a, predicts them, and writes both times.
 
-    python -m rooflab.bench.predict.public_kernels FOLDER --out results/published/predictions.csv
+    python results/public_kernels.py FOLDER --out results/published/predictions.csv
 
 FOLDER holds what `pip download --no-deps sglang==0.5.14 liger-kernel==0.5.2 aiconfigurator-core==0.12.0` downloads, and
 `h100_all_benchmark_data.csv` of Liger-Kernel's repository at commit 3534d446.  The kernels' code is unpacked to the

@@ -10,7 +10,11 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
+
+from rooflab.bench.records.repository import import_roots
+from rooflab.bench.records.revisions import git
 
 START = "rooflab.bench.ab.worker"
 TIMES_NOTHING = (
@@ -50,9 +54,9 @@ def _imported(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):  # a relative one may have no module
+            named = [node.module] if node.module else []
+            yield from (*named, *(".".join([*named, alias.name]) for alias in node.names))
 
 
 MEASURED = ("kernels", "reference", "roofline")
@@ -108,6 +112,45 @@ def _ops_imported(file: Path, ops: Collection[str]) -> Iterator[str]:
         for parts in (name.split(".") for name in names):
             if parts[0] == "rooflab" and parts[1:2] in (["reference"], ["kernels"]) and parts[2:3] and parts[2] in ops:
                 yield parts[2]
+
+
+def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterable[Path], root: Path) -> set[str]:
+    """Which of `files`, kernels' own in the repository `root`, a change touches, as paths from there.
+
+    A change touches one by a Python file that it imports in one of the trees, also through others, by any other file in
+    or below the folder of such a file that git knows, except documents and hidden ones, and by the pinned packages.
+    """
+    found, files = set[str](), {*files}
+    if {*changed} & {*SETTINGS}:
+        return files
+    for tree in trees:
+        tracked, folders = {*git(tree, "ls-files", "-z").split("\0")}, [tree / name for name in import_roots(root)]
+        data = {name for name in changed if name in tracked and name[0] != "."}
+        data = {name for name in data if not name.endswith((".py", ".md", ".rst", ".txt"))}
+        for file in files:
+            reached = {place.relative_to(tree) for place in _reached(tree / file, tree, folders)}
+            beside = any(place.parent in Path(name).parents for place in reached for name in data)
+            if beside or {*map(Path, changed)} & reached:
+                found.add(file)
+    return found
+
+
+def _reached(file: Path, tree: Path, folders: Sequence[Path]) -> set[Path]:
+    """The files of a tree that a file imports, also inside functions and through others, and itself."""
+    found: set[Path] = set()
+    waiting = [file]
+    while waiting:
+        file = waiting.pop()
+        if file in found or not file.is_file():
+            continue
+        found.add(file)
+        beside = [folder for folder in file.parents if folder.is_relative_to(tree)]  # of a relative import
+        with suppress(SyntaxError, ValueError):  # what cannot be parsed imports nothing
+            for name in _imported(ast.parse(file.read_bytes())):
+                for place in (folder.joinpath(*name.split(".")) for folder in (*folders, *beside)):
+                    packages = (parent / "__init__.py" for parent in (place, *place.parents) if parent != tree)
+                    waiting += [place.with_suffix(".py"), *(init for init in packages if init.is_relative_to(tree))]
+    return found
 
 
 def _is_code(parts: tuple[str, ...]) -> bool:

@@ -1,0 +1,68 @@
+"""The repository whose revisions are compared: Rooflab's own, or another one, whose files or package have the kernels.
+
+Of another one only its own modules differ between the sides; Rooflab is that of the running program on both.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rooflab.bench.records.revisions import git
+
+
+def repository_of(files: Sequence[str], own: Path) -> Path | None:
+    """The repository of these files, or of the working directory; None if that is Rooflab's checkout at `own`.
+
+    Raises `ValueError` where there is none.
+    """
+    roots = {_top(Path(file).absolute().parent) for file in files} or {_top(Path.cwd())}
+    if len(roots) > 1:
+        raise ValueError(f"kernel: expected files of one git repository, got {', '.join(files)}")
+    root = roots.pop()
+    if not files and root in (None, _top(own)) and _git(own, "ls-files", "kernels/registry.py"):
+        return None
+    if root is None:
+        what = f"kernel: expected a file in a git repository, got {files[0]!r}" if files else ""
+        raise ValueError(what or f"revision: expected to be in a git repository, got {str(Path.cwd())!r}")
+    return root
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    with suppress(ValueError):
+        return git(folder, *arguments)
+    return ""
+
+
+def _top(folder: Path) -> Path | None:
+    top = _git(folder, "rev-parse", "--show-toplevel")
+    return Path(top).resolve() if top else None
+
+
+def files_in(trees: Sequence[Path], root: Path, files: Sequence[str]) -> list[tuple[Path, ...]]:
+    """For each tree, a revision of the repository `root`, the places of these files of it.
+
+    Raises `ValueError` on a file that no tree has.
+    """
+    places = (Path(file).absolute() for file in files)
+    names = [(place.parent.resolve() / place.name).relative_to(root) for place in places]
+    lacking = [str(name) for name in names if not any((tree / name).is_file() for tree in trees)]
+    if lacking:
+        raise ValueError(f"kernel: expected a file of one of the two revisions, got {lacking[0]!r}")
+    return [tuple(tree / name for name in names) for tree in trees]
+
+
+def import_roots(root: Path) -> list[Path]:
+    """The folders of a repository, as paths from its root, from which its modules are imported: its root, `src`, and
+    those of Python's path, as an editable installation adds one."""
+    own = [Path(entry).resolve() for entry in sys.path if not entry.endswith("-packages")]
+    return list(dict.fromkeys((Path(), Path("src"), *(p.relative_to(root) for p in own if p.is_relative_to(root)))))
+
+
+def import_path(root: Path, tree: Path) -> str:
+    """The PYTHONPATH of a process that imports the repository's modules from `tree`, whatever is installed."""
+    first = [str(tree / folder) for folder in import_roots(root)]
+    return os.pathsep.join([*first, *filter(None, [os.environ.get("PYTHONPATH")])])
