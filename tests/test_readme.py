@@ -106,9 +106,7 @@ def test_a_file_tells_its_op(words, file, folder, rooflab, monkeypatch):
     monkeypatch.setattr("rooflab.bench.report.figures.draw", lambda *of: [folder])
     monkeypatch.setitem(SCHEMES, "fp16_fp32", None)  # taken out again
     status, out, err = rooflab(*words, "--kernel", file)
-    assert status == 0 and ("points" if words[0] == "roofline" else "mine" if file == "mine.py" else "naive") in out, (
-        err
-    )
+    assert status == 0 and ("point" if words[0] == "roofline" else "mine" if file == "mine.py" else "naive") in out, err
 
 
 @pytest.fixture
