@@ -77,6 +77,7 @@ def test_each_kernel_has_its_own_verdict(result):
     assert difference(result.environments["A"], result.environments["B"]) == ""
 
 
+@pytest.mark.more
 def test_the_run_is_kept_and_can_be_judged_again(result, tmp_path):
     paths = save(result, tmp_path)
     verdicts = {record.op + "/" + record.kernel: record for record in read(paths[0])}

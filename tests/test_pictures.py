@@ -125,6 +125,7 @@ def test_levels_are_the_emulators_totals(moved):
     assert levels([dict.fromkeys(counted, 1)])["moved_l2_write_bytes"] == 3
 
 
+@pytest.mark.more
 def test_the_figure_of_levels_says_what_it_has(moved, tmp_path):
     hbm, l2, shared, turns = panels_of(moved)
     assert [len(panel.bars) for panel in (hbm, l2, shared, turns)] == [4] * 4
@@ -199,6 +200,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.more
 def test_kernels_keep_when_and_where_their_tiles_ran():
     """Emulated: the clock counts the emulator's steps, so that only the order means something."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

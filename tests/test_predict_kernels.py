@@ -72,6 +72,7 @@ def check(entry: Predicted) -> None:
     assert all(step.seconds > -1e-12 and math.isfinite(step.seconds) and step.why for step in found.steps)
 
 
+@pytest.mark.more
 def test_kernels_of_every_op_have_a_time_and_an_h200_is_no_slower():
     """An H200 is an H100 with more bandwidth: asked of a product, of attention and of a norm."""
     assert {entry.target.op for entry in predicted().values()} == {op for op in ops() if _own(op, "triton", "gluon")}
