@@ -157,7 +157,7 @@ def test_bad_input_is_one_sentence(rooflab, tmp_path, arguments, message):
     record_files.write(tmp_path / "two" / "a.jsonl", record(), other)
     status, out, err = rooflab("explain", *arguments)
     assert status == 2 and out == ""
-    assert re.search(f"rooflab: {message}", err), err
+    assert re.search(f"rooflab: (--)?{message}", err), err
     assert "Traceback" not in err
 
 

@@ -203,7 +203,10 @@ def test_a_program_becomes_a_suite_that_the_bench_takes(rooflab: Any, tmp_path: 
     fails.write_text("import sys\nsys.exit(3) if len(sys.argv) > 1 else {}['x']\n")
     for arguments, said in (
         (("capture", "--suite", suite, "--", "false"), "/false, which is none: source code string cannot contain null"),
-        (("capture", "--suite", suite, "--", "python", "-m", "no.such"), "expected it to end well, got ModuleNotFound"),
+        (
+            ("capture", "--suite", suite, "--", "python", "-m", "no.such"),
+            "program: expected python app.py, python -m module",
+        ),
         (("capture", "--suite", suite, "--", "python", "-m", "this"), "program: expected calls of what our ops comp"),
         (("capture", "--suite", suite, "--", "python", fails), "program: expected it to end well, got KeyError: 'x'"),
         (("capture", "--suite", suite, "--", "python", fails, "3"), "expected it to end well, got exit status 3"),

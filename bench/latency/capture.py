@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -369,7 +370,8 @@ def run_program(command: Sequence[str]) -> Captured:
         words = words[1:]
     module = len(words) > 1 and words[0] == "-m"
     target = words[1] if module else words[0] if words else ""
-    path = target if module or Path(target).is_file() else shutil.which(target) if target else None
+    there = find_spec(target.partition(".")[0]) if module else Path(target).is_file()
+    path = target if there else shutil.which(target) if target else None
     if not path or target.startswith("-"):
         raise ValueError(f"program: expected python app.py, python -m module, or a Python script, got {command!r}")
     if not module:
