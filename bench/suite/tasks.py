@@ -259,4 +259,5 @@ def command(
         files.append(f"{context.entry.replace(':', '-')}.json")
         write_whole(context.out / files[0], json.dumps(value, indent=1) + "\n")
     reason = " ".join(errors.split())[-500:] if status else ""
-    return Outcome("FAILED" if status else "DONE", reason, figures={"exit status": status}, files=tuple(files))
+    failed = status not in ((0, 13) if context.dry_run else (0,))  # a dry run's times, NOISY or not, say nothing
+    return Outcome("FAILED" if failed else "DONE", reason, figures={"exit status": status}, files=tuple(files))
