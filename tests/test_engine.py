@@ -315,7 +315,7 @@ def test_bad_options_are_refused(tmp_path):
         ({"block_size": 0}, "block_size: expected an integer of at least 1, got 0"),
         ({"prefill_chunk": 0}, "prefill_chunk: expected an integer of at least 1, got 0"),
         ({"max_num_batched_tokens": 255}, "max_num_batched_tokens: expected at least max_num_seqs, which is 256"),
-        ({"swap": {"conv": "naive"}}, "swap: the engine uses embedding, .*got 'conv'"),
+        ({"swap": {"softmax": "naive"}}, "swap: the engine uses embedding, .*got 'softmax'"),
         ({"swap": {"gemm": "best"}}, "kernel: gemm has naive, library.*got 'best'"),
         ({"swap": {"gemm": "tensor_core"}}, "gemm/tensor_core: UNSUPPORTED: needs a CUDA device"),
     ]:
