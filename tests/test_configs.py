@@ -107,7 +107,7 @@ def check_other_configs(kernel, choose):
         assert result.status == "OK", f"{config}: {result.describe()}"
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "kernel", [kernel for kernel in TUNABLE if kernel.id not in OWN_CONFIGS], ids=lambda kernel: kernel.id
 )
@@ -278,6 +278,7 @@ def compare_with_compiled(boundary, choose, scheme=BF16):
     return found
 
 
+@pytest.mark.more
 def test_what_is_called_illegal_cannot_run():
     """The smallest tiles of the ten nearest, which compile soonest."""
     chosen = [entry for entry in BOUNDARY if entry[1] in ("pipelined", "online")]

@@ -30,6 +30,7 @@ def records():
     return found
 
 
+@pytest.mark.more
 def test_only_timed_kernels_are_points(records):
     points = {f"{point.op}/{point.label}": point for point in points_of(records)}
     assert points["rmsnorm/library"].seconds and "rmsnorm/fused" not in points

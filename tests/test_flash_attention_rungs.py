@@ -134,7 +134,7 @@ LONG_RACES = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("name", "case", "scheme", "config"),
     [*RACES, *(pytest.param(*race, marks=pytest.mark.slow) for race in LONG_RACES)],
@@ -147,6 +147,7 @@ def test_no_race_whatever_the_order_of_warps(name, case, scheme, config):
     assert found == {"clean": [], "mutants": []}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "heads",
     [
@@ -165,6 +166,7 @@ def test_nothing_spills_in_a_loop_over_keys_and_a_cta_needs_what_its_footprint_s
         assert request.kernel != "ping_pong" or info.registers == 168
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "name",
     [

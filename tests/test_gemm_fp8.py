@@ -167,6 +167,7 @@ def test_a_short_sum_is_off_at_a_large_k_and_promoted_ones_are_not():
     assert max(wrong.values()) > 5 and max(ratio for found in right for ratio in found.values()) < 2
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("config", "case"),
     [

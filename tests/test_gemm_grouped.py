@@ -182,6 +182,7 @@ def test_cost_reads_the_experts_that_have_rows() -> None:
         assert found.bytes == cost.bytes and found.launches == (2 if kernel.name == "naive" else 1)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("scheme", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_a_cta_walks_over_tiles_of_several_experts(scheme: str) -> None:
     """Some 220 tiles for 132 CTAs, of which the first and the last run; whole tiles, parts, and halves without rows."""

@@ -107,7 +107,7 @@ def _coop(
     }
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("case", "scheme", "config"),
     [

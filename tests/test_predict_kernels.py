@@ -126,6 +126,7 @@ def gemm(M: int, N: int, K: int, *names: str) -> dict[str, Predicted]:
     return products("gemm", *names, M=M, N=N, K=K, layout="NT", bias=False)
 
 
+@pytest.mark.more
 def test_the_ladder_of_large_products_is_in_order_and_above_the_bound():
     found = gemm(4096, 4096, 4096, *LADDER)
     tma, persistent, *specialised = (found[name].prediction.seconds for name in LADDER)

@@ -160,6 +160,7 @@ def test_every_kernel_of_either_tree_has_a_verdict(changes):
     }
 
 
+@pytest.mark.more
 def test_the_evidence(changes):
     told = {name: "\n".join(change.sentences) for name, change in changes.items()}
     assert "product: wgmma -> mma" in told["product"] and "wgmma in the loop" in told["product"]
@@ -177,6 +178,7 @@ def test_the_evidence(changes):
     assert len(rows) == 9 and all(row.count(" | ") == 4 for row in rows), "all that is not the same"
 
 
+@pytest.mark.more
 def test_what_is_asked_for_and_is_not_there(sides, changes, cache):
     store = Store(cache / "static")
 
@@ -233,6 +235,7 @@ def test_a_revision_that_cannot_be_compared(repository):
             pass
 
 
+@pytest.mark.more
 def test_the_command(sides, changes, cache, tmp_path, monkeypatch):
     base, head = sides
     monkeypatch.setenv("ROOFLAB_CACHE", str(cache))

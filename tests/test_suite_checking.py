@@ -142,7 +142,7 @@ def check_seconds(entry: Entry) -> Iterator[float]:
         yield seconds(*own, rows, inside, flops) + RUNS * count * seconds(works[1], more[1], rows, moved, flops)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("entry", BARS, ids=lambda entry: entry.id)
 def test_at_most_a_quarter_of_a_bar_is_checking(entry: Entry) -> None:
     took = sum(check_seconds(entry))

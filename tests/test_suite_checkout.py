@@ -55,6 +55,7 @@ def test_rooflab_is_not_installed_there(bare):
     assert "No module named 'rooflab'" in done.stderr
 
 
+@pytest.mark.more
 def test_a_command_runs_by_path_from_anywhere(bare, tmp_path):
     done = run(bare, "list", "gemm", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -83,6 +83,7 @@ def test_what_is_excluded_or_verified_is_told_to_later_entries(tmp_path):
     assert state.read_summary(tmp_path)["excluded"] == told["excluded"]
 
 
+@pytest.mark.more
 def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
     """SIGKILL under an entry: its process and its child go too, and the next run does the rest and no more."""
     plan = [entry("a"), entry("slow", "slow", cost_s=200, seconds=600), entry("b")]

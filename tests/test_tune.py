@@ -212,6 +212,7 @@ def mine(tmp_path, own_registry):  # noqa: F811
     return str(file)
 
 
+@pytest.mark.more
 def test_a_kernel_is_tuned_for_real(mine, tmp_path):
     """One row at a time is tens of times slower than many at once, so that the search must leave its own choice."""
     report = tune_op(
