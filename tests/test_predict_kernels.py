@@ -91,6 +91,7 @@ def test_every_kernel_has_a_time():
         check(entry)
 
 
+@pytest.mark.more
 def test_predictions_lie_near_what_is_published():
     """Within 1.6 times, by which one kernel differs between H100 hosts (fast.cu, 808 TFLOPS against issue 13's 515).
 
