@@ -147,6 +147,7 @@ def test_a_kernel_that_does_not_take_the_small_case_is_checked_on_its_own(monkey
     assert check({**nine, "case_id": CASE}, job, torch.device("cpu")).status == "UNSUPPORTED"
 
 
+@pytest.mark.more
 @pytest.mark.needs("checkout")
 @pytest.mark.parametrize("all_processes", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_revisions_are_measured_each_in_its_own_tree(tmp_path, monkeypatch, all_processes):

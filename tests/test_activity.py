@@ -164,6 +164,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.more
 def test_compiled_triton_code_hashes_alike_in_two_checkouts(tmp_path):
     """Of the device clock, which reads counters inside its loops, the last cycle count after the last time."""
     text = Path(trace.__file__).with_name("sm_clock.py").read_text()

@@ -145,6 +145,7 @@ def test_list_has_every_kernel(rooflab):
     assert "needs a CUDA device; `rooflab check` emulates it" in text and "gemm" not in text
 
 
+@pytest.mark.more
 def test_check_passes_and_says_so(rooflab):
     status, out, _ = rooflab("check", "rmsnorm", "--suite", "smoke", "--scheme", "bf16", "--json")
     rows = json.loads(out)
@@ -241,6 +242,7 @@ def test_a_fault_far_from_the_op_s_own_cases_is_found_and_made_small(rooflab, tm
     assert rooflab(*command)[0] == 11
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("own_registry")
 def test_a_wrong_kernel_from_a_file_is_found_and_not_timed(rooflab, tmp_path):
     file = tmp_path / "mine.py"

@@ -157,6 +157,7 @@ def test_capacity_is_the_rate_at_which_the_limits_begin_to_fail() -> None:
     assert kv_blocks(replace(model, arch=get_architecture("llama-3.1-70b")), settings) == 0
 
 
+@pytest.mark.more
 def test_the_commands(rooflab: Any, tmp_path: Any) -> None:
     import json
 

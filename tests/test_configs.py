@@ -107,7 +107,7 @@ def check_other_configs(kernel, choose):
         assert result.status == "OK", f"{config}: {result.describe()}"
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.more
 @pytest.mark.parametrize(
     "kernel", [kernel for kernel in TUNABLE if kernel.id not in OWN_CONFIGS], ids=lambda kernel: kernel.id
 )
@@ -370,6 +370,7 @@ def check_sizes(tiles, streams, count):
         assert size.registers <= info.registers or (slack < 1 and info.stack_bytes), request
 
 
+@pytest.mark.more
 def test_tiles_and_streams_of_weights_are_as_large_as_the_arithmetic_says():
     check_sizes(WEIGHT_ONLY[1:2], STREAMS[1:2], 1)
 

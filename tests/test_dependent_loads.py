@@ -81,6 +81,7 @@ def recorded(depth):
     return kernels[0]
 
 
+@pytest.mark.more
 def test_the_floor_is_as_deep_as_the_fused_rung():
     """Of its ways, q's and those of k and v, the longest; a slot that is asked for late would be a third load."""
     for interleaved in [False, True]:
@@ -88,6 +89,7 @@ def test_the_floor_is_as_deep_as_the_fused_rung():
         assert depth == pytest.approx(bars.DEPTHS[OP], abs=0.01) and ENTRY.arguments["depth"] == bars.DEPTHS[OP]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("entry", OTHERS, ids=lambda entry: entry.id)
 def test_a_rung_over_rows_waits_once(entry):
     """For its row, and the weight with it."""
@@ -97,6 +99,7 @@ def test_a_rung_over_rows_waits_once(entry):
         assert waits_for_loads(parse_code(found.sass)) == pytest.approx(entry.arguments["depth"], abs=0.01), found.name
 
 
+@pytest.mark.more
 def test_the_chain_waits_for_every_load():
     for depth in [1, bars.DEPTHS[OP], 5]:
         kernel = recorded(depth)
@@ -196,6 +199,7 @@ def test_without_cupy_or_a_gpu_the_floor_says_why(monkeypatch, tmp_path):
     assert floor is None and why == "the floor: cupy: expected the package"
 
 
+@pytest.mark.more
 def test_the_dry_run_takes_the_whole_way(tmp_path):
     found = bars.one_token(Context("bar:x", tmp_path, "cpu", True, 10.0), **ENTRY.arguments)
     assert (found.status, found.bar, found.reason) == ("DONE", "UNMEASURED", "dry run")

@@ -129,6 +129,7 @@ def test_a_check_with_no_gpu_runs_the_compiled_code_and_counts_its_bytes(rooflab
         assert record.traffic_bytes >= record.metrics["hbm_write_bytes"] > 0
 
 
+@pytest.mark.more
 def test_the_interpreter_still_checks_where_it_is_asked_for(rooflab):
     arguments = ["--kernel", "fused", "--suite", "smoke", "--scheme", "fp32", "--by", "interpreter", "--json"]
     status, out, _ = rooflab("check", "silu_and_mul", *arguments)

@@ -62,6 +62,7 @@ def test_every_kernel_is_right_and_races_nowhere_on_its_first_case(turns):
     assert all(item.bytes["hbm_write"] > 0 for item in found if item.bytes is not None)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("scheme", "names"),
     [

@@ -177,6 +177,7 @@ def found(folder: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.more
 def test_the_readmes_example_runs_as_it_stands(folder: Path) -> None:
     """With a package that no one here wrote."""
     blocks = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
@@ -261,6 +262,7 @@ def test_the_command_runs_a_function_of_a_file(
     assert got == status and words in " ".join((out + err).split()), out + err
 
 
+@pytest.mark.more
 def test_the_fixture_fails_a_test_on_a_race_and_on_an_access_out_of_bounds(folder: Path) -> None:
     (folder / "test_mine.py").write_text("""
 import torch, mine

@@ -52,7 +52,7 @@ COVER = [
 ]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", COVER, ids=str)
 @torch.inference_mode()
 def test_batches_chunks_pages_and_kernels_change_nothing_and_free_pages_are_not_read(tmp_path, alone, options):
@@ -394,6 +394,7 @@ def test_on_cuda_no_default_gathers_pages_sorts_a_vocabulary_or_waits(tmp_path, 
     assert ("gemm_silu_and_mul", "decode:1") not in named("library"), "the two ops do the same"
 
 
+@pytest.mark.more
 def test_trap_38_rows_and_answers_are_the_same_in_every_process(tmp_path):
     """A set of strings, or of objects by their address, would order them anew in each."""
     program = (

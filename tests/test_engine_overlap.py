@@ -44,6 +44,7 @@ def ways_to_end(answers, draw):
     return params, expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "options",
     [

@@ -210,6 +210,7 @@ def short_sums(keys: int, *more: str) -> dict[str, float]:
     return found
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("keys", [5120, pytest.param(10240, marks=pytest.mark.slow)])
 def test_a_tile_s_own_sums_keep_what_one_sum_over_all_keys_loses(keys):
     """One sum is off by 0.6 of what is allowed with 5120 keys (emulated), and by more than is allowed with 10240."""

@@ -115,6 +115,7 @@ LONG_OF = {BF16: HEADS[1::2], FP8: HEADS[::2]}
 """Which of them are emulated in `make test-full` alone: each is in the short suite in one scheme."""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("D", "H", "H_kv", "block_size", "scheme"),
     [

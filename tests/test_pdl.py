@@ -39,6 +39,7 @@ def dependent(*args, **kwargs):
 ROPE = "T=3,H=4,H_kv=2,D=64,rotary=64,max_position=64,num_blocks=4,block_size=16,skipped=1,interleaved=false"
 
 
+@pytest.mark.more
 @pytest.mark.timeout(300)  # ten seconds until the emulator's processes are there
 @pytest.mark.parametrize(
     ("op", "case", "constants"),
@@ -93,6 +94,7 @@ def reached_unwaited(code: list) -> list:
     return [code[place] for place in sorted(seen)]
 
 
+@pytest.mark.more
 def test_a_product_asks_for_its_weight_before_it_waits() -> None:
     """For as much as a thread holds, or a ring; ptxas moves a load by ld.global.nc behind the wait."""
     for M in (1, 4):

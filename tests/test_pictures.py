@@ -270,6 +270,7 @@ def test_schedules_of_both_kinds_are_drawn(tmp_path):
         figures.draw_schedules([], case(SMALL), BF16, environment, tmp_path)
 
 
+@pytest.mark.more
 def test_the_commands_write_pictures_and_their_numbers(tmp_path):
     words = ("--case", SMALL, "--out", str(tmp_path), "--json")
     status, value, errors = run_command(

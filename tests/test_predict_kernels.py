@@ -84,6 +84,7 @@ def test_kernels_of_every_op_have_a_time_and_an_h200_is_no_slower():
         assert entry.prediction.seconds <= predicted()[name].prediction.seconds * (1 + 1e-9), name
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_every_kernel_has_a_time():
     """On the largest case that it takes."""
@@ -139,6 +140,7 @@ def test_the_ladder_of_large_products_is_in_order_and_above_the_bound():
     assert all(500e12 < rate < 865e12 for rate in reached), reached
 
 
+@pytest.mark.more
 def test_specialised_warps_share_the_flops_and_a_flattened_loop_has_its_epilogue_once_a_tile():
     tiles, steps = (4096 // 128) * (4096 // 256), 4096 // 64
     for name, entry in list(gemm(4096, 4096, 4096, *LADDER).items())[1:]:
@@ -153,6 +155,7 @@ def test_specialised_warps_share_the_flops_and_a_flattened_loop_has_its_epilogue
         assert entry.prediction.seconds < 1.25 * entry.prediction.bound.seconds
 
 
+@pytest.mark.more
 def test_the_second_launch_of_a_split_adds_and_does_not_multiply():
     names = ("pipelined", "split_k", "stream_k", "swap_ab")
     found = {name: entry.prediction for name, entry in gemm(16, 4096, 4096, *names).items()}
@@ -166,6 +169,7 @@ def test_the_second_launch_of_a_split_adds_and_does_not_multiply():
     assert found["swap_ab"].works[0].roles == 2
 
 
+@pytest.mark.more
 def test_promotion_hides_behind_the_products_of_other_warps():
     dims = {"M": 8192, "N": 8192, "K": 8192, "scales": "tensor", "bias": False}
     found = products("gemm_fp8", "promoted", "promoted_ws", **dims)

@@ -30,7 +30,7 @@ def _runs() -> Iterator[object]:
         yield from (pytest.param(name, seed, id=f"{name}-{seed}") for seed in ((0, 1) if case.asynchronous else (0,)))
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "seed"), list(_runs()))
 def test_a_compiled_kernel_is_right_and_clean(name: str, seed: int) -> None:
     case = CASES[name]
@@ -66,7 +66,7 @@ def _spans() -> Iterator[object]:
             yield pytest.param(kind, first, id=f"{kind}-{first}", marks=marks)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.more
 @pytest.mark.parametrize(("kind", "first"), list(_spans()))
 def test_random_kernels_are_right_and_clean(kind: str, first: int) -> None:
     wrong, refused = [], 0

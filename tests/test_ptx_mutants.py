@@ -49,7 +49,7 @@ def ran(name: str, quick: bool = False) -> dict[str, Any]:
     return asked({**request, "seeds": SEEDS, "clean_seeds": clean, "only": only})
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.more
 @pytest.mark.parametrize("name", QUICK)
 def test_a_few_mutants_of_each_kind_of_pipeline_are_flagged(name: str) -> None:
     found = ran(name, quick=True)

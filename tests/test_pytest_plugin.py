@@ -132,6 +132,7 @@ def test_results_can_be_saved_and_compared(project, pytester):
     result.stderr.no_fnmatch_line("*machine_info is different*")
 
 
+@pytest.mark.more
 def test_under_xdist_and_where_disabled_kernels_are_checked_and_not_timed_and_the_header_says_why(project, pytester):
     asked = ["--benchmark-json=out.json"]
     quick = QUICK[2:]  # with xdist, whose worker is a process of its own

@@ -171,6 +171,7 @@ def test_seed_and_position_steer_the_draw(kernel):
     assert tokens[0] == tokens[1] and len(set(tokens)) == 5
 
 
+@pytest.mark.more
 def test_all_kernels_give_the_same_token_over_a_whole_vocabulary():
     """bisect, of which a row takes seconds, with every cut in one row."""
     logits = torch.randn(2, 49152, generator=torch.Generator().manual_seed(4)) * 3

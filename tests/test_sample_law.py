@@ -99,7 +99,7 @@ MIXES = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("row", "edits"), MIXES.values(), ids=MIXES)
 def test_traps_22_and_25_many_draws_follow_the_law(row, edits):
     """200,000 of naive; the CPU's kernel draws the same tokens in the first 300."""

@@ -37,6 +37,7 @@ def copies(x, weight, eps=1e-6):
 """
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("own_registry")
 def test_results_have_their_places_and_a_death_costs_one(tmp_path):
     file = tmp_path / "mine.py"

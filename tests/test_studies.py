@@ -38,6 +38,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return studies, write_page(list(studies.values()), lab, writer.path)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_has_a_claim_a_number_and_a_figure(found: Any, name: str) -> None:
     study, page = found[0][name], found[1]
@@ -52,12 +53,14 @@ def test_a_study_has_a_claim_a_number_and_a_figure(found: Any, name: str) -> Non
     assert f"{record.run_id}.jsonl" in page.read_text()
 
 
+@pytest.mark.more
 def test_a_short_run_says_that_its_verdicts_say_nothing(found: Any) -> None:
     text = found[1].read_text()
     assert "`rooflab study --all --model tiny --dummy --smoke --device cpu --out page`" in text
     assert "verdicts say nothing" in text
 
 
+@pytest.mark.more
 def test_what_counts_tokens_is_the_same_on_any_machine(found: Any) -> None:
     contiguous, paged = found[0]["paging"].rows
     assert (contiguous["at_once"], paged["at_once"]) == (3, 6.5) and paged["waste"] < contiguous["waste"]
@@ -73,6 +76,7 @@ def test_what_counts_tokens_is_the_same_on_any_machine(found: Any) -> None:
     assert [row["MB_apart"] / size for row in apart] == pytest.approx([10, 5], rel=0.02)
 
 
+@pytest.mark.more
 def test_a_claim_about_what_is_not_here_is_not_tested(found: Any, tmp_path: Path, monkeypatch: Any) -> None:
     said = "needs CUDA graphs, which a CPU does not have"
     assert found[0]["launch-bound"].number.startswith(said)

@@ -66,6 +66,7 @@ def test_a_signal_to_the_witness_ends_the_command(number, status):
         assert_gone(child)
 
 
+@pytest.mark.more
 def test_a_kernel_that_ends_the_bench_is_no_success(tmp_path):
     (tmp_path / "ends_it.py").write_text(KERNEL)
     words = f"bench rmsnorm --case T=8,H=64,eps=1e-05 --kernel {tmp_path}/ends_it.py --out {tmp_path}".split()
