@@ -1,9 +1,9 @@
 # Everything from a bare checkout, one command each: `make lab` shows the lab at work, `make test` runs the tests.
 PYTHON ?= python3
 BIN := .venv/bin
-# NumPy's and torch's own threads fight with the test workers for the cores. Bytecode is kept, whatever the shell says:
-# the tests start hundreds of processes, and each imports the lab.
-WORKERS ?= 2
+# Three workers for two cores: some tests wait. The threads of NumPy and torch would fight with them. Bytecode is kept,
+# whatever the shell says: the tests start hundreds of processes, and each imports the lab.
+WORKERS ?= 3
 TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q --durations=10
 
 .PHONY: lab lab-smoke test test-more test-full lint types wheelhouse setup clean

@@ -1,5 +1,6 @@
 """Triton's interpreter mode belongs to the whole process and must be set before triton is first imported."""
 
+import gc
 import os
 import random
 import sys
@@ -31,6 +32,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         (count,) = own[0].get_closest_marker("sampled").args
         for item in random.Random(f"{SEED} {name}").sample(own, max(0, len(own) - count)):
             item.add_marker("more")
+
+
+def pytest_collection_finish() -> None:
+    """Spares the collector what will stay: thousands of tests and every module, at each full collection."""
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -182,6 +182,7 @@ class Made:
         return CheckResult(*asked, found, "none", reason=f"rmsnorm/{item.kernel.name} has no 'quantize'")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "statuses, ended, said",
     [

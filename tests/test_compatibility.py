@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from rooflab.bench.emulate.compatibility.entries import made
 from rooflab.bench.emulate.compatibility.faults import FAULTS
@@ -50,6 +51,7 @@ def test_every_planted_fault_is_found() -> None:
     assert len(FOUND) >= 20 and all(each["planted"] and found_by(each) for each in FOUND)
 
 
+@pytest.mark.more
 def test_an_entry_runs_as_on_the_page() -> None:
     record = run("liger", "swiglu")
     assert is_right(record), record

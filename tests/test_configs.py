@@ -390,7 +390,7 @@ SHORT = {"gemm_w4a16": (0, 3), "gemm_w8a16": (1, 2)}
 """Those of each op that the short suite runs."""
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("op", "name", "changes"),
     [

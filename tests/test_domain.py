@@ -60,7 +60,7 @@ def test_a_failing_case_becomes_as_small_as_it_still_fails():
     assert shrunk(domain, start, as_drawn, fails, 3).case != start.case and len(asked) == 3
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("op", ops())
 def test_what_an_op_s_domain_draws_are_cases_of_the_op(op):
     spec = get_op(op)

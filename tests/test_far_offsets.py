@@ -58,6 +58,7 @@ def result(kernel: Kernel, inputs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("op", "case", "names", "dim"), FAR, ids=lambda value: str(value))
 def test_rows_far_apart_are_read_and_written_as_near_ones(op, case, names, dim):
     every = [*here(op, "triton"), *(get_kernel(op, name) for name in EMULATED.get(op, ()))]

@@ -38,6 +38,7 @@ def test_only_timed_kernels_are_points(records):
     assert points["rmsnorm/naive"].intensity < points["rmsnorm/library"].intensity, "fusion moves right"
 
 
+@pytest.mark.more
 def test_a_failed_invalid_or_noisy_kernel_is_no_point(records):
     timed = next(record for record in records if record.latency_median_ms is not None)
     wrong = {**asdict(timed), "status": "INVALID", "reason": "too fast"}

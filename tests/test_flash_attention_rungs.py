@@ -41,6 +41,7 @@ def test_every_cut_of_a_tile_is_masked(T, S, window):
     assert _passes(masked_tiles.flash_attention(**inputs, config=SMALL["masked_tiles"]), inputs, "fp32")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", BY_TMA)
 def test_tiles_by_tma(name):
     for options in [

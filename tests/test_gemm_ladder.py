@@ -117,7 +117,7 @@ def test_a_smaller_tile_for_a_few_fewer_waves_is_not_worth_its_loads() -> None:
         assert (config.block_m, config.block_n, config.group_m) == (128, 256, 16)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("name", "M", "scheme"),
     [

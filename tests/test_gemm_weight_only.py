@@ -34,7 +34,7 @@ def test_packing_is_a_permutation_within_16_bytes() -> None:
             assert len(words[n]) == 12 and found == (values[n][k] & 2**bits - 1 if k < K else 0)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("op", "name", "case", "scheme"),
     [

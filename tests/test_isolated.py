@@ -40,6 +40,7 @@ def first_of(tmp_path, monkeypatch):
     return first_of
 
 
+@pytest.mark.more
 def test_a_right_kernel_is_ok_whatever_it_prints(first_of):
     assert first_of("right") == ("OK", "")
 

@@ -154,6 +154,7 @@ def test_a_server_that_fails_at_once_is_one_sentence(stub, manner, reason):
         ran(stub, arrivals=Arrivals(100.0), manner=manner)
 
 
+@pytest.mark.more
 def test_load_leaves_records_traces_figures_and_vllms_file(rooflab, stub, tmp_path):
     words = (
         "load",

@@ -28,6 +28,7 @@ def run(name: str, inputs: dict[str, Any]) -> Any:
     return EVERY[name](**inputs, **({"config": SMALL} if name == "split_kv" else {}))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("splits", [1, 2, 3, 7, 64])
 def test_any_number_of_splits_gives_the_same(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
     """40 keys of which some sequences have none: most of 64 splits are empty."""

@@ -53,6 +53,7 @@ def fresh(wheel, tmp_path_factory):
     return folder / "bin"
 
 
+@pytest.mark.more
 def test_the_wheel_equals_the_tree_and_has_the_tables_that_commands_read(wheel, fresh):
     with zipfile.ZipFile(wheel) as packed:
         found = {name.removeprefix("rooflab/") for name in packed.namelist() if name.startswith("rooflab/")}

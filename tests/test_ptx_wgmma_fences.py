@@ -108,6 +108,7 @@ def test_a_write_of_a_wants_the_wait_of_its_products_own_group(words: str, wante
     assert found(rewritten, words) == wanted
 
 
+@pytest.mark.more
 @pytest.mark.timeout(300)  # a compilation
 def test_a_fence_that_ptxas_puts_in_is_said_by_ptxas() -> None:
     (info,) = compile_kernel(

@@ -102,7 +102,7 @@ def test_out_may_be_the_input_and_may_not_overlap_it(op: str) -> None:
         assert torch.equal(memory[:4], wanted), kernel.id
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.more
 @pytest.mark.timeout(300)  # ten seconds until the emulator's processes are there
 @pytest.mark.parametrize("op", ["rmsnorm", "fused_add_rmsnorm", "layernorm", "softmax", "silu_and_mul", "gelu_and_mul"])
 def test_compiled_code_reads_a_value_once_16_bytes_at_a_time_and_writes_it_once(op: str) -> None:

@@ -22,6 +22,7 @@ from rooflab.reference.sample import SPEC
 from rooflab.reference.spec import Case, get_scheme
 
 
+@pytest.mark.more
 @pytest.mark.timeout(300)  # ten seconds until the emulator's processes are there
 def test_compiled_code_of_a_cluster_reads_a_logit_once_and_races_nowhere():
     """Counted in the emulator over eight CTAs, which search two cuts; beside the row each thread reads its settings."""

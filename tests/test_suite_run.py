@@ -43,6 +43,7 @@ def lines(out):
     return [line.split() for line in (out / "ran.txt").read_text().splitlines()]
 
 
+@pytest.mark.more
 def test_a_fault_costs_one_entry_and_processes_are_fresh(tmp_path):
     """As on a GPU: the process that dies, or is ended at its limit, takes nobody with it."""
     plan = [
