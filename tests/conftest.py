@@ -23,15 +23,16 @@ SEED = int(os.environ.get("ROOFLAB_TEST_SEED", "0"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked `sampled(n)`, the seed draws n cases; the others are marked `more`."""
+    """Of a test marked `sampled(n, m)`, the seed draws n cases; m others, or all, are `more`, and the rest `slow`."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, own in cases.items():
-        (count,) = own[0].get_closest_marker("sampled").args
-        for item in random.Random(f"{SEED} {name}").sample(own, max(0, len(own) - count)):
-            item.add_marker("more")
+        count, more = (*own[0].get_closest_marker("sampled").args, len(own))[:2]
+        for place, item in enumerate(random.Random(f"{SEED} {name}").sample(own, len(own))):
+            if place >= count:
+                item.add_marker("more" if place < count + more else "slow")
 
 
 def pytest_collection_finish() -> None:

@@ -16,8 +16,8 @@ from rooflab.reference.spec import SCHEMES, Case, Inputs, OpSpec
 # On a GPU everything runs there, the library's bf16 included.
 DEVICE = torch.device("cpu" if interpreting() else "cuda")
 META = torch.device("meta")
-SAMPLE = 40
-"""Cases of `make test` beside the first cases."""
+SAMPLE = 40, 300
+"""Cases of `make test` beside the first cases, and of `make test-more`."""
 MANY_ROWS = ("sample/bisect",)
 """Kernels whose planted inputs are hundreds of rows, 40 ms each in the interpreter: they run in `make test-full`."""
 
@@ -58,7 +58,8 @@ def _params() -> Iterator[object]:
     The first case runs in every scheme, and each other case in one scheme: the next case in the next. Planted inputs
     look for masks and edges, which are the same in every scheme: they run in that one. An interpreted kernel has them
     on the smoke cases. Of the edge cases, without them, one kernel of the ladder has one, the next kernel the next one.
-    `make test` runs the first case of each kernel and a sample of the others; `make test-full` runs all.
+    `make test` runs the first case of each kernel and a sample of the others, `make test-more` a larger one, and
+    `make test-full` all.
     """
     for op, spec in ops().items():
         here = [kernel for kernel in kernels(op).values() if kernel.why_not_here(DEVICE) is None]
@@ -72,7 +73,7 @@ def _params() -> Iterator[object]:
                 schemes = [scheme for scheme in schemes if not (interpreted and _in_bf16(scheme))]
                 for turn, scheme in enumerate(schemes):
                     name, its_turn = f"{kernel.id}-{case.id}-{scheme}", turn == number % len(schemes)
-                    marks = [] if not number and its_turn else [pytest.mark.sampled(SAMPLE)]
+                    marks = [] if not number and its_turn else [pytest.mark.sampled(*SAMPLE)]
                     marks = [pytest.mark.slow] if skipped or (number and not its_turn) else marks
                     planted = its_turn and (smoke or not interpreted) and kernel.id not in MANY_ROWS
                     yield pytest.param(kernel, case, scheme, planted, id=name, marks=marks)
