@@ -28,7 +28,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 TIMEOUT_S = 1800.0
 """Longest time of one run of a kernel: a large case in Triton's interpreter."""
 LATE_S = 10.0
-"""A check that began within a limit is ended so many seconds after it."""
+"""A check that began before the limit is ended this many seconds after the limit."""
 
 
 class Asked(NamedTuple):
@@ -85,7 +85,7 @@ class Checkers(AbstractContextManager["Checkers"]):
         self._pool.stop()
 
     def start(self, checks: Sequence[Asked], workers: int) -> None:
-        """Waits until the processes for as many checks at a time have started."""
+        """Starts the processes for `workers` checks at a time, and waits until they are ready."""
         for pool in {self._own(item) or self._pool for item in checks}:
             pool.start(min(len(checks), workers))
 

@@ -29,7 +29,7 @@ from rooflab.bench.cli.app import (
 )
 
 CHECK_S = 90.0
-"""After as many seconds an op's last checks begin, by default."""
+"""Seconds after which no check of an op begins, by default."""
 
 if TYPE_CHECKING:
     from rooflab.bench.check.check import CheckResult
