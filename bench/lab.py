@@ -27,7 +27,7 @@ from rooflab.bench.measure.engine_run import (
 )
 from rooflab.bench.processes.child import cores
 from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import RunWriter, result_folder, write_whole
+from rooflab.bench.records.files import RunWriter, result_folder
 from rooflab.bench.records.plain import plain
 from rooflab.bench.records.record import NOT_RUN, Record
 from rooflab.bench.report.figures import bench_row, draw_records, largest_cases
@@ -37,6 +37,7 @@ from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.model_files import fetch
 from rooflab.engine.ops import OpSet
 from rooflab.kernels import registry
+from rooflab.kernels._files import write_whole
 from rooflab.kernels.choices import launch_bucket, rows_of
 from rooflab.reference.spec import Case, get_scheme
 

@@ -26,6 +26,7 @@ from psutil import virtual_memory
 
 from rooflab.engine.probes import PRODUCTS, Limits, packed, probes, real
 from rooflab.engine.waiting import run_times, waiting_since
+from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.kernels._native import HEADERS, library, processor
 from rooflab.kernels.choices import Phase
@@ -201,11 +202,8 @@ class Settled:
         """Writes what was timed since it was read; on a busy machine as provisional."""
         if self._taken:
             self.provisional = self.provisional | self._taken if self._busy() else self.provisional - self._taken
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            part = self._path.with_suffix(".part")
             found = {**self.about, "provisional": sorted(self.provisional), "times_us": self.times}
-            part.write_text(json.dumps(found, indent=1) + "\n")
-            part.replace(self._path)
+            write_whole(self._path, json.dumps(found, indent=1) + "\n")
 
 
 def folder() -> Path:

@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import struct
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.kernels._pdl import DEPENDENT, launch_dependent
 
@@ -68,17 +68,10 @@ def cubin_file(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = 
     if known and path.is_file() and log_path.is_file():
         return path
     cubin, log = _compile(source, arch, (*options, *(f"-I{header}" for header in headers)))
-    _write(log_path, log.encode())
-    _write(path, cubin)
+    check_writable("ROOFLAB_CACHE", folder)
+    write_whole(log_path, log)
+    write_whole(path, cubin)
     return path
-
-
-def _write(path: Path, content: bytes) -> None:
-    check_writable("ROOFLAB_CACHE", path.parent)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
-        part.write(content)
-    Path(part.name).replace(path)
 
 
 def compiler_log(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = ()) -> str:

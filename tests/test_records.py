@@ -16,6 +16,7 @@ from rooflab.bench.records.record import Record, pack_samples, unpack_samples
 from rooflab.bench.report.figures import draw
 from rooflab.bench.report.page import write_report
 from rooflab.bench.suite.state import pack
+from rooflab.kernels._files import write_whole
 from rooflab.roofline.model import Ceilings
 from rooflab.roofline.points import Point
 
@@ -164,7 +165,7 @@ def test_an_output_takes_the_place_of_no_folder_and_no_device(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
         with pytest.raises(ValueError, match="expected a file, got a folder or a device"):
-            record_files.write_whole(path, "text")
+            write_whole(path, "text")
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"] and (tmp_path / "pipe").is_fifo()
 
 

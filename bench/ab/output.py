@@ -12,7 +12,7 @@ from typing import Any
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from rooflab.bench.ab.verdict import EXIT_STATUS, Outcome, status_of
-from rooflab.bench.records.files import write_whole
+from rooflab.kernels._files import write_whole
 
 COLUMNS = ("comparison", "verdict", "A_ms", "B_ms", "effect", "from", "to", "visible", "pairs", "for_1%", "reason")
 

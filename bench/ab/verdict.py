@@ -24,8 +24,8 @@ from statistics import median
 import numpy as np
 
 from rooflab.bench.ab.estimate import ALPHA, Estimate, adjusted, estimate, p_above
-from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Verdict
+from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder
 
 KEPT = 50

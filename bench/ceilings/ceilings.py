@@ -17,11 +17,11 @@ from rooflab.bench.ceilings.cpu import measure_cpu
 from rooflab.bench.ceilings.microkernels.microkernel import HERE
 from rooflab.bench.ceilings.readings import Reading, assemble, better, larger, with_stand_ins, without_stand_ins
 from rooflab.bench.records.environment import Environment, snapshot
-from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import now
 from rooflab.bench.timing.clocks import SET_BY_USER
 from rooflab.bench.timing.noise import noise
 from rooflab.engine.waiting import run_times, waiting_since
+from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.roofline.device import identify
 from rooflab.roofline.model import Ceilings

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from rooflab.bench.calls.selection import pick_device
 from rooflab.bench.check.spread import Asked, check_outside, processes
 from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Status
+from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Scheme

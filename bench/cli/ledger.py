@@ -166,7 +166,7 @@ def capture(
     import json
 
     from rooflab.bench.latency.capture import run_program
-    from rooflab.bench.records.files import write_whole
+    from rooflab.kernels._files import write_whole
 
     if suite.suffix != ".json":
         raise ValueError(f"suite: expected a file called .json, got {str(suite)!r}")

@@ -115,7 +115,8 @@ def _load(
     from rooflab.bench.load.definitions import xray as xray_of
     from rooflab.bench.load.metrics import failures
     from rooflab.bench.load.run import run_load
-    from rooflab.bench.records.files import RunWriter, result_folder, write_whole
+    from rooflab.bench.records.files import RunWriter, result_folder
+    from rooflab.kernels._files import write_whole
 
     folder = out or result_folder()
     writer, rows, traces, files = RunWriter(folder), list[dict[str, Any]](), list[Any](), list[Path]()

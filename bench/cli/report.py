@@ -83,9 +83,9 @@ def history(
 
     The table has a row for each kernel; with --kernel or --case, for each of its cases.
     """
-    from rooflab.bench.records.files import write_whole
     from rooflab.bench.report.trends import output
     from rooflab.bench.report.trends.points import Chosen, read_points
+    from rooflab.kernels._files import write_whole
 
     points = read_points(paths or [Path("results")], Chosen(op or (), kernel or (), case or (), machine or ()))
     trends = output.find_trends(points, repo, last, threshold)
@@ -220,10 +220,11 @@ def schedule(
 
     from rooflab.bench.predict.cases import choose_cases, choose_scheme
     from rooflab.bench.records.environment import snapshot
-    from rooflab.bench.records.files import result_folder, write_whole
+    from rooflab.bench.records.files import result_folder
     from rooflab.bench.report.pictures import schedule as schedules
     from rooflab.bench.report.pictures.figures import draw_schedules
     from rooflab.kernels._device import HOPPER_SMS
+    from rooflab.kernels._files import write_whole
     from rooflab.kernels.registry import get_op, interpreting
 
     if op != schedules.OP:

@@ -119,7 +119,7 @@ def _compare(
     query: Query, revision: str, device: Device, store: Store | None, markdown: Path | None, details: bool, json: bool
 ) -> int:
     from rooflab.bench.compile import difference
-    from rooflab.bench.records.files import write_whole
+    from rooflab.kernels._files import write_whole
 
     files = [name for name in query.kernels if name.endswith(".py")]
     query = replace(query, kernels=tuple(name for name in query.kernels if name not in files))

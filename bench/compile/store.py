@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import triton
 
-from rooflab.bench.records.files import write_whole
+from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
 
 PREFIXES = ("TRITON_", "PTXAS", "NVCC_", "NVRTC_", "CUDA_", "CUPY_", "LLVM_", "MLIR_", "DISABLE_", "ENABLE_", "USE_")

@@ -23,8 +23,8 @@ from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.run import arguments_of
 from rooflab.bench.predict.cases import Target
 from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import write_whole
 from rooflab.kernels import registry
+from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, get_scheme
 
 SEED = 0

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import pandas as pd
 
-from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Record
+from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Scalar
 
 

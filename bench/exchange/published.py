@@ -23,7 +23,7 @@ from typing import Any
 import pandas as pd
 from packaging.version import parse
 
-from rooflab.bench.records.files import write_whole
+from rooflab.kernels._files import write_whole
 from rooflab.roofline.device import identify
 from rooflab.roofline.published import FOLDER, INDEX, Table
 

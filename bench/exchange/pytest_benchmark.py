@@ -33,8 +33,8 @@ from rooflab.bench.exchange.files import (
     timed,
     when,
 )
-from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Record, pack_samples
+from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case
 
 TOOL = "pytest-benchmark"

@@ -22,8 +22,8 @@ from rooflab.bench.load.data import Data
 from rooflab.bench.load.metrics import times_of
 from rooflab.bench.load.run import Plan
 from rooflab.bench.load.trace import Trace
-from rooflab.bench.records.files import write_whole
 from rooflab.bench.report.pictures.figures import INK, LOST, READ, new_figure, note, save
+from rooflab.kernels._files import write_whole
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
 from rooflab.roofline.published import FOLDER

@@ -9,7 +9,7 @@ from typing import Any
 
 from rooflab.bench.latency.study import Lab, Study
 from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import write_whole
+from rooflab.kernels._files import write_whole
 
 
 def run_study(name: str, lab: Lab) -> Study:

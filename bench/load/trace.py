@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.plain import plain
+from rooflab.kernels._files import write_whole
 
 Phase = Literal["warm-up", "measured", "cool-down"]
 

@@ -21,9 +21,9 @@ from rooflab.bench.predict.cases import Predicted, Target, in_config, predict_al
 from rooflab.bench.predict.held_out import Kind
 from rooflab.bench.predict.model import Prediction
 from rooflab.bench.records import files as record_files
-from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Record
 from rooflab.kernels import registry
+from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.device import Device

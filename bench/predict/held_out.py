@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Literal, get_args
 
-from rooflab.bench.records.files import write_whole
+from rooflab.kernels._files import write_whole
 from rooflab.roofline.published import FOLDER
 
 FILE = FOLDER / "predictions.csv"

@@ -27,6 +27,8 @@ READY = "ready\n"
 """The first line of output: all modules are imported."""
 HARNESS = ("bench", "engine")
 MEASURED = ("kernels", "reference", "roofline")
+BESIDE = ("rooflab.kernels._files", "rooflab.kernels._folders")
+"""Modules that `bench` uses itself, about files alone: they come with `bench`, since an older tree lacks them."""
 
 
 class OnlyHere:
@@ -35,12 +37,14 @@ class OnlyHere:
     Otherwise the finder of an editable installation would find modules that one of the trees lacks.
     """
 
-    @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+    def __init__(self, harness: Path):
+        self._beside = [str(harness / "kernels")]
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
         """The module's spec; None for other packages.  Raises `ModuleNotFoundError` if the folders lack it."""
         if not name.startswith("rooflab."):
             return None
-        spec = PathFinder.find_spec(name, path)
+        spec = PathFinder.find_spec(name, self._beside if name in BESIDE else path)
         if spec is None:
             raise ModuleNotFoundError(f"No module named {name!r} in this tree", name=name)
         return spec
@@ -59,7 +63,7 @@ def make_namespace(tree: Path, harness: Path) -> None:
         module.__path__ = [str(root / folder)]
         sys.modules[f"rooflab.{folder}"] = module
         setattr(package, folder, module)
-    sys.meta_path.insert(0, OnlyHere)
+    sys.meta_path.insert(0, OnlyHere(harness))
 
 
 def serve(answer: Callable[[Any], Any], lines: IO[str], answers: IO[str]) -> None:

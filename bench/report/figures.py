@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from rooflab.bench.calls.selection import largest_case
-from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Record
+from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import get_op, kernels, ops
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 from rooflab.roofline.device import Device

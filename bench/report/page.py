@@ -13,7 +13,6 @@ from markupsafe import Markup, escape
 from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
-from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import NOT_RUN
 from rooflab.bench.report import words
 from rooflab.bench.report.content import Content, gather
@@ -21,6 +20,7 @@ from rooflab.bench.report.interactive import CONFIG, figure
 from rooflab.bench.report.rooflines import Roofline
 from rooflab.bench.report.sources import load
 from rooflab.bench.report.tables import BAD
+from rooflab.kernels._files import write_whole
 from rooflab.roofline.points import si
 
 _TEMPLATES = Path(__file__).parent

@@ -16,10 +16,10 @@ from rooflab.bench.predict.cases import Target
 from rooflab.bench.predict.chip import HBM_SUSTAINED
 from rooflab.bench.predict.explain import Explanation, explain
 from rooflab.bench.predict.model import LEAST, SUSTAINED
-from rooflab.bench.records.files import write_whole
 from rooflab.bench.suite.bars.one_token import BARS as ONE_TOKEN
 from rooflab.bench.suite.bars.rows import BARS
 from rooflab.kernels import registry
+from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import Device, get_device
 

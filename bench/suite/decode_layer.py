@@ -16,8 +16,8 @@ from pathlib import Path
 from rooflab.bench.predict.cases import Target
 from rooflab.bench.predict.explain import Explanation, explain
 from rooflab.bench.predict.model import LAUNCH
-from rooflab.bench.records.files import write_whole
 from rooflab.kernels import registry
+from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.architecture import Architecture, get_architecture
 from rooflab.roofline.device import Device, get_device

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rooflab.kernels._files import write_whole
+
 FILE = "running.json"
 
 
@@ -32,9 +34,7 @@ class Running:
 
     def note(self, folder: Path, kernels: Sequence[str]) -> None:
         """Writes which kernels run next."""
-        part = folder / f"{FILE}.part"  # `records.files.write_whole` would import torch
-        part.write_text(json.dumps(asdict(self) | {"kernels": list(kernels), "began": time.time()}))
-        part.replace(folder / FILE)
+        write_whole(folder / FILE, json.dumps(asdict(self) | {"kernels": list(kernels), "began": time.time()}))
 
 
 def read_running(folder: Path, entry: str) -> Running:

@@ -22,11 +22,11 @@ from rooflab.bench.predict.calibration import kind_of
 from rooflab.bench.predict.cases import Target
 from rooflab.bench.predict.explain import Explanation, explain
 from rooflab.bench.predict.model import LEAST, SUSTAINED
-from rooflab.bench.records.files import write_whole
 from rooflab.bench.suite.bars.gemm import SKINNY_RUNGS
 from rooflab.bench.suite.entries import Entry
 from rooflab.bench.suite.plan import bar_entries
 from rooflab.kernels import registry
+from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import Device, get_device
 from rooflab.roofline.published import Time, times_of

@@ -14,9 +14,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, get_args
 
-from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import now
 from rooflab.bench.suite.entries import FINAL, EntryStatus, Outcome
+from rooflab.kernels._files import write_whole
 
 FILE = "progress.json"
 VERSION = 1

@@ -21,10 +21,10 @@ from typing import Any
 import ray
 
 from rooflab.bench.records.environment import ROOT, snapshot, tree_hash
-from rooflab.bench.records.files import write_whole
 from rooflab.bench.suite.plan import make_plan
 from rooflab.bench.suite.runner import Settings, run_suite
 from rooflab.bench.timing.cuda import first_line
+from rooflab.kernels._files import write_whole
 
 FILE = "sweep.json"
 START_S = 300.0

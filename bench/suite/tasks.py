@@ -18,13 +18,14 @@ from rooflab.bench.calls.selection import Selection, default_scheme, first_taken
 from rooflab.bench.ceilings.ceilings import find
 from rooflab.bench.check.check import already_broken, check_kernel, check_record
 from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import RunWriter, write_whole
+from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import NOT_RUN, Record, Status
 from rooflab.bench.suite.entries import Context, EntryStatus, Outcome
 from rooflab.bench.suite.measures import measure, usable, written_before
 from rooflab.bench.suite.rehearse import rehearse
 from rooflab.bench.suite.running import ContextBroken, Running, clear_running
 from rooflab.kernels import registry
+from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import Kernel
 
 NO_FAULT: tuple[Status, ...] = ("INVALID", "NOISY", "OUT_OF_MEMORY")

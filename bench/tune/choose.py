@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import rooflab.kernels.registry as registry
-from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Record
+from rooflab.kernels._files import write_whole
 from rooflab.kernels.choices import BUCKETS, phases_of, rows_of
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, get_scheme

@@ -21,7 +21,7 @@ from typing import Any
 from rooflab.bench.emulate.compatibility.faults import FAULTS
 from rooflab.bench.emulate.compatibility.worker import projects
 from rooflab.bench.processes.child import Child, ChildFailed, Died, command_for, environment_without
-from rooflab.bench.records.files import write_whole
+from rooflab.kernels._files import write_whole
 
 LIMIT_S = 240.0
 """Longest run of an entry."""

@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from rooflab.bench.records.environment import Environment
-from rooflab.bench.records.files import write_whole
 from rooflab.bench.records.record import Record
 from rooflab.bench.report.pictures.levels import PREFIX
 from rooflab.bench.report.pictures.schedule import Schedule
+from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Scheme
 
 READ, WRITTEN, LOST, INK, PALE = "#0072b2", "#e69f00", "#d55e00", "#333333", "#8a8a8a"

@@ -12,13 +12,14 @@ import torch
 
 from rooflab.bench.ceilings.ceilings import ceilings_for
 from rooflab.bench.measure.engine_run import EngineRun, engine_record, run_batch, warm_up
-from rooflab.bench.records.files import RunWriter, write_whole
+from rooflab.bench.records.files import RunWriter
 from rooflab.bench.suite.entries import Context, Entry, Outcome
 from rooflab.bench.suite.measures import answer, usable, written_before
 from rooflab.bench.timing.sm_clock import sm_clock_under_load
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.ops import FIRST_ON_CUDA
 from rooflab.kernels import registry
+from rooflab.kernels._files import write_whole
 from rooflab.roofline.architecture import Architecture
 from rooflab.roofline.device import identify
 from rooflab.roofline.llm import weight_bytes

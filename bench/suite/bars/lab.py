@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from rooflab.bench.records.files import write_whole
 from rooflab.bench.suite.entries import BarStatus, Context, Entry, Outcome
 from rooflab.bench.suite.plan import AB_IS_LONG
 from rooflab.bench.suite.tasks import run_command
+from rooflab.kernels._files import write_whole
 
 REPEATS = 20
 ROUND_S = 100.0

@@ -1,0 +1,32 @@
+"""Atomic writes: a file is there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+
+def write_whole(path: Path, content: str | bytes) -> Path:
+    """Writes a file (text as UTF-8) whole or not at all, makes the parent folders, and returns the file's path.
+
+    A reader finds the old file or the new one, even if two processes or threads write it or the machine shuts down.
+    Raises `ValueError` if `path` is a folder or a device.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: expected a file, got a folder or a device")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())  # a machine that shuts down must not leave an empty file
+        part.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # a full disk names no file
+        raise
+    finally:
+        part.unlink(missing_ok=True)
+    return path
