@@ -11,8 +11,8 @@ from mutant_targets.target import Target
 FILES = (attention, gemm, gemm_family, other_ops)
 TARGETS: dict[str, Target] = {name: target for file in FILES for name, target in file.TARGETS.items()}
 REDUNDANT: dict[str, dict[str, str]] = {
-    name: reasons
+    name: {mutant: reason for reason, mutants in reasons.items() for mutant in mutants}
     for file in sorted(Path(__file__).parent.glob("redundant_*.json"))
     for name, reasons in json.loads(file.read_text()).items()
 }
-"""Of a target: the mutants that order nothing, each with the reason."""
+"""Of a target: the mutants that order nothing, each with the reason; the files have a reason's mutants beside it."""
