@@ -50,11 +50,6 @@ def test_blocks_of_a_cluster_read_and_write_each_others_shared_memory(seed: int)
     assert (y.reshape(2, 4, 64) == before + 10 * before[:, :, ::-1]).all()
 
 
-def test_a_missing_cluster_barrier_is_reported() -> None:
-    x, y = np.arange(512, dtype=np.int32), np.zeros(512, np.int32)
-    assert "kernel.cu" in found("neighbours", [x, y], 10, grid=(8,), block=64)
-
-
 @pytest.mark.parametrize("seed", BOTH_ORDERS)
 def test_atomics_reach_another_blocks_shared_memory(seed: int) -> None:
     y = np.zeros(128, np.int32)

@@ -102,8 +102,7 @@ __device__ __forceinline__ void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Each block of a cluster of four writes into the shared memory of the next, and reads from the one before. RACY 10:
-// no barrier between.
+// Each block of a cluster of four writes into the shared memory of the next, and reads from the one before.
 extern "C" __global__ void __cluster_dims__(4, 1, 1) neighbours(const int* x, int* y) {
     __shared__ int box[64], given[64];
     const u32 rank = rank_in_cluster();
@@ -118,7 +117,7 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) neighbours(const int* x, in
                  : "=r"(theirs)
                  : "r"(of_rank(shared_address(&given[63 - i]), (rank + 3) % 4))
                  : "memory");
-    if (RACY != 10) cluster_barrier();
+    cluster_barrier();
     y[blockIdx.x * 64 + i] = box[i] + theirs;
     cluster_barrier();
 }
@@ -197,7 +196,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) sent_stores(const int* x, i
     cluster_barrier();
 }
 
-// Each block copies its tile into its neighbour's memory. RACY 13: no proxy fence behind the stores into the tile.
+// Each block copies its tile into its neighbour's memory.
 extern "C" __global__ void __cluster_dims__(2, 1, 1) copied_across(const int* x, int* y) {
     __shared__ __align__(16) int mine[64], theirs[64];
     __shared__ u64 bar;
@@ -209,7 +208,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) copied_across(const int* x,
         expect(&bar, sizeof theirs);
     }
     mine[i] = x[blockIdx.x * 64 + i] + 5;
-    if (RACY != 13) fence_async();
+    fence_async();
     cluster_barrier();
     if (i == 0) {
         asm volatile(

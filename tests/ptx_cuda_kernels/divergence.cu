@@ -4,20 +4,6 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 constexpr u32 ALL = 0xffffffffu;
 
-extern "C" __global__ void if_else(const int* x, int* y) {
-    const int i = threadIdx.x, lane = i & 31;
-    int v = x[i];
-    if (lane % 3 == 0) {
-        v = v * 5 + 1;
-    } else if (lane < 16) {
-        v -= lane;
-        if (v & 1) v ^= 0x55;
-    } else {
-        v = -v;
-    }
-    y[i] = v;
-}
-
 // Lanes that leave early must not be waited for by what comes after.
 extern "C" __global__ void early_return(const int* x, int* y, int n) {
     __shared__ int sums[4];
@@ -167,20 +153,6 @@ extern "C" __global__ void named_barriers(const int* x, int* y, int rounds) {
             asm volatile("bar.sync 1, 128;" ::: "memory");
             y[round * 64 + i - 64] = box[127 - i] + 1;
             if (round + 1 < rounds) asm volatile("bar.arrive 2, 128;" ::: "memory");
-        }
-    }
-}
-
-extern "C" __global__ void named_barriers_without_the_way_back(const int* x, int* y, int rounds) {
-    __shared__ int box[64];
-    const int i = threadIdx.x;
-    for (int round = 0; round < rounds; ++round) {
-        if (i < 64) {
-            box[i] = x[round * 64 + i];
-            asm volatile("bar.arrive 1, 128;" ::: "memory");
-        } else {
-            asm volatile("bar.sync 1, 128;" ::: "memory");
-            y[round * 64 + i - 64] = box[127 - i] + 1;
         }
     }
 }

@@ -152,8 +152,6 @@ extern "C" __global__ void dynamic_shared(const float* x, double* y, int n) {
     for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = doubles[i] + floats[i];
 }
 
-__device__ unsigned int arrived;
-
 // Every block leaves its sum; the last to arrive adds them up.
 extern "C" __global__ void last_arriver(const float* x, volatile float* partial, u32* count, float* y, int n) {
     __shared__ float sums[4];
@@ -210,20 +208,6 @@ extern "C" __global__ void acquire_and_release(int giver, int* box, int* flag, i
     }
 }
 
-extern "C" __global__ void relaxed_flag(int giver, int* box, int* flag, int* y) {
-    if (blockIdx.x == giver) {
-        box[threadIdx.x] = 7 * threadIdx.x;
-        __syncthreads();
-        if (threadIdx.x == 0) atomicExch(flag, 1);
-    } else {
-        if (threadIdx.x == 0) {
-            while (*(volatile int*)flag == 0) {}
-        }
-        __syncthreads();
-        y[blockIdx.x * blockDim.x + threadIdx.x] = box[threadIdx.x] + blockIdx.x;
-    }
-}
-
 // All blocks wait for one another, twice.
 extern "C" __global__ void grid_barrier(u32* count, int* box, int* y) {
     for (u32 round = 0; round < 2; ++round) {
@@ -240,14 +224,6 @@ extern "C" __global__ void grid_barrier(u32* count, int* box, int* y) {
         const int v = box[round * gridDim.x * blockDim.x + next * blockDim.x + threadIdx.x];
         y[(round * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x] = v * (blockIdx.x + 1);
     }
-}
-
-// A block reads what its neighbour writes.
-extern "C" __global__ void shift_in_place(float* x) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    const float v = x[i + 1];
-    __syncthreads();
-    x[i] = v;
 }
 
 extern "C" __global__ void three_dimensions(int* y) {
