@@ -1,5 +1,7 @@
 """What sets the CPU's rungs in C++ apart: they call nothing of torch but the allocation of the result."""
 
+from functools import partial
+
 import torch
 from rung_claims import calls, rung
 
@@ -14,40 +16,17 @@ def one_call(op: str, least: int) -> None:
     assert calls(op, "native").names.keys() <= ALLOCATES
 
 
-@rung("rmsnorm/native")
-def rmsnorm_native() -> None:
-    """One call of C++, where naive makes seven of torch."""
-    one_call("rmsnorm", 6)
-
-
-@rung("fused_add_rmsnorm/native")
-def fused_add_rmsnorm_native() -> None:
-    """One call of C++ for sum and norm."""
-    one_call("fused_add_rmsnorm", 7)
-
-
-@rung("silu_and_mul/native")
-def silu_and_mul_native() -> None:
-    """One call of C++; silu(gate) is never a tensor."""
-    one_call("silu_and_mul", 3)
-
-
-@rung("gelu_and_mul/native")
-def gelu_and_mul_native() -> None:
-    """One call of C++; gelu(gate) is never a tensor."""
-    one_call("gelu_and_mul", 8)
-
-
-@rung("rope_and_cache/joined")
-def rope_and_cache_joined() -> None:
-    """Fewer calls of torch than naive."""
-    assert calls("rope_and_cache", "joined").names.total() < calls("rope_and_cache", "naive").names.total()
-
-
-@rung("rope_and_cache/native")
-def rope_and_cache_native() -> None:
-    """One call of C++ for the rotation and both caches."""
-    one_call("rope_and_cache", 20)
+ONE_CALL = {
+    "rmsnorm": 6,
+    "fused_add_rmsnorm": 7,  # for sum and norm
+    "silu_and_mul": 3,  # silu(gate) is never a tensor
+    "gelu_and_mul": 8,
+    "rope_and_cache": 20,  # for the rotation and both caches
+    "flash_attention_varlen": 10,  # for all sequences
+}
+"""Ops whose native is one call of C++, and how many calls of torch naive makes at least."""
+for _op, _least in ONE_CALL.items():
+    rung(f"{_op}/native")(partial(one_call, _op, _least))
 
 
 @rung("paged_attention/native")
@@ -57,10 +36,10 @@ def paged_attention_native() -> None:
     assert "index_select" in calls("paged_attention", "library").names
 
 
-@rung("flash_attention_varlen/native")
-def flash_attention_varlen_native() -> None:
-    """One call of C++ for all sequences."""
-    one_call("flash_attention_varlen", 10)
+@rung("rope_and_cache/joined")
+def rope_and_cache_joined() -> None:
+    """Fewer calls of torch than naive."""
+    assert calls("rope_and_cache", "joined").names.total() < calls("rope_and_cache", "naive").names.total()
 
 
 def panels(op: str, dtype: torch.dtype, **beside: torch.Tensor) -> None:

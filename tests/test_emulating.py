@@ -65,7 +65,7 @@ def gather(parts, pointers=None):
 @triton.jit
 def _add_one(x_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(x_ptr + at, 1 + tl.load(x_ptr + at, mask=at < n), mask=at < n)
+    tl.store(x_ptr + at, (1 if EVEN else 2) + tl.load(x_ptr + at, mask=at < n), mask=at < n)
 
 def add_one(x):
     _add_one[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, x.numel())
@@ -125,12 +125,10 @@ with emulating() as run:
 assert not x.is_cuda and not torch.cuda.is_available()
 found["kernels"] = [(launch.kernel, launch.grid) for launch in run.launches]
 found["bytes"], found["findings"] = run.bytes.global_read, run.findings
-with emulating(configs=60.0) as run:
-    assert torch.equal(mine.add_one(x.clone()), x + 1)
-found["all"] = [launch.ctas for launch in run.launches]
-with emulating(configs={"BLOCK": 64}) as run:
-    mine.add_one(x.clone())
-found["named"] = [launch.ctas for launch in run.launches]
+for name, configs in {"all": 60.0, "named": {"BLOCK": 64}, "first": None}.items():
+    with emulating(configs=configs) as run:
+        assert torch.equal(mine.add_one(x.clone()), x + 1)
+    found[name] = [launch.ctas for launch in run.launches]
 with emulating() as run:
     mine.racing(x[:64].clone())
 found["race"] = [str(finding) for finding in run.findings]
@@ -202,7 +200,7 @@ def test_any_launcher_runs_on_cpu_tensors_that_say_they_are_on_a_gpu(found: dict
 
 def test_an_autotuned_kernel_runs_with_the_configs_that_are_asked_for(found: dict[str, Any]) -> None:
     """All of them find the memory that the first one found."""
-    assert found["all"] == [4, 2] and found["named"] == [2]
+    assert found["all"] == [4, 2] and found["named"] == [2] and found["first"] == [4]
     assert found["config"][0] == "ValueError" and "configs: expected one of BLOCK: 32" in found["config"][1]
 
 

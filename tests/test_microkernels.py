@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from rooflab.bench.ceilings.microkernels import arithmetic, floors, memory, mma_sync, wgmma
+from rooflab.bench.ceilings.microkernels import arithmetic, memory, mma_sync, wgmma
 from rooflab.bench.ceilings.microkernels.microkernel import Card
 from rooflab.bench.compile.flow import find_loops
 from rooflab.bench.compile.sass import parse
@@ -213,11 +213,6 @@ def test_no_wgmma_where_there_is_none_and_no_fp8_that_is_converted():
     assert groups(89, wgmma) == [] and groups(100, wgmma) == [] and groups(75, mma_sync) == []
     last = {sm: mma_sync.dtypes_of(sm)[-1] for sm in (80, 89, 90, 100, 120)}
     assert last == {80: "tf32", 89: "fp8_e4m3", 90: "tf32", 100: "tf32", 120: "fp8_e4m3"}
-
-
-def test_an_empty_kernel_is_empty():
-    found = read_cubin(compile_cubin(floors.SOURCE), "nothing")
-    assert parse(found.sass)["nothing"].instructions[1].opcode == "EXIT"
 
 
 def test_the_compilers_complaint_about_wgmma_is_heard():

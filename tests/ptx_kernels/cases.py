@@ -70,7 +70,6 @@ CASES: dict[str, Case] = {
     "dot_8_warps": _dot(M=128, N=32, K=32, warps=8),
     "printing": _language("printing"),
     "arguments": _language("argument"),
-    "tuned": _language("tune"),
     "sort_fp16_1_warp": _vectors("sort", dtype="float16", N=64, warps=1),
     "scan_back": _vectors("scan", back=True, R=32, N=32, warps=2),
     "reduce_16_warps": _vectors("reduce", R=2, N=4096, warps=16),

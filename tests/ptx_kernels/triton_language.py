@@ -30,17 +30,6 @@ def arguments(pair, out, flag, small, large, real, one, nothing, sizes, N: tl.co
         tl.store(out + at, total.to(tl.float32) * real)
 
 
-@triton.autotune([triton.Config({"N": 64}, num_warps=2), triton.Config({"N": 128})], key=["count"])
-@triton.heuristics({"EVEN": lambda values: values["count"] % values["N"] == 0})
-@triton.jit
-def tuned(x, out, count, N: tl.constexpr, EVEN: tl.constexpr):
-    at = tl.program_id(0) * N + tl.arange(0, N)
-    if EVEN:
-        tl.store(out + at, tl.load(x + at) + N)
-    else:
-        tl.store(out + at, tl.load(x + at, at < count) - N, at < count)
-
-
 def _launch(kernel, args, warps=4, grid=1, **options):
     return lambda: kernel[(grid,)](*args, num_warps=warps, **options)
 
@@ -54,8 +43,3 @@ def argument(seed: int, *, N=64) -> Trial:
     x, out = whole((N,), seed, torch.int32), blank(N)
     args = ((x, 3), out, True, -7, 5 << 40, 0.5, 1, None, (1, 16), N)
     return Trial(_launch(arguments, args), [out], [(x * 3 - 7 + (5 << 7) + 1 + 16) * 0.5])
-
-
-def tune(seed: int, *, count=200) -> Trial:
-    x, out = whole((count,), seed), blank(count)
-    return Trial(lambda: tuned[lambda values: (triton.cdiv(count, values["N"]),)](x, out, count), [out], [x - 64])
