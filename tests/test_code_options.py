@@ -139,11 +139,8 @@ def test_what_became_of_what_was_asked_for(found):
 def test_what_the_code_is(found):
     info = only(found, "specialized")
     assert (info.num_warps, info.threads) == (4, 384)
-    assert {name: only(found, name).uses_tf32 for name in ("default", "ieee", "three_products")} == {
-        "default": True,
-        "ieee": False,
-        "three_products": True,
-    }
+    assert only(found, "default").uses_tf32 and only(found, "three_products").uses_tf32
+    assert not only(found, "ieee").uses_tf32
     limited = only(found, "ieee")
     assert limited.counts["fma"] > 0 and limited.registers <= limited.asked["maxnreg"] == 64
 

@@ -96,13 +96,14 @@ def test_a_card_that_wakes_up_is_waited_for():
     assert stopwatch(cuda).backlog._cycles_per_s == pytest.approx(1.98e9, rel=0.02)
 
 
-def test_the_flush_lies_in_front_of_the_clock_and_behind_the_wait():
+@pytest.mark.parametrize(("timer", "warm_up"), [(EventStopwatch, 1), (GraphStopwatch, 3)])
+def test_the_flush_lies_in_front_of_the_clock_and_behind_the_wait(timer, warm_up):
     cuda = FakeCuda()
-    watch = stopwatch(cuda)
+    watch = timer(CPU, cuda=cuda, clock=cuda.clock)
     watch.flush = lambda: cuda.work(30e-6, "flush")
     first = len(cuda.log)
     assert watch.round([("a", lambda: cuda.work(10e-6), 2)])["a"] == pytest.approx(20e-6)
-    assert [work.name for work in cuda.log[first:]] == ["kernel", "spin", "flush", "kernel", "kernel"]
+    assert [work.name for work in cuda.log[first:]] == ["kernel"] * warm_up + ["spin", "flush", "kernel", "kernel"]
 
 
 def test_the_grid_is_read_from_the_card_also_where_all_samples_are_one():
@@ -132,10 +133,11 @@ def test_a_call_shorter_than_ten_steps_is_batched_and_its_cache_is_warm():
     assert long.calls_per_sample == 1 and long.l2_state == "cold" and long.resolved
 
 
-def test_the_launch_floor_is_what_an_empty_kernel_reads():
+@pytest.mark.parametrize("timer", [EventStopwatch, GraphStopwatch])
+def test_the_launch_floor_is_what_an_empty_kernel_reads(timer):
     cuda = FakeCuda()
     cuda.LAUNCH_S = 2e-6
-    watch = stopwatch(cuda)
+    watch = timer(CPU, cuda=cuda, clock=cuda.clock)
     assert watch.launch_floor_s(1) == pytest.approx(2e-6) == watch.launch_floor_s(8)
     taken = len(cuda.log)
     watch.launch_floor_s(1)
@@ -207,14 +209,6 @@ def test_one_graph_for_each_set_of_inputs_is_replayed_in_turn():
     assert watch.method("turns", 1) == "cuda graph replay, launch gaps hidden"
 
 
-def test_the_cache_is_emptied_in_front_of_every_replay_and_outside_its_time():
-    cuda = FakeCuda()
-    watch = graphs(cuda)
-    watch.flush = lambda: cuda.work(30e-6, "flush")
-    assert watch.round([("a", lambda: cuda.work(10e-6), 1)])["a"] == pytest.approx(10e-6)
-    assert [work.name for work in cuda.log[-2:]] == ["flush", "kernel"]
-
-
 def test_short_calls_share_one_graph():
     cuda = FakeCuda(step_s=1e-6)
     read = time_functions({"short": lambda: cuda.work(2e-6)}, min_samples=3, budget_s=1e-9, stopwatch=graphs(cuda))[
@@ -222,12 +216,6 @@ def test_short_calls_share_one_graph():
     ]
     assert read.calls_per_sample == 10 and read.l2_state == "warm"
     assert read.median_s == pytest.approx(2e-6)
-
-
-def test_the_launch_floor_is_that_of_a_graph():
-    cuda = FakeCuda()
-    cuda.LAUNCH_S = 1.3e-6
-    assert graphs(cuda).launch_floor_s(1) == pytest.approx(1.3e-6) and cuda.captures == 1
 
 
 def test_a_function_that_cannot_be_captured_is_refused_by_name_and_takes_no_other_with_it(monkeypatch):

@@ -83,6 +83,8 @@ HEAD = {
     "refuses": {"block": 128, "short": True},
     "added": {"block": 2048},
 }
+REFERENCES = ("spec", "captured", "compare", "domain", "gemm", "silu_and_mul", "rows", "quantization")
+"""What the two ops need of the references."""
 QUERY = Query(suites=("smollm2_135m",), schemes=("bf16",))
 
 
@@ -93,16 +95,7 @@ def make_tree(folder: Path, gemm: str, silu: dict[str, dict[str, Any]]) -> Path:
     for layer in ("roofline", "reference", "kernels"):
         (folder / layer).mkdir(parents=True)
         for file in (ROOT / layer).glob("*.py"):
-            if layer != "reference" or file.stem in (
-                "spec",
-                "captured",
-                "compare",
-                "domain",
-                "gemm",
-                "silu_and_mul",
-                "rows",
-                "quantization",
-            ):
+            if layer != "reference" or file.stem in REFERENCES:
                 shutil.copy(file, folder / layer)
     for op, text in (("gemm", gemm), ("silu_and_mul", halving)):
         (folder / "kernels" / op).mkdir()

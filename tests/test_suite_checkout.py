@@ -38,7 +38,10 @@ def bare(tmp_path_factory):
     checkout = folder / "checkout"
     for name in FOLDERS:
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return checkout, folder / "venv" / "bin" / "python"
+    python = folder / "venv" / "bin" / "python"
+    done = subprocess.run([str(python), "-c", "import numpy, rooflab"], capture_output=True, text=True)
+    assert "No module named 'rooflab'" in done.stderr
+    return checkout, python
 
 
 def run(bare, *words, cwd=None, **environment):
@@ -48,11 +51,6 @@ def run(bare, *words, cwd=None, **environment):
         [str(python), str(checkout / "bench" / "run_from_checkout.py"), *words],
         capture_output=True, text=True, timeout=240, cwd=cwd or checkout, env={**clean, **environment},
     )  # fmt: skip
-
-
-def test_rooflab_is_not_installed_there(bare):
-    done = subprocess.run([str(bare[1]), "-c", "import numpy, rooflab"], capture_output=True, text=True)
-    assert "No module named 'rooflab'" in done.stderr
 
 
 @pytest.mark.more

@@ -13,6 +13,8 @@ TARGETS: dict[str, Target] = {name: target for file in FILES for name, target in
 REDUNDANT: dict[str, dict[str, str]] = {
     name: {mutant: reason for reason, mutants in reasons.items() for mutant in mutants}
     for file in sorted(Path(__file__).parent.glob("redundant_*.json"))
-    for name, reasons in json.loads(file.read_text()).items()
+    for names, reasons in json.loads(file.read_text()).items()
+    for name in names.split(", ")
 }
-"""Of a target: the mutants that order nothing, each with the reason; the files have a reason's mutants beside it."""
+"""Of a target: the mutants that order nothing, each with the reason.  In the files a reason stands once for all
+its mutants, and once for targets that share all reasons."""
