@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import cache
-from itertools import islice
 
 import pytest
-import torch
 
+from rooflab.bench.compile.cases import select
 from rooflab.bench.predict.cases import Predicted, Target, predict_all
 from rooflab.bench.predict.chip import chip_of
-from rooflab.kernels.registry import Kernel, kernels, ops
-from rooflab.reference.spec import Case, Inputs, Scheme, get_scheme
+from rooflab.kernels.registry import ops
+from rooflab.reference.spec import Case, Scheme, get_scheme
 from rooflab.roofline.device import get_device
 
 
@@ -22,31 +20,13 @@ def _scheme(op: str) -> Scheme:
     return get_scheme("bf16" if "bf16" in schemes else schemes[0])
 
 
-def _cases(op: str) -> tuple[Case, ...]:
-    """Llama-3-8B's, or those of the model that the op is for."""
+def _largest(op: str) -> list[Target]:
+    """Each kernel in Triton or Gluon, on the case with the most work: of Llama-3-8B, or of another model."""
     cases = ops()[op].cases
-    return cases.get("llama3_8b") or next(own for suite, own in cases.items() if suite not in ("smoke", "edge"))
-
-
-@cache
-def _priced(op: str) -> list[tuple[Case, Inputs]]:
-    """The cases with their inputs, the most work first."""
-    spec = ops()[op]
-    found = [(case, spec.make_inputs(case, _scheme(op), torch.device("meta"), 0)) for case in _cases(op)]
-    return sorted(found, key=lambda pair: (spec.cost(**pair[1]).flops, spec.cost(**pair[1]).bytes), reverse=True)
-
-
-def _own(op: str, *backends: str) -> list[Kernel]:
-    return [kernel for kernel in kernels(op).values() if kernel.backend in backends and kernel.role != "peer"]
-
-
-def _largest(chosen: Iterable[Kernel]) -> list[Target]:
-    """Each on the largest case that it takes, where it takes one."""
-    found = []
-    for one in chosen:
-        taken = (case for case, inputs in _priced(one.op) if one.why_not_args(inputs) is None)
-        found += [Target(one.op, one.name, case, _scheme(one.op)) for case in islice(taken, 1)]
-    return found
+    suite = "llama3_8b" if "llama3_8b" in cases else next(name for name in cases if name not in ("smoke", "edge"))
+    chosen = select(op, (), (suite,), (), (_scheme(op).name,))
+    own = [item for item in chosen if item.kernel.backend != "cuda"]
+    return [Target(op, item.kernel.name, item.case, item.scheme) for item in own]
 
 
 def _by_name(targets: list[Target], gpu: str) -> dict[str, Predicted]:
@@ -57,11 +37,11 @@ def _by_name(targets: list[Target], gpu: str) -> dict[str, Predicted]:
 def predicted() -> dict[str, Predicted]:
     """Of each op the last kernel, and those that the tests below name, on an H100."""
     named = {"gemm/naive", "gemm/pipelined", "gemm/cooperative", "rmsnorm/fused", "flash_attention/online"}
-    chosen = {}
+    chosen = []
     for op in ops():
-        own = _own(op, "triton", "gluon")
-        chosen |= {kernel.id: kernel for kernel in own if kernel == own[-1] or kernel.id in named}
-    return _by_name(_largest(chosen.values()), "h100")
+        own = _largest(op)
+        chosen += [target for target in own if target is own[-1] or f"{op}/{target.kernel}" in named]
+    return _by_name(chosen, "h100")
 
 
 def check(entry: Predicted) -> None:
@@ -75,7 +55,7 @@ def check(entry: Predicted) -> None:
 @pytest.mark.more
 def test_kernels_of_every_op_have_a_time_and_an_h200_is_no_slower():
     """An H200 is an H100 with more bandwidth: asked of a product, of attention and of a norm."""
-    assert {entry.target.op for entry in predicted().values()} == {op for op in ops() if _own(op, "triton", "gluon")}
+    assert {entry.target.op for entry in predicted().values()} == {op for op in ops() if _largest(op)}
     for entry in predicted().values():
         check(entry)
     asked = [predicted()[name].target for name in ("gemm/pipelined", "flash_attention/online", "rmsnorm/fused")]
@@ -88,7 +68,7 @@ def test_kernels_of_every_op_have_a_time_and_an_h200_is_no_slower():
 @pytest.mark.slow
 def test_every_kernel_has_a_time():
     """On the largest case that it takes."""
-    for entry in _by_name(_largest(kernel for op in ops() for kernel in _own(op, "triton", "gluon")), "h100").values():
+    for entry in _by_name([target for op in ops() for target in _largest(op)], "h100").values():
         check(entry)
 
 
