@@ -15,23 +15,22 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from ptx_mutants import mutants
 from triton.backends.nvidia.compiler import CUDABackend
 
-from rooflab.bench.check.emulating import emulation
 from rooflab.bench.check.poison import poisoned_allocations
 from rooflab.bench.compile.cases import SM, properties
 from rooflab.bench.compile.worker import FAILURES
-from rooflab.bench.emulate.emulation import FreshMemory, tensors_in
+from rooflab.bench.emulate.emulation import Launches, emulating_launches
 from rooflab.bench.ptx.arguments import Launch
-from rooflab.bench.ptx.cuda_kernels import emulating_cuda
 from rooflab.bench.ptx.launch import emulate
 from rooflab.bench.ptx.machine.run import Checks, EmulationError
 from rooflab.bench.ptx.results import Result
-from rooflab.bench.ptx.triton_kernels import bound, emulating_triton, in_ctas
+from rooflab.bench.ptx.triton_kernels import emulating_triton
 from rooflab.kernels import _device, registry
 from rooflab.kernels.configs import make_config
 from rooflab.reference.spec import Case, get_scheme
@@ -113,35 +112,28 @@ class Registered:
         return next((verdict.describe() for verdict in judged if not verdict.passed), None)
 
 
-class Emulation:
+class Mutated(Launches):
     """Every launch of a request, with the text of one of them replaced."""
 
     def __init__(self) -> None:
-        self.seed, self.mutated, self.text = 0, -1, ""
+        super().__init__(checks=CHECKS)
+        self.mutated, self.text = -1, ""
         self.texts: list[str] = []
-        self.races: list[str] = []
-        self.fresh = FreshMemory()
         self.longest = 0.0
 
-    def handle(self, kernel: Any, grid: Sequence[int], args: Sequence[Any]) -> None:
-        """What `emulating_triton` and `emulating_cuda` call."""
-        given = tensors_in(args)
-        unwritten = self.fresh.among(given)
-        self.fresh.forget(given)
-        launch, values, reached = kernel, args, []
-        if not isinstance(kernel, Launch):
-            grid = in_ctas(kernel, grid)
-            launch, values, reached = bound(kernel, grid, args)
-        self.texts.append(launch.ptx)
-        if len(self.texts) - 1 == self.mutated:
-            launch = dataclasses.replace(launch, ptx=self.text)
-        known = {"seed": self.seed, "memory": reached, "unwritten": unwritten}
-        found = emulate(launch, grid, values, checks=CHECKS, **known)
-        self.races += (*found.races, *found.notes)
+    def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
+        """Emulates one launch."""
+        by_triton = not isinstance(compiled, Launch)
+        self.texts.append(compiled.asm["ptx"] if by_triton else compiled.ptx)
+        if len(self.texts) - 1 == self.mutated and by_triton:
+            compiled = SimpleNamespace(metadata=compiled.metadata, src=compiled.src, asm={"ptx": self.text})
+        elif len(self.texts) - 1 == self.mutated:
+            compiled = dataclasses.replace(compiled, ptx=self.text)
+        super().run(compiled, grid, args)
 
     def fault(self, wrong: Callable[[], str | None], seed: int, mutated: int = -1, text: str = "") -> str | None:
         """What is wrong with a run whose launch `mutated` has the PTX `text`; None where nothing is."""
-        self.seed, self.mutated, self.text, self.texts, self.races = seed, mutated, text, [], []
+        self.seed, self.mutated, self.text, self.texts, self.results = seed, mutated, text, [], []
         # The processor's seconds, which are the same on a busy machine.
         allowed = max(MOST_TIMES * self.longest, LEAST_SECONDS) if mutated >= 0 else MOST_SECONDS
         signal.setitimer(signal.ITIMER_PROF, allowed)
@@ -158,10 +150,11 @@ class Emulation:
             signal.setitimer(signal.ITIMER_PROF, 0)
         if mutated < 0:
             self.longest = max(self.longest, time.process_time() - began)
-        return f"race: {self.races[0]}" if self.races else f"wrong: {found}" if found else None
+        races = [*self.races, *self.notes]
+        return f"race: {races[0]}" if races else f"wrong: {found}" if found else None
 
 
-def judge(launches: Emulation, request: Mapping[str, Any]) -> dict[str, Any]:
+def judge(launches: Mutated, request: Mapping[str, Any]) -> dict[str, Any]:
     """`{"clean": [what is wrong with the kernel as it is], "mutants": [{"name", "line", "source_line", "flagged"}]}`,
     where `flagged` says what is wrong with a mutant, or is None.
 
@@ -211,7 +204,6 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     # Before the first kernel is imported: modules take the number by its name.
     _device.HOPPER_SMS = request.get("sms", _device.HOPPER_SMS)
     signal.signal(signal.SIGPROF, _stop)
-    launches = Emulation()
-    triton = emulating_triton(SM, properties(), launches.handle)
-    with emulation(), triton, emulating_cuda(launches.handle):
+    launches = Mutated()
+    with emulating_launches(launches):
         return judge(launches, request)
