@@ -19,8 +19,8 @@ import triton.language as tl
 from rooflab.kernels.registry import register
 
 @triton.jit
-def scaled(x, weight, out, H: tl.constexpr, FACTOR: tl.constexpr, SHIFT: tl.constexpr):
-    columns = tl.arange(0, H)
+def scaled(x, weight, out, H: tl.constexpr, WIDTH: tl.constexpr, FACTOR: tl.constexpr, SHIFT: tl.constexpr):
+    columns = tl.arange(0, WIDTH)  # no mask
     row = tl.load(x + tl.program_id(0) * H + columns + SHIFT).to(tl.float32)
     scale = tl.rsqrt(tl.sum(row * row, 0) / H + 1e-6) * FACTOR
     value = row * scale * tl.load(weight + columns).to(tl.float32)
@@ -29,7 +29,8 @@ def scaled(x, weight, out, H: tl.constexpr, FACTOR: tl.constexpr, SHIFT: tl.cons
 @register(op="rmsnorm", name="mine", role="optimized", backend="triton")
 def mine(x, weight, eps=1e-6):
     out = torch.empty_like(x)
-    scaled[(x.shape[0],)](x, weight, out, H=x.shape[1], FACTOR=F, SHIFT=S)
+    width = triton.next_power_of_2(x.shape[1])
+    scaled[(x.shape[0],)](x, weight, out, H=x.shape[1], WIDTH=width, FACTOR=F, SHIFT=S)
     return out
 """
 
@@ -79,7 +80,7 @@ def test_what_a_few_ctas_wrote_is_judged_nan_included(rooflab, tmp_path, factor)
 
 
 def test_a_few_ctas_that_cannot_be_judged_are_not_right(rooflab, tmp_path):
-    again = "scaled[(8,)](out, weight, out, H=256, FACTOR=1., SHIFT=0)\n    return out"
+    again = "scaled[(8,)](out, weight, out, H=256, WIDTH=256, FACTOR=1., SHIFT=0)\n    return out"
     for name, ending, wanted, words in (
         ("elsewhere", "return torch.zeros_like(x)", 11, "the CTAs that ran wrote nothing of the outputs"),
         ("twice", again, 2, "ctas: expected a kernel of one launch"),
@@ -190,29 +191,8 @@ def add_to(x, out, H: tl.constexpr, factor: tl.float16, other: tl.bfloat16, whol
 )
 
 
-UNMASKED = (
-    """
-@triton.jit
-def scaled(x, weight, out, eps, H: tl.constexpr, WIDTH: tl.constexpr):
-    place = tl.arange(0, WIDTH)
-    row = tl.load(x + tl.program_id(0) * H + place).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(row * row) / H + eps) * tl.load(weight + place).to(tl.float32)
-    tl.store(out + tl.program_id(0) * H + place, row * scale)
-"""
-    + REGISTERED
-    + """
-    out = torch.empty_like(x)
-    width = triton.next_power_of_2(x.shape[1])
-    scaled[(x.shape[0],)](x, weight, out, eps, H=x.shape[1], WIDTH=width)
-    return out
-"""
-)
-
-
 def test_without_a_case_the_sizes_are_ragged_so_that_a_missing_mask_shows(rooflab, tmp_path):
-    file, again = (other_file(tmp_path, name, UNMASKED) for name in ("unmasked", "unmasked_too"))
-    assert rooflab("emulate", "--kernel", file, *CASE)[0] == 0, "256 is a power of two"
-    status, out, _ = rooflab("emulate", "--kernel", again, "--scheme", "bf16")
+    status, out, _ = rooflab("emulate", "--kernel", mine(tmp_path, "mine_unmasked"), "--scheme", "bf16")
     assert status == 11 and "T=3,H=33" in out and "RUNTIME_ERROR" in out
 
 

@@ -216,11 +216,8 @@ def test_a_ring_of_stages_without_one_part_is_reported(skip: str, expected: list
     program = Program()
     for step in range(7):
         stage, left_out = step % 2, skip if step == 3 else ""
-        words = [f"wait_free@0/{stage}"] * (step >= 2) + [
-            f"load/{stage}",
-            f"wait@123/{stage}",
-            f"read_ring@123/{stage}",
-        ]
+        words = [f"load/{stage}", f"wait@123/{stage}", f"read_ring@123/{stage}"]
+        words = [f"wait_free@0/{stage}", *words] if step >= 2 else words
         words += [f"free@{12 if left_out == 'free' else 123}/{stage}", f"freed/{stage}"]
         program.run(" ".join(word for word in words if left_out == "free" or word.split("@")[0] != left_out))
     assert program.kinds == expected

@@ -66,9 +66,7 @@ def found(check: Callable[[Flow], Any], words: str) -> list[tuple[int, int]]:
         ("write_free mul", [(1, -1)]),  # the first wants one whatever its registers
         ("fence mul commit wait write_d fence mul", []),
         ("fence mul commit wait write_d mul", [(5, 4)]),
-        ("fence mul_a commit wait write_a fence mul_other_a", []),
         ("fence mul_a commit wait write_a mul_other_a", [(5, 4)]),
-        ("fence mul commit wait read_d fence mul", []),
         ("fence mul commit wait read_d mul", [(5, 4)]),
         ("fence mul fence mul_other commit wait read_d fence mul", []),
         ("fence mul fence mul_other commit wait read_d mul", [(7, 6)]),

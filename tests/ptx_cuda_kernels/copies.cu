@@ -22,9 +22,6 @@ __device__ __forceinline__ void expect(u64* bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes)
                  : "memory");
 }
-__device__ __forceinline__ void arrive(u64* bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
-}
 __device__ __forceinline__ void wait(u64* bar, u32 parity) {
     asm volatile(
         "{\n\t.reg .pred done;\n\t"
@@ -87,7 +84,6 @@ extern "C" __global__ void bulk_there_and_back(const float* x, float* y, int pol
     }
 }
 
-constexpr int STAGES = 3;
 __device__ __forceinline__ u32 rank_in_cluster() {
     u32 rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

@@ -1,7 +1,6 @@
 // Warps whose lanes part and meet again. One block of 128 threads unless its name says otherwise.
 
 using u32 = unsigned int;
-using u64 = unsigned long long;
 constexpr u32 ALL = 0xffffffffu;
 
 // Lanes that leave early must not be waited for by what comes after.
