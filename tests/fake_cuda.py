@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 from rooflab.bench.timing.cuda import NotCaptured
-from rooflab.bench.timing.trace import CALL, OURS, REST, Trace
+from rooflab.bench.timing.trace import OURS, REST, Trace
 
 
 @dataclass
@@ -150,6 +150,3 @@ def recorder(cuda: FakeCuda, lose: Callable[[Work], bool] = lambda work: False) 
 
     recorded.count = 0  # type: ignore[attr-defined]
     return recorded
-
-
-__all__ = ["CALL", "FakeCuda", "FakeTrace", "Work", "recorder"]

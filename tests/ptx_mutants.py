@@ -86,10 +86,6 @@ def _arrives_only(statement: _Statement) -> str:
     return statement.written(opcode=statement.opcode.replace(".sync", ".arrive"))
 
 
-def _reads_only(statement: _Statement) -> str:
-    return statement.written(opcode=statement.opcode + ".read")
-
-
 def _without_order(statement: _Statement) -> str:
     return statement.written(opcode=re.sub(r"\.(acq_rel|acquire|release)\b", ".relaxed", statement.opcode))
 
@@ -108,7 +104,7 @@ _RULES: tuple[tuple[str, str, Change], ...] = (
     (r"wgmma\.wait_group\..*", "one more pending in", _pending_one_more),
     (r"cp\.async\.(bulk\.)?(commit_group|wait_group|wait_all)(\.read)?", "drop", _dropped),
     (r"cp\.async\.(bulk\.)?wait_group(\.read)?", "one more pending in", _pending_one_more),
-    (r"cp\.async\.bulk\.wait_group", "wait for reads alone in", _reads_only),
+    (r"cp\.async\.bulk\.wait_group", "wait for reads alone in", lambda it: it.written(opcode=it.opcode + ".read")),
     (r"cp\.async\.mbarrier\.arrive\..*", "drop", _dropped),
     (r"fence\.(proxy|mbarrier_init)\b.*", "drop", _dropped),
     (r"(fence\.(acq_rel|sc)|membar)\..*", "drop", _dropped),

@@ -5,6 +5,7 @@ A file `tests/rungs_*.py` holds claims, each under the name of its rung; `tests/
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -102,6 +103,12 @@ def bytes_in_flight(info: CompiledInfo) -> int:
             return total
         total += instruction.width_bytes if instruction.family == "global_load" else 0
     raise AssertionError(f"{info.name} stores nothing")
+
+
+def new_sums(info: CompiledInfo, left: str = "") -> tuple[int, int]:
+    """wgmma in fp8 that begin a sum, and all of them; `left` is a pattern of a left operand out of registers."""
+    found = re.findall(rf"QGMMA\.\S+ R\d+, {left}gdesc\[UR\d+\], (\w+)", info.sass)
+    return found.count("RZ"), len(found)
 
 
 def fetched_by_tma(below: CompiledInfo, info: CompiledInfo) -> None:

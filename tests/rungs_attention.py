@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rung_claims import code, loop, rung
+from rung_claims import code, loop, new_sums, rung
 
 from rooflab.bench.compile.flow import Loop
 from rooflab.bench.compile.sass import Instruction
@@ -131,12 +131,6 @@ def _products(info: CompiledInfo) -> set[tuple[str, str]]:
     return {(dtype, k) for _, k, dtype in re.findall(PRODUCT, info.ptx)}
 
 
-def _new_sums(info: CompiledInfo) -> tuple[int, int]:
-    """wgmma of weights, out of registers, that begin a sum, and all of them."""
-    found = re.findall(r"QGMMA\.\S+ R\d+, R\d+, gdesc\[UR\d+\], (\w+)", info.sass)
-    return found.count("RZ"), len(found)
-
-
 @rung("flash_attention/fp8", slow=True)
 def flash_attention_fp8() -> None:
     """Of equal tiles, half of tma's wgmma where values come in columns: nothing of them passes a register, and every
@@ -152,8 +146,8 @@ def flash_attention_fp8() -> None:
     assert of_columns["shared_store"] == of_columns["shared_load"] == 0 < of_rows["shared_store"]
     outputs = 64 * 128 // columns.threads  # of a thread
     assert of_columns["fma"] - of_below["fma"] == outputs and of_rows["fma"] == of_below["fma"]
-    # Two loops, of four products of 32 keys each.
-    assert _new_sums(columns) == (2, 8) and _new_sums(rows) == (0, 0)
+    # Two loops, of four products of 32 keys each; weights come out of registers.
+    assert [new_sums(info, r"R\d+, ") for info in (columns, rows)] == [(2, 8), (0, 0)]
     assert code("flash_attention", "fp8", "fp8_e4m3", COLUMNS.id).registers <= 65536 // (2 * 128), "two CTAs an SM"
 
 

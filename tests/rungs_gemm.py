@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from rung_claims import code, fetched_by_tma, loop, one_loop_on_all_sms, rung, specialized
 
-from rooflab.bench.compile.flow import Loop
 from rooflab.bench.compile.static import CompiledInfo, compile_kernel
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.registry import get_kernel
@@ -20,11 +19,6 @@ SQUARE = Case(M=16, N=4096, K=4096, layout="NT", bias=False)
 def compiled(name: str, case: Case = SQUARE) -> list[CompiledInfo]:
     """What a rung launches in bf16."""
     return compile_kernel("gemm", name, case, SCHEMES["bf16"])
-
-
-def loops_with(info: CompiledInfo, family: str) -> list[Loop]:
-    """The loops that have instructions of a family: code with warps of two kinds has no single hot loop."""
-    return [found for found in info.loops if found.counts[family]]
 
 
 @rung("gemm/one_thread")
@@ -166,6 +160,6 @@ def gemm_swap_ab() -> None:
         assert HOPPER_SMS - 8 <= info.ctas and any(opcode.startswith("UCGABAR") for opcode in info.opcodes)
     below = compiled("split_k")[0]
     assert below.counts["mma"] > 0 and not below.uses_wgmma
-    (multiplying,) = loops_with(info, "wgmma")
+    (multiplying,) = [found for found in info.loops if found.counts["wgmma"]]
     assert multiplying.counts["cp_async"] == multiplying.counts["global_load"] == 0
     assert any(found.counts["cp_async"] for found in info.loops)

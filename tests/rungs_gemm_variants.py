@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import torch
-from rung_claims import calls, code, fetched_by_tma, loop, one_loop_on_all_sms, rung, specialized
+from rung_claims import calls, code, fetched_by_tma, loop, new_sums, one_loop_on_all_sms, rung, specialized
 
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.kernels.registry import ops
@@ -19,12 +19,6 @@ def _fp8(name: str, case: str = PER_TENSOR) -> CompiledInfo:
     return code("gemm_fp8", name, "fp8_e4m3", case)
 
 
-def _new_sums(info: CompiledInfo) -> tuple[int, int]:
-    """wgmma that begin a sum, and all of them."""
-    found = re.findall(r"QGMMA\.\S+ R\d+, gdesc\[UR\d+\], (\w+)", info.sass)
-    return found.count("RZ"), len(found)
-
-
 def _added(info: CompiledInfo, opcode: str) -> int:
     return sum(instruction.opcode.split(".")[0] == opcode for instruction in loop(info).instructions)
 
@@ -36,7 +30,7 @@ def gemm_fp8_fast_accum() -> None:
     info = _fp8("fast_accum")
     counts = loop(info).counts
     assert counts["wgmma"] == 4 and counts["tma"] == 2 and counts["fma"] == 0 and not info.spill_stores
-    assert _added(info, "FADD") == 0 and _new_sums(info)[0] == 0
+    assert _added(info, "FADD") == 0 and new_sums(info)[0] == 0
 
 
 @rung("gemm_fp8/promoted", slow=True)
@@ -45,7 +39,7 @@ def gemm_fp8_promoted() -> None:
     for case, opcode in ((PER_TENSOR, "FADD"), (PER_BLOCK, "FFMA")):
         info = _fp8("promoted", case)
         assert loop(info).counts["wgmma"] == 4 and loop(info).counts["tma"] == 2 and not info.spill_stores
-        assert _new_sums(info) == (1, 4)
+        assert new_sums(info) == (1, 4)
         assert _added(info, opcode) == 128 * 128 // info.threads
 
 
@@ -55,7 +49,7 @@ def gemm_fp8_promoted_ws() -> None:
     for case, opcode in ((PER_TENSOR, "FADD"), (PER_BLOCK, "FFMA")):
         info = _fp8("promoted_ws", case)
         assert info.uses_warp_specialization and info.threads == 3 * 128 and info.grid[0] == 132
-        assert not info.spill_stores and _new_sums(info) == (2, 8)
+        assert not info.spill_stores and new_sums(info) == (2, 8)
         assert loop(info).counts["wgmma"] == 4 and loop(info).counts["tma"] == 0
         assert _added(info, opcode) == 64 * 128 // 128
         assert any(each.counts["tma"] == 3 and not each.counts["wgmma"] for each in info.loops)

@@ -96,16 +96,20 @@ def _kernels() -> Iterator[Kernel]:
 
 
 @cache
+def takes(op: str, name: str, scheme: str) -> bool:
+    """Whether the kernel takes some case in this dtype."""
+    spec, kernel = ops()[op], kernels(op)[name]
+    made = (spec.make_inputs(case, SCHEMES[scheme], torch.device("meta"), 0) for case in spec.cases["smoke"])
+    return scheme in spec.schemes and any(kernel.why_not_args(inputs) is None for inputs in made)
+
+
+@cache
 def main_scheme(op: str, name: str) -> str:
     """bf16, or the last scheme of an op that has others: of weight-only products the largest group; the last that the
     kernel takes where it takes not that."""
-    spec, kernel = ops()[op], kernels(op)[name]
-    usual = ["bf16"] if "bf16" in spec.schemes else []
-    for scheme in (*usual, *reversed(spec.schemes)):
-        made = (spec.make_inputs(case, SCHEMES[scheme], torch.device("meta"), 0) for case in spec.cases["smoke"])
-        if any(kernel.why_not_args(inputs) is None for inputs in made):
-            return scheme
-    return (*usual, *reversed(spec.schemes))[0]
+    known = ops()[op].schemes
+    order = [*(["bf16"] if "bf16" in known else []), *reversed(known)]
+    return next((scheme for scheme in order if takes(op, name, scheme)), order[0])
 
 
 Compiled = dict[Request, list[CompiledInfo] | CompileFailure]
@@ -125,13 +129,6 @@ def compile_for_hopper(also: bool = False) -> Compiled:
     lightest = {(item.kernel.id, item.scheme.name): item for item in reversed(every)}
     in_fp32 = [item for (_, scheme), item in most.items() if scheme == "fp32"]
     return _compile(in_fp32 + [lightest[key] for key in main if _config(lightest[key]) != _config(most[key])])
-
-
-def takes_fp32(request: Request) -> bool:
-    """Whether the kernel takes some case in fp32."""
-    spec, kernel = ops()[request.op], kernels(request.op)[request.kernel]
-    made = (spec.make_inputs(case, FP32, torch.device("meta"), 0) for case in spec.cases["smoke"])
-    return "fp32" in spec.schemes and any(kernel.why_not_args(inputs) is None for inputs in made)
 
 
 def _config(item: Selected) -> Any:
@@ -154,7 +151,7 @@ def faults_of(request: Request, info: CompiledInfo) -> Iterator[str]:
     # `tl.dot` rounds fp32 operands to TF32 unless told otherwise, which the interpreter does not show; its default
     # stands in Triton's IR whatever the operands.
     if (request.scheme.name == "fp32" and info.uses_tf32) or (
-        "inputPrecision = tf32" in info.ir and takes_fp32(request)
+        "inputPrecision = tf32" in info.ir and takes(request.op, request.kernel, "fp32")
     ):
         yield "TF32 in fp32"
     yield from (option.sentence for option in options(info, request.scheme.name) if not option.took_effect)

@@ -27,12 +27,11 @@ from rooflab.roofline.model import Cost, Traffic
 
 H100, H200 = get_device("h100"), get_device("h200")
 CHIP = chip_of(H100)
-NEWLINE = "\n"
 
 
 def sass(*lines: str, start: int = 0) -> str:
     """Instructions as cuobjdump prints them, 16 bytes apart."""
-    return NEWLINE.join(
+    return "\n".join(
         f"        /*{start + 16 * at:04x}*/                   {line} ;  /* 0x0 */" for at, line in enumerate(lines)
     )
 
@@ -305,15 +304,12 @@ def test_a_loop_is_divided_from_what_is_around_it_and_polls_are_no_loops():
 
 
 def test_what_a_turn_steps_over_runs_once_a_tile():
+    names = [line.split(".")[0].split()[0] for line in EPILOGUE]
     (role,) = divided(flattened())
-    assert "F2FP" not in families(role.loops[0]) and families(role.rounds)[: len(EPILOGUE)] == families_of(EPILOGUE)
+    assert "F2FP" not in families(role.loops[0]) and families(role.rounds)[: len(EPILOGUE)] == names
     copying = program("loop:", "@P0 BRA skip", "LDGSTS.E.128 [R9], [R6.64]", "skip:", WGMMA, "@P1 BRA loop", "EXIT")
     (role,) = divided(copying)
     assert "LDGSTS" in families(role.loops[0]), "a copy that a branch steps over at the end is still every turn's"
-
-
-def families_of(lines) -> list[str]:
-    return [line.split(".")[0].split()[0] for line in lines]
 
 
 def test_the_epilogue_in_a_flattened_loop_is_charged_to_tiles_not_to_steps():

@@ -11,18 +11,14 @@ from rooflab.bench.compile.static import CompileFailure
 from rooflab.bench.compile.summary import Option, Summary
 
 IDENTITY = ("gemm", "tiled", "bf16", "M=64")
-LAUNCH = {"grid": (64,), "launches": 1, "ctas": 64, "threads": 128}
-SPILLED = {"registers": 40, "stack_bytes": 0, "spill_loads": 0, "spill_stores": 0, "shared_bytes": 0}
-WAVES = {"waves": 64 / (12 * 132), "full_waves": 0, "tail_ctas": 64, "wave_efficiency": 0.04}
-WIDTHS = {f"{way}_bytes_{which}": 16 for way in ("load", "store") for which in ("worst", "usual")}
 PLAIN = Summary(
     **{"name": "k", "backend": "triton", "target": "sm_90a", "device": "h100-sxm", "code_hash": "a"},
+    **{"grid": (64,), "launches": 1, "ctas": 64, "threads": 128},
+    **{"registers": 40, "stack_bytes": 0, "spill_loads": 0, "spill_stores": 0, "shared_bytes": 0},
     **{"ctas_per_sm": 12, "occupancy": 0.75, "occupancy_limiter": "registers", "tensor_path": "none"},
+    **{"waves": 64 / (12 * 132), "full_waves": 0, "tail_ctas": 64, "wave_efficiency": 0.04},
+    **{f"{way}_bytes_{which}": 16 for way in ("load", "store") for which in ("worst", "usual")},
     **{"counts": {}, "loop": None, "options": (), "asked": {}},
-    **LAUNCH,
-    **SPILLED,
-    **WAVES,
-    **WIDTHS,
 )
 OTHER = replace(PLAIN, code_hash="b")
 WGMMA = replace(PLAIN, name="product", tensor_path="wgmma", code_hash="c")
