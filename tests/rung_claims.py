@@ -20,7 +20,7 @@ from rooflab.bench.compile.static import CompiledInfo, CompileFailure, Request, 
 from rooflab.kernels.registry import get_kernel, ops
 from rooflab.reference.spec import SCHEMES, Case
 
-Claim = Callable[[], None]
+Claim = Callable[[], object]
 CLAIMS: dict[str, Claim] = {}
 SLOW: set[str] = set()
 

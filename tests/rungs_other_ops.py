@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from rung_claims import bytes_in_flight, calls, code, launches_once, loop, rung
 
 from rooflab.bench.compile.cases import select
+from rooflab.bench.compile.static import CompiledInfo
 from rooflab.kernels.merge_attention_states import fused
 from rooflab.kernels.registry import get_kernel, ops
 
@@ -37,14 +40,6 @@ def flash_attention_varlen_online() -> None:
         assert body.counts["wgmma"] > 0 and body.counts["cp_async"] > 0 and body.counts["global_store"] == 0
     plain, masked = sorted(sum("FSEL" in entry.opcode for entry in body.instructions) for body in info.loops)
     assert plain <= 2 < 32 <= masked
-
-
-@rung("fused_add_rmsnorm/fused")
-def fused_add_rmsnorm_fused() -> None:
-    """One launch; a thread reads two vectors of x, residual and weight once and writes the sum and its norm."""
-    info = launches_once("fused_add_rmsnorm", "fused", 9)
-    assert info.opcodes["LDG.E.128"] == info.counts["global_load"] == 6
-    assert (info.counts["global_store"], len(info.loops)) == (4, 0)
 
 
 @rung("kv_cache_write/fused")
@@ -100,26 +95,23 @@ def paged_attention_gqa_packed() -> None:
     assert inner["mma"] > 0 and inner["cp_async"] > 0 and inner["global_store"] == 0
 
 
-@rung("rmsnorm/fused")
-def rmsnorm_fused() -> None:
-    """One launch, and x is read once: a thread loads two vectors of x and of weight and stores two of y, in no loop."""
-    info = launches_once("rmsnorm", "fused", 8)
-    assert info.opcodes["LDG.E.128"] == info.counts["global_load"] == 4
-    assert (info.opcodes["STG.E.128"], len(info.loops)) == (2, 0)
+def reads_rows_once(op: str, steps: int, loads: int, stores: int) -> CompiledInfo:
+    """One launch for naive's `steps` or more: a thread loads and stores so many vectors of 16 bytes, in no loop."""
+    info = launches_once(op, "fused", steps)
+    assert (info.opcodes["LDG.E.128"], info.opcodes["STG.E.128"], len(info.loops)) == (loads, stores, 0)
+    assert (info.counts["global_load"], info.counts["global_store"]) == (loads, stores)
+    return info
 
 
-@rung("softmax/fused")
-def softmax_fused() -> None:
-    """One launch, and x is read once, in no loop."""
-    info = launches_once("softmax", "fused", 5)
-    assert (info.opcodes["LDG.E.128"], info.opcodes["STG.E.128"], len(info.loops)) == (2, 2, 0)
+rung("rmsnorm/fused")(partial(reads_rows_once, "rmsnorm", 8, 4, 2))  # x and weight
+rung("fused_add_rmsnorm/fused")(partial(reads_rows_once, "fused_add_rmsnorm", 9, 6, 4))  # the sum as well as its norm
+rung("softmax/fused")(partial(reads_rows_once, "softmax", 5, 2, 2))
 
 
 @rung("layernorm/fused")
 def layernorm_fused() -> None:
     """One launch, and x is read once, in no loop; a barrier more than rmsnorm's, for the mean."""
-    info = launches_once("layernorm", "fused", 11)
-    assert (info.opcodes["LDG.E.128"], info.opcodes["STG.E.128"], len(info.loops)) == (6, 2, 0)
+    info = reads_rows_once("layernorm", 11, 6, 2)
     assert info.counts["barrier"] > code("rmsnorm", "fused").counts["barrier"]
 
 
@@ -142,26 +134,16 @@ def rope_fused() -> None:
     assert interleaved.opcodes["STG.E.U16"] == interleaved.counts["global_store"]
 
 
-@rung("silu_and_mul/fused")
-def silu_and_mul_fused() -> None:
+def reads_gate_and_up_once(op: str, steps: int) -> None:
     """One launch: gate and up are read once and one result is written; only that one is rounded, two values an
     instruction."""
-    reads_gate_and_up_once("silu_and_mul", 6)
-
-
-@rung("gelu_and_mul/fused")
-def gelu_and_mul_fused() -> None:
-    """One launch in place of twelve, with the loads and stores of silu_and_mul/fused."""
-    reads_gate_and_up_once("gelu_and_mul", 11)
-
-
-def reads_gate_and_up_once(op: str, least: int) -> None:
-    """One launch of two 16-byte loads and one store, and its roundings."""
-    info = launches_once(op, "fused", least)
-    assert (info.opcodes["LDG.E.128"], info.opcodes["STG.E.128"]) == (2, 1)
-    assert (info.counts["global_load"], info.counts["global_store"]) == (2, 1)
+    info = reads_rows_once(op, steps, 2, 1)
     rounded = sum(number for opcode, number in info.opcodes.items() if opcode.startswith("F2F"))
     assert rounded == 16 // 2 // 2, "8 results of 2 bytes in a store"
+
+
+rung("silu_and_mul/fused")(partial(reads_gate_and_up_once, "silu_and_mul", 6))
+rung("gelu_and_mul/fused")(partial(reads_gate_and_up_once, "gelu_and_mul", 11))
 
 
 @rung("rope_and_cache/fused")

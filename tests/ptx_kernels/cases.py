@@ -37,10 +37,6 @@ def _dot(**options: Any) -> Case:
     return Case("triton_copies", "dot", options, asynchronous=False)
 
 
-def _language(maker: str, **options: Any) -> Case:
-    return Case("triton_language", maker, options, asynchronous=False)
-
-
 def _vectors(maker: str, **options: Any) -> Case:
     return Case("triton_vectors", maker, options, asynchronous=False)
 
@@ -68,8 +64,8 @@ CASES: dict[str, Case] = {
                                reported="reads an accumulator of a wgmma that may still be running"),
     "dot_small": _dot(M=16, N=16, K=16, warps=1),
     "dot_8_warps": _dot(M=128, N=32, K=32, warps=8),
-    "printing": _language("printing"),
-    "arguments": _language("argument"),
+    "printing": Case("triton_language", "printing", asynchronous=False),
+    "arguments": Case("triton_language", "argument", asynchronous=False),
     "sort_fp16_1_warp": _vectors("sort", dtype="float16", N=64, warps=1),
     "scan_back": _vectors("scan", back=True, R=32, N=32, warps=2),
     "reduce_16_warps": _vectors("reduce", R=2, N=4096, warps=16),
