@@ -198,6 +198,5 @@ def gemm_w4a16_gemv() -> None:
 def gemm_w4a16_dequant_dot() -> None:
     """wgmma from registers in every group, with one fp32 multiply-add for each sum of a group."""
     for scheme in ("w4a16_g128", "w4a16_g64", "w4a16_g32"):
-        is_fed_from_registers(
-            code("gemm_w4a16", "dequant_dot", scheme, SQUARE4.replace("N=8192", "N=28672").format(64, "false"))
-        )
+        wide = SQUARE4.replace("N=8192", "N=28672").format(64, "false")
+        is_fed_from_registers(code("gemm_w4a16", "dequant_dot", scheme, wide))

@@ -16,9 +16,7 @@ def reads_once(op: str, vectors: int, results: int, inputs: int, weights: int = 
     """The kernel at the most work of llama3_8b: `vectors` loads of inputs, around L1, and `results` stores, all of 16
     bytes; a thread has twice as many under way as one of `fused`, which reads `inputs` and `weights`."""
     info, below = code(op, "cluster"), code(op, "fused")
-    assert info.opcodes["LDG.E.NA.128"] in (vectors, 2 * vectors), (
-        "twice with a persistent grid: the first row, the next"
-    )
+    assert info.opcodes["LDG.E.NA.128"] in (vectors, 2 * vectors), "twice with a persistent grid: first row and next"
     assert info.opcodes["STG.E.128"] == info.counts["global_store"] == results
     assert not any(opcode.startswith("LDG") and "128" not in opcode for opcode in info.opcodes)
     assert info.opcodes["LDG.E.NA.128"] >= 2 * below.opcodes["LDG.E.128"] * inputs // (inputs + weights)

@@ -211,9 +211,8 @@ def test_one_graph_for_each_set_of_inputs_is_replayed_in_turn():
 
 def test_short_calls_share_one_graph():
     cuda = FakeCuda(step_s=1e-6)
-    read = time_functions({"short": lambda: cuda.work(2e-6)}, min_samples=3, budget_s=1e-9, stopwatch=graphs(cuda))[
-        "short"
-    ]
+    options = {"min_samples": 3, "budget_s": 1e-9, "stopwatch": graphs(cuda)}
+    read = time_functions({"short": lambda: cuda.work(2e-6)}, **options)["short"]
     assert read.calls_per_sample == 10 and read.l2_state == "warm"
     assert read.median_s == pytest.approx(2e-6)
 

@@ -283,9 +283,8 @@ def test_the_commands_write_pictures_and_their_numbers(tmp_path):
     status, value, errors = run_command(("picture", "bytes", OP, "--kernel", "naive", "--kernel", "tma", *words))
     assert status == 0, errors
     records = record_files.read(tmp_path)
-    assert [record.kernel for record in records] == ["naive", "tma"] and (
-        tmp_path / "bytes-flash_attention.png"
-    ).is_file()
+    assert [record.kernel for record in records] == ["naive", "tma"]
+    assert (tmp_path / "bytes-flash_attention.png").is_file()
     assert value["kernels"][1]["moved_hbm_read_bytes"] == records[1].metrics["moved_hbm_read_bytes"]
     for bad, message in [
         (("schedule", "gemm", "--kernel", "tma"), "op: expected flash_attention"),

@@ -97,12 +97,10 @@ def test_reads_and_writes_outside_a_tensor_name_thread_and_place() -> None:
 @pytest.mark.parametrize(
     ("name", "args", "line", "words"),
     [
-        ("misaligned", [floats(), floats()], "misaligned read", "thread 0: address 0x"),
-        ("misaligned_write", [floats()], "misaligned write", "is not a multiple of 4 bytes"),
+        ("misaligned", [floats(), floats()], "misaligned read", "is not a multiple of 4 bytes"),
         ("null_pointer", [None], "write to null", "thread 3: 4 bytes at 0x0: a null pointer"),
         ("shared_read_behind_the_end", [floats(), 1], "shared read behind the end", "thread 31: 4 bytes at shared"),
         ("shared_read_behind_the_end", [floats(), -1], "shared read behind the end", "shared address 0xfffffffc lie"),
-        ("shared_write_behind_the_end", [floats(), 500], "shared write behind the end", "lie outside the 128 there"),
         ("shared_misaligned", [floats(), 2], "misaligned shared read", "shared address 0x2 is not a multiple of 4"),
         ("shared_unwritten", [floats()], "read of what nobody wrote", "shared memory at 0x14, which nobody has"),
         ("local_behind_the_end", [integers(), integers()], "local read behind the end", "thread 31: 4 bytes at local"),

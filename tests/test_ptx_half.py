@@ -146,10 +146,8 @@ def test_approximations_flush_with_ftz(name):
 def test_division_by_what_is_nearly_infinite_gives_zero_or_no_number():
     far = np.float32(2.0**127)
     assert_same(approximate.div(np.float32([1e30, -1e30, INF, NAN]), far), [0, -0.0, NAN, NAN])
-    assert_same(
-        [approximate.div(np.float32(3), np.float32(INF)), approximate.div_full(np.float32(1e30), far)],
-        [0, np.float32(1e30) / far],
-    )
+    assert_same([approximate.div(np.float32(3), np.float32(INF))], [0])
+    assert_same([approximate.div_full(np.float32(1e30), far)], [np.float32(1e30) / far])
     a, b = (random_floats(np.random.default_rng(6), np.float32, 500) for _ in range(2))
     near = np.abs(b) <= 2.0**126
     assert_same(approximate.div(a, b)[near], (a / b)[near])

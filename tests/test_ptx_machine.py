@@ -99,9 +99,8 @@ def test_a_barrier_that_is_none_is_refused(body: str, words: str) -> None:
 
 
 def test_a_barrier_may_be_a_kernels_last_instruction() -> None:
-    text = TEXT.format(
-        outer="", declared="", block=64, body="setp.lt.u32 %p1, %r0, 32; @%p1 bra E; mov.u32 %r1, 1; E: "
-    )
+    body = "setp.lt.u32 %p1, %r0, 32; @%p1 bra E; mov.u32 %r1, 1; E: "
+    text = TEXT.format(outer="", declared="", block=64, body=body)
     text = text.replace("    ret;\n", "    bar.sync 0;\n").replace("st.global", "@!%p1 st.global")
     to = torch.zeros(64, dtype=torch.int32)
     emulate(Launch(text, "k", (64, 1, 1)), (1,), [to], seed=2)
@@ -164,9 +163,8 @@ def test_shared_memory_of_others_is_reached_as_such_only_while_they_run() -> Non
     body = ADDRESSES + f"st.shared.u32 [%r4], %r6; {BARRIER} "
     assert "lie outside the 1024 there" in error(body + "ld.shared.u32 %r1, [%r8];" + BARRIER, **PAIR)
     late = "setp.eq.u32 %p1, %r6, 1; @%p1 ret; mov.u32 %r1, 0; L: add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, 9;"
-    assert "CTA 1, which has ended" in error(
-        body + late + "@%p2 bra L; bar.sync 0; ld.shared::cluster.u32 %r1, [%r8];", **PAIR
-    )
+    late += "@%p2 bra L; bar.sync 0; ld.shared::cluster.u32 %r1, [%r8];"
+    assert "CTA 1, which has ended" in error(body + late, **PAIR)
 
 
 @pytest.mark.parametrize("grid", [1, 4])

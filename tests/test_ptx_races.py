@@ -143,7 +143,6 @@ WRONG = {
     "read store": "read-write read store",
     "read@1 use@2 arrive@2 phase wait@3 store@3": "read-write read store",
     "store@0 barrier@01 use@2": "write-read store use",
-    "barrier store@0 read@1": "write-read store read",
     "store@0 arrive@1 phase wait@1 read@1": "write-read store read",
     "store@0 arrive@01 phase wait@0 read@1": "write-read store read",  # who arrives learns nothing
     "arrive@0 phase store@0 arrive@0 wait@1 read@1": "write-read store read",  # nor of the next phase who waits
@@ -162,8 +161,6 @@ WRONG = {
     "copy commit drain barrier multiply": "write-read copy multiply proxy",
     "fence store barrier multiply": "write-read store multiply proxy",
     "store barrier multiply": "write-read store multiply proxy",
-    "fence store barrier save": "write-read store save proxy",
-    "store barrier save": "write-read store save proxy",
     "store fence@012 barrier multiply": "write-read store multiply proxy",
     "store fence save": "write-read store save",
     "store@0 fence@0 barrier@012 multiply": "write-read store multiply",
@@ -174,7 +171,6 @@ WRONG = {
     "load read@0": "write-read load read",
     "begin bring barrier read": "write-read load read",
     "multiply barrier store": "read-write multiply store",
-    "save barrier store": "read-write save store",
     "multiply multiply/1 multiply/2 done/1 load/2": "read-write multiply load",
     "save multiply/1 done/1 barrier store": "read-write save store",
     "begin store@0 fence@0 bring": "write-write store load",

@@ -82,9 +82,8 @@ def test_the_rest_of_a_copy_is_zero() -> None:
     back = "ld.shared.v4.u32 {%r10, %r11, %r12, %r13}, [%r4]; st.global.v4.u32 [%rd5], {%r10, %r11, %r12, %r13};"
     run(PLACES + body + back, source, result)
     rows = source.view(np.uint8).reshape(32, 16)
-    assert (
-        result.view(np.uint8).reshape(32, 16) == np.where(np.arange(16) < np.arange(32)[:, None] % 16, rows, 0)
-    ).all()
+    wanted = np.where(np.arange(16) < np.arange(32)[:, None] % 16, rows, 0)
+    assert (result.view(np.uint8).reshape(32, 16) == wanted).all()
 
 
 # Bulk copies and tensor maps

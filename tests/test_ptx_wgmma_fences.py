@@ -109,9 +109,8 @@ def test_a_write_of_a_wants_the_wait_of_its_products_own_group(words: str, wante
 @pytest.mark.more
 @pytest.mark.timeout(300)  # a compilation
 def test_a_fence_that_ptxas_puts_in_is_said_by_ptxas() -> None:
-    (info,) = compile_kernel(
-        "gemm", "cooperative", Case.parse("M=256,N=256,K=128,layout=NT,bias=false"), SCHEMES["bf16"]
-    )
+    case = Case.parse("M=256,N=256,K=128,layout=NT,bias=false")
+    (info,) = compile_kernel("gemm", "cooperative", case, SCHEMES["bf16"])
     assert FENCE not in notes_of(info.ptx)
     without = info.ptx.replace("wgmma.fence.sync.aligned;", "", 1)
     assert FENCE in notes_of(without)

@@ -47,10 +47,7 @@ MOST_STACK_BYTES = {
     "paged_attention/chunked kv_fp8": (40, "the same"),
     "paged_attention/gqa_packed fp32": (336, FMA),
     "paged_attention/gqa_packed bf16": (160, "one warp holds a whole tile"),
-    "paged_attention/split_kv kv_fp8": (
-        112,
-        "held to the registers that 16 warps on an SM leave, beside the conversion",
-    ),
+    "paged_attention/split_kv kv_fp8": (112, "held to the registers that 16 warps leave, beside the conversion"),
     "paged_attention/tma_pages bf16": (56, "said in test_compile.py"),
     "sample/bisect fp32": (24, SEARCH),
     "sample/bisect bf16": (64, SEARCH),

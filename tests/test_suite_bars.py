@@ -59,9 +59,8 @@ def test_the_best_rung_is_held_against_the_library(answer):
     given = times((1.0, 1.0), slow=(2.0, 2.0), good=(0.8, 1.1))
     found = answer(against_library, given, op="gemm", cases=CASES, geomean=1.0, worst=0.9)
     assert found.bar == "MET" and found.figures["kernel"] == "good" and found.files == ("r.jsonl",)
-    assert found.figures["geomean"] == pytest.approx(math.sqrt(1 / 0.8 / 1.1)) and found.needed.startswith(
-        "geomean >= 1"
-    )
+    assert found.figures["geomean"] == pytest.approx(math.sqrt(1 / 0.8 / 1.1))
+    assert found.needed.startswith("geomean >= 1")
     assert found.figures["worst"] == pytest.approx(1 / 1.1) and found.figures["worst case"] == CASES[1]
     assert answer(against_library, given, op="gemm", cases=CASES, geomean=1.0, worst=0.93).bar == "MISSED"
     assert answer(against_library, given, op="gemm", cases=CASES, geomean=1.1).bar == "MISSED"
@@ -256,9 +255,8 @@ def test_the_engine_is_held_against_the_bytes_and_flops_that_it_needs(tmp_path, 
     found = engine.serving(context, str(path), 0.85, 0.45, [2])
     sheet = get_device("h100-sxm")
     peak = sheet.ceilings(sheet.max_clock_hz).tensor_flops_per_s["bf16"]
-    assert found.figures["ITL share"] == pytest.approx(1.0) and found.figures["TTFT share"] == pytest.approx(
-        2e12 / peak / 4e-3
-    )
+    assert found.figures["ITL share"] == pytest.approx(1.0)
+    assert found.figures["TTFT share"] == pytest.approx(2e12 / peak / 4e-3)
     assert found.bar == "MET" and found.figures["decoded tokens/s, batch 2, graphs"] == 1000
     assert found.figures["decoded tokens/s, batch 2, eager"] == 400
     assert seen == [*[(1, 2048, 1, True)] * 5, *[(n, 128, 128, graphs) for graphs in (True, False) for n in (1, 2)]]
@@ -312,9 +310,7 @@ def test_what_a_first_check_has_planted_is_not_planted_again(tmp_path, monkeypat
     monkeypatch.setattr(measures, "already_broken", lambda device: "")
     for scheme in ("bf16", "tf32"):
         measures.measure(context, "gemm", kernels, [case], scheme)
-    assert [options["planted_before"] for options in given] == [{"tma"}, frozenset()], (
-        "in the scheme of the first check"
-    )
+    assert [options["planted_before"] for options in given] == [{"tma"}, frozenset()], "in the first check's scheme"
 
 
 def test_the_hardware_counts_the_best_rung_of_the_worst_bars(tmp_path, monkeypatch):
@@ -330,8 +326,6 @@ def test_the_hardware_counts_the_best_rung_of_the_worst_bars(tmp_path, monkeypat
     answers = iter([(0, {"counted": []}, ""), (2, None, "rooflab: ncu: ERR_NVGPUCTRPERM")])
     monkeypatch.setattr(worst, "run_command", lambda words: asked.append(words[:5]) or next(answers))
     found = worst.count_worst(Context("counted", tmp_path, "cuda", False, 10.0), [*progress.outcomes])
-    assert asked == [["profile", "gemm", "tma", "--case", case] for case in CASES], (
-        "the best rung of the two worst bars"
-    )
+    assert asked == [["profile", "gemm", "tma", "--case", case] for case in CASES], "the two worst bars' best rung"
     assert found.files == ("counted-0-gemm-tma.json",) and (tmp_path / found.files[0]).is_file()
     assert found.status == "FAILED" and found.reason == "gemm/tma: rooflab: ncu: ERR_NVGPUCTRPERM"

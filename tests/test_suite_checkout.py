@@ -89,13 +89,10 @@ def test_carried_wheels_are_on_the_path_of_every_process(bare):
     house.mkdir()
     with zipfile.ZipFile(house / "carried_demo-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("carried_demo.py", "PRICE = 41\n")
-        wheel.writestr(
-            "carried_demo-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: carried-demo\nVersion: 1.0\n"
-        )
-        wheel.writestr(
-            "carried_demo-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr("carried_demo-1.0.dist-info/RECORD", "")
+        info = "carried_demo-1.0.dist-info"
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: carried-demo\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
     mine = checkout / "mine.py"
     mine.write_text(
         "import carried_demo\nfrom rooflab.kernels.registry import register\n"

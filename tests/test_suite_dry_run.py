@@ -67,9 +67,8 @@ def test_the_plan_is_printed_as_it_is():
 @pytest.mark.gpu
 @pytest.mark.timeout(900)
 def test_a_family_is_measured_on_a_card(tmp_path):
-    status, found, errors = run_command(
-        ("suite", "--only", "rmsnorm", "--budget", "400", "--out", str(tmp_path), "--json")
-    )
+    words = ("suite", "--only", "rmsnorm", "--budget", "400", "--out", str(tmp_path), "--json")
+    status, found, errors = run_command(words)
     assert status == 0, errors[-3000:]
     assert not found["excluded"] and found["counts"].get("FAILED", 0) == 0
     timed = [record for record in record_files.read(tmp_path) if record.kind == "bench" and record.latency_median_ms]

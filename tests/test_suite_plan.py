@@ -137,12 +137,9 @@ def test_a_bars_cases_are_ones_that_an_optimized_kernel_takes():
         scheme = SCHEMES[entry.arguments.get("scheme", "bf16")]
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
         rungs = [kernel for kernel in registry.kernels(spec.name).values() if kernel.role == "optimized"]
-        takes = [
-            kernel
-            for kernel in rungs
-            if kernel.backend not in registry.CPU_BACKENDS and kernel.why_not_args(inputs) is None
-        ]
-        assert takes, f"{entry.id} {text}: no kernel takes it"
+        of_a_card = [kernel for kernel in rungs if kernel.backend not in registry.CPU_BACKENDS]
+        taken = any(kernel.why_not_args(inputs) is None for kernel in of_a_card)
+        assert taken, f"{entry.id} {text}: no kernel takes it"
         assert set(entry.arguments.get("rungs", ())) <= {kernel.name for kernel in rungs}, entry.id
         assert spec.cost(**inputs).bytes > 0, entry.id
 

@@ -11,9 +11,6 @@ extern "C" __global__ void copy(const float* x, float* y, int n) {
 extern "C" __global__ void misaligned(const char* x, float* y) {
     y[threadIdx.x] = *(const float*)(x + 4 * threadIdx.x + 2);  // misaligned read
 }
-extern "C" __global__ void misaligned_write(char* y) {
-    *(int*)(y + 4 * threadIdx.x + 1) = 7;  // misaligned write
-}
 extern "C" __global__ void null_pointer(int* y) {
     if (threadIdx.x == 3) *y = 1;  // write to null
 }
@@ -24,10 +21,6 @@ extern "C" __global__ void shared_read_behind_the_end(float* y, int n) {
     dynamic[threadIdx.x] = 1;
     __syncthreads();
     y[threadIdx.x] = dynamic[threadIdx.x + n];  // shared read behind the end
-}
-extern "C" __global__ void shared_write_behind_the_end(float* y, int n) {
-    dynamic[threadIdx.x + n] = 1;  // shared write behind the end
-    y[0] = 1;
 }
 extern "C" __global__ void shared_misaligned(float* y, int n) {
     dynamic[threadIdx.x] = 1;
