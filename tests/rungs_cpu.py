@@ -43,7 +43,8 @@ def rope_and_cache_joined() -> None:
 
 
 def panels(op: str, dtype: torch.dtype, **beside: torch.Tensor) -> None:
-    """The columns of a weight lie side by side in panels of 32, row after row of K, and zeros fill the last panel."""
+    """A weight is read once, in order, whatever the number of rows: its columns lie side by side in panels of 32, row
+    after row of K, and zeros fill the last panel."""
     weight = torch.arange(3 * 40).remainder(101).view(3, 40).to(dtype)
     packed = get_kernel(op, "native").prepare(weight, *beside.values())
     assert packed.tensor.is_contiguous() and packed.tensor.shape == (2, 3, 32)
@@ -51,13 +52,6 @@ def panels(op: str, dtype: torch.dtype, **beside: torch.Tensor) -> None:
     assert not packed.tensor[1, :, 8:].any()
 
 
-@rung("gemm/native")
-def gemm_native() -> None:
-    """A weight is read once, in order, whatever the number of rows."""
-    panels("gemm", torch.float32)
-
-
-@rung("gemm_w8a16/native")
-def gemm_w8a16_native() -> None:
-    """Codes are read once, in order, a quarter of the bytes of fp32."""
-    panels("gemm_w8a16", torch.int8, scale=torch.ones(40, dtype=torch.bfloat16))
+rung("gemm/native")(partial(panels, "gemm", torch.float32))
+# Codes are a quarter of the bytes of fp32.
+rung("gemm_w8a16/native")(partial(panels, "gemm_w8a16", torch.int8, scale=torch.ones(40, dtype=torch.bfloat16)))

@@ -89,11 +89,8 @@ def test_an_architecture_that_is_none_is_refused():
 def test_a_cubin_is_kept_by_all_that_goes_into_it(cache, compiles, monkeypatch):
     first = _cuda.cubin_file(SCALE)
     assert first.parent == cache and _cuda.cubin_file(SCALE) == first and len(compiles) == 1
-    others = [
-        _cuda.cubin_file(SCALE + "\n"),
-        _cuda.cubin_file(SCALE, arch="sm_80"),
-        _cuda.cubin_file(SCALE, options=("-DX=1",)),
-    ]
+    others = [_cuda.cubin_file(SCALE + "\n"), _cuda.cubin_file(SCALE, arch="sm_80")]
+    others.append(_cuda.cubin_file(SCALE, options=("-DX=1",)))
     monkeypatch.setattr(_cuda, "nvrtc_version", lambda: (99, 0))
     others.append(_cuda.cubin_file(SCALE))
     assert len({first, *others}) == 5 and len(compiles) == 5

@@ -9,6 +9,7 @@ from rooflab.bench.records.environment import snapshot
 from rooflab.bench.timing.clocks import ClockWatch, locked_clocks
 from rooflab.bench.timing.flush_comparison import compare_flushes
 from rooflab.bench.timing.reading import implausible
+from rooflab.bench.timing.sm_clock import DeviceClock, sm_clock_under_load
 from rooflab.bench.timing.tamper import timer_tampered
 from rooflab.bench.timing.timing import TIMERS, stopwatch_for, time_functions
 from rooflab.bench.timing.trace import device_activity, peak_memory_bytes
@@ -98,8 +99,6 @@ def test_peak_memory_is_the_allocators():
 
 
 def test_the_device_reads_its_own_clock(product):
-    from rooflab.bench.timing.sm_clock import DeviceClock, sm_clock_under_load
-
     gpu = snapshot().gpu
     top_hz = 1e6 * (gpu.max_sm_clock_mhz or 3000)
     assert 0.2 * top_hz < sm_clock_under_load(DEVICE) < 1.02 * top_hz
@@ -122,7 +121,5 @@ def test_nothing_of_torch_looks_replaced_on_a_build_with_cuda():
 
 @pytest.mark.skipif(not os.environ.get("ROOFLAB_TEST_LOCKS_CLOCKS"), reason="changes the card's settings")
 def test_clocks_are_locked():
-    from rooflab.bench.timing.sm_clock import sm_clock_under_load
-
     with locked_clocks(snapshot().gpu.uuid, lambda: sm_clock_under_load(DEVICE)) as mhz:
         assert mhz > 300

@@ -1,6 +1,7 @@
 """`rooflab emulate`, `rooflab golden`, and `rooflab check` with no GPU: compiled kernels run, and faults are named."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -114,8 +115,6 @@ def test_a_users_kernel_is_right_or_what_is_wrong_is_named(rooflab, tmp_path):
     ],
 )
 def test_bad_input_is_one_sentence(rooflab, arguments, message):
-    import re
-
     status, _, err = rooflab(*arguments)
     assert status == 2 and re.search(message, " ".join(err.split())), err
 

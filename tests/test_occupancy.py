@@ -14,10 +14,6 @@ from rooflab.roofline.device import DEVICES, get_device
 from rooflab.roofline.occupancy import SM_LIMITS, limits_of, occupancy, waves
 
 CAPABILITIES = sorted(SM_LIMITS)
-capability = st.sampled_from(CAPABILITIES)
-threads = st.integers(1, 1024)
-registers = st.integers(1, 255)
-shared = st.integers(0, 240 * 1024)
 
 PROBE = """
 #include "cuda_occupancy.h"
@@ -91,7 +87,7 @@ def test_published_examples_on_hopper():
         assert found.warps_per_sm == ctas * -(-figures[0] // 32)
 
 
-@given(capability, threads, registers, shared)
+@given(st.sampled_from(CAPABILITIES), st.integers(1, 1024), st.integers(1, 255), st.integers(0, 240 * 1024))
 def test_what_fits_stays_within_the_sm_and_one_more_would_not(of, count, regs, size):
     found, limits = occupancy(of, count, regs, size), limits_of(of)
     assert found.ctas_by_resource[found.limiter] == found.ctas_per_sm == min(found.ctas_by_resource.values())

@@ -273,9 +273,8 @@ def test_schedules_of_both_kinds_are_drawn(tmp_path):
 @pytest.mark.more
 def test_the_commands_write_pictures_and_their_numbers(tmp_path):
     words = ("--case", SMALL, "--out", str(tmp_path), "--json")
-    status, value, errors = run_command(
-        ("picture", "schedule", OP, "--kernel", "tma", "--kernel", "persistent", *words)
-    )
+    kernels = ("--kernel", "tma", "--kernel", "persistent")
+    status, value, errors = run_command(("picture", "schedule", OP, *kernels, *words))
     assert status == 0, errors
     kept = json.loads((tmp_path / "schedule-flash_attention.json").read_text())
     assert [row["kernel"] for row in value["kernels"]] == [row["kernel"] for row in kept["schedules"]]

@@ -49,7 +49,6 @@ def launch(text: str, name: str | None = "copy") -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (".target sm_90a", ".target sm_80", "expected the target sm_90 or sm_90a, got sm_80"),
         (".target sm_90a", ".target sm_100a", "expected the target sm_90 or sm_90a, got sm_100a"),
         ("", "", "expected '}' for the '{'"),
         ("ld.global.f32", "ldx.f32", "expected an instruction that is known, got 'ldx.f32"),

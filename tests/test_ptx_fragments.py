@@ -154,7 +154,6 @@ def test_accumulators_gathered_from_registers_are_those_that_were_spread():
         ("m16n8k32", "f16", "f16", "f32"),
         ("m8n8k4", "f16", "f16", "f32"),
         ("m32n8k16", "f16", "f16", "f32"),
-        ("m16n8k16", "s4", "s4", "s32"),
     ],
 )
 def test_a_combination_that_ptx_lacks_raises(arguments):

@@ -113,9 +113,9 @@ def test_a_launch_is_taken_as_on_a_gpu_with_options_block_and_shared_memory() ->
 
 def test_what_a_gpus_launch_refuses_is_refused() -> None:
     kernel = CudaKernel('extern "C" __global__ void k(int n) {}', "k")
-    with emulating_cuda(lambda launch, grid, args: None):
-        with pytest.raises(ValueError, match=r"numpy\.int32\(3\) in place 0, got int 3"):
-            kernel((1,), (32,), 3)
+    refused = pytest.raises(ValueError, match=r"numpy\.int32\(3\) in place 0, got int 3")
+    with emulating_cuda(lambda launch, grid, args: None), refused:
+        kernel((1,), (32,), 3)
 
 
 def test_a_source_that_is_wrong_gives_the_compilers_words() -> None:

@@ -154,7 +154,6 @@ WRONG = {
     "copy commit barrier read": "write-read copy read",
     "copy drain read_own": "write-read copy read",
     f"{THREE} drain/1 read_own/2": "write-read copy read",
-    f"{THREE} drain/2 read_own/1": "write-read copy read",
     "read copy": "read-write read copy",
     "copy commit store": "write-write copy store",
     "copy phase wait read": "write-read copy read",

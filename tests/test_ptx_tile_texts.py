@@ -229,7 +229,6 @@ FOUR = "%f0, %f1, %f2, %f3"
     [
         ("m64n8k16.f16.bf16.bf16", "%r10, %r11", "no product of bf16 and bf16 into f16"),
         ("m64n8k16.f32.f16.bf16", FOUR, "no product of f16 and bf16 into f32"),
-        ("m64n8k64.s32.s4.s4", FOUR, "no product of s4 and s4 into s32"),
         ("m64n16k16.f32.bf16.bf16", FOUR, "expected 8 registers of D for 16 columns of f32, got 4"),
         ("m64n12k16.f32.bf16.bf16", FOUR, "expected an N of 8 to 256 that bf16 has, got 12"),
         ("m64n40k32.s32.s8.u8", FOUR, "expected an N of 8 to 256 that s8 has, got 40"),

@@ -99,9 +99,7 @@ def test_a_time_is_held_against_the_limit_of_its_card(answer, card, latency_ms, 
 @pytest.mark.parametrize(("off", "bar"), [(0.0, "MET"), (2.0**-7, "MISSED"), (math.nan, "MISSED")])
 def test_the_error_of_sums_is_held_against_that_of_fp32_ones(off, bar, monkeypatch, tmp_path):
     """Naive's sums, each off by a share of what it is: 2**-7 is four times the most that bf16 rounds away."""
-    from rooflab.kernels.registry import get_kernel
-
-    naive = get_kernel("gemm_fp8", "naive")
+    naive = registry.get_kernel("gemm_fp8", "naive")
     fine = dataclasses.replace(naive, name="fine", role="optimized")
     rung = dataclasses.replace(fine, name="rung", fn=lambda a, b, a_scale, b_scale, bias=None, *, fast_accum=False:
                                naive.fn(a, b, a_scale, b_scale, bias) * (1 + off))  # fmt: skip
@@ -113,7 +111,7 @@ def test_the_error_of_sums_is_held_against_that_of_fp32_ones(off, bar, monkeypat
     assert found.bar == bar and found.status == "DONE" and not (tmp_path / "running.json").exists()
     assert found.figures["fine: largest error over fp32's"] == 1.0
     assert gemm.accumulated(dataclasses.replace(context, dry_run=True), **asked).bar == "UNMEASURED"
-    monkeypatch.setattr(measures, "usable", lambda context, op: [naive, get_kernel("gemm_fp8", "promoted_ws")])
+    monkeypatch.setattr(measures, "usable", lambda context, op: [naive, registry.get_kernel("gemm_fp8", "promoted_ws")])
     found = gemm.accumulated(context, **asked)
     assert found.bar == "UNMEASURED" and "gemm_fp8/promoted_ws: UNSUPPORTED: needs a CUDA device" in found.reason
 

@@ -13,7 +13,7 @@ from tiny_model import write_config
 
 from rooflab.bench.cli.app import app
 from rooflab.bench.suite.entries import Context, Entry, plan_hash
-from rooflab.bench.suite.plan import BESIDE, is_of, make_plan
+from rooflab.bench.suite.plan import BESIDE, _ordered, is_of, make_plan
 from rooflab.bench.suite.serving import serving
 from rooflab.bench.suite.state import Identity
 from rooflab.bench.suite.worker import find
@@ -66,8 +66,6 @@ def test_the_most_valuable_comes_first_and_nothing_before_what_it_needs():
     assert free == sorted(free, reverse=True)
     poor = Entry("poor", "", "m:f", value=1.0)
     rich = Entry("rich", "", "m:f", value=99.0, needs=("poor",))
-    from rooflab.bench.suite.plan import _ordered
-
     middle = Entry("middle", "", "m:f", value=50.0)
     assert [entry.id for entry in _ordered([middle, rich, poor])] == ["poor", "rich", "middle"]
 
