@@ -96,6 +96,7 @@ def test_reads_and_writes_outside_a_tensor_name_thread_and_place() -> None:
 @pytest.mark.parametrize(
     ("name", "args", "line", "words"),
     [
+        ("misaligned", [floats(), floats()], "misaligned read", "thread 0: address 0x"),
         ("misaligned", [floats(), floats()], "misaligned read", "is not a multiple of 4 bytes"),
         ("null_pointer", [None], "write to null", "thread 3: 4 bytes at 0x0: a null pointer"),
         ("shared_read_behind_the_end", [floats(), 1], "shared read behind the end", "thread 31: 4 bytes at shared"),
