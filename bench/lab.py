@@ -100,9 +100,8 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     }
     write_whole(folder / "summary.json", json.dumps(plain(summary), indent=2, allow_nan=False) + "\n")
     write_whole(folder / "summary.md", _markdown(summary, records))
-    show.line(
-        f"\n3 roofline  {', '.join(str(folder / path.name) for path in figures if path.suffix == '.png')}", "bold"
-    )
+    drawn = ", ".join(str(folder / path.name) for path in figures if path.suffix == ".png")
+    show.line(f"\n3 roofline  {drawn or 'none: every time is NOISY'}", "bold")
     show.line(f"  report    {report.file}")
     show.line(f"  all       {folder / 'summary.md'}, after {summary['seconds']:.0f} s")
     show.line("\nnext:")
