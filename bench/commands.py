@@ -270,7 +270,7 @@ def _with_baselines(chosen: Selection) -> dict[str, tuple[Kernel, ...]]:
 
 def run_benches(
     chosen: Selection,
-    folder: Path,
+    writer: RunWriter,
     budget_s: float,
     advance: Callable[[str], None],
     *,
@@ -278,11 +278,13 @@ def run_benches(
     timer: str | None = None,
     flush: FlushBy = "read",
     lock_clocks: bool = False,
+    planted_before: frozenset[str] = frozenset(),
 ) -> list[Record]:
-    """Checks and times all kernels of a selection, and writes each record to `folder`, and to `into`, at once.
+    """Checks and times all kernels of a selection, and gives each record to `writer`, and to `into`, at once.
 
-    `timer` and `flush` are those of `time_functions`; `lock_clocks` holds the GPU's SM clock meanwhile.  Raises
-    `ValueError` on a timer that the device does not have, or if its clocks cannot be locked.
+    `timer` and `flush` are those of `time_functions`; `lock_clocks` holds the GPU's SM clock meanwhile;
+    `planted_before` is that of `Measurement`.  Raises `ValueError` on a timer that the device does not have, or if its
+    clocks cannot be locked.
     """
     if not budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
@@ -290,10 +292,11 @@ def run_benches(
     check_timer(timer, chosen.device.type)
     if flush not in get_args(FlushBy):
         raise ValueError(f"flush: expected one of {', '.join(get_args(FlushBy))}, got {flush!r}")
-    writer, records = RunWriter(folder), [] if into is None else into
+    records = [] if into is None else into
     with _locked(chosen.device) if lock_clocks else nullcontext() as clock_mhz:
         options: dict[str, Any] = {"timer": timer, "flush": flush, "locked_sm_clock_mhz": clock_mhz}
         options |= {"budget_s": budget_s, "run_id": writer.run_id, "seed": chosen.seed}
+        options |= {"planted_before": planted_before}
         for op, kernels in _with_baselines(chosen).items():
             spec = registry.get_op(op)
             for scheme in chosen.schemes_of(spec, default_scheme(chosen.device)):

@@ -43,9 +43,11 @@ from rooflab.reference.spec import Case, get_scheme
 
 BENCH_S = 0.15
 """Seconds for each kernel and case."""
+BENCH_FLOPS = 2e9
+"""Most work of a timed case: attention of 2,048 tokens, 5e9, takes a naive kernel half a second on two cores."""
 ROW = "{:<22} {:>8} {:>8}  {:<11} {:>8} {:>7} {:>7} {:>6}"
 LEFT_OUT = (
-    "checked on smoke cases in {scheme}, also planted ones, and timed at the largest sizes of SmolLM2-135M; left out: "
+    "checked on smoke cases in {scheme}, also planted ones, and timed at large sizes of SmolLM2-135M; left out: "
     "other dtypes, edge cases and drawn cases (`rooflab check`), and other sizes (`rooflab bench`)"
 )
 NEXT = (
@@ -66,8 +68,9 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     started = time.monotonic()
     environment = snapshot()
     show.line(f"rooflab on {environment.gpu.name if environment.gpu else environment.cpu}\n", "bold")
-    engine, ops = _run_engine(folder, smoke)
-    results, records = _run_kernels(folder, smoke)
+    writer = RunWriter(folder)
+    engine, ops = _run_engine(writer, smoke)
+    results, records = _run_kernels(writer, smoke)
     checks, scheme = summarize_checks(results), default_scheme(pick_device(None))
     wrong = sum(int(row["failed"]) for row in checks)
     noisy = sum(record.status == "NOISY" for record in records)
@@ -97,9 +100,8 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     }
     write_whole(folder / "summary.json", json.dumps(plain(summary), indent=2, allow_nan=False) + "\n")
     write_whole(folder / "summary.md", _markdown(summary, records))
-    show.line(
-        f"\n3 roofline  {', '.join(str(folder / path.name) for path in figures if path.suffix == '.png')}", "bold"
-    )
+    drawn = ", ".join(str(folder / path.name) for path in figures if path.suffix == ".png")
+    show.line(f"\n3 roofline  {drawn or 'none: every time is NOISY'}", "bold")
     show.line(f"  report    {report.file}")
     show.line(f"  all       {folder / 'summary.md'}, after {summary['seconds']:.0f} s")
     show.line("\nnext:")
@@ -107,9 +109,9 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     return summary
 
 
-def _run_kernels(folder: Path, smoke: bool) -> tuple[list[CheckResult], list[Record]]:
+def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], list[Record]]:
     """Checks and times every kernel, op by op, and shows a line for each op as soon as both are done."""
-    device, writer, environment = pick_device(None), RunWriter(folder), snapshot()
+    device, environment = pick_device(None), snapshot()
     suite, budget_s = ("smoke", 0.1) if smoke else ("smollm2_135m", BENCH_S)
     workers = cores() if device.type == "cpu" else 1
     results: list[CheckResult] = []
@@ -120,7 +122,7 @@ def _run_kernels(folder: Path, smoke: bool) -> tuple[list[CheckResult], list[Rec
         for op, spec in registry.ops().items():
             scheme = next(iter(spec.schemes)) if default_scheme(device) not in spec.schemes else default_scheme(device)
             asked = listed_checks(Selection.of(op, None, ["smoke"], None, [scheme], None))
-            case = largest_case(spec, spec.get_cases(suite), get_scheme(scheme))
+            case = largest_case(spec, spec.get_cases(suite), get_scheme(scheme), BENCH_FLOPS)
             benched = Selection.of(op, None, [], [case.id], [scheme], None)
             with show.progress(op, len(asked) + count_benches(benched), ended=False) as advance:
                 own = []
@@ -128,7 +130,9 @@ def _run_kernels(folder: Path, smoke: bool) -> tuple[list[CheckResult], list[Rec
                     writer.write(check_record(result, asked[place].kernel, writer.run_id, environment))
                     own.append(result)
                     advance(result.kernel)
-                timed = run_benches(benched, folder, budget_s, advance)
+                wrong = {result.kernel for result in own if result.status not in ("OK", *NOT_RUN)}
+                right = frozenset(result.kernel for result in own if result.status == "OK") - wrong
+                timed = run_benches(benched, writer, budget_s, advance, planted_before=right)
             _show_op(op, own, timed)
             results += own
             records += timed
@@ -183,7 +187,7 @@ def _default(ops: OpSet, op: str, case: Case) -> str | None:
     return next((own.kernel.name for own in ops.choices if (own.op, own.bucket) == (op, bucket)), None)
 
 
-def _run_engine(folder: Path, smoke: bool) -> tuple[dict[str, Any], OpSet]:
+def _run_engine(writer: RunWriter, smoke: bool) -> tuple[dict[str, Any], OpSet]:
     """Answers the first prompt alone, and then all prompts at once; returns the results and the kernels."""
     prompts = PROMPT_SET[:2] if smoke else PROMPT_SET
     params = SamplingParams(max_tokens=16 if smoke else 64)
@@ -197,7 +201,6 @@ def _run_engine(folder: Path, smoke: bool) -> tuple[dict[str, Any], OpSet]:
     show.line(f"\n\nTTFT {alone.summary.ttft_p50_ms:.0f} ms, {_itl(alone)}", "bold")
     with show.waiting(f"            {len(prompts)} prompts at once"):
         together = run_batch(llm, [as_prompt(llm, prompt) for prompt in prompts], params)
-    writer = RunWriter(folder)
     rows = []
     for name, run in (("one prompt", alone), (f"{len(prompts)} prompts at once", together)):
         writer.write(engine_record(llm, run, name, {"max_tokens": params.max_tokens}, writer.run_id))

@@ -1,4 +1,4 @@
-"""A server of a tiny model of random weights, in processes of its own."""
+"""Servers in processes of their own: of a tiny model of random weights, and the stub of the load generator."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from needs import skip_without
 from tiny_model import write_config
 
 START_S = WAIT_S = 120.0
@@ -52,6 +53,9 @@ class Served:
 @contextmanager
 def served(folder: Path, *options: str, key: str = "") -> Iterator[Served]:
     """Serves the model of `tiny_model` as `tiny` until the block ends."""
+    skip_without("loopback")
+    if "--replicas" in options:
+        skip_without("shared memory")  # of Ray
     write_config(folder / "tiny")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -70,3 +74,14 @@ def served(folder: Path, *options: str, key: str = "") -> Iterator[Served]:
             yield found
         finally:
             process.kill()
+
+
+@contextmanager
+def stub_server(*options: str) -> Iterator[str]:
+    """The address of a stub that answers after a millisecond, and with a millisecond between tokens."""
+    skip_without("loopback")
+    command = [sys.executable, "-m", "rooflab.bench.load.stub", "--interval-ms", "1", "--ttft-ms", "1", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        process.kill()

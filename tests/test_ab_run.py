@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from rooflab.bench.ab.run import Settings, _floor, difference, run
 from rooflab.bench.ab.sides import Comparison, Side, Target
 from rooflab.bench.ab.verdict import Rules
 from rooflab.bench.ab.worker import answer, check
+from rooflab.bench.processes import boot
 from rooflab.bench.processes.child import Died
 from rooflab.bench.records.files import read
 from rooflab.kernels import registry
@@ -117,6 +120,16 @@ def test_a_tree_that_cannot_be_imported_fails_by_its_own_words(tmp_path):
     side = Side("old", {"k": target("library")}, tree=tmp_path)
     found = pairs.Runner(Comparison(side, side, ("k",))).check("A", ["k"])["k"]
     assert found.status == "RUNTIME_ERROR" and found.reason.startswith("old: ") and "No module named" in found.reason
+
+
+def test_an_older_tree_need_not_have_what_the_bench_itself_uses_of_files(tmp_path):
+    (tmp_path / "kernels").mkdir()
+    words = [f"import runpy; from pathlib import Path; new = runpy.run_path({boot.__file__!r})['make_namespace']"]
+    words += [
+        f"new(Path({str(tmp_path)!r}), Path({str(pairs.ROOT)!r}))",
+        "import rooflab.kernels._files, rooflab.kernels._folders",
+    ]
+    subprocess.run([sys.executable, "-c", "; ".join(words)], check=True)
 
 
 @pytest.mark.needs("checkout")

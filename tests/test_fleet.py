@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import ray
 from commands_in_process import run_command
+from needs import skip_without
 
 from rooflab.bench.suite import sweep as module
 from rooflab.bench.suite.sweep import FILE, Shard, Sweep, Worker, sweep
@@ -21,6 +22,7 @@ SHARDS = [Shard("environment", 120.0, dry_run=True), Shard("flush", 120.0, dry_r
 
 @pytest.fixture
 def cluster():
+    skip_without("shared memory")
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from served import stub_server
 
 from rooflab.bench.load.accuracy import errors_of, written_and_read
 from rooflab.bench.load.client import Shot, Target, body_of, closed_loop, open_loop
@@ -49,10 +50,8 @@ def test_what_is_not_http_is_named():
 
 @pytest.fixture(scope="module")
 def stub():
-    command = [sys.executable, "-m", "rooflab.bench.load.stub", "--interval-ms", "1", "--ttft-ms", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        process.kill()
+    with stub_server() as url:
+        yield url
 
 
 def shots(count, **manner):

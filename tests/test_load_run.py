@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections import Counter
 from itertools import islice
 
 import numpy as np
 import pytest
+from served import stub_server
 from tiny_model import write_config
 
 from rooflab.bench.load.arrivals import Arrivals
@@ -102,10 +101,8 @@ def test_a_file_in_sharegpts_format(tmp_path):
 
 @pytest.fixture(scope="module")
 def stub():
-    command = [sys.executable, "-m", "rooflab.bench.load.stub", "--interval-ms", "1", "--ttft-ms", "1", "--steps"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        process.kill()
+    with stub_server("--steps") as url:
+        yield url
 
 
 def ran(stub, endpoint="completions", path="/v1/completions", ids=(1, 9), manner=None, **plan):

@@ -15,6 +15,7 @@ from rooflab.bench.commands import run_benches
 from rooflab.bench.measure import measure as module
 from rooflab.bench.measure import timed
 from rooflab.bench.measure.timed import Observed, observe
+from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record
 from rooflab.bench.timing.reading import CAUSES, above_limits, implausible
 from rooflab.bench.timing.timing import Samples
@@ -229,5 +230,5 @@ def test_a_users_file_is_hashed_into_its_record(tmp_path, samples):
 def test_bench_refuses_what_this_device_has_not_got_before_it_writes(tmp_path, options, message):
     chosen = Selection.of("silu_and_mul", None, ["smoke"], None, None, "cpu")
     with pytest.raises(ValueError, match=message):
-        run_benches(chosen, tmp_path, 0.1, lambda text: None, **options)
+        run_benches(chosen, RunWriter(tmp_path), 0.1, lambda text: None, **options)
     assert not list(tmp_path.iterdir())

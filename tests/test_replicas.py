@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -29,12 +29,13 @@ SILENT_S = 2.0
 """A stream that says nothing for so long is one of a replica that was stopped; others have a token every 10 ms."""
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("two"), "--replicas", "2", "--threads", "1", "--device", "cpu") as found:
-        yield found
-        found.process.send_signal(signal.SIGTERM)
-        assert found.process.wait(WAIT_S) == 0
+@pytest.mark.more
+def test_two_engines_behind_one_address(tmp_path: Path) -> None:
+    """In this order, and one server for all of it, since its start takes half a minute."""
+    with served(tmp_path, "--replicas", "2", "--threads", "1", "--device", "cpu") as two:
+        a_killed_replica_costs_its_own_streams_alone_and_comes_back(two)
+        errors_pass_through_and_there_is_no_view_of_one_replica(two)
+        a_signal_lets_a_stream_end(two)
 
 
 def body(prompt: list[int], **more: object) -> dict[str, object]:
@@ -71,8 +72,7 @@ def replicas(served: Served) -> dict[int, psutil.Process]:
     return {one.pid: one for one in below if "ServeReplica" in one.name() and one.children()}
 
 
-@pytest.mark.more
-def test_a_killed_replica_costs_its_own_streams_alone_and_comes_back(two: Served) -> None:
+def a_killed_replica_costs_its_own_streams_alone_and_comes_back(two: Served) -> None:
     right = [two.ask("/v1/completions", body(prompt))[1]["choices"][0]["text"] for prompt in PROMPTS]
     before, ended = replicas(two), threading.Event()
     found: list[list[tuple[str, str | None]]] = [[] for _ in PROMPTS]
@@ -113,16 +113,13 @@ def test_a_killed_replica_costs_its_own_streams_alone_and_comes_back(two: Served
     assert not any(process.is_running() for process in killed), "its engine has ended too"
 
 
-@pytest.mark.more
-def test_errors_pass_through_and_there_is_no_view_of_one_replica(two: Served) -> None:
+def errors_pass_through_and_there_is_no_view_of_one_replica(two: Served) -> None:
     status, reply = two.ask("/v1/completions", body(PROMPTS[0], temperature=-1))
     assert (status, reply["error"]["param"]) == (400, "temperature")
     assert [two.ask(path)[0] for path in ("/v1/models", "/metrics", "/steps", "/")] == [200, 404, 404, 404]
 
 
-@pytest.mark.more
-def test_a_signal_lets_a_stream_end(two: Served) -> None:
-    """The last test of the fixture: the server ends with it."""
+def a_signal_lets_a_stream_end(two: Served) -> None:
     got: list[tuple[str, str | None]] = []
     reader = threading.Thread(target=lambda: got.append(stream(two, PROMPTS[0])))
     reader.start()

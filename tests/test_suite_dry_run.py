@@ -28,8 +28,8 @@ def test_the_plan_runs_on_a_cpu(tmp_path, only):
     assert not bad
     assert all(row["reason"] for row in rows.values() if row["status"] == "UNSUPPORTED")
     # What takes minutes there, and what a CPU cannot answer.
-    left_out = {"self-test", "bar:ab.false_alarms", "bar:emulator.golden", "counted"}
-    assert {name for name, row in rows.items() if row["status"] == "UNSUPPORTED"} <= left_out
+    left_out = ("self-test", "bar:ab.false_alarms", "bar:emulator.golden", "counted", "latency:", "serving:")
+    assert all(name.startswith(left_out) for name, row in rows.items() if row["status"] == "UNSUPPORTED")
     assert found["bars"]["MET"] == found["bars"]["MISSED"] == 0, "a dry run answers no bar"
     records = record_files.read(out)
     assert {record.kind for record in records} >= ({"check", "bench"} if only else {"check", "bench", "engine"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -141,14 +142,14 @@ def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[st
     return None
 
 
-def largest_case(spec: OpSpec, cases: Sequence[Case], scheme: Scheme) -> Case:
-    """The case with the most FLOPs, then bytes."""
+def largest_case(spec: OpSpec, cases: Sequence[Case], scheme: Scheme, most_flops: float = math.inf) -> Case:
+    """The case with the most FLOPs, then bytes, of those with at most `most_flops`, of which there must be one."""
 
     def work(case: Case) -> tuple[float, float]:
         cost = spec.cost(**spec.make_inputs(case, scheme, torch.device("meta"), 0))
         return cost.flops, cost.bytes
 
-    return max(cases, key=work)
+    return max((case for case in cases if work(case)[0] <= most_flops), key=work)
 
 
 def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:

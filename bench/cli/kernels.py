@@ -178,7 +178,7 @@ def bench(
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.calls.selection import Selection
         from rooflab.bench.commands import count_benches, run_benches
-        from rooflab.bench.records.files import result_folder
+        from rooflab.bench.records.files import RunWriter, result_folder
         from rooflab.bench.report.figures import bench_row, draw_records
         from rooflab.bench.tune.choose import write_choices
 
@@ -190,7 +190,7 @@ def bench(
     options: dict[str, Any] = {"timer": timer, "flush": flush, "lock_clocks": lock_clocks, "into": records}
     try:
         with show.progress("bench", count) as advance:
-            run_benches(chosen, folder, budget_s, advance, **options)
+            run_benches(chosen, RunWriter(folder), budget_s, advance, **options)
     except KeyboardInterrupt:
         interrupted = True
     figures = draw_records(records, folder) if not interrupted else []

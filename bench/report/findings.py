@@ -31,8 +31,9 @@ def findings(records: Iterable[Record], default_of: Callable[[str, Case], str | 
                 if base in times and kernel not in (base, "naive") and (base == "naive" or kernel == default):
                     ratios.setdefault((what, base), []).append((ms / times[base], f"{case} {scheme}"))
     worst = {key: max(own) for key, own in ratios.items() if max(own)[0] > SLOWER}
-    return [
-        f"{what} is slower than {base} in {sum(ratio > SLOWER for ratio, _ in ratios[what, base])} of "
-        f"{len(ratios[what, base])} cases, most at {case}: {times:.2f} times its time"
-        for (what, base), (times, case) in sorted(worst.items(), key=lambda item: -item[1][0])
-    ]
+    found = []
+    for key, (times, case) in sorted(worst.items(), key=lambda item: -item[1][0]):
+        slower = sum(ratio > SLOWER for ratio, _ in ratios[key])
+        where = f"in {slower} of {len(ratios[key])} cases, most at" if len(ratios[key]) > 1 else "at"
+        found.append(f"{key[0]} is slower than {key[1]} {where} {case}: {times:.2f} times its time")
+    return found

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from math import log10, sqrt
+from itertools import pairwise
+from math import inf, log10, sqrt
 from textwrap import wrap
 from typing import Any, NamedTuple
 
@@ -33,6 +34,8 @@ COLOURS = "#1f83c4 #d1601f #1a9564 #c4569c #a7694f #8f7a12 #8d6fd1 #d6494c #148f
 SYMBOLS: Mapping[Role, str] = {"naive": "triangle-down", "library": "square", "optimized": "circle", "peer": "diamond"}
 DASHES: Mapping[CeilingKind, str] = {"measured": "solid", "datasheet": "dash", "at_clock": "dot"}
 INK, _GRID, _CLEAR = "#7b828b", "rgba(128,136,146,0.22)", "rgba(0,0,0,0)"
+CLOSE = 2.5
+"""Roofs within this factor have one name of several lines: a line of text is 0.4 of a decade high."""
 _LINE = 42
 """Characters per line that fit on a phone."""
 
@@ -285,9 +288,12 @@ def _ceilings(panel: Panel, ceilings: Sequence[Ceilings], in_legend: bool) -> li
             heights = {dtype: roof_flops_per_s(ceiling, dtype) for dtype in dtypes}
             ridge = max(heights.values()) / bandwidth
             spots = [(x, x * bandwidth, text) for x, text in ((left, ""), (sqrt(left * ridge), name), (ridge, ""))]
-            for height in sorted(set(heights.values())):
+            lines: list[str] = []
+            for height, above in pairwise([*sorted(set(heights.values())), inf]):
                 names = "/".join(dtype or "fp32 vector" for dtype, own in heights.items() if own == height)
-                text = f"{names} {si(height)}FLOP/s"
+                lines.insert(0, f"{names} {si(height)}FLOP/s")
+                text = "" if above < CLOSE * height else "\n".join(lines)
+                lines = lines if above < CLOSE * height else []
                 spots += [(None, None, ""), (height / bandwidth, height, text), (right, height, "")]
         x, y, texts = zip(*spots, strict=True)
         kind = KINDS[ceiling.kind]
@@ -297,12 +303,12 @@ def _ceilings(panel: Panel, ceilings: Sequence[Ceilings], in_legend: bool) -> li
                 y=y,
                 **panel.axes,
                 mode="lines+text" if ceiling.kind == named else "lines",
-                text=[f"{escape(text)}\u2002" for text in texts],
+                text=[f"{escape(text)}\u2002".replace("\n", "\u2002<br>") for text in texts],
                 textposition="middle left" if computing else "top right",
                 textfont={"size": 10.5, "color": INK},
                 cliponaxis=False,
                 line={"width": 1.4, "color": INK, "dash": DASHES[ceiling.kind]},
-                hovertext=[f"{escape(text)}<br>{kind}" for text in texts],
+                hovertext=[f"{escape(text)}<br>{kind}".replace("\n", "<br>") for text in texts],
                 hoverinfo="text",
                 legendgroup=f"ceiling {ceiling.kind}",
                 legendrank=2000,
