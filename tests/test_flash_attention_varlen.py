@@ -77,6 +77,12 @@ def test_what_does_not_fit_is_refused_by_name(kernel: Any) -> None:
         ({"k": torch.zeros(8, 3, 16), "v": torch.zeros(8, 3, 16)}, "k: expected a number of heads that divides q's 4"),
         ({"q": torch.zeros(8, 4, 16, dtype=torch.int32)}, "q: expected torch.float32 or"),
         ({"window": 4}, "window: expected at least 1, and causal=True, got 4 and causal=False"),
+        ({"window": 0, "causal": True}, "window: expected at least 1"),
+        ({"softcap": 0.0}, "softcap: expected more than 0, got 0.0"),
+        ({"sinks": torch.zeros(3)}, r"sinks: expected shape \(4\), got \(3,\)"),
+        ({"sinks": torch.zeros(4).half()}, "sinks: expected torch.float32, got torch.float16"),
+        ({"out": (torch.zeros(8, 4, 16), torch.zeros(8, 4))}, "out: expected one tensor without return_lse"),
+        ({"out": torch.zeros(8, 4, 16), "return_lse": True}, "out: expected a tuple of the output and the log-sum-exp"),
     ]
     refuses(kernel, lambda: given([5, 3], [5, 3]), changes)
 
@@ -86,19 +92,6 @@ def test_a_row_in_no_sequence_has_no_right_answer() -> None:
         change = {f"cu_seqlens_{name}": torch.tensor(offsets, dtype=torch.int32)}
         message = f"cu_seqlens_{name}: expected offsets from 0 to 8"
         refuses(reference, lambda: given([5, 3], [5, 3]), [(change, message)])
-
-
-@OURS
-def test_options_that_do_not_fit_are_refused_by_name(kernel: Any) -> None:
-    changes = [
-        ({"softcap": 0.0}, "softcap: expected more than 0, got 0.0"),
-        ({"sinks": torch.zeros(3)}, r"sinks: expected shape \(4\), got \(3,\)"),
-        ({"sinks": torch.zeros(4).half()}, "sinks: expected torch.float32, got torch.float16"),
-        ({"window": 0, "causal": True}, "window: expected at least 1"),
-        ({"out": (torch.zeros(8, 4, 16), torch.zeros(8, 4))}, "out: expected one tensor without return_lse"),
-        ({"out": torch.zeros(8, 4, 16), "return_lse": True}, "out: expected a tuple of the output and the log-sum-exp"),
-    ]
-    refuses(kernel, lambda: given([5, 3], [5, 3]), changes)
 
 
 def test_lengths_of_the_inputs_cover_what_can_go_wrong() -> None:

@@ -1,5 +1,5 @@
-"""Options that several ops over rows share: the cast order of transformers, Gemma's offset, outputs in eight bits, and
-memory that outputs may share."""
+"""What several ops over rows share: the cast order of transformers, Gemma's offset, outputs in eight bits, memory that
+outputs may share, large gates, and rows too wide for registers."""
 
 from __future__ import annotations
 
@@ -100,6 +100,32 @@ def test_out_may_be_the_input_and_may_not_overlap_it(op: str) -> None:
             kernel(x=memory[:4], out=memory[1:], **more)
         kernel(x=memory[:4], out=memory[:4], **more)
         assert torch.equal(memory[:4], wanted), kernel.id
+
+
+@each([*here("silu_and_mul"), *here("gelu_and_mul")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_large_gate_overflows_nothing_on_the_way(kernel: Kernel, dtype: torch.dtype) -> None:
+    """exp of 60000 would be infinite, and its cube, of which gelu takes it, is 2e14."""
+    least = 100.0 if kernel.op == "silu_and_mul" else 20.0
+    gate = [-60000.0, -1000.0, -least, least, 1000.0, 60000.0]
+    result = kernel(x=torch.tensor([[*gate, *[0.5] * 6]], dtype=dtype))
+    assert result[0, :3].abs().max() <= 1e-38
+    assert result[0, 3:].tolist() == [least / 2, 500.0, 30000.0]
+
+
+@pytest.mark.parametrize("op", ["rmsnorm", "fused_add_rmsnorm"])
+def test_a_row_too_wide_for_registers_is_refused_by_name(op: str) -> None:
+    kernel = get_kernel(op, "fused")
+
+    def of(width: int) -> dict[str, torch.Tensor]:
+        x = torch.empty(1, width, device="meta")
+        return {"x": x, "weight": x[0]} | ({"residual": x} if op == "fused_add_rmsnorm" else {})
+
+    assert kernel.why_not_args(of(16384)) is None
+    reason = kernel.why_not_args(of(16385)).reason
+    assert reason == f"{op}/fused: holds a row in registers, at most 16384 wide, got 16385"
+    with pytest.raises(ValueError, match="x: holds a row in registers"):
+        kernel.fn(**of(16385))
 
 
 @pytest.mark.more

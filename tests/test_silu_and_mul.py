@@ -1,4 +1,4 @@
-"""silu_and_mul: overflow of exp, refusals, what its tolerance rejects, cost."""
+"""silu_and_mul: empty sizes, refusals (overflows are in test_rows.py), what its tolerance rejects, cost."""
 
 from __future__ import annotations
 
@@ -11,16 +11,6 @@ from rooflab.reference.silu_and_mul import SPEC
 from rooflab.reference.spec import SCHEMES, Case
 
 KERNELS = here("silu_and_mul")
-TRITON = here("silu_and_mul", "triton")
-
-
-@each(KERNELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_exp_does_not_overflow_into_the_result(kernel: Kernel, dtype: torch.dtype) -> None:
-    gate = [-60000.0, -1000.0, -100.0, 100.0, 1000.0, 60000.0]
-    result = kernel(x=torch.tensor([[*gate, *[0.5] * 6]], dtype=dtype))
-    assert result[0, :3].abs().max() <= 1e-38
-    assert result[0, 3:].tolist() == [50.0, 500.0, 30000.0]
 
 
 @each(KERNELS)
