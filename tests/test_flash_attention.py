@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from low_precision import attention
-from op_kernels import CPU, META, assert_right, each, here, refuses
+from op_kernels import CPU, META, assert_right, each, here, is_right, refuses
 
 from rooflab.kernels.flash_attention import masked_tiles, naive, online, packed_gqa, persistent, tma
 from rooflab.kernels.registry import get_kernel, kernels
@@ -34,7 +34,7 @@ def _inputs(**changes):
 
 
 def _passes(out, inputs):
-    return all(error.passed for error in SPEC.judge((out,), SPEC.oracle(inputs), inputs, FP32))
+    return is_right(SPEC, out, inputs, FP32)
 
 
 @each([kernel for kernel in OWN if kernel in here("flash_attention")])

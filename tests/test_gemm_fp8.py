@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from op_kernels import CPU, META, each, python_without_interpreter, refuses
+from op_kernels import CPU, META, each, python_without_interpreter, refuses, slow
 from test_configs import compare_with_compiled
 
 from rooflab.bench.calls.selection import Selection
@@ -173,7 +173,7 @@ def test_a_short_sum_is_off_at_a_large_k_and_promoted_ones_are_not():
     [
         ((192, 128, 3), Case(M=200, N=264, K=272, scales="block", bias=True)),
         # More tiles than SMs, so that CTAs go round, and an odd N, which TMA cannot store.
-        pytest.param((128, 16, 3), Case(M=64, N=2233, K=144, scales="tensor", bias=False), marks=pytest.mark.slow),
+        slow((128, 16, 3), Case(M=64, N=2233, K=144, scales="tensor", bias=False)),
     ],
 )
 def test_persistent_ctas_of_every_size_are_right_and_race_free(config: tuple[int, ...], case: Case) -> None:
@@ -185,11 +185,7 @@ def test_persistent_ctas_of_every_size_are_right_and_race_free(config: tuple[int
 
 
 @pytest.mark.more
-@pytest.mark.parametrize(
-    "kernel",
-    [RUNGS[0], *(pytest.param(kernel, marks=pytest.mark.slow) for kernel in RUNGS[1:])],
-    ids=lambda kernel: kernel.name,
-)
+@each([RUNGS[0], *map(slow, RUNGS[1:])])
 def test_footprints_are_those_of_the_compiled_code(kernel: Kernel) -> None:
     case = Case(M=512, N=512, K=512, scales="tensor", bias=False, fast_accum=True)
     for info in compare_with_compiled([("gemm_fp8", kernel.name, case)], lambda configs: configs[:1], FP8):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from op_kernels import CPU, META, each, here, refuses
+from op_kernels import CPU, META, each, here, refuses, slow
 
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
@@ -175,7 +175,7 @@ def test_cost_reads_the_experts_that_have_rows() -> None:
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("scheme", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scheme", ["bf16", slow("fp16")])
 def test_a_cta_walks_over_tiles_of_several_experts(scheme: str) -> None:
     """Some 220 tiles for 132 CTAs, of which the first and the last run; whole tiles, parts, and halves without rows."""
     case = Case(T=1200, top_k=2, E=6, N=5120, K=136, skew=0.7)

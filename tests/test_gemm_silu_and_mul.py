@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from op_kernels import CPU, META, each, here, refuses
+from op_kernels import CPU, META, each, here, refuses, slow
 
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
@@ -102,11 +102,7 @@ LEAD = {"block_m": 128, "block_i": 64, "block_k": 64, "stages": 6, "group_m": 16
 
 @pytest.mark.parametrize(
     ("name", "K", "scheme", "config"),
-    [
-        pytest.param("persistent", 136, "bf16", None, marks=pytest.mark.slow),
-        pytest.param("cooperative", 136, "bf16", None, marks=pytest.mark.slow),
-        ("cooperative", 264, "fp16", LEAD),
-    ],
+    [slow("persistent", 136, "bf16", None), slow("cooperative", 136, "bf16", None), ("cooperative", 264, "fp16", LEAD)],
 )
 def test_a_cta_walks_over_several_tiles(name, K, scheme, config) -> None:
     """More tiles than CTAs, of which the first and the last run: values, and no race from one tile to the next; with a

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from op_kernels import CPU, META
+from op_kernels import CPU, META, is_right, refuses
 
 from rooflab.kernels.registry import get_kernel
 from rooflab.kernels.sample import bisect, library, naive, prefilter
@@ -27,8 +27,8 @@ def rows_of(logits, row, count, seed=0):
     return {"logits": logits.expand(count, -1).contiguous()} | settings([row] * count, CPU, seed)
 
 
-def _passes(tokens, inputs, scheme=FP32):
-    return all(error.passed for error in SPEC.judge((tokens,), SPEC.oracle(inputs), inputs, scheme))
+def _passes(found, inputs):
+    return is_right(SPEC, found, inputs, FP32)
 
 
 TENTHS = [math.log(p) for p in (0.1, 0.2, 0.3, 0.4)]
@@ -252,9 +252,8 @@ def test_edits_penalties_and_the_mask_are_those_worked_out_by_hand(kernel):
     assert torch.allclose(found[2].double(), wanted.gather(1, found[1]), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_wrong_edits_are_refused_with_their_row():
+    changes = [
         ({"edit_ids": torch.tensor([1, 1, 0, 2], dtype=torch.int32)}, "edit_ids: expected each token once.* row 0"),
         ({"edit_ids": torch.tensor([1, 2, 0, 8], dtype=torch.int32)}, "edit_ids: expected 0 to 7, got 8 in row 1"),
         ({"edit_counts": torch.tensor([1, 2, -2, 0], dtype=torch.int32)}, "edit_counts: expected >= -1.* row 1"),
@@ -267,9 +266,7 @@ def test_edits_penalties_and_the_mask_are_those_worked_out_by_hand(kernel):
         ({"allowed": torch.zeros(2, 2, dtype=torch.int32)}, "allowed: expected shape"),
         ({"allowed": torch.zeros(2, 1, dtype=torch.int32)}, "logits: row 0: expected a finite largest value"),
         ({"top_n": 9}, "top_n: expected 0 to 8, got 9"),
-    ],
-)
-def test_wrong_edits_are_refused_with_their_row(change, message):
+    ]
     edits = {
         "edit_offsets": torch.tensor([0, 2, 4], dtype=torch.int32),
         "edit_ids": torch.tensor([1, 2, 0, 2], dtype=torch.int32),
@@ -279,23 +276,18 @@ def test_wrong_edits_are_refused_with_their_row(change, message):
     inputs = rows_of(torch.zeros(8), (1.0, 0, 1.0, 0.0), 2) | edits
     for module in (naive, library, prefilter):
         module.sample(**inputs)
-        with pytest.raises(ValueError, match=message):
-            module.sample(**inputs | change)
+        refuses(module.sample, lambda: inputs, changes)
 
 
 def test_a_kernel_that_ignores_an_edit_is_rejected():
     inputs = _edited(24, 60)
-    assert _judged(naive.sample(**inputs), inputs)
+    assert _passes(naive.sample(**inputs), inputs)
     for name, value in (("allowed", None), ("repetition_penalty", None), ("edit_bias", 0.5), ("edit_counts", None)):
         left = torch.full_like(inputs["edit_counts"], -1) if name == "edit_counts" else value
         left = inputs["edit_bias"].clamp(min=value) if name == "edit_bias" else left
-        assert not _judged(naive.sample(**inputs | {name: left}), inputs), name
+        assert not _passes(naive.sample(**inputs | {name: left}), inputs), name
     tokens, ids, values = naive.sample(**inputs)
-    assert not _judged((tokens, ids.flip(1), values), inputs) and not _judged((tokens, ids, values + 1e-3), inputs)
-
-
-def _judged(found, inputs):
-    return all(stats.passed for stats in SPEC.judge(found, SPEC.oracle(inputs), inputs, FP32))
+    assert not _passes((tokens, ids.flip(1), values), inputs) and not _passes((tokens, ids, values + 1e-3), inputs)
 
 
 def _with(change):
@@ -369,10 +361,7 @@ BAD = [
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_bad_input_is_refused_in_one_sentence(kernel):
-    for change, message in BAD:
-        with pytest.raises(ValueError, match=message) as error:
-            kernel(**rows_of(torch.zeros(8), (1.0, 0, 1.0, 0.0), 2) | change)
-        assert "\n" not in str(error.value)
+    refuses(kernel, lambda: rows_of(torch.zeros(8), (1.0, 0, 1.0, 0.0), 2), BAD)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
