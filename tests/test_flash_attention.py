@@ -87,13 +87,6 @@ def test_online_refuses_a_head_dim_that_it_has_no_tile_for():
         online.flash_attention(**inputs)
 
 
-def _top_left(q, k, v, causal):
-    mask = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril()
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask if causal else None, enable_gqa=True)
-    return out.transpose(1, 2)
-
-
 WRONG = {
     "zeros": lambda q, k, v, causal: torch.zeros_like(q),
     "drops the last key": lambda q, k, v, causal: naive.flash_attention(q, k[:, :-1], v[:, :-1], False),
@@ -114,10 +107,14 @@ def test_a_wrong_kernel_is_rejected(wrong):
     assert not all(_passes(WRONG[wrong](**inputs), inputs) for inputs in runs)
 
 
-def test_a_top_left_mask_is_rejected_even_in_bf16():
+@pytest.mark.parametrize("diagonal", [3, 1, 0], ids=["one key too many", "one key too few", "top left"])
+def test_another_diagonal_than_that_of_the_last_keys_is_rejected_even_in_bf16(diagonal):
     case, bf16 = Case(B=1, T=4, S=6, H=2, H_kv=1, D=64, causal=True), get_scheme("bf16")
     inputs = SPEC.make_inputs(case, bf16, CPU, 0)
-    assert not SPEC.judge((_top_left(**inputs),), SPEC.oracle(inputs), inputs, bf16)[0].passed
+    mask = torch.ones(4, 6, dtype=torch.bool).tril(diagonal)
+    q, k, v = (inputs[name].transpose(1, 2) for name in "qkv")
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(1, 2)
+    assert not is_right(SPEC, out, inputs, bf16)
 
 
 def test_planted_keys_cover_tile_edges_the_end_and_the_diagonal():
