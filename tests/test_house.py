@@ -13,34 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 LAYERS = ("roofline", "reference", "kernels", "engine", "bench")
 ROOMS = (
-    "calls",
-    "records",
-    "processes",
-    "show.py",
-    "timing",
-    "check",
-    "ceilings",
-    "compile",
-    "measure",
-    "ptx",
-    "predict",
-    "emulate",
-    "tune",
-    "ab",
-    "suite",
-    "report",
-    "plugin",
-    "exchange",
-    "load",
-    "latency",
-    "commands.py",
-    "lab.py",
-    "cli",
-    "__main__.py",
-    "bench_kernels.py",
-    "bench_sampling.py",
-    "run_from_checkout.py",
-)
+    "calls records processes show.py timing check ceilings compile measure ptx predict emulate tune ab suite report "
+    "plugin exchange load latency commands.py lab.py cli __main__.py bench_kernels.py bench_sampling.py "
+    "run_from_checkout.py"
+).split()
 """What lies in bench/; each imports only what stands above it in this list."""
 TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
 
