@@ -116,11 +116,6 @@ def test_traffic_falls_from_naive_to_tensor_core_and_to_tma() -> None:
     assert added.read_bytes - library.read_bytes == 2 * 2048 * 4096
 
 
-def test_unknown_layout_is_refused() -> None:
-    with pytest.raises(ValueError, match="layout: expected NN, NT or TN, got 'TT'"):
-        SPEC.make_inputs(Case(M=1, N=1, K=1, layout="TT", bias=False), SCHEMES["fp32"], CPU, 0)
-
-
 QUACK = Case(M=24, N=40, K=64, layout="NT", bias=True, residual=True)
 
 

@@ -218,8 +218,3 @@ def test_a_cpu_bounds_fp8_by_its_best_rate_and_its_first_scheme_is_taken():
     assert every.schemes_of(SPEC, "fp32") == []
     asked = Selection.of("gemm_fp8", None, ("smoke",), None, ["fp32"], "cpu")
     assert asked.schemes_of(SPEC, "fp32") == []
-
-
-def test_unknown_scales_are_refused():
-    with pytest.raises(ValueError, match="scales: expected tensor or block, got 'row'"):
-        made(Case(M=1, N=1, K=1, scales="row", bias=False))

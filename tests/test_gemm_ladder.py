@@ -25,7 +25,6 @@ from rooflab.reference.spec import SCHEMES, Case
 RUNGS = [get_kernel("gemm", name) for name in ("tensor_core", "pipelined", "tma", "persistent", "warp_specialized")]
 BY_TMA = RUNGS[2:]
 STORED_BY_TMA = RUNGS[3:]
-every_rung = each(RUNGS)
 pytestmark = pytest.mark.skipif(not interpreting(), reason="runs Triton's interpreter")
 
 

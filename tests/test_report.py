@@ -274,14 +274,7 @@ def test_more_bytes_a_second_than_the_roof_are_marked(tmp_path):
     assert not found[KEY, "n=1", "fused"].above_roof and found[KEY, "n=1", "library"].above_roof
 
 
-GEMM = {
-    "op": "gemm",
-    "kernel": "tensor_core",
-    "role": "optimized",
-    "backend": "triton",
-    "case_id": "M=1",
-    "scheme": "bf16",
-}
+GEMM = {**FUSED, "op": "gemm", "kernel": "tensor_core", "case_id": "M=1", "scheme": "bf16"}
 
 
 def located_in(tmp_path, *records):
