@@ -63,12 +63,9 @@ def test_nothing_to_see_is_zero_and_the_sinks_alone(kernel):
 def test_bad_input_is_refused_in_one_sentence(kernel):
     half = lambda *shape: torch.zeros(shape).half()
     changes = [
-        ({"q": half(5, 2, 64)}, "q: expected shape"),
-        ({"q": torch.zeros(1, 5, 2, 64, dtype=torch.float64)}, "q: expected torch.float(32|16) or"),
         ({"k": half(2, 5, 1, 64)}, "k: expected shape"),
         ({"k": half(1, 5, 1, 32)}, "k: expected shape"),
         ({"v": half(1, 6, 1, 64)}, "v: expected shape"),
-        ({"v": torch.zeros(1, 5, 1, 64)}, "v: expected torch.float16"),
         ({"k": half(1, 5, 64, 2).mT[:, :, :1]}, "k: expected (stride 1|an address)"),
         ({"k": half(1, 5, 3, 64), "v": half(1, 5, 3, 64)}, "k: expected a number of heads that divides"),
         ({"window": 3, "causal": False}, "window: expected at least 1, and causal=True"),

@@ -24,9 +24,7 @@ def test_the_sum_is_rounded_to_nearest_even(kernel: Kernel) -> None:
 @each(KERNELS)
 def test_refusals(kernel: Kernel) -> None:
     changes = [
-        ({"x": torch.ones(4)}, r"x: expected shape \(\*, \*\), got \(4,\)"),
         ({"residual": torch.ones(1, 4)}, r"residual: expected shape \(2, 4\), got \(1, 4\)"),
-        ({"residual": torch.ones(2, 4).half()}, "residual: expected torch.float32, got torch.float16"),
         ({"residual": torch.ones(4, 2).mT}, "residual: expected stride 1"),
         ({"weight": torch.ones(3)}, r"weight: expected shape \(4\), got \(3,\)"),
     ]

@@ -73,16 +73,12 @@ def test_empty_sizes(kernel: Kernel) -> None:
 @each(ALL)
 def test_refusals(kernel: Kernel) -> None:
     changes = [
-        ({"a": torch.ones(4).to(E4M3)}, r"a: expected shape \(\*, \*\), got \(4,\)"),
         ({"b": torch.ones(5, 3).to(E4M3)}, r"b: expected shape \(16, \*\), got \(5, 3\)"),
-        ({"b": torch.ones(16, 3)}, "b: expected torch.float8_e4m3fn, got torch.float32"),
         ({"a_scale": torch.ones(2)}, r"a_scale: expected one element, shape \(\) or \(1,\), got \(2,\)"),
         ({"b_scale": torch.ones(1, 1)}, r"b_scale: expected one element, shape \(\) or \(1,\), got \(1, 1\)"),
         ({"a_scale": torch.ones(2, 1)}, r"b_scale: expected shape \(1, 1\), got \(\)"),
         ({"a_scale": torch.ones(2, 2)}, r"a_scale: expected shape \(2, 1\), got \(2, 2\)"),
-        ({"b_scale": torch.ones((), dtype=torch.float64)}, "b_scale: expected torch.float32, got torch.float64"),
         ({"bias": torch.ones(4, dtype=torch.bfloat16)}, r"bias: expected shape \(3\), got \(4,\)"),
-        ({"bias": torch.ones(3)}, "bias: expected torch.bfloat16, got torch.float32"),
         ({"out": torch.ones(2, 3)}, "out: expected torch.bfloat16, got torch.float32"),
         ({"out": torch.ones(3, 2, dtype=torch.bfloat16).mT}, "out: expected stride 1"),
     ]

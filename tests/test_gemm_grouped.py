@@ -85,14 +85,9 @@ def test_panels_are_enough_and_nobody_shares_one() -> None:
 @each(KERNELS)
 def test_refusals(kernel: Kernel) -> None:
     changes = [
-        ({"a": torch.ones(4)}, r"a: expected shape \(\*, \*\), got \(4,\)"),
-        ({"b": torch.ones(4, 3)}, r"b: expected shape \(\*, 4, \*\), got \(4, 3\)"),
         ({"b": torch.ones(2, 5, 3)}, r"b: expected shape \(\*, 4, \*\), got \(2, 5, 3\)"),
-        ({"b": torch.ones(2, 4, 3, dtype=torch.float16)}, "b: expected torch.float32, got torch.float16"),
-        ({"a": torch.ones(2, 4, dtype=torch.int32)}, "a: expected torch.float32 or .*, got torch.int32"),
         ({"b": torch.ones(0, 4, 3), "offsets": bounds()}, "b: expected an expert for the 2 rows of a, got none"),
         ({"offsets": bounds(2)}, r"offsets: expected shape \(3\), got \(2,\)"),
-        ({"offsets": bounds(1, 2).long()}, "offsets: expected torch.int32, got torch.int64"),
         ({"offsets": torch.zeros(6, dtype=torch.int32)[::2]}, "offsets: expected a contiguous tensor"),
         ({"offsets": bounds(1, 2).to("meta")}, "offsets: expected a tensor on cpu, got meta"),
         ({"out": torch.ones(3, 2)}, r"out: expected shape \(2, 3\), got \(3, 2\)"),

@@ -30,11 +30,8 @@ def test_empty_sizes(kernel: Kernel) -> None:
 @each(KERNELS)
 def test_refusals(kernel: Kernel) -> None:
     changes = [
-        ({"a": torch.ones(4)}, r"a: expected shape \(\*, \*\), got \(4,\)"),
         ({"b": torch.ones(5, 6)}, r"b: expected shape \(4, \*\), got \(5, 6\)"),
         ({"b": torch.ones(4, 5)}, "b: expected an even last dimension, gate and up, got 5"),
-        ({"b": torch.ones(4, 6, dtype=torch.float16)}, "b: expected torch.float32, got torch.float16"),
-        ({"a": torch.ones(2, 4, dtype=torch.int32)}, "a: expected torch.float32 or .*, got torch.int32"),
         ({"out": torch.ones(2, 6)}, r"out: expected shape \(2, 3\), got \(2, 6\)"),
         ({"out": torch.ones(2, 3, dtype=torch.float16)}, "out: expected torch.float32"),
         ({"out": torch.ones(3, 2).mT}, "out: expected stride 1"),

@@ -73,17 +73,13 @@ def test_torchs_layout_is_undone_by_its_own_unpacking() -> None:
 @each(RUNGS)
 def test_refusals(kernel: Kernel) -> None:
     changes = [
-        ({"a": torch.ones(4)}, r"a: expected shape \(\*, \*\), got \(4,\)"),
-        ({"a": torch.ones(4, 256)}, "a: expected torch.bfloat16, got torch.float32"),
         ({"a": torch.ones(256, 4, dtype=torch.bfloat16).mT}, "a: expected stride 1 along K"),
         ({"b": torch.zeros(32, 128, dtype=torch.uint8)}, "b: expected a weight packed by this kernel's prepare"),
         ({"b": torch.zeros(32, 64, dtype=torch.int32)[:, ::2]}, "b: expected the contiguous tensor"),
         ({"b": torch.zeros(32, 31, dtype=torch.int32)}, r"b: expected shape \(32, 32\), got \(32, 31\)"),
         ({"scale": torch.ones(32, 3)}, "scale: expected one for each 32, 64 or 128 of K=256, got 3 in a row"),
         ({"scale": torch.ones(8, 32).mT}, "scale: expected stride 1 along groups"),
-        ({"zero": torch.ones(32, 8)}, "zero: expected torch.uint8, got torch.float32"),
         ({"zero": torch.ones(32, 4, dtype=torch.uint8)}, r"zero: expected shape \(32, 8\), got \(32, 4\)"),
-        ({"bias": torch.ones(32)}, "bias: expected torch.bfloat16, got torch.float32"),
         ({"out": torch.ones(4, 31)}, r"out: expected shape \(4, 32\), got \(4, 31\)"),
     ]
     inputs = inputs_of()

@@ -76,13 +76,9 @@ def test_pages_and_slots_past_2_31_are_read(name, strides):
 def test_bad_input_is_refused_in_one_sentence(kernel):
     half, ints = (lambda *shape: torch.zeros(shape).half()), lambda *shape: torch.zeros(shape, dtype=torch.int32)
     changes = [
-        ({"q": half(2, 1, 4, 64)}, "q: expected shape"),
         ({"q": half(2, 3, 64)}, "k_cache: expected a number of heads that divides"),
-        ({"q": torch.zeros(2, 4, 64).bfloat16()}, "k_cache: expected torch.bfloat16"),
         ({"v_cache": half(9, 16, 1, 64)}, "v_cache: expected shape"),
         ({"block_table": ints(3, 4)}, "block_table: expected shape"),
-        ({"block_table": ints(2, 4).long()}, "block_table: expected torch.int32"),
-        ({"seq_lens": ints(2).long()}, "seq_lens: expected torch.int32"),
         ({"seq_lens": ints(3)}, "seq_lens: expected shape"),
         ({"sinks": torch.zeros(4, 2)[:, 0]}, "sinks: expected a contiguous tensor"),
         ({"window": 0}, "window: expected at least 1"),

@@ -37,11 +37,8 @@ def test_no_rows(kernel: Kernel) -> None:
 @each(KERNELS)
 def test_refusals(kernel: Kernel) -> None:
     changes = [
-        ({"x": torch.ones(2, 3, 4)}, r"x: expected shape \(\*, \*\), got \(2, 3, 4\)"),
         ({"x": torch.ones(4, 2).mT}, "x: expected stride 1"),
-        ({"x": torch.ones(2, 4, dtype=torch.float64)}, "x: expected torch.float32 or .*, got torch.float64"),
         ({"weight": torch.ones(3)}, r"weight: expected shape \(4\), got \(3,\)"),
-        ({"weight": torch.ones(4, dtype=torch.float16)}, "weight: expected torch.float32, got torch.float16"),
         ({"weight": torch.ones(8)[::2]}, "weight: expected stride 1"),
     ]
     refuses(kernel, lambda: {"x": torch.ones(2, 4), "weight": torch.ones(4)}, changes)

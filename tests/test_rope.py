@@ -62,16 +62,12 @@ def test_a_position_outside_the_tables_reads_nothing(kernel: Kernel) -> None:
 @each(KERNELS)
 def test_refusals(kernel: Kernel) -> None:
     changes = [
-        ({"q": torch.ones(2, 4)}, r"q: expected shape \(\*, \*, \*\), got \(2, 4\)"),
         ({"q": torch.ones(2, 1, 3)}, "q: expected an even head_dim, got 3"),
         ({"k": torch.ones(2, 1, 6)}, r"k: expected shape \(2, \*, 4\), got \(2, 1, 6\)"),
-        ({"k": torch.ones(2, 1, 4).half()}, "k: expected torch.float32, got torch.float16"),
         ({"q": torch.ones(2, 4, 3).mT[:, :, :4]}, "q: expected stride 1"),
         ({"cos": torch.ones(2, 4)}, r"cos: expected shape \(\*, 2\), got \(2, 4\)"),
         ({"sin": torch.ones(3, 2)}, r"sin: expected shape \(2, 2\), got \(3, 2\)"),
-        ({"cos": torch.ones(2, 2).half()}, "cos: expected torch.float32, got torch.float16"),
         ({"positions": torch.tensor([0])}, r"positions: expected shape \(2\), got \(1,\)"),
-        ({"positions": torch.zeros(2, dtype=torch.int32)}, "positions: expected torch.int64, got torch.int32"),
     ]
     refuses(kernel, inputs, changes)
 

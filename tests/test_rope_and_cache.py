@@ -49,17 +49,13 @@ def test_what_does_not_fit_is_refused_by_name(kernel: Any) -> None:
         ("k", torch.zeros(6, 2, 15), r"k: expected shape \(6, \*, 16\), got \(6, 2, 15\)"),
         ("v", torch.zeros(6, 3, 16), r"v: expected shape \(6, 2, 16\), got \(6, 3, 16\)"),
         ("cos", torch.zeros(50, 9), "sin: expected shape"),
-        ("positions", torch.zeros(6, dtype=torch.int32), "positions: expected torch.int64, got torch.int32"),
         ("slot_mapping", torch.zeros(5, dtype=torch.int64), r"slot_mapping: expected shape \(6\), got \(5,\)"),
-        ("k_cache", torch.zeros(3, 4, 2, 16).half(), "k_cache: expected torch.float32, got torch.float16"),
         ("k_cache", torch.zeros(3, 4, 16, 2).mT, "k_cache: expected stride 1 in the last dimension"),
         ("k_scale", torch.ones(2), "v_scale: expected both scales or none, got one"),
         ("q_norm", torch.ones(16), "k_norm: expected both norms or none, got one"),
-        ("q", torch.zeros(6, 4, 16, dtype=torch.int32), "q: expected torch.float32 or"),
         ("cos", torch.zeros(50, 8, device="meta"), "cos: expected a tensor on cpu, got meta"),
         ("positions", torch.zeros(6, device="meta").long(), "positions: expected a tensor on cpu, got meta"),
         ("k_norm", torch.ones(15), r"k_norm: expected shape \(16\), got \(15,\)"),
-        ("k_norm", torch.ones(16).half(), "k_norm: expected torch.float32, got torch.float16"),
         ("k_norm", torch.ones(32)[::2], "k_norm: expected a contiguous tensor"),
     ]:
         inputs = given(NORMED if name == "k_norm" else CASE) | {name: value}

@@ -338,23 +338,18 @@ def test_a_token_at_the_edge_of_top_p_is_excused_and_one_beyond_is_not():
 
 
 BAD = [
-    ({"logits": torch.zeros(8)}, "logits: expected shape"),
-    ({"logits": torch.zeros(2, 8, dtype=torch.float64)}, "logits: expected torch.float32 or"),
     ({"logits": torch.zeros(2, 0)}, "logits: expected between 1 and"),
     ({"logits": torch.zeros(8, 2).mT}, "logits: expected stride 1"),
     ({"temperature": torch.tensor([1.0, -0.1])}, "temperature: expected a finite value >= 0, got -0.1.* in row 1"),
     ({"temperature": torch.tensor([1.0, math.nan])}, "temperature: expected a finite value >= 0, got nan in row 1"),
     ({"temperature": torch.ones(3)}, "temperature: expected shape"),
     ({"top_k": torch.tensor([0, -1], dtype=torch.int32)}, "top_k: expected >= 0 .*, got -1 in row 1"),
-    ({"top_k": torch.tensor([0, 1])}, "top_k: expected torch.int32"),
     ({"top_p": torch.tensor([1.0, 0.0])}, r"top_p: expected a value in \(0, 1\], got 0.0 in row 1"),
     ({"top_p": torch.tensor([1.0, 1.5])}, r"top_p: expected a value in \(0, 1\], got 1.5 in row 1"),
     ({"min_p": torch.tensor([0.0, 1.1])}, r"min_p: expected a value in \[0, 1\], got 1.1.* in row 1"),
     ({"top_k": torch.zeros(1, dtype=torch.int32)}, "top_k: expected shape"),
-    ({"top_p": torch.ones(2, 1)}, "top_p: expected shape"),
     ({"min_p": torch.zeros(3)}, "min_p: expected shape"),
     ({"seed": torch.zeros(3, dtype=torch.int64)}, "seed: expected shape"),
-    ({"seed": torch.zeros(2, dtype=torch.int32)}, "seed: expected torch.int64"),
     ({"position": torch.zeros(1, dtype=torch.int64)}, "position: expected shape"),
 ]
 

@@ -23,9 +23,7 @@ def test_empty_sizes(kernel: Kernel) -> None:
 def test_refusals(kernel: Kernel) -> None:
     changes = [
         ({"x": torch.ones(2, 7)}, "x: expected an even last dimension, gate and up, got 7"),
-        ({"x": torch.ones(8)}, r"x: expected shape \(\*, \*\), got \(8,\)"),
         ({"x": torch.ones(8, 2).mT}, "x: expected stride 1"),
-        ({"x": torch.ones(2, 8, dtype=torch.int64)}, "x: expected torch.float32 or .*, got torch.int64"),
         ({"out": torch.ones(2, 8)}, r"out: expected shape \(2, 4\), got \(2, 8\)"),
     ]
     refuses(kernel, lambda: {"x": torch.ones(2, 8)}, changes)

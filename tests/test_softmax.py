@@ -24,9 +24,7 @@ def test_large_values_and_minus_infinity(kernel: Kernel) -> None:
 @each(KERNELS)
 def test_refusals(kernel: Kernel) -> None:
     changes = [
-        ({"x": torch.ones(2, 3, 4)}, r"x: expected shape \(\*, \*\), got \(2, 3, 4\)"),
         ({"x": torch.ones(4, 2).mT}, "x: expected stride 1"),
-        ({"x": torch.ones(2, 4, dtype=torch.float64)}, "x: expected torch.float32 or .*, got torch.float64"),
         ({"out": torch.ones(2, 3)}, r"out: expected shape \(2, 4\), got \(2, 3\)"),
     ]
     refuses(kernel, lambda: {"x": torch.ones(2, 4)}, changes)
