@@ -62,20 +62,6 @@ def drops_a_small_last_k(x, weight):
     return (x.double() @ weight.double() - torch.where(x[:, -1:].abs() > 16, last, 0)).to(x.dtype)
 
 
-@wrong(PROJECT, "first data: y: 1 of 35")
-def one_nan(x, weight):
-    y = _exact(x, weight)
-    y[2, 3] = torch.nan
-    return y
-
-
-@wrong(PROJECT, "first data: y: 7 of 35")
-def leaves_the_last_row(x, weight):
-    y = _empty(x, weight)
-    y[:-1] = _exact(x, weight)[:-1]
-    return y
-
-
 @wrong(PROJECT, "into out")
 def ignores_the_strides_of_out(x, weight, out=None):
     y = _exact(x, weight)
@@ -174,11 +160,6 @@ for _spec, _name, _words, _fn in TABLE:
 @wrong(PROJECT, "prepare: weight was changed", prepare=lambda weight: weight.mul_(2).div(2))
 def prepare_changes_the_weight(x, weight):
     return _exact(x, weight)
-
-
-@wrong(PROJECT, "first data: y:", prepare=lambda weight: weight.bfloat16())
-def prepare_loses_bits(x, weight):
-    return _exact(x, weight.to(x.dtype))
 
 
 @right(OFFSETS)
