@@ -6,7 +6,7 @@ import ast
 import re
 import sys
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -144,11 +144,6 @@ def test_functions_are_small_and_public_ones_documented():
                 assert device_code or ast.get_docstring(item), f"{name}: {item.name} has no docstring"
 
 
-def _comments(name: str) -> Iterator[str]:
-    with (ROOT / name).open("rb") as handle:
-        yield from (token.string for token in tokenize.tokenize(handle.readline) if token.type == tokenize.COMMENT)
-
-
 def test_nothing_is_caught_blindly_or_left_undone():
     for name, tree in files().items():
         for node in ast.walk(tree):
@@ -158,7 +153,9 @@ def test_nothing_is_caught_blindly_or_left_undone():
                 assert "Exception" not in caught, f"{name}:{node.lineno}: catches Exception"
             if isinstance(node, ast.Raise) and node.exc is not None:
                 assert "NotImplementedError" not in ast.unparse(node.exc), f"{name}:{node.lineno}"
-        undone = [text for text in _comments(name) if any(word in text for word in ("TODO", "FIXME", "XXX"))]
+        with (ROOT / name).open("rb") as handle:
+            comments = [one.string for one in tokenize.tokenize(handle.readline) if one.type == tokenize.COMMENT]
+        undone = [text for text in comments if any(word in text for word in ("TODO", "FIXME", "XXX"))]
         assert not undone, f"{name}: {undone}"
 
 

@@ -290,16 +290,8 @@ def test_a_kernel_that_ignores_an_edit_is_rejected():
     assert not _passes((tokens, ids.flip(1), values), inputs) and not _passes((tokens, ids, values + 1e-3), inputs)
 
 
-def _with(change):
-    return lambda **inputs: naive.sample(**change(dict(inputs)))
-
-
-def _top_k_off_by_one(inputs):
-    return inputs | {"top_k": torch.where(inputs["top_k"] > 0, inputs["top_k"] + 1, 0).int()}
-
-
-def _drop_the_crossing_token(inputs):
-    return inputs | {"top_p": torch.where(inputs["top_p"] < 1, inputs["top_p"] / 2, 1.0)}
+def _with(name, change):
+    return lambda **inputs: naive.sample(**inputs | {name: change(inputs[name])})
 
 
 def _ties_from_the_end(**inputs):
@@ -308,12 +300,12 @@ def _ties_from_the_end(**inputs):
 
 
 WRONG = {
-    "top_k off by one": _with(_top_k_off_by_one),
-    "drops the crossing token": _with(_drop_the_crossing_token),
-    "no top_p": _with(lambda inputs: inputs | {"top_p": torch.ones_like(inputs["top_p"])}),
+    "top_k off by one": _with("top_k", lambda top_k: torch.where(top_k > 0, top_k + 1, 0).int()),
+    "drops the crossing token": _with("top_p", lambda top_p: torch.where(top_p < 1, top_p / 2, 1.0)),
+    "no top_p": _with("top_p", torch.ones_like),
     "ties from the end": _ties_from_the_end,
-    "greedy": _with(lambda inputs: inputs | {"temperature": torch.zeros_like(inputs["temperature"])}),
-    "another stream": _with(lambda inputs: inputs | {"seed": inputs["seed"] + 1}),
+    "greedy": _with("temperature", torch.zeros_like),
+    "another stream": _with("seed", lambda seed: seed + 1),
     "another dtype": lambda **inputs: naive.sample(**inputs).int(),
     "out of the vocabulary": lambda **inputs: naive.sample(**inputs) + inputs["logits"].shape[1],
 }

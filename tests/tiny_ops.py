@@ -27,10 +27,6 @@ def _no_cost(*args: Any, **kwargs: Any) -> Cost:
 # project: one product, whose weight can be packed.
 
 
-def _project(x: Tensor, weight: Tensor) -> Tensor:
-    return x.double() @ weight.double()
-
-
 def _project_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     T, K, N = int(case["T"]), int(case["K"]), int(case["N"])
     return {
@@ -52,7 +48,7 @@ def _project_planted(case: Case, scheme: Scheme, device: torch.device, seed: int
 
 PROJECT = OpSpec(
     name="project",
-    reference=_project,
+    reference=lambda x, weight: x.double() @ weight.double(),
     make_inputs=_project_inputs,
     cost=_no_cost,
     outputs=("y",),
