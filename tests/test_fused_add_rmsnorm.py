@@ -1,9 +1,9 @@
-"""fused_add_rmsnorm: the rounding of the sum, refusals, what its tolerance rejects."""
+"""fused_add_rmsnorm: the rounding of the sum, what its tolerance rejects."""
 
 from __future__ import annotations
 
 import torch
-from op_kernels import CPU, each, here, refuses
+from op_kernels import CPU, each, here
 
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.fused_add_rmsnorm import SPEC
@@ -19,16 +19,6 @@ def test_the_sum_is_rounded_to_nearest_even(kernel: Kernel) -> None:
     residual = torch.tensor([[1.0, 3.0, 15.0, 2.0**-12]], dtype=torch.float16)
     _, new_residual = kernel(x=x, residual=residual, weight=torch.ones(4, dtype=torch.float16))
     assert new_residual.tolist() == [[2048.0, 2052.0, 65504.0, 1.0]]
-
-
-@each(KERNELS)
-def test_refusals(kernel: Kernel) -> None:
-    changes = [
-        ({"residual": torch.ones(1, 4)}, r"residual: expected shape \(2, 4\), got \(1, 4\)"),
-        ({"residual": torch.ones(4, 2).mT}, "residual: expected stride 1"),
-        ({"weight": torch.ones(3)}, r"weight: expected shape \(4\), got \(3,\)"),
-    ]
-    refuses(kernel, lambda: {"x": torch.ones(2, 4), "residual": torch.ones(2, 4), "weight": torch.ones(4)}, changes)
 
 
 def test_an_unrounded_sum_is_rejected() -> None:

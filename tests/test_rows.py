@@ -1,5 +1,5 @@
 """What several ops over rows share: the cast order of transformers, Gemma's offset, outputs in eight bits, memory that
-outputs may share, large gates, and rows too wide for registers."""
+outputs may share, large gates, and what they refuse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_kernels import CPU, META, each, here
+from op_kernels import CPU, META, each, here, refuses
 
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
@@ -113,6 +113,28 @@ def test_a_large_gate_overflows_nothing_on_the_way(kernel: Kernel, dtype: torch.
     assert result[0, 3:].tolist() == [least / 2, 500.0, 30000.0]
 
 
+OPS = ("rmsnorm", "fused_add_rmsnorm", "layernorm", "softmax", "silu_and_mul", "gelu_and_mul")
+
+
+@pytest.mark.parametrize("kernel", [kernel for op in OPS for kernel in here(op)], ids=lambda kernel: kernel.id)
+def test_refusals(kernel: Kernel) -> None:
+    good = {"x": torch.ones(2, 8), "weight": torch.ones(8), "bias": torch.ones(8), "residual": torch.ones(2, 8)}
+    changes = [
+        ({"x": torch.ones(8, 2).mT}, "x: expected stride 1"),
+        ({"weight": torch.ones(3)}, r"weight: expected shape \(8\), got \(3,\)"),
+        ({"weight": torch.ones(16)[::2]}, "weight: expected stride 1"),
+        ({"bias": torch.ones(3)}, r"bias: expected shape \(8\), got \(3,\)"),
+        ({"residual": torch.ones(1, 8)}, r"residual: expected shape \(2, 8\), got \(1, 8\)"),
+        ({"residual": torch.ones(8, 2).mT}, "residual: expected stride 1"),
+        ({"quantize": "int4"}, "quantize: expected None, 'int8' or 'fp8_e4m3', got 'int4'"),
+    ]
+    if kernel.op != "fused_add_rmsnorm":  # which has two outputs
+        changes.append(({"out": torch.ones(2, 3)}, r"out: expected shape \(2, [48]\), got \(2, 3\)"))
+    if kernel.op.endswith("mul"):
+        changes.append(({"x": torch.ones(2, 7)}, "x: expected an even last dimension, gate and up, got 7"))
+    refuses(kernel, lambda: {name: value for name, value in good.items() if name in kernel.accepted}, changes)
+
+
 @pytest.mark.parametrize("op", ["rmsnorm", "fused_add_rmsnorm"])
 def test_a_row_too_wide_for_registers_is_refused_by_name(op: str) -> None:
     kernel = get_kernel(op, "fused")
@@ -130,7 +152,7 @@ def test_a_row_too_wide_for_registers_is_refused_by_name(op: str) -> None:
 
 @pytest.mark.more
 @pytest.mark.timeout(300)  # ten seconds until the emulator's processes are there
-@pytest.mark.parametrize("op", ["rmsnorm", "fused_add_rmsnorm", "layernorm", "softmax", "silu_and_mul", "gelu_and_mul"])
+@pytest.mark.parametrize("op", OPS)
 def test_compiled_code_reads_a_value_once_16_bytes_at_a_time_and_writes_it_once(op: str) -> None:
     """Counted in the emulator: inputs around L1 once, from HBM what the cost says, and no races in the cluster."""
     spec, scheme = get_op(op), SCHEMES["bf16"]
