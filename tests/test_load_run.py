@@ -1,7 +1,5 @@
 """Arrivals, data, and whole runs against a server that only streams."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

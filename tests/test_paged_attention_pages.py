@@ -2,8 +2,6 @@
 which arguments of attention's Triton kernels they are compiled anew for.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from op_kernels import META, python_without_interpreter, slow

@@ -1,7 +1,5 @@
 """paged_attention/split_kv: shares of the work, parts that are added up, what it refuses; emulated in this process."""
 
-from __future__ import annotations
-
 import itertools
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Checks on all cores: each result comes with its place, and a process that dies costs its own check alone."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
