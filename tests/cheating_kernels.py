@@ -129,7 +129,7 @@ def one_call_behind():
     return behind
 
 
-@cheat("first data again: y: ")
+@cheat("first data again: y: ", "its result depends on earlier calls, or on being watched")
 def unwritten_memory_outside_of_checks():
     """Computes where torch fills fresh memory, and else returns memory as the allocator hands it out."""
 

@@ -24,16 +24,9 @@ def given(queries: list[int], keys: list[int], D: int = 16, H: int = 4, H_kv: in
     """Sequences of these lengths, in fp32."""
     torch.manual_seed(0)
     bounds = [torch.tensor([0, *torch.tensor(counts).cumsum(0)], dtype=torch.int32) for counts in (queries, keys)]
-    return {
-        "q": torch.randn(sum(queries), H, D),
-        "k": torch.randn(sum(keys), H_kv, D),
-        "v": torch.randn(sum(keys), H_kv, D),
-        "cu_seqlens_q": bounds[0],
-        "cu_seqlens_k": bounds[1],
-        "max_seqlen_q": max(queries, default=0),
-        "max_seqlen_k": max(keys, default=0),
-        **more,
-    }
+    q, k, v = torch.randn(sum(queries), H, D), torch.randn(sum(keys), H_kv, D), torch.randn(sum(keys), H_kv, D)
+    longest = {"max_seqlen_q": max(queries, default=0), "max_seqlen_k": max(keys, default=0)}
+    return {"q": q, "k": k, "v": v, "cu_seqlens_q": bounds[0], "cu_seqlens_k": bounds[1], **longest, **more}
 
 
 def run(kernel: Any, inputs: dict[str, Any]) -> Any:

@@ -87,9 +87,8 @@ def test_whose_tiles_are_its_own_holds_half_as_large_ones() -> None:
     shared = replace(turns, block_m=256, turns=False)
     found, both = (cooperative.footprint(config, case) for config in (turns, shared))
     assert found.registers == both.registers and found.fits
-    assert [cooperative.is_legal(replace(turns, **more), case) for more in ({}, {"block_m": 256}, {"lead": 1})] == [
-        *(True, False, False)
-    ]
+    legal = [cooperative.is_legal(replace(turns, **more), case) for more in ({}, {"block_m": 256}, {"lead": 1})]
+    assert legal == [True, False, False]
 
 
 def _coop(

@@ -18,14 +18,9 @@ TRITON = here("rope", "triton")
 
 def inputs(**change: Any) -> dict[str, Any]:
     """Two tokens, D = 4. Position 0 turns nothing; position 1 turns the first pair by 90 degrees."""
-    return {
-        "q": torch.tensor([1.0, 2.0, 3.0, 4.0]).expand(2, 1, 4).contiguous(),
-        "k": torch.tensor([10.0, 20.0, 30.0, 40.0]).expand(2, 1, 4).contiguous(),
-        "cos": torch.tensor([[1.0, 1.0], [0.0, 1.0]]),
-        "sin": torch.tensor([[0.0, 0.0], [1.0, 0.0]]),
-        "positions": torch.tensor([1, 0]),
-        **change,
-    }
+    q = torch.tensor([1.0, 2.0, 3.0, 4.0]).expand(2, 1, 4).contiguous()
+    tables = {"cos": torch.tensor([[1.0, 1.0], [0.0, 1.0]]), "sin": torch.tensor([[0.0, 0.0], [1.0, 0.0]])}
+    return {"q": q, "k": 10 * q, **tables, "positions": torch.tensor([1, 0]), **change}
 
 
 @each(KERNELS)
