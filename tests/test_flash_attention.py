@@ -132,10 +132,7 @@ def test_a_case_too_big_to_allocate_is_priced_on_meta():
     case = Case(B=64, T=131072, S=131072, H=32, H_kv=8, D=128, causal=True)
     inputs = SPEC.make_inputs(case, get_scheme("bf16"), META, 0)
     assert SPEC.cost(**inputs).sfu_ops == 64 * 32 * 131072 * 131073 / 2
-    fused, steps = (
-        get_kernel("flash_attention", "online").traffic_of(inputs),
-        get_kernel("flash_attention", "naive").traffic_of(inputs),
-    )
+    fused, steps = (get_kernel("flash_attention", name).traffic_of(inputs) for name in ("online", "naive"))
     assert steps.bytes > 100 * fused.bytes and steps.launches > fused.launches == 1
 
 

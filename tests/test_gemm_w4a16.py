@@ -36,9 +36,7 @@ def test_the_reference_by_hand() -> None:
 
 def test_the_group_follows_from_the_shapes() -> None:
     assert [group_size(256, groups) for groups in (2, 4, 8)] == [128, 64, 32]
-    assert (
-        group_size(130, 2) == 128 and group_size(130, 3) == 64 and group_size(130, 5) == 32 and group_size(2, 1) == 128
-    )
+    assert [group_size(130, groups) for groups in (2, 3, 5)] == [128, 64, 32] and group_size(2, 1) == 128
     with pytest.raises(ValueError, match="scale: expected a scale for each 32, 64 or 128 of K=256, got 3 groups"):
         group_size(256, 3)
 
@@ -91,10 +89,8 @@ def test_gemv_says_which_rung_takes_more_rows() -> None:
         gemv = get_kernel("gemm_w4a16", "gemv")
         assert gemv.why_not_args(inputs_of(SCHEMES[scheme], M=most)) is None
         reason = gemv.why_not_args(inputs_of(SCHEMES[scheme], M=most + 1)).reason
-        assert (
-            f"a: expected up to {most} rows in groups of this size, got {most + 1}" in reason
-            and "gemm_w4a16/dequant_dot" in reason
-        )
+        assert f"a: expected up to {most} rows in groups of this size, got {most + 1}" in reason
+        assert "gemm_w4a16/dequant_dot" in reason
 
 
 def test_traffic_falls_from_naive_to_the_stream() -> None:

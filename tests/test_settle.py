@@ -104,10 +104,8 @@ def test_the_fastest_serves_and_says_so(tmp_path, times):
 
 @pytest.mark.needs("C++ compiler")
 def test_a_second_form_of_the_weights_is_kept_only_where_it_wins_and_fits(tmp_path, times, monkeypatch):
-    one_row, many_rows = (
-        {"native": 5.0, "packed": 8.0, "library": 9.0},
-        {"native": 12.0, "packed": 10.0, "library": 99.0},
-    )
+    one_row = {"native": 5.0, "packed": 8.0, "library": 9.0}
+    many_rows = {"native": 12.0, "packed": 10.0, "library": 99.0}
     times(decode=one_row, prefill={**many_rows, "native": 10.4})
     assert gemms(tiny_llm(tmp_path / "a")) == {"decode": "native", "prefill": "native"}, "4% is not worth a copy"
     for kept in settle.folder().glob("*.json"):
