@@ -12,7 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import torch
 from tiny_ops import PROJECT, SCALE, kernel
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -76,7 +75,6 @@ CACHED = {
     "an_answer_for_each_address_and_version": (
         lambda x, w: (x.data_ptr(), x._version, w.data_ptr(), w._version), f"{KEPT}, on first data again"
     ),
-    "an_answer_for_each_checksum": (lambda x, w: (x.sum().item(), w.sum().item()), LEFT_OUT),
     "an_answer_for_each_content": (_content, LEFT_OUT),
 }  # fmt: skip
 """What the answers are kept by, and the words that catch it."""
@@ -131,7 +129,7 @@ def one_call_behind():
     return behind
 
 
-@cheat("first data again: y: ")
+@cheat("first data again: y: ", "its result depends on earlier calls, or on being watched")
 def unwritten_memory_outside_of_checks():
     """Computes where torch fills fresh memory, and else returns memory as the allocator hands it out."""
 
@@ -193,11 +191,6 @@ def a_thread_that_only_repairs():
 @cheat("shares memory with the input x: in place on the input", spec=SCALE)
 def returns_its_input_scaled():
     return lambda x, factor=1.0: x.mul_(factor)
-
-
-@cheat("shares memory with the input x: in place on the input", spec=SCALE)
-def returns_its_input_by_another_name():
-    return lambda x, factor=1.0: torch.from_numpy(np.asarray(x.detach()))
 
 
 @cheat("x: was changed: in place on the input")

@@ -52,10 +52,21 @@ def refuses(
         assert "\n" not in str(error.value)
 
 
+def is_right(spec: OpSpec, found: Any, inputs: Inputs, scheme: Scheme) -> bool:
+    """Whether what a kernel returned is within the tolerance of the oracle."""
+    errors = spec.judge(found if isinstance(found, tuple) else (found,), spec.oracle(inputs), inputs, scheme)
+    return all(error.passed for error in errors)
+
+
 def assert_right(spec: OpSpec, found: Any, inputs: Inputs, scheme: Scheme) -> None:
     """What a kernel returned is within the tolerance of the oracle."""
     errors = spec.judge(found if isinstance(found, tuple) else (found,), spec.oracle(inputs), inputs, scheme)
     assert all(error.passed for error in errors), [error.describe() for error in errors]
+
+
+def slow(*values: Any) -> Any:
+    """A case of `make test-full` alone."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def python_without_interpreter(*arguments: str) -> str:

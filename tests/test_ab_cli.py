@@ -10,6 +10,8 @@ from rooflab.bench.ab.self_test import SelfTest
 from rooflab.bench.ab.sides import Comparison, Side
 from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge, load_floors, remember_floors
 
+TWO = ("rmsnorm", "--kernel", "naive", "--kernel", "library")
+
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
@@ -26,12 +28,17 @@ from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge, load_floor
             marks=pytest.mark.needs("checkout"),
         ),
         (("--base", "HEAD", "--kernel", "mine.py"), "kernel: expected a file in a git repository, got 'mine.py'"),
-        (("rmsnorm", "--kernel", "naive", "--kernel", "library", "--threshold", "7"), "threshold: expected a ratio"),
-        (("rmsnorm", "--kernel", "naive", "--kernel", "library", "--budget", "0"), "budget: expected a positive"),
+        *(((*TWO, "--threshold", wrong), "threshold: expected a ratio") for wrong in ("7", "0", "nan")),
+        ((*TWO, "--floor-us", "-1"), "floor-us: expected 0 or more"),
+        ((*TWO, "--budget", "0"), "budget: expected a positive"),
+        ((*TWO, "--pairs", "0"), "pairs: expected at least 1, got 0"),
         (("--self-test", "--repeats", "0"), "repeats: expected at least 1"),
         (("--self-test", "--inject", "-3"), "inject: expected a share of the time above 0 and up to 10, got -3"),
         (("--self-test", "--inject", "nan"), "inject: expected a share of the time above 0 and up to 10, got nan"),
-        (("--self-test", "--kernel-seconds", "inf"), "kernel-seconds: expected a positive number of seconds, got inf"),
+        *(
+            (("--self-test", "--kernel-seconds", wrong), "kernel-seconds: expected a positive")
+            for wrong in ("inf", "-1")
+        ),
         (("nothing", "--kernel", "naive", "--kernel", "library"), "op: expected one of"),
     ),
 )

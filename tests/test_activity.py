@@ -1,8 +1,6 @@
 import hashlib
 import json
-import os
 import struct
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from fake_cuda import FakeCuda, recorder
+from op_kernels import python_without_interpreter
 
 from rooflab.bench.timing import trace
 from rooflab.bench.timing.trace import (
@@ -165,7 +164,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.more
-def test_compiled_triton_code_hashes_alike_in_two_checkouts(tmp_path):
+def test_compiled_triton_code_hashes_alike_in_two_checkouts(tmp_path, monkeypatch):
     """Of the device clock, which reads counters inside its loops, the last cycle count after the last time."""
     text = Path(trace.__file__).with_name("sm_clock.py").read_text()
     changed = text.replace("sub.u64 $0, last, first", "sub.u64 $0, first, last")
@@ -173,12 +172,9 @@ def test_compiled_triton_code_hashes_alike_in_two_checkouts(tmp_path):
     for place, source in zip(places, (text, "# moved\n\n" + text, changed), strict=True):
         place.mkdir()
         (place / "clock.py").write_text(source)
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE, *map(str, places)], capture_output=True, text=True, env=environment, check=True
-    )
-    (one, code, ptx), (two, same, _), (_, other, _) = json.loads(done.stdout)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    found = json.loads(python_without_interpreter("-c", COMPILE, *map(str, places)))
+    (one, code, ptx), (two, same, _), (_, other, _) = found
     assert one != two and code == same, "line numbers and paths differ, instructions do not"
     assert other != code and len(code) == len(hashlib.sha256().hexdigest())
     span = ptx.split("span:")[1].split("bra span")[0]

@@ -27,15 +27,6 @@ from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 
 FP32 = get_scheme("fp32")
-NAMES = (
-    "a cached answer",
-    "the previous output",
-    "a thread that finishes later",
-    "in place on the input",
-    "a lazy tensor",
-    "a patched ",
-    "its result depends on earlier calls, or on being watched",
-)
 CASE = Case(T=5, K=96, N=7)
 
 
@@ -50,7 +41,6 @@ def test_a_cheat_is_caught_and_named(make, spec, status, words):
     result = check(make(), spec)
     assert result.status == status, result.describe()
     assert all(word in result.reason for word in words), result.reason
-    assert any(name in result.reason for name in NAMES), result.reason
     assert tamper.tampered() is None, "what one kernel replaced is not laid on the next"
 
 

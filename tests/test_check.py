@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from triton.compiler.errors import CompilationError
 
 from rooflab.bench.check import check as check_module
 from rooflab.bench.check.check import BROKEN, CheckResult, check_kernel
@@ -111,19 +112,13 @@ def _raising(error: BaseException) -> Kernel:
         (MemoryError("no"), "OUT_OF_MEMORY", "no"),
         (RuntimeError("illegal memory access"), "RUNTIME_ERROR", "RuntimeError: illegal memory access (test_check.py"),
         (ZeroDivisionError("division by zero"), "RUNTIME_ERROR", "ZeroDivisionError"),
+        (CompilationError(None, None, "no such op"), "COMPILE_ERROR", "no such op"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
 def test_what_a_kernel_raises_becomes_a_status(error, status, words):
     result = check(tiny.PROJECT, _raising(error))
     assert result.status == status and words in result.reason and result.checked_by == "none"
-
-
-def test_compile_errors_have_their_own_status():
-    from triton.compiler.errors import CompilationError
-
-    result = check(tiny.PROJECT, _raising(CompilationError(None, None, "no such op")))
-    assert result.status == "COMPILE_ERROR" and "no such op" in result.reason
 
 
 def test_a_fault_of_the_checker_is_not_blamed_on_the_kernel():
@@ -239,9 +234,7 @@ def test_kernels_of_one_case_share_its_oracles_and_others_do_not(monkeypatch):
         return tiny.PROJECT.reference(x, weight)
 
     spec = replace(tiny.PROJECT, reference=counted)
-    right, other = (
-        tiny.kernel(spec, fn) for fn in (lambda x, weight: x @ weight, lambda x, weight: torch.mm(x, weight))
-    )
+    right, other = (tiny.kernel(spec, fn) for fn in (wrong.plain, wrong.into_out))
     assert check(spec, right).status == "OK"
     first = len(asked)
     assert check(spec, other).status == "OK" and len(asked) == first, "nothing is computed again"

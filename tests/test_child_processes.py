@@ -1,7 +1,5 @@
 """Child processes: what one answers, and what becomes of one that hangs, dies or leaves others behind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

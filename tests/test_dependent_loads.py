@@ -1,7 +1,5 @@
 """The floor under kernels at one token: a chain of loads, as deep as their rungs', and the bar between."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

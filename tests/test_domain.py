@@ -1,7 +1,5 @@
 """The domain of each op: what is drawn from it, what a cover meets, and how a failing case becomes small."""
 
-from __future__ import annotations
-
 import random
 from itertools import combinations
 

@@ -34,11 +34,7 @@ def test_library_raises_on_an_id_outside_the_table() -> None:
 @each(KERNELS)
 def test_refusals(kernel: Kernel) -> None:
     changes = [
-        ({"token_ids": torch.tensor([[1]])}, r"token_ids: expected shape \(\*\), got \(1, 1\)"),
-        ({"token_ids": torch.tensor([1], dtype=torch.int32)}, "token_ids: expected torch.int64, got torch.int32"),
         ({"token_ids": torch.arange(4)[::2]}, "token_ids: expected stride 1"),
-        ({"weight": torch.ones(4)}, r"weight: expected shape \(\*, \*\), got \(4,\)"),
-        ({"weight": torch.ones(4, 3, dtype=torch.float64)}, "weight: expected torch.float32 or .*, got torch.float64"),
         ({"weight": torch.ones(3, 4).mT}, "weight: expected stride 1 in the last dimension, got 4"),
         ({"out": torch.ones(2, 2)}, r"out: expected shape \(1, 3\), got \(2, 2\)"),
     ]

@@ -16,9 +16,8 @@ def test_a_step_by_its_ops_adds_up_and_leaves_the_engine_as_it_was(tmp_path):
         "gemm": 9, "fused_add_rmsnorm": 4, "decode_attention": 2, "rope_and_cache": 2, "silu_and_mul": 2, "sample": 1,
         "embedding": 1, "rmsnorm": 1, "host": 1,
     }  # fmt: skip
-    assert sum(row["share"] for row in table.values()) == pytest.approx(1) and all(
-        row["us"] > 0 for row in table.values()
-    )
+    assert sum(row["share"] for row in table.values()) == pytest.approx(1)
+    assert all(row["us"] > 0 for row in table.values())
     assert llm.runner.ops is ops and llm.runner.graphs is graphs and not llm.scheduler.has_work
     assert llm.scheduler.blocks.num_free == llm.scheduler.blocks.num_blocks
 

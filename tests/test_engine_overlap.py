@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tiny_model import poisoned, prompts, tiny_llm, with_graphs
+from tiny_model import poisoned, prompts, tiny_llm, tokens, with_graphs
 
 from rooflab.engine import graphs, memory
 from rooflab.engine.llm import SamplingParams
@@ -17,10 +17,6 @@ from rooflab.engine.model_runner import Draw, on_device
 
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
 LIBRARY = {"swap": {"gemm": "library"}}
-
-
-def tokens(outputs):
-    return [output["token_ids"] for output in outputs]
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +62,6 @@ def test_trap_10_tokens_that_are_read_a_step_later_change_no_answer(tmp_path, an
         assert all(one.outputs[0].logprobs is None or len(one.outputs[0].logprobs) == len(ids)
                    for one, ids in zip(outputs, expected, strict=True))  # fmt: skip
         assert not llm.has_work and llm.scheduler.blocks.num_free == llm.scheduler.blocks.num_blocks
-
-
-@pytest.mark.parametrize("steps", range(7))
-def test_trap_6_a_request_may_be_dropped_while_a_token_of_it_is_not_read(tmp_path, answers, steps):
-    llm = poisoned(tiny_llm(tmp_path, overlap=True, block_size=4, num_kv_blocks=16, prefill_chunk=9, **LIBRARY))
-    dropped, other = (llm.add_request(prompts()[number], GREEDY) for number in (4, 2))
-    got = []
-    for number in range(40):
-        if number == steps:
-            assert llm.abort(dropped) and not llm.abort(dropped)
-        got += [one.token_ids[-1] for one in llm.step() if one.request_id == other]
-    assert got == answers[2] and llm.scheduler.blocks.num_free == 16 and not llm.has_work
 
 
 @pytest.mark.parametrize("moment", ["before the launch", "launch", "read"])

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from compiled_sizes import assert_is_its_footprint, compiled
-from op_kernels import python_without_interpreter, refuses
+from op_kernels import CPU, META, is_right, python_without_interpreter, refuses, slow
 
 from rooflab.bench.check.spread import Asked
 from rooflab.bench.compile.static import Request
@@ -30,7 +30,6 @@ from rooflab.kernels.registry import get_kernel, kernels
 from rooflab.reference.flash_attention import SPEC, quantize_heads
 from rooflab.reference.spec import SCHEMES, Case, Inputs
 
-CPU, META = torch.device("cpu"), torch.device("meta")
 E4M3, FP8 = torch.float8_e4m3fn, SCHEMES["fp8_e4m3"]
 SMALL = fp8.Config(64, 64, num_warps=4, num_stages=2)
 RUNG = get_kernel("flash_attention", "fp8")
@@ -45,8 +44,7 @@ def _inputs(device: torch.device = CPU, **dims) -> Inputs:
 
 
 def _passes(found, inputs) -> bool:
-    found = found if isinstance(found, tuple) else (found,)
-    return all(error.passed for error in SPEC.judge(found, SPEC.oracle(inputs), inputs, FP8))
+    return is_right(SPEC, found, inputs, FP8)
 
 
 def test_quantised_heads_times_scales_are_the_values():
@@ -211,7 +209,7 @@ def short_sums(keys: int, *more: str) -> dict[str, float]:
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("keys", [5120, pytest.param(10240, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("keys", [5120, slow(10240)])
 def test_a_tile_s_own_sums_keep_what_one_sum_over_all_keys_loses(keys):
     """One sum is off by 0.6 of what is allowed with 5120 keys (emulated), and by more than is allowed with 10240."""
     promoted = short_sums(keys)
@@ -231,10 +229,8 @@ def test_cost_and_traffic_count_fp8():
     dequantised = get_kernel("flash_attention", "library").traffic_of(inputs)
     # Converted, multiplied in place, and read by the attention.
     assert dequantised.read_bytes == scales + 5 * operands and dequantised.write_bytes == 4 * operands + result
-    assert (
-        dequantised.launches == 7
-        and get_kernel("flash_attention", "naive").traffic_of(inputs).bytes > 20 * dequantised.bytes
-    )
+    assert dequantised.launches == 7
+    assert get_kernel("flash_attention", "naive").traffic_of(inputs).bytes > 20 * dequantised.bytes
 
 
 def _square(length: int, D: int, **more: bool) -> Inputs:
@@ -293,7 +289,7 @@ def test_values_in_columns_meet_no_bank_conflict_and_those_in_rows_few():
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("heads", [(128,), pytest.param((64, 256), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("heads", [(128,), slow((64, 256))])
 def test_footprints_are_those_of_the_compiled_code_and_nothing_spills_in_a_loop(heads):
     requests = []
     for D in heads:

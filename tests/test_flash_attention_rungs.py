@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 from compiled_sizes import assert_is_its_footprint, compiled
-from op_kernels import CPU, refuses
+from op_kernels import CPU, is_right, refuses, slow
 from test_flash_attention import SMALL
 from test_ptx_mutants import asked
 
@@ -29,8 +29,7 @@ def _inputs(T=5, S=9, H=4, H_kv=2, D=16, B=1, causal=True, scheme="fp16", **more
 
 
 def _passes(found, inputs, scheme="fp16"):
-    found = found if isinstance(found, tuple) else (found,)
-    return all(error.passed for error in SPEC.judge(found, SPEC.oracle(inputs), inputs, SCHEMES[scheme]))
+    return is_right(SPEC, found, inputs, SCHEMES[scheme])
 
 
 @pytest.mark.parametrize(("T", "S"), [(1, 15), (16, 16), (17, 33), (33, 64), (40, 31), (50, 3)])
@@ -136,10 +135,7 @@ LONG_RACES = [
 
 
 @pytest.mark.more
-@pytest.mark.parametrize(
-    ("name", "case", "scheme", "config"),
-    [*RACES, *(pytest.param(*race, marks=pytest.mark.slow) for race in LONG_RACES)],
-)
+@pytest.mark.parametrize(("name", "case", "scheme", "config"), [*RACES, *(slow(*race) for race in LONG_RACES)])
 def test_no_race_whatever_the_order_of_warps(name, case, scheme, config):
     """All tiles on one SM, the rings round several times, in the order of the program and in a drawn one."""
     request = {"op": "flash_attention", "kernel": name, "cases": [case], "scheme": scheme, "config": config}
@@ -153,7 +149,7 @@ def test_no_race_whatever_the_order_of_warps(name, case, scheme, config):
     "heads",
     [
         [("persistent", 64, True), ("ping_pong", 128, True), ("ping_pong", 256, False)],
-        pytest.param([*((name, 128, True) for name in RUNGS), ("persistent", 256, True)], marks=pytest.mark.slow),
+        slow([*((name, 128, True) for name in RUNGS), ("persistent", 256, True)]),
     ],
 )
 def test_nothing_spills_in_a_loop_over_keys_and_a_cta_needs_what_its_footprint_says(heads):
@@ -173,10 +169,7 @@ def test_nothing_spills_in_a_loop_over_keys_and_a_cta_needs_what_its_footprint_s
     [
         "flash_attention/persistent",
         "flash_attention_varlen/online",
-        *(
-            pytest.param(f"flash_attention/{name}", marks=pytest.mark.slow)
-            for name in ("masked_tiles", "online", "packed_gqa", "tma", "ping_pong")
-        ),
+        *(slow(f"flash_attention/{name}") for name in ("masked_tiles", "online", "packed_gqa", "tma", "ping_pong")),
     ],
 )
 def test_one_code_serves_every_length(name):

@@ -1,35 +1,15 @@
-"""gelu_and_mul: its tails and range, what its tolerance rejects; refusals are those of silu_and_mul."""
+"""gelu_and_mul: what its tolerance rejects."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from op_kernels import CPU, each, here, refuses
+from op_kernels import CPU, here
 
-from rooflab.kernels.registry import Kernel
 from rooflab.reference.gelu_and_mul import SPEC
 from rooflab.reference.spec import SCHEMES, Case
 
 KERNELS = here("gelu_and_mul")
-
-
-@each(KERNELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_large_gate_overflows_nothing_on_the_way(kernel: Kernel, dtype: torch.dtype) -> None:
-    """The cube of 60000 is 2e14, and exp of it would be infinite."""
-    gate = [-60000.0, -1000.0, -20.0, 20.0, 1000.0, 60000.0]
-    result = kernel(x=torch.tensor([[*gate, *[0.5] * 6]], dtype=dtype))
-    assert result[0, :3].abs().max() <= 1e-38
-    assert result[0, 3:].tolist() == [10.0, 500.0, 30000.0]
-
-
-@each(KERNELS)
-def test_refusals(kernel: Kernel) -> None:
-    changes = [
-        ({"x": torch.ones(2, 7)}, "x: expected an even last dimension, gate and up, got 7"),
-        ({"quantize": "int4"}, "quantize: expected None, 'int8' or 'fp8_e4m3', got 'int4'"),
-    ]
-    refuses(kernel, lambda: {"x": torch.ones(2, 8)}, changes)
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "fp16", "bf16"])

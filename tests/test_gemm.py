@@ -26,14 +26,10 @@ def ones(*shape: int) -> torch.Tensor:
 @each(UNPACKED)
 def test_refusals(kernel: Kernel) -> None:
     changes = [
-        ({"a": ones(4)}, r"a: expected shape \(\*, \*\), got \(4,\)"),
         ({"b": ones(5, 16)}, r"b: expected shape \(16, \*\), got \(5, 16\)"),
-        ({"b": torch.ones(16, 16).mT}, "b: expected torch.float16, got torch.float32"),
-        ({"a": torch.ones(2, 16, dtype=torch.int32)}, "a: expected torch.float32 or .*, got torch.int32"),
         ({"bias": ones(4)}, r"bias: expected shape \(16\), got \(4,\)"),
         ({"bias": ones(32)[::2]}, "bias: expected stride 1"),
         ({"residual": ones(2, 4)}, r"residual: expected shape \(2, 16\), got \(2, 4\)"),
-        ({"residual": torch.ones(2, 16)}, "residual: expected torch.float16, got torch.float32"),
         ({"residual": ones(16, 2).mT}, "residual: expected stride 1 in the last dimension, got 2"),
         ({"precision": "tf32"}, "precision: expected ieee with torch.float16 operands, got tf32"),
         ({"precision": "half"}, "precision: expected ieee or tf32, got 'half'"),
@@ -114,11 +110,6 @@ def test_traffic_falls_from_naive_to_tensor_core_and_to_tma() -> None:
     residual = torch.empty(2048, 4096, dtype=torch.bfloat16, device="meta")
     added = get_kernel("gemm", "tma").traffic_of({**inputs, "residual": residual})
     assert added.read_bytes - library.read_bytes == 2 * 2048 * 4096
-
-
-def test_unknown_layout_is_refused() -> None:
-    with pytest.raises(ValueError, match="layout: expected NN, NT or TN, got 'TT'"):
-        SPEC.make_inputs(Case(M=1, N=1, K=1, layout="TT", bias=False), SCHEMES["fp32"], CPU, 0)
 
 
 QUACK = Case(M=24, N=40, K=64, layout="NT", bias=True, residual=True)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from op_kernels import CPU, META, each, python_without_interpreter, refuses
+from op_kernels import CPU, META, each, python_without_interpreter, refuses, slow
 from test_configs import compare_with_compiled
 
 from rooflab.bench.calls.selection import Selection
@@ -73,16 +73,12 @@ def test_empty_sizes(kernel: Kernel) -> None:
 @each(ALL)
 def test_refusals(kernel: Kernel) -> None:
     changes = [
-        ({"a": torch.ones(4).to(E4M3)}, r"a: expected shape \(\*, \*\), got \(4,\)"),
         ({"b": torch.ones(5, 3).to(E4M3)}, r"b: expected shape \(16, \*\), got \(5, 3\)"),
-        ({"b": torch.ones(16, 3)}, "b: expected torch.float8_e4m3fn, got torch.float32"),
         ({"a_scale": torch.ones(2)}, r"a_scale: expected one element, shape \(\) or \(1,\), got \(2,\)"),
         ({"b_scale": torch.ones(1, 1)}, r"b_scale: expected one element, shape \(\) or \(1,\), got \(1, 1\)"),
         ({"a_scale": torch.ones(2, 1)}, r"b_scale: expected shape \(1, 1\), got \(\)"),
         ({"a_scale": torch.ones(2, 2)}, r"a_scale: expected shape \(2, 1\), got \(2, 2\)"),
-        ({"b_scale": torch.ones((), dtype=torch.float64)}, "b_scale: expected torch.float32, got torch.float64"),
         ({"bias": torch.ones(4, dtype=torch.bfloat16)}, r"bias: expected shape \(3\), got \(4,\)"),
-        ({"bias": torch.ones(3)}, "bias: expected torch.bfloat16, got torch.float32"),
         ({"out": torch.ones(2, 3)}, "out: expected torch.bfloat16, got torch.float32"),
         ({"out": torch.ones(3, 2, dtype=torch.bfloat16).mT}, "out: expected stride 1"),
     ]
@@ -173,7 +169,7 @@ def test_a_short_sum_is_off_at_a_large_k_and_promoted_ones_are_not():
     [
         ((192, 128, 3), Case(M=200, N=264, K=272, scales="block", bias=True)),
         # More tiles than SMs, so that CTAs go round, and an odd N, which TMA cannot store.
-        pytest.param((128, 16, 3), Case(M=64, N=2233, K=144, scales="tensor", bias=False), marks=pytest.mark.slow),
+        slow((128, 16, 3), Case(M=64, N=2233, K=144, scales="tensor", bias=False)),
     ],
 )
 def test_persistent_ctas_of_every_size_are_right_and_race_free(config: tuple[int, ...], case: Case) -> None:
@@ -185,11 +181,7 @@ def test_persistent_ctas_of_every_size_are_right_and_race_free(config: tuple[int
 
 
 @pytest.mark.more
-@pytest.mark.parametrize(
-    "kernel",
-    [RUNGS[0], *(pytest.param(kernel, marks=pytest.mark.slow) for kernel in RUNGS[1:])],
-    ids=lambda kernel: kernel.name,
-)
+@each([RUNGS[0], *map(slow, RUNGS[1:])])
 def test_footprints_are_those_of_the_compiled_code(kernel: Kernel) -> None:
     case = Case(M=512, N=512, K=512, scales="tensor", bias=False, fast_accum=True)
     for info in compare_with_compiled([("gemm_fp8", kernel.name, case)], lambda configs: configs[:1], FP8):
@@ -222,8 +214,3 @@ def test_a_cpu_bounds_fp8_by_its_best_rate_and_its_first_scheme_is_taken():
     assert every.schemes_of(SPEC, "fp32") == []
     asked = Selection.of("gemm_fp8", None, ("smoke",), None, ["fp32"], "cpu")
     assert asked.schemes_of(SPEC, "fp32") == []
-
-
-def test_unknown_scales_are_refused():
-    with pytest.raises(ValueError, match="scales: expected tensor or block, got 'row'"):
-        made(Case(M=1, N=1, K=1, scales="row", bias=False))

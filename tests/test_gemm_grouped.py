@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from op_kernels import CPU, META, each, here, refuses
+from op_kernels import CPU, META, each, here, refuses, slow
 
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
@@ -16,7 +16,6 @@ from rooflab.reference.spec import SCHEMES, Case
 KERNELS = here("gemm_grouped")
 RUNGS = [kernel for kernel in kernels("gemm_grouped").values() if kernel.role == "optimized"]
 TMA = [kernel for kernel in RUNGS if kernel.min_sm == 90]
-INTO_OUT = [kernel for kernel in KERNELS if kernel.takes_out]
 
 
 def bounds(*ends: int) -> torch.Tensor:
@@ -86,23 +85,11 @@ def test_panels_are_enough_and_nobody_shares_one() -> None:
 @each(KERNELS)
 def test_refusals(kernel: Kernel) -> None:
     changes = [
-        ({"a": torch.ones(4)}, r"a: expected shape \(\*, \*\), got \(4,\)"),
-        ({"b": torch.ones(4, 3)}, r"b: expected shape \(\*, 4, \*\), got \(4, 3\)"),
         ({"b": torch.ones(2, 5, 3)}, r"b: expected shape \(\*, 4, \*\), got \(2, 5, 3\)"),
-        ({"b": torch.ones(2, 4, 3, dtype=torch.float16)}, "b: expected torch.float32, got torch.float16"),
-        ({"a": torch.ones(2, 4, dtype=torch.int32)}, "a: expected torch.float32 or .*, got torch.int32"),
         ({"b": torch.ones(0, 4, 3), "offsets": bounds()}, "b: expected an expert for the 2 rows of a, got none"),
         ({"offsets": bounds(2)}, r"offsets: expected shape \(3\), got \(2,\)"),
-        ({"offsets": bounds(1, 2).long()}, "offsets: expected torch.int32, got torch.int64"),
         ({"offsets": torch.zeros(6, dtype=torch.int32)[::2]}, "offsets: expected a contiguous tensor"),
         ({"offsets": bounds(1, 2).to("meta")}, "offsets: expected a tensor on cpu, got meta"),
-    ]
-    refuses(kernel.fn, lambda: {"a": torch.ones(2, 4), "b": torch.ones(2, 4, 3), "offsets": bounds(1, 2)}, changes)
-
-
-@each(INTO_OUT)
-def test_out_that_does_not_fit_is_refused(kernel: Kernel) -> None:
-    changes = [
         ({"out": torch.ones(3, 2)}, r"out: expected shape \(2, 3\), got \(3, 2\)"),
         ({"out": torch.ones(3, 2).mT}, "out: expected stride 1"),
     ]
@@ -183,7 +170,7 @@ def test_cost_reads_the_experts_that_have_rows() -> None:
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("scheme", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scheme", ["bf16", slow("fp16")])
 def test_a_cta_walks_over_tiles_of_several_experts(scheme: str) -> None:
     """Some 220 tiles for 132 CTAs, of which the first and the last run; whole tiles, parts, and halves without rows."""
     case = Case(T=1200, top_k=2, E=6, N=5120, K=136, skew=0.7)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from compiled_sizes import assert_is_its_footprint, compiled
-from op_kernels import META, refuses
+from op_kernels import META, refuses, slow
 from test_ptx_mutants import asked
 
 from rooflab.bench.check.spread import Asked
@@ -78,13 +78,7 @@ def test_a_lead_leaves_two_slots() -> None:
     leads = [cooperative.is_legal(replace(config, lead=lead), case) for lead in range(5)]
     assert leads == [True, True, True, False, False]
     found = legal_configs(get_kernel("gemm", "cooperative"), case, BF16)
-    assert {(config.lead, config.turns) for config in found} == {
-        (0, False),
-        (1, False),
-        (2, False),
-        (4, False),
-        (0, True),
-    }
+    assert {(config.lead, config.turns) for config in found} == {*((lead, False) for lead in (0, 1, 2, 4)), (0, True)}
 
 
 def test_whose_tiles_are_its_own_holds_half_as_large_ones() -> None:
@@ -93,9 +87,8 @@ def test_whose_tiles_are_its_own_holds_half_as_large_ones() -> None:
     shared = replace(turns, block_m=256, turns=False)
     found, both = (cooperative.footprint(config, case) for config in (turns, shared))
     assert found.registers == both.registers and found.fits
-    assert [cooperative.is_legal(replace(turns, **more), case) for more in ({}, {"block_m": 256}, {"lead": 1})] == [
-        *(True, False, False)
-    ]
+    legal = [cooperative.is_legal(replace(turns, **more), case) for more in ({}, {"block_m": 256}, {"lead": 1})]
+    assert legal == [True, False, False]
 
 
 def _coop(
@@ -114,17 +107,12 @@ def _coop(
         ("M=136,N=72,K=136,layout=NN,bias=true,residual=true", "bf16", _coop(128, 64, 64, 3, 64)),
         ("M=136,N=72,K=104,layout=TN,bias=true", "fp16", _coop(128, 64, 32, 6, 32, lead=4)),
         ("M=264,N=72,K=136,layout=NN,bias=true,residual=true", "bf16", _coop(128, 64, 64, 3, 32, turns=True)),
-        *(
-            pytest.param(*more, marks=pytest.mark.slow)
-            for more in (
-                ("M=300,N=136,K=72,layout=NT,bias=false", "bf16", _coop(256, 128, 64, 3, 64, lead=1)),
-                ("M=136,N=72,K=72,layout=NT,bias=true,residual=true", "tf32", _coop(128, 64, 32, 4, 32, lead=2)),
-                ("M=200,N=520,K=136,layout=NT,bias=false", "bf16", _coop(128, 256, 64, 4, 128)),
-                ("M=392,N=264,K=8,layout=NT,bias=false", "bf16", _coop(128, 128, 64, 6, 64, turns=True)),
-                ("M=136,N=264,K=520,layout=TN,bias=true", "fp16", _coop(128, 128, 64, 4, 128, turns=True)),
-                ("M=136,N=200,K=72,layout=NT,bias=true,residual=true", "tf32", _coop(128, 64, 32, 4, 64, turns=True)),
-            )
-        ),
+        slow("M=300,N=136,K=72,layout=NT,bias=false", "bf16", _coop(256, 128, 64, 3, 64, lead=1)),
+        slow("M=136,N=72,K=72,layout=NT,bias=true,residual=true", "tf32", _coop(128, 64, 32, 4, 32, lead=2)),
+        slow("M=200,N=520,K=136,layout=NT,bias=false", "bf16", _coop(128, 256, 64, 4, 128)),
+        slow("M=392,N=264,K=8,layout=NT,bias=false", "bf16", _coop(128, 128, 64, 6, 64, turns=True)),
+        slow("M=136,N=264,K=520,layout=TN,bias=true", "fp16", _coop(128, 128, 64, 4, 128, turns=True)),
+        slow("M=136,N=200,K=72,layout=NT,bias=true,residual=true", "tf32", _coop(128, 64, 32, 4, 64, turns=True)),
     ],
 )
 def test_a_cta_goes_from_tile_to_tile_without_a_race(case: str, scheme: str, config: dict[str, int | bool]) -> None:
@@ -136,11 +124,7 @@ def test_a_cta_goes_from_tile_to_tile_without_a_race(case: str, scheme: str, con
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("layout", "scheme"),
-    [
-        ("NN", "bf16"),
-        *(pytest.param(*more, marks=pytest.mark.slow) for more in (("NN", "fp32"), ("TN", "bf16"), ("NT", "bf16"))),
-        *(("TN", "fp32"), ("NT", "fp32")),
-    ],
+    [("NN", "bf16"), ("TN", "fp32"), ("NT", "fp32"), slow("NN", "fp32"), slow("TN", "bf16"), slow("NT", "bf16")],
 )
 def test_shared_tiles_meet_no_bank_conflict(layout: str, scheme: str) -> None:
     case = Case(M=128, N=128, K=24, layout=layout, bias=True, residual=True)
@@ -395,7 +379,7 @@ MORE = [
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("runs", [EMULATED, pytest.param(MORE, marks=pytest.mark.slow)], ids=["first", "more"])
+@pytest.mark.parametrize("runs", [EMULATED, slow(MORE)], ids=["first", "more"])
 def test_compiled_code_is_right_and_races_nowhere(runs):
     asked = [Asked(get_kernel("gemm", name), case, SCHEMES[scheme], planted=False) for name, case, scheme in runs]
     found = list(check_emulated(asked))

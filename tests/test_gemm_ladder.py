@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from compiled_sizes import compiled
-from op_kernels import CPU, each
+from op_kernels import CPU, each, slow
 from triton.runtime import _allocation
 
 from rooflab.bench.compile.flow import hot_loop
@@ -25,7 +25,6 @@ from rooflab.reference.spec import SCHEMES, Case
 RUNGS = [get_kernel("gemm", name) for name in ("tensor_core", "pipelined", "tma", "persistent", "warp_specialized")]
 BY_TMA = RUNGS[2:]
 STORED_BY_TMA = RUNGS[3:]
-every_rung = each(RUNGS)
 pytestmark = pytest.mark.skipif(not interpreting(), reason="runs Triton's interpreter")
 
 
@@ -123,16 +122,11 @@ def test_a_smaller_tile_for_a_few_fewer_waves_is_not_worth_its_loads() -> None:
     [
         ("persistent", 4096, "bf16"),
         ("stream_k", 32, "bf16"),
-        *(
-            pytest.param(*more, marks=pytest.mark.slow)
-            for more in (
-                ("persistent", 4096, "tf32"),
-                ("warp_specialized", 4096, "bf16"),
-                ("tma", 4096, "bf16"),
-                ("stream_k", 64, "tf32"),
-                ("split_k", 64, "bf16"),
-            )
-        ),
+        slow("persistent", 4096, "tf32"),
+        slow("warp_specialized", 4096, "bf16"),
+        slow("tma", 4096, "bf16"),
+        slow("stream_k", 64, "tf32"),
+        slow("split_k", 64, "bf16"),
     ],
 )
 def test_what_is_legal_fits_with_both_addends(name: str, M: int, scheme: str) -> None:
@@ -157,9 +151,7 @@ def test_a_tile_whose_rows_are_shared_is_divided_through_shared_memory() -> None
     assert kernel.tuning.footprint(config, case, scheme).shared_bytes == info.shared_bytes > SHARED_BYTES_PER_CTA
 
 
-@pytest.mark.parametrize(
-    "name", ["persistent", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tma", "warp_specialized"))]
-)
+@pytest.mark.parametrize("name", ["persistent", slow("tma"), slow("warp_specialized")])
 def test_what_spills_with_both_addends_spills_once_a_tile(name: str) -> None:
     """128 by 256 outputs and a residual beside them are more than registers hold: 64 bytes a thread at most, which are
     0.1% of what a tile loads at K = 4096, and none in the loop over K."""

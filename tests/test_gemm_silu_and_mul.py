@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from op_kernels import CPU, META, each, here, refuses
+from op_kernels import CPU, META, each, here, refuses, slow
 
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
@@ -14,7 +14,6 @@ from rooflab.reference.spec import SCHEMES, Case
 
 KERNELS = here("gemm_silu_and_mul")
 TMA = [kernel for kernel in kernels("gemm_silu_and_mul").values() if kernel.min_sm == 90]
-ANY_STRIDES = [kernel for kernel in KERNELS if kernel.min_sm is None]
 
 
 def weight(K: int, I: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -31,11 +30,8 @@ def test_empty_sizes(kernel: Kernel) -> None:
 @each(KERNELS)
 def test_refusals(kernel: Kernel) -> None:
     changes = [
-        ({"a": torch.ones(4)}, r"a: expected shape \(\*, \*\), got \(4,\)"),
         ({"b": torch.ones(5, 6)}, r"b: expected shape \(4, \*\), got \(5, 6\)"),
         ({"b": torch.ones(4, 5)}, "b: expected an even last dimension, gate and up, got 5"),
-        ({"b": torch.ones(4, 6, dtype=torch.float16)}, "b: expected torch.float32, got torch.float16"),
-        ({"a": torch.ones(2, 4, dtype=torch.int32)}, "a: expected torch.float32 or .*, got torch.int32"),
         ({"out": torch.ones(2, 6)}, r"out: expected shape \(2, 3\), got \(2, 6\)"),
         ({"out": torch.ones(2, 3, dtype=torch.float16)}, "out: expected torch.float32"),
         ({"out": torch.ones(3, 2).mT}, "out: expected stride 1"),
@@ -92,21 +88,12 @@ def test_cost_and_traffic() -> None:
     assert get_kernel("gemm_silu_and_mul", "cooperative").traffic_of(inputs).bytes == cost.bytes
 
 
-def test_unknown_layout_is_refused() -> None:
-    with pytest.raises(ValueError, match="layout: expected NN or NT, got 'TN'"):
-        SPEC.make_inputs(Case(M=1, I=1, K=1, layout="TN"), SCHEMES["fp32"], CPU, 0)
-
-
 LEAD = {"block_m": 128, "block_i": 64, "block_k": 64, "stages": 6, "group_m": 16, "lead": 2}
 
 
 @pytest.mark.parametrize(
     ("name", "K", "scheme", "config"),
-    [
-        pytest.param("persistent", 136, "bf16", None, marks=pytest.mark.slow),
-        pytest.param("cooperative", 136, "bf16", None, marks=pytest.mark.slow),
-        ("cooperative", 264, "fp16", LEAD),
-    ],
+    [slow("persistent", 136, "bf16", None), slow("cooperative", 136, "bf16", None), ("cooperative", 264, "fp16", LEAD)],
 )
 def test_a_cta_walks_over_several_tiles(name, K, scheme, config) -> None:
     """More tiles than CTAs, of which the first and the last run: values, and no race from one tile to the next; with a

@@ -124,14 +124,10 @@ def test_packed_moves_codes_once_for_many_rows() -> None:
 @each(RUNGS)
 def test_refusals(kernel: Kernel) -> None:
     changes = [
-        ({"a": torch.ones(4)}, r"a: expected shape \(\*, \*\), got \(4,\)"),
-        ({"a": torch.ones(4, 64)}, "a: expected torch.bfloat16, got torch.float32"),
         ({"a": torch.ones(64, 4, dtype=torch.bfloat16).mT}, "a: expected stride 1 along K"),
         ({"b": torch.zeros(64, 32, dtype=torch.int8)}, "b: expected a weight packed by this kernel's prepare"),
         ({"b": torch.zeros(32, 15, dtype=torch.int32)}, r"b: expected shape \(32, 16\), got \(32, 15\)"),
         ({"scale": torch.ones(31)}, r"scale: expected shape \(32\), got \(31,\)"),
-        ({"scale": torch.ones(32, dtype=torch.int8)}, "scale: expected torch.float32 or"),
-        ({"bias": torch.ones(32)}, "bias: expected torch.bfloat16, got torch.float32"),
         ({"out": torch.ones(4, 31)}, r"out: expected shape \(4, 32\), got \(4, 31\)"),
     ]
     inputs = inputs_of()

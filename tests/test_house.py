@@ -6,41 +6,17 @@ import ast
 import re
 import sys
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ("roofline", "reference", "kernels", "engine", "bench")
 ROOMS = (
-    "calls",
-    "records",
-    "processes",
-    "show.py",
-    "timing",
-    "check",
-    "ceilings",
-    "compile",
-    "measure",
-    "ptx",
-    "predict",
-    "emulate",
-    "tune",
-    "ab",
-    "suite",
-    "report",
-    "plugin",
-    "exchange",
-    "load",
-    "latency",
-    "commands.py",
-    "lab.py",
-    "cli",
-    "__main__.py",
-    "bench_kernels.py",
-    "bench_sampling.py",
-    "run_from_checkout.py",
-)
+    "calls records processes show.py timing check ceilings compile measure ptx predict emulate tune ab suite report "
+    "plugin exchange load latency commands.py lab.py cli __main__.py bench_kernels.py bench_sampling.py "
+    "run_from_checkout.py"
+).split()
 """What lies in bench/; each imports only what stands above it in this list."""
 TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
 
@@ -168,11 +144,6 @@ def test_functions_are_small_and_public_ones_documented():
                 assert device_code or ast.get_docstring(item), f"{name}: {item.name} has no docstring"
 
 
-def _comments(name: str) -> Iterator[str]:
-    with (ROOT / name).open("rb") as handle:
-        yield from (token.string for token in tokenize.tokenize(handle.readline) if token.type == tokenize.COMMENT)
-
-
 def test_nothing_is_caught_blindly_or_left_undone():
     for name, tree in files().items():
         for node in ast.walk(tree):
@@ -182,7 +153,9 @@ def test_nothing_is_caught_blindly_or_left_undone():
                 assert "Exception" not in caught, f"{name}:{node.lineno}: catches Exception"
             if isinstance(node, ast.Raise) and node.exc is not None:
                 assert "NotImplementedError" not in ast.unparse(node.exc), f"{name}:{node.lineno}"
-        undone = [text for text in _comments(name) if any(word in text for word in ("TODO", "FIXME", "XXX"))]
+        with (ROOT / name).open("rb") as handle:
+            comments = [one.string for one in tokenize.tokenize(handle.readline) if one.type == tokenize.COMMENT]
+        undone = [text for text in comments if any(word in text for word in ("TODO", "FIXME", "XXX"))]
         assert not undone, f"{name}: {undone}"
 
 

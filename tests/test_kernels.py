@@ -109,12 +109,6 @@ def test_what_cannot_run_here_says_why():
             assert (result.status, result.reason, result.checked_by) == (elsewhere.status, elsewhere.reason, "none")
 
 
-def test_the_interpreter_is_not_asked_for_bf16():
-    kernel, spec = kernels("rmsnorm")["fused"], ops()["rmsnorm"]
-    result = check_kernel(kernel, spec, spec.cases["smoke"][0], SCHEMES["bf16"], DEVICE)
-    assert result.status == ("UNSUPPORTED" if interpreting() else "OK"), result.describe()
-
-
 @pytest.mark.parametrize("op", ops())
 def test_most_cases_can_tell_right_from_wrong(op):
     """A case that lets zeros pass may be there (all tokens skipped), but not in the smoke suite, nor as the rule."""

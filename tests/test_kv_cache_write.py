@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_kernels import CPU, META, each, here
+from op_kernels import META, each, here
 
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.kv_cache_write import SPEC
@@ -48,16 +48,12 @@ def test_torch_raises_on_a_slot_past_the_cache(kernel: Kernel) -> None:
 @each(KERNELS)
 def test_refusals(kernel: Kernel) -> None:
     for change, message in [
-        ({"k": torch.ones(1, 6)}, r"k: expected shape \(\*, \*, \*\), got \(1, 6\)"),
         ({"v": torch.ones(2, 2, 3)}, r"v: expected shape \(1, 2, 3\), got \(2, 2, 3\)"),
-        ({"v": torch.ones(1, 2, 3).half()}, "v: expected torch.float32, got torch.float16"),
         ({"k": torch.ones(1, 3, 2).mT}, "k: expected stride 1"),
         ({"k_cache": torch.ones(3, 4, 2, 4)}, r"k_cache: expected shape \(\*, \*, 2, 3\), got \(3, 4, 2, 4\)"),
         ({"v_cache": torch.ones(2, 4, 2, 3)}, r"v_cache: expected shape \(3, 4, 2, 3\), got \(2, 4, 2, 3\)"),
         ({"k_cache": torch.ones(4, 3, 2, 3).transpose(0, 1)}, "k_cache: expected a contiguous tensor"),
-        ({"v_cache": torch.ones(3, 4, 2, 3).half()}, "v_cache: expected torch.float32, got torch.float16"),
         ({"slot_mapping": torch.tensor([0, 1])}, r"slot_mapping: expected shape \(1\), got \(2,\)"),
-        ({"slot_mapping": torch.tensor([0], dtype=torch.int32)}, "slot_mapping: expected torch.int64"),
         ({"v": torch.ones(1, 2, 3, device="meta")}, "v: expected a tensor on cpu, got meta"),
         ({"slot_mapping": torch.tensor([0], device="meta")}, "slot_mapping: expected a tensor on cpu, got meta"),
     ]:
@@ -66,12 +62,6 @@ def test_refusals(kernel: Kernel) -> None:
             kernel(**{**made, **change})
         assert (made["k_cache"] == 0.0).all()
         assert (made["v_cache"] == 0.0).all()
-
-
-def test_a_case_that_does_not_fit_is_refused() -> None:
-    case = Case(T=17, H_kv=1, D=4, num_blocks=2, block_size=8, skipped=0)
-    with pytest.raises(ValueError, match=r"case: expected skipped <= T <= num_blocks \* block_size"):
-        SPEC.make_inputs(case, SCHEMES["fp32"], CPU, 0)
 
 
 def test_made_slots_are_distinct_and_as_many_skipped_as_asked() -> None:

@@ -1,7 +1,5 @@
 """The load generator's client: bytes in any pieces, times by piece, failures by name."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

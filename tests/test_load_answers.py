@@ -79,25 +79,16 @@ def test_a_chat_has_a_role_chunk_and_its_usage_a_chunk_without_a_choice():
         ([text("a", logprobs={"tokens": ["a"]}), text("bc", "stop", logprobs=TWO)], [(1, 1), (2, 2)], "said"),
         # A usage that only the last chunk has is the answer's, and not of that chunk.
         ([text("a"), {**text("b", "stop"), "usage": {"completion_tokens": 2}}], [(1, 1), (2, 1)], "one each"),
+        # One that runs along gives each chunk its difference.
+        ([{**text("x", "stop" if total == 9 else None), "usage": {"completion_tokens": total}} for total in (2, 5, 9)],
+         [(1, 2), (2, 3), (3, 4)], "said"),
+        # Bundles of unknown size share the rest.
+        ([*(text("ab", why) for why in (*[None] * 4, "stop")), {**USAGE, "usage": {"completion_tokens": 9}}],
+         [(1, 1), (2, 2), (3, 2), (4, 2), (5, 2)], "spread"),
     ],
 )  # fmt: skip
 def test_how_many_tokens_a_chunk_has(lines, steps, counted):
     assert token_steps(answer(*lines)) == (steps, counted)
-
-
-def test_a_running_usage_gives_each_chunk_its_difference():
-    lines = [
-        {**text("x", "stop" if total == 9 else None), "usage": {"completion_tokens": total}} for total in (2, 5, 9)
-    ]
-    assert token_steps(answer(*lines)) == ([(1, 2), (2, 3), (3, 4)], "said")
-
-
-def test_bundles_of_unknown_size_share_the_rest():
-    lines = [
-        *(text("ab", "stop" if place == 4 else None) for place in range(5)),
-        {**USAGE, "usage": {"completion_tokens": 9}},
-    ]
-    assert token_steps(answer(*lines)) == ([(1, 1), (2, 2), (3, 2), (4, 2), (5, 2)], "spread")
 
 
 @pytest.mark.parametrize(

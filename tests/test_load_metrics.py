@@ -1,7 +1,5 @@
 """Metrics of hand-made traces against numbers worked out by hand, for this project's definitions and other tools'."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

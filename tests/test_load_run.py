@@ -1,7 +1,5 @@
 """Arrivals, data, and whole runs against a server that only streams."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
@@ -153,20 +151,7 @@ def test_a_server_that_fails_at_once_is_one_sentence(stub, manner, reason):
 
 @pytest.mark.more
 def test_load_leaves_records_traces_figures_and_vllms_file(rooflab, stub, tmp_path):
-    words = (
-        "load",
-        "--url",
-        stub,
-        "--input-len",
-        "4",
-        "--output-len",
-        "8",
-        "--num-prompts",
-        "10",
-        "--seed",
-        "3",
-        "--json",
-    )
+    words = f"load --url {stub} --input-len 4 --output-len 8 --num-prompts 10 --seed 3 --json".split()
     stalls = ("--extra-body", '{"stub": {"stall_at": 3, "stall_ms": 20}}')
     status, out, _ = rooflab(
         *words, *stalls, "--rate", "100", "--out", "one", "--vllm-json", "v.json", "--xray", "--goodput", "ttft:9999"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_kernels import CPU
+from op_kernels import CPU, refuses
 
 from rooflab.kernels.mla_decode import library, naive, split_kv
 from rooflab.reference.mla_decode import SPEC, reference
@@ -73,17 +73,13 @@ def test_strided_outputs_are_written(name: str) -> None:
 
 @ALL
 def test_what_does_not_fit_is_refused_by_name(name: str) -> None:
-    for change, message in [
-        ({"q": torch.zeros(3, 5, 48)}, "q: expected torch.float16 or torch.bfloat16, got torch.float32"),
+    changes = [
         ({"q": torch.zeros(3, 5, 40).half()}, r"kv_cache: expected shape \(\*, \*, 40\)"),
-        ({"kv_cache": torch.zeros(4, 4, 48).bfloat16()}, "kv_cache: expected torch.float16, got torch.bfloat16"),
         ({"seq_lens": torch.zeros(2, dtype=torch.int32)}, r"seq_lens: expected shape \(3\), got \(2,\)"),
-        ({"block_table": torch.zeros(3, 4)}, "block_table: expected torch.int32, got torch.float32"),
         ({"latent_dim": 49}, "latent_dim: expected 1 to 48, q's last dimension, got 49"),
         ({"latent_dim": 0}, "latent_dim: expected 1 to 48"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            run(name, given() | change)
+    ]
+    refuses(EVERY[name], given, changes)
 
 
 @pytest.mark.parametrize(("dims", "latent"), [(8 + 64, 8), (512 + 65, 512), (520, 513), (32, 32)])

@@ -85,24 +85,13 @@ def test_bad_operands_are_refused_after_good_ones():
         with pytest.raises(ValueError, match=message):
             rmsnorm(rows, bad)
     rope = get_kernel("rope_and_cache", "native").fn
-    q, cache, table = torch.ones(2, 2, 4), torch.zeros(2, 3, 1, 4), torch.ones(5, 2)
+    q, k, cache, table = torch.ones(2, 2, 4), torch.ones(2, 1, 4), torch.zeros(2, 3, 1, 4), torch.ones(5, 2)
     for positions, slots, message in (
         ([0, 5], [0, 1], "positions: expected at most 4"),
         ([0, 1], [0, 6], "slot_mapping: expected at most 5"),
     ):
         with pytest.raises(ValueError, match=message):
-            rope(
-                q,
-                q[:, :1],
-                q[:, :1],
-                table,
-                table,
-                torch.tensor(positions),
-                q.clone(),
-                cache,
-                cache,
-                torch.tensor(slots),
-            )
+            rope(q, k, k, table, table, torch.tensor(positions), q.clone(), cache, cache, torch.tensor(slots))
     assert not cache.any(), "nothing is written before the check"
 
 

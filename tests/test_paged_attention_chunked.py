@@ -1,7 +1,5 @@
 """paged_attention/chunked and library: chunks of queries among decode rows, tiles, masks; in Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from op_kernels import CPU, META, assert_right

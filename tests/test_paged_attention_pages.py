@@ -2,11 +2,9 @@
 which arguments of attention's Triton kernels they are compiled anew for.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
-from op_kernels import META, python_without_interpreter
+from op_kernels import META, python_without_interpreter, slow
 
 from rooflab.bench.check.spread import Asked
 from rooflab.bench.emulate.checks import check_emulated
@@ -36,7 +34,7 @@ MORE = [
 
 
 @pytest.mark.more
-@pytest.mark.parametrize(("cases", "scheme"), [(EVERY, "bf16"), pytest.param(MORE, "fp16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("cases", "scheme"), [(EVERY, "bf16"), slow(MORE, "fp16")])
 def test_heads_groups_pages_and_options(cases, scheme):
     """Values and races; ragged lengths end anywhere in a page, whose rest is NaN."""
     found = list(check_emulated([Asked(KERNEL, case, SCHEMES[scheme], planted=False) for case in cases]))

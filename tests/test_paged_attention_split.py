@@ -1,7 +1,5 @@
 """paged_attention/split_kv: shares of the work, parts that are added up, what it refuses; emulated in this process."""
 
-from __future__ import annotations
-
 import itertools
 from contextlib import nullcontext
 from dataclasses import replace
@@ -9,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from op_kernels import CPU, META, assert_right
+from op_kernels import CPU, META, assert_right, slow
 
 from rooflab.bench.ptx.cuda_kernels import emulating_cuda
 from rooflab.bench.ptx.launch import emulate
@@ -119,7 +117,7 @@ LONG_OF = {BF16: HEADS[1::2], FP8: HEADS[::2]}
 @pytest.mark.parametrize(
     ("D", "H", "H_kv", "block_size", "scheme"),
     [
-        pytest.param(*heads, scheme, marks=[pytest.mark.slow] if heads in long else [])
+        slow(*heads, scheme) if heads in long else (*heads, scheme)
         for scheme, long in LONG_OF.items()
         for heads in HEADS
     ],

@@ -1,7 +1,5 @@
 """Guards of what page tables, slots and positions hold: asked for, since they wait for the device."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from op_kernels import CPU

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from importlib import import_module
 from types import SimpleNamespace
@@ -12,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_kernels import CPU, META, assert_right
+from op_kernels import CPU, META, assert_right, python_without_interpreter
 
 from rooflab.kernels import registry
 from rooflab.kernels.registry import get_kernel, kernels
@@ -85,11 +83,7 @@ print(json.dumps(verdicts))
 @pytest.mark.timeout(300)  # compilations
 def test_liger_itself_computes_what_its_adapters_say() -> None:
     """The package's own kernels, compiled for sm_90a and run in the emulator, with every option that they have."""
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", LIGER.replace("OPTIONS", repr(OPTIONS))]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    verdicts = json.loads(done.stdout)
+    verdicts = json.loads(python_without_interpreter("-c", LIGER.replace("OPTIONS", repr(OPTIONS))))
     assert len(verdicts) >= 12 and all(all(passed) for passed in verdicts.values()), verdicts
 
 

@@ -1,7 +1,5 @@
 """What the tolerance of every product rejects: one of its k left out, at each edge of a tile that the inputs plant."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from op_kernels import CPU

@@ -193,10 +193,10 @@ def test_pytest_benchmark_never_calibrates_on_device_time(project, pytester):
     assert len(asked) == 1 and asked[0] > 0, "for `benchmark` alone, whose timer is then the host's clock"
 
 
-def test_interpreted_kernels_are_not_timed_and_what_is_wrong_after_the_timing_is_not_saved(project, pytester):
+def test_interpreted_kernels_are_not_timed_and_what_is_wrong_before_or_after_the_timing_is_not_saved(project, pytester):
     pytester.makepyfile(
         test_mine="""
-        import torch, triton
+        import pytest, torch, triton
         import triton.language as tl
 
         @triton.jit
@@ -223,20 +223,6 @@ def test_interpreted_kernels_are_not_timed_and_what_is_wrong_after_the_timing_is
                 return x * 2 if len(calls) < 4 else x * 0
 
             kernel_benchmark(tires, torch.ones(4), reference=lambda x: x * 2)
-    """
-    )
-    result = project("--benchmark", "-rs", "--benchmark-json=out.json")
-    result.assert_outcomes(skipped=1, failed=3)
-    result.stdout.fnmatch_lines(["INCORRECT: after timing: c: 3 of 4 elements off"])
-    result.stdout.fnmatch_lines(["INCORRECT: after timing: output 0: 4 of 4 elements off*"])
-    result.stdout.fnmatch_lines(["SKIPPED*ran in Triton's interpreter*"])
-    assert json.loads((pytester.path / "out.json").read_text())["benchmarks"] == []
-
-
-def test_a_function_that_only_looks_right_fails(project, pytester):
-    pytester.makepyfile(
-        test_mine="""
-        import pytest, torch
 
         def test_by_shape(kernel_benchmark, kept={}):
             cached = lambda x: kept.setdefault(x.shape, x * 2)
@@ -256,12 +242,15 @@ def test_a_function_that_only_looks_right_fails(project, pytester):
             kernel_benchmark(lambda x: pytest.skip("not today"), torch.ones(4))
     """
     )
-    result = project("--benchmark", "--benchmark-json=out.json")
-    result.assert_outcomes(failed=4)
+    result = project("--benchmark", "-rs", "--benchmark-json=out.json")
+    result.assert_outcomes(skipped=1, failed=7)
+    result.stdout.fnmatch_lines(["INCORRECT: after timing: c: 3 of 4 elements off"])
+    result.stdout.fnmatch_lines(["INCORRECT: after timing: output 0: 4 of 4 elements off*"])
     result.stdout.fnmatch_lines(["output 0: 4 of 4 elements off*, on other values"])
     result.stdout.fnmatch_lines(["*INCORRECT: after timing: output 0: 3 of 4 elements off*"])
     result.stdout.fnmatch_lines(["output 0: expected torch.float32, as from the reference, got torch.float16"])
     result.stdout.fnmatch_lines(["fn: expected a result, got Skipped: not today"])
+    result.stdout.fnmatch_lines(["SKIPPED*ran in Triton's interpreter*"])
     assert json.loads((pytester.path / "out.json").read_text())["benchmarks"] == []
 
 

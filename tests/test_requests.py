@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_model import prompts, tiny_llm
+from tiny_model import break_off_behind_the_draw, prompts, tiny_llm
 
 from rooflab.engine.llm import SamplingParams
 from rooflab.engine.model_runner import SamplingTensors
@@ -85,12 +85,8 @@ def test_penalties_are_those_of_their_definitions(llm):
     plain = llm.generate([prompt], replace(GREEDY, max_tokens=1, logprobs=20))[0].outputs[0].logprobs[0]
     best, second = list(plain)[:2]
     # A token that was there loses against the next best; the repetition penalty counts the prompt too.
-    assert llm.generate([[*prompt, best]], replace(GREEDY, repetition_penalty=1e6))[0]["token_ids"][0] not in (
-        5,
-        6,
-        7,
-        best,
-    )
+    penalised = llm.generate([[*prompt, best]], replace(GREEDY, repetition_penalty=1e6))[0]
+    assert penalised["token_ids"][0] not in (*prompt, best)
     forced = replace(GREEDY, logit_bias={9: 100.0}, max_tokens=4)
     assert llm.generate([prompt], forced)[0]["token_ids"] == [9] * 4
     logits = []
@@ -157,16 +153,7 @@ def test_logprobs_are_of_the_raw_logits_with_the_drawn_token_first(llm, greedy):
 
 def test_a_step_that_broke_off_after_the_draw_leaves_one_logprob_a_token(llm):
     number = llm.add_request(prompts()[2], replace(GREEDY, max_tokens=4, logprobs=1))
-    run = llm.runner.run
-
-    def interrupted(step):
-        run(step)
-        raise KeyboardInterrupt
-
-    llm.runner.run = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        llm.step()
-    llm.runner.run = run
+    break_off_behind_the_draw(llm)
     while llm.scheduler.has_work:
         (sequence,) = llm.step()
     assert sequence.request_id == number and len(sequence.logprobs) == len(sequence.output_ids) == 4
@@ -215,13 +202,11 @@ def test_no_stop_text_counts_within_the_least_length():
 
 def test_bad_requests_are_one_sentence(llm):
     for name, values in {
-        "stop": ["word", ("",), (1,)],
-        "min_tokens": [-1, 13],
-        "n": [0, 2],
-        "repetition_penalty": [0.0, math.inf],
-        "presence_penalty": [2.1],
-        "frequency_penalty": [math.nan],
-        "logprobs": [-1, 21],
+        **{"max_tokens": [0], "min_tokens": [-1, 13, 0.5], "n": [0, 2, 2.5], "logprobs": [-1, 21, 1.5]},
+        **{"temperature": [-0.1, math.nan, "x"], "top_k": [-1, 2**31], "top_p": [0.0, 1.1], "min_p": [-0.5]},
+        **{"stop": ["word", ("",), (1,)], "stop_token_ids": [5, (1.5,)], "seed": [-1, 1.5]},
+        **{"repetition_penalty": [0.0, math.inf], "presence_penalty": [2.1], "frequency_penalty": [math.nan]},
+        "logit_bias": [{1: math.nan}, {"a": 1}, [1]],
     }.items():
         for value in values:
             with pytest.raises(ValueError, match=f"^{name}: expected"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_kernels import CPU, META, each, here
+from op_kernels import CPU, META, each, here, refuses
 
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.rope import SPEC
@@ -18,14 +18,9 @@ TRITON = here("rope", "triton")
 
 def inputs(**change: Any) -> dict[str, Any]:
     """Two tokens, D = 4. Position 0 turns nothing; position 1 turns the first pair by 90 degrees."""
-    return {
-        "q": torch.tensor([1.0, 2.0, 3.0, 4.0]).expand(2, 1, 4).contiguous(),
-        "k": torch.tensor([10.0, 20.0, 30.0, 40.0]).expand(2, 1, 4).contiguous(),
-        "cos": torch.tensor([[1.0, 1.0], [0.0, 1.0]]),
-        "sin": torch.tensor([[0.0, 0.0], [1.0, 0.0]]),
-        "positions": torch.tensor([1, 0]),
-        **change,
-    }
+    q = torch.tensor([1.0, 2.0, 3.0, 4.0]).expand(2, 1, 4).contiguous()
+    tables = {"cos": torch.tensor([[1.0, 1.0], [0.0, 1.0]]), "sin": torch.tensor([[0.0, 0.0], [1.0, 0.0]])}
+    return {"q": q, "k": 10 * q, **tables, "positions": torch.tensor([1, 0]), **change}
 
 
 @each(KERNELS)
@@ -61,20 +56,15 @@ def test_a_position_outside_the_tables_reads_nothing(kernel: Kernel) -> None:
 
 @each(KERNELS)
 def test_refusals(kernel: Kernel) -> None:
-    for change, message in [
-        ({"q": torch.ones(2, 4)}, r"q: expected shape \(\*, \*, \*\), got \(2, 4\)"),
+    changes = [
         ({"q": torch.ones(2, 1, 3)}, "q: expected an even head_dim, got 3"),
         ({"k": torch.ones(2, 1, 6)}, r"k: expected shape \(2, \*, 4\), got \(2, 1, 6\)"),
-        ({"k": torch.ones(2, 1, 4).half()}, "k: expected torch.float32, got torch.float16"),
         ({"q": torch.ones(2, 4, 3).mT[:, :, :4]}, "q: expected stride 1"),
         ({"cos": torch.ones(2, 4)}, r"cos: expected shape \(\*, 2\), got \(2, 4\)"),
         ({"sin": torch.ones(3, 2)}, r"sin: expected shape \(2, 2\), got \(3, 2\)"),
-        ({"cos": torch.ones(2, 2).half()}, "cos: expected torch.float32, got torch.float16"),
         ({"positions": torch.tensor([0])}, r"positions: expected shape \(2\), got \(1,\)"),
-        ({"positions": torch.zeros(2, dtype=torch.int32)}, "positions: expected torch.int64, got torch.int32"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            kernel(**inputs(**change))
+    ]
+    refuses(kernel, inputs, changes)
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "fp16", "bf16"])

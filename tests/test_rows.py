@@ -1,5 +1,5 @@
-"""Options that several ops over rows share: the cast order of transformers, Gemma's offset, outputs in eight bits, and
-memory that outputs may share."""
+"""What several ops over rows share: the cast order of transformers, Gemma's offset, outputs in eight bits, memory that
+outputs may share, large gates, and what they refuse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_kernels import CPU, META, each, here
+from op_kernels import CPU, META, each, here, refuses
 
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
@@ -102,9 +102,57 @@ def test_out_may_be_the_input_and_may_not_overlap_it(op: str) -> None:
         assert torch.equal(memory[:4], wanted), kernel.id
 
 
+@each([*here("silu_and_mul"), *here("gelu_and_mul")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_large_gate_overflows_nothing_on_the_way(kernel: Kernel, dtype: torch.dtype) -> None:
+    """exp of 60000 would be infinite, and its cube, of which gelu takes it, is 2e14."""
+    least = 100.0 if kernel.op == "silu_and_mul" else 20.0
+    gate = [-60000.0, -1000.0, -least, least, 1000.0, 60000.0]
+    result = kernel(x=torch.tensor([[*gate, *[0.5] * 6]], dtype=dtype))
+    assert result[0, :3].abs().max() <= 1e-38
+    assert result[0, 3:].tolist() == [least / 2, 500.0, 30000.0]
+
+
+OPS = ("rmsnorm", "fused_add_rmsnorm", "layernorm", "softmax", "silu_and_mul", "gelu_and_mul")
+
+
+@pytest.mark.parametrize("kernel", [kernel for op in OPS for kernel in here(op)], ids=lambda kernel: kernel.id)
+def test_refusals(kernel: Kernel) -> None:
+    good = {"x": torch.ones(2, 8), "weight": torch.ones(8), "bias": torch.ones(8), "residual": torch.ones(2, 8)}
+    changes = [
+        ({"x": torch.ones(8, 2).mT}, "x: expected stride 1"),
+        ({"weight": torch.ones(3)}, r"weight: expected shape \(8\), got \(3,\)"),
+        ({"weight": torch.ones(16)[::2]}, "weight: expected stride 1"),
+        ({"bias": torch.ones(3)}, r"bias: expected shape \(8\), got \(3,\)"),
+        ({"residual": torch.ones(1, 8)}, r"residual: expected shape \(2, 8\), got \(1, 8\)"),
+        ({"residual": torch.ones(8, 2).mT}, "residual: expected stride 1"),
+        ({"quantize": "int4"}, "quantize: expected None, 'int8' or 'fp8_e4m3', got 'int4'"),
+    ]
+    if kernel.op != "fused_add_rmsnorm":  # which has two outputs
+        changes.append(({"out": torch.ones(2, 3)}, r"out: expected shape \(2, [48]\), got \(2, 3\)"))
+    if kernel.op.endswith("mul"):
+        changes.append(({"x": torch.ones(2, 7)}, "x: expected an even last dimension, gate and up, got 7"))
+    refuses(kernel, lambda: {name: value for name, value in good.items() if name in kernel.accepted}, changes)
+
+
+@pytest.mark.parametrize("op", ["rmsnorm", "fused_add_rmsnorm"])
+def test_a_row_too_wide_for_registers_is_refused_by_name(op: str) -> None:
+    kernel = get_kernel(op, "fused")
+
+    def of(width: int) -> dict[str, torch.Tensor]:
+        x = torch.empty(1, width, device="meta")
+        return {"x": x, "weight": x[0]} | ({"residual": x} if op == "fused_add_rmsnorm" else {})
+
+    assert kernel.why_not_args(of(16384)) is None
+    reason = kernel.why_not_args(of(16385)).reason
+    assert reason == f"{op}/fused: holds a row in registers, at most 16384 wide, got 16385"
+    with pytest.raises(ValueError, match="x: holds a row in registers"):
+        kernel.fn(**of(16385))
+
+
 @pytest.mark.more
 @pytest.mark.timeout(300)  # ten seconds until the emulator's processes are there
-@pytest.mark.parametrize("op", ["rmsnorm", "fused_add_rmsnorm", "layernorm", "softmax", "silu_and_mul", "gelu_and_mul"])
+@pytest.mark.parametrize("op", OPS)
 def test_compiled_code_reads_a_value_once_16_bytes_at_a_time_and_writes_it_once(op: str) -> None:
     """Counted in the emulator: inputs around L1 once, from HBM what the cost says, and no races in the cluster."""
     spec, scheme = get_op(op), SCHEMES["bf16"]

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from op_kernels import CPU, META
+from op_kernels import CPU, META, is_right, refuses
 
 from rooflab.kernels.registry import get_kernel
 from rooflab.kernels.sample import bisect, library, naive, prefilter
@@ -27,8 +27,8 @@ def rows_of(logits, row, count, seed=0):
     return {"logits": logits.expand(count, -1).contiguous()} | settings([row] * count, CPU, seed)
 
 
-def _passes(tokens, inputs, scheme=FP32):
-    return all(error.passed for error in SPEC.judge((tokens,), SPEC.oracle(inputs), inputs, scheme))
+def _passes(found, inputs):
+    return is_right(SPEC, found, inputs, FP32)
 
 
 TENTHS = [math.log(p) for p in (0.1, 0.2, 0.3, 0.4)]
@@ -252,9 +252,8 @@ def test_edits_penalties_and_the_mask_are_those_worked_out_by_hand(kernel):
     assert torch.allclose(found[2].double(), wanted.gather(1, found[1]), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_wrong_edits_are_refused_with_their_row():
+    changes = [
         ({"edit_ids": torch.tensor([1, 1, 0, 2], dtype=torch.int32)}, "edit_ids: expected each token once.* row 0"),
         ({"edit_ids": torch.tensor([1, 2, 0, 8], dtype=torch.int32)}, "edit_ids: expected 0 to 7, got 8 in row 1"),
         ({"edit_counts": torch.tensor([1, 2, -2, 0], dtype=torch.int32)}, "edit_counts: expected >= -1.* row 1"),
@@ -267,9 +266,7 @@ def test_edits_penalties_and_the_mask_are_those_worked_out_by_hand(kernel):
         ({"allowed": torch.zeros(2, 2, dtype=torch.int32)}, "allowed: expected shape"),
         ({"allowed": torch.zeros(2, 1, dtype=torch.int32)}, "logits: row 0: expected a finite largest value"),
         ({"top_n": 9}, "top_n: expected 0 to 8, got 9"),
-    ],
-)
-def test_wrong_edits_are_refused_with_their_row(change, message):
+    ]
     edits = {
         "edit_offsets": torch.tensor([0, 2, 4], dtype=torch.int32),
         "edit_ids": torch.tensor([1, 2, 0, 2], dtype=torch.int32),
@@ -279,35 +276,22 @@ def test_wrong_edits_are_refused_with_their_row(change, message):
     inputs = rows_of(torch.zeros(8), (1.0, 0, 1.0, 0.0), 2) | edits
     for module in (naive, library, prefilter):
         module.sample(**inputs)
-        with pytest.raises(ValueError, match=message):
-            module.sample(**inputs | change)
+        refuses(module.sample, lambda: inputs, changes)
 
 
 def test_a_kernel_that_ignores_an_edit_is_rejected():
     inputs = _edited(24, 60)
-    assert _judged(naive.sample(**inputs), inputs)
+    assert _passes(naive.sample(**inputs), inputs)
     for name, value in (("allowed", None), ("repetition_penalty", None), ("edit_bias", 0.5), ("edit_counts", None)):
         left = torch.full_like(inputs["edit_counts"], -1) if name == "edit_counts" else value
         left = inputs["edit_bias"].clamp(min=value) if name == "edit_bias" else left
-        assert not _judged(naive.sample(**inputs | {name: left}), inputs), name
+        assert not _passes(naive.sample(**inputs | {name: left}), inputs), name
     tokens, ids, values = naive.sample(**inputs)
-    assert not _judged((tokens, ids.flip(1), values), inputs) and not _judged((tokens, ids, values + 1e-3), inputs)
+    assert not _passes((tokens, ids.flip(1), values), inputs) and not _passes((tokens, ids, values + 1e-3), inputs)
 
 
-def _judged(found, inputs):
-    return all(stats.passed for stats in SPEC.judge(found, SPEC.oracle(inputs), inputs, FP32))
-
-
-def _with(change):
-    return lambda **inputs: naive.sample(**change(dict(inputs)))
-
-
-def _top_k_off_by_one(inputs):
-    return inputs | {"top_k": torch.where(inputs["top_k"] > 0, inputs["top_k"] + 1, 0).int()}
-
-
-def _drop_the_crossing_token(inputs):
-    return inputs | {"top_p": torch.where(inputs["top_p"] < 1, inputs["top_p"] / 2, 1.0)}
+def _with(name, change):
+    return lambda **inputs: naive.sample(**inputs | {name: change(inputs[name])})
 
 
 def _ties_from_the_end(**inputs):
@@ -316,12 +300,12 @@ def _ties_from_the_end(**inputs):
 
 
 WRONG = {
-    "top_k off by one": _with(_top_k_off_by_one),
-    "drops the crossing token": _with(_drop_the_crossing_token),
-    "no top_p": _with(lambda inputs: inputs | {"top_p": torch.ones_like(inputs["top_p"])}),
+    "top_k off by one": _with("top_k", lambda top_k: torch.where(top_k > 0, top_k + 1, 0).int()),
+    "drops the crossing token": _with("top_p", lambda top_p: torch.where(top_p < 1, top_p / 2, 1.0)),
+    "no top_p": _with("top_p", torch.ones_like),
     "ties from the end": _ties_from_the_end,
-    "greedy": _with(lambda inputs: inputs | {"temperature": torch.zeros_like(inputs["temperature"])}),
-    "another stream": _with(lambda inputs: inputs | {"seed": inputs["seed"] + 1}),
+    "greedy": _with("temperature", torch.zeros_like),
+    "another stream": _with("seed", lambda seed: seed + 1),
     "another dtype": lambda **inputs: naive.sample(**inputs).int(),
     "out of the vocabulary": lambda **inputs: naive.sample(**inputs) + inputs["logits"].shape[1],
 }
@@ -346,33 +330,25 @@ def test_a_token_at_the_edge_of_top_p_is_excused_and_one_beyond_is_not():
 
 
 BAD = [
-    ({"logits": torch.zeros(8)}, "logits: expected shape"),
-    ({"logits": torch.zeros(2, 8, dtype=torch.float64)}, "logits: expected torch.float32 or"),
     ({"logits": torch.zeros(2, 0)}, "logits: expected between 1 and"),
     ({"logits": torch.zeros(8, 2).mT}, "logits: expected stride 1"),
     ({"temperature": torch.tensor([1.0, -0.1])}, "temperature: expected a finite value >= 0, got -0.1.* in row 1"),
     ({"temperature": torch.tensor([1.0, math.nan])}, "temperature: expected a finite value >= 0, got nan in row 1"),
     ({"temperature": torch.ones(3)}, "temperature: expected shape"),
     ({"top_k": torch.tensor([0, -1], dtype=torch.int32)}, "top_k: expected >= 0 .*, got -1 in row 1"),
-    ({"top_k": torch.tensor([0, 1])}, "top_k: expected torch.int32"),
     ({"top_p": torch.tensor([1.0, 0.0])}, r"top_p: expected a value in \(0, 1\], got 0.0 in row 1"),
     ({"top_p": torch.tensor([1.0, 1.5])}, r"top_p: expected a value in \(0, 1\], got 1.5 in row 1"),
     ({"min_p": torch.tensor([0.0, 1.1])}, r"min_p: expected a value in \[0, 1\], got 1.1.* in row 1"),
     ({"top_k": torch.zeros(1, dtype=torch.int32)}, "top_k: expected shape"),
-    ({"top_p": torch.ones(2, 1)}, "top_p: expected shape"),
     ({"min_p": torch.zeros(3)}, "min_p: expected shape"),
     ({"seed": torch.zeros(3, dtype=torch.int64)}, "seed: expected shape"),
-    ({"seed": torch.zeros(2, dtype=torch.int32)}, "seed: expected torch.int64"),
     ({"position": torch.zeros(1, dtype=torch.int64)}, "position: expected shape"),
 ]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_bad_input_is_refused_in_one_sentence(kernel):
-    for change, message in BAD:
-        with pytest.raises(ValueError, match=message) as error:
-            kernel(**rows_of(torch.zeros(8), (1.0, 0, 1.0, 0.0), 2) | change)
-        assert "\n" not in str(error.value)
+    refuses(kernel, lambda: rows_of(torch.zeros(8), (1.0, 0, 1.0, 0.0), 2), BAD)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -396,7 +372,5 @@ def test_cost_reads_the_logits_once_and_counts_what_must_be_drawn():
     assert SPEC.cost(**rows_of(torch.zeros(1000), (1.0, 50, 0.9, 0.0), 4)).sfu_ops == 4 * (50 + 2)
     meta = SPEC.make_inputs(SPEC.cases["llama3_8b"][-1], get_scheme("bf16"), META, 0)
     assert SPEC.cost(**meta).read_bytes == 16 * (128256 * 2 + 32)
-    assert (
-        get_kernel("sample", "naive").traffic_of(meta).bytes
-        > 100 * get_kernel("sample", "bisect").traffic_of(meta).bytes
-    )
+    moved = {name: get_kernel("sample", name).traffic_of(meta).bytes for name in ("naive", "bisect")}
+    assert moved["naive"] > 100 * moved["bisect"]

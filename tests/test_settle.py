@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_model import prompts, tiny_llm
+from tiny_model import prompts, tiny_llm, tokens
 
 from rooflab.engine import settle
 from rooflab.engine.llm import SamplingParams
@@ -104,10 +104,8 @@ def test_the_fastest_serves_and_says_so(tmp_path, times):
 
 @pytest.mark.needs("C++ compiler")
 def test_a_second_form_of_the_weights_is_kept_only_where_it_wins_and_fits(tmp_path, times, monkeypatch):
-    one_row, many_rows = (
-        {"native": 5.0, "packed": 8.0, "library": 9.0},
-        {"native": 12.0, "packed": 10.0, "library": 99.0},
-    )
+    one_row = {"native": 5.0, "packed": 8.0, "library": 9.0}
+    many_rows = {"native": 12.0, "packed": 10.0, "library": 99.0}
     times(decode=one_row, prefill={**many_rows, "native": 10.4})
     assert gemms(tiny_llm(tmp_path / "a")) == {"decode": "native", "prefill": "native"}, "4% is not worth a copy"
     for kept in settle.folder().glob("*.json"):
@@ -117,8 +115,7 @@ def test_a_second_form_of_the_weights_is_kept_only_where_it_wins_and_fits(tmp_pa
     assert gemms(both) == {"decode": "native", "prefill": "packed"}
     greedy = SamplingParams(max_tokens=9, ignore_eos=True)
     plain = tiny_llm(tmp_path / "c", swap={"gemm": "library"})
-    expected = [out["token_ids"] for out in plain.generate(prompts(), greedy)]
-    assert [out["token_ids"] for out in both.generate(prompts(), greedy)] == expected
+    assert tokens(both.generate(prompts(), greedy)) == tokens(plain.generate(prompts(), greedy))
     monkeypatch.setattr(settle, "virtual_memory", lambda: type("Memory", (), {"available": 1000})())
     assert gemms(tiny_llm(tmp_path / "d")) == {"decode": "native", "prefill": "native"}
 
@@ -138,9 +135,8 @@ def test_every_candidate_runs_on_the_inputs_that_it_is_timed_with(tmp_path, monk
         assert len(times) > 1 and all(us > 0 for us in times.values()), op
     # Without a C++ compiler, of other ops one kernel alone can run.
     assert {op for op, _ in taken} >= ({"gemm", "paged_attention", "rope_and_cache"} if compiler() else {"gemm"})
-    assert all(
-        len(ids["token_ids"]) == 4 for ids in llm.generate(prompts(), SamplingParams(max_tokens=4, ignore_eos=True))
-    )
+    four = SamplingParams(max_tokens=4, ignore_eos=True)
+    assert all(len(ids) == 4 for ids in tokens(llm.generate(prompts(), four)))
 
 
 @pytest.mark.needs("C++ compiler")

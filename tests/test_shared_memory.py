@@ -1,7 +1,5 @@
 """Tensors pass between processes with their strides, alignment and bits; a fork serves like any other child."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,44 +1,22 @@
-"""silu_and_mul: overflow of exp, refusals, what its tolerance rejects, cost."""
+"""silu_and_mul: empty sizes, what its tolerance rejects, cost."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from op_kernels import CPU, META, each, here, refuses
+from op_kernels import CPU, META, each, here
 
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.silu_and_mul import SPEC
 from rooflab.reference.spec import SCHEMES, Case
 
 KERNELS = here("silu_and_mul")
-TRITON = here("silu_and_mul", "triton")
-
-
-@each(KERNELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_exp_does_not_overflow_into_the_result(kernel: Kernel, dtype: torch.dtype) -> None:
-    gate = [-60000.0, -1000.0, -100.0, 100.0, 1000.0, 60000.0]
-    result = kernel(x=torch.tensor([[*gate, *[0.5] * 6]], dtype=dtype))
-    assert result[0, :3].abs().max() <= 1e-38
-    assert result[0, 3:].tolist() == [50.0, 500.0, 30000.0]
 
 
 @each(KERNELS)
 def test_empty_sizes(kernel: Kernel) -> None:
     assert kernel(x=torch.ones(0, 8)).shape == (0, 4)
     assert kernel(x=torch.ones(3, 0)).shape == (3, 0)
-
-
-@each(KERNELS)
-def test_refusals(kernel: Kernel) -> None:
-    changes = [
-        ({"x": torch.ones(2, 7)}, "x: expected an even last dimension, gate and up, got 7"),
-        ({"x": torch.ones(8)}, r"x: expected shape \(\*, \*\), got \(8,\)"),
-        ({"x": torch.ones(8, 2).mT}, "x: expected stride 1"),
-        ({"x": torch.ones(2, 8, dtype=torch.int64)}, "x: expected torch.float32 or .*, got torch.int64"),
-        ({"out": torch.ones(2, 8)}, r"out: expected shape \(2, 4\), got \(2, 8\)"),
-    ]
-    refuses(kernel, lambda: {"x": torch.ones(2, 8)}, changes)
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "fp16", "bf16"])

@@ -1,4 +1,4 @@
-"""softmax: its range, columns of -inf, refusals, what its tolerance rejects."""
+"""softmax: its range, columns of -inf, what its tolerance rejects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from op_kernels import CPU, each, here, refuses
+from op_kernels import CPU, each, here
 
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.softmax import SPEC
@@ -19,17 +19,6 @@ KERNELS = here("softmax")
 def test_large_values_and_minus_infinity(kernel: Kernel) -> None:
     x = torch.tensor([[3e38, 3e38, -3e38], [-3e38, -math.inf, -3e38], [-math.inf, 5.0, -math.inf]])
     assert kernel(x=x).tolist() == [[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.0, 1.0, 0.0]]
-
-
-@each(KERNELS)
-def test_refusals(kernel: Kernel) -> None:
-    changes = [
-        ({"x": torch.ones(2, 3, 4)}, r"x: expected shape \(\*, \*\), got \(2, 3, 4\)"),
-        ({"x": torch.ones(4, 2).mT}, "x: expected stride 1"),
-        ({"x": torch.ones(2, 4, dtype=torch.float64)}, "x: expected torch.float32 or .*, got torch.float64"),
-        ({"out": torch.ones(2, 3)}, r"out: expected shape \(2, 4\), got \(2, 3\)"),
-    ]
-    refuses(kernel, lambda: {"x": torch.ones(2, 4)}, changes)
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "fp16", "bf16"])

@@ -109,7 +109,6 @@ def test_the_command(rooflab: Any, tmp_path: Path) -> None:
     for arguments, said in (
         (("study",), "study: expected names of"),
         (("study", "--all", "paging"), "study: expected names of"),
-        (("study", "magic"), "study: expected one of"),
     ):
         status, _, err = rooflab(*arguments)
         assert status == 2 and said in err

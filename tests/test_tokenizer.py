@@ -28,22 +28,16 @@ def test_a_string_stands_as_it_is(tokenizer):
     assert tokenizer.decode([19556, 905]) == "Hello world"
 
 
-@pytest.mark.parametrize("prompt", ["", []])
-def test_an_empty_prompt_is_refused(tokenizer, prompt):
-    with pytest.raises(ValueError, match="empty prompt"):
-        tokenizer.encode(prompt)
-
-
-@pytest.mark.parametrize("prompt", ["caf\udce9", [{"role": "user", "content": "caf\udce9"}]], ids=["text", "chat"])
-def test_half_a_character_is_refused(tokenizer, prompt):
-    with pytest.raises(ValueError, match=r"prompt: expected text in UTF-8, got '\\udce9' in it"):
-        tokenizer.encode(prompt)
-
-
-@pytest.mark.parametrize("prompt", [[1, "x"], [True], b"bytes", 5, [1.5]])
-def test_what_is_no_prompt_is_refused(tokenizer, prompt):
-    with pytest.raises(ValueError, match="prompt: expected a string, chat messages or token ids"):
-        tokenizer.encode(prompt)
+def test_what_is_no_prompt_is_refused(tokenizer):
+    half = "caf\udce9"
+    for prompts, message in (
+        (["", []], "empty prompt"),
+        ([half, [{"role": "user", "content": half}]], r"prompt: expected text in UTF-8, got '\\udce9' in it"),
+        ([[1, "x"], [True], b"bytes", 5, [1.5]], "prompt: expected a string, chat messages or token ids"),
+    ):
+        for prompt in prompts:
+            with pytest.raises(ValueError, match=message):
+                tokenizer.encode(prompt)
 
 
 def streamed(tokenizer, ids):

@@ -1,7 +1,5 @@
 """The values that timed kernels get are ones that their op allows: what is right stays right on them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -2,8 +2,6 @@
 is fetched once, whole and checked, or names a way out.
 """
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import zipfile

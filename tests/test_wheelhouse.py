@@ -1,7 +1,5 @@
 """What is carried to a machine without a network: what is lacking there, what that needs, and no more than fits."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

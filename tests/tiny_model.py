@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
 from rooflab.engine.llm import LLM
@@ -35,6 +36,24 @@ def tiny_llm(folder: Path, config=None, **options) -> LLM:
 def prompts(count=8, vocab=1024):
     """Token-id prompts of 1 to a few dozen tokens, each different."""
     return [[(7 * i + 13 * j + i * j) % vocab for j in range(1 + 5 * i)] for i in range(count)]
+
+
+def tokens(outputs):
+    return [output["token_ids"] for output in outputs]
+
+
+def break_off_behind_the_draw(llm):
+    """Runs a step that is interrupted when its tokens are drawn and not noted yet."""
+    run = llm.runner.run
+
+    def interrupted(step):
+        run(step)
+        raise KeyboardInterrupt
+
+    llm.runner.run = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        llm.step()
+    llm.runner.run = run
 
 
 def poisoned(llm):

@@ -27,10 +27,6 @@ def _no_cost(*args: Any, **kwargs: Any) -> Cost:
 # project: one product, whose weight can be packed.
 
 
-def _project(x: Tensor, weight: Tensor) -> Tensor:
-    return x.double() @ weight.double()
-
-
 def _project_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     T, K, N = int(case["T"]), int(case["K"]), int(case["N"])
     return {
@@ -51,16 +47,10 @@ def _project_planted(case: Case, scheme: Scheme, device: torch.device, seed: int
 
 
 PROJECT = OpSpec(
-    name="project",
-    reference=_project,
-    make_inputs=_project_inputs,
-    cost=_no_cost,
-    outputs=("y",),
-    cases={"smoke": (Case(T=5, K=96, N=7),)},
-    tolerance=_project_tolerance,
-    planted=_project_planted,
-    prepared="weight",
-)
+    name="project", reference=lambda x, weight: x.double() @ weight.double(), make_inputs=_project_inputs,
+    cost=_no_cost, outputs=("y",), cases={"smoke": (Case(T=5, K=96, N=7),)}, tolerance=_project_tolerance,
+    planted=_project_planted, prepared="weight",
+)  # fmt: skip
 LOOSE = replace(PROJECT, tolerance=lambda inputs, oracle, scheme: (torch.full_like(oracle[0], torch.inf),))
 LENIENT = replace(
     PROJECT, tolerance=None, compare=lambda actual, oracle, inputs, scheme: [ErrorStats("y", True, 0.0, 0.0, 0, 35)]
@@ -90,7 +80,6 @@ OFFSETS = OpSpec(
     cases={"smoke": (Case(row_bytes=65536),)},
     tolerance=lambda inputs, oracle, scheme: (torch.zeros(oracle[0].shape),),
 )
-ATTEND = replace(flash_attention.SPEC, cases={"smoke": (Case(B=1, T=12, S=40, H=2, H_kv=1, D=64, causal=True),)})
 MANY_KEYS = replace(
     flash_attention.SPEC,
     cases={"smoke": (Case(B=1, T=1, S=16384, H=1, H_kv=1, D=64, causal=False),)},

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import torch
 import triton
 import triton.language as tl
-from tiny_ops import ATTEND, LENIENT, OFFSETS, PROJECT, SCALE, STORE, right, wrong
+from tiny_ops import LENIENT, OFFSETS, PROJECT, SCALE, STORE, right, wrong
+
+from rooflab.kernels.flash_attention import naive
 
 Tensor = torch.Tensor
 
@@ -60,20 +62,6 @@ def drops_a_small_last_k(x, weight):
     return (x.double() @ weight.double() - torch.where(x[:, -1:].abs() > 16, last, 0)).to(x.dtype)
 
 
-@wrong(PROJECT, "first data: y: 1 of 35")
-def one_nan(x, weight):
-    y = _exact(x, weight)
-    y[2, 3] = torch.nan
-    return y
-
-
-@wrong(PROJECT, "first data: y: 7 of 35")
-def leaves_the_last_row(x, weight):
-    y = _empty(x, weight)
-    y[:-1] = _exact(x, weight)[:-1]
-    return y
-
-
 @wrong(PROJECT, "into out")
 def ignores_the_strides_of_out(x, weight, out=None):
     y = _exact(x, weight)
@@ -85,14 +73,6 @@ def scales_its_input(x, weight):
     y = _exact(x, weight)
     x.mul_(1.0000001)
     return y
-
-
-@wrong(PROJECT, "first data: y:")
-def accumulates_in_fp16(x, weight):
-    y = torch.zeros(x.shape[0], weight.shape[1], dtype=torch.float16)
-    for k in range(x.shape[1]):
-        y += (x[:, k : k + 1].double() @ weight[k : k + 1].double()).half()
-    return y.to(x.dtype)
 
 
 def one_buffer() -> Callable[..., Tensor]:
@@ -182,54 +162,14 @@ def prepare_changes_the_weight(x, weight):
     return _exact(x, weight)
 
 
-@wrong(PROJECT, "first data: y:", prepare=lambda weight: weight.bfloat16())
-def prepare_loses_bits(x, weight):
-    return _exact(x, weight.to(x.dtype))
-
-
 @right(OFFSETS)
 def in_int64(blocks, row_bytes):
     return blocks * row_bytes
 
 
-def _attend(q, k, v, hidden, softmax_scale):
-    """Attention in fp64 with the keys of `hidden` (T, S) left out."""
-    group = q.shape[2] // k.shape[2]
-    q, k, v = (tensor.double().transpose(1, 2) for tensor in (q, k, v))
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = (q @ k.mT * (softmax_scale or q.shape[-1] ** -0.5)).masked_fill(hidden, -torch.inf)
-    return (scores.softmax(-1) @ v).transpose(1, 2)
-
-
-def _hidden(q, k, causal, shift=0):
-    T, S = q.shape[1], k.shape[1]
-    after = torch.arange(S) > torch.arange(T)[:, None] + S - T + shift
-    return after if causal else torch.zeros_like(after)
-
-
-@right(ATTEND)
-def attends(q, k, v, causal=False, softmax_scale=None):
-    return _attend(q, k, v, _hidden(q, k, causal), softmax_scale).to(q.dtype).contiguous()
-
-
-def _shifted(name: str, shift: Callable[[Tensor, Tensor], int]) -> None:
-    def kernel(q, k, v, causal=False, softmax_scale=None):
-        return _attend(q, k, v, _hidden(q, k, causal, shift(q, k)), softmax_scale).to(q.dtype)
-
-    kernel.__name__ = name
-    wrong(ATTEND, "first data: out:")(kernel)
-
-
-_shifted("sees_one_key_too_many", lambda q, k: 1)
-_shifted("sees_one_key_too_few", lambda q, k: -1)
-_shifted("aligned_top_left", lambda q, k: q.shape[1] - k.shape[1])
-
-
 def drops_the_last_key(q, k, v, causal=False, softmax_scale=None):
     """Among 16384 keys that weigh the same this is within any honest tolerance; the planted key shows it."""
-    hidden = _hidden(q, k, causal)
-    hidden[:, -1] = True
-    return _attend(q, k, v, hidden, softmax_scale).to(q.dtype)
+    return naive.flash_attention(q, k[:, :-1], v[:, :-1], causal, softmax_scale)
 
 
 @right(STORE)
