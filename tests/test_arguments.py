@@ -11,11 +11,11 @@ import torch
 from op_kernels import CPU
 
 from rooflab.bench.calls.calls import packed
-from rooflab.kernels.registry import Kernel, get_kernel, kernels, ops
+from rooflab.kernels.registry import Kernel, kernels, ops
 from rooflab.reference.spec import SCHEMES
 
+META = torch.device("meta")
 KERNELS = [kernel for op in ops() for kernel in kernels(op).values() if kernel.role != "peer"]
-KERNELS.remove(get_kernel("gemm_w8a16", "native"))  # which packs the scales with the weight, and takes fp32 too
 CHOOSES = {
     *("embedding.weight", "gelu_and_mul.x", "silu_and_mul.x", "softmax.x", "sample.logits"),
     *("merge_attention_states.outs", "gemm_w4a16.scale", "gemm_w8a16.scale"),
@@ -30,10 +30,11 @@ def calls(kernel: Kernel) -> Iterator[tuple[dict[str, Any], set[str]]]:
     spec, seen = ops()[kernel.op], set[str]()
     for scheme in sorted(spec.schemes, key=lambda name: name != "fp16"):
         for case in (*spec.cases["smoke"], *spec.cases["edge"]):
-            inputs = spec.make_inputs(case, SCHEMES[scheme], CPU, 0)
-            tensors = {name for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-            whole = all(inputs[name].numel() for name in tensors)
-            if whole and not tensors <= seen and kernel.why_not_args(inputs) is None:
+            priced = spec.make_inputs(case, SCHEMES[scheme], META, 0)  # makes no values
+            tensors = {name for name, value in priced.items() if isinstance(value, torch.Tensor)}
+            whole = all(priced[name].numel() for name in tensors)
+            if whole and not tensors <= seen and kernel.why_not_args(priced) is None:
+                inputs = spec.make_inputs(case, SCHEMES[scheme], CPU, 0)
                 packs = {spec.prepared: packed(kernel.prepare, spec.prepared, inputs)} if kernel.prepare else {}
                 yield (
                     {name: value for name, value in (inputs | packs).items() if name in kernel.accepted},

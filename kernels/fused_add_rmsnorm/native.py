@@ -31,7 +31,7 @@ def fused_add_rmsnorm(
 
     x, residual: (T, H); weight: (H,); returns two (T, H).  Raises `ValueError` on wrong shapes or dtypes.
     """
-    normed, total = out or (torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype))
+    normed, total = (torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)) if out is None else out
     shape = _layouts.of(_shape, (x, residual, weight, normed, total))
     pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), normed.data_ptr(), total.data_ptr()
     built(SOURCE, TYPES)(DTYPES[x.dtype], *pointers, shape, eps, weight_offset, round_first)

@@ -18,10 +18,10 @@ def check_operands(
     check_shape("b", b, a.shape[1], None)
     check_dtype("b", b, torch.int8)
     N = b.shape[1]
-    return check_all_but_b(a, N, scale, bias)[0], N, a.shape[1]
+    return check_all_but_b(a, scale, bias, N)[0], N, a.shape[1]
 
 
-def check_all_but_b(a: torch.Tensor, N: int, scale: torch.Tensor, bias: torch.Tensor | None) -> tuple[int, int]:
+def check_all_but_b(a: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, N: int) -> tuple[int, int]:
     """M and K.  Raises as `check_operands` does."""
     check_shape("a", a, None, None)
     check_dtype("a", a, torch.bfloat16)

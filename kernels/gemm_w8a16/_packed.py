@@ -36,7 +36,7 @@ def check_packed(
     if b.dtype != torch.int32:
         raise ValueError(f"b: expected a weight packed by this kernel's prepare, which is int32, got {b.dtype}")
     N = b.shape[0]
-    M, K = check_all_but_b(a, N, scale, bias)
+    M, K = check_all_but_b(a, scale, bias, N)
     check_shape("b", b, N, -(-K // BLOCK_K) * WORDS)
     if not b.is_contiguous():
         raise ValueError(f"b: expected the contiguous tensor that prepare made, got strides {b.stride()}")

@@ -10,11 +10,15 @@ from dataclasses import replace
 import torch
 
 from rooflab.kernels._checks import check_dtype
+from rooflab.kernels._native import Layouts
 from rooflab.kernels.gemm import native
 from rooflab.kernels.gemm.native import Panels
+from rooflab.kernels.gemm_w8a16._operands import check_all_but_b
 from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
+
+_layouts = Layouts()
 
 
 def pack(b: torch.Tensor, scale: torch.Tensor) -> Panels:
@@ -48,4 +52,5 @@ def gemm_w8a16(
     """
     if not isinstance(b, Panels) or b.scales is None:
         raise ValueError(f"b: expected a weight packed by this kernel's prepare, got {type(b).__name__}")
+    _layouts.of(check_all_but_b, (a, scale, bias), b.N)
     return native.product(a, b, bias, out)
