@@ -30,7 +30,7 @@ lint: setup
 
 # On the installed package: type checkers do not follow the editable map of five folders into one namespace.
 types: setup
-	rm -rf build/types && $(BIN)/python -m pip install -q --no-deps --no-build-isolation --target build/types .
+	rm -rf build/lib build/types && $(BIN)/python -m pip install -q --no-deps --no-build-isolation --target build/types .
 	rm -rf rooflab.egg-info  # pytest would take it for a second installation
 	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p rooflab
 	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache ../../results/*.py

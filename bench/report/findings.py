@@ -32,8 +32,8 @@ def findings(records: Iterable[Record], default_of: Callable[[str, Case], str | 
                     ratios.setdefault((what, base), []).append((ms / times[base], f"{case} {scheme}"))
     worst = {key: max(own) for key, own in ratios.items() if max(own)[0] > SLOWER}
     found = []
-    for key, (times, case) in sorted(worst.items(), key=lambda item: -item[1][0]):
-        slower = sum(ratio > SLOWER for ratio, _ in ratios[key])
+    for key, (ratio, case) in sorted(worst.items(), key=lambda item: -item[1][0]):
+        slower = sum(other > SLOWER for other, _ in ratios[key])
         where = f"in {slower} of {len(ratios[key])} cases, most at" if len(ratios[key]) > 1 else "at"
-        found.append(f"{key[0]} is slower than {key[1]} {where} {case}: {times:.2f} times its time")
+        found.append(f"{key[0]} is slower than {key[1]} {where} {case}: {ratio:.2f} times its time")
     return found

@@ -10,6 +10,7 @@ from rooflab.bench.records import files as record_files
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Context, Entry, EntryStatus, Outcome
 from rooflab.bench.suite.tasks import run_command
+from rooflab.kernels._files import write_whole
 
 MOST = 2
 """Kernels that are counted: ncu runs a call dozens of times, for ten to thirty seconds."""
@@ -45,7 +46,7 @@ def count_worst(context: Context, bars: Sequence[str]) -> Outcome:
             failed.append(f"{best.op}/{best.kernel}: {' '.join(errors.split())[-300:]}")
             continue
         files.append(f"counted-{len(files)}-{best.op}-{best.kernel}.json")
-        record_files.write_whole(context.out / files[-1], json.dumps(value, indent=1) + "\n")
+        write_whole(context.out / files[-1], json.dumps(value, indent=1) + "\n")
         figures[f"{best.op}/{best.kernel} at {case}"] = f"{outcome.figures['worst']:.3f} of the library"
     ended: EntryStatus = "FAILED" if failed else "DONE"
     reason = "; ".join(failed) or ("" if missed else "no bar against the library was missed")
