@@ -16,6 +16,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -178,9 +179,8 @@ class Settled:
         self.provisional = {(op, bucket) for op, bucket in kept.get("provisional", ())}
         """Without times, or with those of a busy machine."""
         self._taken: set[tuple[str, str]] = set()
-        for source in sources:
-            if source.suffix == ".cpp":
-                library(source)  # so that the compiler's time is no kernel's
+        with ThreadPoolExecutor() as compilers:  # so that the compiler's time is no kernel's
+            list(compilers.map(library, (source for source in sources if source.suffix == ".cpp")))
         self._ends, self._began = time.monotonic() + LIMIT_S, run_times()
 
     def of(self, op: str, bucket: str, take: Callable[[float], dict[str, float]]) -> dict[str, float]:

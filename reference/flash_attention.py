@@ -135,7 +135,9 @@ def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, t
     A NaN stays NaN and does not change its head's scale.
     """
     B, T, H, D = x.shape
-    if x.device.type == "meta" or not T:
+    if x.device.type == "meta":  # whose division torch computes in Python
+        return torch.empty_like(x, dtype=dtype), torch.empty(B, H, dtype=torch.float32, device=x.device)
+    if not T:
         scale = torch.ones(B, H, dtype=torch.float32, device=x.device)
     else:
         largest = x.float().abs().nan_to_num(nan=0.0).amax(dim=(1, 3))

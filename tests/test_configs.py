@@ -424,6 +424,7 @@ def scaled(a, b, scale, {zero}bias=None):
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("op", "name", "dtype"),
     [

@@ -141,6 +141,7 @@ def test_a_smaller_priority_comes_first(tmp_path):
     assert [sequence.request_id for sequence in llm.step()] == late[1:]
 
 
+@pytest.mark.more
 def test_triton_kernels_in_the_interpreter_equal_the_library(tmp_path, alone):
     """The whole engine on the optimized Triton rungs: prefill, then batched decode."""
     swap = {

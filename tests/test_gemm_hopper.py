@@ -121,6 +121,7 @@ def test_a_cta_goes_from_tile_to_tile_without_a_race(case: str, scheme: str, con
     assert asked({**request, "seeds": [], "clean_seeds": [0, 1], "only": []}) == {"clean": [], "mutants": []}
 
 
+@pytest.mark.more
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("layout", "scheme"),

@@ -142,6 +142,7 @@ def test_what_is_legal_fits_with_both_addends(name: str, M: int, scheme: str) ->
         assert name == "warp_specialized" or info.shared_bytes <= said(request.config)
 
 
+@pytest.mark.more
 def test_a_tile_whose_rows_are_shared_is_divided_through_shared_memory() -> None:
     kernel, case, scheme = get_kernel("gemm", "persistent"), SPEC.cases["llama3_8b"][-1], SCHEMES["tf32"]
     config = kernel.tuning.config_type(64, 256, 32, num_warps=8, num_stages=4, store_parts=2)

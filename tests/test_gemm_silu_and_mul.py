@@ -91,6 +91,7 @@ def test_cost_and_traffic() -> None:
 LEAD = {"block_m": 128, "block_i": 64, "block_k": 64, "stages": 6, "group_m": 16, "lead": 2}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("name", "K", "scheme", "config"),
     [slow("persistent", 136, "bf16", None), slow("cooperative", 136, "bf16", None), ("cooperative", 264, "fp16", LEAD)],

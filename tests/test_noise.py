@@ -1,5 +1,6 @@
 """What becomes of a NOISY reading: shown with its flag, never divided, never drawn, never the best."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,9 @@ from test_history import record
 from tiny_model import write_config
 
 from rooflab.bench import lab, show
+from rooflab.bench.calls.selection import Selection
 from rooflab.bench.cli.app import exit_for
+from rooflab.bench.commands import listed_checks
 from rooflab.bench.measure import engine_run, measure
 from rooflab.bench.records.files import read
 from rooflab.bench.report.figures import as_ceilings, bench_row
@@ -68,6 +71,12 @@ def test_the_lab_shows_a_noisy_time_and_divides_by_none():
     assert (row["library_ms"], row["vs_library"]) == ("1.00 NOISY", None)
     (row,) = lab.best_of_each_op(times({}, {"naive": 4.0}))
     assert (row["best"], row["naive_ms"], row["vs_naive"]) == (None, "4.00 NOISY", None)
+
+
+def test_the_lab_checks_an_interpreted_kernel_on_its_first_case_and_others_on_all():
+    checks = listed_checks(Selection.of("flash_attention", None, ["smoke"], None, ["fp32"], "cpu"))
+    count = Counter(item.kernel.name for item in lab._few_checks(checks))
+    assert count["online"] == 1 < count["library"] == len(registry.get_op("flash_attention").cases["smoke"])
 
 
 def test_findings_name_defaults_that_lose_and_what_is_slower_than_naive():

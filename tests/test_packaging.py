@@ -69,6 +69,7 @@ def test_the_wheel_equals_the_tree_and_has_the_tables_that_commands_read(wheel, 
     assert folder.startswith(str(fresh.parent)) and int(count) == len(tables) - 2, done.stderr
 
 
+@pytest.mark.more
 def test_the_plugin_leaves_the_modules_of_other_projects_alone(fresh, tmp_path):
     """pytest marks for rewriting what a plugin's wheel holds, and warns where a marked name is imported already."""
     (tmp_path / "model.py").write_text("def double(x):\n    return 2 * x\n")

@@ -122,6 +122,7 @@ def _winners(inputs):
     return [torch.where(rank < n, scores, -INF).argmax(1) for n in (size, size + 1, (size - 1).clamp(min=1))]
 
 
+@pytest.mark.more
 def test_traps_20_and_21_the_supports_of_ten_thousand_rows_are_exact():
     """Of all settings together; a thousand rows have another token if supports are one token too large, and a thousand
     if they are one too small."""
