@@ -136,7 +136,7 @@ def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, t
     """
     B, T, H, D = x.shape
     if x.device.type == "meta":  # whose division torch computes in Python
-        return torch.empty_like(x, dtype=dtype), torch.empty(B, H, dtype=torch.float32, device=x.device)
+        return torch.empty(x.shape, dtype=dtype, device=x.device), torch.empty(B, H, device=x.device)
     if not T:
         scale = torch.ones(B, H, dtype=torch.float32, device=x.device)
     else:

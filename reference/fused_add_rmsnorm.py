@@ -41,7 +41,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     T, H = int(case["T"]), int(case["H"])
     x = randn(T, H, dtype=scheme.activation, device=device, seed=seed)
     residual = randn(T, H, dtype=scheme.activation, device=device, seed=seed + 1, scale=3.0)
-    weight = randn(H, dtype=scheme.weight, device=device, seed=seed + 2, scale=0.5) + 1.0
+    weight = randn(H, dtype=scheme.weight, device=device, seed=seed + 2, scale=0.5, mean=1.0)
     eps = float(case["eps"])
     return {"x": x, "residual": residual, "weight": weight, "eps": eps, **rmsnorm.options(case, scheme)}
 

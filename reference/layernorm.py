@@ -28,8 +28,8 @@ def layernorm(
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Normal x around 0.5, weights around one and biases around zero."""
     T, H = int(case["T"]), int(case["H"])
-    x = randn(T, H, dtype=scheme.activation, device=device, seed=seed) + 0.5
-    weight = randn(H, dtype=scheme.weight, device=device, seed=seed + 1, scale=0.5) + 1.0
+    x = randn(T, H, dtype=scheme.activation, device=device, seed=seed, mean=0.5)
+    weight = randn(H, dtype=scheme.weight, device=device, seed=seed + 1, scale=0.5, mean=1.0)
     bias = randn(H, dtype=scheme.weight, device=device, seed=seed + 2) if case["bias"] else None
     return {"x": x, "weight": weight, "bias": bias, "eps": float(case["eps"])}
 

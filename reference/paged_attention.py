@@ -132,7 +132,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         inputs["cu_seqlens_q"] = bounds.to(place)
     if scheme.weight.itemsize == 1:
         for name, part in (("k_scale", seed + 4), ("v_scale", seed + 5)):
-            inputs[name] = 0.5 + torch.rand(H_kv, generator=torch.Generator().manual_seed(part)).to(device)
+            inputs[name] = (0.5 + torch.rand(H_kv, generator=torch.Generator().manual_seed(part))).to(device)
     return inputs | options(case, H, device, seed + 3)
 
 

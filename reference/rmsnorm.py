@@ -46,7 +46,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     """Normal x; weights are normal around one, because a kernel that ignores them must fail."""
     T, H = int(case["T"]), int(case["H"])
     x = randn(T, H, dtype=scheme.activation, device=device, seed=seed)
-    weight = randn(H, dtype=scheme.weight, device=device, seed=seed + 1, scale=0.5) + 1.0
+    weight = randn(H, dtype=scheme.weight, device=device, seed=seed + 1, scale=0.5, mean=1.0)
     return {"x": x, "weight": weight, "eps": float(case["eps"]), **options(case, scheme)}
 
 

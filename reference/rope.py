@@ -47,18 +47,26 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     T, H, H_kv, D = (int(case[key]) for key in ("T", "H", "H_kv", "D"))
     max_position = int(case["max_position"])
     positions = torch.randint(max_position, (T,), generator=torch.Generator().manual_seed(seed))
-    frequencies = THETA ** (-torch.arange(D // 2, dtype=torch.float64, device=device) * 2 / D)
-    # (max_position, D/2)
-    angles = torch.arange(max_position, dtype=torch.float64, device=device)[:, None] * frequencies
+    cos, sin = usual_tables(max_position, D, device)
     q = randn(T, H, D, dtype=scheme.activation, device=device, seed=seed + 1)
     return {
         "q": q,
         "k": randn(T, H_kv, D, dtype=scheme.activation, device=device, seed=seed + 2),
-        "cos": angles.cos().float(),
-        "sin": angles.sin().float(),
+        "cos": cos,
+        "sin": sin,
         "positions": positions if q.is_meta else positions.to(device),
         "interleaved": bool(case["interleaved"]),
     }
+
+
+def usual_tables(max_position: int, R: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of the usual angles, (max_position, R/2) fp32; on `meta` only the shape."""
+    if torch.device(device).type == "meta":
+        empty = torch.empty(max_position, R // 2, dtype=torch.float32, device=device)
+        return empty, empty.clone()
+    frequencies = THETA ** (-torch.arange(R // 2, dtype=torch.float64, device=device) * 2 / max(R, 1))
+    angles = torch.arange(max_position, dtype=torch.float64, device=device)[:, None] * frequencies
+    return angles.cos().float(), angles.sin().float()
 
 
 def cost(

@@ -16,7 +16,7 @@ import torch
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import drawn_pages
 from rooflab.reference.rmsnorm import normed
-from rooflab.reference.rope import THETA, other_tables
+from rooflab.reference.rope import other_tables, usual_tables
 from rooflab.reference.rows import ACCUMULATION_FACTOR, FP8_MAX
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
@@ -151,16 +151,15 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     slots = torch.randperm(num_blocks * block_size, generator=generator)[:T].clone()
     # Skipped tokens are spread over the batch, so that a kernel that stops at the first -1 fails.
     slots[torch.arange(skipped) * max(T // max(skipped, 1), 1)] = -1
-    frequencies = THETA ** (-torch.arange(R // 2, dtype=torch.float64, device=device) * 2 / max(R, 1))
-    angles = torch.arange(max_position, dtype=torch.float64, device=device)[:, None] * frequencies
+    cos, sin = usual_tables(max_position, R, device)
     dtype, cache = scheme.activation, (num_blocks, block_size, H_kv, D)
     q = randn(T, H, D, dtype=dtype, device=device, seed=seed + 1)
     inputs = {
         "q": q,
         "k": randn(T, H_kv, D, dtype=dtype, device=device, seed=seed + 2),
         "v": randn(T, H_kv, D, dtype=dtype, device=device, seed=seed + 3),
-        "cos": angles.cos().float(),
-        "sin": angles.sin().float(),
+        "cos": cos,
+        "sin": sin,
         "positions": positions if q.is_meta else positions.to(device),
         "q_out": randn(T, H, D, dtype=dtype, device=device, seed=seed + 6),
         "k_cache": randn(*cache, dtype=scheme.weight, device=device, seed=seed + 4),
@@ -173,7 +172,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
             inputs[name] = (0.01 + torch.rand(H_kv, generator=generator)).to(device)
     if case.get("norm_eps"):
         for i, name in enumerate(("q_norm", "k_norm")):
-            inputs[name] = randn(D, dtype=dtype, device=device, seed=seed + 7 + i, scale=0.5) + 1.0
+            inputs[name] = randn(D, dtype=dtype, device=device, seed=seed + 7 + i, scale=0.5, mean=1.0)
         inputs["norm_eps"] = float(case["norm_eps"])
     return inputs
 

@@ -248,8 +248,11 @@ def as_tuple(result: torch.Tensor | Outputs) -> Outputs:
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
 
-def randn(*shape: int, dtype: torch.dtype, device: torch.device, seed: int, scale: float = 1.0) -> torch.Tensor:
-    """Normal values of standard deviation `scale`; on `meta` only the shape.
+def randn(
+    *shape: int, dtype: torch.dtype, device: torch.device, seed: int, scale: float = 1.0, mean: float = 0.0
+) -> torch.Tensor:
+    """Normal values of standard deviation `scale` around `mean`; on `meta` only the shape, without arithmetic: torch
+    does that in Python there, and the first such operation of a process imports SymPy and its compiler, 2 s.
 
     They are drawn in fp32 on the CPU and then rounded, so that every device and dtype gets the same numbers up to
     rounding. More than 2**24 elements are drawn on the device itself, because the CPU would take seconds.
@@ -263,7 +266,8 @@ def randn(*shape: int, dtype: torch.dtype, device: torch.device, seed: int, scal
     place = device if count > 2**24 else torch.device("cpu")
     generator = torch.Generator(place).manual_seed(seed)
     values = torch.randn(shape, generator=generator, device=place, dtype=torch.float32)
-    return (values * scale).to(device=device, dtype=dtype)
+    rounded = (values * scale).to(device=device, dtype=dtype)
+    return rounded + mean if mean else rounded
 
 
 def nbytes(*tensors: torch.Tensor | None) -> int:

@@ -179,12 +179,20 @@ def test_without_keys_torch_is_not_called(installed: Any) -> None:
 
 
 def test_it_counts_as_torch_s_own_and_costs_no_command_an_import() -> None:
+    """Nor does a check import what torch compiles with, which takes each process 2 s."""
     for kernel in (get_kernel(op, "torch_varlen") for op in OPS):
         # What `measures.ratios` takes for torch's best backend.
         assert (kernel.role, kernel.backend, kernel.devices) == ("peer", "torch", ("cuda",))
         assert str(kernel.why_not_here(torch.device("cpu"))) == "UNSUPPORTED: needs a CUDA device"
     code = (
-        "import sys; from rooflab.kernels import registry; registry.load_all(); "
-        "sys.exit(sum(name in sys.modules for name in ('torch.nn.attention.varlen', 'torch._dynamo', 'flashinfer')))"
+        "import sys; from rooflab.bench.check.check import check_kernel; from rooflab.kernels.registry import *; "
+        "from rooflab.reference.spec import *; load_all(); meta = torch.device('meta')\n"
+        "for op, spec in ops().items():\n"
+        "  for case, scheme in zip(spec.cases['smoke'] * 9, spec.schemes):\n"
+        "    spec.cost(**spec.make_inputs(case, SCHEMES[scheme], meta, 0))\n"
+        "spec = get_op('rmsnorm'); kernel = get_kernel('rmsnorm', 'naive')\n"
+        "assert check_kernel(kernel, spec, spec.cases['smoke'][0], SCHEMES['fp32']).status == 'OK'\n"
+        "heavy = ('torch.nn.attention.varlen', 'torch._dynamo', 'sympy', 'flashinfer')\n"
+        "sys.exit([name for name in heavy if name in sys.modules] or 0)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -155,16 +155,15 @@ def poisoned_allocations() -> Iterator[None]:
     PyTorch fills uninitialised memory in its deterministic mode. This mode also changes the algorithms of a few ops, so
     compare the bits of two runs only outside of it.
     """
-    mode = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    mode = torch.get_deterministic_debug_mode()
     switch: Any = torch.utils.deterministic
     fill = switch.fill_uninitialized_memory
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*deterministic.*", category=UserWarning)
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_deterministic_debug_mode("warn")  # `use_deterministic_algorithms` imports Inductor, which takes 2 s
         switch.fill_uninitialized_memory = True
         try:
             yield
         finally:
-            torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+            torch.set_deterministic_debug_mode(mode)
             switch.fill_uninitialized_memory = fill
