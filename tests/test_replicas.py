@@ -30,6 +30,7 @@ SILENT_S = 2.0
 
 
 @pytest.mark.more
+@pytest.mark.timeout(900)
 def test_two_engines_behind_one_address(tmp_path: Path) -> None:
     """In this order, and one server for all of it, since its start takes half a minute."""
     with served(tmp_path, "--replicas", "2", "--threads", "1", "--device", "cpu") as two:
