@@ -158,7 +158,8 @@ def first_failure(tree: Path, tests: Sequence[str], long: bool, chosen: str = ""
     `chosen` is pytest's `-k`.
     """
     path = tree / ".ns"
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "-p", "no:cacheprovider", "--tb=no", "-rfE"]
+    workers = "0" if "::" in tests[0] else "2"  # for one test the start of workers takes longest
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", workers, "-p", "no:cacheprovider", "--tb=no", "-rfE"]
     command += [] if long else ["-m", "not slow"]
     command += ["-k", chosen] if chosen else []
     environment = {**os.environ, "PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
