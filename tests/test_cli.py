@@ -237,15 +237,6 @@ def test_a_fault_far_from_the_op_s_own_cases_is_found_and_made_small(rooflab, tm
     assert rooflab(*command)[0] == 11
 
 
-@pytest.mark.more
-@pytest.mark.usefixtures("own_registry")
-def test_a_wrong_kernel_from_a_file_is_found_and_not_timed(rooflab, tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text(OUTSIDE.replace("outside_relu", "cli_relu").replace("return x.relu()", "return x.relu() + 1"))
-    status, out, _ = rooflab("check", "--kernel", file, "--suite", "smoke", "--json")
-    assert status == 11 and {row["status"] for row in json.loads(out)} == {"INCORRECT"}
-
-
 @pytest.mark.usefixtures("own_registry")
 def test_a_right_kernel_from_a_file_is_checked_timed_and_drawn(rooflab, tmp_path):
     file = tmp_path / "mine2.py"

@@ -107,7 +107,7 @@ def check_other_configs(kernel, choose):
         assert result.status == "OK", f"{config}: {result.describe()}"
 
 
-@pytest.mark.more
+@pytest.mark.sampled(0, 16)
 @pytest.mark.parametrize(
     "kernel", [kernel for kernel in TUNABLE if kernel.id not in OWN_CONFIGS], ids=lambda kernel: kernel.id
 )

@@ -283,13 +283,8 @@ def test_keys_of_the_json_become_records(tmp_path):
 
 
 def test_the_environment_beside_the_metrics(tmp_path):
-    environ = {
-        "device": "NVIDIA H100",
-        "benchmark_date": "20250815103000",
-        "triton_commit": "abc",
-        "cuda_version": "13.0",
-    }
-    environ |= {"conda_env": "unknown", "pytorch_commit": "unknown"}
+    environ = {"device": "NVIDIA H100", "benchmark_date": "20250815103000", "triton_commit": "abc"}
+    environ |= {"cuda_version": "13.0", "conda_env": "unknown", "pytorch_commit": "unknown"}
     found = read_tritonbench(
         written(tmp_path / "result.json", {"name": "gemm", "environ": environ, "metrics": METRICS})
     ).records[0]

@@ -25,14 +25,10 @@ ENVIRONMENT = {"machine_key": "nvidia-h200-16c-1a2b3c4d", "gpu": GPU, "torch": "
 def record(number, latency_ms, environment=None, **changes):
     """A time of the kernel `gemm/packed`, the `number`-th in order of time."""
     values = {
-        "run_id": f"r{number:03}",
-        "timestamp": f"2026-01-01T{number // 60:02}:{number % 60:02}:00+00:00",
-        "environment": ENVIRONMENT | (environment or {}),
-        "latency_median_ms": latency_ms,
-        "timer": "cuda events",
-        "l2_state": "cold",
-        "backend": "torch",
-    }
+        "run_id": f"r{number:03}", "timestamp": f"2026-01-01T{number // 60:02}:{number % 60:02}:00+00:00",
+        "environment": ENVIRONMENT | (environment or {}), "latency_median_ms": latency_ms, "timer": "cuda events",
+        "l2_state": "cold", "backend": "torch",
+    }  # fmt: skip
     return replace(record_of("packed", "M=64", 1.0), **(values | changes))
 
 

@@ -19,34 +19,15 @@ MEASURED = get_device("h200").ceilings(1.755e9)
 OPS = ("embedding", "gemm", "kv_cache_write", "paged_attention", "rmsnorm", "sample")
 SCRIPT = '<script>document.title="broken"</script>'
 TIMES_OVER_BOUND = {"naive": 3.0, "library": 1.5, "optimized": 1.3, "peer": 1.25}
-GPU = {
-    "name": "NVIDIA H200",
-    "uuid": "GPU-synthetic",
-    "memory_bytes": 150_000_000_000,
-    "driver": "000.00-synthetic",
-    "power_limit_w": 700.0,
-}
-ENVIRONMENT = {
-    "machine_key": KEY,
-    "cpu": "synthetic CPU",
-    "memory_gib": 128,
-    "python": "3.12.0",
-    "torch": "2.11.0+cu130",
-    "triton": "3.6.0",
-    "gpu": GPU,
-}
+GPU = {"name": "NVIDIA H200", "uuid": "GPU-synthetic", "memory_bytes": 150_000_000_000, "driver": "000.00-synthetic"}
+GPU["power_limit_w"] = 700.0
+ENVIRONMENT = {"machine_key": KEY, "cpu": "synthetic CPU", "memory_gib": 128, "python": "3.12.0", "gpu": GPU}
+ENVIRONMENT |= {"torch": "2.11.0+cu130", "triton": "3.6.0"}
 CLOCKS = {
-    "readings": 40,
-    "sm_clock_mhz": [345, 1980],
-    "sm_clock_hz": 1.77e9,
-    "sm_clock_range_hz": [1.755e9, 1.8e9],
-    "throttle_names": ["software power cap"],
-    "throttled": [],
-    "memory_clock_mhz": [3201, 3201],
-    "power_w": [212.5, 655.0],
-    "temperature_c": [41, 63],
-    "throttle_reasons": 0x4,
-}
+    "readings": 40, "sm_clock_mhz": [345, 1980], "sm_clock_hz": 1.77e9, "sm_clock_range_hz": [1.755e9, 1.8e9],
+    "throttle_names": ["software power cap"], "throttled": [], "memory_clock_mhz": [3201, 3201],
+    "power_w": [212.5, 655.0], "temperature_c": [41, 63], "throttle_reasons": 0x4,
+}  # fmt: skip
 
 
 def make(kind, line, *, commit=NEW, status="OK", **fields):
@@ -64,38 +45,17 @@ def timed(kernel, case, scheme, cost, rng, line, commit, share=1.0):
     moved = max(traffic.bytes if traffic else cost.bytes, cost.bytes)
     least = max(limit.seconds, moved / MEASURED.hbm_bytes_per_s)
     median = max(TIMES_OVER_BOUND[kernel.role] * least * share * rng.uniform(0.95, 1.2), 2e-6 * rng.uniform(1, 1.2))
+    optimized = kernel.role == "optimized"
     return make(
-        "bench",
-        line,
-        commit=commit,
-        op=kernel.op,
-        kernel=kernel.name,
-        role=kernel.role,
-        backend=kernel.backend,
-        case_id=case.id,
-        case=dict(case),
-        scheme=scheme.name,
-        config={"BLOCK_M": 128, "num_warps": 8} if kernel.role == "optimized" else None,
-        checked_by="gpu",
-        basis="measured",
-        timer="events",
-        l2_state="cold",
-        latency_p20_ms=median * 0.985e3,
-        latency_median_ms=median * 1e3,
-        latency_p80_ms=median * 1.04e3,
-        flops=cost.flops,
-        least_bytes=cost.bytes,
-        traffic_bytes=moved,
-        traffic_basis="counted" if kernel.role == "optimized" else "modelled",
-        intensity=cost.flops / moved,
-        flops_per_s=cost.flops / median,
-        bytes_per_s=moved / median,
-        bound_ms=limit.seconds * 1e3,
-        limiter=limit.limiter,
-        bound_fraction=limit.seconds / median,
-        ceilings={**asdict(MEASURED), "kind": "measured"},
-        clocks=CLOCKS,
-    )
+        "bench", line, commit=commit, op=kernel.op, kernel=kernel.name, role=kernel.role, backend=kernel.backend,
+        case_id=case.id, case=dict(case), scheme=scheme.name, checked_by="gpu", basis="measured", timer="events",
+        config={"BLOCK_M": 128, "num_warps": 8} if optimized else None, l2_state="cold", clocks=CLOCKS,
+        latency_p20_ms=median * 0.985e3, latency_median_ms=median * 1e3, latency_p80_ms=median * 1.04e3,
+        flops=cost.flops, least_bytes=cost.bytes, traffic_bytes=moved, intensity=cost.flops / moved,
+        traffic_basis="counted" if optimized else "modelled", flops_per_s=cost.flops / median,
+        bytes_per_s=moved / median, bound_ms=limit.seconds * 1e3, limiter=limit.limiter,
+        bound_fraction=limit.seconds / median, ceilings={**asdict(MEASURED), "kind": "measured"},
+    )  # fmt: skip
 
 
 def benches(commit=NEW, share=1.0, schemes=("bf16", "fp16"), ops=OPS):
@@ -144,31 +104,17 @@ def others():
     case = {"op": "gemm", "case_id": "M=1,N=4096,K=4096,layout=NT,bias=false", "scheme": "bf16"}
     tuned = {"kernel": "tensor_core", "role": "optimized", "backend": "triton"}
     compiled = {
-        "name": "gemm_kernel",
-        "target": "sm_90a",
-        "grid": [132, 1, 1],
-        "registers": 168,
-        "spill_loads": 0,
-        "spill_stores": 12,
-        "shared_bytes": 163_840,
-        "ctas_per_sm": 1,
+        "name": "gemm_kernel", "target": "sm_90a", "grid": [132, 1, 1], "registers": 168, "spill_loads": 0,
+        "spill_stores": 12, "shared_bytes": 163_840, "ctas_per_sm": 1, "zebra_stripes": 7,
         "loop": {"depth": 1, "counts": {"wgmma": 4, "tma": 2}, "fed_by": {}},
         "options": [{"name": "warp_specialize", "took_effect": False, "sentence": "ignored"}],
         "findings": ["warp_specialize was asked for and ignored"],
-        "zebra_stripes": 7,
-    }
+    }  # fmt: skip
     limit = {"ceilings": {**asdict(MEASURED), "kind": "measured"}, "timer": "events", "backend": "cuda"}
     clock = {"sm_clock_hz": 1.83e9}
     run = {"model": "llama-3.1-8b", "dtype": "bfloat16", "prompts": 8, "gemm": "tensor_core", "rmsnorm": "fused"}
     served = {"ttft_p50_ms": 21.5, "itl_p50_ms": 6.41, "itl_p99_ms": 9.3, "output_tokens_per_s": 1210.0}
-    own = {
-        "op": "my_op",
-        "case_id": "n=1",
-        "scheme": "bf16",
-        "role": "optimized",
-        "backend": "triton",
-        "kernel": SCRIPT,
-    }
+    own = {"op": "my_op", "case_id": "n=1", "scheme": "bf16", **tuned, "kernel": SCRIPT}
     laptop = {**ENVIRONMENT, "machine_key": "synthetic-laptop-2c-1", "gpu": None, "cpu": "synthetic laptop"}
     checks = {"op": "gemm", "device": "cpu", "checked_by": "interpreter", "environment": laptop, **tuned}
     error = ({"output": "c", "passed": True, "max_abs_error": 1e-6, "max_error_over_tolerance": 0.25},)

@@ -387,10 +387,6 @@ def test_threads_stay_where_they_are_and_share_no_core_while_one_is_free():
         assert assign(wanted, allowed, CORES | {5: "c"}) == places
 
 
-needs_affinity = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
-
-
-@needs_affinity
 def test_the_thread_is_held_on_one_processor_and_let_go(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     before = os.sched_getaffinity(0)
@@ -400,7 +396,6 @@ def test_the_thread_is_held_on_one_processor_and_let_go(monkeypatch):
     assert os.sched_getaffinity(0) == before
 
 
-@needs_affinity
 def test_a_thread_that_was_started_meanwhile_may_leave(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     allowed = os.sched_getaffinity(0)
@@ -415,7 +410,6 @@ def test_a_thread_that_was_started_meanwhile_may_leave(monkeypatch):
     assert found == allowed
 
 
-@needs_affinity
 def test_what_cannot_be_pinned_says_why(monkeypatch):
     allowed = os.sched_getaffinity(0)
     with monkeypatch.context() as patch:
