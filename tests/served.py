@@ -1,7 +1,5 @@
 """Servers in processes of their own: of a tiny model of random weights, and the stub of the load generator."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Every tensor that a kernel takes: with one dimension more, or of another dtype, it is refused by its name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """rope: head counts, precision, positions outside the tables, refusals, what its tolerance rejects, cost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
