@@ -352,11 +352,10 @@ def test_a_layer_may_multiply_and_activate_in_one_kernel(tmp_path, alone):
 
 def test_on_cuda_no_default_gathers_pages_sorts_a_vocabulary_or_waits(tmp_path, monkeypatch):
     """What a GPU would be given, asked without one."""
+    arch = tiny_llm(tmp_path).arch
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
     monkeypatch.setattr(registry.Kernel, "why_not_here", lambda kernel, device: None)
-    limits = Limits(
-        tiny_llm(tmp_path).arch, torch.device("cuda"), torch.bfloat16, 16, 256, {"prefill": 8192, "decode": 256}
-    )
+    limits = Limits(arch, torch.device("cuda"), torch.bfloat16, 16, 256, {"prefill": 8192, "decode": 256})
 
     def named(fused=None):
         """The kernels by op and bucket."""
