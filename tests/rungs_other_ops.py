@@ -96,7 +96,7 @@ def paged_attention_gqa_packed() -> None:
 
 
 def reads_rows_once(op: str, steps: int, loads: int, stores: int) -> CompiledInfo:
-    """One launch for naive's `steps` or more: a thread loads and stores so many vectors of 16 bytes, in no loop."""
+    """One launch for naive's `steps` or more: a thread has `loads` and `stores` of 16 bytes, in no loop."""
     info = launches_once(op, "fused", steps)
     assert (info.opcodes["LDG.E.128"], info.opcodes["STG.E.128"], len(info.loops)) == (loads, stores, 0)
     assert (info.counts["global_load"], info.counts["global_store"]) == (loads, stores)

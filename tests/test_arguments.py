@@ -20,7 +20,7 @@ CHOOSES = {
 }
 """Arguments whose floating-point dtype is the caller's choice."""
 OWN_WORDS = {"gemm_fp8.a_scale", "gemm_fp8.b_scale", "gemm_w4a16.b", "gemm_w8a16.b"}
-"""Scales of one element may have a dimension, and packed weights are refused as such: tests of these ops say how."""
+"""Arguments that are refused in other words, which the tests of their ops hold."""
 
 
 def calls(kernel: Kernel) -> Iterator[tuple[dict[str, Any], set[str]]]:
@@ -42,7 +42,7 @@ def calls(kernel: Kernel) -> Iterator[tuple[dict[str, Any], set[str]]]:
 
 
 def other(dtype: torch.dtype) -> torch.dtype:
-    """One that the argument might have had."""
+    """Another dtype of the same kind."""
     if dtype.is_floating_point:
         return torch.float16 if dtype == torch.float32 else torch.float32
     return torch.int32 if dtype == torch.int64 else torch.int64
