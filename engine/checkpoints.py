@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-import gguf
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
@@ -67,9 +66,11 @@ class GGUFCheckpoint:
     """One GGUF file; the `gguf` package dequantises each tensor."""
 
     def __init__(self, path: Path):
+        from gguf import GGUFReader  # a GPU machine that measures kernels may lack the package
+
         self.path = path
         try:
-            self._reader = gguf.GGUFReader(str(path))
+            self._reader = GGUFReader(str(path))
         except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
             raise ValueError(f"model: {path.name} is not a whole GGUF file: {error}") from error
         size = path.stat().st_size
@@ -130,13 +131,15 @@ class GGUFCheckpoint:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor, dequantised to fp32."""
+        from gguf import quants
+
         arch = self.architecture
         for tensor in self._reader.tensors:
             if tensor.name == _GGUF_FACTORS:
                 continue
             name = _gguf_name(tensor.name)
             try:
-                values = np.ascontiguousarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
+                values = np.ascontiguousarray(quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
             except (NotImplementedError, ValueError) as error:
                 raise ValueError(f"model: cannot dequantise {tensor.name}: {error}") from error
             if self._kind == "llama" and (".q_proj." in name or ".k_proj." in name):

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from commands_in_process import run_command
 
+from rooflab.bench.records.files import write
 from rooflab.bench.records.record import Record
 from rooflab.bench.tune.choose import choose, write_choices
 from rooflab.kernels import choices
@@ -17,7 +19,7 @@ def record(op, kernel, rows, latency_ms, **changes):
     fields = {
         "kind": "bench", "run_id": "r1", "status": "OK", "environment": CARD, "op": op, "kernel": kernel,
         "backend": "torch", "scheme": "bf16", "case": {"T": rows}, "case_id": f"T={rows}", "device": "cuda",
-        "checked_by": "gpu",
+        "checked_by": "gpu", "commit": "c" * 40,
         "basis": "measured", "latency_median_ms": latency_ms,
     }  # fmt: skip
     return Record(**{**fields, **changes})
@@ -78,6 +80,10 @@ def test_the_file_keeps_other_devices_and_ignores_what_was_not_checked(tmp_path)
     assert found["NVIDIA H100"]["decode:1"]["kernel"] == "fused"
     assert found["NVIDIA H200"]["decode:1"] == {"kernel": "library", "record": "r1"}
     assert write_choices([record("rmsnorm", "library", 1, 2.0, device="cpu", checked_by="torch")], tmp_path) == []
+    other = record("rmsnorm", "naive", 1, 1.0, environment={"gpu": {"name": "NVIDIA H100"}})
+    write_choices([record("rmsnorm", "library", 1, 2.0), other], tmp_path)
+    chosen = {card: found["decode:1"]["kernel"] for card, found in json.loads(file.read_text()).items()}
+    assert chosen == {"NVIDIA H200": "library", "NVIDIA H100": "naive"}, "times of two cards are never compared"
 
 
 def test_every_committed_choice_is_a_kernel(tmp_path):
@@ -98,6 +104,20 @@ def test_an_unknown_bucket_or_device_has_no_choice_and_a_changed_tree_makes_none
         bucket_of("train", 1)
     with pytest.raises(ValueError, match="choose: expected records of a committed tree"):
         write_choices([record("rmsnorm", "naive", 1, 1.0, dirty=True)], tmp_path)
+    with pytest.raises(ValueError, match="choose: expected records of a committed tree"):
+        write_choices([record("rmsnorm", "naive", 1, 1.0, commit=None)], tmp_path)
+
+
+def test_committed_records_choose_at_home(tmp_path, monkeypatch):
+    monkeypatch.setattr(write_choices, "__defaults__", (tmp_path / "kernels",))
+    own = [record("rmsnorm", "library", 1, 2.0), record("gemm", "library", 1, 1.0, case={"M": 1})]
+    write(tmp_path / "h200" / "first" / "r1.jsonl", *own)
+    words = ("tune", "rmsnorm", "--choose", "--records", str(tmp_path / "h200"))
+    assert run_command(words)[0] == 0
+    assert [path.parent.name for path in tmp_path.glob("kernels/*/choices.json")] == ["rmsnorm"]
+    status, _, errors = run_command(("tune", "sample", *words[2:]))
+    assert status == 2 and "--records: expected sample's, timed and checked on a GPU in bf16; got none" in errors
+    assert "--records: expected --choose with it" in run_command(("tune", "rmsnorm", *words[3:]))[2]
 
 
 EIGHT = {"block_t": 1, "num_warps": 8}

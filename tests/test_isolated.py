@@ -35,7 +35,8 @@ def first_of(tmp_path, monkeypatch):
     def first_of(body, timeout_s=60.0):
         (tmp_path / "mine.py").write_text(KERNEL.replace("BODY", body))
         (kernel,) = registry.load_file(tmp_path / "mine.py")
-        return first_in_own_process(kernel, CASE, SCHEMES["fp32"], timeout_s, device="cpu", planted=False)
+        result = first_in_own_process(kernel, CASE, SCHEMES["fp32"], timeout_s, device="cpu", planted=False)
+        return result.status, result.reason
 
     return first_of
 

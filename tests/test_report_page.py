@@ -12,8 +12,9 @@ from test_report_synthetic import KEY, MEASURED, SCRIPT, benches, write_syntheti
 
 from rooflab.bench.records.files import write
 from rooflab.bench.report.content import gather
-from rooflab.bench.report.interactive import COLOURS, figure
+from rooflab.bench.report.interactive import figure
 from rooflab.bench.report.page import anchors, write_report
+from rooflab.bench.report.rooflines import COLOURS
 from rooflab.bench.report.sources import load
 from rooflab.bench.report.words import times
 

@@ -9,28 +9,56 @@ import subprocess
 import sysconfig
 import venv
 import zipfile
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
 from test_suite_bars import CASES, record
 
 from rooflab.bench.records.files import write
+from rooflab.bench.suite.wheelhouse import name_of, normalized
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
 
 
+def lacking() -> set[str]:
+    """The modules of the packages that `present.json` does not name: a GPU machine may have none of them."""
+    names = json.loads((ROOT / "bench" / "suite" / "present.json").read_text())
+    there = {*names["present"], *names["never"], "pip"}
+
+    def with_its_needs(package: str, found: set[str]) -> set[str]:
+        if package not in found:
+            found.add(package)
+            with suppress(PackageNotFoundError):  # on this machine
+                for text in requires(package) or ():
+                    if "extra ==" not in text:
+                        with_its_needs(name_of(text), found)
+        return found
+
+    closed = set[str]()
+    for package in there:
+        with_its_needs(normalized(package), closed)
+
+    def is_there(package: str) -> bool:
+        return normalized(package) in closed or normalized(package).startswith(tuple(names["never_prefix"]))
+
+    return {module for module, packages in packages_distributions().items() if not any(map(is_there, packages))}
+
+
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
-    """A copy of the sources, and a Python that has every package but Rooflab and one that no test needs else.
+    """A copy of the sources, and a Python with those of our packages that a GPU machine has.
 
     The Python is an environment of its own, so that what a command starts sees no more than the command does.
     """
     folder = tmp_path_factory.mktemp("bare")
-    packages = folder / "packages"
+    packages, without = folder / "packages", lacking()
+    assert {"gguf", "plotly", "junitparser", "fastapi", "uvicorn", "zmq", "ray"} <= without
     packages.mkdir()
     for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
-        if "rooflab" not in entry.name.lower() and not entry.name.endswith(".pth"):
+        if "rooflab" not in entry.name.lower() and not entry.name.endswith(".pth") and entry.stem not in without:
             (packages / entry.name).symlink_to(entry)
     venv.create(folder / "venv", with_pip=False)
     site = next((folder / "venv" / "lib").glob("python*")) / "site-packages"
@@ -38,9 +66,10 @@ def bare(tmp_path_factory):
     checkout = folder / "checkout"
     for name in FOLDERS:
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "results" / "published", checkout / "results" / "published")
     python = folder / "venv" / "bin" / "python"
-    done = subprocess.run([str(python), "-c", "import numpy, rooflab"], capture_output=True, text=True)
-    assert "No module named 'rooflab'" in done.stderr
+    done = subprocess.run([str(python), "-c", "import numpy, gguf"], capture_output=True, text=True)
+    assert "No module named 'gguf'" in done.stderr
     return checkout, python
 
 
@@ -65,11 +94,26 @@ def test_a_command_runs_by_path_from_anywhere(bare, tmp_path):
 
 
 @pytest.mark.more
-def test_the_suite_dry_runs_in_processes_of_its_own(bare, tmp_path):
-    done = run(bare, "suite", "--dry-run", "--only", "environment", "--out", str(tmp_path / "out"), "--json")
+@pytest.mark.parametrize("words", [("suite", "--plan"), ("ab", "--help"), ("roofline", "--gpu", "h100")])
+def test_a_command_of_a_card_needs_no_package_that_its_machine_lacks(bare, tmp_path, words):
+    out = ("--out", str(tmp_path)) if words[0] == "roofline" else ()
+    done = run(bare, *words, *out)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.more
+def test_the_suite_dry_runs_in_processes_of_its_own_and_names_the_commit_that_it_is_told(bare, tmp_path):
+    words = ("suite", "--dry-run", "--only", "environment", "--out", str(tmp_path / "out"), "--json")
+    done = run(bare, *words, ROOFLAB_COMMIT="")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["counts"] == {"DONE": 1} and found["commit"] is None and found["tree"]
+    assert found["counts"] == {"DONE": 1} and found["commit"] is None and len(found["tree"]) == 16
+    for tree, dirty in ((found["tree"], False), ("0" * 16, True)):
+        done = run(bare, *words[:-2], str(tmp_path / tree), "--json", ROOFLAB_COMMIT=f"{'a' * 40}:{tree}")
+        told = json.loads(done.stdout)
+        assert (told["commit"], told["dirty"]) == ("a" * 40, dirty)
+    done = run(bare, *words[:-2], str(tmp_path / "bad"), ROOFLAB_COMMIT="main")
+    assert done.returncode == 2 and "ROOFLAB_COMMIT: expected a commit's 40 hex digits" in done.stderr
 
 
 @pytest.mark.more
@@ -77,7 +121,11 @@ def test_a_report_is_written_and_names_the_tree(bare, tmp_path):
     made = record("library", CASES[0], 1.0, environment={"machine_key": "m"}, ceilings=None, bound_fraction=None)
     write(tmp_path / "runs" / "made.jsonl", made)
     page = tmp_path / "report.html"
-    done = run(bare, "report", str(tmp_path / "runs"), "--out", str(page), "--no-plots")
+    (tmp_path / "site").mkdir()
+    for name in ("plotly", "_plotly_utils"):
+        (tmp_path / "site" / name).symlink_to(Path(sysconfig.get_paths()["purelib"]) / name)
+    words = ("report", str(tmp_path / "runs"), "--out", str(page), "--no-plots")
+    done = run(bare, *words, PYTHONPATH=str(tmp_path / "site"), ROOFLAB_COMMIT="")
     assert done.returncode == 0, done.stderr
     assert "rooflab from a checkout, tree " in page.read_text()
 

@@ -3,8 +3,16 @@ timed."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
 from rooflab.bench.calls.selection import first_taken
-from rooflab.bench.check.isolated import FirstRun
+from rooflab.bench.check import isolated
+from rooflab.bench.check.check import CheckResult
+from rooflab.bench.records.environment import Gpu, snapshot
 from rooflab.bench.suite import measures, tasks
 from rooflab.bench.suite.entries import Context
 from rooflab.kernels import registry
@@ -34,24 +42,69 @@ def test_the_default_dtype_comes_first_and_the_ops_own_after_it():
     assert first_taken(registry.get_kernel("gemm", "gemv"), "bf16")[0]["M"] <= 4
 
 
-def test_what_is_right_is_verified_and_what_is_not_installed_takes_no_process(monkeypatch, tmp_path):
-    tried: dict[str, str] = {}
+OPS = ("gemm", "gemm_fp8", "gemm_w4a16", "flash_attention")
+OURS = {kernel.id for kernel in RISKY if kernel.op in OPS and kernel.role != "peer"}
+CARD = Gpu("NVIDIA H100 80GB HBM3", "GPU-1", 85 * 10**9, 132, 50 * 2**20)
 
-    def in_own_process(kernel, case, scheme, timeout_s, *, device):
-        tried[kernel.id] = scheme.name
-        return FirstRun("WRONG", "off") if kernel.name == "swap_ab" else FirstRun("OK", "")
 
-    def why_not_here(self, device):
-        return Refusal("UNAVAILABLE", "it is not installed") if self.role == "peer" else None
+@pytest.fixture
+def first_checks(monkeypatch, tmp_path):
+    """The first checks on a card that is not there, of which `how` says what becomes of each kernel; and the tried."""
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tasks, "snapshot", lambda: replace(snapshot(), gpu=CARD))
+    monkeypatch.setattr(
+        Kernel, "why_not_here", lambda k, _: Refusal("UNAVAILABLE", "not installed") if k.role == "peer" else None
+    )
 
-    monkeypatch.setattr("rooflab.bench.check.isolated.first_in_own_process", in_own_process)
-    monkeypatch.setattr(Kernel, "why_not_here", why_not_here)
-    ops = ("gemm", "gemm_fp8", "gemm_w4a16", "flash_attention")
-    found = tasks.first_checks(Context("first", tmp_path, "cuda", False, 100.0), ops)
-    ours = {kernel.id for kernel in RISKY if kernel.op in ops and kernel.role != "peer"}
-    assert tried.keys() == ours and tried["gemm_fp8/promoted"] == tried["flash_attention/fp8"] == "fp8_e4m3"
-    assert list(found.excluded) == ["gemm/swap_ab"] and ours - {"gemm/swap_ab"} <= set(found.verified)
-    assert found.figures["not here"] == sum(k.role == "peer" and k.op in ops for k in RISKY)
+    def run(folder, how=lambda kernel: ("OK", ""), **options):
+        tried: dict[str, str] = {}
+
+        def in_own_process(kernel, case, scheme, timeout_s, *, device):
+            tried[kernel.id] = scheme.name
+            status, reason = how(kernel)
+            asked = kernel.op, kernel.name, kernel.backend, case, scheme.name, "cuda", 0
+            return CheckResult(*asked, status, "gpu", reason=reason)
+
+        monkeypatch.setattr("rooflab.bench.check.isolated.first_in_own_process", in_own_process)
+        return tasks.first_checks(Context("first", tmp_path / folder, "cuda", False, 100.0, **options), OPS), tried
+
+    return run
+
+
+def test_what_is_right_is_verified_and_what_is_not_installed_takes_no_process(first_checks):
+    found, tried = first_checks("one", lambda k: ("INCORRECT", "off") if k.name == "swap_ab" else ("OK", ""))
+    assert tried.keys() == OURS and tried["gemm_fp8/promoted"] == tried["flash_attention/fp8"] == "fp8_e4m3"
+    assert found.excluded == {"gemm/swap_ab": "INCORRECT: off"} and OURS - {"gemm/swap_ab"} <= set(found.verified)
+    assert found.figures["not here"] == sum(k.role == "peer" and k.op in OPS for k in RISKY)
+    order = [registry.get_kernel(*name.split("/")).backend for name in tried]
+    assert order.index("gluon") > order.index("triton"), "what waits at barriers comes last"
+
+
+def test_a_check_that_cannot_be_made_is_the_failure_of_its_kernel_alone(first_checks):
+    def how(kernel):
+        if kernel.name == "gemv":
+            raise json.JSONDecodeError("a broken trace", "{", 1)
+        return "OK", ""
+
+    found, _ = first_checks("one", how)
+    assert found.status == "DONE" and found.excluded.keys() == {name for name in OURS if name.endswith("/gemv")}
+    assert "JSONDecodeError: a broken trace" in found.excluded["gemm/gemv"]
+    assert OURS - found.excluded.keys() <= set(found.verified)
+
+
+def test_a_later_visit_checks_what_changed_or_failed_and_nothing_else(first_checks, monkeypatch, tmp_path):
+    first_checks("one", lambda k: ("TIMEOUT", "no answer") if k.name == "tma" else ("OK", ""))
+    shutil.rmtree(tmp_path / "cache")
+    hashed = isolated._code_of
+    monkeypatch.setattr(isolated, "_code_of", lambda k: "new" if k.name == "promoted" else hashed(k))
+    found, tried = first_checks("two", trust=str(tmp_path / "one"))
+    changed = {name for name in OURS if name.endswith(("/promoted", "/tma"))}
+    assert tried.keys() == changed and set(found.verified) >= OURS
+    assert found.figures["right before"] == len(OURS) - len(changed)
+    assert first_checks("three")[1] == {}, "on this machine nothing is checked twice"
+    shutil.rmtree(tmp_path / "cache")
+    monkeypatch.setattr(tasks, "snapshot", lambda: replace(snapshot(), gpu=replace(CARD, name="NVIDIA H200")))
+    assert first_checks("four", trust=str(tmp_path / "one"))[1].keys() == OURS, "another card trusts nothing of it"
 
 
 def test_models_shapes_are_timed_in_a_dtype_that_the_op_has(monkeypatch, tmp_path):

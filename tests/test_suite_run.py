@@ -145,6 +145,29 @@ def test_bad_input_is_one_sentence(tmp_path):
     assert os.listdir(tmp_path) == [state.FILE] and isinstance(Outcome(), Outcome)
 
 
+@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_is_ended_leaves_its_archive(tmp_path, ended_by):
+    """By SIGKILL what was there some seconds before; by SIGTERM all."""
+    code = f"""
+import time
+from pathlib import Path
+from rooflab.bench.processes.child import terminated_as_exception
+from rooflab.bench.suite.state import packed
+out = Path({str(tmp_path)!r}) / "run"
+out.mkdir()
+with terminated_as_exception(), packed(out, out.parent / "run.tar.gz", {0.05 if ended_by == signal.SIGKILL else 600}):
+    (out / "r.jsonl").write_text("a record")
+    print(flush=True)
+    time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout.read(1)
+        time.sleep(1.0 if ended_by == signal.SIGKILL else 0.0)
+        process.send_signal(ended_by)
+    state.unpack(tmp_path / "run.tar.gz", tmp_path / "back")
+    assert (tmp_path / "back" / "r.jsonl").read_text() == "a record"
+
+
 def test_another_card_of_the_kind_goes_on_from_the_archive_and_measures_its_own_ceilings(tmp_path, monkeypatch):
     plan = [entry("a"), entry("ceilings"), entry("b", needs=("a",))]
     first = tmp_path / "first"

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
-
 from rooflab.bench.ab.verdict import EXIT_STATUS, Outcome, status_of
 from rooflab.kernels._files import write_whole
 
@@ -75,6 +73,8 @@ def _worst(text: str, values: Sequence[float]) -> str:
 
 def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
     """One test case for each comparison: failed if the exit status is not 0, skipped if an UNRESOLVED is allowed."""
+    from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite  # a GPU machine may lack it
+
     suite = TestSuite("rooflab ab")
     for outcome in outcomes:
         case = TestCase(

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rooflab.bench.calls.selection import pick_device
+from rooflab.bench.check.check import CheckResult
 from rooflab.bench.check.spread import Asked, check_outside, processes
-from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records import files as record_files
+from rooflab.bench.records.environment import Environment, snapshot
 from rooflab.bench.records.record import Status
+from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder
 from rooflab.kernels.registry import Kernel
@@ -23,6 +26,8 @@ from rooflab.reference.spec import Case, Scheme
 
 TIMEOUT_S = 120.0
 """Compiling and checking one kernel takes 20 s on a slow machine."""
+CODE = "kernel_code"
+"""The field of a first check's record that `Passed.code` fills."""
 SHARED = Path(inspect.getfile(Kernel)).parent
 """The folder of what all kernels may import: the registry, `_cuda`, configs."""
 
@@ -44,7 +49,7 @@ def first_in_own_process(
     device: str | None = None,
     seed: int = 0,
     planted: bool = True,
-) -> FirstRun:
+) -> CheckResult:
     """Checks one kernel on one case (`check.check_kernel`), the kernel in a fresh process.
 
     It runs on `device`, by default on the GPU if there is one.  A run without an answer within `timeout_s` seconds is a
@@ -52,36 +57,73 @@ def first_in_own_process(
     """
     pool = processes({}, timeout_s)
     try:
-        result = check_outside(Asked(kernel, case, scheme, seed, planted), pool, pick_device(device))
+        return check_outside(Asked(kernel, case, scheme, seed, planted), pool, pick_device(device))
     finally:
         pool.stop()
-    return FirstRun(result.status, result.reason)
+
+
+class Passed:
+    """Which kernels' code has passed a first run on this kind of machine: a file in the cache remembers each.
+
+    The code is the kernel's folder, the files that all kernels share, and the versions of torch and Triton.
+    """
+
+    def __init__(self, environment: Environment, folder: Path | None = None):
+        self._environment = environment
+        self._path = (folder or cache_folder()) / "checked" / f"{environment.machine_key}.json"
+
+    def code(self, kernel: Kernel) -> str:
+        """What the kernel's code and its compilers are now."""
+        return f"{_code_of(kernel)} torch {self._environment.torch} triton {self._environment.triton}"
+
+    def holds(self, kernel: Kernel) -> bool:
+        """Whether this code has passed."""
+        return self._remembered().get(kernel.id) == self.code(kernel)
+
+    def add(self, kernel: Kernel) -> None:
+        """Remembers that this code has passed."""
+        self._keep({kernel.id: self.code(kernel)})
+
+    def trust(self, folder: Path) -> list[str]:
+        """Takes over what first checks on a card of this name recorded in `folder`; returns the kernels' ids.
+
+        Code that one of the records there calls wrong is not taken over.
+        """
+        gpu = self._environment.gpu
+        now = {kernel.id: self.code(kernel) for op in registry.ops() for kernel in registry.kernels(op).values()}
+        found: dict[str, set[str]] = {}
+        for record in record_files.read_all(folder):
+            name, environment = f"{record.op}/{record.kernel}", record.environment
+            card = (environment.get("gpu") or {}).get("name")
+            if gpu and card == gpu.name and environment.get(CODE) == now.get(name, ""):
+                found.setdefault(name, set()).add(record.status if record.checked_by == "gpu" else "not by a GPU")
+        right = {name: now[name] for name, statuses in found.items() if statuses == {"OK"}}
+        self._keep(right)
+        return sorted(right)
+
+    def _keep(self, codes: dict[str, str]) -> None:
+        write_whole(self._path, json.dumps(self._remembered() | codes, indent=1) + "\n")
+
+    def _remembered(self) -> dict[str, str]:
+        try:
+            codes = json.loads(self._path.read_text())
+        except (FileNotFoundError, ValueError):
+            return {}  # no file yet, or a damaged one: the kernels run in their own process again
+        return codes if isinstance(codes, dict) else {}
 
 
 def first_here(kernel: Kernel, case: Case, scheme: Scheme, folder: Path | None = None, run: Any = None) -> FirstRun:
-    """`first_in_own_process`, but only once for a kernel's code on this kind of machine: a file remembers each success.
+    """`first_in_own_process`, but only once for a kernel's code on this kind of machine (`Passed`).
 
-    The code is the kernel's folder, the files that all kernels share, and the versions of torch and Triton.  A kernel
-    that failed runs in its own process again the next time.  `run` replaces `first_in_own_process`.
+    A kernel that failed runs in its own process again the next time.  `run` replaces `first_in_own_process`.
     """
-    environment = snapshot()
-    path = (folder or cache_folder()) / "checked" / f"{environment.machine_key}.json"
-    known = _remembered(path)
-    code = _code_of(kernel) + f" torch {environment.torch} triton {environment.triton}"
-    if known.get(kernel.id) == code:
+    passed = Passed(snapshot(), folder)
+    if passed.holds(kernel):
         return FirstRun("OK", "")
-    first: FirstRun = (run or first_in_own_process)(kernel, case, scheme)
+    first = (run or first_in_own_process)(kernel, case, scheme)
     if first.status == "OK":
-        write_whole(path, json.dumps(_remembered(path) | {kernel.id: code}, indent=1) + "\n")
-    return first
-
-
-def _remembered(path: Path) -> dict[str, str]:
-    try:
-        codes = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return {}  # no file yet, or a damaged one: the kernels run in their own process again
-    return codes if isinstance(codes, dict) else {}
+        passed.add(kernel)
+    return FirstRun(first.status, first.reason)
 
 
 def _code_of(kernel: Kernel) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +36,12 @@ def suite(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The whole plan on the CPU with small shapes.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     archive: Annotated[
-        Path | None, file_option(help="Keep the folder as this .tar.gz too; with --resume, begin with what it holds.")
+        Path | None,
+        file_option(help="Pack the folder into this .tar.gz every 20 s; with --resume, begin with what it holds."),
+    ] = None,
+    trust: Annotated[
+        Path | None,
+        typer.Option(help="Records of an earlier run: an unchanged kernel that was right there is not checked first."),
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print the plan and run nothing.")] = False,
     summary: Annotated[
@@ -54,6 +60,7 @@ def suite(
         _show(state.read_summary(summary), json)
         return
     from rooflab.bench.calls.selection import pick_device
+    from rooflab.bench.processes.child import terminated_as_exception
     from rooflab.bench.records.files import result_folder
     from rooflab.bench.suite.plan import make_plan
     from rooflab.bench.suite.runner import Settings, run_suite
@@ -71,15 +78,16 @@ def suite(
         raise ValueError("suite: torch finds no CUDA device; --dry-run runs the plan on the CPU with small shapes")
     if archive is not None and not archive.name.endswith(".tar.gz"):
         raise ValueError(f"archive: expected a file called .tar.gz, got {str(archive)!r}")
-    settings = Settings(out or result_folder(), budget_s, dry_run, resume, seed, tuple(only or ()))
+    if trust is not None and not trust.is_dir():
+        raise ValueError(f"trust: expected a folder of records, got {str(trust)!r}")
+    settings = Settings(out or result_folder(), budget_s, dry_run, resume, seed, tuple(only or ()), str(trust or ""))
     if archive is not None and resume and archive.is_file() and state.load(settings.out) is None:
         state.unpack(archive, settings.out)
-    try:
-        with show.progress("suite", len(entries)) as advance:
-            run_suite(entries, settings, show.note, advance)
-    finally:
-        if archive is not None and settings.out.is_dir():
-            show.note(f"archive: {state.pack(settings.out, archive)}")
+    with ExitStack() as stack:
+        stack.enter_context(terminated_as_exception())
+        if archive is not None:
+            stack.enter_context(state.packed(settings.out, archive))
+        run_suite(entries, settings, show.note, stack.enter_context(show.progress("suite", len(entries))))
     found = state.read_summary(settings.out)
     _show(found, json)
     if not json:
@@ -136,6 +144,9 @@ def tune(
     choose: Annotated[
         bool, typer.Option(help="Write kernels/<op>/choices.json from the records; the tree must be committed.")
     ] = False,
+    records: Annotated[
+        Path | None, typer.Option(help="With --choose: choose from the op's records here, and measure nothing.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Search with made-up times, on the CPU.")] = False,
     seed: int = 0,
     out: OutOption = None,
@@ -145,13 +156,22 @@ def tune(
 
     Exit status 11 where a config that was measured is wrong, or in a dry run the one that it favours.
     """
-    from rooflab.bench.records.files import result_folder
+    from rooflab.bench.records import files
     from rooflab.bench.tune.choose import write_choices
     from rooflab.bench.tune.tune import COLUMNS, tune_op
 
     if choose and dry_run:
         raise ValueError("choose: expected measured times, and a dry run has none")
-    folder = out or result_folder()
+    if records is not None:
+        if not choose:
+            raise ValueError("records: expected --choose with it")
+        written = write_choices([record for record in files.read_all(records) if record.op == op])
+        if not written:
+            raise ValueError(f"records: expected {op}'s, timed and checked on a GPU in bf16; got none in {records}")
+        for path in written:
+            show.line(f"written: {path}")
+        return
+    folder = out or files.result_folder()
     report = tune_op(
         op,
         kernel or [],

@@ -26,6 +26,7 @@ from rooflab.kernels.registry import Kernel
 _CPUS = Path("/sys/devices/system/cpu")
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout (or installation) of the running program."""
+COMMIT = "ROOFLAB_COMMIT"
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def snapshot(gpu_index: int = 0) -> Environment:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory_gib = round(psutil.virtual_memory().total / 2**30)
     gpu = _gpu(gpu_index)
-    commit, dirty = git_state(ROOT)
+    commit, dirty = own_state()
     return Environment(
         machine_key=machine_key(_cpu_model(), cores, gpu),
         cpu=_cpu_model(),
@@ -162,6 +163,22 @@ def git_state(root: Path) -> tuple[str | None, bool | None]:
     # Ignores results/: a run writes its own records there, and runs no code from there.
     changes = git_says(root, "status", "--porcelain", "--untracked-files=normal", "--", ".", ":!results")
     return commit, None if commit is None or changes is None else bool(changes)
+
+
+def own_state() -> tuple[str | None, bool | None]:
+    """`git_state` of the running program; of a copy without git, what `ROOFLAB_COMMIT` says.
+
+    It is COMMIT, or COMMIT:TREE with the `tree_hash` at that commit, which shows whether the copy was changed; without
+    it nobody knows (None).  Raises `ValueError` on another text.
+    """
+    found = git_state(ROOT)
+    told = os.environ.get(COMMIT, "")
+    if found[0] is not None or not told:
+        return found
+    commit, _, tree = told.partition(":")
+    if not re.fullmatch("[0-9a-f]{40}", commit) or (":" in told and not re.fullmatch("[0-9a-f]{16}", tree)):
+        raise ValueError(f"{COMMIT}: expected a commit's 40 hex digits, and :TREE with 16 or nothing; got {told!r}")
+    return commit, tree != _own_tree() if tree else None
 
 
 def git_says(root: Path, *arguments: str, stdin: str = "") -> str | None:
@@ -272,6 +289,6 @@ def circumstances(environment: Environment, kernel: Kernel) -> dict[str, Any]:
     file = kernel_file_sha256(kernel)
     if file:
         found["kernel_file_sha256"] = file
-    if environment.commit is None:
+    if environment.commit is None or environment.dirty is None:
         found["tree"] = _own_tree()
     return found

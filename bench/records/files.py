@@ -45,6 +45,11 @@ def read(path: Path) -> list[Record]:
     return list(_read_file(path))
 
 
+def read_all(folder: Path) -> list[Record]:
+    """All records in a folder and in the folders in it, in the order of their paths.  Raises as `read`."""
+    return [record for file in sorted(folder.rglob("*.jsonl")) for record in read(file)]
+
+
 def _read_file(path: Path) -> Iterator[Record]:
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from rooflab.bench.report.rooflines import Place, Roofline
+from rooflab.bench.report.rooflines import COLOURS, Place, Roofline
 from rooflab.bench.report.words import digits, percent, times
 from rooflab.roofline.model import CeilingKind, Ceilings
 from rooflab.roofline.points import KINDS, Role, arrows, roof_flops_per_s, si
@@ -29,8 +29,6 @@ CONFIG: dict[str, Any] = {
     "showSendToCloud": False,
     "toImageButtonOptions": {"format": "svg", "filename": "roofline"},
 }
-COLOURS = "#1f83c4 #d1601f #1a9564 #c4569c #a7694f #8f7a12 #8d6fd1 #d6494c #148f96 #b0607a #6f9420 #b5771a".split()
-"""Each colour is readable on a white and on a dark page: contrast of at least 3 to 1 to both, which a test checks."""
 SYMBOLS: Mapping[Role, str] = {"naive": "triangle-down", "library": "square", "optimized": "circle", "peer": "diamond"}
 DASHES: Mapping[CeilingKind, str] = {"measured": "solid", "datasheet": "dash", "at_clock": "dot"}
 INK, _GRID, _CLEAR = "#7b828b", "rgba(128,136,146,0.22)", "rgba(0,0,0,0)"

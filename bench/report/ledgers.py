@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rooflab.bench.records.plain import plain
 from rooflab.bench.records.record import Record
 from rooflab.bench.report.facts import Facts, facts_of
-from rooflab.bench.report.interactive import COLOURS
+from rooflab.bench.report.rooflines import COLOURS
 from rooflab.bench.report.sources import Located, Source, machine_of
 from rooflab.kernels import registry
 

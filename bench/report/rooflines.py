@@ -17,6 +17,9 @@ from rooflab.roofline.device import Device, identify
 from rooflab.roofline.model import CeilingKind, Ceilings
 from rooflab.roofline.points import Point, si, that_matter
 
+COLOURS = "#1f83c4 #d1601f #1a9564 #c4569c #a7694f #8f7a12 #8d6fd1 #d6494c #148f96 #b0607a #6f9420 #b5771a".split()
+"""Each colour is readable on a white and on a dark page: contrast of at least 3 to 1 to both, which a test checks."""
+
 
 @dataclass(frozen=True)
 class CeilingRow:

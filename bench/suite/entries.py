@@ -74,6 +74,8 @@ class Context:
     """Kernels that must not run, with the reason: they failed their first check on this card."""
     verified: tuple[str, ...] | None = None
     """Kernels that a check in a separate process found correct; None if this run verified nothing."""
+    trust: str = ""
+    """Folder of records, or empty: a kernel whose first check there was right, with this code, needs no other."""
     earlier: tuple[str, ...] = ()
     """Files in `out` that this entry wrote before a fault or the end of its time; the entry continues them."""
     began: float = field(default_factory=time.monotonic, compare=False)

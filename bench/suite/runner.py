@@ -48,6 +48,8 @@ class Settings:
     resume: bool = False
     seed: int = 0
     only: tuple[str, ...] = ()
+    trust: str = ""
+    """Folder of records of first checks that are not made again."""
 
     @property
     def device(self) -> str:
@@ -158,6 +160,7 @@ class _Run:
             seed=settings.seed,
             excluded=progress.excluded() if progress else {},
             verified=progress.verified() if progress else None,
+            trust=settings.trust,
             earlier=earlier,
         )
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import tarfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from io import BytesIO
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, get_args
 
 from rooflab.bench.records.record import now
@@ -20,6 +22,8 @@ from rooflab.kernels._files import write_whole
 
 FILE = "progress.json"
 VERSION = 1
+PACK_S = 20.0
+"""Seconds between two packings; one takes less than a second."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +120,28 @@ def pack(folder: Path, archive: Path) -> Path:
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder)
             if path.is_file() and path.resolve() != archive.resolve() and name.parts[0] != "cache":
-                file.add(path, name)
+                with suppress(FileNotFoundError):  # it was there for a moment, while a file was written
+                    file.add(path, name)
     return write_whole(archive, content.getvalue())
+
+
+@contextmanager
+def packed(folder: Path, archive: Path, every_s: float = PACK_S) -> Iterator[None]:
+    """Packs a run's folder every few seconds, and at the end: a run that is killed leaves what it had done."""
+    over = Event()
+
+    def keep() -> None:
+        while not over.wait(every_s):
+            pack(folder, archive)
+
+    thread = Thread(target=keep, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        pack(folder, archive)
 
 
 def unpack(archive: Path, folder: Path) -> None:

@@ -7,8 +7,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,7 +18,7 @@ import torch
 
 from rooflab.bench.calls.selection import Selection, default_scheme, first_taken
 from rooflab.bench.ceilings.ceilings import find
-from rooflab.bench.check.check import already_broken, check_kernel, check_record
+from rooflab.bench.check.check import CheckResult, already_broken, check_kernel, check_record
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import NOT_RUN, Record, Status
@@ -27,11 +29,14 @@ from rooflab.bench.suite.running import ContextBroken, Running, clear_running
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import Case, Scheme
 
 NO_FAULT: tuple[Status, ...] = ("INVALID", "NOISY", "OUT_OF_MEMORY")
 """Not faults at a model's shapes: a kernel with an impossible or noisy reading, or too large a case, may be right
 elsewhere."""
-NO_TIME = "NO_TIME"
+RISK = ("triton", "cuda", "gluon")
+"""Backends, in the order of first checks: a kernel that hangs takes the card's time from those that run beside it, and
+barriers hang."""
 FIRST_CHECK_S = 60.0
 """Seconds after which a first check counts as hung: it compiles one kernel and runs it on one small case."""
 AT_ONCE = 12
@@ -82,45 +87,58 @@ def first_checks(context: Context, ops: Sequence[str]) -> Outcome:
     """Runs each kernel on one small case that it takes, in its own process with a time limit, before any entry runs it.
 
     A wrong barrier hangs, and an illegal access poisons a process; neither may reach an entry.  Kernels that only call
-    torch count as safe.
+    torch count as safe, and so does code that passed before on a card of this kind.  A check that cannot be made is
+    the failure of its kernel alone.
     """
-    from rooflab.bench.check.isolated import first_in_own_process
+    from rooflab.bench.check.isolated import CODE, Passed, first_in_own_process
 
+    device, found = torch.device(context.device), snapshot()
+    passed, writer = Passed(found), RunWriter(context.out)
     kernels = [kernel for op in ops for kernel in registry.kernels(op).values()]
-    safe = [kernel.id for kernel in kernels if kernel.backend == "torch"]
-    risky = [kernel for kernel in kernels if kernel.backend not in registry.CPU_BACKENDS]
+    safe = [kernel for kernel in kernels if kernel.backend == "torch"]
+    risky = sorted((k for k in kernels if k.backend not in registry.CPU_BACKENDS), key=lambda k: RISK.index(k.backend))
     if context.dry_run:
         risky = risky[:1]  # each process takes seconds, and the path is the same for all kernels
-    device = torch.device(context.device)
+    elif context.trust:
+        passed.trust(Path(context.trust))
+    before = [kernel for kernel in risky if not context.dry_run and passed.holds(kernel)]
+    absent = {} if context.dry_run else {kernel.id: why for kernel in risky if (why := kernel.why_not_here(device))}
+    left = [kernel for kernel in risky if kernel not in before and kernel.id not in absent]
+    asked = [(kernel, taken) for kernel in left if (taken := first_taken(kernel, default_scheme(device)))]
 
-    def attempt(kernel: Kernel) -> tuple[str, str]:
-        absent = kernel.why_not_here(device)
-        if absent and not context.dry_run:  # a missing package can be reported without a process
-            return absent.status, absent.reason
-        if context.left_s < 0:
-            return NO_TIME, "no time was left for its first check"
-        taken = first_taken(kernel, default_scheme(device))
-        if taken is None:
-            return "UNSUPPORTED", "takes none of its op's cases"
-        return first_in_own_process(kernel, *taken, FIRST_CHECK_S, device=context.device)
+    def attempt(kernel: Kernel, taken: tuple[Case, Scheme]) -> CheckResult | None:
+        return None if context.left_s < 0 else first_in_own_process(kernel, *taken, FIRST_CHECK_S, device=device.type)
 
+    excluded: dict[str, str] = {}
+    good: list[Kernel] = []
+    late: list[str] = []
     with ThreadPoolExecutor(min(AT_ONCE, max(1, 3 * (psutil.cpu_count() or 2) // 4))) as pool:
-        found = dict(zip((kernel.id for kernel in risky), pool.map(attempt, risky), strict=True))
-    good = [name for name, (status, _) in found.items() if status == "OK"]
-    fine = ("OK", NO_TIME, *NOT_RUN)
-    excluded = {name: f"{status}: {why}" for name, (status, why) in found.items() if status not in fine}
-    late = [name for name, (status, _) in found.items() if status == NO_TIME]
-    reason = "; ".join(
-        [f"{name}: {text}" for name, text in excluded.items()] + [f"no time for {name}" for name in late]
-    )
-    figures = {
-        "right": len(good),
-        "excluded": len(excluded),
-        "not here": sum(status in NOT_RUN for status, _ in found.values()),
-    }
-    verified = [kernel.id for kernel in kernels] if context.dry_run else [*safe, *good]
+        making = {pool.submit(attempt, *one): one[0] for one in asked}
+        for future in as_completed(making):
+            kernel, error = making[future], future.exception()
+            if error is not None:  # of whatever kind: it must not end the checks of the other kernels
+                excluded[kernel.id] = f"{type(error).__name__}: {error}"
+            elif (result := future.result()) is None:
+                late.append(kernel.id)
+            else:
+                record = check_record(result, kernel, writer.run_id, found)
+                writer.write(replace(record, environment={**record.environment, CODE: passed.code(kernel)}))
+                if result.status == "OK":
+                    good.append(kernel)
+                elif result.status not in NOT_RUN:
+                    excluded[kernel.id] = f"{result.status}: {result.reason}"
+    if not context.dry_run:
+        for kernel in good:
+            passed.add(kernel)
+    faults = [f"{name}: {text}" for name, text in excluded.items()]
+    reason = "; ".join(faults + [f"no time for {name}" for name in late])
+    figures = {"right": len(good) + len(before), "right before": len(before), "excluded": len(excluded)}
+    figures["not here"] = len(risky) - len(good) - len(before) - len(excluded) - len(late)
+    verified = kernels if context.dry_run else [*safe, *before, *good]
     status: EntryStatus = "PARTIAL" if late else "DONE"
-    return Outcome(status, reason, figures=figures, excluded=excluded, verified=tuple(verified))
+    files = (writer.path.name,) if writer.path.is_file() else ()
+    names = tuple(kernel.id for kernel in verified)
+    return Outcome(status, reason, figures=figures, files=files, excluded=excluded, verified=names)
 
 
 def check(context: Context, op: str) -> Outcome:

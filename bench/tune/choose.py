@@ -23,22 +23,22 @@ def write_choices(records: Sequence[Record], folder: Path = KERNELS) -> list[Pat
     """Writes `folder/<op>/choices.json` for each op with a timed kernel; keeps the entries of other devices.
 
     Only kernels that were checked on a GPU count: on a CPU the engine times its kernels itself.  Raises `ValueError` on
-    records of an uncommitted tree.
+    records that name no commit, or of an uncommitted tree.
     """
-    written = []
-    if any(record.dirty for record in records):
+    counted = [record for record in records if _counts(record)]
+    if any(record.dirty or record.commit is None for record in counted):
         raise ValueError("choose: expected records of a committed tree; commit first, and measure again")
-    for op in dict.fromkeys(record.op for record in records if record.op):
-        own = [record for record in records if record.op == op and _counts(record)]
-        if not own:
-            continue
+    written: dict[Path, None] = {}
+    by_card: dict[tuple[str, str], list[Record]] = {}
+    for record in counted:
+        by_card.setdefault((str(record.op), str(record.environment["gpu"]["name"])), []).append(record)
+    for (op, card), own in by_card.items():
         path = folder / op / "choices.json"
         known = json.loads(path.read_text()) if path.is_file() else {}
-        gpu = own[0].environment.get("gpu")
-        known[str((gpu or {})["name"])] = choose(op, own)
+        known[card] = choose(op, own)
         write_whole(path, json.dumps(known, indent=2) + "\n")
-        written.append(path)
-    return written
+        written[path] = None
+    return list(written)
 
 
 def _counts(record: Record) -> bool:
