@@ -6,7 +6,7 @@ BIN := .venv/bin
 WORKERS ?= 3
 TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q --durations=10
 
-.PHONY: lab lab-smoke test test-more test-full lint types wheelhouse setup clean
+.PHONY: lab lab-smoke test test-more test-full lint types wheelhouse visit setup clean
 
 lab: setup
 	$(BIN)/rooflab lab
@@ -33,11 +33,15 @@ types: setup
 	rm -rf build/lib build/types && $(BIN)/python -m pip install -q --no-deps --no-build-isolation --target build/types .
 	rm -rf rooflab.egg-info  # pytest would take it for a second installation
 	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p rooflab
-	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache ../../results/*.py
+	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache ../../results/*.py ../../results/visit/*.py
 
 # What a GPU machine without a network lacks, to be sent there with the checkout (bench/run_from_checkout.py).
 wheelhouse: setup
 	$(BIN)/python -m rooflab.bench.suite.wheelhouse
+
+# The same with FlashAttention-3 and Liger's kernels, and the two commands of a visit of fifteen minutes to a card.
+visit: setup
+	$(BIN)/python results/visit/kit.py
 
 setup: .venv/.installed
 
@@ -48,4 +52,4 @@ setup: .venv/.installed
 	@touch $@
 
 clean:
-	rm -rf .venv build wheelhouse results/local *.egg-info
+	rm -rf .venv build wheelhouse wheelhouse-1 results/local *.egg-info

@@ -156,7 +156,7 @@ def stats_of(**changes):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ('{"machine_info": {}\n, }', "^a.json, line 2 column 3: not JSON: "),
+        ('{"machine_info": {}\n; }', "^a.json, line 2 column 1: not JSON: "),
         ("[]", "^a.json: expected an object, got list"),
         (without(foreign(), "benchmarks"), "^a.json: expected 'benchmarks', got an object without it"),
         (foreign(benchmarks={}), "^a.json: expected 'benchmarks' as list, got dict"),

@@ -93,15 +93,23 @@ def _pip(words: Sequence[str]) -> None:
         raise ValueError(f"wheelhouse: pip {words[0]} failed: {done.stderr.strip()[-1500:]}")
 
 
-def main() -> None:
-    """Fills `wheelhouse/`."""
+def fill(also: Sequence[str] = ()) -> list[Path]:
+    """Fills `wheelhouse/` with what Rooflab needs there, and with `also`, requirements such as `liger-kernel==0.8.5`.
+
+    Raises `ValueError` as `resolve` and `download` do.
+    """
     present = json.loads((Path(__file__).parent / "present.json").read_text())
     # torch and its CUDA libraries are never carried, and to resolve them pip requests gigabytes of candidates.
     wanted = [text for text in requirements(ROOT / "pyproject.toml") if name_of(text) not in present["never"]]
-    wanted += present["also"]
+    packages = lacking(wanted + present["also"], resolve(wanted + present["also"], ROOT / "constraints.txt"), present)
+    more = {name_of(text): text.partition("==")[2] for text in also}  # without what they need: it is there
+    return download(packages | more, ROOT / "wheelhouse")
+
+
+def main() -> None:
+    """Fills `wheelhouse/`."""
     try:
-        packages = lacking(wanted, resolve(wanted, ROOT / "constraints.txt"), present)
-        wheels = download(packages, ROOT / "wheelhouse")
+        wheels = fill()
     except ValueError as error:
         raise SystemExit(str(error)) from error
     total = sum(wheel.stat().st_size for wheel in wheels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -13,7 +14,10 @@ from rooflab.kernels.registry import Arguments, register
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
-PACKAGE = "flash_attn_interface"
+AUTHORS, FORWARD = "flash_attn_interface", "fa3_fwd_interface"
+"""The module of the authors' package and of others that build all of it; and that of `fa3-fwd`, a wheel of the forward
+pass alone, with the same functions."""
+PACKAGE = FORWARD if find_spec(FORWARD) else AUTHORS
 
 
 def traffic(inputs: Arguments) -> Traffic:

@@ -1,0 +1,163 @@
+"""A visit to a GPU that is there for minutes: `python3 results/visit/visit.py first`, and at once behind it `second`.
+
+Each command runs its steps one after the other, each a process with a time limit, so that one that hangs or breaks the
+card costs its own time alone.  What they print and write is packed into `$OUT/visit.tgz` every 20 seconds and at the
+end: a machine that is taken away leaves what was done.  Of packages the machine needs torch and triton; `wheelhouse/`
+has what else is used (`make visit` fills it and prints both commands).  This file uses only the standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+import run_from_checkout as checkout  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+ROOFLAB = (sys.executable, "-m", "rooflab.bench")
+PACK_S = 20.0
+LAST_S = 6.0
+"""Seconds kept for the last packing."""
+
+
+class Step(NamedTuple):
+    """One process of a visit."""
+
+    name: str
+    """Its output is `<name>.txt`; `{out}` in its words is the visit's folder."""
+    limit_s: float
+    words: tuple[str, ...]
+
+
+def counted(op: str, kernel: str, case: str, scheme: str = "bf16") -> Step:
+    """Nsight Compute's counters of one call."""
+    words = (*ROOFLAB, "profile", op, kernel, "--case", case, "--scheme", scheme, "--json")
+    return Step(f"ncu-{op}-{kernel}", 35, words)
+
+
+def memcheck(op: str, kernel: str) -> Step:
+    """The memory checker over one call of the kernel's smallest case."""
+    words = ("compute-sanitizer", "--tool", "memcheck", sys.executable, str(HERE / "small.py"), op, kernel)
+    return Step(f"memcheck-{op}-{kernel}", 45, words)
+
+
+VISITS: dict[str, tuple[Step, ...]] = {
+    "first": (
+        Step("list", 35, (*ROOFLAB, "list", "--json")),
+        Step("preflight", 70, (sys.executable, str(HERE / "preflight.py"), "{out}/preflight.json")),
+        Step("quick", 230, (sys.executable, str(HERE / "quick.py"), "{out}/quick.jsonl")),
+        Step("first", 240, (*ROOFLAB, "suite", "--only", "first", "--only", "emulator.golden", "--budget", "215",
+                            "--out", "{out}/first")),
+    ),
+    "second": (
+        counted("gemm", "cooperative", "M=8192,N=8192,K=8192,layout=NT,bias=false"),
+        counted("flash_attention", "ping_pong", "B=1,T=16384,S=16384,H=16,H_kv=16,D=128,causal=true"),
+        counted("paged_attention", "split_kv", "B=64,context=4096,H=32,H_kv=8,D=128,block_size=16,ragged=false"),
+        counted("gemm_fp8", "promoted_ws", "M=8192,N=8192,K=8192,scales=tensor,bias=false", "fp8_e4m3"),
+        memcheck("gemm", "cooperative"),
+        memcheck("paged_attention", "split_kv"),
+    ),
+}  # fmt: skip
+"""What each visit does.  The first is a contact: the machine's facts, times by a script that needs little, then every
+kernel's first check, those that wait at barriers last, and outputs that the emulator must reproduce."""
+
+
+def pack(folder: Path, archive: Path) -> None:
+    """Writes the folder as one file, whole at any moment."""
+    part = archive.with_suffix(".part")
+    with tarfile.open(part, "w:gz") as file:
+        file.add(folder, folder.name)
+    part.replace(archive)
+
+
+def run(step: Step, folder: Path, environment: dict[str, str], limit_s: float) -> str:
+    """How the step ended; its process group is ended at the limit."""
+    words = [word.replace("{out}", str(folder)) for word in step.words]
+    with (folder / f"{step.name}.txt").open("ab") as output:
+        try:
+            process = subprocess.Popen(words, stdout=output, stderr=output, env=environment, start_new_session=True)
+        except OSError as error:
+            return f"did not start: {error}"
+        try:
+            return f"exit status {process.wait(limit_s)}"
+        except subprocess.TimeoutExpired:
+            return f"ended after {limit_s:.0f} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)  # the suite then writes its summary
+                try:
+                    process.wait(3)
+                except subprocess.TimeoutExpired:
+                    pass
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # all have ended
+
+
+def main() -> None:
+    """Runs a visit's steps within its limit."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("visit", choices=VISITS)
+    parser.add_argument("--limit", type=float, default=575.0, help="seconds for all steps")
+    parser.add_argument("--dry-run", action="store_true", help="on a CPU, with small shapes")
+    options = parser.parse_args()
+    began = time.monotonic()
+    place = Path(os.environ.get("VISIT_PLACE") or tempfile.gettempdir())
+    folder, archive = place / "visit", Path(os.environ.get("OUT", ".")) / "visit.tgz"
+    folder.mkdir(parents=True, exist_ok=True)
+    build = checkout.build_folder(ROOT)
+    paths = [checkout.namespace(ROOT, build), checkout.carried(ROOT / "wheelhouse", build)]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(str(path) for path in paths if path),
+        "PYTHONUNBUFFERED": "1",
+        "ROOFLAB_CACHE": str(place / "rooflab"),
+        "TRITON_CACHE_DIR": str(place / "triton"),
+    }
+    over = threading.Event()
+    packing = threading.Lock()
+
+    def keep() -> None:
+        with packing:
+            pack(folder, archive)
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    def at_times() -> None:
+        while not over.wait(PACK_S):
+            keep()
+
+    signal.signal(signal.SIGTERM, leave)
+    threading.Thread(target=at_times, daemon=True).start()
+    told = (folder / f"{options.visit}.log").open("a", buffering=1)
+    try:
+        for step in VISITS[options.visit]:
+            limit_s = min(step.limit_s, options.limit - LAST_S - (time.monotonic() - began))
+            words = (*step.words, "--dry-run") if options.dry_run and step.name in DRY else step.words
+            how = run(step._replace(words=words), folder, environment, limit_s) if limit_s > 0 else "no time was left"
+            line = f"{time.monotonic() - began:6.1f} s  {step.name}: {how}"
+            print(line, flush=True)
+            print(line, file=told)
+            keep()
+    finally:
+        over.set()
+        keep()
+
+
+DRY = ("quick", "first")
+"""Steps that have a form for a CPU; the others say there what they lack."""
+
+if __name__ == "__main__":
+    main()
