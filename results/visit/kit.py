@@ -17,8 +17,8 @@ FA3 = ("fa3-fwd", "0.0.3")
 """FlashAttention-3's forward pass for CUDA 13 and sm_90a, on torch's stable interface: bf16 and fp8, no pages."""
 FA3_PAGED = ("tokenspeed-fa3", "3.0.0.post20260810")
 """The same with pages, splits and fp16."""
-SECOND_S = 195
-"""Seconds for the second command: of 900, a machine's start takes up to 120 and the first command 580."""
+FIRST_S, SECOND_S = 575, 195
+"""Seconds for each command: of fifteen minutes, the machine's start takes up to 120 s, and a command ten minutes."""
 
 
 def halves(wheel: Path, other: Path) -> str:
@@ -48,12 +48,13 @@ def main() -> None:
     except ValueError as error:
         raise SystemExit(str(error)) from error
     total = sum(path.stat().st_size for path in (ROOT / "wheelhouse").iterdir())
-    print(f"{len(wheels)} wheels and {'half a large one' if join else 'no other'}, {total / 2**20:.1f} MiB\n")
+    print(f"wheelhouse/: {total / 2**20:.1f} MiB, with {len(wheels)} wheels")
+    visit = f"{COMMIT}={commit}:{tree_hash()} python3 results/visit/visit.py"
     if join:
-        print(f"take wheelhouse-1/ along:  cp wheelhouse-1/* /tmp/   (limit 20 s)")
-    named = f"{COMMIT}={commit}:{tree_hash()}"
-    print(f"take wheelhouse/ along:  {join}{named} python3 results/visit/visit.py first --limit 575   (limit 585 s)")
-    print(f"at once behind it:  {named} python3 results/visit/visit.py second --limit {SECOND_S}   (limit {SECOND_S + 10} s)")
+        print("wheelhouse-1/ goes along with a command of its own, of some seconds:\n  cp wheelhouse-1/* /tmp/")
+    print("wheelhouse/ goes along with the first, and the second is sent at once behind it, on the same machine:")
+    print(f"  {join}{visit} first --limit {FIRST_S}")
+    print(f"  {visit} second --limit {SECOND_S}")
 
 
 if __name__ == "__main__":

@@ -243,10 +243,12 @@ def child(name: str, without: Sequence[str], files: Sequence[str], warm: bool, d
             calls[REDUCED] = in_reduced_mode(calls["library"])
         say(**about, case=case.id, kernel="", status="STARTS")
         if group.sustained_s:
-            for one, call in calls.items():
-                seconds, count, now = timer.sustained(call, 0.1 if dry else group.sustained_s)
-                row = {**about, "case": case.id, "kernel": one, "status": "SUSTAINED", "us": seconds * 1e6}
-                say(**row, calls=count, tflops=cost.flops / seconds / 1e12, **now)
+            for one, run in calls.items():
+                seconds, count, now = timer.sustained(run, 0.1 if dry else group.sustained_s)
+                say(
+                    **about, case=case.id, kernel=one, status="SUSTAINED", us=seconds * 1e6, calls=count,
+                    tflops=cost.flops / seconds / 1e12, **now,
+                )  # fmt: skip
             continue
         base = results.get("library")
         for one, times in rounds_of(timer, calls).items():

@@ -1,4 +1,4 @@
-"""`small.py OP KERNEL`: one call of a kernel on the smallest case that it takes, for a tool that watches the process."""
+"""`small.py OP KERNEL`: one call of a kernel on the first case that it takes, for a tool that watches the process."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
-import run_from_checkout as checkout  # noqa: E402
+import run_from_checkout as checkout  # type: ignore[import-not-found]  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 ROOFLAB = (sys.executable, "-m", "rooflab.bench")
@@ -118,9 +118,13 @@ def main() -> None:
     folder, archive = place / "visit", Path(os.environ.get("OUT", ".")) / "visit.tgz"
     folder.mkdir(parents=True, exist_ok=True)
     build = checkout.build_folder(ROOT)
-    paths = [checkout.namespace(ROOT, build), checkout.carried(ROOT / "wheelhouse", build)]
+    paths, lacks = [checkout.namespace(ROOT, build)], ""
+    try:
+        paths += filter(None, [checkout.carried(ROOT / "wheelhouse", build)])
+    except SystemExit as error:  # a wheel that does not fit must not cost the visit
+        lacks = f"without wheels: {error}"
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(str(path) for path in paths if path),
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "PYTHONUNBUFFERED": "1",
         "ROOFLAB_CACHE": str(place / "rooflab"),
         "TRITON_CACHE_DIR": str(place / "triton"),
@@ -142,14 +146,19 @@ def main() -> None:
     signal.signal(signal.SIGTERM, leave)
     threading.Thread(target=at_times, daemon=True).start()
     told = (folder / f"{options.visit}.log").open("a", buffering=1)
+
+    def say(text: str) -> None:
+        line = f"{time.monotonic() - began:6.1f} s  {text}"
+        print(line, flush=True)
+        print(line, file=told)
+
     try:
+        say(f"{os.environ.get('ROOFLAB_COMMIT') or 'no commit named'} {lacks}".rstrip())
         for step in VISITS[options.visit]:
             limit_s = min(step.limit_s, options.limit - LAST_S - (time.monotonic() - began))
             words = (*step.words, "--dry-run") if options.dry_run and step.name in DRY else step.words
             how = run(step._replace(words=words), folder, environment, limit_s) if limit_s > 0 else "no time was left"
-            line = f"{time.monotonic() - began:6.1f} s  {step.name}: {how}"
-            print(line, flush=True)
-            print(line, file=told)
+            say(f"{step.name}: {how}")
             keep()
     finally:
         over.set()
