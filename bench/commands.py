@@ -16,7 +16,7 @@ from typing import Any, get_args
 import torch
 
 from rooflab.bench.calls.selection import Selection, default_scheme, file_of, pick_device
-from rooflab.bench.check.check import CheckResult, check_record
+from rooflab.bench.check.check import BROKEN, CheckResult, already_broken, check_record
 from rooflab.bench.check.drawn import IN_SOFTWARE, ON_HARDWARE, Most, drawn_points, smallest
 from rooflab.bench.check.spread import Asked, Checkers, in_turn
 from rooflab.bench.compile.cases import has_code
@@ -24,6 +24,7 @@ from rooflab.bench.emulate.checks import emulators
 from rooflab.bench.measure.engine_run import as_prompt, engine_record, kernel_names, stream_one, warm_up
 from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.processes.child import cores
+from rooflab.bench.processes.running import ContextBroken, note
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter, local_results, read
@@ -41,6 +42,10 @@ from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import resolve
 from rooflab.roofline.model import Ceilings
 from rooflab.roofline.points import Point
+
+LEAST_S, TIMING_SHARE = 0.05, 0.3
+"""Least seconds for the samples of a kernel on a case, and the share of a limit that goes to samples; the rest goes to
+inputs, checks and compilation."""
 
 
 def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -136,7 +141,7 @@ def _most(kernel: Kernel, device: torch.device) -> Most:
 def run_checks(
     checks: Sequence[Asked],
     device: torch.device,
-    out: Path | None,
+    writer: RunWriter | None,
     done: Callable[[CheckResult], None],
     *,
     emulate: bool = False,
@@ -148,10 +153,9 @@ def run_checks(
     The kernels run in child processes, on a CPU on all cores; with `emulate`, those that have compiled code run in the
     emulator. With a limit, the kernels take turns, and results are left out as `in_turn` says; the time counts from
     when the processes have started. Otherwise interpreted kernels come first, because they take
-    longest. With `out`, writes a record of each check at once. Returns the results in the order of `checks`, and puts
+    longest. Gives a record of each check to `writer` at once. Returns the results in the order of `checks`, and puts
     each at once `into` its place.
     """
-    writer = RunWriter(out) if out else None
     environment = snapshot(device.index or 0)
     ranks = [item.kernel.backend in registry.CPU_BACKENDS for item in checks] if limit_s == math.inf else _turns(checks)
     order = sorted(range(len(checks)), key=ranks.__getitem__)
@@ -278,13 +282,16 @@ def run_benches(
     timer: str | None = None,
     flush: FlushBy = "read",
     lock_clocks: bool = False,
-    planted_before: frozenset[str] = frozenset(),
+    planted_before: frozenset[tuple[str, str]] = frozenset(),
+    seconds: float = math.inf,
 ) -> list[Record]:
     """Checks and times all kernels of a selection, and gives each record to `writer`, and to `into`, at once.
 
     `timer` and `flush` are those of `time_functions`; `lock_clocks` holds the GPU's SM clock meanwhile;
-    `planted_before` is that of `Measurement`.  Raises `ValueError` on a timer that the device does not have, or if its
-    clocks cannot be locked.
+    `planted_before` has the ids and schemes of checks with planted inputs that were made before.  What `into` holds at
+    the start is not measured again.  No case begins after `seconds`, and with a limit a kernel gets its share of it
+    where that is less than the budget.  Raises `ValueError` on a timer that the device does not have, or if its clocks
+    cannot be locked, and `ContextBroken` with a limit, if a kernel has broken the CUDA context.
     """
     if not budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
@@ -292,18 +299,32 @@ def run_benches(
     check_timer(timer, chosen.device.type)
     if flush not in get_args(FlushBy):
         raise ValueError(f"flush: expected one of {', '.join(get_args(FlushBy))}, got {flush!r}")
-    records = [] if into is None else into
+    records, ends = [] if into is None else into, time.monotonic() + seconds
+    known = {(record.op, record.kernel, record.case_id, record.scheme) for record in records}
+    budget_s = min(budget_s, max(LEAST_S, TIMING_SHARE * seconds / max(1, count_benches(chosen))))
     with _locked(chosen.device) if lock_clocks else nullcontext() as clock_mhz:
         options: dict[str, Any] = {"timer": timer, "flush": flush, "locked_sm_clock_mhz": clock_mhz}
         options |= {"budget_s": budget_s, "run_id": writer.run_id, "seed": chosen.seed}
-        options |= {"planted_before": planted_before}
         for op, kernels in _with_baselines(chosen).items():
             spec = registry.get_op(op)
             for scheme in chosen.schemes_of(spec, default_scheme(chosen.device)):
-                for record in measure_op(spec, kernels, chosen.cases_of(spec), scheme, chosen.device, **options):
+                options["planted_before"] = frozenset(k.name for k in kernels if (k.id, scheme.name) in planted_before)
+                cases = [
+                    case
+                    for case in chosen.cases_of(spec)
+                    if any((op, kernel.name, case.id, scheme.name) not in known for kernel in kernels)
+                ]
+                for number, record in enumerate(measure_op(spec, kernels, cases, scheme, chosen.device, **options)):
+                    if seconds < math.inf and record.reason.startswith(BROKEN):
+                        raise ContextBroken(record.reason)  # by another kernel, of which alone it says something
                     writer.write(record)
                     records.append(record)
                     advance(f"{op}/{record.kernel} {record.case_id}")
+                    if (number + 1) % len(kernels) == 0 and time.monotonic() > ends:
+                        break
+                note(())
+                if seconds < math.inf and (broken := already_broken(chosen.device)):
+                    raise ContextBroken(broken)
     return records
 
 

@@ -132,7 +132,8 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
                     own.append(result)
                     advance(result.kernel)
                 wrong = {result.kernel for result in own if result.status not in ("OK", *NOT_RUN)}
-                right = frozenset(result.kernel for result in own if result.status == "OK") - wrong
+                names = {result.kernel for result in own if result.status == "OK"} - wrong
+                right = frozenset((f"{op}/{name}", scheme) for name in names)
                 timed = run_benches(benched, writer, budget_s, advance, planted_before=right)
             _show_op(op, own, timed)
             results += own

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -117,6 +118,8 @@ class Kernel:
 
     def why_not_here(self, device: torch.device) -> Refusal | None:
         """Why this kernel cannot run on `device` in this process, or None."""
+        if (reason := excluded().get(self.id)) is not None:
+            return Refusal("UNAVAILABLE", f"excluded: {reason}")
         for package in self.requires:
             if importlib.util.find_spec(package) is None:
                 return Refusal("UNAVAILABLE", f"{package} is not installed")
@@ -179,6 +182,18 @@ broken_plugins: dict[str, Refusal] = {}
 def interpreting() -> bool:
     """Whether this process runs Triton kernels in the interpreter."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def excluded() -> Mapping[str, str]:
+    """Kernels that must not run in this process, by id with the reason: those that broke another process of a run, in
+    the file of JSON that `ROOFLAB_EXCLUDE` names."""
+    path = os.environ.get("ROOFLAB_EXCLUDE")
+    return _excluded(path, os.stat(path).st_mtime_ns) if path else {}
+
+
+@cache
+def _excluded(path: str, changed: int) -> Mapping[str, str]:
+    return cast(Mapping[str, str], json.loads(Path(path).read_text()))
 
 
 def add_op(op: OpSpec) -> OpSpec:

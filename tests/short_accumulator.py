@@ -19,10 +19,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from bars.gemm import errors
 
 from rooflab.bench.emulate.emulation import QUICK, Launches, emulating_launches
 from rooflab.bench.ptx.launch import emulate
-from rooflab.bench.suite.bars.gemm import errors
 from rooflab.kernels.flash_attention import _fp8_device, fp8
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import Case, Inputs, get_scheme

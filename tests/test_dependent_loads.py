@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from bars import one_token as bars
+from test_bars import record
 from test_microkernels import Recorded
-from test_suite_bars import record
 
 from rooflab.bench.ceilings.microkernels import floors
 from rooflab.bench.compile.sass import parse_code
@@ -15,7 +16,6 @@ from rooflab.bench.predict.chip import chip_of, span_cycles
 from rooflab.bench.ptx.cuda_kernels import emulating_cuda
 from rooflab.bench.ptx.launch import emulate
 from rooflab.bench.records import files as record_files
-from rooflab.bench.suite.bars import one_token as bars
 from rooflab.bench.suite.entries import Context
 from rooflab.bench.timing.timing import Samples
 from rooflab.kernels._cuda import compile_cubin, load
@@ -151,13 +151,13 @@ def judged(monkeypatch, tmp_path):
             if us is not None
         }
         asked = []
-        monkeypatch.setattr(bars, "measure", lambda *args: asked.append(args) or ([one], "r", False))
+        monkeypatch.setattr(bars, "measure", lambda *args: asked.append(args) or ([one], False))
         monkeypatch.setattr(bars, "_floor", lambda context, depth: (lambda: None, ""))
         monkeypatch.setattr(bars, "copies_of", lambda *args: [])
         failed = SimpleNamespace(reason="it broke off")
         left_out = {name: failed for name, us in times.items() if us is None}
         monkeypatch.setattr(bars, "time_together", lambda ready, *args: (samples, left_out, None))
-        context = Context("bar:x", tmp_path, "cpu", dry_run, 10.0)
+        context = Context(tmp_path, "cpu", dry_run, 10.0)
         found = bars.one_token(context, **ENTRY.arguments)
         assert {kernel.role for kernel in asked[0][2]} == {"naive" if dry_run else "optimized"}
         return found
@@ -193,13 +193,13 @@ def test_without_cupy_or_a_gpu_the_floor_says_why(monkeypatch, tmp_path):
         raise ValueError("cupy: expected the package")
 
     monkeypatch.setattr(bars._cuda, "load", fails)
-    floor, why = bars._floor(Context("bar:x", tmp_path, "cpu", False, 1.0), 2)
+    floor, why = bars._floor(Context(tmp_path, "cpu", False, 1.0), 2)
     assert floor is None and why == "the floor: cupy: expected the package"
 
 
 @pytest.mark.more
 def test_the_dry_run_takes_the_whole_way(tmp_path):
-    found = bars.one_token(Context("bar:x", tmp_path, "cpu", True, 10.0), **ENTRY.arguments)
+    found = bars.one_token(Context(tmp_path, "cpu", True, 10.0), **ENTRY.arguments)
     assert (found.status, found.bar, found.reason) == ("DONE", "UNMEASURED", "dry run")
     assert found.figures["kernel"] == "naive" and found.figures["floor_us"] > 0
     assert get_kernel(OP, "fused").role == "optimized" and not (tmp_path / "running.json").exists()

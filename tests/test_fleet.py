@@ -37,7 +37,7 @@ def test_a_killed_worker_costs_no_shard(cluster, tmp_path):
         ends = time.monotonic() + 120
         while time.monotonic() < ends and not killed:
             state = json.loads((tmp_path / FILE).read_text()) if (tmp_path / FILE).is_file() else {"id": "none"}
-            if any(Path(tempfile.gettempdir()).glob(f"rooflab-sweep-{state['id']}-*/progress.json")):
+            if any(Path(tempfile.gettempdir()).glob(f"rooflab-sweep-{state['id']}-*/plan.json")):
                 killed.append(state["workers"][0]["pid"])
                 os.kill(killed[0], signal.SIGKILL)
             time.sleep(0.02)

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import public_kernels
 import pytest
+from bars.bar import Bar
+from standing import CANNOT_TELL, WOULD_MEET, WOULD_MISS, Expected, band
 
 from rooflab.bench.predict import held_out
 from rooflab.bench.predict.held_out import MODELS, Reading, by_kernel, by_shape, fit, unfitted
-from rooflab.bench.suite.entries import Entry
-from rooflab.bench.suite.standing import CANNOT_TELL, WOULD_MEET, WOULD_MISS, Expected, band
+from rooflab.bench.suite.entries import Outcome
 
 CODE = MODELS["compiled code"]
 
@@ -57,8 +58,8 @@ def test_public_kernels_are_asked_for_by_the_names_of_their_wheels(tmp_path):
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(2.0, WOULD_MEET), (1.0, CANNOT_TELL), (0.5, WOULD_MISS)])
 def test_a_bar_is_told_only_if_both_ends_of_the_band_agree(ratio, verdict):
-    entry = Entry("bar:gemm.any", "", "", {"geomean": 1.0, "cases": ["M=1"]}, 1.0, 1.0)
-    found = Expected(entry, (SimpleNamespace(ratio=ratio),), (0.8, 1.6))
+    bar = Bar("bar:gemm.any", "", Outcome, {"geomean": 1.0, "cases": ["M=1"]}, 1.0, 1.0)
+    found = Expected(bar, (SimpleNamespace(ratio=ratio),), (0.8, 1.6))
     assert found.verdict == verdict
     assert found.row()["expected"] == f"{ratio / 1.6:.2f} to {ratio / 0.8:.2f}"
 

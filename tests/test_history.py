@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from test_bars import record as record_of
 from test_bisect import git
-from test_suite_bars import record as record_of
 
 from rooflab.bench.records import files as record_files
 from rooflab.bench.report.trends.output import find_trends, summary

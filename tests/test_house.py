@@ -170,7 +170,7 @@ def test_nothing_is_imported_to_be_passed_on():
 
 def test_outputs_are_written_whole():
     """Other writes are of scratch files for NVIDIA's tools, and of notes and caches that are renamed into place."""
-    others = {"bench/suite/running.py", "engine/settle.py"}
+    others = {"bench/processes/running.py", "engine/settle.py"}
     others |= {f"bench/{name}.py" for name in ("ptx/mended", "compile/worker", "compile/capture")}
     cut = [name for name in files() if re.search(r"\.write_(text|bytes)\(", (ROOT / name).read_text())]
     assert set(cut) <= others

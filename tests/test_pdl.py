@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from decode_layer import PLANS, plan_targets
 
 from rooflab.bench.compile.capture import recording_cuda
 from rooflab.bench.compile.sass import parse_code
@@ -17,7 +18,6 @@ from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
 from rooflab.bench.ptx.cuda_kernels import emulating_cuda
 from rooflab.bench.ptx.launch import emulate
-from rooflab.bench.suite.decode_layer import PLANS, plan_targets
 from rooflab.engine.llm import LLM
 from rooflab.kernels import _cuda, _pdl, registry
 from rooflab.kernels.gemm import gemv, swap_ab

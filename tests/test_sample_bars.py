@@ -7,15 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from bars import sampling
 from test_sample import FP32, rows_of
 
 from rooflab.bench.check.check import check_kernel
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
 from rooflab.bench.records.record import Record
-from rooflab.bench.suite.bars import sampling
 from rooflab.bench.suite.entries import Context
-from rooflab.bench.suite.worker import find
 from rooflab.kernels.registry import get_kernel
 from rooflab.kernels.sample import cluster
 from rooflab.reference.sample import SPEC
@@ -114,8 +113,8 @@ def test_the_bar_counts_reads_of_a_copy_and_compares_with_torch_and_peers(
         for name, role, ms in times
         if ms
     ]  # fmt: skip
-    monkeypatch.setattr(sampling, "measure", lambda *arguments: (records, "r", False))
-    context = Context("bar:x", tmp_path, "cuda", False, 10.0)
+    monkeypatch.setattr(sampling, "measure", lambda *arguments: (records, False))
+    context = Context(tmp_path, "cuda", False, 10.0)
     found = sampling.reads(context, **{**entry.arguments, "cases": [case]})
     assert found.bar == bar
     if bar != "UNMEASURED":
@@ -123,6 +122,6 @@ def test_the_bar_counts_reads_of_a_copy_and_compares_with_torch_and_peers(
 
 
 def test_the_bars_run_dry(tmp_path):
-    for entry in sampling.BARS:
-        found = find(entry.call)(Context(entry.id, tmp_path, "cpu", True, 10.0), **entry.arguments)
+    for bar in sampling.BARS:
+        found = bar.call(Context(tmp_path / bar.id, "cpu", True, 10.0), **bar.arguments)
         assert (found.status, found.bar, found.reason) == ("DONE", "UNMEASURED", "dry run") and found.figures

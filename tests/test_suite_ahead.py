@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rooflab.bench.processes.child import Child, command_for
-from rooflab.bench.suite import ahead, measures, tasks
-from rooflab.bench.suite.bars import AGAINST_LIBRARY, bar
+from rooflab.bench.suite import ahead
 from rooflab.bench.suite.plan import make_plan
+from rooflab.kernels import registry
 
 TESTS = Path(__file__).parent
 CASES = {
@@ -33,8 +33,7 @@ def test_launches_on_guarded_tensors_compile_nothing_anew(tmp_path: Path) -> Non
 
     with Child(command_for(ahead.ITSELF), variables) as compiler:
         for op, case in CASES.items():
-            entry = bar(f"{op}.x", "", AGAINST_LIBRARY, cost_s=1, value=1, cases=[case], geomean=1, rungs=RUNGS[op])
-            told = compiler.ask({"entry": entry.id, "call": entry.call, "arguments": entry.arguments}, 300.0)
+            told = compiler.ask({"launches": [{"op": op, "cases": [case], "kernels": RUNGS[op]}]}, 300.0)
             assert told["kernels"] > 0
     before = code()
     assert before
@@ -43,23 +42,27 @@ def test_launches_on_guarded_tensors_compile_nothing_anew(tmp_path: Path) -> Non
     assert launched > 2 and code() == before
 
 
-def test_every_entry_about_an_op_says_what_it_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but the sums of fp8 products, which launch what the bar of their speed launches."""
-    rehearsed: list[Any] = []
+def test_every_entry_that_checks_or_times_an_op_says_what_it_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
 
     class Compilers:
         def ask_all(self, requests: list[dict[str, Any]]) -> list[Any]:
-            return [ahead.answer(request) | {"launched": rehearsed[-1]} for request in requests]
+            asked.extend(requests)
+            return [{"kernels": 1, "seconds": 0.0} for _ in requests]
 
         def stop(self) -> None: ...
 
-    for module in (measures, tasks):
-        monkeypatch.setattr(module, "rehearse", lambda *told: rehearsed.append(told))
     monkeypatch.setattr(ahead, "compilers", Compilers)
-    monkeypatch.setattr(ahead.os, "setpriority", lambda *given: None)
     assert ahead.compile_entries([]) == [], "a run with nothing left"
-    rows = ahead.compile_entries()
-    about = {e.id for e in make_plan() if "op" in e.arguments and e.id.partition(":")[0] != "tune"}
-    assert {row["entry"] for row in rows} == about
-    assert len(rehearsed) >= len(about) - 1
-    assert all(kernels and cases and schemes for kernels, cases, schemes in rehearsed)
+    rows = ahead.compile_entries(make_plan())
+    assert [row["entry"] for row in rows] == [request["entry"] for request in asked]
+    assert {row["entry"] for row in rows} == {f"{what}:{op}" for what in ("check", "bench") for op in registry.ops()}
+    for request in asked:
+        (launches,) = request["launches"]
+        every = ahead.launched(launches)
+        own = {kernel.name for kernel in registry.kernels(launches["op"]).values() if ahead.has_code(kernel)}
+        assert {kernel.name for kernel, _, _ in every} == own, request["entry"]
+        schemes = {scheme.name for _, _, scheme in every}
+        assert (
+            len(schemes) == (len(registry.get_op(launches["op"]).schemes) if launches.get("scheme") else 1) or not own
+        )

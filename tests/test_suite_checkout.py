@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, req
 from pathlib import Path
 
 import pytest
-from test_suite_bars import CASES, record
+from test_bars import CASES, record
 
 from rooflab.bench.records.files import write
 from rooflab.bench.suite.wheelhouse import name_of, normalized

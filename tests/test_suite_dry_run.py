@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import torch
+from bars import judge
 from commands_in_process import run_command
 
+from rooflab.bench.calls import selection
 from rooflab.bench.records import files as record_files
+from rooflab.bench.suite import runner, state
+from rooflab.bench.suite.entries import Outcome
 from rooflab.bench.suite.plan import make_plan
 
+BARS = str(Path(judge.__file__).with_name("plan.json"))
 SOME = ("bar:rope_and_cache.bandwidth", "check:rmsnorm", "self-test")
 """With what they need: the card, first checks, ceilings, a bar, checks, and what a CPU has no form of."""
 
@@ -20,18 +27,18 @@ SOME = ("bar:rope_and_cache.bandwidth", "check:rmsnorm", "self-test")
 def test_the_plan_runs_on_a_cpu(tmp_path, only):
     out = tmp_path / "run"
     words = [word for name in only for word in ("--only", name)]
-    status, found, errors = run_command(("suite", "--dry-run", *words, "--out", str(out), "--json"))
+    status, found, errors = run_command(("suite", BARS, "--dry-run", *words, "--out", str(out), "--json"))
     assert status == 0, errors[-3000:]
     rows = {row["entry"]: row for row in found["entries"]}
-    assert list(rows) == [entry.id for entry in make_plan(only)]
+    assert list(rows) == [entry.id for entry in make_plan(only, [Path(BARS)])]
     bad = {name: row["reason"] for name, row in rows.items() if row["status"] not in ("DONE", "UNSUPPORTED")}
     assert not bad
     assert all(row["reason"] for row in rows.values() if row["status"] == "UNSUPPORTED")
     # What takes minutes there, and what a CPU cannot answer.
-    left_out = ("self-test", "bar:ab.false_alarms", "bar:emulator.golden", "counted", "latency:", "serving:")
+    left_out = ("ahead", "self-test", "bar:ab.", "bar:emulator.golden", "counted", "latency:", "serving:")
     assert all(name.startswith(left_out) for name, row in rows.items() if row["status"] == "UNSUPPORTED")
     assert found["bars"]["MET"] == found["bars"]["MISSED"] == 0, "a dry run answers no bar"
-    records = record_files.read(out)
+    records = record_files.read_all(out)
     assert {record.kind for record in records} >= ({"check", "bench"} if only else {"check", "bench", "engine"})
     assert all(record.device == "cpu" for record in records if record.device)
     assert (out / "summary.md").is_file() and (out / "environment.json").is_file()
@@ -60,8 +67,31 @@ def test_bad_input_is_one_sentence_and_status_2(tmp_path):
 def test_the_plan_is_printed_as_it_is():
     status, rows, _ = run_command(("suite", "--plan", "--only", "gemm", "--json"))
     assert status == 0
-    assert [row["entry"] for row in rows] == [entry.id for entry in make_plan(["gemm"])]
-    assert all({"value", "cost_s", "after", "call", "arguments"} < row.keys() for row in rows)
+    assert [row["id"] for row in rows] == [entry.id for entry in make_plan(["gemm"])]
+    assert all({"title", "words", "cost_s"} < row.keys() for row in rows)
+    status, text, _ = run_command(("suite", BARS, "--plan", "--only", "gemm.bf16_large"))
+    assert status == 0 and "worst >= 0.93x" in text["output"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        (Outcome(), 0),
+        (Outcome("PARTIAL", "time for 1 of 2 cases"), 0),
+        (Outcome(figures={"invalid": 2}), 13),
+        (Outcome(figures={"invalid": 2}, excluded={"gemm/wrong": "INCORRECT"}), 11),
+        (Outcome("FAILED"), 11),
+    ],
+)
+def test_the_suite_ends_with_what_it_found(tmp_path, monkeypatch, outcome, status):
+    def run_suite(plan, settings, note, advance):
+        settings.out.mkdir(exist_ok=True)
+        (settings.out / "plan.json").write_text(json.dumps([entry.to_json() for entry in plan]))
+        state.save(settings.out, "bench:gemm", outcome)
+
+    monkeypatch.setattr(runner, "run_suite", run_suite)
+    monkeypatch.setattr(selection, "pick_device", lambda name: torch.device("cuda"))
+    assert run_command(("suite", "--only", "gemm", "--out", str(tmp_path), "--json"))[0] == status
 
 
 @pytest.mark.gpu
@@ -71,8 +101,10 @@ def test_a_family_is_measured_on_a_card(tmp_path):
     status, found, errors = run_command(words)
     assert status == 0, errors[-3000:]
     assert not found["excluded"] and found["counts"].get("FAILED", 0) == 0
-    timed = [record for record in record_files.read(tmp_path) if record.kind == "bench" and record.latency_median_ms]
-    assert {record.kernel for record in timed} >= {"fused", "library"}
+    timed = [
+        record for record in record_files.read_all(tmp_path) if record.kind == "bench" and record.latency_median_ms
+    ]
+    assert {one.kernel for one in timed} >= {"fused", "library"}
     assert all(record.checked_by == "gpu" and record.device == "cuda" for record in timed)
     tuned = [record for record in timed if record.config]
     assert len({json.dumps(record.config) for record in tuned}) > 1, "the tune entry measured several configs"

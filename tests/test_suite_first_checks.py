@@ -13,7 +13,7 @@ from rooflab.bench.calls.selection import first_taken
 from rooflab.bench.check import isolated
 from rooflab.bench.check.check import CheckResult
 from rooflab.bench.records.environment import Gpu, snapshot
-from rooflab.bench.suite import measures, tasks
+from rooflab.bench.suite import first
 from rooflab.bench.suite.entries import Context
 from rooflab.kernels import registry
 from rooflab.kernels._contract import Refusal
@@ -51,7 +51,7 @@ CARD = Gpu("NVIDIA H100 80GB HBM3", "GPU-1", 85 * 10**9, 132, 50 * 2**20)
 def first_checks(monkeypatch, tmp_path):
     """The first checks on a card that is not there, of which `how` says what becomes of each kernel; and the tried."""
     monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(tasks, "snapshot", lambda: replace(snapshot(), gpu=CARD))
+    monkeypatch.setattr(first, "snapshot", lambda: replace(snapshot(), gpu=CARD))
     monkeypatch.setattr(
         Kernel, "why_not_here", lambda k, _: Refusal("UNAVAILABLE", "not installed") if k.role == "peer" else None
     )
@@ -66,7 +66,7 @@ def first_checks(monkeypatch, tmp_path):
             return CheckResult(*asked, status, "gpu", reason=reason)
 
         monkeypatch.setattr("rooflab.bench.check.isolated.first_in_own_process", in_own_process)
-        return tasks.first_checks(Context("first", tmp_path / folder, "cuda", False, 100.0, **options), OPS), tried
+        return first.first_checks(Context(tmp_path / folder, seconds=100.0), OPS, **options), tried
 
     return run
 
@@ -74,7 +74,7 @@ def first_checks(monkeypatch, tmp_path):
 def test_what_is_right_is_verified_and_what_is_not_installed_takes_no_process(first_checks):
     found, tried = first_checks("one", lambda k: ("INCORRECT", "off") if k.name == "swap_ab" else ("OK", ""))
     assert tried.keys() == OURS and tried["gemm_fp8/promoted"] == tried["flash_attention/fp8"] == "fp8_e4m3"
-    assert found.excluded == {"gemm/swap_ab": "INCORRECT: off"} and OURS - {"gemm/swap_ab"} <= set(found.verified)
+    assert found.excluded == {"gemm/swap_ab": "INCORRECT: off"} and found.figures["right"] == len(OURS) - 1
     assert found.figures["not here"] == sum(k.role == "peer" and k.op in OPS for k in RISKY)
     order = [registry.get_kernel(*name.split("/")).backend for name in tried]
     assert order.index("gluon") > order.index("triton"), "what waits at barriers comes last"
@@ -89,7 +89,7 @@ def test_a_check_that_cannot_be_made_is_the_failure_of_its_kernel_alone(first_ch
     found, _ = first_checks("one", how)
     assert found.status == "DONE" and found.excluded.keys() == {name for name in OURS if name.endswith("/gemv")}
     assert "JSONDecodeError: a broken trace" in found.excluded["gemm/gemv"]
-    assert OURS - found.excluded.keys() <= set(found.verified)
+    assert found.figures["right"] == len(OURS) - len(found.excluded)
 
 
 def test_a_later_visit_checks_what_changed_or_failed_and_nothing_else(first_checks, monkeypatch, tmp_path):
@@ -97,22 +97,11 @@ def test_a_later_visit_checks_what_changed_or_failed_and_nothing_else(first_chec
     shutil.rmtree(tmp_path / "cache")
     hashed = isolated._code_of
     monkeypatch.setattr(isolated, "_code_of", lambda k: "new" if k.name == "promoted" else hashed(k))
-    found, tried = first_checks("two", trust=str(tmp_path / "one"))
+    found, tried = first_checks("two", trust=tmp_path / "one")
     changed = {name for name in OURS if name.endswith(("/promoted", "/tma"))}
-    assert tried.keys() == changed and set(found.verified) >= OURS
+    assert tried.keys() == changed and not found.excluded
     assert found.figures["right before"] == len(OURS) - len(changed)
     assert first_checks("three")[1] == {}, "on this machine nothing is checked twice"
     shutil.rmtree(tmp_path / "cache")
-    monkeypatch.setattr(tasks, "snapshot", lambda: replace(snapshot(), gpu=replace(CARD, name="NVIDIA H200")))
-    assert first_checks("four", trust=str(tmp_path / "one"))[1].keys() == OURS, "another card trusts nothing of it"
-
-
-def test_models_shapes_are_timed_in_a_dtype_that_the_op_has(monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr(
-        measures, "measure_op", lambda spec, kernels, cases, scheme, device, **_: asked.append(scheme.name) or iter(())
-    )
-    for op in ("gemm", "gemm_fp8", "gemm_w8a16"):
-        kernels, cases = list(registry.kernels(op).values()), registry.get_op(op).get_cases("smoke")[:1]
-        measures.measure(Context("bench", tmp_path, "cpu", False, 100.0), op, kernels, cases)
-    assert asked == ["fp32", "fp8_e4m3", "w8a16"]
+    monkeypatch.setattr(first, "snapshot", lambda: replace(snapshot(), gpu=replace(CARD, name="NVIDIA H200")))
+    assert first_checks("four", trust=tmp_path / "one")[1].keys() == OURS, "another card trusts nothing of it"

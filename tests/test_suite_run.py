@@ -1,4 +1,5 @@
-"""The suite's loop: one process an entry, a fault costs one entry, and a killed run goes on where it stopped."""
+"""The suite's loop, over commands that hang, fault and lie: a process for each, a fault costs one entry or one kernel,
+and a killed run goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -13,24 +14,30 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rooflab.bench.processes.child import Child, Stuck
 from rooflab.bench.suite import runner, state
 from rooflab.bench.suite.entries import Entry, Outcome
 from rooflab.bench.suite.runner import Settings, run_suite
+from rooflab.bench.suite.step import told
 
 TESTS = Path(__file__).parent
+STEP = str(TESTS / "suite_step.py")
+ILLEGAL = "it broke the CUDA context"
 
 
 @pytest.fixture(autouse=True)
 def light_processes(monkeypatch):
-    """Processes that find the tests' entries and import no torch."""
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    """Processes that import no torch, and ask this file's step whether the device answers."""
     monkeypatch.setattr(runner, "IMPORTS", ())
-    monkeypatch.setattr(runner, "IDENTIFY", "suite_entries:identify")
-    monkeypatch.setattr(runner, "PROBE", "suite_entries:fine")
+    monkeypatch.setattr(runner, "PROBE", (STEP, "environment", "--probe"))
 
 
-def entry(name, call="fine", cost_s=5.0, needs=(), **arguments):
-    return Entry(name, name, f"suite_entries:{call}", arguments, cost_s, needs=needs)
+def entry(name, how="fine", cost_s=5.0, needs=(), **options):
+    words = told((STEP, how))
+    return Entry(name, name, words, cost_s, dry=(*words, "--dry-run"), needs=needs, **options)
+
+
+MACHINE = entry("environment", "environment")
 
 
 def run(plan, out, budget_s=120.0, **options):
@@ -47,53 +54,133 @@ def lines(out):
 def test_a_fault_costs_one_entry_and_processes_are_fresh(tmp_path):
     """As on a GPU: the process that dies, or is ended at its limit, takes nobody with it."""
     plan = [
-        entry("a"), entry("dies", "dies"), entry("blocked", needs=("dies",)),
-        Entry("hangs", "", "suite_entries:slow", {"seconds": 600}, cost_s=-9.4), entry("raises", "raises"), entry("b"),
+        MACHINE, entry("a"), entry("dies", "dies"), entry("blocked", needs=("dies",)), entry("hangs", "slow", -9.4),
+        entry("raises", "raises"), entry("refuses", "refuses"), entry("b"),
     ]  # fmt: skip
-    progress, notes = run(plan, tmp_path)
-    outcomes = progress.outcomes
-    assert [outcomes[one.id].status for one in plan] == ["DONE", "FAILED", "BLOCKED", "FAILED", "FAILED", "DONE"]
-    assert "SIGABRT" in outcomes["dies"].reason and "last words" in (tmp_path / "suite.log").read_text()
-    assert outcomes["blocked"].reason == "needs dies, which is FAILED"
-    assert outcomes["hangs"].reason.startswith("TIMEOUT: it had not answered after 2 s")
-    assert "ValueError: x: expected a number" in outcomes["raises"].reason
+    progress, _ = run(plan, tmp_path)
+    found = {name: (outcome.status, outcome.reason) for name, outcome in progress.outcomes.items()}
+    assert [found[one.id][0] for one in plan[1:]] == ["DONE", "FAILED", "BLOCKED", "FAILED", "FAILED", "FAILED", "DONE"]
+    assert "SIGABRT: last words" in found["dies"][1]
+    assert found["blocked"][1] == "needs dies, which is FAILED"
+    assert found["hangs"][1].startswith("TIMEOUT: it had not answered after 2 s")
+    assert "LookupError: no such thing" in found["raises"][1]
+    assert found["refuses"][1] == "rooflab: x: expected a number"
     left = json.loads((tmp_path / "slow.json").read_text())
     assert not any(psutil.pid_exists(left[name]) and psutil.Process(left[name]).status() != "zombie" for name in left)
     pids = [pid for name, pid in lines(tmp_path) if name in ("a", "b")]
     assert len(set(pids)) == 2, "an entry's process ends with it"
-    assert [name for name, _ in lines(tmp_path)].count("probe") == 2, "asked after each that was ended"
-    assert outcomes["a"].figures["infinite"] == "inf" and outcomes["a"].seconds > 0
-    found = json.loads((tmp_path / "summary.json").read_text())
-    assert found["counts"] == {"DONE": 2, "FAILED": 3, "BLOCKED": 1}
+    asked = [name for name, _ in lines(tmp_path)].count("environment")
+    assert asked == 4, "once at the start, and after each that was ended or died"
+    assert progress.outcomes["a"].figures["infinite"] == "inf" and progress.outcomes["a"].seconds > 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["counts"] == {"DONE": 3, "FAILED": 4, "BLOCKED": 1} and summary["commit"] == "abc"
     assert "| dies | FAILED |" in (tmp_path / "summary.md").read_text()
 
 
-def test_a_device_that_no_longer_answers_ends_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "PROBE", "suite_entries:wedged")
-    progress, notes = run([entry("dies", "dies"), entry("never")], tmp_path)
+@pytest.mark.parametrize(("how", "why"), [("dies", "SIGABRT"), ("breaks", ILLEGAL), ("hangs", "TIMEOUT: it had not")])
+def test_the_kernel_that_broke_its_process_is_excluded_and_the_rest_is_done(tmp_path, monkeypatch, how, why):
+    monkeypatch.setattr(runner, "HUNG_S", 1.0)
+    progress, notes = run([MACHINE, entry("check:op", f"kernel {how}"), entry("sees", "sees")], tmp_path)
+    found = progress.outcomes["check:op"]
+    assert found.status == "DONE" and found.figures["ran"] == ["op/a", "op/c"], "what was recorded is kept"
+    assert list(found.excluded) == ["op/b"]
+    assert why in found.excluded["op/b"] and "while op/b ran" in found.excluded["op/b"]
+    assert progress.outcomes["sees"].figures["excluded"] == found.excluded
+    assert any("goes on without op/b" in note for note in notes)
+
+
+def test_a_kernel_that_ran_when_its_entry_was_too_long_is_innocent_and_the_entry_is_begun_again(tmp_path):
+    plan = [MACHINE, entry("check:op", "kernel hangs", -9.4), entry("b")]
+    found = run(plan, tmp_path)[0].outcomes["check:op"]
+    assert found.status == "FAILED" and not found.excluded and "TIMEOUT" in found.reason and "op/b ran" in found.reason
+    (tmp_path / "check-op" / "run.txt").write_text("op/a\nop/b\n")  # as if a faster machine had recorded it
+    progress, _ = run(plan, tmp_path, resume=True)
+    assert progress.outcomes["check:op"].figures["ran"] == ["op/a", "op/b", "op/c"], "what was recorded is kept"
+    assert [name for name, _ in lines(tmp_path)].count("b") == 1, "and what was done is not done again"
+
+
+def test_of_several_suspects_none_is_excluded_and_a_dead_entry_blames_nobody_of_another(tmp_path):
+    (tmp_path / "running.json").write_text('{"kernels": ["op/b"], "began": 1.0}')
+    progress, _ = run([MACHINE, entry("dies", "dies"), entry("bench:op", "two die")], tmp_path)
+    assert progress.outcomes["dies"].status == "FAILED" and not progress.outcomes["dies"].excluded
+    found = progress.outcomes["bench:op"]
+    assert found.status == "FAILED" and not found.excluded and "while op/b and op/other ran" in found.reason
+
+
+def test_records_speak_louder_than_a_status_and_what_they_call_wrong_is_not_run_again(tmp_path):
+    progress, _ = run([MACHINE, entry("bench:op", "lies"), entry("first", "first"), entry("sees", "sees")], tmp_path)
+    found = progress.outcomes["bench:op"]
+    assert found.status == "DONE" and found.figures["records"] == {"INCORRECT": 1, "INVALID": 1}
+    assert found.excluded == {"op/b": "op/b M=1 bf16: INCORRECT: c: off"} and found.figures["invalid"] == 1
+    told_to = progress.outcomes["sees"].figures["excluded"]
+    assert set(told_to) == {"op/b", "gemm/naive"} == set(state.read_summary(tmp_path)["excluded"])
+
+
+def test_a_device_that_no_longer_answers_ends_the_run(tmp_path):
+    progress, notes = run([MACHINE, entry("wedges", "wedges"), entry("never")], tmp_path)
     assert progress.stopped == "the device no longer answers: no answer" and progress.stopped in notes
-    assert progress.outcomes["never"].status == "NOT_REACHED" and not (tmp_path / "ran.txt").exists()
+    assert progress.outcomes["never"].status == "NOT_REACHED"
+    assert [name for name, _ in lines(tmp_path)] == ["environment"]
 
 
-def test_what_is_excluded_or_verified_is_told_to_later_entries(tmp_path):
-    progress, _ = run([entry("first", "first"), entry("sees", "sees")], tmp_path, dry_run=True)
-    told = progress.outcomes["sees"].figures
-    assert told == {"excluded": {"gemm/naive": "RUNTIME_ERROR: it wrote out of bounds"}, "verified": ["gemm/library"]}
-    assert state.read_summary(tmp_path)["excluded"] == told["excluded"]
+def test_a_process_that_does_not_end_keeps_its_answer_and_the_device_is_asked(tmp_path, monkeypatch):
+    stop = Child.stop
+
+    def hangs(self):
+        stop(self)
+        monkeypatch.setattr(Child, "stop", stop)
+        raise Stuck
+
+    monkeypatch.setattr(Child, "stop", hangs)
+    progress, notes = run([entry("a"), entry("b")], tmp_path)
+    assert [one.status for one in progress.outcomes.values()] == ["DONE", "DONE"]
+    assert "a: TIMEOUT: its process does not end, and holds the device" in notes
+    assert [name for name, _ in lines(tmp_path)] == ["a", "environment", "b"]
+
+
+def test_an_entry_cut_for_time_is_gone_on_with_and_blocks_nobody(tmp_path):
+    plan = [MACHINE, entry("cut", "cut", 60.0), entry("after", needs=("cut",))]
+    assert run(plan, tmp_path)[0].outcomes["after"].status == "DONE"
+    progress, _ = run(plan, tmp_path, budget_s=20.0, resume=True)
+    assert progress.outcomes["cut"].status == "PARTIAL" and progress.outcomes["cut"].figures["parts"] == 1
+    progress, notes = run(plan, tmp_path, resume=True)
+    assert notes == ["going on: 2 of 3 done"] and progress.outcomes["cut"].figures["parts"] == 2
+    assert run(plan, tmp_path, resume=True)[0].outcomes["cut"].status == "DONE"
+
+
+def test_the_budget_ends_the_run_and_says_what_it_did_not_reach(tmp_path):
+    clock = iter([0.0, *[100.0] * 3, *[290.0] * 100])
+    plan = [entry("a", cost_s=60), entry("dear", cost_s=60), entry("cheap", cost_s=20)]
+    progress = run_suite(plan, Settings(tmp_path, 300.0), print, print, clock=lambda: next(clock))
+    found = {name: outcome.status for name, outcome in progress.outcomes.items()}
+    assert found == {"a": "DONE", "dear": "NOT_REACHED", "cheap": "DONE"}
+    assert progress.outcomes["dear"].reason == "10 s of the budget were left, and it takes 60"
+    assert progress.outcomes["cheap"].figures["seconds"] == 10.0, "it is told to do with what is left"
+    told_whole = run([entry("whole", whole=True)], tmp_path / "2", 1000.0)[0].outcomes["whole"].figures
+    assert told_whole["seconds"] == 45.0, "3 times its cost of 5 and 30 more"
+
+
+def test_what_runs_beside_waits_for_nobody_and_ends_with_the_run(tmp_path):
+    plan = [MACHINE, entry("ahead", "slow", beside=True), entry("b")]
+    progress, _ = run(plan, tmp_path)
+    assert [one.status for one in progress.outcomes.values()] == ["DONE"] * 3
+    deadline = time.monotonic() + 20
+    while (left := tmp_path / "slow.json").exists() and psutil.pid_exists(json.loads(left.read_text())["child"]):
+        assert time.monotonic() < deadline or psutil.Process(json.loads(left.read_text())["child"]).status() == "zombie"
+        time.sleep(0.1)
 
 
 @pytest.mark.more
-def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
+def test_a_killed_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     """SIGKILL under an entry: its process and its child go too, and the next run does the rest and no more."""
-    plan = [entry("a"), entry("slow", "slow", cost_s=200, seconds=600), entry("b")]
+    plan = [MACHINE, entry("a"), entry("slow", "slow", 200.0), entry("b")]
     code = f"""
 import sys; sys.path.insert(0, {str(TESTS)!r})
 from pathlib import Path
 import test_suite_run as t
 from rooflab.bench.suite import runner
-runner.IMPORTS, runner.IDENTIFY = (), "suite_entries:identify"
-t.run([t.entry("a"), t.entry("slow", "slow", cost_s=200, seconds=600), t.entry("b")], Path({str(tmp_path)!r}),
-      budget_s=900, dry_run=True)
+runner.IMPORTS = ()
+t.run([t.MACHINE, t.entry("a"), t.entry("slow", "slow", 200.0), t.entry("b")], Path({str(tmp_path)!r}), budget_s=900)
 """
     process = subprocess.Popen([sys.executable, "-c", code])
     deadline = time.monotonic() + 60
@@ -108,41 +195,13 @@ t.run([t.entry("a"), t.entry("slow", "slow", cost_s=200, seconds=600), t.entry("
         assert time.monotonic() < deadline, "what the run had started outlived it"
         time.sleep(0.1)
     statuses = {row["entry"]: row["status"] for row in state.read_summary(tmp_path)["entries"]}
-    assert statuses == {"a": "DONE", "slow": "RUNNING"}
-
+    assert statuses == {"environment": "DONE", "a": "DONE", "slow": "RUNNING"}
     with pytest.raises(ValueError, match="holds a suite run; add --resume"):
-        run(plan, tmp_path, dry_run=True)
-    shorter = [plan[0], entry("slow", "slow", cost_s=200, seconds=0), plan[2]]
-    progress, notes = run(shorter, tmp_path, dry_run=True, resume=True)
-    assert notes[0].startswith("starting anew: the plan was") and (tmp_path / "progress-1.json").exists()
-    assert [name for name, _ in lines(tmp_path)] == ["a", "a", "b"], "another plan begins at its beginning"
-    state.set_aside(tmp_path)
-    progress.outcomes.pop("b")
-    progress.save(tmp_path)
-    again, notes = run(shorter, tmp_path, dry_run=True, resume=True)
-    assert notes == ["going on: 2 of 3 done"] and [name for name, _ in lines(tmp_path)] == ["a", "a", "b", "b"]
-    assert {one.status for one in again.outcomes.values()} == {"DONE"}
-
-
-def test_the_budget_ends_the_run_and_says_what_it_did_not_reach(tmp_path):
-    clock = iter([0.0, *[100.0] * 3, *[290.0] * 100])
-    plan = [entry("a", cost_s=60), entry("dear", cost_s=60), entry("cheap", cost_s=20)]
-    progress = run_suite(plan, Settings(tmp_path, 300.0), print, print, clock=lambda: next(clock))
-    found = {name: outcome.status for name, outcome in progress.outcomes.items()}
-    assert found == {"a": "DONE", "dear": "NOT_REACHED", "cheap": "DONE"}
-    assert progress.outcomes["dear"].reason == "10 s of the budget were left, and it takes 60"
-    assert progress.outcomes["cheap"].figures["seconds"] == 10.0, "it is told to do with what is left"
-
-
-def test_bad_input_is_one_sentence(tmp_path):
-    with pytest.raises(ValueError, match="budget: expected seconds above 0, got 0"):
-        run([entry("a")], tmp_path, budget_s=0)
-    with pytest.raises(ValueError, match="summary: expected a folder with a suite run"):
-        state.read_summary(tmp_path)
-    (tmp_path / state.FILE).write_text('{"version": 1}')
-    with pytest.raises(ValueError, match="expected the state of a suite run"):
-        run([entry("a")], tmp_path, resume=True)
-    assert os.listdir(tmp_path) == [state.FILE] and isinstance(Outcome(), Outcome)
+        run(plan, tmp_path)
+    monkeypatch.setenv("TEST_FAST", "1")
+    progress, notes = run(plan, tmp_path, resume=True)
+    assert notes == ["going on: 2 of 4 done"] and {one.status for one in progress.outcomes.values()} == {"DONE"}
+    assert [name for name, _ in lines(tmp_path)] == ["environment", "a", "slow", "environment", "slow", "b"]
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGTERM])
@@ -168,24 +227,38 @@ with terminated_as_exception(), packed(out, out.parent / "run.tar.gz", {0.05 if 
     assert (tmp_path / "back" / "r.jsonl").read_text() == "a record"
 
 
-def test_another_card_of_the_kind_goes_on_from_the_archive_and_measures_its_own_ceilings(tmp_path, monkeypatch):
-    plan = [entry("a"), entry("ceilings"), entry("b", needs=("a",))]
-    first = tmp_path / "first"
+def test_another_card_of_the_kind_goes_on_from_the_archive_and_another_kind_is_refused(tmp_path, monkeypatch):
+    plan = [MACHINE, entry("a"), entry("ceilings", of_card=True), entry("b", needs=("a",))]
+    first, second = tmp_path / "first", tmp_path / "second"
     run(plan, first)
     (first / "cache").mkdir()
     (first / "cache" / "file").write_text("compiled")
-    archive = state.pack(first, first / "run.tar.gz")
-    second = tmp_path / "second"
-    state.unpack(archive, second)
+    state.unpack(state.pack(first, first / "run.tar.gz"), second)
     names = {str(path.relative_to(second)) for path in second.rglob("*") if path.is_file()}
-    assert {"progress.json", "summary.md", "ran.txt"} <= names
+    assert {"a/result.json", "summary.md", "ran.txt"} <= names
     assert not names & {"cache/file", "run.tar.gz", "run.tar.gz.part"}
+    monkeypatch.setenv("TEST_UUID", "GPU-2")
     _, notes = run(plan, second, resume=True)
-    assert [name for name, _ in lines(second)] == ["a", "ceilings", "b", "ceilings"]
-    assert "no ceilings are kept of this card: they are measured" in notes
-    monkeypatch.setenv("TEST_CEILINGS", "1")
+    assert [name for name, _ in lines(second)][4:] == ["environment", "ceilings"]
+    assert "ceilings: another card of the kind, so it is done again" in notes
     run(plan, second, resume=True)
-    assert [name for name, _ in lines(second)].count("ceilings") == 2, "where they are kept, nothing is done again"
+    assert [name for name, _ in lines(second)].count("ceilings") == 2, "on the same card nothing is done again"
+    monkeypatch.setenv("TEST_KEY", "h200-16c")
+    with pytest.raises(ValueError, match="out: expected a run of this machine, but the machine was h100-16c and is h2"):
+        run(plan, second, resume=True)
+    assert state.environment_in(second)["machine_key"] == "h100-16c"
     (tmp_path / "bad.tar.gz").write_text("no archive")
     with pytest.raises(ValueError, match="archive: expected a .tar.gz of a suite's folder"):
         state.unpack(tmp_path / "bad.tar.gz", second)
+
+
+def test_bad_input_is_one_sentence(tmp_path):
+    with pytest.raises(ValueError, match="budget: expected seconds above 0, got 0"):
+        run([entry("a")], tmp_path, budget_s=0)
+    with pytest.raises(ValueError, match="summary: expected a folder with a suite run"):
+        state.read_summary(tmp_path)
+    state.folder_of(tmp_path, "a").mkdir()
+    (tmp_path / "a" / state.RESULT).write_text('{"version": 1}')
+    with pytest.raises(ValueError, match="expected the result of an entry"):
+        run([entry("a")], tmp_path, resume=True)
+    assert os.listdir(tmp_path) == ["a"] and isinstance(Outcome(), Outcome)

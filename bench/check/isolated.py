@@ -9,10 +9,13 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rooflab.bench.calls.selection import pick_device
+import torch
+
+from rooflab.bench.calls.selection import default_scheme, first_taken, pick_device
 from rooflab.bench.check.check import CheckResult
 from rooflab.bench.check.spread import Asked, check_outside, processes
 from rooflab.bench.records import files as record_files
@@ -110,6 +113,15 @@ class Passed:
         except (FileNotFoundError, ValueError):
             return {}  # no file yet, or a damaged one: the kernels run in their own process again
         return codes if isinstance(codes, dict) else {}
+
+
+def passed_here(kernels: Iterable[Kernel], device: torch.device) -> frozenset[tuple[str, str]]:
+    """Ids of the kernels whose first run on this kind of GPU was right, planted inputs included, with its scheme."""
+    if device.type != "cuda":
+        return frozenset()
+    passed, default = Passed(snapshot(device.index or 0)), default_scheme(device)
+    taken = ((kernel, first_taken(kernel, default)) for kernel in kernels if passed.holds(kernel))
+    return frozenset((kernel.id, first[1].name) for kernel, first in taken if first is not None)
 
 
 def first_here(kernel: Kernel, case: Case, scheme: Scheme, folder: Path | None = None, run: Any = None) -> FirstRun:

@@ -27,6 +27,8 @@ from rooflab.reference.spec import Case, Scheme
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 TIMEOUT_S = 1800.0
 """Longest time of one run of a kernel: a large case in Triton's interpreter."""
+ON_A_CARD_S = 120.0
+"""The same where a kernel is compiled and runs on a card: what takes longer hangs, and holds the card."""
 LATE_S = 10.0
 """A check that began before the limit is ended this many seconds after the limit."""
 
@@ -79,7 +81,7 @@ class Checkers(AbstractContextManager["Checkers"]):
     def __init__(self, device: torch.device, own: Callable[[Asked], Pool | None] = lambda item: None):
         self.device, self._own, self.over = device, own, threading.Event()
         judging = command_for("rooflab.bench.check.judge"), {**os.environ, **ONE_THREAD}, 20 * TIMEOUT_S
-        self._pool = Pool(*judging) if device.type == "cpu" else processes({})
+        self._pool = Pool(*judging) if device.type == "cpu" else processes({}, ON_A_CARD_S)
 
     def __exit__(self, *error: object) -> None:
         self._pool.stop()

@@ -9,17 +9,19 @@ from importlib.metadata import version
 from pathlib import Path
 from shutil import which
 from traceback import extract_tb
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
 from rooflab.bench import show
 from rooflab.bench.calls.names import check_names, interpret_without_gpu
+from rooflab.bench.calls.statuses import EXIT_INCORRECT, EXIT_INVALID, EXIT_UNDECIDED, EXIT_USAGE
 from rooflab.kernels._folders import check_writable
 
-EXIT_INCORRECT, EXIT_INVALID, EXIT_UNDECIDED, EXIT_USAGE, EXIT_INTERRUPTED = 11, 13, 12, 2, 130
-"""Exit statuses; if several apply, the first.  Those of an A/B are in `rooflab.bench.ab`."""
+if TYPE_CHECKING:
+    from rooflab.bench.records.files import RunWriter
+    from rooflab.bench.records.record import Record
 
 app = typer.Typer(
     name="rooflab",
@@ -133,3 +135,17 @@ def exit_for(statuses: set[str], undecided: bool = False) -> None:
         raise typer.Exit(EXIT_INVALID)
     if undecided:
         raise typer.Exit(EXIT_UNDECIDED)
+
+
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with the run in --out: what it has is not done again.")
+]
+
+
+def begin_run(out: Path | None, resume: bool) -> tuple[RunWriter, list[Record]]:
+    """The writer of a run in `out`, and what a run that is resumed has written.  Refuses to resume without a folder."""
+    from rooflab.bench.records.files import RunWriter, going_on, result_folder
+
+    if resume and out is None:
+        raise ValueError("resume: expected --out, the folder of the run to go on with")
+    return going_on(out) if resume and out else (RunWriter(out or result_folder()), [])

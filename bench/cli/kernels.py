@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.calls.statuses import EXIT_BROKEN, EXIT_INTERRUPTED
 from rooflab.bench.cli.app import (
-    EXIT_INTERRUPTED,
     CaseOption,
     DeviceOption,
     Json,
@@ -22,9 +22,11 @@ from rooflab.bench.cli.app import (
     OnlyOp,
     Op,
     OutOption,
+    ResumeOption,
     SchemeOption,
     SuiteOption,
     app,
+    begin_run,
     exit_for,
 )
 
@@ -33,7 +35,6 @@ CHECK_S = 90.0
 
 if TYPE_CHECKING:
     from rooflab.bench.check.check import CheckResult
-    from rooflab.bench.records.record import Record
 
 
 @app.command("list")
@@ -71,6 +72,7 @@ def check(
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Make every check, however long it takes.")] = False,
     out: OutOption = None,
+    resume: ResumeOption = False,
     json: Json = False,
 ) -> None:
     """Check kernels against the fp64 oracle, planted inputs included.  Exit status 11: one is wrong; 12: one left out.
@@ -94,6 +96,9 @@ def check(
         chosen = Selection.of(op, kernel, suite or ["smoke", "edge"], case, scheme, device, seed)
         drawn = not (case or suite)
         asked = drawn_checks(chosen, every) if drawn else listed_checks(chosen)
+        writer, before = begin_run(out, resume) if out or resume else (None, [])
+        known = {(record.op, record.kernel, record.case_id, record.scheme) for record in before}
+        asked = [i for i in asked if (i.kernel.op, i.kernel.name, i.case.id, i.scheme.name) not in known]
     emulate = by != "interpreter" and chosen.device.type == "cpu"
     if by == "emulator" and not emulate:
         raise ValueError("by: the emulator checks with no GPU; expected --device cpu with it")
@@ -107,7 +112,7 @@ def check(
     interrupted = False
     try:
         with show.progress("check", len(asked), lines=not json) as advance:
-            run_checks(asked, chosen.device, out, lambda found: advance(found.describe()), **options)
+            run_checks(asked, chosen.device, writer, lambda found: advance(found.describe()), **options)
     except KeyboardInterrupt:
         interrupted = True
     results = [made[place] for place in sorted(made)]
@@ -124,7 +129,8 @@ def check(
         show.note(f"again: {command}")
     if unknown := [f"{row['op']}/{row['kernel']}" for row in rows if row["unknown"]]:
         show.error(f"not checked at all: {', '.join(unknown)}")
-    exit_for({result.status for result in results}, undecided=bool(unknown))
+    statuses: set[str] = {*(result.status for result in results), *(record.status for record in before)}
+    exit_for(statuses, undecided=bool(unknown) or (resume and len(results) < len(asked)))
 
 
 def _show_checks(results: Sequence[CheckResult], rows: Sequence[dict[str, Any]], json: bool) -> None:
@@ -161,6 +167,9 @@ def bench(
     device: DeviceOption = None,
     seed: int = 0,
     budget_s: Annotated[float, typer.Option("--budget", help="Seconds for one kernel on one case.")] = 0.5,
+    seconds: Annotated[
+        float | None, typer.Option(help="For all of it; cases that do not begin then are left out: exit status 12.")
+    ] = None,
     choose: Annotated[bool, typer.Option(help="Write kernels/<op>/choices.json from these records.")] = False,
     timer: Annotated[
         str | None, typer.Option(help="events (the default), graph or cupti on cuda; perf_counter on cpu.")
@@ -170,29 +179,38 @@ def bench(
         bool, typer.Option("--lock-clocks", help="Lock the GPU's clock during the run, where NVML permits it.")
     ] = False,
     out: OutOption = None,
+    resume: ResumeOption = False,
     json: Json = False,
 ) -> None:
     """Check and time kernels; records and roofline figures go to --out.  Exit status 11 or 13 where one failed."""
     if choose and kernel:
         raise ValueError("choose: expected all kernels of an op, got --kernel")
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"seconds: expected a number above 0, got {seconds:g}")
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.calls.selection import Selection
+        from rooflab.bench.check.isolated import passed_here
         from rooflab.bench.commands import count_benches, run_benches
-        from rooflab.bench.records.files import RunWriter, result_folder
+        from rooflab.bench.processes.running import ContextBroken
         from rooflab.bench.report.figures import bench_row, draw_records
         from rooflab.bench.tune.choose import write_choices
 
     chosen = Selection.of(op, kernel, suite or ["smollm2_135m"], case, scheme, device, seed)
     if choose and chosen.device.type == "cpu":
         raise ValueError("choose: expected --device cuda; on a CPU the engine times its kernels itself")
-    folder, count, interrupted = out or result_folder(), count_benches(chosen), False
-    records: list[Record] = []
+    writer, records = begin_run(out, resume)
+    folder, count, interrupted = writer.path.parent, count_benches(chosen), False
     options: dict[str, Any] = {"timer": timer, "flush": flush, "lock_clocks": lock_clocks, "into": records}
+    every = [found for own in chosen.kernels.values() for found in own]
+    options |= {"seconds": seconds or math.inf, "planted_before": passed_here(every, chosen.device)}
     try:
-        with show.progress("bench", count) as advance:
-            run_benches(chosen, RunWriter(folder), budget_s, advance, **options)
+        with show.progress("bench", count - len(records)) as advance:
+            run_benches(chosen, writer, budget_s, advance, **options)
     except KeyboardInterrupt:
         interrupted = True
+    except ContextBroken as broken:
+        show.error(f"the rest needs a fresh process: {broken}")
+        raise typer.Exit(EXIT_BROKEN) from broken
     figures = draw_records(records, folder) if not interrupted else []
     written = write_choices(records) if choose and not interrupted else []
     rows = [bench_row(record) for record in records]
@@ -206,10 +224,13 @@ def bench(
             show.line(f"  {path.name}")
         if written:
             show.line(f"choices written for {show.counted(len(written), 'op')}")
+    left_out = f"{count - len(records)} of {show.counted(count, 'result')} left out"
     if interrupted:
-        show.error(f"interrupted: {count - len(records)} of {show.counted(count, 'result')} left out")
+        show.error(f"interrupted: {left_out}")
         raise typer.Exit(EXIT_INTERRUPTED)
-    exit_for({record.status for record in records})
+    if len(records) < count:
+        show.error(left_out)
+    exit_for({record.status for record in records}, undecided=len(records) < count)
 
 
 @app.command()

@@ -9,7 +9,8 @@ import typer
 
 from rooflab.bench import show
 from rooflab.bench.calls.names import parse_swaps
-from rooflab.bench.cli.app import EXIT_INCORRECT, DeviceOption, app
+from rooflab.bench.calls.statuses import EXIT_INCORRECT
+from rooflab.bench.cli.app import DeviceOption, app
 
 
 @app.command()

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.calls.statuses import EXIT_INCORRECT, EXIT_INVALID
 from rooflab.bench.cli.app import (
-    EXIT_INCORRECT,
-    EXIT_INVALID,
     CaseOption,
     DeviceOption,
     Json,
@@ -28,6 +27,9 @@ from rooflab.bench.cli.app import (
 
 @app.command()
 def suite(
+    more: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PLAN]...", help="Files of more entries: results/bars/plan.json.")
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", help="An op, a family such as attention, or an entry; repeatable.")
     ] = None,
@@ -50,7 +52,7 @@ def suite(
     seed: int = 0,
     json: Json = False,
 ) -> None:
-    """Run everything worth measuring on the card at hand, most valuable first.
+    """Run everything worth measuring on the card at hand, most valuable first: commands, each in its own process.
 
     Exit status 11 where an entry failed or a kernel is wrong, 13 where a reading cannot be true.
     """
@@ -59,29 +61,31 @@ def suite(
     if summary is not None:
         _show(state.read_summary(summary), json)
         return
+    if trust is not None and not trust.is_dir():
+        raise ValueError(f"trust: expected a folder of records, got {str(trust)!r}")
     from rooflab.bench.calls.selection import pick_device
     from rooflab.bench.processes.child import terminated_as_exception
+    from rooflab.bench.records.environment import own_state
     from rooflab.bench.records.files import result_folder
     from rooflab.bench.suite.plan import make_plan
     from rooflab.bench.suite.runner import Settings, run_suite
 
-    entries = make_plan(only or ())
+    entries = make_plan(only or (), more or (), trust and trust.resolve())
     if plan:
-        rows = [_plan_row(entry) for entry in entries]
         if json:
-            show.as_json(rows)
+            show.as_json([entry.to_json() for entry in entries])
         else:
-            show.table(rows, ("entry", "value", "cost_s", "why"))
+            rows = [{**entry.to_json(), "entry": entry.id, "why": entry.title} for entry in entries]
+            show.table([{"cost_s": 30.0, "value": 50.0, **row} for row in rows], ("entry", "value", "cost_s", "why"))
             show.line(f"{len(rows)} entries, about {sum(entry.cost_s for entry in entries):.0f} s on a GPU")
         return
+    own_state()  # refuses what names no commit
     if not dry_run and pick_device(None).type != "cuda":
         raise ValueError("suite: torch finds no CUDA device; --dry-run runs the plan on the CPU with small shapes")
     if archive is not None and not archive.name.endswith(".tar.gz"):
         raise ValueError(f"archive: expected a file called .tar.gz, got {str(archive)!r}")
-    if trust is not None and not trust.is_dir():
-        raise ValueError(f"trust: expected a folder of records, got {str(trust)!r}")
-    settings = Settings(out or result_folder(), budget_s, dry_run, resume, seed, tuple(only or ()), str(trust or ""))
-    if archive is not None and resume and archive.is_file() and state.load(settings.out) is None:
+    settings = Settings(out or result_folder(), budget_s, dry_run, resume, seed, tuple(only or ()))
+    if archive is not None and resume and archive.is_file() and not (settings.out / state.PLAN).is_file():
         state.unpack(archive, settings.out)
     with ExitStack() as stack:
         stack.enter_context(terminated_as_exception())
@@ -96,19 +100,6 @@ def suite(
         raise typer.Exit(EXIT_INCORRECT)
     if found["invalid"] or not {"DONE", "PARTIAL"} & found["counts"].keys():
         raise typer.Exit(EXIT_INVALID)
-
-
-def _plan_row(entry: Any) -> dict[str, Any]:
-    before = ", ".join((*entry.needs, *entry.after))
-    return {
-        "entry": entry.id,
-        "value": entry.value,
-        "cost_s": entry.cost_s,
-        "after": before,
-        "call": entry.call,
-        "arguments": entry.arguments,
-        "why": entry.title,
-    }
 
 
 def _show(found: dict[str, Any], json: bool) -> None:

@@ -17,6 +17,7 @@ from rooflab.bench.check.failed import Failed, failure, known_errors
 from rooflab.bench.check.runs import KEPT
 from rooflab.bench.measure.timed import INTERPRETED, observe, time_together
 from rooflab.bench.measure.unseen import Unseen
+from rooflab.bench.processes.running import note
 from rooflab.bench.records.environment import Environment, circumstances, last_level_cache_bytes, snapshot
 from rooflab.bench.records.record import DeviceType, Record, new_run_id
 from rooflab.bench.timing.reading import ABOVE, RATES, above_limits, reading_fields, why_invalid
@@ -30,7 +31,6 @@ from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 
 RAISE_CUDA_S = 20.0
 """Seconds for measuring a GPU's ceilings again, which a run does at most once."""
-Running = Callable[[Sequence[str]], None]
 Checker = Callable[[Kernel, OpSpec, Case, Scheme, torch.device, int], CheckResult]
 """`check.check_kernel`, or a function that replaces it."""
 
@@ -78,7 +78,7 @@ class Measurement:
     """`timer` and `flush` go to `timing.time_functions`."""
     locked_sm_clock_mhz: float | None = None
     """The SM clock to which the caller has locked the GPU."""
-    running: Running | None = None
+    running: Callable[[Sequence[str]], None] = note
     """Called with the ids of the kernels that run next: one kernel, or all kernels that are timed together."""
     planted_before: frozenset[str] = frozenset()
     """Names of kernels whose check with planted inputs was made on this device before."""
@@ -159,7 +159,7 @@ class Measurement:
         return found | self._fault(kernel.id, outcome.status)
 
     def _say(self, ids: Sequence[str]) -> None:
-        if self.running is not None and ids:
+        if ids:
             self.running(ids)
 
     def _fault(self, who: str, status: str) -> dict[str, str]:

@@ -78,6 +78,20 @@ class RunWriter:
         write(self.path, *records)
 
 
+def going_on(folder: Path) -> tuple[RunWriter, list[Record]]:
+    """The writer of the newest run in a folder, and what it has written; a new run where there is none.
+
+    A record that a killed process left unfinished is taken away.
+    """
+    files = sorted(folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
+    if not files:
+        return RunWriter(folder), []
+    text = files[-1].read_text(errors="replace")
+    if not text.endswith("\n"):
+        write_whole(files[-1], text[: text.rfind("\n") + 1])
+    return RunWriter(folder, files[-1].stem), read(files[-1])
+
+
 def local_results() -> Path:
     """`results/local` in a checkout of Rooflab, else `.rooflab`; git ignores both."""
     return Path("results/local" if Path("bench/records/files.py").is_file() else ".rooflab")

@@ -1,33 +1,41 @@
-"""Compiles what later entries launch, while an earlier entry has the card: `python -m rooflab.bench.suite.ahead`.
+"""Compiles what later entries launch, while an earlier entry has the card: `python -m rooflab.bench.suite.ahead PLAN`.
 
-An entry is rehearsed: its own function runs with the device `meta`, where it compiles what it would otherwise check and
-time (`rehearse.py`).  The compilers' caches on disk pass the code on to the entry's own process.  The command compiles
-the whole plan and says how long each entry's compilation takes; it needs no GPU.
+The plan's entries say what they launch; each kernel with code of our own is compiled for each case, in processes on
+half of the cores.  The compilers' caches on disk pass the code on to the entries' own processes.  Without a plan, the
+command compiles the lab's own and says how long that takes.  It needs no GPU.
 """
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+from triton.backends.nvidia import driver
+
 from rooflab.bench import show
-from rooflab.bench.compile.worker import FAILURES
+from rooflab.bench.calls.selection import default_scheme
+from rooflab.bench.compile.capture import Launch
+from rooflab.bench.compile.cases import has_code
+from rooflab.bench.compile.worker import FAILURES, launches_of
 from rooflab.bench.processes.child import Pool, command_for, cores, environment_without
-from rooflab.bench.suite.entries import Context
-from rooflab.bench.suite.plan import make_plan
-from rooflab.bench.suite.rehearse import compiled
-from rooflab.bench.suite.worker import find
+from rooflab.bench.suite.entries import Entry
+from rooflab.bench.suite.plan import make_plan, read_plan
+from rooflab.kernels import registry
+from rooflab.reference.spec import Case, Scheme, get_scheme
 
 ITSELF = "rooflab.bench.suite.ahead"
 LIMIT_S = 600.0
 """Seconds for one entry; the check of every kernel of attention takes a third of it on one core."""
 LOWEST = 19
 """The priority: a core is taken only from nobody."""
+compiled: set[str] = set()
+"""Hashes of the kernels that this process compiled."""
 
 
 def compilers() -> Pool:
@@ -36,14 +44,9 @@ def compilers() -> Pool:
     return Pool(command_for(ITSELF), environment, LIMIT_S, max(1, cores() // 2))
 
 
-def compile_entries(entries: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Compiles what these entries of the plan launch, or all of them: a row for each that checks or times an op."""
-    asked = [
-        {"entry": entry.id, "call": entry.call, "arguments": dict(entry.arguments)}
-        for entry in make_plan()
-        # A search of configs compiles for itself.
-        if "op" in entry.arguments and not entry.call.endswith(":tune") and (entries is None or entry.id in entries)
-    ]
+def compile_entries(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Compiles what these entries launch: a row for each that says so."""
+    asked = [{"entry": entry.id, "launches": list(entry.launches)} for entry in entries if entry.launches]
     pool = compilers()
     try:
         told = list(pool.ask_all(asked))
@@ -54,22 +57,42 @@ def compile_entries(entries: Sequence[str] | None = None) -> list[dict[str, Any]
 
 
 def answer(request: Mapping[str, Any]) -> Any:
-    """Of one entry, the kernels that were new to this process and the seconds of their compilation; of the suite's
-    list of `entries`, all of that."""
+    """Of one entry, the kernels that were new to this process, and the seconds of their compilation."""
     os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
-    if "entries" in request:
-        return compile_entries(request["entries"])
     began, before = time.monotonic(), len(compiled)
-    context = Context(request["entry"], Path(os.devnull), "meta", dry_run=False, seconds=math.inf)
-    with suppress(*FAILURES):  # what the entry makes of its records, which are none
-        find(request["call"])(context, **request["arguments"])
+    for launches in request["launches"]:
+        for kernel, case, scheme in launched(launches):
+            with suppress(*FAILURES):  # what fails here fails in the entry, which says so
+                for launch in launches_of(kernel, case, scheme):
+                    if launch.source_hash not in compiled:
+                        compiled.add(launch.source_hash)
+                        _launcher(launch)
     return {"kernels": len(compiled) - before, "seconds": time.monotonic() - began}
 
 
+def launched(launches: Mapping[str, Any]) -> list[tuple[registry.Kernel, Case, Scheme]]:
+    """What an entry says that it launches, one by one: of the kernels with code of our own."""
+    op = str(launches["op"])
+    spec, named = registry.get_op(op), launches.get("kernels", ())
+    kernels = [kernel for kernel in registry.kernels(op).values() if has_code(kernel)]
+    texts = [spec.check_case(Case.parse(text)) for text in launches.get("cases", ())]
+    cases = [*texts, *(case for suite in launches.get("suites", ()) for case in spec.cases.get(suite, ()))]
+    asked = launches.get("scheme", default_scheme(torch.device("cuda")))
+    names = spec.schemes if asked == "all" else [asked if asked in spec.schemes else spec.schemes[0]]
+    chosen = [kernel for kernel in kernels if not named or kernel.name in named]
+    return [(kernel, case, get_scheme(name)) for case in cases for name in names for kernel in chosen]
+
+
+def _launcher(launch: Launch) -> None:
+    """Triton 3.6 also compiles C code, which launches kernels of one signature; later versions have one for all."""
+    if launch.compiled is not None and hasattr(driver, "make_launcher"):
+        driver.CudaLauncher(launch.compiled.src, launch.compiled.metadata)
+
+
 def main() -> None:
-    """Prints a row for each entry of the plan: its kernels and the seconds of their compilation."""
+    """Prints a row for each entry: its kernels and the seconds of their compilation."""
     began = time.monotonic()
-    rows = compile_entries()
+    rows = compile_entries(read_plan(Path(sys.argv[1])) if sys.argv[1:] else make_plan())
     show.table(rows, ("entry", "kernels", "seconds", "failed"))
     total = sum(row.get("seconds", 0.0) for row in rows)
     show.line(f"{total:.0f} s of a core, in {time.monotonic() - began:.0f} s")

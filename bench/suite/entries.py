@@ -1,11 +1,9 @@
-"""What an entry of the plan is, what it gets when it runs, and what it returns afterwards.  Data only."""
+"""What an entry of the plan is, what a step of our own is told, and what it says when it ends.  Data only."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,28 +20,37 @@ LAST_S = 90.0
 
 @dataclass(frozen=True)
 class Entry:
-    """One step of the plan, which runs in a process of its own."""
+    """One command of the plan, which runs in a process of its own."""
 
     id: str
     """`check:gemm`, `bar:gemm.bf16_large`."""
     title: str
     """What the entry does, in one line; for a bar, its text."""
-    call: str
-    """`module:function`, called with a `Context` and the arguments; returns an `Outcome`."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments as JSON values."""
+    words: tuple[str, ...]
+    """The arguments of Python: a script, or `-m` and a module, and theirs.  `{out}` stands for the entry's own folder,
+    `{run}` for that of the run, `{seconds}` for the time that it has, `{seed}` for the run's seed."""
     cost_s: float = 30.0
     """Estimated seconds on a GPU, including the start of its process."""
     value: float = 50.0
     """The value of the entry; the plan runs the most valuable entries first."""
-    needs: tuple[str, ...] = ()
+    dry: tuple[str, ...] = ()
+    """The words on a CPU, with small shapes; empty where none is short enough."""
+    needs: tuple[str, ...] = ("first",)
     """Entries that must be done before; one that is not done blocks this entry."""
     after: tuple[str, ...] = ()
     """Entries that run before this one, even if they fail."""
     ops: tuple[str, ...] = ()
-    """Ops that the entry is about; empty for an entry about the card."""
+    """Ops that the entry is about; empty for an entry about the card, or about a model."""
+    checks: tuple[str, ...] = ()
+    """Other ops whose kernels it runs, and which must be checked first."""
+    launches: tuple[Mapping[str, Any], ...] = ()
+    """What `ahead` compiles for it: `op` and `cases` or `suites`; `scheme` and `kernels`, by default all."""
     whole: bool = False
     """Whether it may exceed its cost if the budget allows: later entries cannot run what it leaves out."""
+    beside: bool = False
+    """Whether it runs beside the entries that follow, on cores that they leave idle."""
+    of_card: bool = False
+    """Whether it holds for one card alone, so that another of the kind does it again."""
 
     @property
     def limit_s(self) -> float:
@@ -55,29 +62,33 @@ class Entry:
         """Seconds that the entry gets if the budget has them."""
         return LIMIT_FACTOR * self.cost_s + LIMIT_EXTRA_S if self.whole else self.cost_s
 
+    def to_json(self) -> dict[str, Any]:
+        """The entry as JSON values, without what has its default value."""
+        return {name: value for name, value in asdict(self).items() if value != _DEFAULTS.get(name, ...)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Entry:
+        """An entry from its JSON.  Raises `TypeError` on a field that it does not have."""
+        found: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
+        return cls(**found)
+
+
+_DEFAULTS = {name: getattr(Entry, name) for name in Entry.__dataclass_fields__ if hasattr(Entry, name)}
+
 
 @dataclass(frozen=True)
 class Context:
-    """What a running entry is told."""
+    """What a step of our own is told (`step.py`)."""
 
-    entry: str
     out: Path
-    """Folder for records."""
-    device: str
-    """`cuda`; in a dry run, `cpu`."""
-    dry_run: bool
+    """The entry's own folder, for records."""
+    device: str = "cuda"
+    """In a dry run, `cpu`."""
+    dry_run: bool = False
     """Runs on a CPU with small shapes: the run takes every path, and its figures do not count."""
-    seconds: float
-    """Time that the entry may take; it stays within this time and reports what it left out."""
+    seconds: float = 60.0
+    """Time that the step may take; it stays within this time and reports what it left out."""
     seed: int = 0
-    excluded: Mapping[str, str] = field(default_factory=dict)
-    """Kernels that must not run, with the reason: they failed their first check on this card."""
-    verified: tuple[str, ...] | None = None
-    """Kernels that a check in a separate process found correct; None if this run verified nothing."""
-    trust: str = ""
-    """Folder of records, or empty: a kernel whose first check there was right, with this code, needs no other."""
-    earlier: tuple[str, ...] = ()
-    """Files in `out` that this entry wrote before a fault or the end of its time; the entry continues them."""
     began: float = field(default_factory=time.monotonic, compare=False)
 
     @property
@@ -86,14 +97,14 @@ class Context:
         return self.seconds - (time.monotonic() - self.began)
 
     @property
-    def run_id(self) -> str | None:
-        """The run id of the records to continue; None for the first process of the entry."""
-        return next((Path(name).stem for name in self.earlier if name.endswith(".jsonl")), None)
+    def run(self) -> Path:
+        """The folder of the whole run."""
+        return self.out.parent
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an entry returns when it ends."""
+    """How an entry ended."""
 
     status: EntryStatus = "DONE"
     reason: str = ""
@@ -104,22 +115,7 @@ class Outcome:
     """For a bar: the condition, such as `geomean >= 1.00`."""
     figures: Mapping[str, Any] = field(default_factory=dict)
     """Numbers and texts by name; the name contains the unit."""
-    files: tuple[str, ...] = ()
-    """Files that the entry wrote, relative to the run's folder."""
     excluded: Mapping[str, str] = field(default_factory=dict)
-    """Kernels that no later entry may run, with the reason."""
-    verified: tuple[str, ...] | None = None
-    """Kernels that later entries may run."""
+    """Kernels that must not run any more, with the reason."""
     seconds: float = 0.0
-    """Wall time, set by the runner."""
-    again: bool = False
-    """Whether the process broke on the kernel noted in its file (`running.py`), and a new process can do the rest."""
-
-
-def plan_hash(entries: Sequence[Entry], **options: Any) -> str:
-    """A hash of the plan's entries and their order; costs and titles are not part of it."""
-    parts = [
-        {key: value for key, value in asdict(entry).items() if key not in ("title", "cost_s", "value")}
-        for entry in entries
-    ]
-    return hashlib.sha256(json.dumps([parts, options], sort_keys=True, default=str).encode()).hexdigest()[:16]
+    """Seconds that the entry took."""

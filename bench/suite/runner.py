@@ -1,32 +1,33 @@
-"""The loop over the plan: runs each entry in its own process while the budget lasts, and keeps its outcome at once."""
+"""The loop over the plan: runs each command in its own process while the budget lasts, and keeps its result at once."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from rooflab.bench.processes.child import Child, ChildFailed, Died, Stuck, TimedOut, command_for, environment_without
-from rooflab.bench.records.environment import tree_hash
+from rooflab.bench.calls.statuses import EXIT_BROKEN, EXIT_INCORRECT, EXIT_INVALID, EXIT_UNDECIDED
+from rooflab.bench.processes import running
+from rooflab.bench.processes.child import Child, ChildFailed, Died, Stuck, TimedOut, command_for
+from rooflab.bench.processes.running import Running, noted
 from rooflab.bench.suite import state
-from rooflab.bench.suite.entries import Context, Entry, Outcome, plan_hash
-from rooflab.bench.suite.running import Running, clear_running, read_running
-from rooflab.bench.suite.state import Identity, Progress, outcome_of
+from rooflab.bench.suite.entries import Entry, Outcome
+from rooflab.bench.suite.state import Progress, folder_of
+from rooflab.bench.suite.step import FILE, left_by, told
+from rooflab.kernels._files import write_whole
 from rooflab.roofline.device import identify
 
 LEAST_SHARE = 0.4
 """An entry starts only if this share of its cost is left: entries that measure can use less time."""
 ATTEMPTS = 4
 """How often an entry is started; each new attempt excludes the kernel that broke the previous process."""
-IMPORTS = ("rooflab.bench.suite.tasks",)
-"""What every process imports before the first request: torch and Triton take seconds."""
-PROBE = "rooflab.bench.suite.tasks:probe"
-IDENTIFY = "rooflab.bench.suite.tasks:identify"
+IMPORTS = ("rooflab.bench.commands",)
+"""What every process imports before it is told its command: torch and Triton take seconds."""
 WORKER = "rooflab.bench.suite.worker"
-AHEAD = "rooflab.bench.suite.ahead"
+PROBE = ("-m", "rooflab.bench.suite.card", "--probe")
 HOPPER = (9, 0)
 """The compute capability for which kernels can be compiled ahead."""
 PROBE_S = 60.0
@@ -35,6 +36,9 @@ DRY_ENTRY_S, DRY_LIMIT_S = 20.0, 180.0
 HUNG_S = 60.0
 """A kernel that runs alone for longer hangs, and its entry is ended; one that ran for less when its entry was ended for
 time is innocent: the entry was long."""
+WORDS = {0: "DONE", EXIT_INCORRECT: "DONE", EXIT_UNDECIDED: "PARTIAL", EXIT_INVALID: "DONE"}
+"""What a command's exit status says of its entry, FAILED by default: a wrong kernel and an impossible reading are
+results."""
 Say = Callable[[str], None]
 
 
@@ -48,12 +52,6 @@ class Settings:
     resume: bool = False
     seed: int = 0
     only: tuple[str, ...] = ()
-    trust: str = ""
-    """Folder of records of first checks that are not made again."""
-
-    @property
-    def device(self) -> str:
-        return "cpu" if self.dry_run else "cuda"
 
 
 def run_suite(
@@ -61,11 +59,12 @@ def run_suite(
 ) -> Progress:
     """Runs `plan` within the budget and returns the final state.
 
-    Raises `ValueError` if the folder holds another run without `resume`, or if the budget is not positive.
+    Raises `ValueError` if the folder holds another run without `resume`, or a run of another kind of machine, or if the
+    budget is not positive.
     """
     if not settings.budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {settings.budget_s}")
-    if state.load(settings.out) is not None and not settings.resume:
+    if (settings.out / state.PLAN).is_file() and not settings.resume:
         raise ValueError(
             f"out: {settings.out} holds a suite run; add --resume to go on with it, or take another folder"
         )
@@ -82,110 +81,69 @@ class _Run:
         self.plan, self.settings, self.clock = plan, settings, clock
         self.note, self.advance = note, advance
         self.ends = clock() + settings.budget_s
-        self.log = settings.out / "suite.log"
         self.current: Child | None = None
         self.spare: Child | None = None
-        self.progress = self._begin()
-        self.ahead = self._compile_ahead()
-
-    def _begin(self) -> Progress:
-        answer = self._ask_first()
-        environment, ceilings = dict(answer["environment"]), answer["ceilings"]
-        settings = self.settings
-        identity = Identity(
-            plan_hash(self.plan, dry_run=settings.dry_run, seed=settings.seed),
-            environment.get("commit"),
-            tree_hash(),
-            str(environment["machine_key"]),
-        )
-        known = state.load(settings.out)
-        if known is not None:
-            difference = known.identity.difference(identity)
-            if difference is None:
-                self.note(f"going on: {sum(known.done(entry.id) for entry in self.plan)} of {len(self.plan)} done")
-                known.stopped = ""
-                if not ceilings and not settings.dry_run and "ceilings" in known.outcomes:
-                    del known.outcomes["ceilings"]
-                    self.note("no ceilings are kept of this card: they are measured")
-                known.environment = environment
-                return known
-            aside = state.set_aside(settings.out)
-            self.note(f"starting anew: {difference}; the earlier state is in {aside.name if aside else 'no file'}")
-        options = {"only": list(settings.only), "dry_run": settings.dry_run, "seed": settings.seed}
-        titles = {entry.id: entry.title for entry in self.plan}
-        return Progress(identity, options, titles=titles, environment=environment)
-
-    def _ask_first(self) -> Mapping[str, Any]:
-        """The machine; the process of the first entry answers, because the runner itself uses no device."""
-        self.settings.out.mkdir(parents=True, exist_ok=True)
-        self.current = self._process()
-        try:
-            outcome = _ask(self.current, IDENTIFY, {}, self._context("identify", PROBE_S), PROBE_S)
-        except ChildFailed as failed:
-            self.current = None
-            raise ValueError(f"suite: the first process failed: {_why(failed)}; see {self.log}") from failed
-        if outcome.status != "DONE":
-            raise ValueError(f"suite: {outcome.reason}")
-        return outcome.figures
-
-    def _process(self) -> Child:
-        environment = dict(os.environ)
-        if self.settings.dry_run:
-            # A separate cache: ceilings measured for half a second must not be stored as this machine's ceilings.
-            environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-            environment |= {"ROOFLAB_CACHE": str(self.settings.out.resolve() / "cache")}
-        else:
-            environment.pop("TRITON_INTERPRET", None)
-        return Child(command_for(*IMPORTS, WORKER), environment, log=self.log)
-
-    def _compile_ahead(self) -> Child | None:
-        """A process that compiles what is left of the plan, on cores that would be idle."""
-        gpu = identify((self.progress.environment.get("gpu") or {}).get("name", ""))
-        if self.settings.dry_run or gpu is None or gpu.compute_capability != HOPPER:
-            return None
-        process = Child(command_for(AHEAD), environment_without("TRITON_INTERPRET"), log=self.log)
-        process.post({"entries": [entry.id for entry in self.plan if not self.progress.done(entry.id)]})
-        return process
-
-    def _context(
-        self, entry_id: str, seconds: float, progress: Progress | None = None, earlier: tuple[str, ...] = ()
-    ) -> Context:
-        settings = self.settings
-        return Context(
-            entry=entry_id,
-            out=settings.out,
-            device=settings.device,
-            dry_run=settings.dry_run,
-            seconds=seconds,
-            seed=settings.seed,
-            excluded=progress.excluded() if progress else {},
-            verified=progress.verified() if progress else None,
-            trust=settings.trust,
-            earlier=earlier,
-        )
+        self.beside: list[Child] = []
+        settings.out.mkdir(parents=True, exist_ok=True)
+        self.log = settings.out / "suite.log"
+        self.before = state.environment_in(settings.out)
+        self.progress = state.load(settings.out, [entry.id for entry in plan])
+        left = [entry for entry in plan if not self.progress.done(entry.id)]
+        if self.before:
+            note(f"going on: {len(plan) - len(left)} of {len(plan)} done")
+        write_whole(settings.out / state.PLAN, json.dumps([entry.to_json() for entry in plan], indent=1) + "\n")
+        self._exclude()
 
     def all(self) -> None:
-        self.progress.save(self.settings.out)
         for entry in self.plan:
-            if self.progress.done(entry.id):
+            if self.progress.done(entry.id) and entry.id != "environment":
                 self.advance(entry.id)
                 continue
             outcome = self._blocked(entry) or self._unaffordable(entry) or self._one(entry)
             self._keep(entry, outcome)
             self.advance(f"{entry.id}: {outcome.status}")
+            if entry.id == "environment":
+                self._same_machine()
             if self.progress.stopped:
                 break
         for entry in self.plan:
             if entry.id not in self.progress.outcomes:
                 self.progress.outcomes[entry.id] = Outcome("NOT_REACHED", self.progress.stopped or "the run ended")
-        self.progress.save(self.settings.out)
-        state.write_summary(self.settings.out, self.progress)
+        titles = {entry.id: entry.title for entry in self.plan}
+        settings = self.settings
+        options = {"only": list(settings.only), "dry_run": settings.dry_run, "seed": settings.seed}
+        state.write_summary(settings.out, self.progress, titles, options)
+
+    def _same_machine(self) -> None:
+        """Goes on only on a machine of the kind; what holds for one card is done again on another."""
+        now = state.environment_in(self.settings.out)
+        if not self.before or not now:
+            return
+        for name, word in (("machine_key", "machine"), ("tree", "source")):
+            if self.before.get(name) != now.get(name):
+                text = f"the {word} was {self.before.get(name)} and is {now.get(name)}"
+                if name == "machine_key":
+                    write_whole(self.settings.out / state.ENVIRONMENT, json.dumps(self.before, indent=1) + "\n")
+                    raise ValueError(f"out: expected a run of this machine, but {text}; take another folder")
+                self.note(f"{text}: what is done stays, and its records name their commit")
+        if (self.before.get("gpu") or {}).get("uuid") != (now.get("gpu") or {}).get("uuid"):
+            for entry in self.plan:
+                if entry.of_card and entry.id in self.progress.outcomes:
+                    del self.progress.outcomes[entry.id]
+                    self.note(f"{entry.id}: another card of the kind, so it is done again")
 
     def _keep(self, entry: Entry, outcome: Outcome) -> None:
         self.progress.outcomes[entry.id] = outcome
-        self.progress.save(self.settings.out)
+        if outcome.status not in ("BLOCKED", "NOT_REACHED"):
+            state.save(self.settings.out, entry.id, outcome)
+        if outcome.excluded:
+            self._exclude()
         if outcome.status == "FAILED":
             self.note(f"{entry.id}: {outcome.reason}")
+
+    def _exclude(self) -> None:
+        """Tells all processes which kernels must not run any more."""
+        write_whole(self.settings.out / "excluded.json", json.dumps(self.progress.excluded(), indent=1) + "\n")
 
     def _blocked(self, entry: Entry) -> Outcome | None:
         here = {other.id for other in self.plan}
@@ -207,59 +165,114 @@ class _Run:
 
     def _one(self, entry: Entry) -> Outcome:
         """Runs one entry.  If a kernel breaks the process, the kernel is excluded and a fresh process does the rest."""
-        began = self.clock()
-        known = self.progress.outcomes.get(entry.id, Outcome())
-        files, lost = known.files, dict(known.excluded)
+        if self.settings.dry_run and not entry.dry:
+            return Outcome("UNSUPPORTED", "it has no form that is short enough on a CPU")
+        if entry.beside:
+            return self._start_beside(entry)
+        began, lost = self.clock(), dict[str, str]()
+        self._keep(entry, Outcome("RUNNING", "begun", excluded=lost))
         for _ in range(ATTEMPTS):
-            self.progress.outcomes[entry.id] = Outcome("RUNNING", "begun", files=files, excluded=lost)
-            self.progress.save(self.settings.out)
-            outcome, at = self._attempt(entry, files)
-            if not outcome.again or len(at.kernels) != 1:
+            outcome, blamed = self._attempt(entry)
+            if not blamed:
                 break
-            files, lost = at.files, lost | {at.kernels[0]: f"{entry.id}: {outcome.reason}"}
-            self.note(f"{entry.id}: goes on without {at.kernels[0]}: {outcome.reason}")
+            lost[blamed] = f"{entry.id}: {outcome.reason}"
+            self.note(f"{entry.id}: goes on without {blamed}: {outcome.reason}")
+            self._keep(entry, Outcome("RUNNING", "begun", excluded=lost))
             if self.progress.stopped:
                 break
             if self.clock() >= self.ends:
-                outcome = Outcome("NOT_REACHED", f"no time was left without {at.kernels[0]}", files=files)
+                outcome = Outcome("NOT_REACHED", f"no time was left without {blamed}")
                 break
         seconds = round(self.clock() - began, 2)
-        return replace(outcome, again=False, excluded=lost | dict(outcome.excluded), seconds=seconds)
+        return replace(outcome, excluded=lost | dict(outcome.excluded), seconds=seconds)
 
-    def _attempt(self, entry: Entry, earlier: tuple[str, ...]) -> tuple[Outcome, Running]:
-        """The outcome that one process gives for an entry, and what it ran when it broke off; then asks whether the
-        device still answers."""
-        left = self.ends - self.clock()
-        own_limit = DRY_LIMIT_S if self.settings.dry_run else entry.limit_s
-        seconds = DRY_ENTRY_S if self.settings.dry_run else min(entry.most_s, left)
-        clear_running(self.settings.out)
+    def _start_beside(self, entry: Entry) -> Outcome:
+        """Starts an entry and waits for nothing: it ends by itself, or with the run."""
+        gpu = identify((state.environment_in(self.settings.out).get("gpu") or {}).get("name", ""))
+        if gpu is None or gpu.compute_capability != HOPPER:
+            return Outcome("UNSUPPORTED", "code is compiled ahead for Hopper alone")
+        process = self._process()
+        process.post(self._request(entry.words, entry.id, entry.cost_s))
+        self.beside.append(process)
+        return Outcome("DONE", "it runs beside the entries that follow")
+
+    def _attempt(self, entry: Entry) -> tuple[Outcome, str]:
+        """The outcome that one process gives for an entry, and the kernel that broke it, or "".
+
+        After a process that was ended, asks whether the device still answers.
+        """
+        settings, left = self.settings, self.ends - self.clock()
+        own_limit = DRY_LIMIT_S if settings.dry_run else entry.limit_s
+        seconds = DRY_ENTRY_S if settings.dry_run else min(entry.most_s, left)
+        folder = folder_of(settings.out, entry.id)
+        (folder / FILE).unlink(missing_ok=True)
+        self._note_path().unlink(missing_ok=True)
+        words = entry.dry if settings.dry_run else entry.words
         process = self._next()
-        context = self._context(entry.id, seconds, self.progress, earlier)
         try:
-            limit_s = min(own_limit, left)
-            outcome = _ask(process, entry.call, entry.arguments, context, limit_s, lambda: self._hangs(entry))
+            request = self._request(words, entry.id, seconds)
+            status = process.ask(request, min(own_limit, left), lambda: self._hangs())["status"]
         except ChildFailed as failed:
             self.current = None
-            at = read_running(self.settings.out, entry.id)
-            blamed = not isinstance(failed, TimedOut) or self._hangs(entry)
+            at = noted(self._note_path())
+            blamed = len(at.kernels) == 1 and (not isinstance(failed, TimedOut) or self._hangs())
             if left < own_limit and self.clock() >= self.ends and not blamed:
-                why = "the budget ended under it; what it had recorded is kept"
-                return Outcome("NOT_REACHED", why, files=at.files), at
+                return Outcome("NOT_REACHED", "the budget ended under it; what it had recorded is kept"), ""
             self._probe()
-            return Outcome("FAILED", _during(at, _why(failed)), files=at.files, again=blamed), at
-        at = read_running(self.settings.out, entry.id)
+            return Outcome("FAILED", _during(at, _why(failed))), at.kernels[0] if blamed else ""
+        at = noted(self._note_path())
         try:
             self._release(process)
         except Stuck as stuck:  # the answer counts, but the process holds the device
             self.note(f"{entry.id}: {_why(stuck)}")
             self._probe()
-        if outcome.again:
-            outcome = replace(outcome, reason=_during(at, outcome.reason), files=at.files)
-        return outcome, at
+        if status == EXIT_BROKEN:
+            self._probe()
+            why = _during(at, "it broke the CUDA context")
+            return Outcome("FAILED", why), at.kernels[0] if len(at.kernels) == 1 else ""
+        return self._judged(folder, status), ""
 
-    def _hangs(self, entry: Entry) -> bool:
+    def _judged(self, folder: Path, status: int) -> Outcome:
+        """What a step left, or what a command's exit status and records say."""
+        outcome = left_by(folder)
+        wrong, statuses = state.wrong_in(folder)
+        if outcome is None:
+            word = WORDS.get(status, "FAILED")
+            figures: dict[str, object] = {"exit status": status} | ({"records": dict(statuses)} if statuses else {})
+            said = self.log.read_text(errors="replace").strip().splitlines()[-1:] if word != "DONE" else []
+            reason = "; ".join([*wrong.values()][:5] or said)[-500:]
+            outcome = Outcome(word, reason, figures=figures)  # type: ignore[arg-type]
+        found = dict(outcome.figures) | ({"invalid": statuses["INVALID"]} if statuses["INVALID"] else {})
+        return replace(outcome, figures=found, excluded=wrong | dict(outcome.excluded))
+
+    def _request(self, words: Sequence[str], entry_id: str, seconds: float) -> dict[str, object]:
+        settings = self.settings
+        folder = folder_of(settings.out, entry_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        places = {"{out}": str(folder), "{run}": str(settings.out), "{seconds}": f"{max(seconds, 0.1):g}"}
+        places["{seed}"] = str(settings.seed)
+        found = list(words)
+        for place, value in places.items():
+            found = [word.replace(place, value) for word in found]
+        environment = {running.VARIABLE: str(self._note_path()), "ROOFLAB_EXCLUDE": str(settings.out / "excluded.json")}
+        return {"words": found, "environment": environment}
+
+    def _note_path(self) -> Path:
+        return self.settings.out / "running.json"
+
+    def _process(self) -> Child:
+        environment = dict(os.environ)
+        if self.settings.dry_run:
+            # A separate cache: ceilings measured for half a second must not be stored as this machine's ceilings.
+            environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+            environment |= {"ROOFLAB_CACHE": str(self.settings.out.resolve() / "cache")}
+        else:
+            environment.pop("TRITON_INTERPRET", None)
+        return Child(command_for(*IMPORTS, WORKER), environment, log=self.log)
+
+    def _hangs(self) -> bool:
         """Whether one kernel, alone, has run for longer than any may; on a busy CPU, all may be slow."""
-        at = read_running(self.settings.out, entry.id)
+        at = noted(self._note_path())
         most_s = DRY_LIMIT_S if self.settings.dry_run else HUNG_S
         return len(at.kernels) == 1 and time.time() - at.began > most_s
 
@@ -281,10 +294,12 @@ class _Run:
         """Stops the run if the device no longer answers: each later entry would wait until its limit."""
         if self.settings.dry_run:
             return
-        probe = self._process()
+        probe, why = self._process(), ""
         try:
-            outcome = _ask(probe, PROBE, {}, self._context("probe", PROBE_S), PROBE_S)
-            why = outcome.reason if outcome.status != "DONE" else ""
+            request = self._request(told(PROBE), "environment", PROBE_S)
+            status = probe.ask(request, PROBE_S)["status"]
+            outcome = left_by(folder_of(self.settings.out, "environment"))
+            why = (outcome.reason if outcome else "") or f"exit status {status}" if status else ""
             probe.stop()
         except ChildFailed as failed:
             why = _why(failed)
@@ -293,13 +308,13 @@ class _Run:
             self.note(self.progress.stopped)
 
     def end(self) -> None:
-        for process in (self.current, self.spare, self.ahead):
+        for process in (self.current, self.spare, *self.beside):
             if process is not None:
                 try:
                     process.stop()
                 except Stuck as stuck:
                     self.note(_why(stuck))
-        self.current = self.spare = self.ahead = None
+        self.current = self.spare = None
 
 
 def _during(at: Running, why: str) -> str:
@@ -307,22 +322,9 @@ def _during(at: Running, why: str) -> str:
     return f"{why}, while {' and '.join(at.kernels)} ran" if at.kernels else why
 
 
-def _ask(
-    child: Child,
-    call: str,
-    arguments: Mapping[str, Any],
-    context: Context,
-    limit_s: float,
-    hangs: Callable[[], bool] = lambda: False,
-) -> Outcome:
-    """The outcome of `call`.  Raises `ChildFailed` if the process dies, or is ended after `limit_s`."""
-    told = {name: value for name, value in asdict(context).items() if name != "began"} | {"out": str(context.out)}
-    return outcome_of(child.ask({"call": call, "arguments": dict(arguments), "context": told}, limit_s, hangs))
-
-
 def _why(failed: ChildFailed) -> str:
     if isinstance(failed, Died):
-        return f"its process ended with {failed.how} before it answered"
+        return str(failed)
     if isinstance(failed, TimedOut):
         return f"TIMEOUT: it had not answered after {failed.limit_s:.0f} s and was ended"
     return f"TIMEOUT: {failed}"

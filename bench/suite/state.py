@@ -1,6 +1,6 @@
-"""The files in a run's folder: the summary and `progress.json`, from which a killed run continues where it stopped.
+"""A run's folder: each entry's own folder with its result, and the summary made of them.
 
-`summary.json` and `summary.md` give the outcome of every entry and bar.
+The results are the whole state: an entry whose folder holds a final one is not run again.
 """
 
 from __future__ import annotations
@@ -8,55 +8,36 @@ from __future__ import annotations
 import json
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, get_args
 
-from rooflab.bench.records.record import now
+from rooflab.bench.records.record import NOT_RUN
 from rooflab.bench.suite.entries import FINAL, EntryStatus, Outcome
 from rooflab.kernels._files import write_whole
 
-FILE = "progress.json"
-VERSION = 1
+RESULT, PLAN, ENVIRONMENT = "result.json", "plan.json", "environment.json"
 PACK_S = 20.0
 """Seconds between two packings; one takes less than a second."""
+NO_FAULT = ("OK", *NOT_RUN, "INVALID", "NOISY", "OUT_OF_MEMORY")
+"""Statuses of records that are no fault of their kernel: with an impossible or noisy reading, or too large a case, it
+may be right elsewhere."""
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What must be equal for a run to continue: the plan, the code and the machine."""
-
-    plan: str
-    commit: str | None
-    tree: str
-    """Hash over the source files: without git, or with uncommitted changes, no commit names the checkout."""
-    machine_key: str
-
-    def difference(self, now: Identity) -> str | None:
-        """The present difference, in one sentence; None if there is none."""
-        words = {"plan": "the plan", "commit": "the commit", "tree": "the source", "machine_key": "the machine"}
-        for item in fields(self):
-            ours, theirs = getattr(self, item.name), getattr(now, item.name)
-            if ours != theirs:
-                return f"{words[item.name]} was {ours} and is {theirs}"
-        return None
+def folder_of(run: Path, entry_id: str) -> Path:
+    """The folder of an entry."""
+    return run / entry_id.replace(":", "-")
 
 
 @dataclass
 class Progress:
-    """The state of a run: its identity, and the outcome of each entry so far."""
+    """The state of a run: the result of each entry so far."""
 
-    identity: Identity
-    options: Mapping[str, Any]
-    started: str = field(default_factory=now)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    titles: Mapping[str, str] = field(default_factory=dict)
-    """Title by entry; for a bar, its text."""
-    environment: Mapping[str, Any] = field(default_factory=dict)
     stopped: str = ""
     """Why the run ended before the end of the plan."""
 
@@ -66,51 +47,49 @@ class Progress:
         return found is not None and found.status in FINAL and not found.reason.startswith("TIMEOUT")
 
     def excluded(self) -> dict[str, str]:
+        """Kernels that must not run any more, with the reason."""
         return {name: reason for outcome in self.outcomes.values() for name, reason in outcome.excluded.items()}
 
-    def verified(self) -> tuple[str, ...] | None:
-        """Kernels that a first check found correct; None if no first check ran."""
-        found = [outcome.verified for outcome in self.outcomes.values() if outcome.verified is not None]
-        return tuple(dict.fromkeys(name for names in found for name in names)) if found else None
 
-    def save(self, folder: Path) -> None:
-        """Writes the whole state atomically."""
-        text = json.dumps({"version": VERSION, **asdict(self)}, indent=1, allow_nan=False)
-        write_whole(folder / FILE, text + "\n")
-
-
-def load(folder: Path) -> Progress | None:
-    """The state in `folder`, or None if there is none.  Raises `ValueError` on a file that holds no state."""
-    path = folder / FILE
-    if not path.is_file():
-        return None
-    try:
-        values = json.loads(path.read_text())
-        if values.pop("version") != VERSION:
-            raise ValueError(f"{path.name}: expected version {VERSION}")
-        values["identity"] = Identity(**values["identity"])
-        values["outcomes"] = {name: outcome_of(found) for name, found in values["outcomes"].items()}
-        return Progress(**values)
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: expected the state of a suite run, got {error}") from error
+def load(run: Path, plan: Sequence[str]) -> Progress:
+    """The results in a run's folder, of the entries of a plan.  Raises `ValueError` on a file that holds none."""
+    found = Progress()
+    for entry_id in plan:
+        path = folder_of(run, entry_id) / RESULT
+        if path.is_file():
+            try:
+                found.outcomes[entry_id] = Outcome(**json.loads(path.read_text()))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path}: expected the result of an entry, got {error}") from error
+    return found
 
 
-def outcome_of(values: Mapping[str, Any]) -> Outcome:
-    """An `Outcome` from its JSON."""
-    verified = values.get("verified")
-    tuples = {"files": tuple(values.get("files", ())), "verified": None if verified is None else tuple(verified)}
-    return Outcome(**{**values, **tuples})
+def save(run: Path, entry_id: str, outcome: Outcome) -> None:
+    """Writes the result of an entry."""
+    text = json.dumps(asdict(outcome), indent=1, allow_nan=False)
+    write_whole(folder_of(run, entry_id) / RESULT, text + "\n")
 
 
-def set_aside(folder: Path) -> Path | None:
-    """Renames the state of an earlier run, so that a new run can start; returns its new path."""
-    path = folder / FILE
-    if not path.is_file():
-        return None
-    number = 1
-    while (folder / f"progress-{number}.json").exists():
-        number += 1
-    return path.replace(folder / f"progress-{number}.json")
+def wrong_in(folder: Path) -> tuple[dict[str, str], Counter[str]]:
+    """Kernels that the records in a folder call wrong, with the first failure; and how often each status is there."""
+    wrong: dict[str, str] = {}
+    statuses = Counter[str]()
+    for file in sorted(folder.glob("*.jsonl")):
+        for line in file.read_text(errors="replace").splitlines():
+            with suppress(ValueError):  # the last line of a process that was ended
+                one = json.loads(line)
+                statuses[one["status"]] += 1
+                if one.get("kernel") and one["status"] not in NO_FAULT:
+                    name = f"{one['op']}/{one['kernel']}"
+                    where = f"{one['case_id']} {one['scheme']}: {one['status']}: {one['reason']}"
+                    wrong.setdefault(name, f"{name} {where}")
+    return wrong, statuses
+
+
+def environment_in(run: Path) -> dict[str, Any]:
+    """The machine of a run; empty if it did not come so far."""
+    path = run / ENVIRONMENT
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
 def pack(folder: Path, archive: Path) -> Path:
@@ -153,57 +132,55 @@ def unpack(archive: Path, folder: Path) -> None:
         raise ValueError(f"archive: expected a .tar.gz of a suite's folder, got {str(archive)!r}: {error}") from error
 
 
-def write_summary(folder: Path, progress: Progress) -> None:
-    """Writes both summary files of a run."""
-    found = summarize(progress)
-    write_whole(folder / "summary.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
-    write_whole(folder / "summary.md", as_markdown(found))
+def write_summary(run: Path, progress: Progress, titles: Mapping[str, str], options: Mapping[str, Any]) -> None:
+    """Writes both summary files of a run: the outcome of every entry and bar."""
+    found = summarize(run, progress, titles, options)
+    write_whole(run / "summary.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
+    write_whole(run / "summary.md", as_markdown(found))
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary of the run in `folder`, also of a killed run.  Raises `ValueError` if there is none."""
-    progress = load(folder)
-    if progress is None:
-        raise ValueError(f"summary: expected a folder with a suite run, got {str(folder)!r}")
-    return summarize(progress)
+def read_summary(run: Path) -> dict[str, Any]:
+    """The summary of the run in a folder, also of a killed run.  Raises `ValueError` if there is none."""
+    path = run / PLAN
+    if not path.is_file():
+        raise ValueError(f"summary: expected a folder with a suite run, got {str(run)!r}")
+    titles = {entry["id"]: entry["title"] for entry in json.loads(path.read_text())}
+    known = run / "summary.json"
+    options = json.loads(known.read_text())["options"] if known.is_file() else {}
+    return summarize(run, load(run, [*titles]), titles, options)
 
 
-def summarize(progress: Progress) -> dict[str, Any]:
+def summarize(run: Path, progress: Progress, titles: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
     """Counts, a row for each entry and a row for each bar."""
-    titles = progress.titles
-    rows = [_row(name, outcome, titles.get(name, "")) for name, outcome in progress.outcomes.items()]
+    rows = [_row(run, name, outcome, titles.get(name, "")) for name, outcome in progress.outcomes.items()]
     bars = [
         _bar(name, outcome, titles.get(name, ""))
         for name, outcome in progress.outcomes.items()
         if name.startswith("bar:")
     ]
-    environment = progress.environment
+    environment = environment_in(run)
     gpu = environment.get("gpu") or {}
     statuses = Counter(row["status"] for row in rows)
-    counts = {status: statuses[status] for status in get_args(EntryStatus) if statuses[status]}
     return {
-        "started": progress.started,
-        "machine_key": progress.identity.machine_key,
-        "device": "cpu, dry run" if progress.options.get("dry_run") else gpu.get("name"),
+        "options": dict(options),
+        "machine_key": environment.get("machine_key"),
+        "device": "cpu, dry run" if options.get("dry_run") else gpu.get("name"),
+        **{name: environment.get(name) for name in ("torch", "triton", "commit", "tree", "dirty")},
         "driver": gpu.get("driver"),
-        "torch": environment.get("torch"),
-        "triton": environment.get("triton"),
-        "commit": progress.identity.commit,
-        "tree": progress.identity.tree,
-        "dirty": environment.get("dirty"),
         "seconds": round(sum(row["seconds"] for row in rows), 1),
         "stopped": progress.stopped,
-        "counts": counts,
+        "counts": {status: statuses[status] for status in get_args(EntryStatus) if statuses[status]},
         "bars": {name: sum(row["outcome"] == name for row in bars) for name in ("MET", "MISSED", "UNMEASURED")},
         "excluded": progress.excluded(),
-        "invalid": sum(int(row["figures"].get("invalid", 0)) for row in rows),
+        "invalid": 0 if options.get("dry_run") else sum(int(row["figures"].get("invalid", 0)) for row in rows),
         "entries": rows,
         "bar_rows": bars,
     }
 
 
-def _row(name: str, outcome: Outcome, title: str) -> dict[str, Any]:
+def _row(run: Path, name: str, outcome: Outcome, title: str) -> dict[str, Any]:
     reason = "it runs, or the run was killed under it" if outcome.status == "RUNNING" else outcome.reason
+    folder = folder_of(run, name)
     return {
         "entry": name,
         "title": title,
@@ -211,7 +188,7 @@ def _row(name: str, outcome: Outcome, title: str) -> dict[str, Any]:
         "seconds": outcome.seconds,
         "reason": reason,
         "figures": dict(outcome.figures),
-        "files": list(outcome.files),
+        "files": sorted(str(path.relative_to(run)) for path in folder.rglob("*") if path.is_file()),
     }
 
 
@@ -223,7 +200,6 @@ def _bar(name: str, outcome: Outcome, title: str) -> dict[str, Any]:
         "needed": outcome.needed,
         "figures": dict(outcome.figures),
         "reason": outcome.reason if outcome.bar else outcome.reason or outcome.status,
-        "files": list(outcome.files),
     }
 
 

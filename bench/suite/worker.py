@@ -1,45 +1,37 @@
-"""The process in which entries run: the runner asks it for one outcome at a time.
+"""The process of an entry: it is started before it is needed, and then told which command of Python it is.
 
-On a GPU it serves one entry and ends, so that a poisoned context ends with it.  Before the entry, it imports no torch
-and no kernel of its own accord: the runner names the imports at the start, and tests name no imports.
+Its imports take seconds, which is why they are made while another entry runs.  On a GPU it serves one command and ends,
+so that a poisoned context ends with it.
 """
 
 from __future__ import annotations
 
-import importlib
-import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+import os
+import runpy
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.records.plain import plain
-from rooflab.bench.suite.entries import Context, Outcome
-from rooflab.bench.suite.running import ContextBroken
-
 
 def answer(request: Mapping[str, Any]) -> Any:
-    """The `Outcome` of a request, as JSON values.  An exception of the entry becomes its failure."""
-    values = request["context"]
-    verified = values["verified"]
-    typed = {"out": Path(values["out"]), "earlier": tuple(values["earlier"])}
-    context = Context(**{**values, **typed, "verified": None if verified is None else tuple(verified)})
+    """Runs a command in this process; returns its exit status.  What it does not catch ends the process."""
+    os.environ.update(request["environment"])
+    before, path = sys.argv, list(sys.path)
+    first, *words = request["words"]
     try:
-        outcome = find(request["call"])(context, **request["arguments"])
-    except ContextBroken as broken:
-        outcome = Outcome("FAILED", str(broken), again=True)
-    except importlib.import_module("rooflab.bench.check.failed").known_errors() as error:  # imports torch
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(where.filename).name}:{where.lineno} in {where.name}"
-        traceback.print_exc()
-        outcome = Outcome("FAILED", f"{type(error).__name__}: {error} ({place})")
-    return plain(asdict(outcome))
-
-
-def find(call: str) -> Callable[..., Any]:
-    """The function that `module:function` names.  Raises `ValueError` if there is none."""
-    module, _, name = call.partition(":")
-    function: Callable[..., Any] | None = getattr(importlib.import_module(module), name, None)
-    if function is None:
-        raise ValueError(f"call: expected a function of {module}, got {name!r}")
-    return function
+        if first == "-m":
+            sys.argv = words
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = [first, *words]
+            sys.path.insert(0, str(Path(first).parent))
+            runpy.run_path(first, run_name="__main__")
+    except SystemExit as ended:
+        sys.stdout.flush()
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+        return {"status": ended.code if isinstance(ended.code, int) else int(ended.code is not None)}
+    finally:
+        sys.argv, sys.path[:] = before, path
+    return {"status": 0}

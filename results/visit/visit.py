@@ -57,8 +57,8 @@ VISITS: dict[str, tuple[Step, ...]] = {
         Step("list", 35, (*ROOFLAB, "list", "--json")),
         Step("preflight", 70, (sys.executable, str(HERE / "preflight.py"), "{out}/preflight.json")),
         Step("quick", 230, (sys.executable, str(HERE / "quick.py"), "{out}/quick.jsonl")),
-        Step("first", 240, (*ROOFLAB, "suite", "--only", "first", "--only", "emulator.golden", "--budget", "215",
-                            "--out", "{out}/first")),
+        Step("first", 240, (*ROOFLAB, "suite", str(HERE.parent / "bars" / "plan.json"), "--only", "first", "--only",
+                            "emulator.golden", "--budget", "215", "--out", "{out}/first")),
     ),
     "second": (
         counted("gemm", "cooperative", "M=8192,N=8192,K=8192,layout=NT,bias=false"),

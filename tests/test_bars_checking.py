@@ -16,14 +16,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from bars.bar import Bar
+from bars.judge import EVERY
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from rooflab.bench.check.check import check_kernel
 from rooflab.bench.check.runs import KEPT
-from rooflab.bench.suite.entries import Entry
-from rooflab.bench.suite.plan import bar_entries
 from rooflab.kernels import registry
 from rooflab.reference import attention, compare
 from rooflab.reference.spec import Case, Scheme, get_scheme
@@ -54,7 +54,7 @@ CASES = {
     "sample": tuple(f"B={B},V=16384,temperature=1.0,top_k=50,top_p=0.95,min_p=0.0,sigma=2.5" for B in (4, 8)),
 }
 AS_ON_CUDA = patch.object(attention, "HELD_ELSEWHERE", attention.HELD_SCORES["cuda"])
-BARS = [entry for entry in bar_entries() if "op" in entry.arguments]
+BARS = [bar for bar in EVERY.values() if "op" in bar.arguments]
 
 
 @dataclass
@@ -120,7 +120,7 @@ def seconds(small: Work, large: Work, rows: float, values: float, flops: float) 
     return OPERATION_S * operations + moved / HBM_BYTES_PER_S + computed / FP64_FLOPS_PER_S
 
 
-def check_seconds(entry: Entry) -> Iterator[float]:
+def check_seconds(entry: Bar) -> Iterator[float]:
     """Of each case of a bar, for all of its kernels."""
     told = entry.arguments
     op, scheme = told["op"], told.get("scheme") or "bf16"
@@ -144,7 +144,7 @@ def check_seconds(entry: Entry) -> Iterator[float]:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("entry", BARS, ids=lambda entry: entry.id)
-def test_at_most_a_quarter_of_a_bar_is_checking(entry: Entry) -> None:
+def test_at_most_a_quarter_of_a_bar_is_checking(entry: Bar) -> None:
     took = sum(check_seconds(entry))
     print(f"{entry.id}: {took:.2f} of {entry.cost_s:.0f} s")
     assert took <= entry.cost_s / 4

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import types
 
 import pytest
+import torch
+from bars import again, attention, engine, gemm, lab, measures, worst
+from bars.measures import against_library, of_bandwidth, ratios, usable
 from tiny_model import with_graphs as add_graphs
 from tiny_model import write_config
 
-from rooflab.bench.records.files import RunWriter
+from rooflab.bench.check.check import BROKEN
+from rooflab.bench.processes.running import ContextBroken
+from rooflab.bench.records.files import RunWriter, read
 from rooflab.bench.records.record import Record
-from rooflab.bench.suite import again, measures, state, worst
-from rooflab.bench.suite.bars import attention, engine, gemm, lab
+from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Context, Outcome
-from rooflab.bench.suite.measures import against_library, of_bandwidth, ratios, usable
 from rooflab.kernels import registry
+from rooflab.reference.spec import Case
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
 
@@ -44,8 +49,8 @@ def answer(monkeypatch, tmp_path):
 
     def run(function, records, dry_run=False, **arguments):
         for module in (measures, gemm, attention):
-            monkeypatch.setattr(module, "measure", lambda *args, **options: (records, "r", False))
-        return function(Context("bar:x", tmp_path, "cuda", dry_run, 10.0), **arguments)
+            monkeypatch.setattr(module, "measure", lambda *args, **options: (records, False))
+        return function(Context(tmp_path, "cuda", dry_run, 10.0), **arguments)
 
     return run
 
@@ -58,7 +63,7 @@ def times(library, **rungs):
 def test_the_best_rung_is_held_against_the_library(answer):
     given = times((1.0, 1.0), slow=(2.0, 2.0), good=(0.8, 1.1))
     found = answer(against_library, given, op="gemm", cases=CASES, geomean=1.0, worst=0.9)
-    assert found.bar == "MET" and found.figures["kernel"] == "good" and found.files == ("r.jsonl",)
+    assert found.bar == "MET" and found.figures["kernel"] == "good"
     assert found.figures["geomean"] == pytest.approx(math.sqrt(1 / 0.8 / 1.1))
     assert found.needed.startswith("geomean >= 1")
     assert found.figures["worst"] == pytest.approx(1 / 1.1) and found.figures["worst case"] == CASES[1]
@@ -106,9 +111,9 @@ def test_the_error_of_sums_is_held_against_that_of_fp32_ones(off, bar, monkeypat
     monkeypatch.setattr(measures, "usable", lambda context, op: [naive, fine, rung])
     case = "M=32,N=48,K=512,scales=tensor,bias=false"
     asked = {"op": "gemm_fp8", "case": case, "scheme": "fp8_e4m3", "most": 2.0}
-    context = Context("bar:x", tmp_path, "cpu", False, 10.0)
+    context = Context(tmp_path, "cpu", False, 10.0)
     found = gemm.accumulated(context, **asked)
-    assert found.bar == bar and found.status == "DONE" and not (tmp_path / "running.json").exists()
+    assert found.bar == bar and found.status == "DONE"
     assert found.figures["fine: largest error over fp32's"] == 1.0
     assert gemm.accumulated(dataclasses.replace(context, dry_run=True), **asked).bar == "UNMEASURED"
     monkeypatch.setattr(measures, "usable", lambda context, op: [naive, registry.get_kernel("gemm_fp8", "promoted_ws")])
@@ -192,38 +197,51 @@ def test_the_bar_of_the_ab_counts_what_was_called_wrongly(alarms, slowed, bar, m
     value = {"tables": {"A against A, run 1": calm, "A against A slowed by 5%": [{"verdict": slowed}]}}
     asked = []
     monkeypatch.setattr(lab, "run_command", lambda words: asked.append(words) or (0, value, ""))
-    found = lab.false_alarms(Context("bar:ab", tmp_path, "cuda", False, 2100.0), ["ab", "--out", "{out}"], 20, 1)
+    found = lab.false_alarms(Context(tmp_path, "cuda", False, 2100.0), ["ab", "--out", "{out}"], 20, 1)
     assert asked == [["ab", "--out", str(tmp_path), "--repeats", "20", "--budget", "100"]], "21 rounds share its time"
     assert found.bar == bar and found.figures["false alarms"] == alarms and found.figures["comparisons"] == 120
 
 
-def test_a_kernel_whose_first_check_failed_is_not_run(tmp_path):
-    every = usable(Context("x", tmp_path, "cuda", False, 1.0), "gemm")
-    without = Context("x", tmp_path, "cuda", False, 1.0, excluded={"gemm/tensor_core": "TIMEOUT"})
-    assert {kernel.name for kernel in every} - {kernel.name for kernel in usable(without, "gemm")} == {"tensor_core"}
-    only = Context("x", tmp_path, "cuda", False, 1.0, verified=("gemm/library",))
-    assert [kernel.name for kernel in usable(only, "gemm")] == ["library"]
+@pytest.fixture
+def excluded(tmp_path, monkeypatch):
+    """Excludes kernels, as the suite does of those that broke a process."""
+
+    def exclude(*names):
+        (tmp_path / "excluded.json").write_text(json.dumps(dict.fromkeys(names, "TIMEOUT")))
+        monkeypatch.setenv("ROOFLAB_EXCLUDE", str(tmp_path / "excluded.json"))
+
+    return exclude
+
+
+def test_a_kernel_that_is_excluded_is_not_run(tmp_path, excluded):
+    every = usable(Context(tmp_path), "gemm")
+    excluded("gemm/tensor_core")
+    assert {kernel.name for kernel in every} - {kernel.name for kernel in usable(Context(tmp_path), "gemm")} == {
+        "tensor_core"
+    }
+    why = registry.get_kernel("gemm", "tensor_core").why_not_here(torch.device("cpu"))
+    assert why.status == "UNAVAILABLE" and why.reason == "excluded: TIMEOUT"
 
 
 @pytest.mark.parametrize(("paged", "bar"), [((1.0, 2.0), "MET"), ((1.0, 2.2), "MISSED"), ((None, 2.0), "UNMEASURED")])
 def test_paged_prefill_is_held_against_the_contiguous_kernel(monkeypatch, tmp_path, paged, bar):
-    entry = next(entry for entry in attention.BARS if entry.id.endswith("paged_attention.prefill"))
+    entry = next(bar for bar in attention.BARS if bar.id.endswith("paged_attention.prefill"))
     pairs = dict(entry.arguments["pairs"])
 
     def measured(context, op, rungs, cases, scheme):
         ms = paged if op == "paged_attention" else (1.0, 2.0)
         both = zip(cases, ms, strict=True)
         found = [record("rung", case.id, time, op=op) for case, time in both if time is not None]
-        return [*found, *(record("slow", case.id, 9.0, op=op) for case in cases[1:])], op, False
+        return [*found, *(record("slow", case.id, 9.0, op=op) for case in cases[1:])], False
 
     monkeypatch.setattr(attention, "measure", measured)
-    found = attention.paged_prefill(Context("bar:x", tmp_path, "cuda", False, 10.0), "paged_attention", pairs, 1.05)
+    found = attention.paged_prefill(Context(tmp_path, "cuda", False, 10.0), "paged_attention", pairs, 1.05)
     assert found.bar == bar and found.needed == "paged over contiguous <= 1.05"
     if bar != "UNMEASURED":
         assert found.figures["paged over contiguous, worst"] == pytest.approx(max(paged[0], paged[1] / 2))
 
 
-def test_the_engine_is_held_against_the_bytes_and_flops_that_it_needs(tmp_path, monkeypatch):
+def test_the_engine_is_held_against_the_bytes_and_flops_that_it_needs(tmp_path, monkeypatch, excluded):
     """A small model on the CPU, its latencies replaced, beside the ceilings of a card."""
     real, seen, noise = engine.Runs.run, [], []
 
@@ -248,7 +266,8 @@ def test_the_engine_is_held_against_the_bytes_and_flops_that_it_needs(tmp_path, 
     monkeypatch.setattr(engine.torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(engine, "sm_clock_under_load", lambda device: 9e9)
     path = write_config(tmp_path, max_position_embeddings=4096)
-    context = Context("bar:x", tmp_path, "cpu", False, 100.0, excluded={"rope_and_cache/joined": "INCORRECT"})
+    context = Context(tmp_path, "cpu", False, 100.0)
+    excluded("rope_and_cache/joined")
     monkeypatch.setattr(engine, "FIRST_ON_CUDA", {"rope_and_cache": ("joined",)})
     found = engine.serving(context, str(path), 0.85, 0.45, [2])
     sheet = get_device("h100-sxm")
@@ -275,13 +294,16 @@ def with_graphs(begin):
     return begin_with_graphs
 
 
-def test_a_missed_bar_is_judged_again_with_the_configs_that_a_search_found(tmp_path, monkeypatch):
+def ran(folder, name, outcome, *records):
+    """A bar's folder in a run."""
+    own = state.folder_of(folder, name)
+    RunWriter(own, "r").write(*records)
+    state.save(folder, name, outcome)
+
+
+def test_a_missed_bar_is_judged_again_with_the_configs_that_a_search_found(tmp_path, monkeypatch, excluded):
     name, bar = "bar:gemm.x", {"op": "gemm", "cases": CASES, "geomean": 1.0, "rungs": ["tma"]}
-    writer = RunWriter(tmp_path, "r")
-    writer.write(*times((1.0, 1.0), tma=(1.25, 1.0)))
-    progress = state.Progress(state.Identity("p", None, "t", "m"), {})
-    progress.outcomes[name] = Outcome("DONE", bar="MISSED", files=(writer.path.name,))
-    progress.save(tmp_path)
+    ran(tmp_path, name, Outcome(bar="MISSED"), *times((1.0, 1.0), tma=(1.25, 1.0)))
     asked = []
 
     def tune_op(op, kernels, cases, **options):
@@ -290,40 +312,82 @@ def test_a_missed_bar_is_judged_again_with_the_configs_that_a_search_found(tmp_p
         return types.SimpleNamespace(records=[record("tma", CASES[0], 0.8), record("tma", CASES[0], 0.9)], files=("t",))
 
     monkeypatch.setattr(again, "tune_op", tune_op)
-    context = Context("again", tmp_path, "cuda", False, 10.0, excluded={"gemm/stream_k": "TIMEOUT"})
+    excluded("gemm/stream_k")
+    context = Context(tmp_path / "again")
     found = again.again(context, {name: bar})
     assert asked == [("gemm", ["tma"], CASES)], "the worst case first"
-    assert found.figures == {"gemm.x": "geomean 0.894 -> 1.118, worst 0.800 -> 1.000, met"} and found.files == ("t",)
-    progress.outcomes[name] = Outcome("DONE", bar="MET", files=(writer.path.name,))
-    progress.save(tmp_path)
+    assert found.figures == {"gemm.x": "geomean 0.894 -> 1.118, worst 0.800 -> 1.000, met"}
+    state.save(tmp_path, name, Outcome(bar="MET"))
     assert again.again(context, {name: bar}).reason == "no bar against the library was missed" and len(asked) == 1
 
 
-def test_what_a_first_check_has_planted_is_not_planted_again(tmp_path, monkeypatch):
-    given = []
-    monkeypatch.setattr(measures, "measure_op", lambda *args, **options: given.append(options) or iter(()))
-    kernels = [registry.get_kernel("gemm", name) for name in ("library", "tma", "pipelined")]
-    context = Context("bar:x", tmp_path, "cuda", False, 10.0, verified=("gemm/library", "gemm/tma"))
-    case = registry.get_op("gemm").cases["smoke"][0]
-    monkeypatch.setattr(measures, "already_broken", lambda device: "")
-    for scheme in ("bf16", "tf32"):
-        measures.measure(context, "gemm", kernels, [case], scheme)
-    assert [options["planted_before"] for options in given] == [{"tma"}, frozenset()], "in the first check's scheme"
-
-
 def test_the_hardware_counts_the_best_rung_of_the_worst_bars(tmp_path, monkeypatch):
-    writer = RunWriter(tmp_path, "r")
-    writer.write(*times((1.0, 1.0), tma=(1.25, 1.0), slow=(1.5, 2.0)))
-    progress = state.Progress(state.Identity("p", None, "t", "m"), {})
+    records = times((1.0, 1.0), tma=(1.25, 1.0), slow=(1.5, 2.0))
     for number, (ratio, case) in enumerate([(0.9, CASES[1]), (0.8, CASES[0]), (0.95, CASES[0])]):
         figures = {"worst": ratio, "worst case": case}
-        progress.outcomes[f"bar:{number}"] = Outcome("DONE", bar="MISSED", figures=figures, files=(writer.path.name,))
-    progress.outcomes["bar:met"] = Outcome("DONE", bar="MET", figures={"worst": 0.1, "worst case": CASES[0]})
-    progress.save(tmp_path)
+        ran(tmp_path, f"bar:{number}", Outcome(bar="MISSED", figures=figures), *records)
+    ran(tmp_path, "bar:met", Outcome(bar="MET", figures={"worst": 0.1, "worst case": CASES[0]}), *records)
     asked = []
     answers = iter([(0, {"counted": []}, ""), (2, None, "rooflab: ncu: ERR_NVGPUCTRPERM")])
     monkeypatch.setattr(worst, "run_command", lambda words: asked.append(words[:5]) or next(answers))
-    found = worst.count_worst(Context("counted", tmp_path, "cuda", False, 10.0), [*progress.outcomes])
+    context = Context(tmp_path / "counted")
+    found = worst.count_worst(context, ["bar:0", "bar:1", "bar:2", "bar:met", "bar:never"])
     assert asked == [["profile", "gemm", "tma", "--case", case] for case in CASES], "the two worst bars' best rung"
-    assert found.files == ("counted-0-gemm-tma.json",) and (tmp_path / found.files[0]).is_file()
+    assert [path.name for path in context.out.iterdir()] == ["counted-0-gemm-tma.json"]
     assert found.status == "FAILED" and found.reason == "gemm/tma: rooflab: ncu: ERR_NVGPUCTRPERM"
+
+
+def measured(monkeypatch, *records):
+    """`measure_op` gives these records; the kernels and cases that it is asked for."""
+    asked = []
+
+    def measure_op(spec, kernels, cases, *args, run_id, **options):
+        asked.append(([kernel.name for kernel in kernels], [case.id for case in cases], options["planted_before"]))
+        for one in records:
+            yield dataclasses.replace(one, run_id=run_id)
+
+    monkeypatch.setattr(measures, "measure_op", measure_op)
+    return asked
+
+
+def test_measuring_goes_on_with_the_cases_that_are_left_and_says_nothing_of_the_innocent(tmp_path, monkeypatch):
+    kernels = [registry.get_kernel("gemm", name) for name in ("naive", "library")]
+    cases = [registry.get_op("gemm").check_case(Case.parse(text)) for text in CASES]
+    fault, illegal = {"status": "RUNTIME_ERROR", "basis": "bound"}, "CUDA error: an illegal memory access"
+    measured(
+        monkeypatch,
+        *(record(name, CASES[0], 1.0) for name in ("naive", "library")),
+        record("library", CASES[1], None, reason=f"{BROKEN}, by gemm/naive: {illegal}", **fault),
+        record("naive", CASES[1], None, reason=illegal, **fault),
+    )
+    monkeypatch.setattr(measures, "already_broken", lambda device: illegal)
+    context = Context(tmp_path, "cpu", False, 60.0)
+    with pytest.raises(ContextBroken, match="illegal"):
+        measures.measure(context, "gemm", kernels, cases)
+    (file,) = tmp_path.glob("*.jsonl")
+    assert [(one.kernel, one.status) for one in read(file)[2:]] == [("naive", "RUNTIME_ERROR")]
+    with file.open("a") as cut:
+        cut.write('{"op": "gemm", "ker')
+    monkeypatch.setattr(measures, "already_broken", lambda device: "")
+    asked = measured(monkeypatch, record("library", CASES[1], 1.0))
+    found, left = measures.measure(context, "gemm", kernels[1:], cases)
+    assert asked == [(["library"], [CASES[1]], frozenset())] and not left
+    assert [one.case_id for one in found if one.kernel == "library"] == CASES and len(read(file)) == 4
+
+
+def test_what_a_first_check_has_planted_is_not_planted_again(tmp_path, monkeypatch):
+    asked = measured(monkeypatch)
+    kernels = [registry.get_kernel("gemm", name) for name in ("library", "tma", "pipelined")]
+    monkeypatch.setattr(measures, "passed_here", lambda kernels, device: frozenset({("gemm/tma", "bf16")}))
+    monkeypatch.setattr(measures, "already_broken", lambda device: "")
+    for scheme in ("bf16", "tf32"):
+        measures.measure(
+            Context(tmp_path / scheme), "gemm", kernels, [registry.get_op("gemm").cases["smoke"][0]], scheme
+        )
+    assert [planted for _, _, planted in asked] == [{"tma"}, frozenset()], "in the first check's scheme"
+
+
+def test_a_bar_that_was_cut_is_gone_on_with(tmp_path, monkeypatch):
+    monkeypatch.setattr(measures, "measure", lambda *args: ([record("good", CASES[0], 1.0)], True))
+    found = against_library(Context(tmp_path), "gemm", CASES, 1.0)
+    assert (found.status, found.bar) == ("PARTIAL", "UNMEASURED")

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from bars.bar import Bar
+from bars.measures import cases_of, dispatched, usable
 
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.record import Record
 from rooflab.bench.suite import state
-from rooflab.bench.suite.entries import Context, Entry, Outcome
-from rooflab.bench.suite.measures import cases_of, dispatched, usable
+from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.bench.tune.tune import tune_op
 from rooflab.kernels import registry
 
 WORST = 4
 """How many cases of a bar are searched: those with the lowest ratios."""
+
+
+def missed_in(run: Path, names: Sequence[str]) -> dict[str, tuple[Outcome, list[Record]]]:
+    """Those of the bars that a run missed, with what came of them and their records."""
+    known = state.load(run, names).outcomes
+    return {
+        name: (known[name], record_files.read(state.folder_of(run, name)))
+        for name in names
+        if name in known and known[name].bar == "MISSED"
+    }
 
 
 def again(context: Context, bars: Mapping[str, Mapping[str, Any]]) -> Outcome:
@@ -23,27 +36,17 @@ def again(context: Context, bars: Mapping[str, Mapping[str, Any]]) -> Outcome:
     `bars` has each bar's arguments by its id.  The bar itself stays missed: it is about the configs that a user gets.
     This says what `rooflab tune` and a change of the launcher would give.
     """
-    progress = state.load(context.out)
-    outcomes = progress.outcomes if progress else {}
-    missed = [name for name in bars if name in outcomes and outcomes[name].bar == "MISSED"]
+    missed = missed_in(context.run, [*bars])
     figures: dict[str, Any] = {}
-    files: list[str] = []
-    for place, name in enumerate(missed or ([*bars][:1] if context.dry_run else [])):
-        written = outcomes[name].files if name in outcomes else ()
-        before = [
-            record for file in written if file.endswith(".jsonl") for record in record_files.read(context.out / file)
-        ]
+    for place, name in enumerate([*missed] or ([*bars][:1] if context.dry_run else [])):
+        before = missed[name][1] if name in missed else []
         seconds = context.left_s / (max(len(missed), 1) - place)
-        figures[name.removeprefix("bar:")], own = _searched(context, bars[name], before, seconds)
-        files += own
-    reason = "" if missed else "no bar against the library was missed"
-    return Outcome("DONE", reason, figures=figures, files=tuple(files))
+        figures[name.removeprefix("bar:")] = _searched(context, bars[name], before, seconds)
+    return Outcome("DONE", "" if missed else "no bar against the library was missed", figures=figures)
 
 
-def _searched(
-    context: Context, bar: Mapping[str, Any], before: list[Record], seconds: float
-) -> tuple[str, tuple[str, ...]]:
-    """What the search gave for a bar, in words, and the files of its records."""
+def _searched(context: Context, bar: Mapping[str, Any], before: list[Record], seconds: float) -> str:
+    """What the search gave for a bar, in words."""
     op, rungs = str(bar["op"]), bar.get("rungs", ())
     cases = cases_of(context, op, bar["cases"])
     told = dispatched(op, before, cases)
@@ -56,7 +59,7 @@ def _searched(
         if kernel.takes_config and kernel.role == "optimized" and (not rungs or kernel.name in rungs)
     ]
     if not kernels:
-        return "no kernel of it takes a config", ()
+        return "no kernel of it takes a config"
     report = tune_op(
         op, kernels, cases=worst, scheme=None if context.dry_run else bar.get("scheme", "bf16"),
         budget_s=1.0 if context.dry_run else 0.8 * seconds, device=context.device, out=context.out,
@@ -65,12 +68,12 @@ def _searched(
     )  # fmt: skip
     found = dispatched(op, fastest([*before, *report.records]), cases)
     if told is None or found is None:
-        return f"{len(report.records)} records, and no ratio over all cases", report.files
+        return f"{len(report.records)} records, and no ratio over all cases"
     good = found.geomean >= bar["geomean"] and found.worst >= (bar.get("worst") or 0.0)
     change = f"geomean {told.geomean:.3f} -> {found.geomean:.3f}, worst {told.worst:.3f} -> {found.worst:.3f}"
     # A bar with a condition on the cases where the library is slow is not judged by these two alone.
     verdict = "" if "slow_geomean" in bar else ", met" if good else ", missed still"
-    return f"{change}{verdict}", report.files
+    return f"{change}{verdict}"
 
 
 def fastest(records: Sequence[Record]) -> list[Record]:
@@ -84,10 +87,9 @@ def fastest(records: Sequence[Record]) -> list[Record]:
     return list(best.values())
 
 
-def entry_for(bars: Sequence[Entry]) -> Entry:
+def bar_for(bars: Sequence[Bar]) -> Bar:
     """The entry of the plan, behind the bars against the library."""
-    about = {entry.id: dict(entry.arguments) for entry in bars if {"cases", "geomean"} <= entry.arguments.keys()}
-    return Entry(
-        "again", "configs searched for the bars against the library that were missed, and judged again",
-        f"{__name__}:again", {"bars": about}, 128.0, 73.35, ("environment", "first"), ("ceilings",),
-    )  # fmt: skip
+    about = {one.id: one.arguments for one in bars if {"cases", "geomean"} <= one.arguments.keys()}
+    text = "configs searched for the bars against the library that were missed, and judged again"
+    ops = tuple(dict.fromkeys(str(arguments["op"]) for arguments in about.values()))
+    return Bar("again", text, again, {"bars": about}, 128.0, 73.35, checks=ops)

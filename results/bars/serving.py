@@ -6,16 +6,17 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from bars.bar import Bar
+from bars.commands import run_command
+
 from rooflab.bench.suite.entries import Context, Outcome
-from rooflab.bench.suite.tasks import run_command
+from rooflab.engine.ops import FIRST_ON_CUDA
 
 
 def serving(
     context: Context, model: str, rates: Sequence[float], num_prompts: int = 200, data: str = "sharegpt"
 ) -> Outcome:
     """Serves `model` and loads it at each of `rates` requests a second, with `data`'s lengths."""
-    if context.dry_run:
-        return Outcome("UNSUPPORTED", "a server and its load take a minute; their tests hold them on a CPU")
     command = [sys.executable, "-m", "rooflab.bench", "serve", model, "--dummy", "--device", context.device]
     with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -27,6 +28,15 @@ def serving(
             status, value, errors = run_command(["load", "--url", url, *asked, "--out", str(context.out), "--json"])
         finally:
             server.terminate()
-    files = tuple(value["files"]) if isinstance(value, dict) and "files" in value else ()
+    loaded = isinstance(value, dict) and bool(value.get("files"))
     figures = {"exit status": status}
-    return Outcome("DONE" if files else "FAILED", " ".join(errors.split())[-500:], figures=figures, files=files)
+    return Outcome("DONE" if loaded else "FAILED", " ".join(errors.split())[-500:], figures=figures)
+
+
+BARS = (
+    Bar(
+        "serving:llama-3.1-8b", "latency against throughput of a server of Llama-3.1-8B with random weights",
+        serving, {"model": "llama-3.1-8b", "rates": [1, 4, 16, 32]}, 288.0, 49.0, checks=tuple(FIRST_ON_CUDA),
+        on_cpu=False,
+    ),
+)  # fmt: skip

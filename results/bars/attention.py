@@ -6,20 +6,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
 
-from rooflab.bench.records.record import Record
-from rooflab.bench.suite.bars import AGAINST_LIBRARY, OF_BANDWIDTH, bar
-from rooflab.bench.suite.entries import Context, Entry, Outcome
-from rooflab.bench.suite.measures import (
+from bars.bar import Bar, bar
+from bars.measures import (
+    against_library,
     answer,
     bandwidth_shares,
     cases_of,
     contenders,
     latencies,
     measure,
+    of_bandwidth,
     optimized,
     unmeasured,
     why_unmeasured,
 )
+
+from rooflab.bench.records.record import Record
+from rooflab.bench.suite.entries import Context, Outcome
 
 TOKENS = 16384
 """Tokens in all sequences of a case together, as in FlashAttention's own benchmark."""
@@ -47,16 +50,16 @@ def _decode(B: int, context: int) -> str:
 def ragged_lengths(context: Context, op: str, even: str, ragged: str, least: float) -> Outcome:
     """The best bandwidth that a rung reaches with ragged lengths, over the best with even ones."""
     cases = cases_of(context, op, (even, ragged), dry=2)
-    records, run_id, cut = measure(context, op, optimized(context, op), cases, "bf16")
+    records, cut = measure(context, op, optimized(context, op), cases, "bf16")
     needed = f"ragged over even >= {least:.2f}"
     # Not the ratio of each rung: a rung that is slow on both cases could have the best ratio.
     both = {kernel: shares for kernel, shares in bandwidth_shares(records).items() if len(shares) == len(cases)}
     if not both:
-        return unmeasured(records, cut, needed, run_id)
+        return unmeasured(records, cut, needed)
     fastest, best = (max(both, key=lambda kernel: both[kernel][case.id]) for case in cases)
     ratio = both[best][cases[1].id] / both[fastest][cases[0].id]
     figures = {"kernel": best, "fastest with even lengths": fastest, "ragged over even": ratio}
-    return answer(context, ratio >= least, needed, figures, run_id)
+    return answer(context, ratio >= least, needed, figures)
 
 
 def paged_prefill(context: Context, op: str, pairs: Mapping[str, str], most: float) -> Outcome:
@@ -65,10 +68,10 @@ def paged_prefill(context: Context, op: str, pairs: Mapping[str, str], most: flo
     needed = f"paged over contiguous <= {most:.2f}"
     best: dict[str, dict[str, float]] = {}
     records: list[Record] = []
-    run_id, cut = "", False
+    cut = False
     for one, cases in texts.items():
         wanted = cases_of(context, one, cases, dry=len(cases))
-        found, run_id, short = measure(context, one, optimized(context, one), wanted, "bf16")
+        found, short = measure(context, one, optimized(context, one), wanted, "bf16")
         records, cut = [*records, *found], cut or short
         own = latencies(found)
         best[one] = {
@@ -76,15 +79,15 @@ def paged_prefill(context: Context, op: str, pairs: Mapping[str, str], most: flo
         }
     times = [list(own.values()) for own in best.values()]
     if not all(all(own) for own in times):
-        return unmeasured(records, cut, needed, run_id)
+        return unmeasured(records, cut, needed)
     worst = max(paged / dense for paged, dense in zip(*times, strict=True))
-    return answer(context, worst <= most, needed, {"paged over contiguous, worst": worst}, run_id)
+    return answer(context, worst <= most, needed, {"paged over contiguous, worst": worst})
 
 
-def fp8_prefill(context: Context, op: str, cases: Sequence[str]) -> Outcome:
+def fp8_prefill(context: Context, op: str, cases: Sequence[str], scheme: str) -> Outcome:
     """Speedup of fp8 over the library's kernel, which dequantises to bf16 in the timed call; no bar is set on it."""
     wanted = cases_of(context, op, cases)
-    records, run_id, cut = measure(context, op, contenders(context, op), wanted, "fp8_e4m3")
+    records, cut = measure(context, op, contenders(context, op), wanted, scheme)
     times = latencies(records)
     base = times.pop("library", {})
     figures = {
@@ -93,15 +96,15 @@ def fp8_prefill(context: Context, op: str, cases: Sequence[str]) -> Outcome:
         if (shared := base.keys() & own.keys())
     }
     reason = "" if figures and not cut else why_unmeasured(records)
-    return Outcome("PARTIAL" if cut else "DONE", reason, figures=figures, files=(f"{run_id}.jsonl",))
+    return Outcome("PARTIAL" if cut else "DONE", reason, figures=figures)
 
 
-def _against(id: str, D: int, geomean: float, cost_s: float, value: float, **rungs: list[str]) -> Entry:
+def _against(id: str, D: int, geomean: float, cost_s: float, value: float, **rungs: list[str]) -> Bar:
     return bar(
         f"flash_attention.{id}",
         f"prefill d{D} bf16, 16k tokens in all, full and causal, seq 1k to 16k, MHA and GQA 8:1: geomean >= "
         f"{geomean:.2f}x the best SDPA backend",
-        AGAINST_LIBRARY,
+        against_library,
         cost_s=cost_s, value=value, cases=_prefill(D), geomean=geomean, **rungs,
     )  # fmt: skip
 
@@ -112,20 +115,20 @@ BARS = (
         "paged_attention.decode",
         "paged decode GQA 32/8 d128 bf16, block 16: >= 90% of measured read bandwidth at batch 64 and context 4k and "
         "8k, >= 70% at 1k, >= 60% for one request at 64k",
-        OF_BANDWIDTH,
+        of_bandwidth,
         cost_s=45.0, value=89.0,
         least={_decode(64, 4096): 0.9, _decode(64, 8192): 0.9, _decode(64, 1024): 0.7, _decode(1, 65536): 0.6},
     ),
     bar(
         "paged_attention.ragged",
         "paged decode with log-normal lengths, as many keys in all: within 3% of the bandwidth of even ones",
-        f"{__name__}:ragged_lengths",
+        ragged_lengths,
         cost_s=30.0, value=88.0, even=_decode(64, 4096), ragged=_decode(64, 4096) + ",lognormal=true", least=0.97,
     ),
     bar(
         "paged_attention.prefill",
         "paged prefill within 5% of the contiguous kernel at block 16",
-        f"{__name__}:paged_prefill",
+        paged_prefill,
         "flash_attention",
         cost_s=30.0, value=74.8, most=1.05,
         pairs={
@@ -136,23 +139,24 @@ BARS = (
     bar(
         "rope_and_cache.bandwidth",
         "fused rope and cache write at 4096 tokens: >= 85% of measured bandwidth",
-        OF_BANDWIDTH,
+        of_bandwidth,
         cost_s=15.0, value=86.0,
         least={
             "T=4096,H=32,H_kv=8,D=128,rotary=128,max_position=131072,num_blocks=512,block_size=16,skipped=0,"
             "interleaved=false": 0.85
         },
     ),
-    Entry(
+    Bar(
         "measure:flash_attention.fp8",
         "prefill d128 in fp8, 16k tokens in all, full and causal, seq 1k to 16k, MHA, keys of v contiguous: over the "
         "library's, which dequantises to bf16 in the timed call",
-        f"{__name__}:fp8_prefill",
+        fp8_prefill,
         {
             "op": "flash_attention",
+            "scheme": "fp8_e4m3",
             "cases": [f"{case},v_columns=true" for case in _prefill(128) if f"H_kv={HEADS // 128}," in case],
         },
-        40.0, 73.4, ("environment", "first"), ("ceilings",), ("flash_attention",),
+        40.0, 73.4, ("flash_attention",),
     ),
     _against("prefill_d64", 64, 0.95, 45.0, 75.5, rungs=list(UPPER_RUNGS)),
     _against("prefill_d256", 256, 0.95, 45.0, 75.0, rungs=list(UPPER_RUNGS)),

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
 
 import torch
-
-from rooflab.bench.suite.bars import AGAINST_LIBRARY, OF_BANDWIDTH, bar
-from rooflab.bench.suite.entries import Context, Outcome
-from rooflab.bench.suite.measures import (
+from bars.bar import bar
+from bars.measures import (
+    against_library,
     answer,
     bandwidth_shares,
     cases_of,
@@ -17,12 +16,15 @@ from rooflab.bench.suite.measures import (
     dispatched,
     latencies,
     measure,
+    of_bandwidth,
     optimized,
     peak_figures,
     unmeasured,
     without_bandwidth,
 )
-from rooflab.bench.suite.running import Running, clear_running
+
+from rooflab.bench.processes.running import note
+from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 
@@ -62,10 +64,10 @@ def skinny(
     """
     wanted = cases_of(context, op, cases)
     needed = f"geomean >= {geomean:.2f}, >= {slow_geomean:.2f} where the library is under {slow_share:.0%} of bandwidth"
-    records, run_id, cut = measure(context, op, contenders(context, op, SKINNY_RUNGS), wanted, "bf16")
+    records, cut = measure(context, op, contenders(context, op, SKINNY_RUNGS), wanted, "bf16")
     best = dispatched(op, records, wanted)
     if best is None:
-        return unmeasured(records, cut, needed, run_id)
+        return unmeasured(records, cut, needed)
     library = next((str(record.kernel) for record in records if record.role == "library"), "")
     shares = bandwidth_shares(records).get(library, {})
     slow = [case for case, share in shares.items() if share < slow_share]
@@ -73,7 +75,7 @@ def skinny(
     figures = best.figures | {"cases where the library is slow": len(slow), "geomean there": slow_mean}
     met = best.geomean >= geomean and (slow_mean is None or slow_mean >= slow_geomean)
     figures |= peak_figures(records, best)
-    return answer(context, met, needed, figures, run_id, without_bandwidth(records))
+    return answer(context, met, needed, figures, without_bandwidth(records))
 
 
 _FP8_CASES = (
@@ -92,17 +94,17 @@ def within(context: Context, op: str, case: str, scheme: str, limits_us: Mapping
     """The best optimized kernel's time on one case, against the limit of the card whose name holds the key."""
     (wanted,) = cases_of(context, op, [case])
     needed = ", ".join(f"at most {limit:g} us on {card}" for card, limit in limits_us.items())
-    records, run_id, cut = measure(context, op, optimized(context, op), [wanted], scheme)
+    records, cut = measure(context, op, optimized(context, op), [wanted], scheme)
     own = {str(record.kernel) for record in records if record.role == "optimized"}
     found = {name: times[wanted.id] * 1e3 for name, times in latencies(records).items() if name in own}
     if not found:
-        return unmeasured(records, cut, needed, run_id)
+        return unmeasured(records, cut, needed)
     best = min(found, key=lambda name: found[name])
     figures = {"kernel": best, "time_us": found[best]}
     card = next((str((record.environment.get("gpu") or {}).get("name")) for record in records), "")
     limit = next((limit for name, limit in limits_us.items() if name in card), None)
     lacks = "" if limit is not None else f"the bar names no limit for {card or 'this device'}"
-    return answer(context, limit is not None and found[best] <= limit, needed, figures, run_id, lacks)
+    return answer(context, limit is not None and found[best] <= limit, needed, figures, lacks)
 
 
 def errors(found: torch.Tensor, oracle: torch.Tensor) -> dict[str, float]:
@@ -139,10 +141,10 @@ def accumulated(context: Context, op: str, case: str, scheme: str, most: float) 
         if reason:
             refused.append(f"{kernel.id}: {reason}")
             continue
-        Running(context.entry).note(context.out, [kernel.id])
+        note([kernel.id])
         own = errors(kernel(**inputs), oracle)
         found |= {f"{kernel.name}: {what} over fp32's": off / fp32[what] for what, off in own.items()}
-    clear_running(context.out)
+    note(())
     needed = f"at most {most:g} times the error of fp32 sums"
     if not found or context.dry_run:
         why = "dry run" if context.dry_run else "; ".join(refused) or "no optimized kernel was found right at first"
@@ -155,45 +157,45 @@ BARS = (
         "gemm.bf16_large",
         "bf16 large (4096^3, 8192^3, 8192x8192xK for K 512 to 16384, Llama-3-8B and 70B prefill shapes): geomean >= "
         "1.00x cuBLAS, worst >= 0.93x",
-        AGAINST_LIBRARY,
+        against_library,
         cost_s=60.0, value=84.0, cases=list(LARGE), geomean=1.0, worst=0.93, rungs=list(LARGE_RUNGS),
     ),
     bar(
         "gemm.bf16_skinny",
         "skinny bf16 (Llama-3-8B's five layer shapes, M 1 to 64): geomean >= 1.00x cuBLAS, and >= 1.05x where cuBLAS "
         "is under 90% of measured read bandwidth",
-        f"{__name__}:skinny",
+        skinny,
         cost_s=70.0, value=83.0, cases=list(SKINNY), geomean=1.0, slow_geomean=1.05, slow_share=0.9,
     ),
     bar(
         "gemm_fp8.large",
         "fp8 large: geomean >= 1.00x torch._scaled_mm(use_fast_accum=False), promoted every 128 of K",
-        AGAINST_LIBRARY,
+        against_library,
         cost_s=40.0, value=82.0, cases=list(_FP8_CASES), geomean=1.0, scheme="fp8_e4m3",
     ),
     bar(
         "gemm_fp8.error",
         "fp8 large: error at most twice fp32 accumulation's at K = 16384",
-        f"{__name__}:accumulated",
+        accumulated,
         cost_s=20.0, value=81.0, case=_LONGEST, scheme="fp8_e4m3", most=2.0,
     ),
     bar(
         "gemm_w4a16.gemv",
         "w4a16, 8192 x 8192, M = 1: at most 19 us on an H100 and 14 us on an H200",
-        f"{__name__}:within",
+        within,
         cost_s=20.0, value=87.0, case=f"{_PER_TOKEN},zeros=false,bias=false", scheme="w4a16_g128",
         limits_us={"H100": 19.0, "H200": 14.0},
     ),
     bar(
         "gemm_w8a16.gemv",
         "w8a16, 8192 x 8192, M = 1: at least 75% of the measured bandwidth",
-        OF_BANDWIDTH,
+        of_bandwidth,
         cost_s=20.0, value=86.5, least={f"{_PER_TOKEN},bias=false": 0.75}, scheme="w8a16",
     ),
     bar(
         "gemm_silu_and_mul.fused",
         "fused gate-up: geomean >= 1.05x the two library calls, prefill of Llama-3-8B and decode",
-        AGAINST_LIBRARY,
+        against_library,
         cost_s=35.0, value=75.0, cases=[f"M={M},I=14336,K=4096,layout=NT" for M in (16, 64, 2048, 8192)], geomean=1.05,
     ),
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Predicted times of kernels over rows beside a copy of as many bytes, for each rung and case of their bars.
 
-    python -m rooflab.bench.suite.against_copy --gpu h100 --out results/predicted/rows.md
+    python results/against_copy.py --gpu h100 --out results/predicted/rows.md
 
 A copy is taken to reach the bandwidth that cards sustain (`predict/chip.py`).  What a launch takes is in the predicted
 time and not in the copy's.
@@ -12,12 +12,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from bars.one_token import BARS as ONE_TOKEN
+from bars.rows import BARS
+
 from rooflab.bench.predict.cases import Target
 from rooflab.bench.predict.chip import HBM_SUSTAINED
 from rooflab.bench.predict.explain import Explanation, explain
 from rooflab.bench.predict.model import LEAST, SUSTAINED
-from rooflab.bench.suite.bars.one_token import BARS as ONE_TOKEN
-from rooflab.bench.suite.bars.rows import BARS
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, get_scheme
@@ -34,8 +35,8 @@ MORE = {
 """Cases of ops that have no bar here."""
 
 NOTE = (
-    "Nothing here was measured. Predicted: `rooflab explain`, uncalibrated, bf16. `python -m "
-    "rooflab.bench.suite.against_copy` writes this page. A copy is taken to reach the bandwidth that cards sustain; a "
+    "Nothing here was measured. Predicted: `rooflab explain`, uncalibrated, bf16. `python "
+    "results/against_copy.py` writes this page. A copy is taken to reach the bandwidth that cards sustain; a "
     "launch is in the predicted time alone, so one token has no share. For many rows the prediction sees little but "
     "bytes: on public kernels of this kind it errs by 6% in the median, and it cannot tell these rungs apart. What a "
     "rung does not take has its reason. Sampling is not here: how often its loops run depends on the logits, which the "

@@ -6,10 +6,11 @@ import json
 from collections.abc import Sequence
 
 import torch
+from bars.bar import Bar
+from bars.commands import run_command
 
-from rooflab.bench.suite.entries import BarStatus, Context, Entry, Outcome
-from rooflab.bench.suite.plan import AB_IS_LONG
-from rooflab.bench.suite.tasks import run_command
+from rooflab.bench.suite.entries import BarStatus, Context, Outcome
+from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 
 REPEATS = 20
@@ -23,8 +24,6 @@ def false_alarms(context: Context, arguments: Sequence[str], repeats: int, most:
     It has `repeats` rounds of identical code and one round of slowed code, which share the entry's time.
     """
     needed = f"at most {most} FASTER or SLOWER of identical code, no SAME of slowed code"
-    if context.dry_run:
-        return Outcome("UNSUPPORTED", AB_IS_LONG, "UNMEASURED", needed)
     words = [word.replace("{out}", str(context.out)) for word in arguments]
     words += ["--repeats", str(repeats), "--budget", str(max(1, int(context.seconds / (repeats + 1))))]
     status, value, errors = run_command(words)
@@ -39,7 +38,7 @@ def false_alarms(context: Context, arguments: Sequence[str], repeats: int, most:
     figures = {"comparisons": sum(map(len, runs)), "false alarms": alarms, "slowed and called SAME": missed}
     if unmeasured or not slowed:
         return Outcome("DONE", f"{unmeasured} comparisons without a reading", "UNMEASURED", needed, figures)
-    return Outcome("DONE", "", "MET" if alarms <= most and not missed else "MISSED", needed, figures, ("bar-ab.json",))
+    return Outcome("DONE", "", "MET" if alarms <= most and not missed else "MISSED", needed, figures)
 
 
 LEAST = 20
@@ -50,30 +49,22 @@ def golden(context: Context) -> Outcome:
     from rooflab.bench.emulate import golden as files
 
     needed = f"outputs of at least {LEAST} kernels and dtypes kept; the emulator is held to them afterwards"
-    if context.dry_run:
-        return Outcome("UNSUPPORTED", "outputs of a CPU say nothing of the emulator", "UNMEASURED", needed)
-    chosen = [target for target in files.targets() if f"{target.op}/{target.kernel}" not in context.excluded]
+    chosen = [target for target in files.targets() if f"{target.op}/{target.kernel}" not in registry.excluded()]
     names = files.write(context.out / "golden", torch.device(context.device), chosen)
     status: BarStatus = "MET" if len(names) >= LEAST else "MISSED"
-    return Outcome("DONE", "", status, needed, {"kept": len(names)}, ("golden/golden.json",))
+    return Outcome("DONE", "", status, needed, {"kept": len(names)})
 
 
 BARS = (
-    Entry(
+    Bar(
         "bar:ab.false_alarms",
         "6 kernels x 20 A/A repeats: no more than 1 FASTER or SLOWER in all; an injected 5% slowdown is never SAME",
-        f"{__name__}:false_alarms",
+        false_alarms,
         {"arguments": "ab --self-test --inject 0.05 --out {out} --json".split(), "repeats": REPEATS, "most": 1},
-        cost_s=ROUND_S * (REPEATS + 1),
-        value=20.0,
-        needs=("environment", "first"),
+        ROUND_S * (REPEATS + 1), 20.0, on_cpu=False,
     ),
-    Entry(
-        "bar:emulator.golden",
-        "outputs of at least 20 kernels and dtypes, which the emulator must reproduce",
-        f"{__name__}:golden",
-        cost_s=60.0,
-        value=73.5,
-        needs=("environment", "first"),
+    Bar(
+        "bar:emulator.golden", "outputs of at least 20 kernels and dtypes, which the emulator must reproduce",
+        golden, {}, 60.0, 73.5, checks=tuple(registry.ops()), on_cpu=False,
     ),
-)
+)  # fmt: skip

@@ -7,17 +7,17 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from bars.bar import Bar, bar
+from bars.measures import KERNEL_S, answer, cases_of, measure, unmeasured, usable
 
 from rooflab.bench.calls.calls import Rotation, copies_of
 from rooflab.bench.ceilings.microkernels import floors
 from rooflab.bench.check.check import already_broken
 from rooflab.bench.measure.timed import time_together
+from rooflab.bench.processes.running import ContextBroken, note
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record
-from rooflab.bench.suite.bars import bar
-from rooflab.bench.suite.entries import Context, Entry, Outcome
-from rooflab.bench.suite.measures import KERNEL_S, answer, cases_of, measure, unmeasured, usable
-from rooflab.bench.suite.running import ContextBroken, Running, clear_running
+from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.bench.timing.reading import reading_fields, why_invalid
 from rooflab.bench.timing.stopwatch import Function
 from rooflab.bench.timing.timing import Samples
@@ -40,17 +40,17 @@ def one_token(context: Context, op: str, case: str, depth: int, most: float) -> 
     needed = f"at most {most:.2f} times one CTA of {depth} dependent loads and a store"
     role = "naive" if context.dry_run else "optimized"
     kernels = [kernel for kernel in usable(context, op) if kernel.role == role]
-    records, run_id, cut = measure(context, op, kernels, [wanted], "bf16")
+    records, cut = measure(context, op, kernels, [wanted], "bf16")
     good = [record for record in records if record.status == "OK" and record.latency_median_ms]
     if not good:
-        return unmeasured(records, cut, needed, run_id)
+        return unmeasured(records, cut, needed)
     floor, wrong = _floor(context, depth)
     if floor is None:
-        return Outcome("DONE", wrong, "UNMEASURED", needed, files=(f"{run_id}.jsonl",))
+        return Outcome("DONE", wrong, "UNMEASURED", needed)
     timed, faults = _beside(context, op, good, wanted, floor)
-    RunWriter(context.out, run_id).write(*(_record(timed, record) for record in good if record.kernel in timed))
+    RunWriter(context.out, good[0].run_id).write(*(_record(timed, record) for record in good if record.kernel in timed))
     if FLOOR not in timed or len(timed) == 1:
-        return Outcome("DONE", "; ".join(faults), "UNMEASURED", needed, files=(f"{run_id}.jsonl",))
+        return Outcome("DONE", "; ".join(faults), "UNMEASURED", needed)
     best = min((name for name in timed if name != FLOOR), key=lambda name: timed[name].median_s)
     ratio = timed[best].median_s / timed[FLOOR].median_s
     figures = {
@@ -61,7 +61,7 @@ def one_token(context: Context, op: str, case: str, depth: int, most: float) -> 
         "timer": timed[best].method,
         "l2_state": timed[best].l2_state,
     }
-    return answer(context, ratio <= most, needed, figures, run_id)
+    return answer(context, ratio <= most, needed, figures)
 
 
 def _floor(context: Context, depth: int) -> tuple[Function | None, str]:
@@ -92,12 +92,12 @@ def _beside(
     copies = copies_of(spec, case, get_scheme(str(good[0].scheme)), device, context.seed)
     kernels = {str(record.kernel): registry.get_kernel(op, str(record.kernel)) for record in good}
     ready: dict[str, Function] = {name: Rotation(kernel, spec, copies) for name, kernel in kernels.items()}
-    Running(context.entry, files=(f"{good[0].run_id}.jsonl",)).note(context.out, [k.id for k in kernels.values()])
+    note([kernel.id for kernel in kernels.values()])
     gpu = (good[0].environment.get("gpu") or {}).get("uuid")
     timed, failures, _ = time_together(ready | {FLOOR: floor}, device, KERNEL_S, context.seed, gpu)
     if broken := already_broken(device):
         raise ContextBroken(broken)
-    clear_running(context.out)
+    note(())
     faults = [f"{name}: {failed.reason}" for name, failed in failures.items()]
     floor_l2 = timed[FLOOR].l2_state if FLOOR in timed else None
     for name, samples in list(timed.items()):
@@ -122,11 +122,11 @@ def _record(timed: dict[str, Samples], record: Record) -> Record:
     return replace(record, **fields | {"bound_fraction": share})
 
 
-def _one_token(op: str, value: float, case: str) -> Entry:
+def _one_token(op: str, value: float, case: str) -> Bar:
     return bar(
         f"{op}.one_token",
         f"{op} of one token: at most 1.2x a one-CTA kernel of equal dependent-load depth under the same timer",
-        f"{__name__}:one_token",
+        one_token,
         cost_s=15.0, value=value, depth=DEPTHS[op], most=1.2, case=case,
     )  # fmt: skip
 

@@ -10,38 +10,31 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.calls.selection import default_scheme, first_taken
+from rooflab.bench.calls.selection import default_scheme
 from rooflab.bench.check.check import BROKEN, already_broken
+from rooflab.bench.check.isolated import passed_here
+from rooflab.bench.commands import LEAST_S, TIMING_SHARE
 from rooflab.bench.measure.measure import measure_op
-from rooflab.bench.records import files as record_files
-from rooflab.bench.records.files import RunWriter
+from rooflab.bench.processes.running import ContextBroken, note
+from rooflab.bench.records.files import going_on
 from rooflab.bench.records.record import Record
 from rooflab.bench.suite.entries import BarStatus, Context, Outcome
-from rooflab.bench.suite.rehearse import rehearse
-from rooflab.bench.suite.running import ContextBroken, Running, clear_running
 from rooflab.kernels import registry
 from rooflab.kernels.choices import launch_bucket, rows_of
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import DTYPE_NAMES, Case, get_scheme
 from rooflab.roofline.model import Ceilings
 
-KERNEL_S = 0.3
+KERNEL_S, DRY_KERNEL_S = 0.3, 0.02
 """Seconds for the samples of one kernel on one case."""
-LEAST_KERNEL_S, DRY_KERNEL_S = 0.05, 0.02
 _DTYPES = (*DTYPE_NAMES.values(), "tf32", "fp8_e4m3")
 NO_LIMITS = Ceilings("none, a dry run", "datasheet", 1e18, dict.fromkeys(_DTYPES, 1e18), 1e18)
 """Ceilings of a dry run, whose figures do not count: measuring the CPU's ceilings would take as long as the rest."""
-TIMING_SHARE = 0.3
-"""Share of an entry's time that goes to samples; the rest goes to inputs, checks and compilation."""
 
 
 def usable(context: Context, op: str) -> list[Kernel]:
-    """The kernels of `op` that this run may launch: no first check has excluded them or failed to reach them."""
-    return [
-        kernel
-        for kernel in registry.kernels(op).values()
-        if kernel.id not in context.excluded and (context.verified is None or kernel.id in context.verified)
-    ]
+    """The kernels of `op` that this run may launch: none of those that broke another process of it."""
+    return [kernel for kernel in registry.kernels(op).values() if kernel.id not in registry.excluded()]
 
 
 def contenders(context: Context, op: str, rungs: Sequence[str] = ()) -> list[Kernel]:
@@ -63,39 +56,32 @@ def cases_of(context: Context, op: str, texts: Sequence[str], dry: int = 1) -> l
 
 def measure(
     context: Context, op: str, kernels: Sequence[Kernel], cases: Sequence[Case], scheme: str | None = None
-) -> tuple[list[Record], str, bool]:
-    """Checks and times `kernels` against each other on each case, as far as the time allows; on `meta`, compiles them.
+) -> tuple[list[Record], bool]:
+    """Checks and times `kernels` against each other on each case, as far as the time allows.
 
-    Returns the records, written as they came, the id of their run, and whether cases were left out.  Continues the
-    records and the run of an earlier process of this entry.  Raises `ContextBroken` if a kernel makes all further
-    work in this process impossible.
+    Returns the records, written as they came, and whether cases were left out.  Continues the run in the folder.
+    Raises `ContextBroken` if a kernel makes all further work in this process impossible.
     """
     device, spec = torch.device(context.device), registry.get_op(op)
     name = default_scheme(device) if scheme is None or context.dry_run else scheme
     if name not in spec.schemes and (context.dry_run or scheme is None):
         name = scheme or spec.schemes[0]
-    if device.type == "meta":
-        rehearse(kernels, cases, [get_scheme(name)])
-        return [], "", True
-    writer = RunWriter(context.out, context.run_id)
-    found = written_before(writer)
+    writer, before = going_on(context.out)
+    found = [record for record in before if record.op == op]
     if kernels:
-        names = {kernel.name for kernel in kernels}
         done = {(record.kernel, record.case_id) for record in found}
-        cases = [case for case in cases if any((one, case.id) not in done for one in names)]
+        cases = [case for case in cases if any((kernel.name, case.id) not in done for kernel in kernels)]
     if not kernels or not cases:
-        return found, writer.run_id, bool(cases)
+        return found, bool(cases)
     share = TIMING_SHARE * context.seconds / (len(kernels) * len(cases))
-    budget_s = DRY_KERNEL_S if context.dry_run else min(KERNEL_S, max(LEAST_KERNEL_S, share))
-    options: dict[str, Any] = (
-        {"ceilings": NO_LIMITS} if context.dry_run else {"planted_before": planted_before(context, kernels, name)}
-    )
-    now = Running(context.entry, files=(writer.path.name,))
+    budget_s = DRY_KERNEL_S if context.dry_run else min(KERNEL_S, max(LEAST_S, share))
+    options: dict[str, Any] = {"ceilings": NO_LIMITS} if context.dry_run else {}
+    passed = passed_here(kernels, device)
+    options["planted_before"] = frozenset(kernel.name for kernel in kernels if (kernel.id, name) in passed)
     new = 0
     for record in measure_op(
         spec, kernels, cases, get_scheme(name), device,
-        budget_s=budget_s, run_id=writer.run_id, seed=context.seed,
-        running=lambda ids: now.note(context.out, ids), **options,
+        budget_s=budget_s, run_id=writer.run_id, seed=context.seed, **options,
     ):  # fmt: skip
         if not record.reason.startswith(BROKEN):  # a record with that reason says nothing of its kernel
             writer.write(record)
@@ -106,23 +92,8 @@ def measure(
     broken = already_broken(device)
     if broken:
         raise ContextBroken(broken)
-    clear_running(context.out)
-    return found, writer.run_id, new < len(kernels) * len(cases)
-
-
-def planted_before(context: Context, kernels: Sequence[Kernel], scheme: str) -> frozenset[str]:
-    """Names of the kernels that a first check of this run has run with planted inputs in the scheme."""
-    preferred = default_scheme(torch.device(context.device))
-    seen = [kernel for kernel in kernels if kernel.id in (context.verified or ())]
-    taken = {
-        kernel.name: first_taken(kernel, preferred) for kernel in seen if kernel.backend not in registry.CPU_BACKENDS
-    }
-    return frozenset(name for name, first in taken.items() if first is not None and first[1].name == scheme)
-
-
-def written_before(writer: RunWriter) -> list[Record]:
-    """The records that an earlier process of this entry wrote to the same file."""
-    return record_files.read(writer.path) if writer.path.is_file() else []
+    note(())
+    return found, new < len(kernels) * len(cases)
 
 
 @dataclass(frozen=True)
@@ -208,20 +179,18 @@ def why_unmeasured(records: Sequence[Record]) -> str:
     return "; ".join(list(faults)[:4]) or "no optimized kernel was timed on every case"
 
 
-def unmeasured(records: Sequence[Record], cut: bool, needed: str, run_id: str) -> Outcome:
+def unmeasured(records: Sequence[Record], cut: bool, needed: str) -> Outcome:
     """The outcome of a bar without a figure, because of a fault or for lack of time; a resumed run may have it."""
     why = why_unmeasured(records)
     reason = f"no time for every case; {why}" if cut else why
-    return Outcome("PARTIAL" if cut else "DONE", reason, "UNMEASURED", needed, files=(f"{run_id}.jsonl",))
+    return Outcome("PARTIAL" if cut else "DONE", reason, "UNMEASURED", needed)
 
 
-def answer(
-    context: Context, met: bool, needed: str, figures: Mapping[str, Any], run_id: str, lacks: str = ""
-) -> Outcome:
+def answer(context: Context, met: bool, needed: str, figures: Mapping[str, Any], lacks: str = "") -> Outcome:
     """A bar's outcome; a dry run gives no answer, and neither does a run that `lacks` what the bar is compared with."""
     reason = "dry run" if context.dry_run else lacks
     bar: BarStatus = "UNMEASURED" if reason else "MET" if met else "MISSED"
-    return Outcome("DONE", reason, bar, needed, figures, (f"{run_id}.jsonl",))
+    return Outcome("DONE", reason, bar, needed, figures)
 
 
 def without_bandwidth(records: Sequence[Record]) -> str:
@@ -245,12 +214,12 @@ def against_library(
     """
     wanted = cases_of(context, op, cases)
     needed = f"geomean >= {geomean:.2f}" + (f", worst >= {worst:.2f}" if worst is not None else "")
-    records, run_id, cut = measure(context, op, contenders(context, op, rungs), wanted, scheme)
+    records, cut = measure(context, op, contenders(context, op, rungs), wanted, scheme)
     best = dispatched(op, records, wanted)
     if best is None:
-        return unmeasured(records, cut, needed, run_id)
+        return unmeasured(records, cut, needed)
     met = best.geomean >= geomean and (worst is None or best.worst >= worst)
-    return answer(context, met, needed, best.figures | peak_figures(records, best), run_id)
+    return answer(context, met, needed, best.figures | peak_figures(records, best))
 
 
 def peak_figures(records: Sequence[Record], ratio: Ratio) -> dict[str, Any]:
@@ -273,16 +242,16 @@ def of_bandwidth(context: Context, op: str, least: Mapping[str, float], scheme: 
     cases = cases_of(context, op, list(least))
     wanted = {case.id: share for case, share in zip(cases, least.values(), strict=False)}
     needed = ", ".join(f"{share:.0%} at {case}" for case, share in wanted.items())
-    records, run_id, cut = measure(context, op, optimized(context, op), cases, scheme)
+    records, cut = measure(context, op, optimized(context, op), cases, scheme)
     shares = bandwidth_shares(records)
     complete = {name: found for name, found in shares.items() if found.keys() == wanted.keys()}
     if not complete:
-        return unmeasured(records, cut, needed, run_id)
+        return unmeasured(records, cut, needed)
     best = max(complete, key=lambda name: min(complete[name][case] / wanted[case] for case in wanted))
     figures: dict[str, Any] = {"kernel": best} | {f"share at {case}": share for case, share in complete[best].items()}
     met = all(complete[best][case] >= share for case, share in wanted.items())
     lacks = without_bandwidth([record for record in records if record.kernel == best])
-    return answer(context, met, needed, figures, run_id, lacks)
+    return answer(context, met, needed, figures, lacks)
 
 
 def bandwidth_shares(records: Sequence[Record]) -> dict[str, dict[str, float]]:

@@ -9,12 +9,13 @@ from statistics import median
 from typing import Any
 
 import torch
+from bars.bar import Bar
+from bars.measures import answer
 
 from rooflab.bench.ceilings.ceilings import ceilings_for
 from rooflab.bench.measure.engine_run import EngineRun, engine_record, run_batch, warm_up
-from rooflab.bench.records.files import RunWriter
-from rooflab.bench.suite.entries import Context, Entry, Outcome
-from rooflab.bench.suite.measures import answer, usable, written_before
+from rooflab.bench.records.files import going_on
+from rooflab.bench.suite.entries import Context, Outcome
 from rooflab.bench.timing.sm_clock import sm_clock_under_load
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.ops import FIRST_ON_CUDA
@@ -55,7 +56,7 @@ class Runs:
             path = context.out / "dry-model" / "config.json"
             write_whole(path, json.dumps(DRY_CONFIG) + "\n")
             model, max_model_len = str(path), DRY_CONTEXT
-        swaps = _swaps(context)
+        swaps = _swaps()
         self.llm = LLM(
             model,
             dummy=True,
@@ -69,7 +70,7 @@ class Runs:
         )
         warm_up(self.llm, prompt_tokens=8)
         self.context = context
-        self.writer = RunWriter(context.out, context.run_id)
+        self.writer, self.before = going_on(context.out)
         self.noise: list[str] = []
         """Why latencies are NOISY."""
         self._random = random.Random(context.seed)
@@ -97,12 +98,10 @@ class Runs:
         return run
 
 
-def _swaps(context: Context) -> dict[str, str]:
-    """Kernels of torch in place of the engine's own choice where one of that op did not pass its first check."""
-    device = torch.device(context.device)
-    own = {op: [registry.get_kernel(op, name) for name in names] for op, names in FIRST_ON_CUDA.items()}
-    wanted = {op: [kernel for kernel in kernels if kernel.why_not_here(device) is None] for op, kernels in own.items()}
-    failed = [op for op, kernels in wanted.items() if any(kernel not in usable(context, op) for kernel in kernels)]
+def _swaps() -> dict[str, str]:
+    """Kernels of torch in place of the engine's own choice where one of that op must not run."""
+    lost = registry.excluded()
+    failed = [op for op, names in FIRST_ON_CUDA.items() if any(f"{op}/{name}" in lost for name in names)]
     kept = {op: registry.kernels(op).get("library") for op in failed}
     return {op: "naive" if kernel is None or kernel.nondeterministic else "library" for op, kernel in kept.items()}
 
@@ -114,7 +113,7 @@ def engine(context: Context, model: str, batches: Sequence[int], contexts: Seque
     runs = Runs(context, model, max(batches), max(contexts))
     figures: dict[str, Any] = {}
     wanted = [(batch, length) for length in contexts for batch in batches]
-    known = {record.case_id: record for record in written_before(runs.writer)}
+    known = {record.case_id for record in runs.before}
     for batch, length in wanted:
         if context.left_s < 0:
             break
@@ -128,7 +127,7 @@ def engine(context: Context, model: str, batches: Sequence[int], contexts: Seque
         figures[f"batch {batch}, context {length}"] = told
     left = len(wanted) - len(figures)
     reason = f"no time for {left} of {len(wanted)} runs" if left else ""
-    return Outcome("PARTIAL" if left else "DONE", reason, figures=figures, files=(runs.writer.path.name,))
+    return Outcome("PARTIAL" if left else "DONE", reason, figures=figures)
 
 
 def serving(context: Context, model: str, itl: float, ttft: float, batches: Sequence[int]) -> Outcome:
@@ -154,7 +153,7 @@ def serving(context: Context, model: str, itl: float, ttft: float, batches: Sequ
     sheet = None if context.dry_run else identify(torch.cuda.get_device_name(device))
     read = (ceilings.access_bytes_per_s or {}).get("read") if ceilings and ceilings.kind == "measured" else None
     if sheet is None or read is None:
-        return answer(context, False, needed, figures, runs.writer.run_id, "no bandwidth was measured on this card")
+        return answer(context, False, needed, figures, "no bandwidth was measured on this card")
     clock = min(sm_clock_under_load(device), sheet.max_clock_hz)
     best = min(value for name, value in figures.items() if name.startswith("ITL"))
     peak = sheet.ceilings(clock).tensor_flops_per_s["bf16"]
@@ -162,7 +161,7 @@ def serving(context: Context, model: str, itl: float, ttft: float, batches: Sequ
     figures["TTFT share"] = 1e3 * prompt_flops(arch, PROMPT) / peak / figures["TTFT, ms"]
     figures["sm_clock_mhz"] = clock / 1e6
     met = figures["ITL share"] >= itl and figures["TTFT share"] >= ttft
-    return answer(context, met, needed, figures, runs.writer.run_id, "; ".join(dict.fromkeys(runs.noise)))
+    return answer(context, met, needed, figures, "; ".join(dict.fromkeys(runs.noise)))
 
 
 def read_bytes(arch: Architecture) -> int:
@@ -178,16 +177,22 @@ def prompt_flops(arch: Architecture, prompt: int) -> float:
     return whole - (prompt - 1) * left_out
 
 
+ON_CUDA = tuple(FIRST_ON_CUDA)
+MEASURED = {"batches": [1, 8, 64], "contexts": [512, 8192]}
 BARS = (
-    Entry(
+    Bar(
         "bar:engine.llama-3.1-8b",
         "Llama-3.1-8B with random weights, bf16: ITL of one sequence >= 85% of the weights' bytes over measured read "
         "bandwidth, TTFT at 2,048 tokens >= 65% of the tensor peak at the clock held; graphs on and off",
-        f"{__name__}:serving",
-        {"model": "llama-3.1-8b", "itl": 0.85, "ttft": 0.65, "batches": [64, 256]},
-        cost_s=80.0,
-        value=80.0,
-        needs=("environment", "first"),
-        after=("ceilings",),
+        serving, {"model": "llama-3.1-8b", "itl": 0.85, "ttft": 0.65, "batches": [64, 256]}, 80.0, 80.0,
+        checks=ON_CUDA,
     ),
-)
+    Bar(
+        "engine:llama-3.1-8b", "TTFT, ITL and throughput of Llama-3.1-8B with random weights, bf16",
+        engine, {"model": "llama-3.1-8b", **MEASURED}, 98.0, 57.0, checks=ON_CUDA,
+    ),
+    Bar(
+        "engine:qwen3-0.6b", "TTFT, ITL and throughput of Qwen3-0.6B with random weights, bf16",
+        engine, {"model": "qwen3-0.6b", **MEASURED}, 68.0, 56.0, checks=ON_CUDA,
+    ),
+)  # fmt: skip

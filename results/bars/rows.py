@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf
 
-from rooflab.bench.suite.bars import bar
-from rooflab.bench.suite.entries import Context, Entry, Outcome
-from rooflab.bench.suite.measures import answer, cases_of, contenders, latencies, measure, unmeasured, without_bandwidth
+from bars.bar import Bar, bar
+from bars.measures import answer, cases_of, contenders, latencies, measure, unmeasured, without_bandwidth
+
+from rooflab.bench.suite.entries import Context, Outcome
 
 VALUES = 2**26
 """Values of each input: 128 MiB in bf16, so that at least 256 MB move."""
@@ -22,14 +23,14 @@ def of_copy(context: Context, op: str, least: Mapping[str, float]) -> Outcome:
     speed over the best of torch, torch.compile and the peers.  `least` maps a case to the share that it must reach."""
     cases = cases_of(context, op, list(least))
     needed = f"{min(least.values()):.0%} to {max(least.values()):.0%} of a copy's bandwidth, and no other kernel faster"
-    records, run_id, cut = measure(context, op, contenders(context, op), cases, "bf16")
+    records, cut = measure(context, op, contenders(context, op), cases, "bf16")
     times, roles = latencies(records), {str(record.kernel): record.role for record in records}
     figures: dict[str, object] = {}
     met = True
     for case, share in zip(cases, least.values(), strict=False):
         own = {name: ms[case.id] for name, ms in times.items() if roles[name] == "optimized" and case.id in ms}
         if not own:
-            return unmeasured(records, cut, needed, run_id)
+            return unmeasured(records, cut, needed)
         best = min(own, key=lambda name: own[name])
         record = next(r for r in records if r.kernel == best and r.case_id == case.id)
         rates = (record.ceilings or {}).get("access_bytes_per_s") or {}
@@ -38,17 +39,17 @@ def of_copy(context: Context, op: str, least: Mapping[str, float]) -> Outcome:
         beside = min(others, default=inf) / own[best]
         figures[case.id] = f"{best}: {reached:.1%} of a copy, {beside:.2f} times the best other kernel's speed"
         met = met and reached >= share and beside >= 1
-    return answer(context, met, needed, figures, run_id, without_bandwidth(records))
+    return answer(context, met, needed, figures, without_bandwidth(records))
 
 
-def _bar(op: str, cost_s: float, value: float, widths: Mapping[int, float], case: str) -> Entry:
+def _bar(op: str, cost_s: float, value: float, widths: Mapping[int, float], case: str) -> Bar:
     least = {case.format(T=VALUES // width, width=width): share for width, share in widths.items()}
     told = ", ".join(f"{share:.0%} at {width}" for width, share in widths.items())
     return bar(
         f"{op}.copy",
         f"{op} bf16, at least 256 MB moved, cold L2: of a copy's bandwidth {told}; at least the best of torch, "
         "torch.compile and the peers that are installed",
-        f"{__name__}:of_copy",
+        of_copy,
         cost_s=cost_s, value=value, least=least,
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Where the kernels would stand: predicted times beside a library's published ones, for the bars that compare the two.
 
-    python -m rooflab.bench.suite.standing --gpu h100 --out results/published/standing.md
+    python results/standing.py --gpu h100 --out results/published/standing.md
 
 A kernel's time is expected between the tenth and the ninetieth percentile of what public kernels of its kind took of
 their predicted time (`predict/held_out.py`).  A bar WOULD be MET or MISSED only if that is so at both ends.
@@ -16,15 +16,15 @@ from statistics import geometric_mean
 from typing import Any
 
 import torch
+from bars.bar import Bar
+from bars.gemm import SKINNY_RUNGS
+from bars.judge import AGAINST_LIBRARY
 
 from rooflab.bench.predict import held_out
 from rooflab.bench.predict.calibration import kind_of
 from rooflab.bench.predict.cases import Target
 from rooflab.bench.predict.explain import Explanation, explain
 from rooflab.bench.predict.model import LEAST, SUSTAINED
-from rooflab.bench.suite.bars.gemm import SKINNY_RUNGS
-from rooflab.bench.suite.entries import Entry
-from rooflab.bench.suite.plan import bar_entries
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, get_scheme
@@ -60,7 +60,7 @@ class Standing:
 class Expected:
     """A bar, and what is expected of it."""
 
-    entry: Entry
+    bar: Bar
     cases: tuple[Standing, ...]
     band: tuple[float, float]
     """Least and most time expected, over the predicted time."""
@@ -73,7 +73,7 @@ class Expected:
     @property
     def verdict(self) -> str:
         """At both ends of the band."""
-        needed, (least, most) = float(self.entry.arguments["geomean"]), self.band
+        needed, (least, most) = float(self.bar.arguments["geomean"]), self.band
         if self.geomean / most >= needed:
             return WOULD_MEET
         return WOULD_MISS if self.geomean / least < needed else CANNOT_TELL
@@ -82,9 +82,9 @@ class Expected:
         """One row of the table of bars."""
         least, most = self.band
         return {
-            "bar": self.entry.id.removeprefix("bar:"),
-            "needed": f"{self.entry.arguments['geomean']:.2f}",
-            "cases": f"{len(self.cases)} of {len(self.entry.arguments['cases'])}",
+            "bar": self.bar.id.removeprefix("bar:"),
+            "needed": f"{self.bar.arguments['geomean']:.2f}",
+            "cases": f"{len(self.cases)} of {len(self.bar.arguments['cases'])}",
             "library / predicted": f"{self.geomean:.2f}",
             "expected": f"{self.geomean / most:.2f} to {self.geomean / least:.2f}",
             "verdict": self.verdict,
@@ -97,11 +97,11 @@ def band(kind: str) -> tuple[float, float]:
     return ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
 
 
-def expected(device: Device, entries: Sequence[Entry]) -> list[Expected]:
+def expected(device: Device, bars: Sequence[Bar]) -> list[Expected]:
     """What is expected of each bar with cases of which the library's time is published; the others are left out."""
     found = []
-    for entry in entries:
-        arguments: Mapping[str, Any] = entry.arguments
+    for bar in bars:
+        arguments: Mapping[str, Any] = bar.arguments
         if "geomean" not in arguments:
             continue
         op, scheme = arguments["op"], get_scheme(arguments.get("scheme", "bf16"))
@@ -125,7 +125,7 @@ def expected(device: Device, entries: Sequence[Entry]) -> list[Expected]:
         if cases:
             spec = registry.get_op(op)
             cost = spec.cost(**spec.make_inputs(cases[0].case, scheme, torch.device("meta"), 0))
-            found.append(Expected(entry, cases, band(kind_of(op, cost))))
+            found.append(Expected(bar, cases, band(kind_of(op, cost))))
     return found
 
 
@@ -135,7 +135,7 @@ def page(device: Device, found: Sequence[Expected]) -> str:
     every.sort(key=lambda pair: pair[1].ratio)
     widest = [
         {
-            "bar": bar.entry.id.removeprefix("bar:"),
+            "bar": bar.bar.id.removeprefix("bar:"),
             "case": standing.case.id,
             "kernel": standing.best.target.kernel,
             "predicted_us": f"{(standing.best.predicted_ms or 0.0) * 1e3:.1f}",
@@ -150,8 +150,8 @@ def page(device: Device, found: Sequence[Expected]) -> str:
             f"# Where the kernels would stand on an {device.full_name}",
             "",
             "Nothing here was measured. Predicted: `rooflab explain`, uncalibrated. Library: published times of vLLM "
-            "0.24.0's kernels (`tables.json`), interpolated where a shape is between two. `python -m "
-            "rooflab.bench.suite.standing` writes this page. Of a prediction, the least work and the rates that cards "
+            "0.24.0's kernels (`tables.json`), interpolated where a shape is between two. `python "
+            "results/standing.py` writes this page. Of a prediction, the least work and the rates that cards "
             "sustain are parts that no kernel can change; the last column has the largest of the others.",
             "",
             *_table([bar.row() for bar in found]),
@@ -177,8 +177,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device = get_device(arguments.gpu)
-    entries = [entry for entry in bar_entries() if not arguments.bar or entry.id.removeprefix("bar:") in arguments.bar]
-    text = page(device, expected(device, entries))
+    bars = [bar for bar in AGAINST_LIBRARY if not arguments.bar or bar.id.removeprefix("bar:") in arguments.bar]
+    text = page(device, expected(device, bars))
     print(text)
     if arguments.out:
         write_whole(arguments.out, text)

@@ -1,6 +1,6 @@
 """What one decoder layer launches outside its products and attention, and the predicted time of that, plan by plan.
 
-    python -m rooflab.bench.suite.decode_layer --gpu h100 --out results/predicted/decode_layer.md
+    python results/decode_layer.py --gpu h100 --out results/predicted/decode_layer.md
 
 A plan names a kernel for each op.  Kernels that are not ours have no compiled code here: their time is launches and
 bytes.  PDL (`kernels/_pdl.py`) hides at most a kernel's launch and what it asks for before it waits; the page shows
@@ -30,8 +30,8 @@ PLANS = ("naive", "library", "one kernel an op", "norms of heads in rope_and_cac
 ONE, ROPE, PRODUCT = PLANS[2:]
 
 NOTE = (
-    "Nothing here was measured. Predicted: `rooflab explain`, uncalibrated, bf16, in a CUDA graph. `python -m "
-    "rooflab.bench.suite.decode_layer` writes this page. *launches* and *us* are those of one layer outside its "
+    "Nothing here was measured. Predicted: `rooflab explain`, uncalibrated, bf16, in a CUDA graph. `python "
+    "results/decode_layer.py` writes this page. *launches* and *us* are those of one layer outside its "
     "products and attention; between *us* and *without launches* lies what programmatic dependent launch can save. "
     "Public kernels took 1 to 4 us more a launch in graphs than the 1.3 us counted here. *of the layer*: beside the "
     f"products and the attention over {CONTEXT:,} tokens of each sequence at their bounds. In the last plan the time "

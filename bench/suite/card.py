@@ -1,0 +1,52 @@
+"""The first entry, `python -m rooflab.bench.suite.card`: the machine, its software, and whether the card answers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from typing import Any
+
+import torch
+
+from rooflab.bench.records.environment import snapshot, tree_hash
+from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.step import context_of, end, parser
+from rooflab.kernels._files import write_whole
+from rooflab.roofline.device import identify
+
+FILE = "environment.json"
+PACKAGES = ("cupy", "pynvml", "plotly", "junitparser", "pytest_benchmark", "gguf", "transformers")
+"""Packages that some commands need in addition to torch and triton."""
+
+
+def environment(context: Context) -> Outcome:
+    """The machine and its software, written to the run's `environment.json`, and whether the device answers at all."""
+    found = snapshot()
+    if context.device == "cuda" and found.gpu is None:
+        return Outcome("FAILED", "torch finds no CUDA device")
+    text = json.dumps(found.to_dict() | {"tree": tree_hash()}, indent=1)
+    write_whole(context.run / FILE, text + "\n")
+    figures: dict[str, Any] = {"python": found.python, "torch": found.torch, "triton": found.triton}
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        figures["not installed"] = ", ".join(missing)
+    if found.gpu is not None:
+        known = identify(found.gpu.name)
+        figures |= {"gpu": found.gpu.name, "driver": found.gpu.driver, "l2_bytes": found.gpu.l2_bytes}
+        figures["l2_bytes in roofline/device.py"] = known.l2_bytes if known else None
+    return _answers(context, figures)
+
+
+def _answers(context: Context, figures: dict[str, Any]) -> Outcome:
+    ones = torch.ones(1000, 1000, device=context.device)
+    total = float((ones @ ones).sum())
+    if total != 1e9:
+        return Outcome("FAILED", f"the device computes {total} where 1e9 was expected", figures=figures)
+    return Outcome(figures=figures)
+
+
+if __name__ == "__main__":
+    options = parser(__doc__.splitlines()[0])
+    options.add_argument("--probe", action="store_true", help="only ask whether the card answers")
+    told = options.parse_args()
+    end(context_of(told), (lambda context: _answers(context, {})) if told.probe else environment)

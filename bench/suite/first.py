@@ -1,0 +1,98 @@
+"""Each kernel's first check on a card, in a process of its own: `python -m rooflab.bench.suite.first gemm rmsnorm`.
+
+A wrong barrier hangs, and an illegal access poisons a process; neither may reach another entry.  Kernels that only call
+torch count as safe, and so does code that passed before on a card of this kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import psutil
+import torch
+
+from rooflab.bench.calls.selection import default_scheme, first_taken
+from rooflab.bench.check import isolated
+from rooflab.bench.check.check import CheckResult, check_record
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.files import RunWriter
+from rooflab.bench.records.record import NOT_RUN
+from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.step import context_of, end, parser
+from rooflab.kernels import registry
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import Case, Scheme
+
+FIRST_CHECK_S = 60.0
+"""Seconds after which a first check counts as hung: it compiles one kernel and runs it on one small case."""
+AT_ONCE = 12
+"""Most first checks at the same time; each holds a CUDA context of half a GB, and none is timed."""
+RISK = ("triton", "cuda", "gluon")
+"""Backends, in the order of first checks: a kernel that hangs takes the card's time from those that run beside it, and
+barriers hang."""
+
+
+def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None) -> Outcome:
+    """Runs each kernel on one small case that it takes, in its own process with a time limit.
+
+    With `trust`, what records in that folder say of the same code on a card of this name counts too.  A check that
+    cannot be made is the failure of its kernel alone.  A kernel that no time was left for is excluded.
+    """
+    device, found = torch.device(context.device), snapshot()
+    passed, writer = isolated.Passed(found), RunWriter(context.out)
+    kernels = [kernel for op in ops for kernel in registry.kernels(op).values()]
+    risky = sorted((k for k in kernels if k.backend not in registry.CPU_BACKENDS), key=lambda k: RISK.index(k.backend))
+    if context.dry_run:
+        risky = risky[:1]  # each process takes seconds, and the path is the same for all kernels
+    elif trust is not None:
+        passed.trust(trust)
+    before = [kernel for kernel in risky if not context.dry_run and passed.holds(kernel)]
+    here = [kernel for kernel in risky if context.dry_run or kernel.why_not_here(device) is None]
+    left = [kernel for kernel in here if kernel not in before]
+    asked = [(kernel, taken) for kernel in left if (taken := first_taken(kernel, default_scheme(device)))]
+
+    def attempt(kernel: Kernel, taken: tuple[Case, Scheme]) -> CheckResult | None:
+        if context.left_s < 0:
+            return None
+        return isolated.first_in_own_process(kernel, *taken, FIRST_CHECK_S, device=device.type)
+
+    excluded: dict[str, str] = {}
+    good: list[Kernel] = []
+    late: list[str] = []
+    with ThreadPoolExecutor(min(AT_ONCE, max(1, 3 * (psutil.cpu_count() or 2) // 4))) as pool:
+        making = {pool.submit(attempt, *one): one[0] for one in asked}
+        for future in as_completed(making):
+            kernel, error = making[future], future.exception()
+            if error is not None:  # of whatever kind: it must not end the checks of the other kernels
+                excluded[kernel.id] = f"{type(error).__name__}: {error}"
+            elif (result := future.result()) is None:
+                late.append(kernel.id)
+            else:
+                record = check_record(result, kernel, writer.run_id, found)
+                code = {isolated.CODE: passed.code(kernel)}
+                writer.write(replace(record, environment={**record.environment, **code}))
+                if result.status == "OK":
+                    good.append(kernel)
+                elif result.status not in NOT_RUN:
+                    excluded[kernel.id] = f"{result.status}: {result.reason}"
+    if not context.dry_run:
+        for kernel in good:
+            passed.add(kernel)
+    faults = [f"{name}: {text}" for name, text in excluded.items()]
+    figures = {"right": len(good) + len(before), "right before": len(before), "excluded": len(excluded)}
+    figures["not here"] = len(risky) - len(good) - len(before) - len(excluded) - len(late)
+    excluded |= dict.fromkeys(late, "no time was left for its first check")
+    reason = "; ".join(faults + [f"no time for {name}" for name in late])
+    return Outcome("PARTIAL" if late else "DONE", reason, figures=figures, excluded=excluded)
+
+
+if __name__ == "__main__":
+    options = parser(__doc__.splitlines()[0])
+    options.add_argument("ops", nargs="*", help="without one, all")
+    options.add_argument("--trust", type=Path, help="records of an earlier run")
+    told = options.parse_args()
+    end(context_of(told), partial(first_checks, ops=told.ops or list(registry.ops()), trust=told.trust))

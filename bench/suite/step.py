@@ -1,0 +1,65 @@
+"""A step of our own as a command: `run(function)` reads what it is told, and leaves its outcome in its folder.
+
+The runner asks nothing of an entry but a command that ends with a status; what else an entry has to say it leaves in
+`outcome.json`.  A step that lacked time ends with 12, and one that a broken CUDA context ended with 14.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+from rooflab.bench.calls.statuses import EXIT_BROKEN, EXIT_INCORRECT, EXIT_UNDECIDED
+from rooflab.bench.processes.running import ContextBroken
+from rooflab.bench.records.plain import plain
+from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.kernels._files import write_whole
+
+FILE = "outcome.json"
+TOLD = ("--out", "{out}", "--seconds", "{seconds}", "--seed", "{seed}")
+"""What every step of our own is told, behind its own words."""
+DRY = (*TOLD, "--dry-run")
+
+
+def parser(about: str) -> argparse.ArgumentParser:
+    """A parser of what every step is told."""
+    found = argparse.ArgumentParser(description=about)
+    found.add_argument("--out", type=Path, required=True, help="folder for records and the outcome")
+    found.add_argument("--seconds", type=float, default=60.0)
+    found.add_argument("--seed", type=int, default=0)
+    found.add_argument("--dry-run", action="store_true", help="on a CPU, with small shapes")
+    return found
+
+
+def context_of(options: argparse.Namespace) -> Context:
+    """What the options say."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    device = "cpu" if options.dry_run else "cuda"
+    return Context(options.out, device, options.dry_run, options.seconds, options.seed)
+
+
+def end(context: Context, function: Callable[[Context], Outcome]) -> NoReturn:
+    """Runs a step, leaves its outcome, and ends with its status."""
+    try:
+        outcome = function(context)
+    except ContextBroken as broken:
+        print(broken)
+        raise SystemExit(EXIT_BROKEN) from broken
+    write_whole(context.out / FILE, json.dumps(plain(asdict(outcome)), indent=1) + "\n")
+    status = {"PARTIAL": EXIT_UNDECIDED, "FAILED": EXIT_INCORRECT}.get(outcome.status, 0)
+    raise SystemExit(status)
+
+
+def left_by(folder: Path) -> Outcome | None:
+    """The outcome that a step left; None if it left none."""
+    path = folder / FILE
+    return Outcome(**json.loads(path.read_text())) if path.is_file() else None
+
+
+def told(words: Sequence[str], dry: bool = False) -> tuple[str, ...]:
+    """A step's own words, and what every step is told."""
+    return (*words, *(DRY if dry else TOLD))

@@ -1,0 +1,65 @@
+"""What a bar is: a text, a condition, the command that judges it, and what it costs.
+
+Each other file here holds `BARS`, a tuple of bars; there is no common list.  A bar with a common measure
+(`measures.against_library`, `measures.of_bandwidth`) is data alone.  Any other bar names a function of its own file,
+which takes a `Context` and the bar's arguments and returns an `Outcome`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from rooflab.bench.suite.entries import Entry, Outcome
+from rooflab.bench.suite.step import told
+
+
+class Bar(NamedTuple):
+    """A bar, or a measurement that is no part of the lab's own plan."""
+
+    id: str
+    text: str
+    call: Callable[..., Outcome]
+    arguments: Mapping[str, Any]
+    cost_s: float
+    value: float
+    ops: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    """Other ops whose kernels it runs."""
+    on_cpu: bool = True
+    """Whether a dry run takes it."""
+
+    @property
+    def cases(self) -> dict[str, list[str]]:
+        """The cases that its arguments name, by op."""
+        about, found = self.arguments, dict[str, list[str]]()
+        op = str(about.get("op", ""))
+        least = about.get("least")
+        own = [*about.get("cases", ()), *(least if isinstance(least, Mapping) else ())]
+        own += [about[name] for name in ("case", "even", "ragged") if name in about]
+        for text in own:
+            found.setdefault(op, []).append(text)
+        for paged, dense in about.get("pairs", {}).items():
+            found.setdefault(op, []).append(paged)
+            found.setdefault("flash_attention", []).append(dense)
+        return found
+
+    @property
+    def entry(self) -> Entry:
+        """The bar as an entry of the suite's plan."""
+        rungs, scheme = list(self.arguments.get("rungs", ())), self.arguments.get("scheme", "bf16")
+        launches = ({"op": op, "cases": cases, "scheme": scheme} for op, cases in self.cases.items())
+        words = ("{here}/judge.py", self.id)
+        return Entry(
+            self.id, self.text, told(words), self.cost_s, self.value, told(words, dry=True) if self.on_cpu else (),
+            after=("ceilings",), ops=self.ops, checks=self.checks,
+            launches=tuple(one | ({"kernels": rungs} if rungs else {}) for one in launches),
+        )  # fmt: skip
+
+
+def bar(
+    id: str, text: str, call: Callable[..., Outcome], *more_ops: str, cost_s: float, value: float, **arguments: Any
+) -> Bar:
+    """A bar about kernels of `more_ops` and of the op that begins its id; `call` gets that op and the arguments."""
+    op = id.partition(".")[0]
+    return Bar(f"bar:{id}", text, call, {"op": op, **arguments}, cost_s, value, (op, *more_ops))

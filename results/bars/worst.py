@@ -1,0 +1,47 @@
+"""What the hardware counts in the kernels that lie furthest behind the library: Nsight Compute on the worst cases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from bars.again import missed_in
+from bars.bar import Bar
+from bars.commands import run_command
+
+from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.kernels._files import write_whole
+
+MOST = 2
+"""Kernels that are counted: ncu runs a call dozens of times, for ten to thirty seconds."""
+
+
+def count_worst(context: Context, bars: Sequence[str]) -> Outcome:
+    """Counts bytes, pipe use and stalls of the best rung of each of the two bars that were missed by most."""
+    missed = [one for one in missed_in(context.run, bars).values() if "worst case" in one[0].figures]
+    figures: dict[str, Any] = {}
+    failed: list[str] = []
+    for number, (outcome, records) in enumerate(sorted(missed, key=lambda one: one[0].figures["worst"])[:MOST]):
+        case = outcome.figures["worst case"]
+        timed = [one for one in records if one.case_id == case and one.role == "optimized" and one.status == "OK"]
+        best = min(timed, key=lambda record: record.latency_median_ms or float("inf"))
+        words = ["profile", str(best.op), str(best.kernel), "--case", case, "--scheme", str(best.scheme)]
+        words += ["--out", str(context.out), "--timeout", f"{max(context.left_s, 1):.0f}", "--json"]
+        status, value, errors = run_command(words)
+        if status:
+            failed.append(f"{best.op}/{best.kernel}: {' '.join(errors.split())[-300:]}")
+            continue
+        file = context.out / f"counted-{number}-{best.op}-{best.kernel}.json"
+        write_whole(file, json.dumps(value, indent=1) + "\n")
+        figures[f"{best.op}/{best.kernel} at {case}"] = f"{outcome.figures['worst']:.3f} of the library"
+    reason = "; ".join(failed) or ("" if missed else "no bar against the library was missed")
+    return Outcome("FAILED" if failed else "DONE", reason, figures=figures)
+
+
+def bar_for(bars: Sequence[Bar]) -> Bar:
+    """The entry of the plan; of lower value than everything that it can be about."""
+    about = [one.id for one in bars if {"cases", "geomean"} <= one.arguments.keys()]
+    text = "Nsight Compute on the two kernels that are furthest behind the library"
+    ops = tuple(dict.fromkeys(str(one.arguments["op"]) for one in bars if one.id in about))
+    return Bar("counted", text, count_worst, {"bars": about}, 60.0, 47.0, checks=ops, on_cpu=False)
