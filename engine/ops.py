@@ -172,8 +172,8 @@ def candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel,
 def _why_not(kernel: Kernel, phase: Phase, rows: tuple[int, ...], limits: Limits, interpret: bool) -> str | None:
     if kernel.backend == "triton" and limits.device.type == "cpu" and not interpret:
         return "UNSUPPORTED: needs a CUDA device (--interpret runs it on the CPU, without times)"
-    if kernel.nondeterministic is not None:
-        return f"UNSUPPORTED: an answer must not depend on chance: {kernel.nondeterministic}"
+    if reason := kernel.why_not_served(limits.device):
+        return f"UNSUPPORTED: {reason}"
     refusal = kernel.why_not_here(limits.device)
     if refusal:
         return str(refusal)

@@ -15,12 +15,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
+from packaging.version import Version
 
 from rooflab.kernels._contract import Refusal, check_config, check_plan, check_prepare, check_signature
 from rooflab.kernels._device import on_its_device
@@ -84,6 +85,9 @@ class Kernel:
     """`plan(inputs)`: work that an engine does once per step for all layers, and that waits for the device.  The kernel
     takes the result as `plan`; with None it plans in the call.  The bench does not time the plan, and gives it real
     integer tensors but other tensors on `meta`."""
+    fenced_since: str | None = None
+    """The first Triton, such as `3.7`, that puts a `fence.proxy.async` between its `cp.async` and wgmma: without it,
+    PTX's rules call it a race (the emulator reports it)."""
     tuning: Tuning | None = None
     """The configs of a tunable kernel."""
     config: Any = None
@@ -131,7 +135,9 @@ class Kernel:
             # Only in the processes of `bench/emulate/emulation.py`, which run code compiled for sm90.
             return f"needs sm{self.min_sm}, sm90 is emulated" if (self.min_sm or 0) > 90 else None
         if self.backend == "triton" and "cpu" in self.devices:
-            return None if interpreting() else "needs a CUDA device, or Triton's interpreter on the CPU"
+            return (
+                _why_no_interpreter() if interpreting() else "needs a CUDA device, or Triton's interpreter on the CPU"
+            )
         if self.backend == "cpp":
             return why_no_compiler()
         return "needs a CUDA device" if self.backend != "torch" or "cpu" not in self.devices else None
@@ -146,6 +152,14 @@ class Kernel:
             if 10 * major + minor < self.min_sm:
                 return f"needs sm{self.min_sm}, found sm{10 * major + minor}"
         return None
+
+    def why_not_served(self, device: torch.device) -> str | None:
+        """Why an engine must not use this kernel on `device`, though a bench may: answers could differ by chance."""
+        if self.nondeterministic is not None:
+            return f"an answer must not depend on chance: {self.nondeterministic}"
+        if device.type != "cuda" or not self.fenced_since or Version(version("triton")) >= Version(self.fenced_since):
+            return None
+        return f"Triton {version('triton')} compiles it with a race; {self.fenced_since} does not"
 
     def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> Refusal | None:
         """Why the kernel cannot take these arguments (their names, or its own `unsupported`), or None.
@@ -182,6 +196,14 @@ broken_plugins: dict[str, Refusal] = {}
 def interpreting() -> bool:
     """Whether this process runs Triton kernels in the interpreter."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+@cache
+def _why_no_interpreter() -> str | None:
+    """Why Triton's interpreter, which fails with newer NumPys, cannot work here, or None."""
+    triton, numpy = version("triton"), version("numpy")
+    works = Version(triton) >= Version("3.7") or Version(numpy) < Version("2.4")
+    return None if works else f"Triton {triton}'s interpreter fails with NumPy {numpy}; it needs one below 2.4"
 
 
 def excluded() -> Mapping[str, str]:

@@ -22,6 +22,12 @@ SEED = int(os.environ.get("ROOFLAB_TEST_SEED", "0"))
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_ignore_collect(collection_path, config):
+    """With `-m gpu`, leaves out the files without such tests: on a card's machine, what they import may be missing."""
+    only_gpu = config.option.markexpr == "gpu" and collection_path.suffix == ".py"
+    return True if only_gpu and "mark.gpu" not in collection_path.read_text() else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test marked `sampled(n, m)`, the seed draws n cases; m others, or all, are `more`, and the rest `slow`."""
     cases: dict[str, list[pytest.Item]] = {}

@@ -40,7 +40,7 @@ def compiles(monkeypatch):
 def test_a_source_compiles_for_a_hopper_with_no_gpu(cache):
     cubin = _cuda.compile_cubin(SCALE)
     found = read_cubin(cubin, "scale")
-    assert found.target == "sm_90a" and found.registers > 0 and "FMUL" in found.sass
+    assert found.target.startswith("sm_90") and found.registers > 0 and "FMUL" in found.sass  # 12.8 prints no letter
     assert read_cubin(_cuda.compile_cubin(SCALE, arch="sm_80"), "scale").target == "sm_80"
 
 

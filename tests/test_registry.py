@@ -292,3 +292,21 @@ def test_spec_refuses_contradictions():
         OpSpec(**common)
     with pytest.raises(ValueError, match="'z' is not an argument"):
         OpSpec(**common, tolerance=lambda *_: (), mutates=("z",))
+
+
+def test_an_interpreter_that_fails_with_this_numpy_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    kernel, here = registry.get_kernel("rmsnorm", "fused"), torch.device("cpu")
+    for versions, reason in (
+        (
+            {"triton": "3.6.0", "numpy": "2.5.2"},
+            "Triton 3.6.0's interpreter fails with NumPy 2.5.2; it needs one below 2.4",
+        ),
+        ({"triton": "3.6.0", "numpy": "2.3.5"}, None),
+        ({"triton": "3.7.1", "numpy": "2.5.2"}, None),
+    ):
+        monkeypatch.setattr(registry, "version", versions.get)
+        registry._why_no_interpreter.cache_clear()
+        found = kernel.why_not_here(here)
+        assert (found and found.reason) == reason
+    registry._why_no_interpreter.cache_clear()

@@ -44,7 +44,8 @@ class Entry:
     checks: tuple[str, ...] = ()
     """Other ops whose kernels it runs, and which must be checked first."""
     launches: tuple[Mapping[str, Any], ...] = ()
-    """What `ahead` compiles for it: `op` and `cases` or `suites`; `scheme` and `kernels`, by default all."""
+    """What `ahead` compiles for it: `op` and `cases` or `suites`, `scheme` and `kernels`, by default all; or
+    `microkernels`, those of the ceilings."""
     whole: bool = False
     """Whether it may exceed its cost if the budget allows: later entries cannot run what it leaves out."""
     beside: bool = False

@@ -94,7 +94,7 @@ def why_not_taken(q: torch.Tensor) -> str | None:
 @register(
     op="flash_attention", name="masked_tiles", role="optimized", backend="triton",
     unsupported=lambda inputs: why_not_taken(inputs.q), traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint),
+    tuning=Tuning(Config, configs, heuristic, footprint), fenced_since="3.7",
 )  # fmt: skip
 def flash_attention(
     q: torch.Tensor,

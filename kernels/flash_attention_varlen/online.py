@@ -129,7 +129,7 @@ def traffic(inputs: Arguments) -> Traffic:
 @register(
     op="flash_attention_varlen", name="online", role="optimized", backend="triton",
     unsupported=lambda inputs: why_not_taken(inputs.q), traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint),
+    tuning=Tuning(Config, configs, heuristic, footprint), fenced_since="3.7",
 )  # fmt: skip
 def flash_attention_varlen(
     q: torch.Tensor,

@@ -80,7 +80,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 @register(
     op="gemm", name="pipelined", role="optimized", backend="triton", traffic=traffic_of("pipelined"),
-    tuning=Tuning(Config, configs, heuristic, footprint),
+    tuning=Tuning(Config, configs, heuristic, footprint), fenced_since="3.7",
 )  # fmt: skip
 def gemm(
     a: torch.Tensor,

@@ -156,7 +156,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 @register(
     op="gemm", name="split_k", role="optimized", backend="triton", traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal), fenced_since="3.7",
 )  # fmt: skip
 def gemm(
     a: torch.Tensor,

@@ -187,7 +187,7 @@ def _shares(M: int, N: int, K: int, config: Config, device: torch.device) -> tup
 
 @register(
     op="gemm", name="stream_k", role="optimized", backend="triton", traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal), fenced_since="3.7",
 )  # fmt: skip
 def gemm(
     a: torch.Tensor,

@@ -112,7 +112,7 @@ def _gemm(
 
 @register(
     op="gemm_grouped", name="grouped", role="optimized", backend="triton", traffic=traffic_of("grouped"),
-    tuning=Tuning(Config, configs, heuristic, footprint),
+    tuning=Tuning(Config, configs, heuristic, footprint), fenced_since="3.7",
 )  # fmt: skip
 def gemm_grouped(
     a: torch.Tensor,

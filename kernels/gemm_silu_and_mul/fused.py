@@ -113,7 +113,7 @@ def _gemm(
 
 @register(
     op="gemm_silu_and_mul", name="fused", role="optimized", backend="triton", traffic=traffic_of("fused"),
-    tuning=Tuning(Config, configs, heuristic, footprint),
+    tuning=Tuning(Config, configs, heuristic, footprint), fenced_since="3.7",
 )  # fmt: skip
 def gemm_silu_and_mul(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None

@@ -82,7 +82,7 @@ def why_not_taken(a: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | Non
 @register(
     op="gemm_w4a16", name="dequant_dot", role="optimized", backend="triton", min_sm=90, prepare=pack, traffic=traffic,
     unsupported=lambda inputs: why_not_taken(inputs.a, inputs.scale, inputs.zero),
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal), fenced_since="3.7",
 )  # fmt: skip
 def gemm_w4a16(
     a: torch.Tensor,

@@ -65,7 +65,7 @@ def why_not_taken(a: torch.Tensor) -> str | None:
 @register(
     op="gemm_w8a16", name="dequant_dot", role="optimized", backend="triton", min_sm=90, prepare=pack, traffic=traffic,
     unsupported=lambda inputs: why_not_taken(inputs.a),
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal), fenced_since="3.7",
 )  # fmt: skip
 def gemm_w8a16(
     a: torch.Tensor,

@@ -196,7 +196,7 @@ def traffic(inputs: Arguments) -> Traffic:
 @register(
     op="mla_decode", name="split_kv", role="optimized", backend="triton",
     unsupported=lambda inputs: why_not_taken(inputs.q, inputs.latent_dim), traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint),
+    tuning=Tuning(Config, configs, heuristic, footprint), fenced_since="3.7",
 )  # fmt: skip
 def mla_decode(
     q: torch.Tensor,

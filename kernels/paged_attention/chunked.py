@@ -131,7 +131,7 @@ def traffic(inputs: Arguments) -> Traffic:
 @register(
     op="paged_attention", name="chunked", role="optimized", backend="triton",
     unsupported=lambda inputs: why_not_taken(inputs.q), traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint),
+    tuning=Tuning(Config, configs, heuristic, footprint), fenced_since="3.7",
 )  # fmt: skip
 def paged_attention(
     q: torch.Tensor,
