@@ -19,13 +19,15 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from bars.gemm import errors
 
 from rooflab.bench.emulate.emulation import QUICK, Launches, emulating_launches
 from rooflab.bench.ptx.launch import emulate
 from rooflab.kernels.flash_attention import _fp8_device, fp8
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import Case, Inputs, get_scheme
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "results"))
+from bars.gemm import errors  # noqa: E402
 
 
 class Short(Launches):

@@ -26,7 +26,8 @@ from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
 
 CASES = ["M=16,N=64,K=64,layout=NT,bias=false", "M=32,N=64,K=64,layout=NT,bias=false"]
-MEASURED = {"kind": "measured", "hbm_bytes_per_s": 4e12}
+MEASURED = {"kind": "measured", "access_bytes_per_s": {"read": 4e12, "copy": 2e12}}
+GOOD = [("good", None)]
 
 
 def record(kernel, case, latency_ms, role="optimized", **changes):
@@ -62,25 +63,45 @@ def times(library, **rungs):
 
 def test_the_best_rung_is_held_against_the_library(answer):
     given = times((1.0, 1.0), slow=(2.0, 2.0), good=(0.8, 1.1))
-    found = answer(against_library, given, op="gemm", cases=CASES, geomean=1.0, worst=0.9)
+    found = answer(against_library, given, op="gemm", cases=CASES, geomean=1.0, worst=0.9, own=GOOD)
     assert found.bar == "MET" and found.figures["kernel"] == "good"
     assert found.figures["geomean"] == pytest.approx(math.sqrt(1 / 0.8 / 1.1))
     assert found.needed.startswith("geomean >= 1")
     assert found.figures["worst"] == pytest.approx(1 / 1.1) and found.figures["worst case"] == CASES[1]
-    assert answer(against_library, given, op="gemm", cases=CASES, geomean=1.0, worst=0.93).bar == "MISSED"
-    assert answer(against_library, given, op="gemm", cases=CASES, geomean=1.1).bar == "MISSED"
-    assert answer(against_library, given, op="gemm", cases=CASES, geomean=1.0, dry_run=True).bar == "UNMEASURED"
+    assert answer(against_library, given, op="gemm", cases=CASES, geomean=1.0, worst=0.93, own=GOOD).bar == "MISSED"
+    assert answer(against_library, given, op="gemm", cases=CASES, geomean=1.1, own=GOOD).bar == "MISSED"
+    assert (
+        answer(against_library, given, op="gemm", cases=CASES, geomean=1.0, dry_run=True, own=GOOD).bar == "UNMEASURED"
+    )
 
 
-def test_each_bucket_of_rows_is_served_by_the_rung_that_is_best_there(answer):
+def test_a_bar_judges_what_was_chosen_before_the_times_and_shows_the_best_beside_it(answer, monkeypatch):
     """16 rows and 32 are different buckets of a decode step; a rung that takes only one of them may serve it."""
-    given = [*times((1.0, 1.0), wide=(2.0, 0.5)), record("narrow", CASES[0], 0.8)]
-    found = answer(against_library, given, op="gemm", cases=CASES, geomean=1.0, worst=1.2)
-    assert found.bar == "MET" and found.figures["kernel"] == "narrow in decode:16, wide in decode:64"
+    given = [*times((1.0, 1.0), wide=(2.0, 0.5), good=(1.25, 1.0)), record("narrow", CASES[0], 0.8)]
+    asked = {"op": "gemm", "cases": CASES, "geomean": 1.0}
+    found = answer(against_library, given, own=[("narrow", 16), ("wide", None)], **asked)
+    assert found.bar == "MET" and found.figures["kernel"] == "narrow, wide" and found.figures["of bound at best"] == 0.5
     assert found.figures["geomean"] == pytest.approx(math.sqrt(1 / 0.8 / 0.5))
-    assert found.figures["of bound at best"] == 0.5
-    only = [*times((1.0, 1.0)), record("narrow", CASES[0], 0.8)]
-    assert answer(against_library, only, op="gemm", cases=CASES, geomean=1.0).bar == "UNMEASURED"
+    found = answer(against_library, given, own=GOOD, **asked)
+    assert found.bar == "MISSED" and found.figures["geomean"] == pytest.approx(math.sqrt(1 / 1.25))
+    best = f"narrow in decode:16, wide in decode:64: geomean {math.sqrt(1 / 0.8 / 0.5):.3f}, worst 1.250"
+    assert found.figures["best of all rungs"] == best
+    assert answer(against_library, given, own=[("narrow", None)], **asked).bar == "UNMEASURED", "not timed on both"
+    monkeypatch.setattr(measures, "chosen", lambda op, card, bucket: "wide")
+    assert answer(against_library, given, own=GOOD, **asked).figures["kernel"] == "wide", (
+        "a record's choice comes first"
+    )
+
+
+def test_a_rival_that_was_not_timed_at_many_rows_answers_nothing(answer):
+    given = times((1.0, 1.0), good=(0.5, 0.5)) + [record("fa3", CASES[1], 0.75, "peer", backend="cuda")]
+    asked = {"op": "gemm", "cases": CASES, "geomean": 1.0, "own": GOOD}
+    found = answer(against_library, given, rivals=["fa3"], **asked)
+    assert found.bar == "MET" and found.figures["over fa3"] == "geomean 1.500 of 1 cases", "these cases have few rows"
+    many = [case.replace("M=16", "M=1024") for case in CASES]
+    large = [dataclasses.replace(one, case_id=many[CASES.index(one.case_id)]) for one in given]
+    found = answer(against_library, large, rivals=["fa3", "cudnn"], **{**asked, "cases": many})
+    assert found.bar == "UNMEASURED" and found.reason == "no time of fa3 and of cudnn at 1024 rows and more"
 
 
 @pytest.mark.parametrize(
@@ -123,13 +144,15 @@ def test_the_error_of_sums_is_held_against_that_of_fp32_ones(off, bar, monkeypat
 
 def test_a_rung_that_is_wrong_or_was_not_timed_on_every_case_answers_nothing(answer):
     library = times((1.0, 1.0))
-    found = answer(against_library, [*library, record("good", CASES[0], 0.1)], op="gemm", cases=CASES, geomean=1.0)
+    found = answer(
+        against_library, [*library, record("good", CASES[0], 0.1)], op="gemm", cases=CASES, geomean=1.0, own=GOOD
+    )
     assert found.bar == "UNMEASURED" and found.figures == {}
     wrong = [*library, failed("good", CASES[0]), record("good", CASES[1], 0.1)]
-    found = answer(against_library, wrong, op="gemm", cases=CASES, geomean=1.0)
+    found = answer(against_library, wrong, op="gemm", cases=CASES, geomean=1.0, own=GOOD)
     assert found.bar == "UNMEASURED" and "gemm/good: INCORRECT: c: wrong" in found.reason
     no_library = [failed("library", case, "library") for case in CASES] + [record("good", case, 1.0) for case in CASES]
-    assert answer(against_library, no_library, op="gemm", cases=CASES, geomean=1.0).bar == "UNMEASURED"
+    assert answer(against_library, no_library, op="gemm", cases=CASES, geomean=1.0, own=GOOD).bar == "UNMEASURED"
     assert ratios(no_library, CASES) == []
 
 
@@ -139,13 +162,14 @@ def test_the_library_is_torchs_best_backend_at_each_case_and_not_another_project
     given += [record("theirs", case, 0.1, "peer", backend="cuda") for case in CASES]
     (ratio,) = ratios(given, CASES)
     assert ratio.by_case == {CASES[0]: 2.0, CASES[1]: 0.5}
+    assert ratio.figures["over"] == "library at 1, sdpa at 1"
     (ratio,) = ratios([*times((1.0, 1.0), good=(0.5, 0.5)), failed("sdpa", CASES[0], "peer")], CASES)
     assert ratio.by_case == {CASES[0]: 2.0, CASES[1]: 2.0}, "one that refused is not there"
 
 
 def test_the_skinny_bar_wants_more_where_the_library_is_slow(answer):
     """4 MB in 1 ms are 0.1% of 4 TB/s; in 1 us all of it."""
-    options = {"op": "gemm", "cases": CASES, "geomean": 1.0, "slow_geomean": 1.05, "slow_share": 0.9}
+    options = {"op": "gemm", "cases": CASES, "geomean": 1.0, "slow_geomean": 1.05, "slow_share": 0.9, "own": GOOD}
     slow = times((1.0, 1e-3), good=(0.9, 1e-3))
     found = answer(gemm.skinny, slow, **options)
     assert found.bar == "MET" and found.figures["cases where the library is slow"] == 1
@@ -158,17 +182,27 @@ def test_the_skinny_bar_wants_more_where_the_library_is_slow(answer):
     assert found.bar == "UNMEASURED" and found.reason == "no bandwidth was measured on this card"
 
 
-def test_a_share_of_bandwidth_is_of_the_measured_one(answer):
-    least = {CASES[0]: 0.9, CASES[1]: 0.5}
-    given = [record("good", CASES[0], 1.05e-3), record("good", CASES[1], 1.6e-3)]
-    found = answer(of_bandwidth, given, op="gemm", least=least)
+def test_a_share_of_bandwidth_is_of_what_that_access_reached(answer):
+    asked = {"op": "gemm", "least": {CASES[0]: 0.9, CASES[1]: 0.5}, "own": "cooperative", "access": "read"}
+    given = [record("cooperative", CASES[0], 1.05e-3), record("cooperative", CASES[1], 1.6e-3)]
+    found = answer(of_bandwidth, given, **asked)
     assert found.bar == "MET" and found.figures[f"share at {CASES[0]}"] == pytest.approx(1 / 1.05)
-    late = [record("good", CASES[0], 1.2e-3), record("good", CASES[1], 1.6e-3)]
-    assert answer(of_bandwidth, late, op="gemm", least=least).bar == "MISSED"
-    assert answer(of_bandwidth, given[:1], op="gemm", least=least).bar == "UNMEASURED"
-    sheet = [record("good", case, 1e-3, ceilings={**MEASURED, "kind": "datasheet"}) for case in CASES]
-    found = answer(of_bandwidth, sheet, op="gemm", least=least)
+    found = answer(of_bandwidth, given, **{**asked, "access": "copy"})
+    assert found.figures[f"share at {CASES[0]}"] == pytest.approx(2 / 1.05)
+    late = [record("cooperative", CASES[0], 1.2e-3), record("cooperative", CASES[1], 1.6e-3)]
+    fast = [record("tma", case, 1.0e-3) for case in CASES]
+    found = answer(of_bandwidth, [*late, *fast], **asked)
+    assert found.bar == "MISSED" and found.figures["best of all rungs"] == "tma: 100.0%, 100.0%"
+    assert answer(of_bandwidth, given[:1], **asked).bar == "UNMEASURED"
+    assert answer(of_bandwidth, fast, **asked).bar == "UNMEASURED", "what a launcher takes was not timed"
+    sheet = [record("cooperative", case, 1e-3, ceilings={**MEASURED, "kind": "datasheet"}) for case in CASES]
+    found = answer(of_bandwidth, sheet, **asked)
     assert found.bar == "UNMEASURED" and "no bandwidth was measured on this card" in found.reason and found.figures
+    found = answer(of_bandwidth, given, rivals=["fa3", "flex"], **asked)
+    assert found.bar == "UNMEASURED" and found.reason == "none of fa3, flex was timed"
+    beside = [record("fa3", CASES[0], 2.1e-3, "peer"), record("flex", CASES[0], 4e-3, "peer")]
+    found = answer(of_bandwidth, [*given, *beside], rivals=["fa3", "flex"], **asked)
+    assert found.bar == "MET" and found.figures[f"over fa3 at {CASES[0]}"] == pytest.approx(2.0)
 
 
 def test_ragged_lengths_are_held_against_even_ones(answer):
@@ -389,5 +423,5 @@ def test_what_a_first_check_has_planted_is_not_planted_again(tmp_path, monkeypat
 
 def test_a_bar_that_was_cut_is_gone_on_with(tmp_path, monkeypatch):
     monkeypatch.setattr(measures, "measure", lambda *args: ([record("good", CASES[0], 1.0)], True))
-    found = against_library(Context(tmp_path), "gemm", CASES, 1.0)
+    found = against_library(Context(tmp_path), "gemm", CASES, 1.0, GOOD)
     assert (found.status, found.bar) == ("PARTIAL", "UNMEASURED")

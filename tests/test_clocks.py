@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -183,3 +185,15 @@ def test_no_clock_is_read_on_a_cpu_and_a_clock_that_cannot_be_read_says_why(monk
     clock, note = open_clock(torch.device("cuda"))  # there is none here
     if not torch.cuda.is_available():
         assert clock is None and "sm_clock_unread" in note
+
+
+def test_other_processes_on_the_card_are_counted_and_our_own_are_not(nvml):
+    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        grandchild = int(child.stdout.readline())
+        for pids, others in (([os.getpid(), child.pid, grandchild], 0), ([os.getpid(), 1], 1), ([1, 4711], None)):
+            nvml.pids = pids
+            with ClockWatch("GPU-1") as watch:
+                watch.read()
+            assert watch.summary()["other_processes"] == others, pids
+        os.kill(grandchild, signal.SIGKILL)

@@ -1,5 +1,6 @@
 import getpass
 import json
+import os
 import socket
 import sys
 from dataclasses import replace
@@ -80,7 +81,7 @@ class FakeNvml:
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
 
     def __init__(self):
-        self.open = 0
+        self.open, self.pids = 0, [os.getpid()]
         self.clocks = iter([1980, 1200, 1500])
         self.refuses = {"DeviceGetMigMode": "not supported", "DeviceGetFieldValues": "function not found"}
         self.answers = {
@@ -93,6 +94,7 @@ class FakeNvml:
             "DeviceGetPowerUsage": lambda handle: 650_000,
             "DeviceGetTemperature": lambda handle, sensor: 61,
             "DeviceGetCurrentClocksThrottleReasons": lambda handle: 4,
+            "DeviceGetComputeRunningProcesses": lambda handle: [SimpleNamespace(pid=pid) for pid in self.pids],
         }
 
     def _refuse(self, why):

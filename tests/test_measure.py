@@ -259,6 +259,14 @@ def test_once_a_kernel_has_broken_the_context_nothing_runs_and_it_alone_is_blame
     assert all(one.status == "RUNTIME_ERROR" and one.latency_median_ms is None for one in found)
 
 
+def test_a_time_beside_another_process_on_the_card_is_noise(reading, monkeypatch):
+    together = module.time_together
+    monkeypatch.setattr(module, "time_together", lambda *a, **o: (*together(*a, **o)[:2], {"other_processes": 2}))
+    (record,) = run(kernel())
+    assert (record.status, record.reason) == ("NOISY", "other processes were on the card: 2")
+    assert record.latency_median_ms and record.bound_fraction is None
+
+
 def test_a_context_broken_among_several_is_nobodys(reading, monkeypatch):
     told = []
     monkeypatch.setattr(module, "already_broken", lambda device: "illegal access" if len(told) == 3 else "")

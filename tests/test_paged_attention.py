@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -252,3 +254,26 @@ def test_it_is_refused_by_name_where_it_cannot() -> None:
     assert "has no 'cu_seqlens_q'" in str(kernel.why_not_args({**inputs, "cu_seqlens_q": torch.arange(17)}))
     whole = SPEC.make_inputs(case, SCHEMES["fp32"], META, 0)
     assert "got torch.float32" in str(kernel.why_not_args(whole))
+
+
+def kvcache_of_flash_attention_3(
+    q, k_cache, v_cache, *, cache_seqlens, page_table, softmax_scale, causal, window_size, softcap, return_softmax_lse
+):
+    """`flash_attn_with_kvcache` of the package, by the naive kernel."""
+    assert causal and q.shape[1] == 1 and window_size[1] in (-1, 0)
+    options = {"window": None if window_size[0] < 0 else window_size[0] + 1, "softcap": softcap or None}
+    pages = k_cache, v_cache, page_table, cache_seqlens
+    out, lse = naive.paged_attention(q[:, 0], *pages, softmax_scale, return_lse=True, **options)
+    return (out[:, None], lse[:, :, None]) if return_softmax_lse else out[:, None]
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 9}, {"softcap": 3.0}, {"return_lse": True}], ids=str)
+def test_flash_attention_3_is_given_pages_and_options(options, monkeypatch):
+    package = SimpleNamespace(flash_attn_with_kvcache=kvcache_of_flash_attention_3)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
+    peer, scheme = get_kernel("paged_attention", "flash_attention_3"), get_scheme("bf16")
+    inputs = _inputs(B=3, context=50, H=6, ragged=True, scheme=scheme) | options
+    assert peer.why_not_args(inputs) is None
+    assert _passes(peer.fn(**inputs), inputs, scheme)
+    with pytest.raises(ValueError, match="takes fp16 and bf16, got torch.float32"):
+        peer.fn(**_inputs())

@@ -229,8 +229,10 @@ class Measurement:
         reason = why_invalid(samples, cost, limits, clocks)
         if reason:
             return {"status": "INVALID", "reason": reason}
-        if samples.noise:
-            return {"status": "NOISY", "reason": samples.noise, **dict.fromkeys(RATES)}
+        others = (clocks or {}).get("other_processes")
+        noise = samples.noise or (f"other processes were on the card: {others}" if others else "")
+        if noise:
+            return {"status": "NOISY", "reason": noise, **dict.fromkeys(RATES)}
         return {"status": "OK"}
 
     def _believed(self, traffic: Traffic | None, samples: Samples | None) -> Traffic | None:

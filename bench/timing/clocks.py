@@ -6,13 +6,17 @@ the reasons for a lower clock.
 
 from __future__ import annotations
 
+import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import or_
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from rooflab.bench.processes.child import terminated_as_exception
 from rooflab.bench.records.environment import ask, nvml_of, power
@@ -82,6 +86,7 @@ class ClockWatch:
                 "power_w": None if power_mw is None else power_mw / 1000,
                 "temperature_c": ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
                 "throttle_reasons": ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle),
+                "processes": {one.pid for one in ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()},
             }
         )
 
@@ -89,8 +94,9 @@ class ClockWatch:
         """The readings as JSON values; None where nothing was read.
 
         It holds the minimum and maximum of NVML's readings; every throttle bit and its name; the reasons that make a
-        reading invalid (`throttled`; None, with the cause in `throttle_unread`, where NVML did not answer); the source
-        of the power reading; and the median, minimum and maximum of the SM clock that the device itself read.
+        reading invalid (`throttled`; None, with the cause in `throttle_unread`, where NVML did not answer); the number
+        of `other_processes` on the card (None where NVML does not know this one, as in some containers); the source of
+        the power reading; and the median, minimum and maximum of the SM clock that the device itself read.
         """
         held = self._device_clock.readings_hz() if self._device_clock is not None else []
         if not self._readings and not held:
@@ -108,9 +114,23 @@ class ClockWatch:
             result["throttle_unread"] = "NVML gave no reasons" if self._readings else "NVML was not asked"
         if sources := sorted({reading["power_by"] for reading in self._readings if reading["power_by"]}):
             result["power_by"] = ", ".join(sources)
+        result["other_processes"] = others_among({pid for reading in self._readings for pid in reading["processes"]})
         result["sm_clock_hz"] = statistics.median(held) if held else None
         result["sm_clock_range_hz"] = [min(held), max(held)] if held else None
         return result
+
+
+def others_among(pids: Collection[int]) -> int | None:
+    """How many of a card's processes are not of this program; None if this process is not among them.
+
+    Of this program are all descendants of its first process that runs Python.
+    """
+    if os.getpid() not in pids:
+        return None
+    first = psutil.Process()
+    while (parent := first.parent()) is not None and Path(parent.exe() or "").name.startswith("python"):
+        first = parent
+    return len(set(pids) - {first.pid, *(child.pid for child in first.children(recursive=True))})
 
 
 @contextmanager

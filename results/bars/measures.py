@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import geometric_mean
 from typing import Any
 
@@ -20,11 +20,14 @@ from rooflab.bench.records.files import going_on
 from rooflab.bench.records.record import Record
 from rooflab.bench.suite.entries import BarStatus, Context, Outcome
 from rooflab.kernels import registry
-from rooflab.kernels.choices import launch_bucket, rows_of
+from rooflab.kernels.choices import chosen, launch_bucket, rows_of
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import DTYPE_NAMES, Case, get_scheme
 from rooflab.roofline.model import Ceilings
 
+Own = Sequence[tuple[str, float | None]]
+"""Kernels that a launcher takes without a record, each with the most rows for which it does; None: any number."""
+MANY_ROWS = 1024
 KERNEL_S, DRY_KERNEL_S = 0.3, 0.02
 """Seconds for the samples of one kernel on one case."""
 _DTYPES = (*DTYPE_NAMES.values(), "tf32", "fp8_e4m3")
@@ -102,6 +105,8 @@ class Ratio:
 
     kernel: str
     by_case: Mapping[str, float]
+    base: Mapping[str, str] = field(default_factory=dict)
+    """The library's kernel, or the backend of torch that a peer names, that is fastest at each case."""
 
     @property
     def geomean(self) -> float:
@@ -118,7 +123,9 @@ class Ratio:
 
     @property
     def figures(self) -> dict[str, Any]:
-        return {"kernel": self.kernel, "geomean": self.geomean, "worst": self.worst, "worst case": self.worst_case}
+        own = {"kernel": self.kernel, "geomean": self.geomean, "worst": self.worst, "worst case": self.worst_case}
+        counts = Counter(self.base.values())
+        return own | {"over": ", ".join(f"{name} at {count}" for name, count in counts.most_common())}
 
 
 def latencies(records: Sequence[Record]) -> dict[str, dict[str, float]]:
@@ -133,22 +140,43 @@ def latencies(records: Sequence[Record]) -> dict[str, dict[str, float]]:
 def ratios(records: Sequence[Record], cases: Sequence[str]) -> list[Ratio]:
     """One ratio for each optimized kernel timed on all `cases`, where the library's was timed too, best geomean first.
 
-    The library is torch's best at each case: its own choice, or a backend that a peer names.
+    The library is torch's best at each case: its own choice, or a backend or a math mode that a peer names.
     """
     times = latencies(records)
-    libraries = {str(record.kernel) for record in records if record.role == "library"}
+    own = next((str(record.kernel) for record in records if record.role == "library" and record.kernel in times), None)
     named = {str(record.kernel) for record in records if record.role == "peer" and record.backend == "torch"}
     rungs = {str(record.kernel) for record in records if record.role == "optimized"}
-    own = next((times[name] for name in libraries if name in times), {})
+    rivals = {own: times[own]} | {name: times[name] for name in sorted(named & times.keys())} if own else {}
     base = {
-        case: min(ms, *(times[name].get(case, math.inf) for name in named & times.keys()), math.inf)
-        for case, ms in own.items()
+        case: min((one for one in rivals if case in rivals[one]), key=lambda one: rivals[one][case])
+        for case in cases
+        if own and case in rivals[own]
     }
     found = []
     for name in rungs & times.keys():
         if cases and all(case in base and case in times[name] for case in cases):
-            found.append(Ratio(name, {case: base[case] / times[name][case] for case in cases}))
+            by_case = {case: rivals[base[case]][case] / times[name][case] for case in cases}
+            found.append(Ratio(name, by_case, base))
     return sorted(found, key=lambda ratio: -ratio.geomean)
+
+
+def launched(op: str, records: Sequence[Record], cases: Sequence[Case], own: Own) -> Ratio | None:
+    """The kernels that were chosen before they were timed: by a committed record of this card, or else as `own` says.
+
+    None where one of them was not timed.
+    """
+    card = next((str((record.environment.get("gpu") or {}).get("name")) for record in records), "")
+    by_kernel: dict[str, list[str]] = {}
+    for case in cases:
+        rows = rows_of(case) or 1
+        first = next(rung for rung, most in own if most is None or rows <= most)
+        by_kernel.setdefault(chosen(op, card, launch_bucket(op, rows)) or first, []).append(case.id)
+    parts = [(name, {one.kernel: one for one in ratios(records, ids)}.get(name)) for name, ids in by_kernel.items()]
+    if any(part is None for _, part in parts):
+        return None
+    by_case = {case: ratio for _, part in parts if part for case, ratio in part.by_case.items()}
+    base = {case: name for _, part in parts if part for case, name in part.base.items()}
+    return Ratio(", ".join(by_kernel), by_case, base)
 
 
 def dispatched(op: str, records: Sequence[Record], cases: Sequence[Case]) -> Ratio | None:
@@ -159,14 +187,15 @@ def dispatched(op: str, records: Sequence[Record], cases: Sequence[Case]) -> Rat
     buckets: dict[str, list[str]] = {}
     for case in cases:
         buckets.setdefault(launch_bucket(op, rows_of(case) or 1), []).append(case.id)
-    chosen = {bucket: next(iter(ratios(records, own)), None) for bucket, own in buckets.items()}
-    found = [best for best in chosen.values() if best is not None]
+    best_in = {bucket: next(iter(ratios(records, own)), None) for bucket, own in buckets.items()}
+    found = [best for best in best_in.values() if best is not None]
     if len(found) < len(buckets) or not found:
         return None
-    names = {bucket: best.kernel for bucket, best in chosen.items() if best is not None}
+    names = {bucket: best.kernel for bucket, best in best_in.items() if best is not None}
     several = len(set(names.values())) > 1
     name = ", ".join(f"{kernel} in {bucket}" for bucket, kernel in names.items()) if several else found[0].kernel
-    return Ratio(name, {case: ratio for best in found for case, ratio in best.by_case.items()})
+    by_case = {case: ratio for best in found for case, ratio in best.by_case.items()}
+    return Ratio(name, by_case, {case: one for best in found for case, one in best.base.items()})
 
 
 def why_unmeasured(records: Sequence[Record]) -> str:
@@ -204,61 +233,115 @@ def against_library(
     op: str,
     cases: Sequence[str],
     geomean: float,
+    own: Own,
     worst: float | None = None,
     scheme: str = "bf16",
     rungs: Sequence[str] = (),
+    rivals: Sequence[str] = (),
 ) -> Outcome:
-    """The best optimized kernel of each bucket against the library's: geometric mean over the cases, and the worst.
+    """The kernels that a launcher takes against the library's: geometric mean over the cases, and the worst.
 
-    `rungs` are the kernels that are meant for these cases; without `rungs`, all are.
+    `own` says which it takes, `launched`; the best of all rungs, which is known only afterwards, is a figure beside it.
+    `rungs` are the kernels that are meant for these cases; without `rungs`, all are.  `rivals` are kernels without
+    which the bar says nothing about cases of 1,024 rows and more.
     """
     wanted = cases_of(context, op, cases)
     needed = f"geomean >= {geomean:.2f}" + (f", worst >= {worst:.2f}" if worst is not None else "")
     records, cut = measure(context, op, contenders(context, op, rungs), wanted, scheme)
     best = dispatched(op, records, wanted)
-    if best is None:
+    taken = best if context.dry_run else launched(op, records, wanted, own)
+    if best is None or taken is None:
         return unmeasured(records, cut, needed)
-    met = best.geomean >= geomean and (worst is None or best.worst >= worst)
-    return answer(context, met, needed, best.figures | peak_figures(records, best))
+    met = taken.geomean >= geomean and (worst is None or taken.worst >= worst)
+    beside, lacks = over_rivals(records, taken, wanted, rivals)
+    figures = taken.figures | best_of(best) | beside | peak_figures(records, taken)
+    return answer(context, met, needed, figures, lacks)
+
+
+def best_of(best: Ratio) -> dict[str, Any]:
+    """The best of all rungs, in words."""
+    return {"best of all rungs": f"{best.kernel}: geomean {best.geomean:.3f}, worst {best.worst:.3f}"}
+
+
+def over_rivals(
+    records: Sequence[Record], taken: Ratio, cases: Sequence[Case], rivals: Sequence[str]
+) -> tuple[dict[str, Any], str]:
+    """The speed over each rival, on the cases that it took; and which rival is lacking where there are many rows."""
+    times = latencies(records)
+    large = [case.id for case in cases if (rows_of(case) or 0) >= MANY_ROWS]
+    figures = {}
+    for name in rivals:
+        shared = [case for case in taken.by_case if case in times.get(name, {})]
+        if shared:
+            own = {case: times[taken.base[case]][case] / taken.by_case[case] for case in shared}
+            over = geometric_mean(times[name][case] / own[case] for case in shared)
+            figures[f"over {name}"] = f"geomean {over:.3f} of {len(shared)} cases"
+    lacking = [name for name in rivals if any(case not in times.get(name, {}) for case in large)]
+    return figures, f"no time of {' and of '.join(lacking)} at {MANY_ROWS} rows and more" if lacking else ""
 
 
 def peak_figures(records: Sequence[Record], ratio: Ratio) -> dict[str, Any]:
-    """How near the kernels of a ratio came to their bound, at best, and under which ceilings."""
+    """How near the kernels of a ratio came to their bound, at best, under which ceilings, and at which clock and power
+    the card was then."""
     named = {name.split(" in ")[0] for name in ratio.kernel.split(", ")}
     own = [record for record in records if record.kernel in named and record.bound_fraction is not None]
     if not own:
         return {}
     best = max(own, key=lambda record: record.bound_fraction or 0.0)
-    clocks = (best.clocks or {}).get("sm_clock_mhz")
     kind = (best.ceilings or {}).get("kind")
-    return {"of bound at best": best.bound_fraction, "ceilings": kind} | ({"sm_clock_mhz": clocks} if clocks else {})
+    return {"of bound at best": best.bound_fraction, "ceilings": kind} | card_figures(best)
 
 
-def of_bandwidth(context: Context, op: str, least: Mapping[str, float], scheme: str = "bf16") -> Outcome:
-    """The best optimized kernel's least bytes over its time, as a share of the bandwidth measured on this card.
+def card_figures(record: Record) -> dict[str, Any]:
+    """Clock and power of the card while a kernel was timed: the least and the most that NVML read."""
+    clocks = record.clocks or {}
+    return {name: clocks[name] for name in ("sm_clock_mhz", "power_w") if clocks.get(name)}
 
-    `least` maps each case to the share that the bar requires there.
+
+def of_bandwidth(
+    context: Context,
+    op: str,
+    least: Mapping[str, float],
+    own: str,
+    access: str,
+    scheme: str = "bf16",
+    rivals: Sequence[str] = (),
+) -> Outcome:
+    """The least bytes of the kernel `own` over its time, as a share of what an `access` reached on this card.
+
+    `least` maps each case to the share that the bar requires there.  The best of all rungs is a figure beside it.  With
+    `rivals`, the bar says nothing where none of them was timed.
     """
     cases = cases_of(context, op, list(least))
     wanted = {case.id: share for case, share in zip(cases, least.values(), strict=False)}
     needed = ", ".join(f"{share:.0%} at {case}" for case, share in wanted.items())
-    records, cut = measure(context, op, optimized(context, op), cases, scheme)
-    shares = bandwidth_shares(records)
+    kernels = [*optimized(context, op), *(one for one in usable(context, op) if one.name in rivals)]
+    records, cut = measure(context, op, kernels, cases, scheme)
+    rungs = {kernel.name for kernel in optimized(context, op)}
+    shares = {name: found for name, found in bandwidth_shares(records, access).items() if name in rungs}
     complete = {name: found for name, found in shares.items() if found.keys() == wanted.keys()}
-    if not complete:
+    best = max(complete, key=lambda name: min(complete[name][case] / wanted[case] for case in wanted), default=None)
+    taken = best if context.dry_run else own
+    if best is None or taken not in complete:
         return unmeasured(records, cut, needed)
-    best = max(complete, key=lambda name: min(complete[name][case] / wanted[case] for case in wanted))
-    figures: dict[str, Any] = {"kernel": best} | {f"share at {case}": share for case, share in complete[best].items()}
-    met = all(complete[best][case] >= share for case, share in wanted.items())
-    lacks = without_bandwidth([record for record in records if record.kernel == best])
-    return answer(context, met, needed, figures, lacks)
+    figures: dict[str, Any] = {"kernel": taken}
+    figures |= {f"share at {case}": share for case, share in complete[taken].items()}
+    figures["best of all rungs"] = f"{best}: " + ", ".join(f"{share:.1%}" for share in complete[best].values())
+    times = latencies(records)
+    beside = {case: min((times[name][case], name) for name in rivals if case in times.get(name, {})) for case in wanted
+              if any(case in times.get(name, {}) for name in rivals)}  # fmt: skip
+    figures |= {f"over {name} at {case}": ms / times[taken][case] for case, (ms, name) in beside.items()}
+    mine = [record for record in records if record.kernel == taken]
+    met = all(complete[taken][case] >= share for case, share in wanted.items())
+    lacks = without_bandwidth(mine) or (f"none of {', '.join(rivals)} was timed" if rivals and not beside else "")
+    return answer(context, met, needed, figures | card_figures(mine[-1]), lacks)
 
 
-def bandwidth_shares(records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Least bytes over time, divided by the bandwidth of the ceilings, by kernel and case."""
+def bandwidth_shares(records: Sequence[Record], access: str) -> dict[str, dict[str, float]]:
+    """Least bytes over time, divided by the bandwidth that an access (`read`, `copy`) reached, by kernel and case."""
     found: dict[str, dict[str, float]] = {}
     for record in records:
-        rate = (record.ceilings or {}).get("hbm_bytes_per_s")
+        rate = ((record.ceilings or {}).get("access_bytes_per_s") or {}).get(access)
         if record.status == "OK" and record.latency_median_ms and record.least_bytes and rate:
             share = record.least_bytes / (record.latency_median_ms * 1e-3) / float(rate)
             found.setdefault(str(record.kernel), {})[str(record.case_id)] = share

@@ -1,0 +1,43 @@
+"""cuBLAS as torch sets it up: it may add the partial sums of a split K in 16 bits.
+
+The lab's `library` adds them in fp32 (`kernels/precision.py`).  This is the other half of an honest comparison: whoever
+beats the library has to beat this too, where it is exact enough to pass the check.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from rooflab.kernels.gemm import library
+from rooflab.kernels.gemm._operands import traffic
+from rooflab.kernels.registry import Arguments, register
+
+
+def unsupported(inputs: Arguments) -> str | None:
+    """The mode is about 16-bit products alone."""
+    if inputs.a.dtype not in (torch.bfloat16, torch.float16):
+        return f"differs from `library` for bf16 and fp16 alone, got {inputs.a.dtype}"
+    return library.unsupported(inputs)
+
+
+@register(
+    op="gemm", name="cublas_reduced", role="peer", backend="torch", devices=("cuda",), traffic=traffic,
+    unsupported=unsupported,
+)  # fmt: skip
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    precision: str = "ieee",
+) -> torch.Tensor:
+    """a b + bias or + residual, as `library`, with 16-bit reductions allowed for this call alone."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
+    matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = True
+    try:
+        return library.gemm(a, b, bias, out, residual=residual, precision=precision)
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = before
