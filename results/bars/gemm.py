@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
 
 import torch
-from bars.bar import bar
+from bars.bar import Bar, bar
 from bars.measures import (
     Own,
     against_library,
@@ -28,6 +28,7 @@ from bars.measures import (
 
 from rooflab.bench.processes.running import note
 from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.tune.tune import tune_op
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 
@@ -156,6 +157,18 @@ def accumulated(context: Context, op: str, case: str, scheme: str, most: float) 
     return Outcome("DONE", "", "MET" if all(ratio <= most for ratio in found.values()) else "MISSED", needed, found)
 
 
+def searched(context: Context, op: str, kernel: str, cases: Sequence[str], scheme: str) -> Outcome:
+    """The configs of one kernel, searched on these cases in the time that there is."""
+    report = tune_op(
+        op, [kernel], cases=[case.id for case in cases_of(context, op, cases)],
+        scheme=None if context.dry_run else scheme, budget_s=1.0 if context.dry_run else 0.8 * context.left_s,
+        device=context.device, out=context.out, dry_run=context.dry_run, seed=context.seed,
+        exclude=list(registry.excluded()),
+    )  # fmt: skip
+    figures = {f"{result.kernel} {result.bucket}": result.summary for result in report.results}
+    return Outcome("DONE", report.stopped, figures=figures)
+
+
 BARS = (
     bar(
         "gemm.bf16_large",
@@ -206,5 +219,11 @@ BARS = (
         against_library,
         cost_s=35.0, value=75.0, cases=[f"M={M},I=14336,K=4096,layout=NT" for M in (16, 64, 2048, 8192)], geomean=1.05,
         own=[("fused", 64), ("cooperative", None)],
+    ),
+    Bar(
+        "search:gemm.cooperative", "configs of gemm/cooperative searched at a large and at a small K",
+        searched,
+        {"op": "gemm", "kernel": "cooperative", "cases": [_case(8192, 8192, 8192), _case(8192, 8192, 512)],
+         "scheme": "bf16"}, 98.0, 74.9, ("gemm",),
     ),
 )  # fmt: skip

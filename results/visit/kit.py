@@ -7,7 +7,11 @@ along, whose wheel is too large for one transfer beside the others: it goes in h
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from next_visit import known_in, page  # noqa: E402
 
 from rooflab.bench.records.environment import COMMIT, git_state, tree_hash
 from rooflab.bench.suite.wheelhouse import ROOT, download, fill
@@ -35,6 +39,7 @@ def main() -> None:
     """Fills `wheelhouse/` and prints the commands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--paged", action="store_true", help="FlashAttention-3 with pages, in two transfers")
+    parser.add_argument("--queue", type=Path, help="a card's folder: print the first line of its queue instead")
     options = parser.parse_args()
     commit, dirty = git_state(ROOT)
     if commit is None or dirty:
@@ -52,7 +57,13 @@ def main() -> None:
     visit = f"{COMMIT}={commit}:{tree_hash()} python3 results/visit/visit.py"
     if join:
         print("wheelhouse-1/ goes along with a command of its own, of some seconds:\n  cp wheelhouse-1/* /tmp/")
-    print("wheelhouse/ goes along with the first, and the second is sent at once behind it, on the same machine:")
+    behind = "" if options.queue else " the first, and the second is sent at once behind it, on the same machine"
+    print(f"wheelhouse/ goes along with{behind}:")
+    if options.queue:
+        text = page(options.queue.as_posix(), known_in(options.queue))
+        line = next(line for line in text.splitlines() if line.startswith("    python3 "))
+        print(f"  {join}{visit} {line.partition('visit.py ')[2]}")
+        return
     print(f"  {join}{visit} first --limit {FIRST_S}")
     print(f"  {visit} second --limit {SECOND_S}")
 

@@ -1,5 +1,7 @@
 """A visit to a GPU that is there for minutes: `python3 results/visit/visit.py first`, and at once behind it `second`.
 
+Later visits run a line of the card's queue (`results/next_visit.py`): `visit.py suite --only gemm.bf16_large`.
+
 Each command runs its steps one after the other, each a process with a time limit, so that one that hangs or breaks the
 card costs its own time alone.  What they print and write is packed into `$OUT/visit.tgz` every 20 seconds and at the
 end: a machine that is taken away leaves what was done.  Of packages the machine needs torch and triton; `wheelhouse/`
@@ -26,9 +28,12 @@ import run_from_checkout as checkout  # type: ignore[import-not-found]  # noqa: 
 
 HERE = Path(__file__).resolve().parent
 ROOFLAB = (sys.executable, "-m", "rooflab.bench")
+SUITE = (*ROOFLAB, "suite", str(HERE.parent / "bars" / "plan.json"))
 PACK_S = 20.0
 LAST_S = 6.0
 """Seconds kept for the last packing."""
+START_S = 12.0
+"""Seconds for the wheels and for the first import."""
 
 
 class Step(NamedTuple):
@@ -57,8 +62,8 @@ VISITS: dict[str, tuple[Step, ...]] = {
         Step("list", 35, (*ROOFLAB, "list", "--json")),
         Step("preflight", 70, (sys.executable, str(HERE / "preflight.py"), "{out}/preflight.json")),
         Step("quick", 230, (sys.executable, str(HERE / "quick.py"), "{out}/quick.jsonl")),
-        Step("first", 240, (*ROOFLAB, "suite", str(HERE.parent / "bars" / "plan.json"), "--only", "first", "--only",
-                            "emulator.golden", "--budget", "215", "--out", "{out}/first")),
+        Step("first", 240, (*SUITE, "--only", "first", "--only", "emulator.golden", "--budget", "215", "--out",
+                            "{out}/first")),
     ),
     "second": (
         counted("gemm", "cooperative", "M=8192,N=8192,K=8192,layout=NT,bias=false"),
@@ -71,6 +76,14 @@ VISITS: dict[str, tuple[Step, ...]] = {
 }  # fmt: skip
 """What each visit does.  The first is a contact: the machine's facts, times by a script that needs little, then every
 kernel's first check, those that wait at barriers last, and outputs that the emulator must reproduce."""
+
+
+def suite_steps(options: argparse.Namespace) -> tuple[Step, ...]:
+    """One run of the suite, in all of the time."""
+    only = [word for name in options.only for word in ("--only", name)]
+    trusted = ["--trust", str(options.trust)] if options.trust and options.trust.is_dir() else []
+    budget = ["--budget", f"{options.limit - START_S - LAST_S:.0f}"]
+    return (Step("suite", options.limit, (*SUITE, *only, *trusted, *budget, "--out", "{out}/suite")),)
 
 
 def pack(folder: Path, archive: Path) -> None:
@@ -109,7 +122,9 @@ def run(step: Step, folder: Path, environment: dict[str, str], limit_s: float) -
 def main() -> None:
     """Runs a visit's steps within its limit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("visit", choices=VISITS)
+    parser.add_argument("visit", choices=[*VISITS, "suite"])
+    parser.add_argument("--only", action="append", default=[], help="with suite: an entry of its plan; repeatable")
+    parser.add_argument("--trust", type=Path, help="with suite: records of earlier visits")
     parser.add_argument("--limit", type=float, default=575.0, help="seconds for all steps")
     parser.add_argument("--dry-run", action="store_true", help="on a CPU, with small shapes")
     options = parser.parse_args()
@@ -154,7 +169,7 @@ def main() -> None:
 
     try:
         say(f"{os.environ.get('ROOFLAB_COMMIT') or 'no commit named'} {lacks}".rstrip())
-        for step in VISITS[options.visit]:
+        for step in VISITS.get(options.visit) or suite_steps(options):
             limit_s = min(step.limit_s, options.limit - LAST_S - (time.monotonic() - began))
             words = (*step.words, "--dry-run") if options.dry_run and step.name in DRY else step.words
             how = run(step._replace(words=words), folder, environment, limit_s) if limit_s > 0 else "no time was left"
@@ -165,7 +180,7 @@ def main() -> None:
         keep()
 
 
-DRY = ("quick", "first")
+DRY = ("quick", "first", "suite")
 """Steps that have a form for a CPU; the others say there what they lack."""
 
 if __name__ == "__main__":
