@@ -6,7 +6,7 @@ BIN := .venv/bin
 WORKERS ?= 3
 TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q --durations=10
 
-.PHONY: lab lab-smoke test test-more test-full lint types wheelhouse visit setup clean
+.PHONY: lab lab-smoke test test-more test-full lint types wheelhouse visit rehearsal setup clean
 
 lab: setup
 	$(BIN)/rooflab lab
@@ -42,6 +42,11 @@ wheelhouse: setup
 # The same with FlashAttention-3 and Liger's kernels, and the two commands of a visit of fifteen minutes to a card.
 visit: setup
 	$(BIN)/python results/visit/kit.py
+
+# That visit on a CPU, with the versions of a card's machine; fetches gigabytes. PYTHON312 names a Python 3.12.
+PYTHON312 ?= python3.12
+rehearsal:
+	$(PYTHON312) results/visit/rehearse.py
 
 setup: .venv/.installed
 

@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,18 +59,21 @@ def compile_entries(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 def answer(request: Mapping[str, Any]) -> Any:
     """Of one entry, the kernels that were new to this process, and the seconds of their compilation."""
     os.setpriority(os.PRIO_PROCESS, 0, LOWEST)
-    began, before, more = time.monotonic(), len(compiled), 0
+    began, before, more, failed = time.monotonic(), len(compiled), 0, dict[str, str]()
     for launches in request["launches"]:
         if launches.get("microkernels"):
             more += compile_microkernels()
             continue
         for kernel, case, scheme in launched(launches):
-            with suppress(*FAILURES):  # what fails here fails in the entry, which says so
+            try:
                 for launch in launches_of(kernel, case, scheme):
                     if launch.source_hash not in compiled:
                         compiled.add(launch.source_hash)
                         _launcher(launch)
-    return {"kernels": len(compiled) - before + more, "seconds": time.monotonic() - began}
+            except FAILURES as error:  # it fails in the entry too, which says so of each case
+                failed.setdefault(f"{kernel.id} {case.id} {scheme.name}", f"{type(error).__name__}: {error}"[:200])
+    found = {"kernels": len(compiled) - before + more, "seconds": time.monotonic() - began}
+    return found | ({"failed": "; ".join(f"{name}: {why}" for name, why in failed.items())} if failed else {})
 
 
 def launched(launches: Mapping[str, Any]) -> list[tuple[registry.Kernel, Case, Scheme]]:
