@@ -136,7 +136,8 @@ def main() -> None:
         tree = copy_of_the_tree(Path(folder))
         place = Path(folder) / "place"
         place.mkdir()
-        chosen = [step for number, step in enumerate(STEPS, 1) if not options.only or number in options.only]
+        # The first step makes build/checkout, on the path of all that follow.
+        chosen = [step for number, step in enumerate(STEPS, 1) if number == 1 or number in (options.only or [number])]
         rows = [run(step, python, tree, place) for step in chosen]
     text = ["# A visit to a card, rehearsed without one", ""]
     text += [f"{datetime.now(UTC):%Y-%m-%d}, commit {commit[:10]}, made by `make rehearsal`. Python 3.12, torch"]

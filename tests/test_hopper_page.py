@@ -1,0 +1,56 @@
+"""The page about Hopper says what has run on a card and what has not, and so does the first screen of the README."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import hopper
+from bars import gemm
+from test_bars import CASES, record
+
+from rooflab.bench.check.isolated import CODE
+from rooflab.bench.records.files import RunWriter
+from rooflab.bench.suite.state import folder_of
+
+ROOT = Path(__file__).parent.parent
+LARGE = next(bar for bar in gemm.BARS if bar.id == "bar:gemm.bf16_large")
+
+
+def test_the_readme_says_what_has_run_on_a_gpu():
+    records = [record for gpu in ("h100", "h200") for record in hopper.records_on(gpu)]
+    first_screen = " ".join((ROOT / "README.md").read_text().split("## ")[0].split())
+    assert hopper.contact(records) in first_screen, "python results/hopper.py says it"
+    assert hopper.contact(records) in (ROOT / "results" / "hopper.md").read_text()
+
+
+def first(kernel, status, timestamp):
+    environment = {CODE: "hash", "gpu": {"name": "NVIDIA H100 80GB HBM3"}}
+    return record(kernel, CASES[0], None, kind="check", status=status, environment=environment, timestamp=timestamp,
+                  basis="bound", bound_fraction=None)  # fmt: skip
+
+
+def test_first_contact_counts_the_first_check_of_each_kernel():
+    mended = [first("tma", "TIMEOUT", "2026-12-01T10:00:00+00:00"), first("tma", "OK", "2026-12-02T10:00:00+00:00")]
+    right = first("gemv", "OK", "2026-12-02T10:00:00+00:00")
+    plain = replace(right, kernel="later", environment={"gpu": None})
+    said = "Of 2 kernels 1 were right when they first ran on a GPU (NVIDIA H100 80GB HBM3)."
+    assert hopper.contact([*reversed(mended), right, plain]) == said
+
+
+def test_what_was_measured_comes_before_what_was_predicted_and_losers_are_shown(tmp_path):
+    folder = folder_of(tmp_path / "h100" / "20261201T100000Z" / "suite", LARGE.id)
+    RunWriter(folder, "r").write(
+        record("library", CASES[0], 1.0, "library"), record("library", CASES[1], 1.0, "library"),
+        record("tma", CASES[0], 0.5), record("tma", CASES[1], 1.25),
+    )  # fmt: skip
+    found = hopper.measured(LARGE, "h100", tmp_path)
+    assert [(one.kernel, one.rival, one.ratio, one.basis) for one in found] == [
+        ("tma", "library", 2.0, "measured"), ("tma", "library", 0.8, "measured"),
+    ]  # fmt: skip
+    assert hopper.measured(LARGE, "h200", tmp_path) == []
+    text = hopper.page(hopper.get_device("h100"), found, "One sentence.", ["a"])
+    assert "predicted" not in text and f"- gemm.bf16_large: tma at {CASES[1]}: 0.80 of library (measured)" in text
+    (axes,) = hopper.ratios_figure(found).axes
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    assert all(dot.get_markerfacecolor() != "none" for dot in dots) and len(dots) == 2
