@@ -112,6 +112,8 @@ def test_records_speak_louder_than_a_status_and_what_they_call_wrong_is_not_run_
     found = progress.outcomes["bench:op"]
     assert found.status == "DONE" and found.figures["records"] == {"INCORRECT": 1, "INVALID": 1}
     assert found.excluded == {"op/b": "op/b M=1 bf16: INCORRECT: c: off"} and found.figures["invalid"] == 1
+    searched = run([MACHINE, entry("tune:op", "lies", searches=True)], tmp_path / "2")[0].outcomes["tune:op"]
+    assert not searched.excluded and searched.figures["records"] == found.figures["records"], "configs, not kernels"
     told_to = progress.outcomes["sees"].figures["excluded"]
     assert set(told_to) == {"op/b", "gemm/naive"} == set(state.read_summary(tmp_path)["excluded"])
 

@@ -50,6 +50,8 @@ class Entry:
     """Whether it may exceed its cost if the budget allows: later entries cannot run what it leaves out."""
     beside: bool = False
     """Whether it runs beside the entries that follow, on cores that they leave idle."""
+    searches: bool = False
+    """Whether it tries configs: a record of a wrong one says nothing of its kernel."""
     of_card: bool = False
     """Whether it holds for one card alone, so that another of the kind does it again."""
 

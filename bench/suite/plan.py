@@ -189,6 +189,6 @@ def op_entries(op: str) -> list[Entry]:
             Entry(f"tune:{op}", f"configs of {op}'s kernels searched",
                   (*LAB, "tune", op, "--budget", "{seconds}", *rest), 90.0, 30.0,
                   (*LAB, "tune", op, "--case", spec.get_cases("smoke")[0].id, "--dry-run", "--budget", "1", *rest),
-                  after=("ceilings", f"bench:{op}"), ops=(op,))
+                  after=("ceilings", f"bench:{op}"), ops=(op,), searches=True)
         )  # fmt: skip
     return found

@@ -230,9 +230,9 @@ class _Run:
             self._probe()
             why = _during(at, "it broke the CUDA context")
             return Outcome("FAILED", why), at.kernels[0] if len(at.kernels) == 1 else ""
-        return self._judged(folder, status), ""
+        return self._judged(entry, folder, status), ""
 
-    def _judged(self, folder: Path, status: int) -> Outcome:
+    def _judged(self, entry: Entry, folder: Path, status: int) -> Outcome:
         """What a step left, or what a command's exit status and records say."""
         outcome = left_by(folder)
         wrong, statuses = state.wrong_in(folder)
@@ -243,7 +243,8 @@ class _Run:
             reason = "; ".join([*wrong.values()][:5] or said)[-500:]
             outcome = Outcome(word, reason, figures=figures)  # type: ignore[arg-type]
         found = dict(outcome.figures) | ({"invalid": statuses["INVALID"]} if statuses["INVALID"] else {})
-        return replace(outcome, figures=found, excluded=wrong | dict(outcome.excluded))
+        lost = {} if entry.searches else wrong
+        return replace(outcome, figures=found, excluded=lost | dict(outcome.excluded))
 
     def _request(self, words: Sequence[str], entry_id: str, seconds: float) -> dict[str, object]:
         settings = self.settings

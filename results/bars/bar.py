@@ -28,6 +28,8 @@ class Bar(NamedTuple):
     """Other ops whose kernels it runs."""
     on_cpu: bool = True
     """Whether a dry run takes it."""
+    searches: bool = False
+    """Whether it tries configs."""
 
     @property
     def cases(self) -> dict[str, list[str]]:
@@ -52,7 +54,7 @@ class Bar(NamedTuple):
         words = ("{here}/judge.py", self.id)
         return Entry(
             self.id, self.text, told(words), self.cost_s, self.value, told(words, dry=True) if self.on_cpu else (),
-            after=("ceilings",), ops=self.ops, checks=self.checks,
+            after=("ceilings",), ops=self.ops, checks=self.checks, searches=self.searches,
             launches=tuple(one | ({"kernels": rungs} if rungs else {}) for one in launches),
         )  # fmt: skip
 
