@@ -55,6 +55,9 @@ SPILLS = {
 }
 """Kernels that may spill registers, by dtype: how many bytes a thread."""
 if Version(triton.__version__) < Version("3.7"):
+    for _name, _scheme in (("sample/bisect", "bf16"), ("paged_attention/gqa_packed", "fp32"),
+                           ("merge_attention_states/fused", "fp32")):  # fmt: skip
+        del SPILLS[_name, _scheme]
     SPILLS |= {("flash_attention/ping_pong", "bf16"): 48, ("paged_attention/tma_pages", "bf16"): 64}
 
 IN_FP32 = ("gemm/pipelined", "paged_attention/gqa_packed")

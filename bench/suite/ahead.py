@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from triton.backends.nvidia import driver
 
 from rooflab.bench import show
 from rooflab.bench.calls.selection import default_scheme
+from rooflab.bench.calls.statuses import EXIT_INCORRECT
 from rooflab.bench.ceilings.cuda import compile_microkernels
 from rooflab.bench.compile.capture import Launch
 from rooflab.bench.compile.cases import has_code
-from rooflab.bench.compile.worker import FAILURES, launches_of
+from rooflab.bench.compile.worker import FAILURES, Refused, launches_of
 from rooflab.bench.processes.child import Pool, command_for, cores, environment_without
 from rooflab.bench.suite.entries import Entry
 from rooflab.bench.suite.plan import make_plan, read_plan
@@ -70,6 +72,8 @@ def answer(request: Mapping[str, Any]) -> Any:
                     if launch.source_hash not in compiled:
                         compiled.add(launch.source_hash)
                         _launcher(launch)
+            except Refused:
+                continue  # the kernel does not take this case
             except FAILURES as error:  # it fails in the entry too, which says so of each case
                 failed.setdefault(f"{kernel.id} {case.id} {scheme.name}", f"{type(error).__name__}: {error}"[:200])
     found = {"kernels": len(compiled) - before + more, "seconds": time.monotonic() - began}
@@ -90,18 +94,23 @@ def launched(launches: Mapping[str, Any]) -> list[tuple[registry.Kernel, Case, S
 
 
 def _launcher(launch: Launch) -> None:
-    """Triton 3.6 also compiles C code, which launches kernels of one signature; later versions have one for all."""
-    if launch.compiled is not None and hasattr(driver, "make_launcher"):
+    """Triton 3.6 also compiles C code, which launches kernels of one signature; later versions have one for all.  It is
+    linked with the driver's library."""
+    if launch.compiled is not None and hasattr(driver, "make_launcher") and find_library("cuda"):
         driver.CudaLauncher(launch.compiled.src, launch.compiled.metadata)
 
 
 def main() -> None:
-    """Prints a row for each entry: its kernels and the seconds of their compilation."""
+    """Prints a row for each entry: its kernels, and the seconds of their compilation.  Exit status 11 if one failed."""
     began = time.monotonic()
     rows = compile_entries(read_plan(Path(sys.argv[1])) if sys.argv[1:] else make_plan())
     show.table(rows, ("entry", "kernels", "seconds", "failed"))
     total = sum(row.get("seconds", 0.0) for row in rows)
-    show.line(f"{total:.0f} s of a core, in {time.monotonic() - began:.0f} s")
+    failed = sum("failed" in row for row in rows)
+    took = time.monotonic() - began
+    show.line(f"{total:.0f} s of a core, in {took:.0f} s; {failed} of {show.counted(len(rows), 'row')} failed")
+    if failed:
+        raise SystemExit(EXIT_INCORRECT)
 
 
 if __name__ == "__main__":

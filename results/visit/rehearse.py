@@ -100,7 +100,7 @@ def run(step: Step, python: Path, tree: Path, place: Path) -> dict[str, str]:
         "ROOFLAB_COMMIT": "",
     }
     variables.pop("PYTEST_ADDOPTS", None)
-    with (place / "log.txt").open("a+") as log:
+    with (PLACE / "log.txt").open("a+") as log:
         start = log.seek(0, os.SEEK_END)
         try:
             words = [str(python), *step.words]
@@ -111,7 +111,9 @@ def run(step: Step, python: Path, tree: Path, place: Path) -> dict[str, str]:
         log.seek(start)
         said = [line for line in log.read().splitlines() if line.strip()]
     notable = [
-        line for line in said if re.match(r"FAILED|ERROR|.*(passed|failed|selected|tests collected| s of a core)", line)
+        line
+        for line in said
+        if re.match(r"FAILED|ERROR|.*(passed|failed|selected|tests collected|.* s of a core)", line)
     ]
     last = " ".join(" / ".join((notable or said)[-6:]).split())[:400].replace("|", "\\|")
     command = " ".join(("python", *step.words))
@@ -122,8 +124,10 @@ def run(step: Step, python: Path, tree: Path, place: Path) -> dict[str, str]:
 def main() -> None:
     """Runs all steps and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", type=int, nargs="*", help="numbers of the steps, from 1; the table is then printed")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "rehearsal.md")
+    parser.add_argument(
+        "--only", type=int, nargs="*", help="numbers of steps, from 1; without --out the table is printed"
+    )
+    parser.add_argument("--out", type=Path, help="docs/rehearsal.md by default")
     options = parser.parse_args()
     python = environment()
     asked = "import json, torch, triton, cupy, numpy; print(json.dumps([torch.__version__, triton.__version__, "
@@ -136,6 +140,7 @@ def main() -> None:
         tree = copy_of_the_tree(Path(folder))
         place = Path(folder) / "place"
         place.mkdir()
+        (PLACE / "log.txt").unlink(missing_ok=True)
         # The first step makes build/checkout, on the path of all that follow.
         chosen = [step for number, step in enumerate(STEPS, 1) if number == 1 or number in (options.only or [number])]
         rows = [run(step, python, tree, place) for step in chosen]
@@ -145,10 +150,10 @@ def main() -> None:
     text += ["the packages that a card's machine lacks, no git, no driver. Nothing here ran on a GPU.", ""]
     text += ["| what it shows | command | s | | what it said |", "|---|---|--:|---|---|"]
     text += [f"| {row['shows']} | `{row['command']}` | {row['s']} | {row['how']} | {row['said']} |" for row in rows]
-    if options.only:
+    if options.only and not options.out:
         print("\n".join(text))
     else:
-        options.out.write_text("\n".join(text) + "\n")
+        (options.out or ROOT / "docs" / "rehearsal.md").write_text("\n".join(text) + "\n")
     raise SystemExit(any(row["how"] != "fine" for row in rows))
 
 
