@@ -37,6 +37,8 @@ swap_ab      over split_k: C^T = W A^T, so the batch is the N of wgmma, 8 to 64;
              memory in the same launch. A dependent launch fills the ring with the weight before a is there.
              Needs a transposed weight with rows at 16 bytes; beyond 64 rows of a it reads the weight again. split_k,
              stream_k, gemv and swap_ab are unmeasured on a GPU
+cublas_reduced
+             peer: library in torch's own math mode, which may add the parts of a split K in 16 bits
 quack        peer: QuACK's gemm for Hopper in CuTe DSL, if it is installed; 16 bits, addresses and strides for TMA
 packed       over library, on the CPU: the weight is reordered once at load into oneDNN's blocks; the library call
              reorders it in every call, or does without

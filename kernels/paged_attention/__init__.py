@@ -20,6 +20,8 @@ native        over library, on a CPU, in C++: reads pages where they lie, which 
               dot products, those of a chunk a product of tiles
 flashinfer    peer: FlashInfer's batch decode and batch prefill (Ye et al., arXiv 2501.01005), if installed; the bench
               does not time its plan
+flash_attention_3
+              peer: FlashAttention-3 with pages (Shah et al., arXiv 2407.08608), if installed; decode
 flex          peer: torch's FlexAttention, compiled, with a block mask from the table; decode, pages of a power of two
 torch_varlen  peer: torch's varlen_attn with a block table, from 2.12 on; pages of 256 tokens, or of any size with
               FlashAttention-3 activated
