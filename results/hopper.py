@@ -141,8 +141,8 @@ def ratios_figure(found: Sequence[Standing]) -> Figure:
     for one in found:
         filled = one.basis == MEASURED
         colour = BLUE if one.ratio >= 1 else ORANGE
-        style = {"markerfacecolor": colour if filled else "none", "markeredgecolor": colour}
-        axes.plot(one.ratio, -names.index(one.bar), "o", markersize=6, alpha=0.8, **style)
+        (dot,) = axes.plot(one.ratio, -names.index(one.bar), "o", markersize=6, alpha=0.8, color=colour)
+        dot.set_markerfacecolor(colour if filled else "none")
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_yticks([-place for place in range(len(names))], names)
     axes.set_xscale("log")
