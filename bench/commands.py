@@ -314,6 +314,8 @@ def run_benches(
                     for case in chosen.cases_of(spec)
                     if any((op, kernel.name, case.id, scheme.name) not in known for kernel in kernels)
                 ]
+                if time.monotonic() > ends:
+                    return records
                 for number, record in enumerate(measure_op(spec, kernels, cases, scheme, chosen.device, **options)):
                     if seconds < math.inf and record.reason.startswith(BROKEN):
                         raise ContextBroken(record.reason)  # by another kernel, of which alone it says something

@@ -41,6 +41,13 @@ def slow(context):
     return Outcome()
 
 
+def waits(context):
+    """Ends when the slow step has begun."""
+    while not (context.run / "slow.json").exists():
+        time.sleep(0.05)
+    return Outcome()
+
+
 def dies(context):
     """Ends its process as a device fault ends it."""
     print("last words", file=sys.stderr, flush=True)
@@ -115,7 +122,8 @@ def kernels(how, suspects=1):
 
 
 STEPS = {
-    step.__name__: step for step in (environment, fine, slow, dies, wedges, raises, refuses, first, sees, lies, cut)
+    step.__name__: step
+    for step in (environment, fine, slow, waits, dies, wedges, raises, refuses, first, sees, lies, cut)
 }
 STEPS |= {f"kernel {how}": kernels(how) for how in ("dies", "breaks", "hangs")} | {"two die": kernels("dies", 2)}
 

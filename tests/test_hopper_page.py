@@ -12,6 +12,7 @@ from test_bars import CASES, record
 from rooflab.bench.check.isolated import CODE
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.suite.state import folder_of
+from rooflab.reference.spec import Case
 
 ROOT = Path(__file__).parent.parent
 LARGE = next(bar for bar in gemm.BARS if bar.id == "bar:gemm.bf16_large")
@@ -41,17 +42,19 @@ def test_first_contact_counts_the_first_check_of_each_kernel():
 
 def test_what_was_measured_comes_before_what_was_predicted_and_losers_are_shown(tmp_path):
     folder = folder_of(tmp_path / "h100" / "20261201T100000Z" / "suite", LARGE.id)
+    one, two = (Case.parse(text).id for text in LARGE.arguments["cases"][:2])
     RunWriter(folder, "r").write(
-        record("library", CASES[0], 1.0, "library"), record("library", CASES[1], 1.0, "library"),
-        record("tma", CASES[0], 0.5), record("tma", CASES[1], 1.25),
+        record("library", one, 1.0, "library"), record("library", two, 1.0, "library"),
+        record("cooperative", one, 0.5), record("cooperative", two, 1.25), record("tma", two, 0.1),
+        record("theirs", two, 0.75, "peer", backend="cuda"),
     )  # fmt: skip
     found = hopper.measured(LARGE, "h100", tmp_path)
-    assert [(one.kernel, one.rival, one.ratio, one.basis) for one in found] == [
-        ("tma", "library", 2.0, "measured"), ("tma", "library", 0.8, "measured"),
-    ]  # fmt: skip
+    assert [(each.kernel, each.rival, each.ratio, each.basis) for each in found] == [
+        ("cooperative", "library", 2.0, "measured"), ("cooperative", "theirs", 0.6, "measured"),
+    ], "the launcher's kernel over the best rival, whoever wrote it"  # fmt: skip
     assert hopper.measured(LARGE, "h200", tmp_path) == []
     text = hopper.page(hopper.get_device("h100"), found, "One sentence.", ["a"])
-    assert "predicted" not in text and f"- gemm.bf16_large: tma at {CASES[1]}: 0.80 of library (measured)" in text
+    assert "predicted" not in text and f"- gemm.bf16_large: cooperative at {two}: 0.60 of theirs (measured)" in text
     (axes,) = hopper.ratios_figure(found).axes
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     assert all(dot.get_markerfacecolor() != "none" for dot in dots) and len(dots) == 2

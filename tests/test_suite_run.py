@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from test_child_processes import assert_gone
 
 from rooflab.bench.processes.child import Child, Stuck
 from rooflab.bench.suite import runner, state
@@ -163,13 +164,11 @@ def test_the_budget_ends_the_run_and_says_what_it_did_not_reach(tmp_path):
 
 
 def test_what_runs_beside_waits_for_nobody_and_ends_with_the_run(tmp_path):
-    plan = [MACHINE, entry("ahead", "slow", beside=True), entry("b")]
+    plan = [MACHINE, entry("ahead", "slow", beside=True), entry("b", "waits", 60.0)]
     progress, _ = run(plan, tmp_path)
     assert [one.status for one in progress.outcomes.values()] == ["DONE"] * 3
-    deadline = time.monotonic() + 20
-    while (left := tmp_path / "slow.json").exists() and psutil.pid_exists(json.loads(left.read_text())["child"]):
-        assert time.monotonic() < deadline or psutil.Process(json.loads(left.read_text())["child"]).status() == "zombie"
-        time.sleep(0.1)
+    for pid in json.loads((tmp_path / "slow.json").read_text()).values():
+        assert_gone(pid)
 
 
 @pytest.mark.more

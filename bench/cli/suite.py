@@ -75,8 +75,8 @@ def suite(
         if json:
             show.as_json([entry.to_json() for entry in entries])
         else:
-            rows = [{**entry.to_json(), "entry": entry.id, "why": entry.title} for entry in entries]
-            show.table([{"cost_s": 30.0, "value": 50.0, **row} for row in rows], ("entry", "value", "cost_s", "why"))
+            rows = [{"entry": e.id, "value": e.value, "cost_s": e.cost_s, "why": e.title} for e in entries]
+            show.table(rows, ("entry", "value", "cost_s", "why"))
             show.line(f"{len(rows)} entries, about {sum(entry.cost_s for entry in entries):.0f} s on a GPU")
         return
     own_state()  # refuses what names no commit

@@ -1,6 +1,6 @@
-"""A note of the kernels that run now, in the file that `ROOFLAB_RUNNING` names; without the variable there is none.
+"""Notes which kernels run now, in the file that `ROOFLAB_RUNNING` names.  Without the variable it writes nothing.
 
-If a process dies, whoever started it blames the kernels of its note.
+If a process dies, the process that started it reads the note and blames these kernels.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def note(kernels: Sequence[str]) -> None:
 
 
 def noted(path: Path) -> Running:
-    """The note at `path`; an empty one if there is none."""
+    """The note in the file `path`.  It is empty if there is no such file."""
     try:
         values = json.loads(path.read_text())
         return Running(tuple(values["kernels"]), float(values["began"]))

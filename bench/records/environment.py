@@ -168,8 +168,8 @@ def git_state(root: Path) -> tuple[str | None, bool | None]:
 def own_state() -> tuple[str | None, bool | None]:
     """`git_state` of the running program; of a copy without git, what `ROOFLAB_COMMIT` says.
 
-    It is COMMIT, or COMMIT:TREE with the `tree_hash` at that commit, which shows whether the copy was changed; without
-    it nobody knows (None).  Raises `ValueError` on another text.
+    The variable is COMMIT, or COMMIT:TREE with the `tree_hash` at that commit, which shows whether the copy changed.
+    Without TREE the second value is None.  Raises `ValueError` if the variable has another form.
     """
     found = git_state(ROOT)
     told = os.environ.get(COMMIT, "")

@@ -79,9 +79,9 @@ class RunWriter:
 
 
 def going_on(folder: Path) -> tuple[RunWriter, list[Record]]:
-    """The writer of the newest run in a folder, and what it has written; a new run where there is none.
+    """The writer of the newest run in a folder, and the records of that run.  An empty folder gets a new run.
 
-    A record that a killed process left unfinished is taken away.
+    Removes the last line if a killed process left it unfinished.
     """
     files = sorted(folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
     if not files:

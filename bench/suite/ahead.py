@@ -26,6 +26,7 @@ from rooflab.bench.compile.capture import Launch
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.compile.worker import FAILURES, Refused, launches_of
 from rooflab.bench.processes.child import Pool, command_for, cores, environment_without
+from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Entry
 from rooflab.bench.suite.plan import make_plan, read_plan
 from rooflab.kernels import registry
@@ -103,7 +104,13 @@ def _launcher(launch: Launch) -> None:
 def main() -> None:
     """Prints a row for each entry: its kernels, and the seconds of their compilation.  Exit status 11 if one failed."""
     began = time.monotonic()
-    rows = compile_entries(read_plan(Path(sys.argv[1])) if sys.argv[1:] else make_plan())
+    entries = make_plan()
+    if sys.argv[1:]:
+        path = Path(sys.argv[1])
+        entries = read_plan(path)
+        done = state.load(path.parent, [entry.id for entry in entries]).done  # in a run that is resumed
+        entries = [entry for entry in entries if not done(entry.id)]
+    rows = compile_entries(entries)
     show.table(rows, ("entry", "kernels", "seconds", "failed"))
     total = sum(row.get("seconds", 0.0) for row in rows)
     failed = sum("failed" in row for row in rows)

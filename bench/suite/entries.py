@@ -119,6 +119,6 @@ class Outcome:
     figures: Mapping[str, Any] = field(default_factory=dict)
     """Numbers and texts by name; the name contains the unit."""
     excluded: Mapping[str, str] = field(default_factory=dict)
-    """Kernels that must not run any more, with the reason."""
+    """The kernels that later entries must not use, with the reason."""
     seconds: float = 0.0
     """Seconds that the entry took."""

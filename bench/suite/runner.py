@@ -109,8 +109,11 @@ class _Run:
         for entry in self.plan:
             if entry.id not in self.progress.outcomes:
                 self.progress.outcomes[entry.id] = Outcome("NOT_REACHED", self.progress.stopped or "the run ended")
-        titles = {entry.id: entry.title for entry in self.plan}
-        settings = self.settings
+        self._summarize()
+
+    def _summarize(self) -> None:
+        """Writes the summary, after each entry: a run may be killed at any time."""
+        settings, titles = self.settings, {entry.id: entry.title for entry in self.plan}
         options = {"only": list(settings.only), "dry_run": settings.dry_run, "seed": settings.seed}
         state.write_summary(settings.out, self.progress, titles, options)
 
@@ -138,6 +141,7 @@ class _Run:
             state.save(self.settings.out, entry.id, outcome)
         if outcome.excluded:
             self._exclude()
+        self._summarize()
         if outcome.status == "FAILED":
             self.note(f"{entry.id}: {outcome.reason}")
 
@@ -211,7 +215,7 @@ class _Run:
         process = self._next()
         try:
             request = self._request(words, entry.id, seconds)
-            status = process.ask(request, min(own_limit, left), lambda: self._hangs())["status"]
+            status = process.ask(request, min(own_limit, left), self._hangs)["status"]
         except ChildFailed as failed:
             self.current = None
             at = noted(self._note_path())

@@ -47,7 +47,7 @@ class Progress:
         return found is not None and found.status in FINAL and not found.reason.startswith("TIMEOUT")
 
     def excluded(self) -> dict[str, str]:
-        """Kernels that must not run any more, with the reason."""
+        """The kernels that later entries must not use, with the reason."""
         return {name: reason for outcome in self.outcomes.values() for name, reason in outcome.excluded.items()}
 
 

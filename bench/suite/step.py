@@ -1,4 +1,4 @@
-"""A step of our own as a command: `run(function)` reads what it is told, and leaves its outcome in its folder.
+"""A step of our own as a command: `end` runs its function, and leaves the outcome in its folder.
 
 The runner asks nothing of an entry but a command that ends with a status; what else an entry has to say it leaves in
 `outcome.json`.  A step that lacked time ends with 12, and one that a broken CUDA context ended with 14.
