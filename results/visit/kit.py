@@ -44,6 +44,8 @@ def main() -> None:
     commit, dirty = git_state(ROOT)
     if commit is None or dirty:
         raise SystemExit("visit: expected a committed tree, whose commit the records can name; commit first")
+    for half in (ROOT / "wheelhouse").glob("*.whl.2"):
+        half.unlink()  # of an earlier visit
     try:
         wheels = fill([LIGER] if options.paged else [LIGER, "==".join(FA3)])
         join = ""
