@@ -25,6 +25,7 @@ import torch
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.kernels._pdl import DEPENDENT, launch_dependent
+from rooflab.kernels._tensor_map import CudaMap
 
 STANDARD = "--std=c++17"
 STATIC_SHARED_BYTES = 48 * 2**10
@@ -183,9 +184,9 @@ class CudaKernel:
     """A kernel that takes torch tensors: `kernel(grid, block, x, out, numpy.int32(n), shared_bytes=0)`.
 
     The kernel gets a tensor as the address of its first element (no copy, any strides), None as a null pointer, a
-    NumPy scalar in its own width, and a NumPy array of one structured element by value.  A Python number raises,
-    because it has no width.  The launch is asynchronous, on the current stream of the tensors' device.  Launch once
-    before the capture of a CUDA graph, because the first launch loads the kernel.
+    NumPy scalar in its own width, and a `CudaMap` or a NumPy array of one structured element by value.  A Python
+    number raises, because it has no width.  The launch is asynchronous, on the current stream of the tensors' device.
+    Launch once before the capture of a CUDA graph, because the first launch loads the kernel.
     """
 
     def __init__(self, source: str, name: str, options: tuple[str, ...] = (), dependent: bool = False):
@@ -204,7 +205,8 @@ class CudaKernel:
     def __call__(self, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0) -> None:
         """Launches.  Raises `ValueError` on an argument of another type, or on tensors on more than one GPU."""
         device = _device(arguments)
-        values = tuple(_value(index, argument) for index, argument in enumerate(arguments))
+        checked = (_value(index, argument) for index, argument in enumerate(arguments))
+        values = tuple(value.encoded() if isinstance(value, CudaMap) else value for value in checked)
         with torch.cuda.device(device):
             raw = self.raw(device)
             if shared_bytes > self._shared_bytes.get(device, STATIC_SHARED_BYTES):
@@ -245,7 +247,8 @@ def _stream(address: int) -> Any:
 
 
 def _device(arguments: Sequence[Any]) -> int:
-    devices = {argument.device for argument in arguments if isinstance(argument, torch.Tensor)}
+    tensors = (argument.base if isinstance(argument, CudaMap) else argument for argument in arguments)
+    devices = {tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)}
     if any(device.type != "cuda" for device in devices) or len(devices) > 1:
         raise ValueError(f"arguments: expected tensors on one GPU, got {', '.join(sorted(map(str, devices)))}")
     return int(devices.pop().index) if devices else torch.cuda.current_device()
@@ -256,7 +259,7 @@ def _value(index: int, argument: Any) -> Any:
         return np.uint64(argument.data_ptr())
     if argument is None:
         return np.uint64(0)
-    if isinstance(argument, np.generic) or (isinstance(argument, np.ndarray) and argument.size == 1):
+    if isinstance(argument, CudaMap | np.generic) or (isinstance(argument, np.ndarray) and argument.size == 1):
         return argument
     raise ValueError(
         f"arguments: expected a tensor, None or a NumPy scalar such as numpy.int32(3) in place {index}, "

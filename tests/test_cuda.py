@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rooflab.bench.compile.worker import read_cubin
-from rooflab.kernels import _cuda, _pdl
+from rooflab.kernels import _cuda, _pdl, _tensor_map
 
 SCALE = """
 extern "C" __global__ void scale(const float* x, float* out, float by, int n) {
@@ -193,6 +193,34 @@ def test_a_launch_hands_over_addresses_widths_and_torchs_stream(launched):
     assert values[0] == x.data_ptr() + 8 and values[1] == 0 and values[0].itemsize == values[1].itemsize == 8
     assert values[2:4] == (np.float32(2), np.int32(8)) and [value.itemsize for value in values[2:4]] == [4, 4]
     assert values[4] is struct_ and launched.used == [1]
+
+
+def test_a_tensor_map_is_encoded_by_the_driver_at_the_launch(launched, monkeypatch):
+    asked, status = [], [0]
+
+    def encode(target, kind, rank, address, dims, strides, box, steps, *modes):
+        asked.append((kind, rank, address.value, *map(tuple, (dims, strides, box, steps)), modes))
+        assert target.value % 64 == 0
+        ctypes.memset(target.value, 7, 128)
+        return status[0]
+
+    monkeypatch.setattr(_tensor_map, "_encode", lambda: encode)
+    x = torch.zeros(5, 24, dtype=torch.bfloat16).as_subclass(FakeTensor)
+    made = _tensor_map.CudaMap(x, 5, 20, 24)
+    launched.kernel((1,), (1,), made)
+    (value,) = launched.raw.launches[0][2]
+    assert value.tobytes() == bytes([7]) * 128 and value.size == 1 and launched.used == [1]
+    assert asked == [(9, 2, x.data_ptr(), (20, 5), (48,), (64, 64), (1, 1), (0, 3, 2, 0))]
+    status[0] = 1
+    with pytest.raises(ValueError, match="a matrix that cuTensorMapEncodeTiled takes, got error 1 for 5 rows"):
+        made.encoded()
+
+
+def test_without_a_driver_a_tensor_map_says_so():
+    if torch.cuda.is_available():
+        pytest.skip("a driver is here")
+    with pytest.raises(ValueError, match="tensor map: expected CUDA's driver with cuTensorMapEncodeTiled, got lib"):
+        _tensor_map.CudaMap(torch.zeros(1, 8, dtype=torch.float16), 1, 8, 8).encoded()
 
 
 def test_large_shared_memory_is_asked_for_once(launched):

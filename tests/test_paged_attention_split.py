@@ -130,6 +130,41 @@ def test_heads_groups_and_pages_of_every_size(D, H, H_kv, block_size, scheme):
     assert grids[0][0] > 1, "the one sequence is cut"
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("case", "warps", "scheme"),
+    [
+        (case_of(2, 90, 32, 8, 128, ragged=True), 8, BF16),
+        (case_of(2, 90, 8, 8, 64, 7, ragged=True), 2, BF16),
+        (case_of(1, 70, 40, 2, 80), 2, FP8),
+        (case_of(1, 70, 16, 1, 192, 24, window=40, lse=True, sinks=True), 1, BF16),
+        (case_of(2, 130, 9, 3, 96, softcap=20.0), 3, FP8),
+    ],
+    ids=lambda value: getattr(value, "id", None),
+)
+def test_tokens_copied_whole_give_the_same_bits(case, warps, scheme):
+    """Past its end a page holds NaN, and the ring holds what the last unit left."""
+    inputs = SPEC.make_inputs(case, scheme, CPU, 0)
+    configs = [split_kv.Config(warps, 2, 1, 2, bulk) for bulk in (False, True)]
+    assert all(split_kv.is_legal(config, case, scheme) for config in configs)
+    plain, bulk = (run(inputs, config=config)[0] for config in configs)
+    passes(bulk, inputs, scheme)
+    pairs = zip(plain, bulk, strict=True) if isinstance(plain, tuple) else [(plain, bulk)]
+    assert all(torch.equal(first, second) for first, second in pairs)
+
+
+def test_tokens_are_copied_whole_where_heads_are_neighbours():
+    inputs = SPEC.make_inputs(case_of(2, 40, 4, 2, 64), BF16, CPU, 0)
+    apart = torch.stack((inputs["v_cache"], inputs["v_cache"]), dim=3).flatten(2, 3)[:, :, ::2]
+    with pytest.raises(ValueError, match="v_cache: expected the heads of a token next to each other for bulk=True"):
+        run(inputs | {"v_cache": apart}, config=split_kv.Config(2, 2, 1, 2, bulk=True))
+    odd = case_of(2, 40, 40, 1, 128)
+    assert not split_kv.is_legal(split_kv.Config(1, 2, 1, 2, bulk=True), odd), "half of a KV head's queries"
+    assert split_kv.is_legal(split_kv.Config(1, 2, 4, 2), odd)
+    wide = split_kv.Config(8, 2, 1, 4, bulk=True)
+    assert split_kv.is_legal(wide, LLAMA) and not split_kv.is_legal(wide, LLAMA.but(D=256)), "registers of 12 warps"
+
+
 def test_a_dominant_key_at_every_edge_of_a_share_is_heard():
     case = case_of(2, 150, 2, 2, 64)
     plain = SPEC.make_inputs(case, BF16, CPU, 0)

@@ -350,6 +350,34 @@ def test_specialised_warps_have_roles_side_by_side():
     assert sum(len(role.rounds) for role in roles) == 2 * (2 + len(EPILOGUE)) + 2
 
 
+def test_warpgroups_that_run_the_same_products_are_a_role_each():
+    *roles, everyone = divided(specialised(1), 512)
+    assert [role.warps for role in roles] == [1, 4, 4, 4] and everyone.warps == 16
+    assert [role.multiplies for role in roles] == [False, True, True, True]
+
+
+def test_a_cluster_asks_for_its_part_of_what_it_shares():
+    mask = ("UMOV UR6, 0x3", "UTMALDG.2D.MULTICAST [UR12], [UR10], UR6")
+    share, change = Share(132 * 10 * FLOPS, 0), {"threads": 384, "shared_bytes": 4 * 0x800 + 0x200}
+    one = worked(specialised(), share, **change)
+    assert one.async_bytes == pytest.approx(one.turns * 0x800)
+    lines = ("fill:", *TOLD, TMA, *mask, "@P1 BRA fill", "EXIT")
+    multiplying = ("@P0 BRA fill", "k:", WGMMA, "@P2 BRA k", "STG.E.128 [R2.64], R24", "EXIT")
+    both = worked(program(*multiplying, *lines), share, threads=256, shared_bytes=4 * 0x800 + 0x200)
+    assert both.async_bytes == pytest.approx(both.turns * 0x800 * 2 / 3), "three copies come, of which it starts two"
+
+
+def test_one_warp_feeds_by_bulk_copies_and_a_loop_over_lanes_is_none():
+    feeding = ("feed:", "MOV R6, R7", "lane:", "UBLKCP.S.G [UR12], [UR8], UR4", "@P3 BRA.U.ANY lane", "@P1 BRA feed")
+    text = program("@P0 BRA feed", "k:", WGMMA, "@P2 BRA k", "EXIT", *feeding, "EXIT")
+    text = text.replace("BRA.U.ANY lane", "BRA.U.ANY 0x60")
+    multiplying, copying, everyone = divided(text, 288)
+    assert (multiplying.warps, copying.warps, everyone.warps) == (8, 1, 9)
+    assert families(copying.loops[0]) == ["MOV", "UBLKCP", "BRA", "BRA"]
+    found = worked(text, Share(132 * 10 * FLOPS, 0), threads=288, shared_bytes=4 * 0x800, num_stages=4)
+    assert found.async_bytes == pytest.approx(found.turns * 0x800), "a stage of the ring a turn"
+
+
 def test_roles_share_the_flops_and_the_time():
     tiles, steps = 4, 64
     share = Share(132 * tiles * steps * 2 * FLOPS, 0, write_bytes=132 * tiles * 2 * 128 * 16)

@@ -141,3 +141,11 @@ def test_a_missing_syncthreads_is_a_race_or_a_read_of_nothing(x: Ints) -> None:
     with pytest.raises(EmulationError, match="which nobody has written"):
         for seed in range(1, 20):  # in some order a warp reads first
             run("divergence", "no_barrier", [x, np.zeros(THREADS, np.int32)], seed=seed)
+
+
+@pytest.mark.parametrize("mask", [0b0011, 0b0101, 0b1000])
+def test_a_product_in_flight_reaches_warps_that_parted_and_met(mask: int) -> None:
+    y, counts = np.zeros(4 * THREADS, np.float32), np.zeros(THREADS, np.int32)
+    assert run("divergence", "around_a_product", [y, counts, mask]).races == ()
+    assert (y == 16).all()
+    assert counts.tolist() == [7 * (mask >> i // 32 & 1) for i in range(THREADS)]

@@ -173,6 +173,8 @@ def ptxas_log(kernel: Any) -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=300).stderr
 
 
+_STAGES = re.compile(r"-DSTAGES=(\d+)")
+"""How this lab's CUDA C++ is told the slots of its ring."""
 _IGNORED_OPTION = re.compile(r"^-{1,2}(I|include-path|std)")
 
 
@@ -212,7 +214,7 @@ def _cuda_launch(
         target=arch,
         grid=tuple(int(size) for size in grid),
         num_warps=-(-threads // 32),
-        num_stages=0,
+        num_stages=next((int(found[1]) for option in kernel.options if (found := _STAGES.fullmatch(option))), 0),
         cubin=cuda.compile_cubin(kernel.source, arch=arch, options=kernel.options),
         ptx="",
         shared_bytes=int(shared_bytes),

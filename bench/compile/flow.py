@@ -151,7 +151,10 @@ def _targets(instruction: Instruction, function: Function) -> list[int]:
 def _successors(last: Instruction, following: Instruction | None, targets: Mapping[int, list[int]]) -> set[int]:
     # `BRA.DIV` branches only where threads have diverged; `BRA P0, L` and `BRA.U !UP0, L` branch on an operand.
     conditional = bool(last.guard) or ".DIV" in last.opcode or _CONDITION.match(last.operands)
-    jumps = set(targets[last.address]) if last.name in _BRANCHES else set()
+    # `BRA.U.ANY` repeats an instruction that takes one address for every lane that has an address: not a loop of the
+    # source.
+    serial = last.opcode.endswith(".U.ANY")
+    jumps = set(targets[last.address]) if last.name in _BRANCHES and not serial else set()
     if following is None or (_ends_block(last) and not conditional):
         return jumps
     return jumps | {following.address}

@@ -117,8 +117,13 @@ class Instruction:
 
     @property
     def loads_async(self) -> bool:
-        """Whether this instruction fills shared memory without registers: cp.async or a TMA copy."""
-        return self.family == "cp_async" or self.name == "UTMALDG"
+        """Whether this instruction fills shared memory without registers: cp.async, a TMA copy or a bulk copy."""
+        return self.family == "cp_async" or self.fills_by_tma
+
+    @property
+    def fills_by_tma(self) -> bool:
+        """Whether one thread starts a copy to shared memory, whose bytes an mbarrier counts."""
+        return self.name == "UTMALDG" or (self.name == "UBLKCP" and self.modifiers[:2] == ("S", "G"))
 
     @property
     def stores_global(self) -> bool:

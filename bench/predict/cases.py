@@ -21,7 +21,7 @@ from rooflab.kernels.configs import make_config, with_config
 from rooflab.kernels.registry import Kernel, get_kernel, get_op
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 from rooflab.roofline.device import Device, identify, resolve
-from rooflab.roofline.model import Cost, Traffic
+from rooflab.roofline.model import Ceilings, Cost, Traffic
 
 
 class Target(Request):
@@ -59,12 +59,15 @@ def identity(kernel: Kernel, case: Case, scheme: str, environment: Environment) 
 
 
 def predict_all(
-    targets: Sequence[Target], device: Device, counted: Mapping[Target, Traffic] | None = None
+    targets: Sequence[Target],
+    device: Device,
+    counted: Mapping[Target, Traffic] | None = None,
+    ceilings: Ceilings | None = None,
 ) -> list[Predicted]:
     """Predicts every target on `device`, in the given order; compiles all kernels with code at once, on all cores.
 
-    `counted` traffic replaces the traffic that a kernel declares.  Raises `ValueError` on a name that is not
-    registered, and on a device that is not Hopper.
+    `counted` traffic replaces the traffic that a kernel declares; `ceilings` default to the data sheet's.  Raises
+    `ValueError` on a name that is not registered, and on a device that is not Hopper.
     """
     reasons = {}
     for target in targets:
@@ -85,7 +88,7 @@ def predict_all(
         elif reasons[target]:
             found.append(Predicted(target, cost, traffic, None, reasons[target]))
         else:
-            prediction = predict(cost, traffic, code, device, matrix_flops=flops)
+            prediction = predict(cost, traffic, code, device, ceilings, matrix_flops=flops)
             found.append(Predicted(target, cost, traffic, prediction))
     return found
 

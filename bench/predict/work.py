@@ -6,9 +6,10 @@ branch in a flattened loop).  All other code runs once.
 
 Specialised warps run side by side; each group of them is a *role*.  A role's code begins where it sets its register
 budget (setmaxnreg).  Its named barriers count its warps; a role without such a barrier counts as one warpgroup where it
-multiplies and as one warp where it only loads.  In code without register budgets, another loop feeds a loop that
-multiplies and copies nothing; the feeding warps count as one warpgroup.  The loop that gives waiting warps their role,
-and loops that only poll, do not count as loops.
+multiplies and as one warp where it only loads.  Warpgroups that run the same products are a role each: the only code
+that multiplies counts once for every warpgroup that no other role has.  In code without register budgets, another loop
+feeds a loop that multiplies and copies nothing; the feeding warps count as one warpgroup, or as one warp if they copy
+by TMA.  The loop that gives waiting warps their role, and loops that only poll, do not count as loops.
 
 Compiled code does not say how often its loops turn.  The launch needs enough turns to do its share of the matrix FLOPs
 and enough to load its share of the traffic; the model takes the larger number, for every innermost loop that loads or
@@ -140,6 +141,10 @@ def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) ->
         counted = max(_counted(own), default=WARPGROUP if multiplies else 1)
         roles.append(Role(counted, once, rounds, loops))
         rest = [entry for entry in rest if not start <= entry.address < end]
+    multiplying = [role for role in roles if role.multiplies]
+    if len(multiplying) == 1 and multiplying[0].warps == WARPGROUP:
+        others = sum(math.ceil(role.warps / WARPGROUP) for role in roles if not role.multiplies)
+        roles += (whole.warps // WARPGROUP - others - 1) * multiplying
     return [*roles, Role(whole.warps, tuple(rest), (), ())]
 
 
@@ -155,9 +160,10 @@ def _fed(whole: Role) -> list[Role]:
     if not whole.multiplies or not feeding or whole.warps <= WARPGROUP:
         return [whole]
     multiplying = tuple(body for body in whole.loops if body not in feeding)
+    feeders = 1 if all(any(entry.fills_by_tma for entry in body) for body in feeding) else WARPGROUP
     return [
-        Role(whole.warps - WARPGROUP, (), (), multiplying),
-        Role(WARPGROUP, (), (), feeding),
+        Role(whole.warps - feeders, (), (), multiplying),
+        Role(feeders, (), (), feeding),
         Role(whole.warps, whole.once, whole.rounds, ()),
     ]
 
@@ -231,7 +237,7 @@ def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> Wor
     requested = turns * loads.turn + loads.once
     from_hbm = min(1.0, share.read_bytes * part / requested) if requested else 1.0
     latency = from_hbm * chip.hbm_latency + (1 - from_hbm) * chip.l2_latency
-    busiest = _cta_cycles(roles, most, turns * most / rounds, loads.copied / chip.l2_share(ctas), latency, chip)
+    busiest = _cta_cycles(roles, most, turns * most / rounds, loads.requested / chip.l2_share(ctas), latency, chip)
     return Work(
         name=info.name,
         launches=info.launches,
@@ -245,7 +251,7 @@ def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> Wor
         pipe_cycles=_pipe_cycles(roles, 1, rounds, turns, chip),
         cta_cycles=busiest + bool(loads.copied) * chip.hbm_latency,
         in_flight_bytes=loads.in_flight(chip),
-        async_bytes=turns * loads.copied,
+        async_bytes=turns * loads.requested,
         uses_mma_sync=any(entry.mma_flops and not entry.is_wgmma for entry in code),
     )
 
@@ -256,8 +262,10 @@ class _Loads:
     def __init__(self, code: Sequence[Instruction], roles: Sequence[Role], info: CompiledInfo):
         self._code, self._roles, self._info = code, roles, info
         self.copied = sum(self._copied(role.turn, role.warps) for role in roles)
-        """Bytes that cp.async and TMA copy in one turn."""
-        self.turn = self.copied + sum(_plain(role.turn, role.warps) for role in roles)
+        """Bytes that cp.async and TMA copy to shared memory in one turn."""
+        self.requested = self.copied * self._share()
+        """Of these, the bytes that this CTA asks L2 for; its cluster asks for the others."""
+        self.turn = self.requested + sum(_plain(role.turn, role.warps) for role in roles)
         self.once = sum(
             self._copied(part, role.warps) + _plain(part, role.warps)
             for role in roles
@@ -273,11 +281,16 @@ class _Loads:
         shared = self._info.shared_bytes
         stages = max(2, shared // self.copied if self.copied else self._info.num_stages)
         # The CTA reads one stage of the ring while the other stages fill.
-        return max(plain, (stages - 1) * min(self.copied or shared, shared / stages))
+        return max(plain, (stages - 1) * min(self.copied or shared, shared / stages) * self._share())
+
+    def _share(self) -> float:
+        """Copies that a CTA starts divided by the copies that it gets; the copies of a turn are equally large."""
+        loads = [entry for role in self._roles for entry in role.turn if entry.fills_by_tma]
+        return len(loads) / sum(_receivers(self._code, entry) for entry in loads) if loads else 1.0
 
     def _copied(self, body: Sequence[Instruction], warps: int) -> float:
         copied = sum(float(e.bytes_per_thread * WARP * warps) for e in body if e.loads_async and e.bytes_per_thread)
-        if not any(entry.name.startswith("UTMALDG") for entry in body):
+        if not any(entry.fills_by_tma for entry in body):
             return copied
         # The code tells a barrier how many bytes TMA will copy; without a constant, the model takes one stage.
         told = sum(_told(self._code, entry) for entry in body)
@@ -288,8 +301,18 @@ def _told(code: Sequence[Instruction], arrival: Instruction) -> int:
     """Bytes that an arrival at an mbarrier announces; 0 where they are not constant, and for other instructions."""
     if arrival.opcode != "SYNCS.ARRIVE.TRANS64":
         return 0
-    register = arrival.arguments[-1]
-    setting = [e for e in code if e.address < arrival.address and e.arguments and e.arguments[0] == register]
+    return _constant(code, arrival)
+
+
+def _receivers(code: Sequence[Instruction], load: Instruction) -> int:
+    """CTAs of the cluster that a copy reaches, by the constant mask of a multicast."""
+    return max(1, _constant(code, load).bit_count()) if "MULTICAST" in load.modifiers else 1
+
+
+def _constant(code: Sequence[Instruction], entry: Instruction) -> int:
+    """The constant in the last operand's register; 0 where it is not constant."""
+    register = entry.arguments[-1]
+    setting = [e for e in code if e.address < entry.address and e.arguments and e.arguments[0] == register]
     constant = setting[-1].arguments[-1] if setting and setting[-1].name in ("MOV", "IMAD", "UMOV") else ""
     return int(constant, 16) if constant.startswith("0x") else 0
 

@@ -14,6 +14,7 @@ import torch
 from rooflab.bench.ptx.machine.memory import GlobalMemory
 from rooflab.bench.ptx.text.syntax import Kernel, Parameter, Triple
 from rooflab.bench.ptx.tiles import tensor_map
+from rooflab.kernels._tensor_map import ELEMENTS, ROW_BYTES, CudaMap
 
 _FLOATS = {"f16": "<e", "f32": "<f", "f64": "<d", "b32": "<f", "b64": "<d"}
 """By parameter type: the `struct` format of a float.  b16 is missing, because it may hold f16 or bf16."""
@@ -94,6 +95,8 @@ def mark_unwritten(memory: GlobalMemory, tensor: torch.Tensor) -> None:
 def _packed(value: Any, parameter: Parameter, memory: GlobalMemory) -> bytes:
     """An argument's bytes."""
     name, kind = parameter.name, parameter.type
+    if isinstance(value, CudaMap):
+        value = _encoded(value, add_tensor(memory, value.base, name))
     if isinstance(value, tensor_map.TensorMap):
         value = value.pack()
     if isinstance(value, bytes):
@@ -109,6 +112,13 @@ def _packed(value: Any, parameter: Parameter, memory: GlobalMemory) -> bytes:
     if value is None:
         value = 0
     return _number(value.item() if isinstance(value, np.generic) else value, parameter)
+
+
+def _encoded(made: CudaMap, address: int) -> tensor_map.TensorMap:
+    """The map that the driver would encode."""
+    strides = (made.stride * made.base.element_size(),)
+    dims = (made.columns, made.rows)
+    return tensor_map.TensorMap(address, ELEMENTS[made.base.dtype][0], dims, strides, made.box, swizzle=ROW_BYTES)
 
 
 def _number(value: Any, parameter: Parameter) -> bytes:

@@ -13,6 +13,7 @@ import torch
 from rooflab.bench.ptx.arguments import Launch
 from rooflab.bench.ptx.text.syntax import Triple
 from rooflab.kernels import _cuda
+from rooflab.kernels._tensor_map import CudaMap
 
 ARCHITECTURE = "compute_90a"
 """Hopper with wgmma and TMA; a virtual architecture, so that NVRTC stops at PTX."""
@@ -72,7 +73,6 @@ def _triple(sizes: Sequence[int]) -> Triple:
 
 
 def _argument(index: int, value: Any) -> Any:
-    """A tensor unchanged; any other argument as the bytes that a launch copies."""
-    if isinstance(value, torch.Tensor):
-        return value
-    return np.asarray(_cuda._value(index, value)).tobytes()
+    """A tensor or a tensor map unchanged; any other argument as the bytes that a launch copies."""
+    checked = value if isinstance(value, torch.Tensor) else _cuda._value(index, value)
+    return checked if isinstance(checked, torch.Tensor | CudaMap) else np.asarray(checked).tobytes()

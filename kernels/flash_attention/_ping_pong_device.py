@@ -28,6 +28,7 @@ from rooflab.kernels.flash_attention._ping_pong_softmax import (
     nth_tile,
     packed,
     place,
+    rescaled,
     softmax,
     unpacked,
     visible,
@@ -94,7 +95,7 @@ def _step(
     q_tile, keys, values, barriers, weights, shrink, accumulator, peak, total, slot, phase, v_slot, v_phase, turn_phase,
     first, begin, row, T, S, window, scales,
     CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, NTH: gl.constexpr,
-    MASKED: gl.constexpr, layout: gl.constexpr,
+    LAZY: gl.constexpr, MASKED: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """The scores of the block at `first`, the value product of the last block, whose weights are known, and the softmax
     of this block.  Also waits for the next step's keys.
@@ -111,7 +112,7 @@ def _step(
         scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
     mbarrier.wait(v_full.index(v_slot), v_phase)
     if CONSUMERS == 2:
-        accumulator *= gl.convert_layout(shrink, gl.SliceLayout(1, accumulator.type.layout))[:, None]
+        accumulator = rescaled(accumulator, shrink, LAZY)
     factors = unpacked(weights, keys.dtype, factor)
     accumulator = warpgroup_mma(factors, values.index(v_slot), accumulator, is_async=True)
     if CONSUMERS == 2:
@@ -127,11 +128,11 @@ def _step(
         scores = capped(scores, stretch, cap)
     if MASKED:
         scores = masked(scores, first, row, T, S, window, BLOCK_N, CAUSAL)
-    weights, peak, total, shrink = softmax(scores, peak, total, scale, MASKED)
+    weights, peak, total, shrink = softmax(scores, peak, total, scale, MASKED, LAZY)
     if CONSUMERS == 2:
         weights = packed(weights, keys.dtype)
     else:
-        accumulator *= gl.convert_layout(shrink, gl.SliceLayout(1, accumulator.type.layout))[:, None]
+        accumulator = rescaled(accumulator, shrink, LAZY)
     used = v_slot
     slot, phase = _next(slot, phase, STAGES)
     v_slot, v_phase = _next(v_slot, v_phase, STAGES)
@@ -176,7 +177,7 @@ def _finish(
 def _consume(
     results, order, scales, rings, staged, barriers,
     CONSUMERS: gl.constexpr, D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    OUT_IN_Q: gl.constexpr, NTH: gl.constexpr,
+    OUT_IN_Q: gl.constexpr, LAZY: gl.constexpr, NTH: gl.constexpr,
 ):  # fmt: skip
     out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, timeline = results
     T, S, H, heads, tiles_m, section, window = order
@@ -218,7 +219,7 @@ def _consume(
             scores = capped(scores, stretch, cap)
         scores = masked(scores, first, row, T, S, window, BLOCK_N, CAUSAL)
         peak = gl.full((ROWS,), float("-inf"), gl.float32, rows)
-        weights, peak, total, shrink = softmax(scores, peak, gl.zeros((ROWS,), gl.float32, rows), scale, True)
+        weights, peak, total, shrink = softmax(scores, peak, gl.zeros((ROWS,), gl.float32, rows), scale, True, LAZY)
         if CONSUMERS == 2:
             weights = packed(weights, keys.dtype)
         accumulator = gl.zeros((ROWS, D), gl.float32, layout)
@@ -234,13 +235,13 @@ def _consume(
                     weights, shrink, accumulator, peak, total, slot, phase, v_slot, v_phase, turn_phase = _step(
                         q_tile, keys, values, barriers, weights, shrink, accumulator, peak, total, slot, phase, v_slot,
                         v_phase, turn_phase, first, begin, row, T, S, window, scales,
-                        CONSUMERS, BLOCK_N, STAGES, CAUSAL, NTH, kind != 1, scores_layout,
+                        CONSUMERS, BLOCK_N, STAGES, CAUSAL, NTH, LAZY, kind != 1, scores_layout,
                     )  # fmt: skip
         if not OUT_IN_Q:
             mbarrier.arrive(q_empty.index(NTH))
         mbarrier.wait(v_full.index(v_slot), v_phase)
         if CONSUMERS == 2:
-            accumulator *= gl.convert_layout(shrink, gl.SliceLayout(1, layout))[:, None]
+            accumulator = rescaled(accumulator, shrink, LAZY)
         factors = unpacked(weights, keys.dtype, factor)
         accumulator = warpgroup_mma(factors, values.index(v_slot), accumulator, is_async=True)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
@@ -271,7 +272,7 @@ def _attention(
     q, k, v, out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, S, H, group, heads, section,
     window, scale, stretch, cap, timeline,
     CONSUMERS: gl.constexpr, D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    OUT_IN_Q: gl.constexpr,
+    LAZY: gl.constexpr, OUT_IN_Q: gl.constexpr,
 ):  # fmt: skip
     tiles_m = gl.cdiv(T, CONSUMERS * ROWS)
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -307,9 +308,9 @@ def _attention(
         gl.warp_specialize(
             [
                 (_consume, (results, order, scales, rings, staged, barriers,
-                            CONSUMERS, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, 0)),
+                            CONSUMERS, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, LAZY, 0)),
                 (_consume, (results, order, scales, rings, staged, barriers,
-                            CONSUMERS, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, 1)),
+                            CONSUMERS, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, LAZY, 1)),
                 (_produce, (q, k, v, group, order, rings, barriers, CONSUMERS, D, BLOCK_N, STAGES, CAUSAL)),
             ],
             [4, 1],
@@ -319,11 +320,11 @@ def _attention(
         gl.warp_specialize(
             [
                 (_consume, (results, order, scales, rings, staged, barriers,
-                            CONSUMERS, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, 0)),
+                            CONSUMERS, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, LAZY, 0)),
                 (_consume, (results, order, scales, rings, staged, barriers,
-                            CONSUMERS, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, 1)),
+                            CONSUMERS, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, LAZY, 1)),
                 (_consume, (results, order, scales, rings, staged, barriers,
-                            CONSUMERS, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, 2)),
+                            CONSUMERS, D, BLOCK_N, STAGES, CAUSAL, OUT_IN_Q, LAZY, 2)),
                 (_produce, (q, k, v, group, order, rings, barriers, CONSUMERS, D, BLOCK_N, STAGES, CAUSAL)),
             ],
             [4, 4, 1],

@@ -87,20 +87,51 @@ def masked(scores, first, row, T, S, window, BLOCK_N: gl.constexpr, CAUSAL: gl.c
     return gl.where(seen, scores, float("-inf"))
 
 
+LAZY_LOG2: gl.constexpr = gl.constexpr(8.0)
+"""A lazy peak stays until a score is 2**8 times as heavy: weights are at most 256, and sums far from fp32's limit."""
+
+
 @gluon.jit
-def softmax(scores, peak, total, scale, MASKED: gl.constexpr):
-    """Weights, new running peak and sum, and the factor that rescales earlier sums.
+def softmax(scores, peak, total, scale, MASKED: gl.constexpr, LAZY: gl.constexpr):
+    """Weights, new running peak and sum, and the factor that rescales earlier sums, with LAZY mostly 1.
 
     The peak is kept multiplied by `scale`.  If each step multiplied again, the compiler would fuse that product with
     the subtraction and round differently, so sums with a constant peak would drift (3e-4 in 127 steps, a score of 66).
     """
     highest = gl.maximum(peak, gl.max(scores, 1) * scale)
+    if LAZY:
+        highest = gl.where(highest > peak + LAZY_LOG2, highest, peak)
     shift = highest
     if MASKED:  # the peak of a row that has seen no key is -inf, and -inf - -inf would be NaN
         shift = gl.where(highest == float("-inf"), 0.0, highest)
     weights = gl.exp2(scores * scale - shift[:, None])
     shrink = gl.exp2(peak - shift)
     return weights, highest, total * shrink + gl.sum(weights, 1), shrink
+
+
+@gluon.constexpr_function
+def _unless_one(count):
+    """PTX that multiplies `count` registers unless a warp's factors, two in turn for pairs, are all 1; its operands."""
+    vote = f"setp.neu.f32 p, ${2 * count}, 0f3F800000; @!p setp.neu.f32 p, ${2 * count + 2}, 0f3F800000;"
+    products = " ".join(f"mul.f32 ${i}, ${i}, ${2 * count + i};" for i in range(count))
+    text = f"{{ .reg .pred p; {vote} vote.sync.any.pred p, p, -1; @!p bra same; {products} same: }}"
+    return text, ",".join(["=f"] * count + [str(i) for i in range(count)] + ["f"] * count)
+
+
+@gluon.jit
+def rescaled(accumulator, shrink, LAZY: gl.constexpr):
+    """The accumulator times its rows' factors; with LAZY a warp skips the products if all its factors are 1."""
+    factors = gl.convert_layout(shrink, gl.SliceLayout(1, accumulator.type.layout))[:, None]
+    if LAZY:
+        count: gl.constexpr = accumulator.shape[0] * accumulator.shape[1] // 128
+        code: gl.constexpr = _unless_one(count)
+        _, factors = gl.broadcast(accumulator, factors)
+        accumulator = gl.inline_asm_elementwise(
+            code[0], code[1], [accumulator, factors], dtype=gl.float32, is_pure=True, pack=count
+        )
+    else:
+        accumulator *= factors
+    return accumulator
 
 
 @gluon.jit

@@ -24,6 +24,12 @@ consumer's step of 128 keys, head_dim 64: 847 to 912 clocks for two, 663 to 666 
 unmeasured on a GPU.  No loop spills; causal, outside of the loops, four scalars of a tile are in local memory for two
 consumers and a head_dim of 128, and 14 for three.
 
+`lazy` keeps a row's peak until a score is 2**8 times as heavy, and a warp skips the 64 products of its rescaling if no
+row of it has a new one: FlashAttention-4's conditional rescaling.  Weights are then up to 256, sums in fp32 as exact,
+and results right to the same tolerance.  In the emulator a step at a head_dim of 128 takes a tenth fewer instructions;
+the model's time is the same, because the tensor cores are full, and at 64 the extra comparison costs 0.5%
+(`results/predicted/levers.md`).  What a shorter turn is worth, a GPU must say; until then it is a config to search.
+
 Tried, with results seen in the compiled code and in this model:
 - rescaling the accumulator after the wait for the value product, as FlashAttention-3 does, instead of between the two
   products: at a head_dim of 128 the 62 multiplications leave the turn, which is held 400 clocks instead of 523, but
@@ -94,6 +100,8 @@ class Config(LaunchConfig):
     block_n: int
     stages: int
     consumers: int
+    lazy: bool = False
+    """Whether earlier sums are rescaled only when a row's peak has grown by more than 8 in log2."""
 
     @property
     def block_m(self) -> int:
@@ -114,7 +122,7 @@ def _stages_in_queries(head_dim: int) -> bool:
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Blocks whose scores a consumer can hold, with rings of several depths."""
     consumers = (2, 3) if _padded(int(case["D"])) == 64 else (2,)
-    return tuple(itertools.starmap(Config, itertools.product((64, 128), (2, 3, 4, 5), consumers)))
+    return tuple(itertools.starmap(Config, itertools.product((64, 128), (2, 3, 4, 5), consumers, (False, True))))
 
 
 def _consumer_registers(config: Config, head_dim: int) -> int:

@@ -23,6 +23,9 @@ cooperative  over warp_specialized, in Gluon: each consumer always has a product
              loads the residual, and a store is awaited only when its memory is needed again; predicted to gain most at
              small K, and nothing with less than one tile per SM. Can give each consumer tiles of its own, in turn
              (ping-pong), which needs a third more from L2. Unmeasured on a GPU
+multicast    over cooperative, in CUDA C++: a cluster of two CTAs loads the columns of b that both need once, and TMA
+             writes them into the memory of both; 32 bytes from L2 per clock and SM instead of 48. Predicted equal where
+             L2 gives 48, and faster where it gives less. 16 bits; unmeasured on a GPU
 split_k      over pipelined, for few rows of a: K is split over CTAs until one wave fills the SMs, and a second launch
              adds the partial sums in order; no atomics, no counters. Predicted slower if the tiles alone fill the SMs
              (then it is one launch with deeper loads), or if the weight is so small that the second launch shows

@@ -9,39 +9,24 @@ first tile would wait for a whole ring.
 
 from __future__ import annotations
 
+from rooflab.kernels._hopper_device import BARRIERS, products
 from rooflab.kernels._pdl import DEPENDENT
 
-WGMMA = {
-    "bf16": ("bf16.bf16", 16, ", 1, 1, 0, 0"),
-    "fp16": ("f16.f16", 16, ", 1, 1, 0, 0"),
-    "tf32": ("tf32.tf32", 8, ", 1, 1"),
-}
-"""By kind of operands: the types in the opcode, K of an instruction, and the immediates (signs unchanged, both operands
-contiguous along K; PTX ISA 8.7, `wgmma.mma_async`)."""
+TYPES = {"bf16": ("bf16.bf16", 16), "fp16": ("f16.f16", 16), "tf32": ("tf32.tf32", 8)}
+"""By kind of operands: the types in the opcode, and K of an instruction (PTX ISA 8.7, `wgmma.mma_async`)."""
 
 
 def source(kind: str, n: int) -> str:
     """The source for operands of `kind` and products of 64 rows of the weight with `n` rows of a."""
-    types, k, immediates = WGMMA[kind]
-    count = n // 2
-    registers = ", ".join(f"%{index}" for index in range(count))
-    outputs = ", ".join(f'"+f"(d[{index}])' for index in range(count))
-    multiply = (
-        f'asm volatile("wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{types} '
-        f'{{{registers}}}, %{count}, %{count + 1}, 1{immediates};" : {outputs} : "l"(a), "l"(b));'
-    )
-    return SOURCE.replace("@MULTIPLY@", multiply)
+    types, k = TYPES[kind]
+    return DEPENDENT + BARRIERS + products(n, types, k, None if kind == "tf32" else (False, False)) + SOURCE
 
 
-SOURCE = (
-    DEPENDENT
-    + r"""
+SOURCE = r"""
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 using i64 = long long;
-using u32 = unsigned int;
-using u64 = unsigned long long;
 
 #if ELEMENT == 4
 using T = float;
@@ -61,10 +46,6 @@ constexpr int W_BYTES = BLOCK_N * 128, X_BYTES = BLOCK_M * 128, STAGE_BYTES = (W
 constexpr int PITCH = BLOCK_N + 4;  // of the sums: columns of a fragment are 8 banks apart, its rows 1 bank
 static_assert(BLOCK_M * PITCH * 4 <= STAGES * STAGE_BYTES, "the sums reuse the ring's memory");
 static_assert(PIECES <= 2, "16 threads of a warp at most are side by side along K");
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-__device__ __forceinline__ void multiply(float (&d)[BLOCK_M / 2], u64 a, u64 b) { @MULTIPLY@ }
 
 // Rows of 128 bytes, swizzled; 1024 bytes from one group of eight rows to the next.
 __device__ __forceinline__ u64 descriptor(u32 address) {
@@ -91,22 +72,8 @@ __device__ __forceinline__ void copy_part(u32 to, const T* from, int bytes) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ void init(u32 bar, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
-}
-__device__ __forceinline__ void arrive(u32 bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
 __device__ __forceinline__ void arrive_after_copies(u32 bar) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
-}
-__device__ __forceinline__ void wait(u32 bar, u32 parity) {
-    asm volatile(
-        "{\n\t.reg .pred done;\n\t"
-        "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
-        "@done bra over;\n\tbra again;\n\tover:\n\t}" ::"r"(bar),
-        "r"(parity)
-        : "memory");
 }
 
 __device__ __forceinline__ float load_cluster(u32 mine, u32 rank) {
@@ -215,7 +182,7 @@ swap_ab(const T* a, const T* weight, const T* bias, const T* residual, T* out, i
             init(full + 8 * s, LOADERS + A_LOADERS);
             init(empty + 8 * s, MULTIPLIERS);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        publish_inits();
     }
     for (int s = 0; s < min(steps, STAGES) && !multiplies; ++s) {
         if (threadIdx.x < LOADERS) of_weight.clear(ring + s * STAGE_BYTES);
@@ -235,14 +202,14 @@ swap_ab(const T* a, const T* weight, const T* bias, const T* residual, T* out, i
 #pragma unroll 1
         for (int step = 0, stage = 0; step < steps; ++step) {
             wait(full + 8 * stage, step / STAGES & 1);
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            fence_async();
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
             const int at = stage * (STAGE_BYTES / 16);
 #pragma unroll
             for (int piece = 0; piece < PIECES; ++piece)
 #pragma unroll
                 for (int k = 0; k < 4; ++k)
-                    multiply(d, w + at + piece * (W_BYTES / 16) + 2 * k, x + at + piece * (X_BYTES / 16) + 2 * k);
+                    multiply(d, w + at + piece * (W_BYTES / 16) + 2 * k, x + at + piece * (X_BYTES / 16) + 2 * k, 1);
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
             arrive(empty + 8 * stage);
@@ -282,4 +249,3 @@ swap_ab(const T* a, const T* weight, const T* bias, const T* residual, T* out, i
 #endif
 }
 """
-)

@@ -6,7 +6,7 @@ in flight: it frees a slot after the next product has started, so the tensor cor
 tile is staged in shared memory and stored by TMA; a wait for the store comes only when that memory is needed again.
 TMA loads a residual into the same memory during the products.  Consumers hold most registers (setmaxnreg).  Design:
 CUTLASS's cooperative warp-specialized GEMM (NVIDIA, CUTLASS 3.x, example 48) and ThunderKittens (Spector et al.,
-2024); CUTLASS also multicasts within a cluster, which Gluon 3.6 cannot.
+2024); CUTLASS also multicasts within a cluster, which Gluon 3.6 cannot: `multicast` does.
 
 At small K the epilogue takes more of a tile's time.  What does not need the last product comes before the wait for it:
 the bias, the next tile's place, the wait for the staged memory (the assembler moves some of the place back).  From that

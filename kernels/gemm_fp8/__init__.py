@@ -14,5 +14,8 @@ promoted     over fast_accum: CUDA cores add each 128 of K in fp32, with its blo
 promoted_ws  over promoted: one warp loads, and up to three warpgroups of 64 rows each take turns between wgmma and
              adding; persistent CTAs, TMA stores results during the next tile; predicted the fastest at large M,
              unmeasured
+multicast    over promoted_ws, in CUDA C++: a cluster of two CTAs loads the columns of b that both need once, for 43
+             bytes from L2 per clock and SM instead of 53; predicted 2% slower where L2 gives them all, because clusters
+             round rows up to 384, and faster where it does not; unmeasured
 deep_gemm    DeepGEMM's fp8_gemm_nt, if it is installed; block scales only
 """

@@ -3,7 +3,8 @@ CUDA C++, compiled per config by macros.
 
 A warp has one virtual head: a KV head, or for groups above 16 query heads a KV head with 16 of them.  The warps of a
 CTA have neighbouring virtual heads and the same keys, so together they read whole runs of a page.  No warp waits for
-another one.
+another one, or with BULK only for the slowest one, a ring behind it: there the CTA has one ring, which a warp of its
+own fills.
 
 All units (16 keys each) form one sequence: by sequence of the batch, then by set of a CTA's heads, then from the first
 visible key to the last.  CTA g takes units g W / G to (g + 1) W / G of all W.
@@ -11,20 +12,23 @@ visible key to the last.  CTA g takes units g W / G to (g + 1) W / G of all W.
 
 from __future__ import annotations
 
-SOURCE = r"""
+from rooflab.kernels._hopper_device import BARRIERS
+
+SOURCE = (
+    BARRIERS
+    + r"""
 using i64 = long long;
-using u64 = unsigned long long;
-using u32 = unsigned int;
 using u16 = unsigned short;
 using u8 = unsigned char;
 
 constexpr int UNIT = 16, TILES = D / 16;
-constexpr int KEY_BYTES = D * (FP8 ? 1 : 2), CHUNKS = KEY_BYTES / 16;
-// An odd number of 16-byte chunks from key to key: the eight that ldmatrix reads at once are in different banks.
-constexpr int PITCH = KEY_BYTES + (CHUNKS % 2 ? 0 : 16);
-constexpr int ACROSS = CHUNKS > 4 ? 8 : 4, DOWN = 32 / ACROSS;  // lanes along a key, and keys at once
-constexpr int STAGE_BYTES = 2 * UNIT * PITCH;
 constexpr int ROWS = GROUP < 16 ? GROUP : 16, ROW_TILES = (GROUP + 15) / 16, HALVES = ROWS > 8 ? 2 : 1;
+constexpr int KEY_BYTES = D * (FP8 ? 1 : 2), HEADS = WARPS / ROW_TILES;
+constexpr int ROW_BYTES = KEY_BYTES * (BULK ? HEADS : 1), CHUNKS = ROW_BYTES / 16;  // what lies together in a stage
+// An odd number of 16-byte chunks from key to key: the eight that ldmatrix reads at once are in different banks.
+constexpr int PITCH = ROW_BYTES + (CHUNKS % 2 ? 0 : 16);
+constexpr int ACROSS = CHUNKS > 4 ? 8 : 4, DOWN = 32 / ACROSS;  // lanes along a key, and keys at once
+constexpr int STAGE_BYTES = 2 * UNIT * PITCH, RINGS = BULK ? 1 : WARPS, THREADS = 32 * (WARPS + BULK);
 #define Q_SHARED (D > 128 && GROUP > 8)
 constexpr int HEAD_SETS = H_KV * ROW_TILES / WARPS;
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
@@ -134,3 +138,4 @@ __device__ __forceinline__ float sink_in(float& lse2, const float* sinks, int he
     return keys / all;
 }
 """
+)

@@ -63,6 +63,54 @@ __device__ __forceinline__ void load_unit(const Keys& keys, const Cursor& at, in
     }
 }
 
+__device__ __forceinline__ void copy_row(u32 to, const u8* from, u32 bar, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+            "r"(to),
+        "l"(from), "r"(ROW_BYTES), "r"(bar), "l"(policy)
+        : "memory");
+}
+
+// The warp that fills the ring of a CTA (BULK): lane r copies key r of a unit for all heads, lane 16 + r its value.
+// Keys past the end become 0 with ordinary stores, because a bulk copy cannot fill.
+__device__ __forceinline__ void fill(const Keys& keys, Cursor at, const int* lens, int B, int window, int count,
+                                     u32 ring, u32 full, u32 empty, u64 policy) {
+    const int lane = threadIdx.x % 32, r = lane % UNIT;
+    const bool values = lane >= UNIT;
+    const u8* const base = values ? keys.v : keys.k;
+    const i64 to_page = values ? keys.v_page : keys.k_page, to_slot = values ? keys.v_slot : keys.k_slot;
+    const i64 to_set = HEADS * (values ? keys.v_head : keys.k_head);
+    int page = page_at(keys, at);
+#pragma unroll 1
+    for (int unit = 0, stage = 0, parity = 1; unit < count; ++unit) {
+        const int there = min(at.end - at.key, UNIT);
+        const u8* from = base + (u32)page * (u64)to_page + (u32)(at.key + r) % BLOCK_SIZE * (u64)to_slot +
+                         at.set * to_set;
+        at.key += UNIT;
+        if (at.key >= at.end) at.skip(lens, B, window);
+        page = page_at(keys, at);
+        const u32 bar = full + 8 * stage, tile = ring + stage * STAGE_BYTES;
+        wait(empty + 8 * stage, parity);
+        if (there < UNIT) {
+            for (int row = there; row < UNIT; ++row)
+                for (int byte = 16 * lane; byte < ROW_BYTES; byte += 512)
+#pragma unroll
+                    for (int which = 0; which < 2; ++which)
+                        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
+                                         tile + (which * UNIT + row) * PITCH + byte),
+                                     "r"(0)
+                                     : "memory");
+            fence_async();  // later copies come after these stores
+        }
+        __syncwarp();
+        if (lane == 0) expect(bar, there * (2 * ROW_BYTES));
+        __syncwarp();
+        if (r < there) copy_row(tile + lane * PITCH, from, bar, policy);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        parity ^= stage == 0;
+    }
+}
+
 // The queries are in registers, or, where registers are full, in shared memory at each lane's own place.
 struct State {
 #if Q_SHARED
@@ -174,7 +222,7 @@ struct State {
 __device__ __forceinline__ void write_empty(const Output& to, const int* lens, int B, int window) {
     for (int b = blockIdx.x; b < B; b += gridDim.x) {
         if (visible(lens[b], window)) continue;
-        for (int i = threadIdx.x; i < H_KV * GROUP * (D / 2); i += 32 * WARPS) {
+        for (int i = threadIdx.x; i < H_KV * GROUP * (D / 2); i += THREADS) {
             const int head = i / (D / 2), d = 2 * (i % (D / 2));
             to.put(b, head, d, 0, 0);
             float lse2 = -INFINITE;
@@ -184,14 +232,19 @@ __device__ __forceinline__ void write_empty(const Output& to, const int* lens, i
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, CTAS_PER_SM)
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, const int* lens, const float* sinks,
          const float* k_scale, const float* v_scale, u16* out, float* lse, float* partial, float* partial_lse,
          u32* counters, int B, int window, float scale, float cap, i64 q_t, i64 q_h, i64 k_page, i64 k_slot, i64 k_head,
          i64 v_page, i64 v_slot, i64 v_head, i64 table_row, i64 out_t, i64 out_h, i64 lse_t, i64 lse_h) {
     extern __shared__ __align__(16) u8 raw[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = blockIdx.x;
-    const u32 ring = (u32)__cvta_generic_to_shared(raw) + warp * STAGES * STAGE_BYTES;
+#if BULK
+    __shared__ u64 barriers[2 * STAGES];
+    const u32 ring = shared_address(raw), full = shared_address(barriers), empty = full + 8 * STAGES;
+#else
+    const u32 ring = shared_address(raw) + warp * STAGES * STAGE_BYTES;
+#endif
     const Keys keys{k_cache, v_cache, table, k_page, k_slot, k_head, v_page, v_slot, v_head, table_row};
     const Output to{out, lse, sinks, out_t, out_h, lse_t, lse_h};
     u64 policy = 0;
@@ -232,7 +285,18 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
     int segment = -(within % each);  // the segment's first unit, from `start` on
 
     const int count = (int)(stop - start);
-    Cursor ahead = first, now = first;
+    Cursor now = first;
+#if BULK
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; ++stage) init(full + 8 * stage, 1), init(empty + 8 * stage, WARPS);
+        publish_inits();
+    }
+    __syncthreads();
+    if (warp == WARPS) return fill(keys, first, lens, B, window, count, ring, full, empty, policy);
+    const u32 own = ring + warp / ROW_TILES * KEY_BYTES;
+    int stage = 0, parity = 0;
+#else
+    Cursor ahead = first;
     int page = page_at(keys, ahead);
     auto load = [&](int unit) {
         if (unit < count) {
@@ -250,10 +314,11 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
         page = page_at(keys, ahead);
     };
     for (int unit = 0; unit < STAGES - 1; ++unit) load(unit), cross();
+#endif
 
     State state;
 #if Q_SHARED
-    state.shared = reinterpret_cast<uint4*>(raw + WARPS * STAGES * STAGE_BYTES + warp * TILES * 512) + lane;
+    state.shared = reinterpret_cast<uint4*>(raw + RINGS * STAGES * STAGE_BYTES + warp * TILES * 512) + lane;
 #endif
 #pragma unroll 1
     for (int unit = 0; unit < count;) {
@@ -263,6 +328,18 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
         state.open(q + now.b * q_t + head * q_h, q_h, rows);
         const float factor = scale * (k_scale ? k_scale[kv_head] : 1.f) * (SOFTCAP ? 2 * LOG2E / cap : LOG2E);
         const float cap2 = cap * LOG2E, v_factor = v_scale ? v_scale[kv_head] : 1.f;
+#if BULK
+        const int until = min(count, unit + now.left());
+#pragma unroll 1
+        for (; unit < until; ++unit, now.key += UNIT) {
+            wait(full + 8 * stage, parity);
+            state.add(own + stage * STAGE_BYTES, now.end - now.key, factor, cap2);
+            __syncwarp();
+            if (lane == 0) arrive(empty + 8 * stage);
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+            parity ^= stage == 0;
+        }
+#else
 #pragma unroll 1
         do {
             // To where this segment or the one being loaded ends, so that the inner loop looks for no segment.
@@ -277,6 +354,7 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
             }
             cross();
         } while (now.key < now.end && unit < count);
+#endif
 
         // The segment is finished if it began in this share and ends here; otherwise a part is kept.
         const bool begun = segment >= 0, whole = begun && now.key >= now.end;

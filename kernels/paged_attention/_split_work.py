@@ -18,7 +18,7 @@ MOST_ROWS = 16
 WIDTH = 12
 """The most parts that one warp adds: more are added in about sqrt(count) groups, and then the groups' sums."""
 ALIGNMENT_BYTES = 16
-"""Bytes that cp.async copies at once."""
+"""Bytes that cp.async copies at once, and of which a bulk copy copies a multiple."""
 
 
 def rows_of_tile(group: int) -> tuple[int, int]:
@@ -31,13 +31,13 @@ def virtual_heads(H: int, H_kv: int) -> int:
     return H_kv * rows_of_tile(H // H_kv)[1]
 
 
-def ring_bytes(warps: int, stages: int, D: int, group: int, scheme: Scheme) -> int:
-    """Bytes per CTA: keys and values of each warp's units, with 16 bytes between keys that avoid bank conflicts of
-    ldmatrix, and the queries if registers have no room for them."""
-    size = D * scheme.weight.itemsize
+def ring_bytes(warps: int, stages: int, D: int, group: int, scheme: Scheme, bulk: bool = False) -> int:
+    """Bytes per CTA: keys and values of each warp's units, or with `bulk` of all heads' units, with 16 bytes between
+    keys that avoid bank conflicts of ldmatrix, and the queries if registers have no room for them."""
+    size = D * scheme.weight.itemsize * (warps // rows_of_tile(group)[1] if bulk else 1)
     pitch = size + (0 if size // ALIGNMENT_BYTES % 2 else ALIGNMENT_BYTES)
     queries = 2 * MOST_ROWS * D if D > 128 and group > MOST_ROWS // 2 else 0
-    return warps * (stages * 2 * UNIT * pitch + queries)
+    return (1 if bulk else warps) * stages * 2 * UNIT * pitch + warps * queries
 
 
 def grid(B: int, slots: int, window: int | None, sets: int, ctas_per_sm: int, least: int, device: torch.device) -> int:

@@ -21,6 +21,13 @@ spill (48 bytes).  HBM at 4.8 TB/s (H200) and about 1 us per round trip needs 36
 at head_dim 128 in bf16, 8 warps with two units of 8 KB each ahead have 128 KB.  All CTAs are resident, so there is one
 wave without a tail.
 
+`bulk` gives the CTA one ring, which one more warp fills: a lane copies a token's keys of all the CTA's heads, another
+its values, by one cp.async.bulk of 2 KB for 8 heads of 128 in bf16, where a warp copies its head's 256 bytes and drifts
+apart from its neighbours.  DRAM then gets requests of whole runs, and warps neither look up pages nor compute
+addresses: 197 instead of 257 thousand warp instructions on a small case, the same bits (`results/predicted/levers.md`).
+A warp waits for the slowest of the CTA a ring later.  No prediction sees DRAM's pages, so the times are equal; until a
+GPU has judged, it is a config to search.
+
 Predicted by `rooflab explain` for an H100, unmeasured on a GPU, with 32 heads on 8 of 128 in bf16: 93 us at 64
 sequences of 1,024 keys (86% of HBM's rate), 360 us at 4,096 (89%); at 16 sequences 30 us (67%) and 92 us (87%); 92 us
 at one of 65,536 (87%).  In addition a launch reads seq_lens (about 1.5 us) and adds its last parts.  With a second
@@ -38,6 +45,8 @@ import torch
 from rooflab.kernels import _cuda
 from rooflab.kernels._attention import Returned, get_scale, outputs
 from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._sizes import cdiv
+from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.paged_attention import _split_combine, _split_device, _split_main
 from rooflab.kernels.paged_attention._args import check_args, check_paged_options
@@ -80,6 +89,9 @@ class Config:
     ctas_per_sm: int
     least: int
     """Units of the smallest share; large enough to hide the cost of writing and adding a part."""
+    bulk: bool = False
+    """Whether one more warp copies a token's keys of all the CTA's heads at once, and its values, for a ring that the
+    warps share; where heads are neighbours in the cache."""
 
 
 def heads_of(case: Case) -> int:
@@ -90,7 +102,9 @@ def heads_of(case: Case) -> int:
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Every number of warps up to 8 that divides the heads, with rings and CTAs for at least four warps per SM."""
     divisors = [warps for warps in range(1, 9) if heads_of(case) % warps == 0]
-    sizes = itertools.starmap(Config, itertools.product(divisors, (2, 3, 4, 6), (1, 2, 4, 8), (2, 4, 16)))
+    sizes = itertools.starmap(
+        Config, itertools.product(divisors, (2, 3, 4, 6), (1, 2, 4, 8), (2, 4, 16), (False, True))
+    )
     return tuple(config for config in sizes if config.warps * config.ctas_per_sm >= 4)
 
 
@@ -100,20 +114,24 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     keys = min(context, int(case.get("window", 0)) or context)
     units = int(case["B"]) * (heads_of(case) // config.warps) * -(-keys // UNIT)
     return Footprint(
-        threads=32 * config.warps,
+        threads=32 * (config.warps + config.bulk),
         registers=D // 2 + D // (8 if group <= 8 else 4 if D <= 128 else 64) + OTHER_REGISTERS,
-        shared_bytes=ring_bytes(config.warps, config.num_stages, D, group, scheme),
+        shared_bytes=ring_bytes(config.warps, config.num_stages, D, group, scheme, config.bulk)
+        + config.bulk * 2 * config.num_stages * BARRIER_BYTES,
         ctas=max(min(HOPPER_SMS * config.ctas_per_sm, units // config.least), 1),
     )
 
 
 def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether the warps divide the heads, and `ctas_per_sm` CTAs fit on an SM."""
+    """Whether the warps divide the heads, with `bulk` into whole KV heads, and `ctas_per_sm` CTAs fit on an SM."""
     needs = footprint(config, case.but(context=0), scheme)
     shared = config.ctas_per_sm * (needs.shared_bytes + CTA_RESERVE) <= SM_SHARED_BYTES
     threads = config.ctas_per_sm * needs.threads
-    held = needs.registers * threads <= 65536 and threads <= 2048
-    return needs.fits and heads_of(case) % config.warps == 0 and shared and held
+    # Of nine warps the assembler takes twelve for the registers that each may have (read in the compiled kernels).
+    counted = config.ctas_per_sm * cdiv(needs.threads, 128) * 128 if config.bulk else threads
+    held = needs.registers * counted <= 65536 and threads <= 2048
+    whole = not config.bulk or config.warps % rows_of_tile(int(case["H"]) // int(case["H_kv"]))[1] == 0
+    return needs.fits and heads_of(case) % config.warps == 0 and whole and shared and held
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
@@ -214,6 +232,7 @@ def _launch(
         "STAGES": config.num_stages,
         "CTAS_PER_SM": config.ctas_per_sm,
         "LEAST": config.least,
+        "BULK": int(config.bulk),
         "WIDTH": WIDTH,
     }
     options = tuple(f"-D{name}={value}" for name, value in sizes.items())
@@ -223,7 +242,7 @@ def _launch(
     seen = np.int32(NO_WINDOW if window is None else min(window, NO_WINDOW))
     _cuda.load(SOURCE, "split_kv", options=options)(
         (ctas,),
-        (32 * config.warps,),
+        (32 * (config.warps + config.bulk),),
         *tensors,
         partial,
         partial_lse,
@@ -234,7 +253,7 @@ def _launch(
         np.float32(softcap or 0.0),
         *(np.int64(stride) for stride in strides),
         *to,
-        shared_bytes=ring_bytes(config.warps, config.num_stages, D, H // H_kv, scheme),
+        shared_bytes=ring_bytes(config.warps, config.num_stages, D, H // H_kv, scheme, config.bulk),
     )
 
 
@@ -274,6 +293,12 @@ def paged_attention(
     out, lse = outputs(out, tuple(q.shape), q, return_lse)
     if out.numel():
         config = config or config_of(q, k_cache, k_scale)
+        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+            if config.bulk and cache.shape[2] > 1 and cache.stride(2) != cache.shape[3]:
+                raise ValueError(
+                    f"{name}: expected the heads of a token next to each other for bulk=True (stride "
+                    f"{cache.shape[3]}), got stride {cache.stride(2)}"
+                )
         tensors = (q, k_cache, v_cache, block_table, seq_lens, sinks, k_scale, v_scale, out, lse)
         _launch(tensors, get_scale(q, softmax_scale), window, softcap, config)
     return out if lse is None else (out, lse)

@@ -39,7 +39,7 @@ LAYERS_70B = ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))
 PREFILL_ROWS = 2048
 SKINNY_ROWS = (1, 2, 4, 8, 16, 32, 64)
 # The lower rungs of the ladder take seconds for each of these cases; they are timed on the models' shapes.
-LARGE_RUNGS = ("pipelined", "tma", "persistent", "warp_specialized", "cooperative")
+LARGE_RUNGS = ("pipelined", "tma", "persistent", "warp_specialized", "cooperative", "multicast")
 SKINNY_RUNGS = ("pipelined", "split_k", "stream_k", "gemv", "swap_ab", "tma")
 
 

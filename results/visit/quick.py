@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,16 +54,18 @@ LARGE = (SQUARE, *(GEMM.format(*s) for s in ((4096, 4096, 4096), (2048, 28672, 4
 LAYERS = ((4096, 4096), (28672, 4096), (4096, 14336))
 ROWS = (1024, 4096, 32768)
 GROUPS = {
-    "gemm": Group("gemm", ("library", "persistent", "tma", "warp_specialized", "cooperative"), LARGE),
+    "gemm": Group("gemm", ("library", "persistent", "tma", "warp_specialized", "cooperative", "multicast",
+                          "multicast:cluster=1"), LARGE),
     "skinny": Group("gemm", ("library", "split_k", "stream_k", "gemv", "swap_ab"),
                     tuple(GEMM.format(m, *layer) for m in (1, 16, 64) for layer in LAYERS)),
-    "fa128": Group("flash_attention", ("library", "sdpa_cudnn", "flash_attention_3", "tma", "persistent", "ping_pong"),
+    "fa128": Group("flash_attention", ("library", "sdpa_cudnn", "flash_attention_3", "tma", "persistent", "ping_pong",
+                                       "ping_pong:lazy=true"),
                    tuple(heads(t, 128, b, 16, k) for b, t in ((16, 1024), (4, 4096), (1, 16384)) for k in (16, 2))),
     "decode": Group("paged_attention", ("library", "flash_attention_3", "torch_varlen", "flex", "gqa_packed",
-                                        "split_kv", "tma_pages"),
+                                        "split_kv", "split_kv:bulk=true", "tma_pages"),
                     tuple(DECODE.format(B=b, C=c) for b, c in ((64, 1024), (64, 4096), (64, 8192), (1, 65536))),
                     limit_s=90.0),
-    "fp8": Group("gemm_fp8", ("library", "promoted", "promoted_ws"),
+    "fp8": Group("gemm_fp8", ("library", "promoted", "promoted_ws", "multicast", "multicast:cluster=1"),
                  (FP8.format(8192, 8192, 8192), FP8.format(2048, 28672, 4096)), "fp8_e4m3"),
     "w4": Group("gemm_w4a16", ("library", "gemv"), ("M=1,N=8192,K=8192,zeros=false,bias=false",), "w4a16_g128"),
     "fa64": Group("flash_attention", ("library", "sdpa_cudnn", "flash_attention_3", "tma", "ping_pong"),
@@ -77,7 +80,8 @@ GROUPS = {
                     tuple(SAMPLE.format(B=b, k=k, p=p) for b in (1, 512) for k, p in ((50, 1.0), (0, 0.95))), "fp32"),
     "warm": Group("gemm", ("library", "cooperative"), (SQUARE,), sustained_s=2.0),
 }  # fmt: skip
-"""In order of value.  Within a group, what waits at barriers comes last."""
+"""In order of value.  Within a group, what waits at barriers comes last.  `kernel:field=value` is the kernel in its own
+config but for a field: a lever that the card judges beside what it would replace."""
 WARM_S = 60.0
 """Seconds for the pass that compiles, with all groups at once; the timed pass finds what it left in the caches."""
 STALL_S = 40.0
@@ -173,6 +177,19 @@ def in_reduced_mode(call: Callable[[], Any]) -> Callable[[], Any]:
     return reduced
 
 
+def named(op: str, name: str, case: Any, scheme: Any) -> Any:
+    """A kernel by its name in `GROUPS`, or None."""
+    from rooflab.kernels import registry
+    from rooflab.kernels.configs import with_config
+    from rooflab.reference.spec import Case
+
+    base, _, change = name.partition(":")
+    kernel = registry.kernels(op).get(base)
+    if kernel is None or not change or kernel.tuning is None:
+        return kernel
+    return with_config(kernel, replace(kernel.tuning.heuristic(case, scheme), **Case.parse(change)))
+
+
 def rounds_of(timer: Timer, calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
     """Seconds of each kernel in turn, the order turned by one each round."""
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -216,7 +233,7 @@ def child(name: str, without: Sequence[str], files: Sequence[str], warm: bool, d
         results: dict[str, torch.Tensor] = {}
         for one in names:
             row = {**about, "case": case.id, "kernel": one}
-            kernel = registry.kernels(group.op).get(one)
+            kernel = named(group.op, one, case, scheme)
             why: object = "no such kernel" if kernel is None else kernel.why_not_here(device)
             if kernel is not None and dry and kernel.backend not in registry.CPU_BACKENDS:
                 why = "needs a GPU"

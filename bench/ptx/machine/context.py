@@ -104,6 +104,8 @@ class Context:
         registers: list[Any] = [None] * len(self.registers)
         for index in live:
             value = self.registers[index]
+            if pick is chosen:
+                _land(self.group, [value])
             registers[index] = value[pick] if isinstance(value, np.ndarray) else value
         return Context(self.group, self.lanes[pick], registers, place)
 
@@ -167,7 +169,37 @@ def merged(contexts: Sequence[Context]) -> Context:
     return Context(first.group, lanes if sorted_already else lanes[order], registers, first.place)
 
 
+def _in_flight(group: Group, value: Any) -> Any:
+    """The chain of wgmma in flight that writes a register, or None."""
+    base = value.base if isinstance(value, np.ndarray) else None
+    chain = group.accumulators.get(id(base)) if base is not None else None
+    return chain if chain is not None and any(chain.in_flight) else None
+
+
+def _land(group: Group, values: Sequence[Any]) -> None:
+    """Fills accumulators before they are copied, because a wgmma in flight does not write the copies."""
+    for chain in {id(chain): chain for value in values if (chain := _in_flight(group, value)) is not None}.values():
+        for place in range(len(chain.matrices)):
+            chain.fill(place)
+
+
+def _whole_row(group: Group, values: Sequence[Any]) -> Any:
+    """The accumulator of which `values` are the parts of all its lanes; None if they are not."""
+    chain = _in_flight(group, values[0])
+    if chain is None or sum(np.size(value) for value in values) != chain.buffer.shape[1]:
+        return None
+    start, step = chain.buffer.ctypes.data, chain.buffer.strides[0]
+    rows = {(value.ctypes.data - start) // step for value in values if getattr(value, "base", None) is chain.buffer}
+    whole = len(rows) == 1 and all(getattr(value, "base", None) is chain.buffer for value in values)
+    return chain.rows[rows.pop()] if whole else None
+
+
 def _joined(values: list[Any], contexts: Sequence[Context], order: Any) -> Any:
+    group = contexts[0].group
+    if group.accumulators:
+        if (row := _whole_row(group, values)) is not None:
+            return row
+        _land(group, values)
     known = next((value for value in values if value is not None), None)
     if known is None:
         return None

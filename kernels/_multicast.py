@@ -1,0 +1,119 @@
+"""What `gemm/multicast` and `gemm_fp8/multicast` share on the host: configs, the needs of a CTA, and the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rooflab.kernels import _cuda
+from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._multicast_device import source
+from rooflab.kernels._sizes import cdiv
+from rooflab.kernels._tensor_map import BOX_ROWS, ROW_BYTES, CudaMap
+from rooflab.kernels._tma import BARRIER_BYTES
+from rooflab.kernels.tuning import REGISTERS_PER_SM, Footprint
+
+CONSUMER_REGISTERS = {2: 240, 3: 160}
+"""Per thread, by number of consumers; the producer's warpgroup has 24."""
+ADDRESS_REGISTERS = 24
+"""For addresses, descriptors and loop counters, in addition to the accumulators."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile sizes, the ring, and the cluster."""
+
+    consumers: int
+    """Warpgroups of 64 rows each."""
+    block_n: int
+    """Columns of a tile."""
+    stages: int
+    """Slots of the ring, with 128 bytes along K each."""
+    group_m: int
+    """Row panels of tiles that share their columns of b in L2."""
+    staged: int
+    """Boxes of 64 columns that a consumer has in shared memory for its stores."""
+    cluster: int
+    """CTAs that share their columns of b."""
+
+    @property
+    def block_m(self) -> int:
+        """Rows of a tile."""
+        return BOX_ROWS * self.consumers
+
+    @property
+    def shared_bytes(self) -> int:
+        """The ring, the boxes that are stored, and the barriers."""
+        boxes = self.stages * (self.consumers + self.block_n // BOX_ROWS) + self.consumers * self.staged
+        return boxes * BOX_ROWS * ROW_BYTES + (2 * self.stages + self.consumers * self.staged) * BARRIER_BYTES
+
+    def clusters(self, M: int, N: int) -> int:
+        """Tiles of clusters."""
+        return cdiv(M, self.block_m * self.cluster) * cdiv(N, self.block_n)
+
+    @property
+    def divides(self) -> bool:
+        """Whether CTAs share the columns evenly, and stores take whole rounds of the staged boxes."""
+        boxes = self.block_n // BOX_ROWS
+        return boxes % self.cluster == 0 and boxes % self.staged == 0
+
+
+def footprint(config: Config, M: int, N: int, K: int, itemsize: int, accumulators: int) -> Footprint:
+    """Mean registers of the CTA's threads, with `accumulators` fp32 values per output; the shared memory."""
+    step, threads = ROW_BYTES // itemsize, 128 * (config.consumers + 1)
+    tiles = config.clusters(M, N) * config.cluster
+    ctas = min(tiles, HOPPER_SMS)
+    outputs = config.block_m * config.block_n
+    return Footprint(
+        threads=threads,
+        registers=min(REGISTERS_PER_SM // threads // 8 * 8, accumulators * config.block_n // 2 + ADDRESS_REGISTERS),
+        shared_bytes=config.shared_bytes,
+        ctas=ctas,
+        tensor_flops=2.0 * outputs * cdiv(K, step) * step * tiles / max(1, ctas),
+    )
+
+
+def launch(
+    kind: str,
+    config: Config,
+    maps: Sequence[CudaMap],
+    sizes: tuple[int, int, int],
+    *,
+    along_k: tuple[bool, bool] = (True, True),
+    bias: torch.Tensor | None = None,
+    residual: bool = False,
+    scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    block_scales: bool = False,
+) -> None:
+    """Launches on the maps of a, b, the output and the residual (or the output again); `sizes` are M, N and K.
+
+    kind: `bf16`, `fp16` or `fp8`; along_k: whether a and b are contiguous along K; scales: those of fp8's a and b.
+    """
+    M, N, _ = sizes
+    macros = {
+        "FP8": kind == "fp8",
+        "HALF": kind == "fp16",
+        "CONSUMERS": config.consumers,
+        "REGISTERS": CONSUMER_REGISTERS[config.consumers],
+        "BLOCK_N": config.block_n,
+        "STAGES": config.stages,
+        "GROUP_M": max(1, config.group_m // config.cluster),
+        "STAGED": config.staged,
+        "CLUSTER": config.cluster,
+        "A_ALONG_K": along_k[0],
+        "B_ALONG_K": along_k[1],
+        "BIAS": bias is not None,
+        "RESIDUAL": residual,
+        "BLOCK_SCALES": block_scales,
+    }
+    text = source(kind, config.block_n, (not along_k[0], not along_k[1]))
+    kernel = _cuda.load(text, "multicast", options=tuple(f"-D{name}={int(value)}" for name, value in macros.items()))
+    clusters = min(config.clusters(M, N), max(1, sm_count(maps[0].base.device) // config.cluster))
+    strides = [stride for scale in scales for stride in scale.stride()] if scales and block_scales else [0] * 4
+    kernel(
+        (clusters * config.cluster,), (128 * (config.consumers + 1),), *maps, bias, *(scales or (None, None)),
+        *map(np.int32, sizes), *map(np.int64, strides), shared_bytes=config.shared_bytes,
+    )  # fmt: skip

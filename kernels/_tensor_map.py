@@ -1,0 +1,74 @@
+"""Tensor maps for CUDA C++ kernels, encoded by the driver at each launch; Triton makes those of its own kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+BYTES, ALIGNMENT = 128, 64
+"""Size of a CUtensorMap, and the alignment of its address."""
+BOX_ROWS, ROW_BYTES = 64, 128
+"""A box has 64 rows of 128 bytes, the widest swizzle."""
+ELEMENTS = {torch.float8_e4m3fn: ("u8", 0), torch.float16: ("f16", 6), torch.bfloat16: ("bf16", 9)}
+"""By dtype: the name in PTX, and the number in CUtensorMapDataType (cuda.h)."""
+NO_INTERLEAVE, SWIZZLE_128, PROMOTE_TO_128, FILL_ZERO = 0, 3, 2, 0
+"""Values of the driver's enumerations for the layout in memory, the swizzle, the size of L2's requests, and values out
+of bounds."""
+
+
+@dataclass(frozen=True)
+class CudaMap:
+    """A matrix as rows of contiguous elements, of which a copy moves boxes of 64 rows by 128 bytes, swizzled."""
+
+    base: torch.Tensor
+    """Its address, dtype and device are the map's."""
+    rows: int
+    columns: int
+    stride: int
+    """Elements from row to row; whole 16 bytes."""
+
+    @property
+    def box(self) -> tuple[int, int]:
+        """Elements of a box along a row, and its rows."""
+        return ROW_BYTES // self.base.element_size(), BOX_ROWS
+
+    def encoded(self) -> Any:
+        """The 128 bytes that a kernel takes by value, as a NumPy array of one element.
+
+        Raises `ValueError` where there is no driver, and where the driver refuses the map.
+        """
+        room = np.zeros(BYTES + ALIGNMENT, np.uint8)
+        place = -room.ctypes.data % ALIGNMENT
+        target = room[place : place + BYTES]
+        status = _encode()(
+            ctypes.c_void_p(target.ctypes.data),
+            ELEMENTS[self.base.dtype][1],
+            2,
+            ctypes.c_void_p(self.base.data_ptr()),
+            (ctypes.c_uint64 * 2)(self.columns, self.rows),
+            (ctypes.c_uint64 * 1)(self.stride * self.base.element_size()),
+            (ctypes.c_uint32 * 2)(*self.box),
+            (ctypes.c_uint32 * 2)(1, 1),
+            NO_INTERLEAVE,
+            SWIZZLE_128,
+            PROMOTE_TO_128,
+            FILL_ZERO,
+        )
+        if status:
+            wanted = "a matrix that cuTensorMapEncodeTiled takes"
+            got = f"error {status} for {self.rows} rows {self.stride} elements apart at {self.base.data_ptr():#x}"
+            raise ValueError(f"tensor map: expected {wanted}, got {got}")
+        return target.view([("bytes", np.uint8, BYTES)])
+
+
+@cache
+def _encode() -> Any:
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    except (OSError, AttributeError) as error:
+        raise ValueError(f"tensor map: expected CUDA's driver with cuTensorMapEncodeTiled, got {error}") from error

@@ -1,0 +1,118 @@
+"""Over promoted_ws, in CUDA C++: a cluster of two CTAs loads the columns of b that both need once.
+
+A tile of 192 x 128 asks L2 for 40 KB for 128 of K, which are 53 bytes per clock and SM at the rate of the tensor cores:
+more than anything measured for Hopper's L2.  Here two CTAs with tiles one below the other each load half of b's tile
+for both (TMA's multicast, as DeepGEMM does): 32 KB, 43 bytes per clock.  The device code is `gemm/multicast`'s; a
+consumer waits for its product of 128 of K and adds it in fp32, with its block scales, while others multiply.
+
+`cluster=1` is the same kernel without multicast, so that a GPU can judge it alone.  Unmeasured on a GPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from rooflab.kernels import _multicast
+from rooflab.kernels._checks import output
+from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._multicast import Config
+from rooflab.kernels._sizes import cdiv
+from rooflab.kernels._tensor_map import CudaMap
+from rooflab.kernels.gemm_fp8._operands import TMA_ALIGNMENT, block_scaled
+from rooflab.kernels.gemm_fp8._tiles import check_for_tma, config_of, traffic_of, why_not_read
+from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
+from rooflab.reference.spec import Case, Scheme
+
+BLOCK_N = 128
+"""Columns of a tile: those of one block scale."""
+
+
+def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+    """Two or three consumers, rings of several depths, with a cluster and without."""
+    sizes = itertools.product((2, 3), (BLOCK_N,), (3, 4, 5, 6), (8, 16), (1, 2), (1, 2))
+    return tuple(itertools.starmap(Config, sizes))
+
+
+def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """A product and its sum per consumer; the ring, the staged boxes and the barriers."""
+    return _multicast.footprint(config, int(case["M"]), int(case["N"]), int(case["K"]), 1, 2)
+
+
+def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
+    """Whether a CTA fits."""
+    return config.divides and footprint(config, case, scheme).fits
+
+
+def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
+    """Three consumers, which ask L2 for a tenth less, unless the busiest SM multiplies over 5% fewer rows with two."""
+    M, N = int(case["M"]), int(case["N"])
+    three, two = Config(3, BLOCK_N, 4, 8, 2, 2), Config(2, BLOCK_N, 6, 16, 2, 2)
+    turns = [config.consumers * cdiv(config.clusters(M, N), HOPPER_SMS // 2) for config in (three, two)]
+    return three if turns[0] <= 1.05 * turns[1] else two
+
+
+def unsupported(inputs: Arguments) -> str | None:
+    """Why TMA cannot read these operands or store the result, or None."""
+    a, b = inputs.a, inputs.b
+    reason = why_not_read(a, b)
+    if reason is None and a.shape[0] > 1 and 2 * b.shape[1] % TMA_ALIGNMENT:
+        wanted = f"N of whole {TMA_ALIGNMENT} bytes of the result, so that TMA can store its rows"
+        reason = f"b: expected {wanted}, got {b.shape[1]}; gemm_fp8/promoted_ws takes any"
+    return reason
+
+
+def _map(matrix: torch.Tensor) -> CudaMap:
+    """The map of a matrix whose rows are contiguous; the stride of a single row has no meaning."""
+    rows, columns = matrix.shape
+    whole = TMA_ALIGNMENT // matrix.element_size()
+    return CudaMap(matrix, rows, columns, matrix.stride(0) if rows > 1 else cdiv(columns, whole) * whole)
+
+
+@register(
+    op="gemm_fp8", name="multicast", role="optimized", backend="cuda", min_sm=90, devices=("cuda",),
+    requires=("cupy",), traffic=traffic_of("multicast"), unsupported=unsupported,
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
+def gemm_fp8(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    fast_accum: bool = False,
+    out: torch.Tensor | None = None,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """(a_scale a) (b_scale b) + bias with the sums of `promoted`; b is multicast in a cluster.
+
+    a: (M, K) e4m3 row-major; b: (K, N) e4m3 column-major, rows of K a multiple of 16 bytes apart; bias: (N,) bf16;
+    scales as for `naive`, any strides; returns (M, N) bf16, whose rows are a multiple of 16 bytes apart.  Raises
+    `ValueError` on wrong shapes, dtypes or strides.
+    """
+    M, N, K = check_for_tma(a, b, a_scale, b_scale, bias)
+    reason = unsupported(Arguments(a=a, b=b))
+    if reason:
+        raise ValueError(reason)
+    out = output(out, (M, N), a, torch.bfloat16)
+    if not out.numel():
+        return out
+    if not K:
+        return out.zero_() if bias is None else out.copy_(bias.expand(M, N))
+    kept = _map(out)
+    if 2 * kept.stride % TMA_ALIGNMENT or (not out.is_meta and out.data_ptr() % TMA_ALIGNMENT):
+        wanted = "an address and rows at multiples of 16 bytes for TMA"
+        raise ValueError(f"out: expected {wanted}, got strides {out.stride()}; gemm_fp8/promoted_ws takes any")
+    _multicast.launch(
+        "fp8",
+        config or config_of("multicast", a, b),
+        [_map(a), _map(b.mT), kept, kept],
+        (M, N, K),
+        bias=bias,
+        scales=(a_scale, b_scale),
+        block_scales=block_scaled(a_scale),
+    )
+    return out

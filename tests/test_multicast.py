@@ -1,0 +1,120 @@
+"""gemm/multicast and gemm_fp8/multicast: tiles and rings of clusters in the emulator, bytes from L2, and refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from op_kernels import CPU, META, assert_right, slow
+
+from rooflab.bench.compile.static import compile_kernel
+from rooflab.bench.ptx.cuda_kernels import emulating_cuda
+from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.ptx.results import Result
+from rooflab.kernels import _multicast
+from rooflab.kernels._multicast import Config
+from rooflab.kernels.configs import legal_configs
+from rooflab.kernels.registry import get_kernel, get_op
+from rooflab.reference.spec import SCHEMES, Case
+
+GEMM, FP8 = get_kernel("gemm", "multicast"), get_kernel("gemm_fp8", "multicast")
+
+
+def run(op: str, case: Case, scheme: str, config: Config, seed: int = 0) -> tuple[torch.Tensor, Result]:
+    """One call in the emulator, judged; its result and its one launch."""
+    spec, results = get_op(op), []
+    inputs = spec.make_inputs(spec.check_case(case), SCHEMES[scheme], CPU, 0)
+
+    def handle(launch: Any, grid: Any, args: Any) -> None:
+        results.append(emulate(launch, grid, args, seed=seed))
+
+    with emulating_cuda(handle):
+        out = get_kernel(op, "multicast").fn(**inputs, config=config)
+    assert_right(spec, out, inputs, SCHEMES[scheme])
+    (launch,) = results
+    assert launch.races == () and launch.shared_wavefronts == launch.shared_wavefronts_least
+    return out, launch
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("seed", [0, slow(3)])
+@pytest.mark.parametrize(
+    ("op", "scheme", "case", "config"),
+    [
+        ("gemm", "bf16", Case(M=200, N=520, K=200, layout="NT", bias=True, residual=True), Config(2, 256, 3, 8, 2, 2)),
+        ("gemm", "fp16", Case(M=392, N=136, K=136, layout="NN", bias=True), Config(2, 128, 2, 2, 1, 2)),
+        ("gemm", "bf16", Case(M=264, N=328, K=72, layout="TN", bias=False, residual=True), Config(2, 128, 4, 8, 2, 1)),
+        ("gemm", "bf16", Case(M=1, N=37, K=72, layout="NT", bias=True), Config(2, 256, 2, 8, 4, 2)),
+        ("gemm_fp8", "fp8_e4m3", Case(M=400, N=264, K=400, scales="block", bias=True), Config(3, 128, 3, 8, 2, 2)),
+        ("gemm_fp8", "fp8_e4m3", Case(M=130, N=136, K=272, scales="tensor", bias=True), Config(2, 128, 2, 8, 1, 2)),
+        ("gemm_fp8", "fp8_e4m3", Case(M=129, N=200, K=144, scales="block", bias=False), Config(2, 128, 5, 8, 2, 1)),
+    ],
+    ids=lambda value: getattr(value, "id", None),
+)
+def test_clusters_go_from_tile_to_tile_without_a_race(
+    op: str, scheme: str, case: Case, config: Config, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tiles on one cluster, the ring round several times, odd edges; copies and warps in two orders."""
+    monkeypatch.setattr(_multicast, "sm_count", lambda device: config.cluster)
+    run(op, case, scheme, config, seed)
+
+
+def test_a_cluster_asks_l2_once_for_what_it_shares() -> None:
+    case = Case(M=256, N=256, K=128, layout="NT", bias=False)
+    config = Config(2, 256, 2, 8, 2, 2)
+    shared, launch = run("gemm", case, "bf16", config)
+    alone, without = run("gemm", case, "bf16", replace(config, cluster=1))
+    assert torch.equal(shared, alone)
+    assert without.bytes.copy_read == 2 * (128 + 256) * 128 * 2
+    assert launch.bytes.copy_read == 2 * (128 + 128) * 128 * 2, "each CTA asks for half of b"
+    assert launch.bytes.tma_load == without.bytes.tma_load == without.bytes.copy_read
+
+
+@pytest.mark.more
+def test_nothing_spills_in_a_loop_and_the_model_knows_the_share_of_a_cluster() -> None:
+    from rooflab.bench.predict.cases import Target, predict_all
+    from rooflab.roofline.device import get_device
+
+    case = Case(M=8192, N=8192, K=4096, layout="NT", bias=True, residual=True)
+    configs = [GEMM.tuning.heuristic(case), replace(GEMM.tuning.heuristic(case), cluster=1)]
+    targets = [Target("gemm", "multicast", case, SCHEMES["bf16"], None, config) for config in configs]
+    shared, alone = (entry.prediction.works[0] for entry in predict_all(targets, get_device("h100-sxm")))
+    assert shared.roles == alone.roles == 3 and shared.turns == alone.turns
+    assert shared.async_bytes == pytest.approx(alone.async_bytes * 32 / 48)
+    large = Case(M=8192, N=8192, K=8192, scales="tensor", bias=True)
+    asked = [("gemm", case, "bf16", configs[0]), ("gemm_fp8", large, "fp8_e4m3", FP8.tuning.heuristic(large))]
+    for op, one, scheme, config in asked:
+        (info,) = compile_kernel(op, "multicast", one, SCHEMES[scheme], config=config)
+        loops = [body for body in info.loops if body.innermost and body.counts["wgmma"]]
+        assert loops and not any(body.counts["spill_load"] + body.counts["spill_store"] for body in loops)
+        assert not info.warnings
+
+
+def test_legal_configs_divide_evenly_and_fit() -> None:
+    case = Case(M=8192, N=8192, K=8192, layout="NT", bias=False)
+    found = legal_configs(GEMM, case, SCHEMES["bf16"])
+    assert GEMM.tuning.heuristic(case) in found and all(config.divides for config in found)
+    assert {config.cluster for config in found} == {1, 2} and max(config.shared_bytes for config in found) <= 232448
+    large = Case(M=8192, N=8192, K=8192, scales="block", bias=False)
+    assert FP8.tuning.heuristic(large) in legal_configs(FP8, large, SCHEMES["fp8_e4m3"])
+    assert FP8.tuning.heuristic(large).consumers == 3 and FP8.tuning.heuristic(large.but(M=256)).consumers == 2
+
+
+def test_refusals_name_a_kernel_that_takes_it() -> None:
+    def reason(kernel: Any, op: str, case: Case, scheme: str, **change: Any) -> str:
+        return str(kernel.why_not_args(get_op(op).make_inputs(case, SCHEMES[scheme], META, 0) | change))
+
+    plain = Case(M=16, N=16, K=16, layout="NT", bias=False)
+    assert "gemm/cooperative takes it in tf32" in reason(GEMM, "gemm", plain, "tf32")
+    assert "gemm/pipelined takes any" in reason(GEMM, "gemm", plain.but(N=12), "bf16")
+    odd = torch.empty(16, 20, dtype=torch.bfloat16, device=META)[:, :16]
+    assert "residual: expected an address" in reason(GEMM, "gemm", plain, "bf16", residual=odd)
+    with pytest.raises(ValueError, match="out: expected an address"):
+        GEMM.fn(*(torch.empty(16, 16, dtype=torch.bfloat16, device=META) for _ in "ab"), out=odd)
+    fp8 = Case(M=16, N=12, K=16, scales="tensor", bias=False)
+    assert "gemm_fp8/promoted_ws takes any" in reason(FP8, "gemm_fp8", fp8, "fp8_e4m3")
+    inputs = get_op("gemm_fp8").make_inputs(fp8.but(N=16), SCHEMES["fp8_e4m3"], META, 0)
+    with pytest.raises(ValueError, match="out: expected an address and rows at multiples of 16 bytes"):
+        FP8.fn(**inputs, out=odd)
