@@ -53,6 +53,17 @@ def gemm_cooperative() -> None:
     assert len([found for found in info.loops if found.innermost and found.counts["wgmma"]]) == 2
 
 
+@rung("gemm/multicast")
+def gemm_multicast() -> None:
+    """Half of the copies of a step go to both CTAs of the cluster; one loop serves both consumers."""
+    info = code("gemm", "multicast")
+    (inner,) = [found for found in info.loops if found.innermost and found.counts["wgmma"]]
+    assert inner.counts["wgmma"] == 4 and inner.counts["global_load"] == inner.counts["spill_load"] == 0
+    assert info.opcodes["UTMALDG.2D"] == info.opcodes["UTMALDG.2D.MULTICAST"] == 2
+    assert info.threads == 384 and info.stack_bytes == 0 and info.ctas % 2 == 0
+    assert "UTMALDG.2D.MULTICAST" not in code("gemm", "cooperative").opcodes
+
+
 @rung("gemm/tensor_core", slow=True)
 def gemm_tensor_core() -> None:
     """Products move from FMAs to wgmma; tiles pass through registers. In fp32 they stay FMAs, far fewer loads each."""

@@ -55,6 +55,18 @@ def gemm_fp8_promoted_ws() -> None:
         assert any(each.counts["tma"] == 3 and not each.counts["wgmma"] for each in info.loops)
 
 
+@rung("gemm_fp8/multicast", slow=True)
+def gemm_fp8_multicast() -> None:
+    """As promoted_ws, and of each step's copies one goes to both CTAs of the cluster."""
+    for case, opcode in ((PER_TENSOR, "FADD"), (PER_BLOCK, "FFMA")):
+        info = _fp8("multicast", case)
+        assert info.threads in (384, 512) and info.ctas % 2 == 0 and not info.warnings
+        (inner,) = [found for found in info.loops if found.innermost and found.counts["wgmma"]]
+        assert inner.counts["wgmma"] == 4 and not inner.counts["tma"] and not inner.counts["spill_load"]
+        assert _added(info, opcode) >= 64 * 128 // 128
+        assert info.opcodes["UTMALDG.2D.MULTICAST"] == 1 and info.opcodes["UTMALDG.2D"] == info.threads // 128 - 1
+
+
 PREFILL = "M=2048,I=14336,K=4096,layout=NT"
 MIXTRAL = "T=4096,top_k=2,E=8,N=28672,K=4096,skew=0.0"
 

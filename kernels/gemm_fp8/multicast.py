@@ -94,14 +94,14 @@ def gemm_fp8(
     `ValueError` on wrong shapes, dtypes or strides.
     """
     M, N, K = check_for_tma(a, b, a_scale, b_scale, bias)
-    reason = unsupported(Arguments(a=a, b=b))
-    if reason:
-        raise ValueError(reason)
     out = output(out, (M, N), a, torch.bfloat16)
     if not out.numel():
         return out
     if not K:
         return out.zero_() if bias is None else out.copy_(bias.expand(M, N))
+    reason = unsupported(Arguments(a=a, b=b))
+    if reason:
+        raise ValueError(reason)
     kept = _map(out)
     if 2 * kept.stride % TMA_ALIGNMENT or (not out.is_meta and out.data_ptr() % TMA_ALIGNMENT):
         wanted = "an address and rows at multiples of 16 bytes for TMA"
