@@ -37,11 +37,14 @@ def legal_configs(kernel: Kernel, case: Case, scheme: Scheme) -> list[Any]:
 
 
 def make_config(kernel: Kernel, values: Mapping[str, Any]) -> Any:
-    """The config with these `values` (from a record or `choices.json`).  Raises `ValueError` on wrong fields."""
+    """The config with these `values` (from a record or `choices.json`); a field with a default may be missing, as in a
+    record from before it.  Raises `ValueError` on wrong fields."""
     if kernel.tuning is None:
         raise ValueError(f"config: {kernel.id} takes no config, got {dict(values)}")
-    names = [field.name for field in dataclasses.fields(kernel.tuning.config_type)]
-    if set(values) != set(names):
+    fields = dataclasses.fields(kernel.tuning.config_type)
+    names = [field.name for field in fields]
+    needed = {field.name for field in fields if field.default is dataclasses.MISSING}
+    if not needed <= set(values) <= set(names):
         raise ValueError(f"config: {kernel.id} has {', '.join(names)}, got {', '.join(values)}")
     return kernel.tuning.config_type(**values)
 

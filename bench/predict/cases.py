@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -201,9 +201,10 @@ def in_config(target: Target, record: Record) -> Target | None:
     kernel = registry.get_kernel(target.op, target.kernel)
     if record.config is None or kernel.tuning is None:
         return target
-    if set(record.config) != {field.name for field in fields(kernel.tuning.config_type)}:
+    try:
+        return target._replace(config=make_config(kernel, record.config))
+    except ValueError:
         return None
-    return target._replace(config=make_config(kernel, record.config))
 
 
 def measured_in(
