@@ -8,12 +8,16 @@ import torch
 
 from rooflab.reference.compare import exact
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.rules import check_shape, check_values
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 
 def embedding(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """weight[token_ids].  token_ids: (T,) int64; weight: (V, H); returns (T, H)."""
+    check_shape("token_ids", token_ids, None)
+    check_shape("weight", weight, None, None)
+    check_values("token_ids", token_ids, 0, len(weight) - 1)
     return weight[token_ids]
 
 

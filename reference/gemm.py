@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -35,11 +36,24 @@ def gemm(
 
     `precision`: how a kernel may round fp32 operands: `ieee` (not at all) or `tf32`.  It changes nothing here.
     """
+    check_precision(a, precision)
+    if bias is not None:
+        check_shape("bias", bias, b.shape[1])
+    if residual is not None:
+        check_shape("residual", residual, a.shape[0], b.shape[1])
     product = a.double() @ b.double()
     for addend in (bias, residual):
         if addend is not None:
             product = product + addend.double()
     return product
+
+
+def check_precision(a: torch.Tensor, precision: str) -> None:
+    """Raises `ValueError` unless `precision` is `ieee`, or `tf32` with fp32 operands."""
+    if precision not in ("ieee", "tf32"):
+        raise ValueError(f"precision: expected ieee or tf32, got {precision!r}")
+    if precision == "tf32" and a.dtype != torch.float32:
+        raise ValueError(f"precision: expected ieee with {a.dtype} operands, got tf32, which is for torch.float32")
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:

@@ -16,6 +16,7 @@ import torch
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.gemm_w8a16 import within
 from rooflab.reference.quantization import INT4_MAX, INT4_ZERO, dequantize_int4, quantize_int4, spread
+from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -49,6 +50,10 @@ def gemm_w4a16(
     a: (M, K) bf16; b: (N, K/2) uint8; scale: (N, ceil(K / group)); zero: uint8 of that shape, or None for 8; bias: (N,)
     bf16; returns (M, N).
     """
+    check_shape("scale", scale, len(b), None)
+    for name, tensor, shape in (("zero", zero, scale.shape), ("bias", bias, (len(b),))):
+        if tensor is not None:
+            check_shape(name, tensor, *shape)
     group = group_size(a.shape[1], scale.shape[1])
     product = a.double() @ dequantize_int4(b, scale, zero, group=group).mT
     return product if bias is None else product + bias.double()

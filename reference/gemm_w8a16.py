@@ -13,6 +13,7 @@ import torch
 
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.quantization import INT8_MAX, dequantize_int8, quantize_int8
+from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -26,6 +27,9 @@ ROUNDED_WEIGHT_FACTOR = 3.5
 
 def gemm_w8a16(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """a (scale b) + bias in fp64.  a: (M, K) bf16; b: (K, N) int8; scale: (N,); bias: (N,) bf16; returns (M, N)."""
+    check_shape("scale", scale, b.shape[1])
+    if bias is not None:
+        check_shape("bias", bias, b.shape[1])
     product = a.double() @ dequantize_int8(b.mT, scale).mT
     return product if bias is None else product + bias.double()
 

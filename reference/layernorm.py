@@ -11,6 +11,7 @@ import torch
 
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.rows import ACCUMULATION_FACTOR, planted_columns
+from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -19,6 +20,9 @@ def layernorm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 1e-5
 ) -> torch.Tensor:
     """The norm in fp64, with the variance over H.  x: (T, H); weight, bias: (H,); returns (T, H)."""
+    check_shape("weight", weight, x.shape[-1])
+    if bias is not None:
+        check_shape("bias", bias, x.shape[-1])
     x64 = x.double()
     centred = x64 - x64.mean(dim=-1, keepdim=True)
     scaled = centred / (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight.double()

@@ -11,6 +11,7 @@ import torch
 
 from rooflab.reference.domain import Axis, Domain, Sizes
 from rooflab.reference.rows import ACCUMULATION_FACTOR, planted_columns, quantized_limits, quantized_rows, quantizing
+from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -37,6 +38,7 @@ def normed(
     x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float, first: torch.dtype | None
 ) -> torch.Tensor:
     """The norm of x (T, H) fp64; x / rms is rounded to `first` if that is not None."""
+    check_shape("weight", weight, x.shape[-1])
     mean_square = (x * x).mean(dim=-1, keepdim=True)  # (T, 1)
     scaled = x / (mean_square + eps).sqrt()
     return (scaled if first is None else scaled.to(first).double()) * (weight.double() + weight_offset)

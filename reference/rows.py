@@ -1,7 +1,8 @@
 """What ops over rows share: where the planted columns are, the error of a sum, and outputs in eight bits.
 
 A quantised output has one scale for each row (token): the largest magnitude of the row over the largest value of the
-dtype, or 1 for a row of zeros.  The kernel quantises its fp32 value, which was not rounded to 16 bits before.
+dtype, but at least 2**-126, or 1 for a row of zeros.  The kernel quantises its fp32 value, which was not rounded to 16
+bits before.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ FP8_MAX = 448.0
 """The largest value of e4m3."""
 LARGEST = {"int8": float(INT8_MAX), "fp8_e4m3": FP8_MAX}
 """The value that the largest magnitude of a row becomes, by the name of the dtype."""
+LEAST_SCALE = 2.0**-126
+"""fp32's least normal number: below it a scale loses bits, and one over it overflows."""
 
 
 QUANTIZED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8_e4m3"}
@@ -34,15 +37,22 @@ def quantizing(scheme: Scheme) -> Inputs:
     return {"quantize": QUANTIZED[scheme.output]} if scheme.output in QUANTIZED else {}
 
 
+def check_quantize(quantize: str | None) -> None:
+    """Raises `ValueError` unless `quantize` is None, "int8" or "fp8_e4m3"."""
+    if quantize is not None and quantize not in LARGEST:
+        raise ValueError(f"quantize: expected None, 'int8' or 'fp8_e4m3', got {quantize!r}")
+
+
 def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
     """(values,) for None; else the values in units of their row's scale, not rounded, and the scales (T,), in fp64.
 
     values: (T, N) fp64.
     """
+    check_quantize(dtype)
     if dtype is None:
         return (values,)
     largest = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
-    scale = torch.where(largest > 0, largest / LARGEST[dtype], 1.0)
+    scale = torch.where(largest > 0, (largest / LARGEST[dtype]).clamp(min=LEAST_SCALE), 1.0)
     return values / scale[:, None], scale
 
 

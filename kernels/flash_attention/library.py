@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from rooflab.kernels.flash_attention._args import E4M3, check_args, check_scales
+from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.flash_attention import E4M3, check_scales
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._attention import check_options, get_scale
+from rooflab.kernels._attention import get_scale
 from rooflab.kernels.flash_attention.library import flash_attention as dense
 from rooflab.kernels.flash_attention_varlen._args import check_args, told_longest
 from rooflab.kernels.flash_attention_varlen.naive import spans
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.attention import check_options
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from rooflab.kernels._checks import check_dtype, check_float, check_shape
+from rooflab.kernels._checks import check_float
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
