@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -51,6 +52,12 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs = make_inputs(case, scheme, device, seed)
     inputs["token_ids"].fill_(V // 2)
     yield "one row for all", inputs
+    for label, value in (("infinite", math.inf), ("NaN", math.nan)):
+        inputs = make_inputs(case, scheme, device, seed)
+        others = torch.ones(V, dtype=torch.bool, device=inputs["weight"].device)
+        others[inputs["token_ids"].long()] = False
+        inputs["weight"][others] = value
+        yield f"{label} rows that no token asks for", inputs
 
 
 def _cases(V: int, H: int, *T_values: int) -> tuple[Case, ...]:

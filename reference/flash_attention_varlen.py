@@ -30,6 +30,7 @@ from rooflab.reference.attention import (
 )
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.flash_attention import options
+from rooflab.reference.pages import turned
 from rooflab.reference.rules import check_dtype, check_offsets, check_shape
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
@@ -177,6 +178,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
                 inputs["k"][keys] = 8.0
                 inputs["v"][keys] = -100.0
         yield f"{what} sequences of large keys and values", inputs
+    inputs = make_inputs(case, scheme, device, seed)
+    bounds = {name: turned(inputs[name]) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    yield "sequences in the other order", {**inputs, **bounds}
     yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k", "v")
     yield from other_scores(make_inputs(case, scheme, device, seed), "q", "k")
 

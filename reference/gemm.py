@@ -128,6 +128,11 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs["a"][:, k] *= 16.0
         inputs["b"][k] *= 16.0
         yield f"k={k}", inputs
+    if K > 1:
+        inputs = make_inputs(case, scheme, device, seed)
+        inputs["a"][:, :2] = 300.0
+        inputs["b"][0], inputs["b"][1] = 300.0, -300.0
+        yield "sums that leave fp16 and come back", inputs
 
 
 def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ...]:
@@ -154,6 +159,7 @@ SPEC = OpSpec(
         "edge": (
             Case(M=1, N=1, K=1, layout="NN", bias=False),
             Case(M=1, N=131, K=129, layout="NT", bias=True),
+            Case(M=3, N=24, K=0, layout="NT", bias=True, residual=True),
             Case(M=17, N=65, K=33, layout="NN", bias=True),
             Case(M=65, N=31, K=130, layout="TN", bias=False),
             Case(M=129, N=1, K=16, layout="NT", bias=False),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.pages import turned
 from rooflab.reference.rules import check_offsets, check_shape
 from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
@@ -127,6 +128,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     for _, rows in _groups(inputs["offsets"]):
         inputs["a"][[rows.start, rows.stop - 1]] *= PLANT
     yield "edges of groups", inputs
+    inputs = make_inputs(case, scheme, device, seed)
+    yield "groups in the other order", {**inputs, "b": inputs["b"].mT.flip(0).mT, "offsets": turned(inputs["offsets"])}
 
 
 def _cases(E: int, top_k: int, pairs: tuple[tuple[int, int], ...], *tokens: int, skew: float = 0.0) -> tuple[Case, ...]:

@@ -13,6 +13,7 @@ import torch
 
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.quantization import INT8_MAX, dequantize_int8, quantize_int8
+from rooflab.reference.rows import of_size
 from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
@@ -103,6 +104,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs["b"][k, ::2] = INT8_MAX
         inputs["b"][k, 1::2] = -INT8_MAX - 1
         yield f"k={k}", inputs
+    inputs = make_inputs(case, scheme, device, seed)
+    yield "activations of 100,000", {**inputs, "a": of_size(inputs["a"], 1e5)}
 
 
 def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ...]:

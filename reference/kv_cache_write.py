@@ -118,6 +118,7 @@ SPEC = OpSpec(
             Case(T=1, H_kv=3, D=64, num_blocks=2, block_size=16, skipped=1),
             Case(T=13, H_kv=3, D=80, num_blocks=5, block_size=3, skipped=4),
             Case(T=33, H_kv=1, D=33, num_blocks=33, block_size=1, skipped=0),
+            Case(T=5, H_kv=1, D=8, num_blocks=70_000, block_size=1, skipped=1),
         ),
         "smollm2_135m": _cases(3, 64, 1, 16, 512),
         "qwen3_0_6b": _cases(8, 128, 1, 16, 512),

@@ -132,6 +132,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs = make_inputs(case, scheme, device, seed)
     yield "a softmax_scale of its own", {**inputs, "softmax_scale": 2.3 * SCALE}
     yield "padding of the table that is a page", {**inputs, "block_table": inputs["block_table"].clamp(min=0)}
+    flipped = {name: inputs[name].flip(0) for name in ("block_table", "seq_lens")}
+    yield "sequences in the other order", {**inputs, **flipped}
     for label, changed in low_precision({**inputs, "k": inputs["kv_cache"], "v": inputs["kv_cache"]}, "q", "k", "v"):
         cache = changed["v"] if "one sign" in label else changed["k"]
         yield label, {**inputs, "q": changed["q"], "kv_cache": cache}

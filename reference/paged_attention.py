@@ -31,7 +31,7 @@ from rooflab.reference.attention import (
 )
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.flash_attention import options
-from rooflab.reference.pages import check_pages, dealt_pages, drawn_lengths, gathered, used_slots
+from rooflab.reference.pages import check_pages, dealt_pages, drawn_lengths, gathered, turned, used_slots
 from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
@@ -193,6 +193,10 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     yield from other_scores(inputs, "q", "k_cache") if scheme.weight.itemsize > 1 else ()
     table, lengths = inputs["block_table"], inputs["seq_lens"].tolist()
     yield "padding of the table that is a page", {**inputs, "block_table": table.clamp(min=0)}
+    flipped = {name: inputs[name].flip(0) for name in ("block_table", "seq_lens")}
+    if "cu_seqlens_q" in inputs:
+        flipped["cu_seqlens_q"] = turned(inputs["cu_seqlens_q"])
+    yield "sequences in the other order", {**inputs, **flipped}
     if len(lengths) > 1:
         shared = min(lengths[0], lengths[1]) // block_size  # whole pages: a tail belongs to one sequence
         table = table.clone()
@@ -272,6 +276,8 @@ SPEC = OpSpec(
             _case(2, 40, 16, 1, 64, block_size=1, ragged=True),
             _case(2, 270, 6, 2, 64, block_size=256, ragged=True),
             _case(2, 130, 20, 1, 64, block_size=24),
+            _case(2, 330, 4, 2, 64, block_size=41, ragged=True),
+            _case(2, 600, 4, 2, 64, block_size=528),
             _case(3, 70, 7, 1, 64, ragged=True, lse=True),
             _case(2, 200, 8, 2, 64, window=33),
             _case(2, 70, 6, 2, 64, softcap=20.0, sinks=True, lse=True),
@@ -295,7 +301,7 @@ SPEC = OpSpec(
             "B": Sizes(1, 20),
             "context": Sizes(1, 5_000),
             **HEADS,
-            "block_size": (16, 1, 8, 24, 32, 48, 64, 128, 256),
+            "block_size": (16, 1, 8, 24, 32, 41, 48, 64, 128, 256, 528),
             "ragged": (False, True),
             "lognormal": (False, True),
             "queries": Sizes(1, 300),

@@ -14,6 +14,11 @@ SPARE_BLOCKS = 3
 """Pages that belong to no sequence; they hold NaN."""
 
 
+def turned(bounds: torch.Tensor) -> torch.Tensor:
+    """The bounds (B + 1,) of as many sequences, whose lengths come in the other order."""
+    return torch.nn.functional.pad(bounds.diff().flip(0).cumsum(0), (1, 0)).to(bounds.dtype)
+
+
 def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
     """The lengths of the sequences, (B,) int32: `context` tokens each.
 
