@@ -44,6 +44,15 @@ def get_scale(q: torch.Tensor, softmax_scale: float | None) -> float:
     return float(q.shape[-1] ** -0.5) if softmax_scale is None else float(softmax_scale)
 
 
+SMALLEST_SCALE = 2.0**-100
+"""Replaces a scale of 0, with which a masked score of -inf would become NaN; every weight is still 1."""
+
+
+def never_zero(softmax_scale: float | None) -> float | None:
+    """`softmax_scale` for torch, which multiplies a mask's -inf by it."""
+    return SMALLEST_SCALE if softmax_scale == 0 else softmax_scale
+
+
 @triton.jit
 def capped(scores, cap):
     """cap * tanh(scores / cap) with the hardware's exponential; the error is at most 4 * 2**-24 of the cap."""

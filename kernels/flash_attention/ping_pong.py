@@ -58,7 +58,7 @@ from dataclasses import dataclass
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from rooflab.kernels._attention import LOG2E, Returned, get_scale, outputs
+from rooflab.kernels._attention import LOG2E, SMALLEST_SCALE, Returned, get_scale, outputs
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._layouts import HEADS
 from rooflab.kernels._sizes import cdiv, next_power_of_2
@@ -90,8 +90,6 @@ ROWS = 64
 """Rows of queries per consumer."""
 BARRIERS = 3
 """Barriers of the queries and the turns per consumer; each stage has four more."""
-SMALLEST_SCALE = 2.0**-100
-"""Replaces a scale of 0, with which a masked score would become NaN; every weight is still 1."""
 
 
 @dataclass(frozen=True)

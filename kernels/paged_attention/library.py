@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from rooflab.kernels._attention import never_zero
 from rooflab.kernels._checks import output
 from rooflab.kernels.flash_attention import library as dense
 from rooflab.kernels.paged_attention._args import check_args, seen_spans
@@ -102,7 +103,7 @@ def paged_attention(
             continue
         first, pages = _first(length, 1, window), block_table[b : b + 1]
         keys, values = (_gather(cache, pages, first, length) for cache in (k_cache, v_cache))
-        attended = F.scaled_dot_product_attention(queries[b : b + 1], keys, values, scale=softmax_scale)
+        attended = F.scaled_dot_product_attention(queries[b : b + 1], keys, values, scale=never_zero(softmax_scale))
         out[b] = attended.view(H, D)
     return out
 
@@ -119,7 +120,9 @@ def _chunk(
     seen = (key <= last) & (key > last - window)
     # In fp32 no fused backend takes grouped heads; for the other dtypes expanded heads cost nothing more.
     keys, values = (x.transpose(1, 2).repeat_interleave(q.shape[1] // x.shape[2], dim=1) for x in (keys, values))
-    result = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys, values, attn_mask=seen, scale=softmax_scale)
+    result = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None], keys, values, attn_mask=seen, scale=never_zero(softmax_scale)
+    )
     return result[0].transpose(0, 1).masked_fill(~seen.any(1)[:, None, None], 0)
 
 
@@ -152,7 +155,7 @@ def _padded(
     if min(lengths) == longest:
         first = _first(longest, 1, window)
         keys, values = (_gather(cache, block_table, first, longest) for cache in (k_cache, v_cache))
-        return F.scaled_dot_product_attention(queries, keys, values, scale=softmax_scale)
+        return F.scaled_dot_product_attention(queries, keys, values, scale=never_zero(softmax_scale))
     table = block_table.clamp(0, len(k_cache) - 1)
     keys, values = (_gather(cache, table, 0, longest) for cache in (k_cache, v_cache))
     for b, length in enumerate(lengths):
@@ -162,7 +165,9 @@ def _padded(
             x[:, : _first(length, 1, window)] = 0
     token, ends = torch.arange(longest), torch.tensor(lengths)[:, None]
     seen = token < ends if window is None else (token < ends) & (token >= ends - window)
-    attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen[:, None, None], scale=softmax_scale)
+    attended = F.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=seen[:, None, None], scale=never_zero(softmax_scale)
+    )
     for b, length in enumerate(lengths):
         if length == 0:
             attended[b] = 0
@@ -188,5 +193,5 @@ def _whole_table(
         _gather(cache, table, 0, slots).masked_fill_(unseen[:, None, :, None], 0) for cache in (k_cache, v_cache)
     )
     seen = ~unseen[:, None, None]
-    attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, scale=softmax_scale)
+    attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, scale=never_zero(softmax_scale))
     return attended.masked_fill_((seq_lens == 0)[:, None, None, None], 0)
