@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
-from torch.autograd.profiler_legacy import profile
+from torch.autograd import profiler_legacy
 
 from rooflab.bench.check.poison import SENTINEL_BYTE, bits, same_bits
 from rooflab.bench.timing.trace import DEVICE_EVENTS, NotRecorded, recorded
@@ -113,7 +113,8 @@ def work_noted(names: set[str], device: torch.device, profiled: bool = False) ->
     The newer profiler, for a device's kernels, takes 0.1 s.
     """
     if not profiled:
-        with profile() if device.type == "cpu" else nullcontext() as seen:
+        noting: Any = profiler_legacy.profile() if device.type == "cpu" else nullcontext()  # type: ignore[no-untyped-call]
+        with noting as seen:
             yield
         if seen is not None:
             called = (event.name for event in seen.function_events if event.cpu_parent is None)
