@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from rooflab.kernels._attention import never_zero
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import nbytes
@@ -53,7 +52,7 @@ def attend(
             k.transpose(1, 2),
             v.transpose(1, 2),
             is_causal=causal,
-            scale=never_zero(softmax_scale),
+            scale=softmax_scale,
             enable_gqa=q.shape[2] != k.shape[2],
         )
     return result.transpose(1, 2)
