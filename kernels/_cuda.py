@@ -205,8 +205,10 @@ class CudaKernel:
     def __call__(self, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0) -> None:
         """Launches.  Raises `ValueError` on an argument of another type, or on tensors on more than one GPU."""
         device = _device(arguments)
-        checked = (_value(index, argument) for index, argument in enumerate(arguments))
-        values = tuple(value.encoded() if isinstance(value, CudaMap) else value for value in checked)
+        checked = [_value(index, argument) for index, argument in enumerate(arguments)]
+        maps = {id(value): value for value in checked if isinstance(value, CudaMap)}
+        encoded = {key: value.encoded() for key, value in maps.items()}  # each once
+        values = tuple(encoded.get(id(value), value) for value in checked)
         with torch.cuda.device(device):
             raw = self.raw(device)
             if shared_bytes > self._shared_bytes.get(device, STATIC_SHARED_BYTES):

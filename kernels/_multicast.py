@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -76,6 +77,30 @@ def footprint(config: Config, M: int, N: int, K: int, itemsize: int, accumulator
     )
 
 
+@cache
+def _kernel(
+    kind: str, config: Config, along_k: tuple[bool, bool], bias: bool, residual: bool, block_scales: bool
+) -> _cuda.CudaKernel:
+    macros = {
+        "FP8": kind == "fp8",
+        "HALF": kind == "fp16",
+        "CONSUMERS": config.consumers,
+        "REGISTERS": CONSUMER_REGISTERS[config.consumers],
+        "BLOCK_N": config.block_n,
+        "STAGES": config.stages,
+        "GROUP_M": max(1, config.group_m // config.cluster),
+        "STAGED": config.staged,
+        "CLUSTER": config.cluster,
+        "A_ALONG_K": along_k[0],
+        "B_ALONG_K": along_k[1],
+        "BIAS": bias,
+        "RESIDUAL": residual,
+        "BLOCK_SCALES": block_scales,
+    }
+    text = source(kind, config.block_n, (not along_k[0], not along_k[1]))
+    return _cuda.load(text, "multicast", options=tuple(f"-D{name}={int(value)}" for name, value in macros.items()))
+
+
 def launch(
     kind: str,
     config: Config,
@@ -93,24 +118,7 @@ def launch(
     kind: `bf16`, `fp16` or `fp8`; along_k: whether a and b are contiguous along K; scales: those of fp8's a and b.
     """
     M, N, _ = sizes
-    macros = {
-        "FP8": kind == "fp8",
-        "HALF": kind == "fp16",
-        "CONSUMERS": config.consumers,
-        "REGISTERS": CONSUMER_REGISTERS[config.consumers],
-        "BLOCK_N": config.block_n,
-        "STAGES": config.stages,
-        "GROUP_M": max(1, config.group_m // config.cluster),
-        "STAGED": config.staged,
-        "CLUSTER": config.cluster,
-        "A_ALONG_K": along_k[0],
-        "B_ALONG_K": along_k[1],
-        "BIAS": bias is not None,
-        "RESIDUAL": residual,
-        "BLOCK_SCALES": block_scales,
-    }
-    text = source(kind, config.block_n, (not along_k[0], not along_k[1]))
-    kernel = _cuda.load(text, "multicast", options=tuple(f"-D{name}={int(value)}" for name, value in macros.items()))
+    kernel = _kernel(kind, config, along_k, bias is not None, residual, block_scales)
     clusters = min(config.clusters(M, N), max(1, sm_count(maps[0].base.device) // config.cluster))
     strides = [stride for scale in scales for stride in scale.stride()] if scales and block_scales else [0] * 4
     kernel(

@@ -10,12 +10,15 @@ the slot is `empty` when no warp of the cluster reads it any more: each consumer
 
 from __future__ import annotations
 
+from functools import cache
+
 from rooflab.kernels._hopper_device import BARRIERS, products
 
 TYPES = {"bf16": "bf16.bf16", "fp16": "f16.f16", "fp8": "e4m3.e4m3"}
 """Of a and b in the opcode, by kind of operands."""
 
 
+@cache
 def source(kind: str, block_n: int, transposed: tuple[bool, bool]) -> str:
     """The source for operands of `kind`, tiles of `block_n` columns, and operands contiguous along K or not."""
     fp8 = kind == "fp8"

@@ -16,6 +16,8 @@ BOX_ROWS, ROW_BYTES = 64, 128
 """A box has 64 rows of 128 bytes, the widest swizzle."""
 ELEMENTS = {torch.float8_e4m3fn: ("u8", 0), torch.float16: ("f16", 6), torch.bfloat16: ("bf16", 9)}
 """By dtype: the name in PTX, and the number in CUtensorMapDataType (cuda.h)."""
+LIBRARY = "libcuda.so.1"
+"""The driver."""
 NO_INTERLEAVE, SWIZZLE_128, PROMOTE_TO_128, FILL_ZERO = 0, 3, 2, 0
 """Values of the driver's enumerations for the layout in memory, the swizzle, the size of L2's requests, and values out
 of bounds."""
@@ -69,6 +71,6 @@ class CudaMap:
 @cache
 def _encode() -> Any:
     try:
-        return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+        return ctypes.CDLL(LIBRARY).cuTensorMapEncodeTiled
     except (OSError, AttributeError) as error:
         raise ValueError(f"tensor map: expected CUDA's driver with cuTensorMapEncodeTiled, got {error}") from error

@@ -207,19 +207,19 @@ def test_a_tensor_map_is_encoded_by_the_driver_at_the_launch(launched, monkeypat
     monkeypatch.setattr(_tensor_map, "_encode", lambda: encode)
     x = torch.zeros(5, 24, dtype=torch.bfloat16).as_subclass(FakeTensor)
     made = _tensor_map.CudaMap(x, 5, 20, 24)
-    launched.kernel((1,), (1,), made)
-    (value,) = launched.raw.launches[0][2]
-    assert value.tobytes() == bytes([7]) * 128 and value.size == 1 and launched.used == [1]
+    launched.kernel((1,), (1,), made, made)
+    value, again = launched.raw.launches[0][2]
+    assert again is value and value.tobytes() == bytes([7]) * 128 and value.size == 1 and launched.used == [1]
     assert asked == [(9, 2, x.data_ptr(), (20, 5), (48,), (64, 64), (1, 1), (0, 3, 2, 0))]
     status[0] = 1
     with pytest.raises(ValueError, match="a matrix that cuTensorMapEncodeTiled takes, got error 1 for 5 rows"):
         made.encoded()
 
 
-def test_without_a_driver_a_tensor_map_says_so():
-    if torch.cuda.is_available():
-        pytest.skip("a driver is here")
-    with pytest.raises(ValueError, match="tensor map: expected CUDA's driver with cuTensorMapEncodeTiled, got lib"):
+def test_without_a_driver_a_tensor_map_says_so(monkeypatch):
+    monkeypatch.setattr(_tensor_map, "_encode", _tensor_map._encode.__wrapped__)
+    monkeypatch.setattr(_tensor_map, "LIBRARY", "libnone-of-this-name.so.1")
+    with pytest.raises(ValueError, match="tensor map: expected CUDA's driver with cuTensorMapEncodeTiled, got libnone"):
         _tensor_map.CudaMap(torch.zeros(1, 8, dtype=torch.float16), 1, 8, 8).encoded()
 
 

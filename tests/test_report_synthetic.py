@@ -38,13 +38,20 @@ def make(kind, line, *, commit=NEW, status="OK", **fields):
     return Record(kind=kind, run_id=run, status=status, commit=commit, **{**common, **fields})
 
 
-def timed(kernel, case, scheme, cost, rng, line, commit, share=1.0):
-    """A bench record with a time somewhat above the bound."""
+def timed(kernel, case, scheme, cost, line, commit, share=1.0):
+    """A bench record with a time somewhat above the bound, the same whichever other kernels there are.
+
+    Of the kernels that are as short as a launch, `cluster` is the fastest: tests point at it in the figure.
+    """
+    rng = random.Random(f"{commit}{share}{kernel.op}{kernel.name}{case.id}{scheme.name}")
     limit = bound(cost, MEASURED)
     traffic = kernel.traffic_of(registry.get_op(kernel.op).make_inputs(case, scheme, torch.device("meta"), 0), "cuda")
     moved = max(traffic.bytes if traffic else cost.bytes, cost.bytes)
     least = max(limit.seconds, moved / MEASURED.hbm_bytes_per_s)
-    median = max(TIMES_OVER_BOUND[kernel.role] * least * share * rng.uniform(0.95, 1.2), 2e-6 * rng.uniform(1, 1.2))
+    median = max(
+        TIMES_OVER_BOUND[kernel.role] * least * share * rng.uniform(0.95, 1.2),
+        2e-6 * (1 if kernel.name == "cluster" else rng.uniform(1.02, 1.2)),
+    )
     optimized = kernel.role == "optimized"
     return make(
         "bench", line, commit=commit, op=kernel.op, kernel=kernel.name, role=kernel.role, backend=kernel.backend,
@@ -60,7 +67,6 @@ def timed(kernel, case, scheme, cost, rng, line, commit, share=1.0):
 
 def benches(commit=NEW, share=1.0, schemes=("bf16", "fp16"), ops=OPS):
     """Every kernel of some ops on the sizes of a model, in two schemes."""
-    rng = random.Random(f"{commit}{share}")
     found = []
     for op in ops:
         spec = registry.get_op(op)
@@ -69,7 +75,7 @@ def benches(commit=NEW, share=1.0, schemes=("bf16", "fp16"), ops=OPS):
                 cost = spec.cost(**spec.make_inputs(case, scheme, torch.device("meta"), 0))
                 for kernel in registry.kernels(op).values():
                     if "cuda" in kernel.devices:
-                        found.append(timed(kernel, case, scheme, cost, rng, len(found), commit, share))
+                        found.append(timed(kernel, case, scheme, cost, len(found), commit, share))
     return found
 
 

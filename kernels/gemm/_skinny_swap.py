@@ -9,6 +9,8 @@ first tile would wait for a whole ring.
 
 from __future__ import annotations
 
+from functools import cache
+
 from rooflab.kernels._hopper_device import BARRIERS, products
 from rooflab.kernels._pdl import DEPENDENT
 
@@ -16,6 +18,7 @@ TYPES = {"bf16": ("bf16.bf16", 16), "fp16": ("f16.f16", 16), "tf32": ("tf32.tf32
 """By kind of operands: the types in the opcode, and K of an instruction (PTX ISA 8.7, `wgmma.mma_async`)."""
 
 
+@cache
 def source(kind: str, n: int) -> str:
     """The source for operands of `kind` and products of 64 rows of the weight with `n` rows of a."""
     types, k = TYPES[kind]

@@ -106,6 +106,16 @@ def why_not_output(a: torch.Tensor, b: torch.Tensor, instead: str) -> str | None
     )
 
 
+def why_not_residual(residual: torch.Tensor | None) -> str | None:
+    """Why TMA cannot load the residual, or None."""
+    if residual is not None and residual.numel() and residual.ndim == 2 and stored_as(residual, False) is None:
+        return (
+            f"residual: expected an address and row stride of whole 16 bytes for TMA, got strides {residual.stride()}; "
+            "gemm/pipelined takes any"
+        )
+    return None
+
+
 def why_not_loaded(inputs: Arguments) -> str | None:
     """`unsupported` for a kernel that loads by TMA."""
     return why_not_operands(inputs.a, inputs.b, inputs.precision, "pipelined")

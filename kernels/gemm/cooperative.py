@@ -59,6 +59,7 @@ from rooflab.kernels.gemm._tma import (
     stored_output,
     why_not_operands,
     why_not_output,
+    why_not_residual,
 )
 from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, LaunchConfig, Tuning
@@ -163,17 +164,8 @@ def unsupported(inputs: Arguments) -> str | None:
     return (
         why_not_operands(a, b, inputs.precision, "pipelined")
         or why_not_output(a, b, "pipelined")
-        or (_why_not_residual(residual) if residual is not None else None)
+        or why_not_residual(residual)
     )
-
-
-def _why_not_residual(residual: torch.Tensor) -> str | None:
-    if residual.numel() and residual.ndim == 2 and stored_as(residual, False) is None:
-        return (
-            f"residual: expected an address and row stride of whole 16 bytes for TMA, got strides {residual.stride()}; "
-            "gemm/pipelined takes any"
-        )
-    return None
 
 
 def _map(matrix: Stored, rows: int, columns: int) -> TensorDescriptor:
@@ -211,7 +203,7 @@ def gemm(
     kept = stored_output(out, "pipelined")
     added = None if residual is None else stored_as(residual, False)
     if residual is not None and added is None:
-        raise ValueError(_why_not_residual(residual))
+        raise ValueError(why_not_residual(residual))
     config = config or config_of("cooperative", a, b, residual, precision)
     half = config.block_m if config.turns else config.block_m // 2
     tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)

@@ -34,6 +34,7 @@ from rooflab.kernels.gemm._tma import (
     stored_output,
     why_not_operands,
     why_not_output,
+    why_not_residual,
 )
 from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
@@ -69,12 +70,11 @@ def unsupported(inputs: Arguments) -> str | None:
     a, b, residual = inputs.a, inputs.b, inputs.residual
     if a.dtype == torch.float32:
         return "a: expected torch.float16 or torch.bfloat16, got torch.float32; gemm/cooperative takes it in tf32"
-    reason = why_not_operands(a, b, inputs.precision, "pipelined") or why_not_output(a, b, "pipelined")
-    if reason is None and residual is not None and residual.numel() and residual.ndim == 2:
-        if stored_as(residual, False) is None:
-            wanted = "an address and row stride of whole 16 bytes for TMA"
-            reason = f"residual: expected {wanted}, got strides {residual.stride()}; gemm/pipelined takes any"
-    return reason
+    return (
+        why_not_operands(a, b, inputs.precision, "pipelined")
+        or why_not_output(a, b, "pipelined")
+        or why_not_residual(residual)
+    )
 
 
 def _map(matrix: Stored) -> CudaMap:
@@ -109,13 +109,12 @@ def gemm(
     if not out.numel() or K == 0:
         return epilogue_alone(out, bias, residual)
     left, right = stored_operands(a, b, precision, "pipelined")
-    kept = stored_output(out, "pipelined")
-    added = kept if residual is None else stored_as(residual, False)
-    assert added is not None, "unsupported gave no reason"
+    kept = _map(stored_output(out, "pipelined"))
+    addend = None if residual is None else stored_as(residual, False)
     _multicast.launch(
         DTYPE_NAMES[a.dtype],
         config or config_of("multicast", a, b, residual, precision),
-        [_map(matrix) for matrix in (left, right, kept, added)],
+        [_map(left), _map(right), kept, kept if addend is None else _map(addend)],
         (M, N, K),
         along_k=(not left.transposed, right.transposed),
         bias=bias,

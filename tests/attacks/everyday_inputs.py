@@ -159,7 +159,7 @@ def lses_in_the_order_of_outs(outs, lses):
 
 @everyday("mla_decode")
 def table_without_padding(q, kv_cache, block_table, seq_lens, latent_dim, softmax_scale, *, return_lse=False):
-    """Rows of the block table are taken to be as long as the part that is passed."""
+    """The block table is read as if its rows had no padding."""
     table = _read(block_table, block_table.shape, (block_table.shape[1], 1))
     return _mla(q, kv_cache, table, seq_lens.tolist(), latent_dim, softmax_scale, return_lse)
 
