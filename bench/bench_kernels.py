@@ -24,7 +24,7 @@ from rooflab.bench.measure.unseen import Unseen, wrong_outputs
 from rooflab.bench.plugin.plugin import SKIPPED, asked
 from rooflab.bench.records.record import NOT_RUN
 from rooflab.kernels.registry import Kernel, get_kernel, get_op, interpreting, kernels, ops
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, as_tuple, get_scheme
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple, get_scheme
 
 SUITES = ("smoke", "smollm2_135m")
 BUDGET_S = 0.1
@@ -48,10 +48,13 @@ def timeable() -> Iterator[Any]:
             for kernel in kernels(spec.name).values():
                 interpreted = kernel.backend == "triton" and interpreting()
                 if kernel.why_not_here(pick_device(None)) is None and not interpreted:
+                    scheme = scheme_here(spec)
                     group = pytest.mark.benchmark(
-                        group=f"{spec.name} {case.id}", max_time=BUDGET_S, min_rounds=MIN_SAMPLES
+                        group=f"{spec.name} {case.id} {scheme}", max_time=BUDGET_S, min_rounds=MIN_SAMPLES
                     )
-                    yield pytest.param(spec, kernel, case, id=f"{kernel.id}-{case.id}", marks=group)
+                    # Texts, which pytest-benchmark can write, and group a run and a written one by.
+                    names = (spec.name, kernel.name, case.id, scheme)
+                    yield pytest.param(*names, id=f"{kernel.id}-{case.id}-{scheme}", marks=group)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -59,8 +62,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if asked(metafunc.config):
         parameters = list(timeable())
     else:
-        parameters = [pytest.param(None, None, None, id="all", marks=pytest.mark.skip(reason=SKIPPED))]
-    metafunc.parametrize(("spec", "kernel", "case"), parameters)
+        parameters = [pytest.param(None, None, None, None, id="all", marks=pytest.mark.skip(reason=SKIPPED))]
+    metafunc.parametrize(("op", "kernel", "case", "scheme"), parameters)
 
 
 @functools.lru_cache(maxsize=1)
@@ -95,8 +98,14 @@ def gate(op: str, name: str) -> tuple[str, str]:
     return result.status, result.reason
 
 
-def test_kernel(kernel_benchmark: Callable[..., Any], spec: OpSpec, kernel: Kernel, case: Case) -> None:
+def test_kernel(kernel_benchmark: Callable[..., Any], op: str, kernel: str, case: str, scheme: str) -> None:
     """Checks the kernel, judges its outputs, times it, and judges the outputs again."""
+    spec = get_op(op)
+    run_kernel(kernel_benchmark, spec, get_kernel(op, kernel), spec.check_case(Case.parse(case)), get_scheme(scheme))
+
+
+def run_kernel(kernel_benchmark: Callable[..., Any], spec: OpSpec, kernel: Kernel, case: Case, scheme: Scheme) -> None:
+    """What `test_kernel` does, for what its parameters name."""
     expected = expected_of(spec.name, case)
     inputs = expected.inputs
     refusal = kernel.why_not_args(inputs)
@@ -104,7 +113,6 @@ def test_kernel(kernel_benchmark: Callable[..., Any], spec: OpSpec, kernel: Kern
         pytest.skip(str(refusal))
     status, reason = gate(spec.name, kernel.name)
     assert status in ("OK", "UNSUPPORTED"), f"{status}: {reason}"  # UNSUPPORTED holds for the small case only
-    scheme = get_scheme(scheme_here(spec))
     own_stream = kernel.nondeterministic is not None
     wrong = wrong_outputs(outputs_of(kernel, spec, own(inputs)), expected, own_stream)
     assert not wrong, wrong

@@ -8,30 +8,13 @@ import torch
 import triton
 import triton.language as tl
 
-from rooflab.kernels._checks import check_dtype, check_shape, output
+from rooflab.kernels._checks import output
+from rooflab.reference.rules import check_dtype, check_shape
 
 Returned = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """The result of attention: the output, or with `return_lse` the output and the log-sum-exp (LSE)."""
 LOG2E = math.log2(math.e)
 LN2 = math.log(2)
-
-
-def check_options(
-    q: torch.Tensor, causal: bool, window: int | None, softcap: float | None, sinks: torch.Tensor | None
-) -> None:
-    """Raises `ValueError` unless a window is causal and at least 1, a soft cap is positive, and sinks are (H,) fp32.
-
-    q: (..., H, D).
-    """
-    if window is not None and (window < 1 or not causal):
-        raise ValueError(f"window: expected at least 1, and causal=True, got {window} and causal={causal}")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap: expected more than 0, got {softcap}")
-    if sinks is not None:
-        check_shape("sinks", sinks, q.shape[-2])
-        check_dtype("sinks", sinks, torch.float32)
-        if sinks.device != q.device:
-            raise ValueError(f"sinks: expected a tensor on {q.device}, got {sinks.device}")
 
 
 def outputs(
@@ -59,6 +42,15 @@ def outputs(
 def get_scale(q: torch.Tensor, softmax_scale: float | None) -> float:
     """`softmax_scale`, or head_dim**-0.5 if that is None."""
     return float(q.shape[-1] ** -0.5) if softmax_scale is None else float(softmax_scale)
+
+
+SMALLEST_SCALE = 2.0**-100
+"""Replaces a scale of 0, with which a masked score of -inf would become NaN; every weight is still 1."""
+
+
+def never_zero(softmax_scale: float | None) -> float | None:
+    """`softmax_scale` for torch, which multiplies a mask's -inf by it."""
+    return SMALLEST_SCALE if softmax_scale == 0 else softmax_scale
 
 
 @triton.jit

@@ -6,38 +6,35 @@ import os
 
 import torch
 
+from rooflab.reference import rules
+from rooflab.reference.rules import check_dtype, check_shape
+
 CHECK_VALUES = os.environ.get("ROOFLAB_CHECK_VALUES") == "1"
-"""Whether launchers check the values in page tables, slots, positions and offsets.  A check waits for the device, so it
-is off by default; it does not work while a CUDA graph is captured."""
+"""Whether launchers check the values in page tables, slots, positions, offsets and token ids.  A check waits for the
+device, so it is off by default; it does not work while a CUDA graph is captured."""
 
 
-def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
-    """Raises `ValueError` unless `tensor` has `shape`; None stands for any size."""
-    sizes = tensor.shape
-    if sizes == shape:  # the usual case
-        return
-    if len(sizes) == len(shape):
-        for wanted, size in zip(shape, sizes, strict=True):  # three times as fast as `any` of a generator
-            if wanted is not None and wanted != size:
-                break
-        else:
-            return
-    text = ", ".join("*" if size is None else str(size) for size in shape)
-    raise ValueError(f"{name}: expected shape ({text}), got {tuple(sizes)}")
+def checks_values(tensor: torch.Tensor) -> bool:
+    """Whether a launcher reads the values of `tensor`, to check them."""
+    return CHECK_VALUES and not tensor.is_meta
+
+
+def checks_bounds(bounds: torch.Tensor) -> bool:
+    """Whether a launcher reads lengths, offsets or a table, to check them: always on a CPU, where it costs little and a
+    wrong one may end the process."""
+    return bounds.device.type == "cpu" or checks_values(bounds)
 
 
 def check_values(name: str, tensor: torch.Tensor, least: int, most: int) -> None:
     """With `CHECK_VALUES`: raises `ValueError` unless all integers lie between `least` and `most`."""
-    if CHECK_VALUES and tensor.numel() and not tensor.is_meta:
-        values = [int(value) for value in tensor.aminmax()]
-        if values[0] < least or values[1] > most:
-            raise ValueError(f"{name}: expected values from {least} to {most}, got {values[0]} to {values[1]}")
+    if checks_values(tensor):
+        rules.check_values(name, tensor, least, most)
 
 
-def check_dtype(name: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> None:
-    """Raises `ValueError` unless `tensor` has one of `dtypes`."""
-    if tensor.dtype not in dtypes:
-        raise ValueError(f"{name}: expected {' or '.join(str(dtype) for dtype in dtypes)}, got {tensor.dtype}")
+def check_slots(slot_mapping: torch.Tensor, slots: int) -> None:
+    """With `CHECK_VALUES`: raises `ValueError` unless each token has a slot of its own below `slots`, or -1."""
+    if checks_values(slot_mapping):
+        rules.check_slots(slot_mapping, slots)
 
 
 def check_float(name: str, tensor: torch.Tensor) -> None:

@@ -17,11 +17,14 @@ from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import address_of
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
+from rooflab.reference.rows import check_quantize
 from rooflab.reference.spec import Case, Scheme
 
 CODES = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The value that the largest magnitude of a row becomes, by dtype."""
+LEAST_SCALE = 2.0**-126
+"""fp32's least normal number: one over a smaller scale would overflow."""
 VECTOR_BYTES = 16
 WARP = 32
 MOST_LANES, MOST_VALUES, MOST_CLUSTER = 512, 64, 8
@@ -35,12 +38,6 @@ RESIDENT_THREADS = 768
 TWO_INPUTS = ("fused_add_rmsnorm", "silu_and_mul", "gelu_and_mul")
 WEIGHTS = {"rmsnorm": 1, "fused_add_rmsnorm": 1, "layernorm": 2}
 """Vectors of a weight or bias beside each vector of a row."""
-
-
-def check_quantize(quantize: str | None) -> None:
-    """Raises `ValueError` unless `quantize` is None, "int8" or "fp8_e4m3"."""
-    if quantize is not None and quantize not in CODES:
-        raise ValueError(f"quantize: expected None, 'int8' or 'fp8_e4m3', got {quantize!r}")
 
 
 def row_outputs(
@@ -69,7 +66,7 @@ def written_bytes(x: torch.Tensor, values: int, quantize: str | None) -> int:
 def quantize_rows(values: torch.Tensor, out: torch.Tensor, scale: torch.Tensor) -> None:
     """Writes the codes (T, N) of fp32 `values` to `out` and the scales (T,) to `scale`, in torch steps."""
     largest = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
-    scale.copy_(torch.where(largest > 0, largest / LARGEST[out.dtype], 1.0))
+    scale.copy_(torch.where(largest > 0, (largest / LARGEST[out.dtype]).clamp(min=LEAST_SCALE), 1.0))
     codes = values / scale[:, None]
     out.copy_(codes.round() if out.dtype == torch.int8 else codes)
 
@@ -229,7 +226,8 @@ def launch(
     if not out.numel():
         return
     if config is None:
-        scheme = SCHEMES[quantize] or x.dtype
+        # The schemes of quantised outputs have inputs of 16 bits; a vector of fp32 has half as many values.
+        scheme = (SCHEMES[quantize] if x.element_size() == 2 else None) or x.dtype
         dims = {"I" if op in ("silu_and_mul", "gelu_and_mul") else "H": width}
         config = default_config(op, "cluster", scheme, x.device, T=T, **dims)
     tensors = [tensor for tensor in (x, second, weight, bias, out, sums) if tensor is not None]

@@ -289,7 +289,8 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
             for (int j = 0; j < VECTOR; ++j) largest = fmaxf(largest, fabsf(value[i][j] = result(i, j)));
         }
         largest = over_row<true>(largest, turn++);
-        const float unit = largest > 0 ? largest / (QUANTIZE == 1 ? 127.0f : 448.0f) : 1.0f;
+        // At least fp32's least normal number, so that its inverse is finite.
+        const float unit = largest > 0 ? fmaxf(largest / (QUANTIZE == 1 ? 127.0f : 448.0f), 0x1p-126f) : 1.0f;
         const float inverse = 1.0f / unit;
         if (rank == 0 && lane == 0 && row < T_rows) scales[row] = unit;
 #endif

@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rooflab.reference.domain import Axis, Sizes
+from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, Scheme
 from rooflab.roofline.model import Cost
 
@@ -102,11 +103,32 @@ class Seen:
 
 def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> Seen:
     """Which of S keys each of T queries sees.  Raises `ValueError` on a window without `causal`, or below 1."""
-    if window is not None and (window < 1 or not causal):
-        raise ValueError(f"window: expected at least 1, and causal=True, got {window} and causal={causal}")
+    _check_window(window, causal)
     end = (torch.arange(T) + S - T + 1).clamp(0, S) if causal else torch.full((T,), S)
     first = torch.zeros_like(end) if window is None else (torch.arange(T) + S - T + 1 - window).clamp(0, S)
     return Seen(first.minimum(end), end)
+
+
+def check_options(
+    q: torch.Tensor, causal: bool, window: int | None, softcap: float | None, sinks: torch.Tensor | None
+) -> None:
+    """Raises `ValueError` unless a window is causal and at least 1, a soft cap is positive, and sinks are (H,) fp32.
+
+    q: (..., H, D).
+    """
+    _check_window(window, causal)
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap: expected more than 0, got {softcap}")
+    if sinks is not None:
+        check_shape("sinks", sinks, q.shape[-2])
+        check_dtype("sinks", sinks, torch.float32)
+        if sinks.device != q.device:
+            raise ValueError(f"sinks: expected a tensor on {q.device}, got {sinks.device}")
+
+
+def _check_window(window: int | None, causal: bool) -> None:
+    if window is not None and (window < 1 or not causal):
+        raise ValueError(f"window: expected at least 1, and causal=True, got {window} and causal={causal}")
 
 
 def get_scale(q: torch.Tensor, softmax_scale: float | None) -> float:
@@ -197,7 +219,7 @@ def error_bounds(
         sink = _of(sinks, piece, H_kv)
         other = 2 * (scores.softcap or 0.0) + (0.0 if sink is None else sink.abs())
         delta = walk * math.sqrt(D) * abs(scores.scale) * _largest(q, k, seen, piece) + WALK * FP32_ROUNDOFF * other
-        magnitude = _columns(v, piece).abs()
+        magnitude = _columns(v, piece).abs().nan_to_num(0.0, 0.0, 0.0)  # a query may not see what is not finite
         weighted, peak, lse = _averaged(_scores(q, k, seen, scores, piece), sink, magnitude)
         underflow = eta * torch.exp((peak - lse).nan_to_num(nan=0.0, neginf=-math.inf))
         small = (underflow + FLUSHED)[..., None] * _sums(magnitude, seen, piece)[:, None] + eta_out
@@ -244,10 +266,21 @@ def _averaged(
     shift = torch.where(most == -math.inf, 0.0, most)  # -inf - -inf would be NaN
     weights = scores.sub_(shift[..., None]).exp_()
     # A column of ones gives the denominator, without another pass over the weights.
-    sums = weights.flatten(1, 2) @ torch.nn.functional.pad(values, (0, 1), value=1.0)
+    sums = _weighted(weights.flatten(1, 2), torch.nn.functional.pad(values, (0, 1), value=1.0))
     sums = sums.reshape(*weights.shape[:3], -1)
     total = sums[..., -1] if sink is None else sums[..., -1] + torch.exp(sink - shift)
     return sums[..., :-1] / torch.where(total == 0.0, 1.0, total)[..., None], peak, shift + torch.log(total)
+
+
+def _weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """weights @ values, where an infinity or a NaN of the values counts for nothing under a weight of 0."""
+    if bool(values.isfinite().all()):
+        return weights @ values
+    sums, seen = weights @ values.nan_to_num(0.0, 0.0, 0.0), (weights > 0).double()
+    for special in (math.inf, -math.inf, math.nan):
+        there = values.isnan() if math.isnan(special) else values == special
+        sums += torch.where(seen @ there.double() > 0, special, 0.0)
+    return sums
 
 
 def _sums(magnitude: torch.Tensor, seen: Seen, piece: Piece) -> torch.Tensor:
@@ -261,8 +294,9 @@ def _sums(magnitude: torch.Tensor, seen: Seen, piece: Piece) -> torch.Tensor:
 
 
 def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]:
-    """A scale that is not D**-0.5; then scores that are all below -10,000, where a mask of -10,000 is no mask."""
+    """Scales that are not D**-0.5; then scores that are all below -10,000, where a mask of -10,000 is no mask."""
     yield "a softmax_scale of its own", {**inputs, "softmax_scale": 0.6 * inputs[q].shape[-1] ** -0.5}
+    yield "a softmax_scale of 0", {**inputs, "softmax_scale": 0.0}
     D = inputs[q].shape[-1]
     far = 120.0 / D**0.25  # squared, times D, times D**-0.5
     yield "all scores below -10,000", {**inputs, q: inputs[q].abs() + far, k: -(inputs[k].abs() + far)}

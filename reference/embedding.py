@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 
 from rooflab.reference.compare import exact
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.rules import check_shape, check_values
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 
 def embedding(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """weight[token_ids].  token_ids: (T,) int64; weight: (V, H); returns (T, H)."""
+    check_shape("token_ids", token_ids, None)
+    check_shape("weight", weight, None, None)
+    check_values("token_ids", token_ids, 0, len(weight) - 1)
     return weight[token_ids]
 
 
@@ -47,6 +52,12 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs = make_inputs(case, scheme, device, seed)
     inputs["token_ids"].fill_(V // 2)
     yield "one row for all", inputs
+    for label, value in (("infinite", math.inf), ("NaN", math.nan)):
+        inputs = make_inputs(case, scheme, device, seed)
+        others = torch.ones(V, dtype=torch.bool, device=inputs["weight"].device)
+        others[inputs["token_ids"].long()] = False
+        inputs["weight"][others] = value
+        yield f"{label} rows that no token asks for", inputs
 
 
 def _cases(V: int, H: int, *T_values: int) -> tuple[Case, ...]:

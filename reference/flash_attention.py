@@ -19,6 +19,7 @@ from rooflab.reference.attention import (
     Scores,
     attend,
     attention_cost,
+    check_options,
     error_bounds,
     get_scale,
     listen,
@@ -29,9 +30,12 @@ from rooflab.reference.attention import (
     with_heads,
 )
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.rows import LEAST_SCALE
+from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
+E4M3 = torch.float8_e4m3fn
 OPERANDS = ("q", "k", "v")
 """The arguments that have a scale; its name is `<argument>_scale`."""
 
@@ -58,12 +62,48 @@ def reference(
     that sees no key gives 0. `softmax_scale` None means D**-0.5; `softcap` caps the scaled scores; sinks: (H,) fp32.
     q_scale: (B, H) fp32; k_scale, v_scale: (B, H_kv) fp32; positive factors of the heads of q, k and v.
     """
+    check_operands(q, k, v)
+    check_options(q, causal, window, softcap, sinks)
+    check_scales(q, k, q_scale, k_scale, v_scale)
     seen = seen_keys(q.shape[1], k.shape[1], causal, window)
     scores = Scores(get_scale(q, softmax_scale), softcap)
     q, k, v = _scaled(q, q_scale), _scaled(k, k_scale), _scaled(v, v_scale)
     results = [attend(*sequence, seen, scores, sinks) for sequence in zip(q, k, v, strict=True)]
     out, lse = (torch.stack(part) for part in zip(*results, strict=True))
     return (out, lse) if return_lse else out
+
+
+def check_operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Raises `ValueError` unless q is (B, T, H, D) and k, v (B, S, H_kv, D), of one dtype, with which fp8 is e4m3."""
+    check_shape("q", q, None, None, None, None)
+    B, _, H, D = q.shape
+    if q.element_size() == 1:
+        check_dtype("q", q, E4M3)
+    check_shape("k", k, B, None, None, D)
+    check_shape("v", v, B, k.shape[1], k.shape[2], D)
+    check_dtype("k", k, q.dtype)
+    check_dtype("v", v, q.dtype)
+    if k.shape[2] == 0 or H % k.shape[2]:
+        raise ValueError(f"k: expected a number of heads that divides q's {H}, got {k.shape[2]}")
+
+
+def check_scales(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_scale: torch.Tensor | None,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+) -> None:
+    """Raises `ValueError` unless scales are None, or fp32 with e4m3: q_scale (B, H), k_scale and v_scale (B, H_kv)."""
+    for name, scale, heads in (("q_scale", q_scale, q), ("k_scale", k_scale, k), ("v_scale", v_scale, k)):
+        if scale is None:
+            continue
+        if q.dtype != E4M3:
+            raise ValueError(f"{name}: expected None, as q, k and v are {q.dtype} and not {E4M3}, got a tensor")
+        check_shape(name, scale, q.shape[0], heads.shape[2])
+        check_dtype(name, scale, torch.float32)
+        if scale.device != q.device:
+            raise ValueError(f"{name}: expected a tensor on {q.device}, got {scale.device}")
 
 
 def _scaled(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
@@ -141,7 +181,7 @@ def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, t
         scale = torch.ones(B, H, dtype=torch.float32, device=x.device)
     else:
         largest = x.float().abs().nan_to_num(nan=0.0).amax(dim=(1, 3))
-        scale = torch.where(largest > 0, largest / torch.finfo(dtype).max, 1.0)
+        scale = torch.where(largest > 0, (largest / torch.finfo(dtype).max).clamp(min=LEAST_SCALE), 1.0)
     limit = torch.finfo(dtype).max
     return (x.float() / scale[:, None, :, None]).clamp(-limit, limit).to(dtype), scale
 

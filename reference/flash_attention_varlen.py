@@ -7,6 +7,7 @@ layout and the names are FlashAttention's (Dao, "FlashAttention-2", 2023).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 
@@ -17,6 +18,7 @@ from rooflab.reference.attention import (
     Scores,
     attend,
     attention_cost,
+    check_options,
     error_bounds,
     get_scale,
     listen,
@@ -28,6 +30,8 @@ from rooflab.reference.attention import (
 )
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.flash_attention import options
+from rooflab.reference.pages import turned
+from rooflab.reference.rules import check_dtype, check_offsets, check_shape
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -56,9 +60,10 @@ def reference(
     `return_lse` the log-sum-exp (T, H) too. Options as in `flash_attention`. Raises `ValueError` if a row belongs to no
     sequence, because its result is undefined.
     """
-    for name, offsets, end in (("cu_seqlens_q", cu_seqlens_q, len(q)), ("cu_seqlens_k", cu_seqlens_k, len(k))):
-        if offsets[0] != 0 or offsets[-1] != end:
-            raise ValueError(f"{name}: expected offsets from 0 to {end}, got {offsets.tolist()}")
+    check_operands(q, k, v, cu_seqlens_q, cu_seqlens_k)
+    check_lengths("cu_seqlens_q", cu_seqlens_q, len(q), max_seqlen_q)
+    check_lengths("cu_seqlens_k", cu_seqlens_k, len(k), max_seqlen_k)
+    check_options(q, causal, window, softcap, sinks)
     scores = Scores(get_scale(q, softmax_scale), softcap)
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
@@ -66,6 +71,32 @@ def reference(
         seen = seen_keys(_length(queries), _length(keys), causal, window)
         out[queries], lse[queries] = attend(q[queries], k[keys], v[keys], seen, scores, sinks)
     return (out, lse) if return_lse else out
+
+
+def check_operands(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor
+) -> None:
+    """Raises `ValueError` unless the tensors have the shapes of `reference`, and q, k and v one dtype."""
+    check_shape("q", q, None, None, None)
+    _, H, D = q.shape
+    check_shape("k", k, None, None, D)
+    check_shape("v", v, *k.shape)
+    check_dtype("k", k, q.dtype)
+    check_dtype("v", v, q.dtype)
+    check_shape("cu_seqlens_q", cu_seqlens_q, None)
+    check_shape("cu_seqlens_k", cu_seqlens_k, len(cu_seqlens_q))
+    if len(cu_seqlens_q) == 0:
+        raise ValueError("cu_seqlens_q: expected at least the offset 0, got none")
+    if k.shape[1] == 0 or H % k.shape[1]:
+        raise ValueError(f"k: expected a number of heads that divides q's {H}, got {k.shape[1]}")
+
+
+def check_lengths(name: str, offsets: torch.Tensor, end: int, longest: int) -> None:
+    """Raises `ValueError` unless the offsets go from 0 to `end`, never fall, and differ by at most `longest`."""
+    check_offsets(name, offsets, end)
+    most = max((after - before for before, after in pairwise(offsets.tolist())), default=0)
+    if most > longest:
+        raise ValueError(f"max_seqlen_{name[-1]}: expected at least {most}, the longest, got {longest}")
 
 
 def _spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> Iterator[tuple[slice, slice]]:
@@ -147,6 +178,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
                 inputs["k"][keys] = 8.0
                 inputs["v"][keys] = -100.0
         yield f"{what} sequences of large keys and values", inputs
+    inputs = make_inputs(case, scheme, device, seed)
+    bounds = {name: turned(inputs[name]) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    yield "sequences in the other order", {**inputs, **bounds}
     yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k", "v")
     yield from other_scores(make_inputs(case, scheme, device, seed), "q", "k")
 

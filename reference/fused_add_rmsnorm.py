@@ -9,7 +9,8 @@ import torch
 from rooflab.reference import rmsnorm
 from rooflab.reference.compare import exact
 from rooflab.reference.domain import Domain
-from rooflab.reference.rows import planted_columns, quantized_rows
+from rooflab.reference.rows import magnitudes, of_size, planted_columns, quantized_rows
+from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -30,6 +31,7 @@ def fused_add_rmsnorm(
     which is also the new residual, as in transformers. The options are those of `rmsnorm`; with `quantize` the scales
     (T,) come last.
     """
+    check_shape("residual", residual, *x.shape)
     new_residual = (x.double() + residual.double()).to(x.dtype).double()
     values = rmsnorm.normed(new_residual, weight, eps, weight_offset, x.dtype if round_first else None)
     out, *scale = quantized_rows(values, quantize)
@@ -85,6 +87,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs["x"] *= float(case["eps"]) ** 0.5
     inputs["residual"] *= float(case["eps"]) ** 0.5
     yield "mean square near eps", inputs
+    for label, size in magnitudes(scheme.activation, 4 * H):
+        yield label, {**inputs, **{name: of_size(inputs[name], 0.4 * size) for name in ("x", "residual")}}
 
 
 SPEC = OpSpec(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -35,11 +36,24 @@ def gemm(
 
     `precision`: how a kernel may round fp32 operands: `ieee` (not at all) or `tf32`.  It changes nothing here.
     """
+    check_precision(a, precision)
+    if bias is not None:
+        check_shape("bias", bias, b.shape[1])
+    if residual is not None:
+        check_shape("residual", residual, a.shape[0], b.shape[1])
     product = a.double() @ b.double()
     for addend in (bias, residual):
         if addend is not None:
             product = product + addend.double()
     return product
+
+
+def check_precision(a: torch.Tensor, precision: str) -> None:
+    """Raises `ValueError` unless `precision` is `ieee`, or `tf32` with fp32 operands."""
+    if precision not in ("ieee", "tf32"):
+        raise ValueError(f"precision: expected ieee or tf32, got {precision!r}")
+    if precision == "tf32" and a.dtype != torch.float32:
+        raise ValueError(f"precision: expected ieee with {a.dtype} operands, got tf32, which is for torch.float32")
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
@@ -114,6 +128,11 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs["a"][:, k] *= 16.0
         inputs["b"][k] *= 16.0
         yield f"k={k}", inputs
+    if K > 1:
+        inputs = make_inputs(case, scheme, device, seed)
+        inputs["a"][:, :2] = 300.0
+        inputs["b"][0], inputs["b"][1] = 300.0, -300.0
+        yield "sums that leave fp16 and come back", inputs
 
 
 def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ...]:
@@ -140,6 +159,7 @@ SPEC = OpSpec(
         "edge": (
             Case(M=1, N=1, K=1, layout="NN", bias=False),
             Case(M=1, N=131, K=129, layout="NT", bias=True),
+            Case(M=3, N=24, K=0, layout="NT", bias=True, residual=True),
             Case(M=17, N=65, K=33, layout="NN", bias=True),
             Case(M=65, N=31, K=130, layout="TN", bias=False),
             Case(M=129, N=1, K=16, layout="NT", bias=False),

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.rows import LEAST_SCALE
+from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -46,7 +48,7 @@ def quantize_fp8(x: torch.Tensor, group: tuple[int, int] | None = None) -> tuple
     padded = torch.nn.functional.pad(x.float(), (0, blocks[1] * wide - columns, 0, blocks[0] * high - rows))
     tiles = padded.view(blocks[0], high, blocks[1], wide)
     largest = tiles.abs().amax(dim=(1, 3), keepdim=True)
-    scale = torch.where(largest > 0, largest / E4M3_MAX, 1.0)
+    scale = torch.where(largest > 0, (largest / E4M3_MAX).clamp(min=LEAST_SCALE), 1.0)
     values = (tiles / scale).clamp(-E4M3_MAX, E4M3_MAX).view(padded.shape)[:rows, :columns]
     scales = scale.view(blocks)
     return values.to(E4M3).contiguous(), scales if group else scales.reshape(())
@@ -76,8 +78,39 @@ def gemm_fp8(
     `fast_accum` lets a kernel sum all of K in Hopper's short fp8 accumulator, like `use_fast_accum` of
     `torch._scaled_mm`; it changes nothing here.
     """
+    check_operands(a, b, a_scale, b_scale, bias)
     product = dequantize_fp8(a, a_scale, (1, GROUP)) @ dequantize_fp8(b, b_scale, (GROUP, GROUP))
     return product if bias is None else product + bias.double()
+
+
+def check_operands(
+    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None = None
+) -> tuple[int, int, int]:
+    """M, N and K.
+
+    Raises `ValueError` unless a is (M, K) and b (K, N), e4m3, bias (N,) bf16, and the scales fp32: one element each,
+    or (M, ceil(K / 128)) and (ceil(K / 128), ceil(N / 128)).
+    """
+    check_shape("a", a, None, None)
+    M, K = a.shape
+    check_shape("b", b, K, None)
+    N = b.shape[1]
+    for name, tensor in (("a", a), ("b", b)):
+        check_dtype(name, tensor, E4M3)
+    for name, tensor in (("a_scale", a_scale), ("b_scale", b_scale)):
+        check_dtype(name, tensor, torch.float32)
+    if a_scale.ndim == 2:
+        groups = -(-K // GROUP)
+        check_shape("a_scale", a_scale, M, groups)
+        check_shape("b_scale", b_scale, groups, -(-N // GROUP))
+    else:
+        for name, tensor in (("a_scale", a_scale), ("b_scale", b_scale)):
+            if tensor.ndim > 1 or tensor.numel() != 1:
+                raise ValueError(f"{name}: expected one element, shape () or (1,), got {tuple(tensor.shape)}")
+    if bias is not None:
+        check_shape("bias", bias, N)
+        check_dtype("bias", bias, torch.bfloat16)
+    return M, N, K
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.pages import turned
+from rooflab.reference.rules import check_offsets, check_shape
 from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -33,10 +35,21 @@ def gemm_grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tor
 
     a: (T, K), rows sorted by expert; b: (E, K, N); offsets: (E + 1,) int32 from 0 to T, not falling; returns (T, N).
     """
+    check_shapes(a, b, offsets)
+    check_offsets("offsets", offsets, len(a))
     out = torch.zeros(a.shape[0], b.shape[2], dtype=torch.float64, device=a.device)
     for expert, rows in _groups(offsets):
         out[rows] = a[rows].double() @ b[expert].double()
     return out
+
+
+def check_shapes(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> None:
+    """Raises `ValueError` unless a is (T, K), b (E, K, N) with an expert if there are rows, and offsets (E + 1,)."""
+    check_shape("a", a, None, None)
+    check_shape("b", b, None, a.shape[1], None)
+    if len(a) and not len(b):
+        raise ValueError(f"b: expected an expert for the {len(a)} rows of a, got none")
+    check_shape("offsets", offsets, len(b) + 1)
 
 
 def route(T: int, top_k: int, E: int, skew: float, seed: int) -> torch.Tensor:
@@ -115,6 +128,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     for _, rows in _groups(inputs["offsets"]):
         inputs["a"][[rows.start, rows.stop - 1]] *= PLANT
     yield "edges of groups", inputs
+    inputs = make_inputs(case, scheme, device, seed)
+    yield "groups in the other order", {**inputs, "b": inputs["b"].mT.flip(0).mT, "offsets": turned(inputs["offsets"])}
 
 
 def _cases(E: int, top_k: int, pairs: tuple[tuple[int, int], ...], *tokens: int, skew: float = 0.0) -> tuple[Case, ...]:

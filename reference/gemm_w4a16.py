@@ -16,6 +16,8 @@ import torch
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.gemm_w8a16 import within
 from rooflab.reference.quantization import INT4_MAX, INT4_ZERO, dequantize_int4, quantize_int4, spread
+from rooflab.reference.rows import of_size
+from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -49,6 +51,10 @@ def gemm_w4a16(
     a: (M, K) bf16; b: (N, K/2) uint8; scale: (N, ceil(K / group)); zero: uint8 of that shape, or None for 8; bias: (N,)
     bf16; returns (M, N).
     """
+    check_shape("scale", scale, len(b), None)
+    for name, tensor, shape in (("zero", zero, scale.shape), ("bias", bias, (len(b),))):
+        if tensor is not None:
+            check_shape(name, tensor, *shape)
     group = group_size(a.shape[1], scale.shape[1])
     product = a.double() @ dequantize_int4(b, scale, zero, group=group).mT
     return product if bias is None else product + bias.double()
@@ -129,6 +135,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         column[::2] |= INT4_MAX << high
         column[1::2] |= (INT4_ZERO - 7 if inputs["zero"] is None else 0) << high
         yield f"k={k}", inputs
+    inputs = make_inputs(case, scheme, device, seed)
+    yield "activations of 100,000", {**inputs, "a": of_size(inputs["a"], 1e5)}
 
 
 def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int, zeros: bool = False) -> tuple[Case, ...]:

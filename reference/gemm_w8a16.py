@@ -13,6 +13,8 @@ import torch
 
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.quantization import INT8_MAX, dequantize_int8, quantize_int8
+from rooflab.reference.rows import of_size
+from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -26,6 +28,9 @@ ROUNDED_WEIGHT_FACTOR = 3.5
 
 def gemm_w8a16(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """a (scale b) + bias in fp64.  a: (M, K) bf16; b: (K, N) int8; scale: (N,); bias: (N,) bf16; returns (M, N)."""
+    check_shape("scale", scale, b.shape[1])
+    if bias is not None:
+        check_shape("bias", bias, b.shape[1])
     product = a.double() @ dequantize_int8(b.mT, scale).mT
     return product if bias is None else product + bias.double()
 
@@ -99,6 +104,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs["b"][k, ::2] = INT8_MAX
         inputs["b"][k, 1::2] = -INT8_MAX - 1
         yield f"k={k}", inputs
+    inputs = make_inputs(case, scheme, device, seed)
+    yield "activations of 100,000", {**inputs, "a": of_size(inputs["a"], 1e5)}
 
 
 def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ...]:

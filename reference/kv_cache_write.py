@@ -12,6 +12,7 @@ import torch
 from rooflab.reference.compare import exact
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import drawn_pages
+from rooflab.reference.rules import check_shape, check_slots
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -24,13 +25,27 @@ def kv_cache_write(
     k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); slot_mapping: (T,) int64, each slot at most
     once.
     """
+    check_shapes(k, v, k_cache, v_cache, slot_mapping)
     block_size = k_cache.shape[1]
+    check_slots(slot_mapping, len(k_cache) * block_size)
     new_k, new_v = k_cache.clone(), v_cache.clone()
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
             new_k[slot // block_size, slot % block_size] = k[token]
             new_v[slot // block_size, slot % block_size] = v[token]
     return new_k, new_v
+
+
+def check_shapes(
+    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
+    """Raises `ValueError` unless the shapes are those of `kv_cache_write`."""
+    check_shape("k", k, None, None, None)
+    T, H_kv, D = k.shape
+    check_shape("v", v, T, H_kv, D)
+    check_shape("k_cache", k_cache, None, None, H_kv, D)
+    check_shape("v_cache", v_cache, *k_cache.shape)
+    check_shape("slot_mapping", slot_mapping, T)
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
@@ -103,6 +118,7 @@ SPEC = OpSpec(
             Case(T=1, H_kv=3, D=64, num_blocks=2, block_size=16, skipped=1),
             Case(T=13, H_kv=3, D=80, num_blocks=5, block_size=3, skipped=4),
             Case(T=33, H_kv=1, D=33, num_blocks=33, block_size=1, skipped=0),
+            Case(T=5, H_kv=1, D=8, num_blocks=70_000, block_size=1, skipped=1),
         ),
         "smollm2_135m": _cases(3, 64, 1, 16, 512),
         "qwen3_0_6b": _cases(8, 128, 1, 16, 512),

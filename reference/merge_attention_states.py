@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -22,18 +23,34 @@ OPERATIONS = 4.0
 def reference(outs: torch.Tensor, lses: torch.Tensor) -> Outputs:
     """The merged output and log-sum-exp in fp64.
 
-    outs: (P, T, H, D) fp32, fp16 or bf16; lses: (P, T, H) fp32, -inf where a part saw no key; the output of such a part
-    is ignored, even if it is NaN. Returns (T, H, D) and (T, H); a row for which no part saw a key gives 0 and -inf.
+    outs: (P, T, H, D) fp32, fp16 or bf16; lses: (P, T, H) fp32, -inf where a part saw no key, or +inf as
+    FlashAttention-2 writes it; the output of such a part is ignored, even if it is NaN. Returns (T, H, D) and (T, H); a
+    row for which no part saw a key gives 0 and -inf.
     """
+    check_shapes(outs, lses)
     weights, lse = _weights(lses)
-    kept = outs.double().masked_fill((lses == -math.inf)[..., None], 0.0)
+    kept = outs.double().masked_fill(lses.isinf()[..., None], 0.0)
     return (weights[..., None] * kept).sum(0), lse
+
+
+def check_shapes(outs: torch.Tensor, lses: torch.Tensor) -> None:
+    """Raises `ValueError` unless outs is (P, T, H, D) and lses (P, T, H), P >= 1."""
+    check_shape("outs", outs, None, None, None, None)
+    check_shape("lses", lses, *outs.shape[:3])
+    if outs.shape[0] == 0:
+        raise ValueError("outs: expected at least one part, got none")
+
+
+def _seen(lses: torch.Tensor) -> torch.Tensor:
+    """The log-sum-exps in fp64, -inf for each part that saw no key."""
+    return lses.double().masked_fill(lses == math.inf, -math.inf)
 
 
 def _weights(lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The weight of each part (P, T, H), and the log-sum-exp over all parts (T, H)."""
-    lse = torch.logsumexp(lses.double(), dim=0)
-    return torch.exp(lses.double() - lse).masked_fill((lse == -math.inf).expand(lses.shape), 0.0), lse
+    lses = _seen(lses)
+    lse = torch.logsumexp(lses, dim=0)
+    return torch.exp(lses - lse).masked_fill((lse == -math.inf).expand(lses.shape), 0.0), lse
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
@@ -43,7 +60,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     in base 2; P weights are summed. Half a subnormal of the output is added.
     """
     weights, _ = _weights(inputs["lses"])
-    lses = inputs["lses"].double()
+    lses = _seen(inputs["lses"])
     parts = lses.shape[0]
     peak = lses.amax(0)
     seen = lses > -math.inf

@@ -23,7 +23,8 @@ from rooflab.reference.attention import (
     shout,
 )
 from rooflab.reference.domain import Domain, Sizes
-from rooflab.reference.pages import dealt_pages, drawn_lengths, gathered, used_slots
+from rooflab.reference.pages import check_pages, dealt_pages, drawn_lengths, gathered, used_slots
+from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -48,6 +49,8 @@ def reference(
     of any value; seq_lens: (B,) int32; returns (B, H, latent_dim), and with `return_lse` the log-sum-exp (B, H). An
     empty sequence gives 0 and -inf.
     """
+    check_args(q, kv_cache, block_table, seq_lens, latent_dim)
+    check_pages(block_table, seq_lens, kv_cache.shape[0], kv_cache.shape[1], len(q))
     results = []
     for b, length in enumerate(seq_lens.tolist()):
         kv = gathered(kv_cache, block_table[b], length)[:, None]
@@ -55,6 +58,19 @@ def reference(
         results.append(attend(q[b : b + 1], kv, kv[..., :latent_dim], seen, Scores(softmax_scale)))
     out, lse = (torch.cat(part) for part in zip(*results, strict=True))
     return (out, lse) if return_lse else out
+
+
+def check_args(
+    q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor, latent_dim: int
+) -> None:
+    """Raises `ValueError` unless shapes and `latent_dim` are those of `reference`."""
+    check_shape("q", q, None, None, None)
+    B, _, D = q.shape
+    check_shape("kv_cache", kv_cache, None, None, D)
+    check_shape("block_table", block_table, B, None)
+    check_shape("seq_lens", seq_lens, B)
+    if not 1 <= latent_dim <= D:
+        raise ValueError(f"latent_dim: expected 1 to {D}, q's last dimension, got {latent_dim}")
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
@@ -116,6 +132,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs = make_inputs(case, scheme, device, seed)
     yield "a softmax_scale of its own", {**inputs, "softmax_scale": 2.3 * SCALE}
     yield "padding of the table that is a page", {**inputs, "block_table": inputs["block_table"].clamp(min=0)}
+    flipped = {name: inputs[name].flip(0) for name in ("block_table", "seq_lens")}
+    yield "sequences in the other order", {**inputs, **flipped}
     for label, changed in low_precision({**inputs, "k": inputs["kv_cache"], "v": inputs["kv_cache"]}, "q", "k", "v"):
         cache = changed["v"] if "one sign" in label else changed["k"]
         yield label, {**inputs, "q": changed["q"], "kv_cache": cache}

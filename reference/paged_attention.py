@@ -16,8 +16,10 @@ from rooflab.reference.attention import (
     OPTIONS,
     TILE_EDGES,
     Scores,
+    Seen,
     attend,
     attention_cost,
+    check_options,
     error_bounds,
     get_scale,
     listen,
@@ -29,7 +31,8 @@ from rooflab.reference.attention import (
 )
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.flash_attention import options
-from rooflab.reference.pages import dealt_pages, drawn_lengths, gathered, used_slots
+from rooflab.reference.pages import check_pages, dealt_pages, drawn_lengths, gathered, turned, used_slots
+from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -57,19 +60,39 @@ def reference(
     log-sum-exp (T, H) too. Token i of a sequence lies at offset i % block_size of page block_table[b, i // block_size].
     `cu_seqlens_q` (B + 1,) int32, from 0 to T, bounds each sequence's queries in q, causal and bottom-right aligned;
     None means one query per sequence. An empty sequence gives 0. `softmax_scale` None means D**-0.5. k_scale, v_scale:
-    (H_kv,) fp32, factors of a head's cached keys and values. Other options as in `flash_attention`. Raises `ValueError`
-    if a row of q belongs to no sequence, because its result is undefined.
+    (H_kv,) fp32, factors of a head's cached keys and values, which are then e4m3. Other options as in
+    `flash_attention`. What no query sees, slots and entries of the table, may hold anything. Raises `ValueError` if a
+    row of q belongs to no sequence, because its result is undefined.
     """
-    if cu_seqlens_q is not None and (cu_seqlens_q[0] != 0 or cu_seqlens_q[-1] != len(q)):
-        raise ValueError(f"cu_seqlens_q: expected bounds from 0 to {len(q)}, got {cu_seqlens_q.tolist()}")
+    check_shape("v_cache", v_cache, *k_cache.shape)
+    check_shape("block_table", block_table, len(seq_lens), None)
+    check_options(q, True, window, softcap, sinks)
+    for name, cache, scale in (("k_cache", k_cache, k_scale), ("v_cache", v_cache, v_scale)):
+        check_dtype(name, cache, q.dtype if scale is None else torch.float8_e4m3fn)
+    check_pages(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1], len(q), cu_seqlens_q, window)
     scores = Scores(get_scale(q, softmax_scale), softcap)
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float64, device=q.device)
-    for b, (start, end, length) in enumerate(_spans(q, seq_lens, cu_seqlens_q)):
-        k, v = _scaled(k_cache, block_table[b], length, k_scale), _scaled(v_cache, block_table[b], length, v_scale)
-        seen = seen_keys(end - start, length, True, window)
-        out[start:end], lse[start:end] = attend(q[start:end], k, v, seen, scores, sinks)
+    caches = (k_cache, k_scale), (v_cache, v_scale)
+    for rows, k, v, seen in _sequences(q, caches, block_table, seq_lens, cu_seqlens_q, window):
+        out[rows], lse[rows] = attend(q[rows], k, v, seen, scores, sinks)
     return (out, lse) if return_lse else out
+
+
+def _sequences(
+    q: torch.Tensor,
+    caches: tuple[tuple[torch.Tensor, torch.Tensor | None], ...],
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor | None,
+    window: int | None,
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, Seen]]:
+    """For each sequence with queries: their rows, and the keys and values from the first on that one of them sees."""
+    for b, (start, end, length) in enumerate(_spans(q, seq_lens, cu_seqlens_q)):
+        if end > start:
+            first = 0 if window is None else max(0, length - (end - start) + 1 - window)
+            k, v = (_scaled(cache, block_table[b], first, length, scale) for cache, scale in caches)
+            yield slice(start, end), k, v, seen_keys(end - start, length - first, True, window)
 
 
 def _spans(
@@ -81,9 +104,11 @@ def _spans(
     return zip(bounds[:-1], bounds[1:], lengths, strict=True)
 
 
-def _scaled(cache: torch.Tensor, pages: torch.Tensor, length: int, scale: torch.Tensor | None) -> torch.Tensor:
-    """A sequence's tokens in order, (length, H_kv, D), times the scales of the heads."""
-    tokens = gathered(cache, pages, length)
+def _scaled(
+    cache: torch.Tensor, pages: torch.Tensor, first: int, length: int, scale: torch.Tensor | None
+) -> torch.Tensor:
+    """A sequence's tokens from `first` on in order, (length - first, H_kv, D), times the scales of the heads."""
+    tokens = gathered(cache, pages, length, first)
     return tokens if scale is None else tokens.double() * scale.double()[:, None]
 
 
@@ -92,17 +117,15 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
     An fp8 cache adds no error: its values are given, and the queries' dtype holds them exactly.
     """
-    q, sinks = inputs["q"], inputs.get("sinks")
+    q, sinks, table, lengths = inputs["q"], inputs.get("sinks"), inputs["block_table"], inputs["seq_lens"]
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
     bound = scheme.unit_roundoff * oracle[0].abs()
     lse = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
-    for b, (start, end, length) in enumerate(_spans(q, inputs["seq_lens"], inputs.get("cu_seqlens_q"))):
-        table = inputs["block_table"][b]
-        k = _scaled(inputs["k_cache"], table, length, inputs.get("k_scale"))
-        v = _scaled(inputs["v_cache"], table, length, inputs.get("v_scale"))
-        seen = seen_keys(end - start, length, True, inputs.get("window"))
-        out, lse[start:end] = error_bounds(q[start:end], k, v, seen, scores, scheme, sinks)
-        bound[start:end] += out
+    caches = (inputs["k_cache"], inputs.get("k_scale")), (inputs["v_cache"], inputs.get("v_scale"))
+    sequences = _sequences(q, caches, table, lengths, inputs.get("cu_seqlens_q"), inputs.get("window"))
+    for rows, k, v, seen in sequences:
+        out, lse[rows] = error_bounds(q[rows], k, v, seen, scores, scheme, sinks)
+        bound[rows] += out
     return (bound, lse)[: len(oracle)]
 
 
@@ -170,6 +193,10 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     yield from other_scores(inputs, "q", "k_cache") if scheme.weight.itemsize > 1 else ()
     table, lengths = inputs["block_table"], inputs["seq_lens"].tolist()
     yield "padding of the table that is a page", {**inputs, "block_table": table.clamp(min=0)}
+    flipped = {name: inputs[name].flip(0) for name in ("block_table", "seq_lens")}
+    if "cu_seqlens_q" in inputs:
+        flipped["cu_seqlens_q"] = turned(inputs["cu_seqlens_q"])
+    yield "sequences in the other order", {**inputs, **flipped}
     if len(lengths) > 1:
         shared = min(lengths[0], lengths[1]) // block_size  # whole pages: a tail belongs to one sequence
         table = table.clone()
@@ -249,6 +276,8 @@ SPEC = OpSpec(
             _case(2, 40, 16, 1, 64, block_size=1, ragged=True),
             _case(2, 270, 6, 2, 64, block_size=256, ragged=True),
             _case(2, 130, 20, 1, 64, block_size=24),
+            _case(2, 330, 4, 2, 64, block_size=41, ragged=True),
+            _case(2, 600, 4, 2, 64, block_size=528),
             _case(3, 70, 7, 1, 64, ragged=True, lse=True),
             _case(2, 200, 8, 2, 64, window=33),
             _case(2, 70, 6, 2, 64, softcap=20.0, sinks=True, lse=True),
@@ -272,7 +301,7 @@ SPEC = OpSpec(
             "B": Sizes(1, 20),
             "context": Sizes(1, 5_000),
             **HEADS,
-            "block_size": (16, 1, 8, 24, 32, 48, 64, 128, 256),
+            "block_size": (16, 1, 8, 24, 32, 41, 48, 64, 128, 256, 528),
             "ragged": (False, True),
             "lognormal": (False, True),
             "queries": Sizes(1, 300),

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
+from rooflab.reference.rules import check_offsets
 from rooflab.reference.spec import Case
 
 SPARE_BLOCKS = 3
 """Pages that belong to no sequence; they hold NaN."""
+
+
+def turned(bounds: torch.Tensor) -> torch.Tensor:
+    """The bounds (B + 1,) of as many sequences, whose lengths come in the other order."""
+    return torch.nn.functional.pad(bounds.diff().flip(0).cumsum(0), (1, 0)).to(bounds.dtype)
 
 
 def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
@@ -56,9 +63,40 @@ def dealt_pages(
     return table, unused
 
 
-def gathered(cache: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tensor:
-    """A sequence's tokens in order, (length, ...), from a cache (num_blocks, block_size, ...); reads no other slot."""
-    token = torch.arange(length, device=cache.device)
+def check_pages(
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_blocks: int,
+    block_size: int,
+    queries: int,
+    cu_seqlens_q: torch.Tensor | None = None,
+    window: int | None = None,
+) -> None:
+    """Raises `ValueError` on lengths beyond the table, falling bounds, and wrong page numbers.
+
+    Only pages that a query sees are checked.
+    """
+    # In NumPy, and no more than is asked for: torch takes ten times as long for so few numbers.
+    table, lengths = block_table.cpu().numpy(), seq_lens.cpu().numpy()[:, None]
+    room, ends, counts = table.shape[1] * block_size, -(-lengths // block_size), np.ones_like(lengths)
+    if len(lengths) and (lengths.min() < 0 or lengths.max() > room):
+        raise ValueError(f"seq_lens: expected 0 to {room}, which block_table has room for, got {seq_lens.tolist()}")
+    if cu_seqlens_q is not None:
+        check_offsets("cu_seqlens_q", cu_seqlens_q, queries)
+        counts = np.diff(cu_seqlens_q.cpu().numpy())[:, None]
+        ends = np.where(counts > 0, ends, 0)
+    places = np.arange(table.shape[1])
+    wrong = (table.view(np.uint32) >= num_blocks) & (places < ends)
+    if window is not None:
+        wrong &= places >= (lengths - counts + 1 - min(window, room)) // block_size
+    if wrong.any():
+        raise ValueError(f"block_table: expected pages below {num_blocks} up to each length, got {table[wrong][0]}")
+
+
+def gathered(cache: torch.Tensor, pages: torch.Tensor, length: int, first: int = 0) -> torch.Tensor:
+    """A sequence's tokens from `first` on in order, (length - first, ...), from a cache (num_blocks, block_size, ...);
+    reads no other slot."""
+    token = torch.arange(first, length, device=cache.device)
     block_size = cache.shape[1]
     return cache[pages.to(cache.device).long()[token // block_size], token % block_size]
 

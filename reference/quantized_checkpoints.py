@@ -60,7 +60,8 @@ def read_gptq(
     `group` is the configuration's `group_size`; -1 means all of K.  For -1 and for multiples of 128 the scales are
     repeated, one for each 128 of K.  With act-order (`desc_act`) g_idx is not 0, 0, ..., 1, 1, ...: the result then has
     its columns sorted by group, and their `order`.  Raises `ValueError` on shapes or dtypes that do not fit, an unknown
-    format, or groups whose size is not `group`.
+    format, zero points that are all those of a symmetric weight in the other format, or groups whose size is not
+    `group`.
     """
     _check_words("qweight", qweight)
     words, N = qweight.shape
@@ -73,7 +74,15 @@ def read_gptq(
         )
     _check_parameters(qzeros, scales, N, K, group)
     codes = _unpack(qweight.mT)  # (N, K): the words of a channel are one after another along K
-    zero = (_unpack(qzeros) + GPTQ_FORMATS[checkpoint_format]) % 16
+    stored = _unpack(qzeros)
+    (other,) = GPTQ_FORMATS.keys() - {checkpoint_format}
+    symmetric = INT4_ZERO - GPTQ_FORMATS[other]
+    if stored.numel() and bool((stored == symmetric).all()):
+        raise ValueError(
+            f"checkpoint_format: expected {other} where all zero points are stored as {symmetric}, "
+            f"got {checkpoint_format!r}"
+        )
+    zero = (stored + GPTQ_FORMATS[checkpoint_format]) % 16
     order = None if g_idx is None else _order(g_idx, K, group)
     return _canonical(codes if order is None else codes[:, order], scales, zero, group, order)
 

@@ -10,7 +10,16 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.domain import Axis, Domain, Sizes
-from rooflab.reference.rows import ACCUMULATION_FACTOR, planted_columns, quantized_limits, quantized_rows, quantizing
+from rooflab.reference.rows import (
+    ACCUMULATION_FACTOR,
+    magnitudes,
+    of_size,
+    planted_columns,
+    quantized_limits,
+    quantized_rows,
+    quantizing,
+)
+from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -37,6 +46,7 @@ def normed(
     x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float, first: torch.dtype | None
 ) -> torch.Tensor:
     """The norm of x (T, H) fp64; x / rms is rounded to `first` if that is not None."""
+    check_shape("weight", weight, x.shape[-1])
     mean_square = (x * x).mean(dim=-1, keepdim=True)  # (T, 1)
     scaled = x / (mean_square + eps).sqrt()
     return (scaled if first is None else scaled.to(first).double()) * (weight.double() + weight_offset)
@@ -93,7 +103,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """One column that makes up most of the mean square, at every edge that H reaches; then a mean square near eps."""
+    """One column that makes up most of the mean square, at every edge that H reaches; then a mean square near eps, and
+    magnitudes whose squares leave the dtype."""
     H = int(case["H"])
     for column in planted_columns(H):
         inputs = make_inputs(case, scheme, device, seed)
@@ -103,6 +114,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs = make_inputs(case, scheme, device, seed)
     inputs["x"] *= float(case["eps"]) ** 0.5
     yield "mean square near eps", inputs
+    for label, size in magnitudes(scheme.activation, H):
+        yield label, {**inputs, "x": of_size(inputs["x"], size)}
 
 
 def cases(eps: float, *shapes: tuple[int, int], **named: float | bool) -> tuple[Case, ...]:

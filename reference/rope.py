@@ -13,6 +13,7 @@ import torch
 
 from rooflab.reference.attention import with_heads
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.rules import check_shape, check_values
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -31,6 +32,8 @@ def rope(
 
     q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64; returns q, k.
     """
+    check_shapes(q, k, cos, sin, positions)
+    check_values("positions", positions, 0, len(cos) - 1)
     cos64 = cos.double()[positions].unsqueeze(1)  # (T, 1, D/2)
     sin64 = sin.double()[positions].unsqueeze(1)
     turned = []
@@ -40,6 +43,20 @@ def rope(
         pair = (first * cos64 - second * sin64, second * cos64 + first * sin64)
         turned.append(torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1))
     return turned[0], turned[1]
+
+
+def check_shapes(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
+) -> None:
+    """Raises `ValueError` unless the shapes are those of `rope`, with an even D."""
+    check_shape("q", q, None, None, None)
+    T, _, D = q.shape
+    if D % 2:
+        raise ValueError(f"q: expected an even head_dim, got {D}")
+    check_shape("k", k, T, None, D)
+    check_shape("cos", cos, None, D // 2)
+    check_shape("sin", sin, cos.shape[0], D // 2)
+    check_shape("positions", positions, T)
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:

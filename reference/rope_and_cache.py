@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
+from rooflab.reference import kv_cache_write
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import drawn_pages
 from rooflab.reference.rmsnorm import normed
 from rooflab.reference.rope import other_tables, usual_tables
 from rooflab.reference.rows import ACCUMULATION_FACTOR, FP8_MAX
+from rooflab.reference.rules import check_dtype, check_shape, check_slots, check_values
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -49,6 +51,13 @@ def reference(
     block_size + offset, each slot at most once; -1 skips the cache, but not the rotation of q.  q_norm and k_norm: (D,)
     weights of the norms of all heads of q and of k, or neither.
     """
+    kv_cache_write.check_shapes(k, v, k_cache, v_cache, slot_mapping)
+    check_shape("sin", sin, *cos.shape)
+    check_shape("positions", positions, len(q))
+    for name, cache, scale in (("k_cache", k_cache, k_scale), ("v_cache", v_cache, v_scale)):
+        check_dtype(name, cache, q.dtype if scale is None else torch.float8_e4m3fn)
+    check_values("positions", positions, 0, len(cos) - 1)
+    check_slots(slot_mapping, k_cache.shape[0] * k_cache.shape[1])
     heads = ((q, q_norm), (k, k_norm))
     turned_q, turned_k = (
         _turned(_normed(x, weight, norm_eps), cos, sin, positions, interleaved) for x, weight in heads

@@ -1,7 +1,8 @@
 """What ops over rows share: where the planted columns are, the error of a sum, and outputs in eight bits.
 
 A quantised output has one scale for each row (token): the largest magnitude of the row over the largest value of the
-dtype, or 1 for a row of zeros.  The kernel quantises its fp32 value, which was not rounded to 16 bits before.
+dtype, but at least 2**-126, or 1 for a row of zeros.  The kernel quantises its fp32 value, which was not rounded to 16
+bits before.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ FP8_MAX = 448.0
 """The largest value of e4m3."""
 LARGEST = {"int8": float(INT8_MAX), "fp8_e4m3": FP8_MAX}
 """The value that the largest magnitude of a row becomes, by the name of the dtype."""
+LEAST_SCALE = 2.0**-126
+"""fp32's least normal number: below it a scale loses bits, and one over it overflows."""
 
 
 QUANTIZED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8_e4m3"}
@@ -29,9 +32,30 @@ def planted_columns(width: int) -> list[int]:
     return sorted({column for column in (*PLANTED_COLUMNS, width - 1) if 0 <= column < width})
 
 
+def magnitudes(dtype: torch.dtype, terms: int) -> list[tuple[str, float]]:
+    """Magnitudes whose squares leave `dtype`: up to those of which `terms` squares have a sum in fp32, and down to the
+    least normal number."""
+    finfo = torch.finfo(dtype)
+    most = min(0.9 * finfo.max, (0.2 * torch.finfo(torch.float32).max / max(terms, 1)) ** 0.5)
+    sizes = {"300": 300.0, "10,000": 1e4, "the largest": most, "the least": 4.0 * finfo.smallest_normal}
+    return [(f"magnitudes of {label}", size) for label, size in sizes.items()]
+
+
+def of_size(x: torch.Tensor, size: float) -> torch.Tensor:
+    """Values between half and all of `size`, with the signs of x."""
+    spread = 0.5 + 0.5 * x.double().abs() / x.double().abs().amax().clamp(min=1e-30) if x.numel() else x.double()
+    return (torch.where(x.double() < 0, -spread, spread) * size).to(x.dtype)
+
+
 def quantizing(scheme: Scheme) -> Inputs:
     """The argument `quantize` of a scheme with outputs in eight bits; nothing for other schemes."""
     return {"quantize": QUANTIZED[scheme.output]} if scheme.output in QUANTIZED else {}
+
+
+def check_quantize(quantize: str | None) -> None:
+    """Raises `ValueError` unless `quantize` is None, "int8" or "fp8_e4m3"."""
+    if quantize is not None and quantize not in LARGEST:
+        raise ValueError(f"quantize: expected None, 'int8' or 'fp8_e4m3', got {quantize!r}")
 
 
 def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
@@ -39,22 +63,28 @@ def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
 
     values: (T, N) fp64.
     """
+    check_quantize(dtype)
     if dtype is None:
         return (values,)
     largest = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
-    scale = torch.where(largest > 0, largest / LARGEST[dtype], 1.0)
+    scale = torch.where(largest > 0, (largest / LARGEST[dtype]).clamp(min=LEAST_SCALE), 1.0)
     return values / scale[:, None], scale
 
 
 def quantized_limits(oracle: Outputs, error: torch.Tensor, dtype: str) -> Outputs:
     """The allowed errors of codes (T, N) and scales (T,), the `oracle`; `error` is that of the values before, (T, N).
 
-    A code is within half a step, which for e4m3 depends on its size, and the error of value, scale and division.
+    A code is within half a step, which for e4m3 depends on its size, and the error of value, scale and division.  A row
+    whose values are all within their error of 0, or below fp32's normal numbers, may be a row of zeros.
     """
     codes, scale = oracle
     row_error = error.amax(dim=1) if error.shape[1] else torch.zeros_like(scale)
     scale_error = row_error / LARGEST[dtype] + 2.0 * FP32_ROUNDOFF * scale
+    largest = scale * (codes.abs().amax(dim=1) if codes.shape[1] else 0.0)
+    lost = largest <= row_error + 2.0**-126
+    scale_error = scale_error.clamp(min=lost.double())
     before = error / scale[:, None] + codes.abs() * (scale_error / scale + 2.0 * FP32_ROUNDOFF)[:, None]
+    before = before.clamp(min=2.0 * LARGEST[dtype] * lost[:, None].double())
     if dtype == "int8":
         return before + 0.5, scale_error
     # Three bits behind the leading one; below 2**-6 the steps stay 2**-9.

@@ -18,6 +18,7 @@ import torch
 from rooflab.reference.compare import ErrorStats, elementwise
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.philox import race
+from rooflab.reference.sample_rules import Edits, check_args
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scalar, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -161,14 +162,14 @@ def reference(
     likeliest by the logits as they came, before edits and temperature. Raises `ValueError` on a row that has a NaN, a
     +inf or no finite logit after the edits; on a GPU, where no kernel can raise, such a row has some id in [0, V).
     """
-    rows = edited(
-        *(logits, repetition_penalty, presence_penalty, frequency_penalty, edit_offsets, edit_ids),
-        *(edit_counts, edit_bias, allowed),
-    )
+    penalties = repetition_penalty, presence_penalty, frequency_penalty
+    edits = Edits(*penalties, edit_offsets, edit_ids, edit_counts, edit_bias, allowed)
+    check_args(logits, temperature, top_k, top_p, min_p, seed, position, edits, top_n)
+    rows = edited(logits, **edits.tensors)
     settings = zip(*(t.tolist() for t in (temperature, top_k, top_p, min_p, seed, position)), strict=True)
     tokens = []
     for b, (row, (t, k, p, m, s, n)) in enumerate(zip(rows, settings, strict=True)):
-        if not lawful(row):
+        if not math.isfinite(row.max().item()):  # torch's max is NaN if there is one
             raise ValueError(f"logits: row {b}: expected a finite largest value, got {row.max().item()}")
         if t == 0:
             tokens.append(int(row.argmax()))
@@ -181,11 +182,6 @@ def reference(
     likely = torch.sort(logits.double(), dim=-1, descending=True, stable=True)[1][:, :top_n]
     ids = torch.cat([drawn[:, None], likely], dim=1)
     return drawn, ids, logits.double().log_softmax(-1).gather(1, ids)
-
-
-def lawful(row: torch.Tensor) -> bool:
-    """Whether the row (V,) has a law: no NaN, no +inf, and a finite value."""
-    return math.isfinite(row.max().item())  # torch's max is NaN if there is one
 
 
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:

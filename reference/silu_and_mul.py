@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.domain import Domain, Sizes
-from rooflab.reference.rows import quantized_limits, quantized_rows, quantizing
+from rooflab.reference.rows import magnitudes, of_size, quantized_limits, quantized_rows, quantizing
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -84,6 +84,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs["x"][:, 0] = gate
         inputs["x"][:, half - 1] = gate
         yield f"gate={gate:g}", inputs
+    for label, size in magnitudes(scheme.activation, 1):
+        yield label, {**inputs, "x": of_size(inputs["x"], size**0.5)}
 
 
 def cases(*shapes: tuple[int, int]) -> tuple[Case, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.domain import Domain, Sizes
-from rooflab.reference.rows import ACCUMULATION_FACTOR, planted_columns
+from rooflab.reference.rows import ACCUMULATION_FACTOR, of_size, planted_columns
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -45,7 +45,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
     """One column that takes most of the sum, at every edge that rows reach; then rows that overflow without the maximum
-    taken off; then columns of -inf."""
+    taken off; then columns of -inf, in runs longer than any tile; then the largest magnitudes."""
     H = int(case["H"])
     for column in planted_columns(H):
         inputs = make_inputs(case, scheme, device, seed)
@@ -58,6 +58,18 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs = make_inputs(case, scheme, device, seed)
     inputs["x"][:, 1::2] = -math.inf
     yield "every second -inf", inputs
+    for label, finite in (
+        ("first half", slice(H // 2, None)),
+        ("last half", slice(None, (H + 1) // 2)),
+        ("all but the first", slice(None, 1)),
+        ("all but the last", slice(max(H - 1, 0), None)),
+    ):
+        inputs = make_inputs(case, scheme, device, seed)
+        x = torch.full_like(inputs["x"], -math.inf)
+        x[:, finite] = inputs["x"][:, finite]
+        yield f"{label} -inf", {"x": x}
+    inputs = make_inputs(case, scheme, device, seed)
+    yield "magnitudes of 60,000", {"x": of_size(inputs["x"], 6e4)}
 
 
 def _cases(*shapes: tuple[int, int]) -> tuple[Case, ...]:

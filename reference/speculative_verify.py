@@ -18,6 +18,7 @@ import torch
 from rooflab.reference.compare import ErrorStats
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.philox import philox, race
+from rooflab.reference.rules import check_shape
 from rooflab.reference.sample import SCORE_ULPS
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes
 from rooflab.roofline.model import Cost
@@ -64,6 +65,7 @@ def reference(
     which the law of the token after i drafts; draft_probs: (B, K, V) fp32, None if each draft was certain; seed,
     position: (B,) int64, the position of the first drafted token.
     """
+    check_args(draft_tokens, target_probs, num_drafts, seed, position, draft_probs)
     B, K = draft_tokens.shape
     inputs: Inputs = {"draft_tokens": draft_tokens, "target_probs": target_probs, "num_drafts": num_drafts}
     inputs["draft_probs"] = draft_probs
@@ -81,6 +83,47 @@ def reference(
         scores = _weights(i, p, q, drafts).log() - race(s, n + i, p.shape[1])
         tokens[b, i], accepted[b] = int(scores.argmax()), i
     return tokens.to(draft_tokens.device), accepted.to(draft_tokens.device)
+
+
+def check_args(
+    draft_tokens: torch.Tensor,
+    target_probs: torch.Tensor,
+    num_drafts: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    values: bool = True,
+) -> None:
+    """Raises `ValueError` unless the shapes are those of `reference`; with `values` also unless drafts are counted and
+    known, and the laws that count are laws."""
+    check_shape("draft_tokens", draft_tokens, None, None)
+    B, K = draft_tokens.shape
+    check_shape("target_probs", target_probs, B, K + 1, None)
+    V = target_probs.shape[2]
+    if not V:
+        raise ValueError("target_probs: expected at least one token, got 0")
+    for name, tensor in (("num_drafts", num_drafts), ("seed", seed), ("position", position)):
+        check_shape(name, tensor, B)
+    if draft_probs is not None:
+        check_shape("draft_probs", draft_probs, B, K, V)
+    if not values:
+        return
+    used = torch.arange(K, device=num_drafts.device) < num_drafts[:, None]
+    wrong = {
+        "num_drafts": ((num_drafts < 0) | (num_drafts > K), f"0 to {K}"),
+        "draft_tokens": ((used & ((draft_tokens < 0) | (draft_tokens >= V))).any(-1), f"0 to {V - 1}"),
+        "target_probs": (~_is_law(target_probs).all(-1), "finite values >= 0, and one > 0"),
+    }
+    if draft_probs is not None:
+        wrong["draft_probs"] = ((used & ~_is_law(draft_probs)).any(-1), "finite values >= 0, and one > 0")
+    for name, (rows, wanted) in wrong.items():
+        if bool(rows.any()):
+            raise ValueError(f"{name}: expected {wanted}, got another value in row {int(rows.int().argmax())}")
+
+
+def _is_law(probs: torch.Tensor) -> torch.Tensor:
+    low, high = probs.aminmax(dim=-1)  # both are NaN if there is one
+    return (low >= 0) & (high > 0) & high.isfinite()
 
 
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:

@@ -270,10 +270,12 @@ _REPORTED_NAMES = {
 
 
 def resolve(name: str) -> tuple[Device, str | None]:
-    """The device called `name` in any case, and a note to print if `name` fits several devices.
+    """The device called `name` in any case, also as nvidia-smi prints it, and a note if `name` fits several devices.
 
     Raises `ValueError` with the known devices.
     """
+    if reported := identify(name):
+        return reported, None
     key = "-".join(name.lower().replace("_", "-").split())
     known = _ALIASES.get(key, key)
     if known not in DEVICES:
@@ -286,7 +288,7 @@ def resolve(name: str) -> tuple[Device, str | None]:
 
 
 def get_device(name: str) -> Device:
-    """The device called `name` in any case; `h100` is `h100-sxm`.  Raises `ValueError` with the known devices."""
+    """The device called `name`, as in `resolve`; `h100` is `h100-sxm`.  Raises `ValueError` with the known devices."""
     return resolve(name)[0]
 
 

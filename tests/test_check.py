@@ -74,7 +74,8 @@ def test_every_run_is_named():
     again = "first data again, into out"
     assert result.labels == (
         *("first data", "other data, padded weight, x", again, again),
-        *("other data in the same memory", "planted last k"),
+        *("other data in the same memory", "other data, apart weight, x", "other data, turned weight, x"),
+        *("expanded weight, x", "planted last k"),
     )
 
 
@@ -158,13 +159,13 @@ def test_guards_keep_strides_alignment_and_bits():
         assert guarded.view.stride() == tensor.stride() and guarded.view.data_ptr() % 16 == tensor.data_ptr() % 16
         assert torch.equal(bits(guarded.view), bits(tensor)), "a NaN equals itself"
         assert guarded.damage(may_change=False) is None
-    padded = guard(x, padded=True)
+    padded = guard(x, "padded")
     assert padded.view.stride() == (6 + 16, 1) and padded.view.data_ptr() % 16 == 0
     assert torch.equal(bits(padded.view), bits(x)) and padded.buffer.isnan().sum() == padded.buffer.numel() - 23
 
 
 def test_damage_tells_inside_from_outside():
-    guarded = guard(torch.zeros(2, 3), padded=True)
+    guarded = guard(torch.zeros(2, 3), "padded")
     guarded.view[1, 1] = -0.0
     assert guarded.damage(may_change=True) is None
     assert guarded.damage(may_change=False) == "was changed"
@@ -187,7 +188,7 @@ def test_other_values_can_lie_at_the_same_addresses_with_no_new_version():
 
 def test_an_output_can_hold_an_earlier_answer_and_ends_as_poison():
     stale = torch.arange(6.0).reshape(2, 3)
-    output = guard_output((2, 3), torch.float32, torch.device("cpu"), padded=True, stale=stale)
+    output = guard_output((2, 3), torch.float32, torch.device("cpu"), arranged="padded", stale=stale)
     assert torch.equal(output.view, stale) and output.damage(may_change=True) is None
     outputs = [output.view, torch.arange(3), torch.ones(1).expand(4), torch.ones(3)[:0]]
     wipe(outputs)

@@ -66,6 +66,13 @@ def test_h100_means_sxm_and_says_so() -> None:
         assert resolve(name) == (DEVICES["h100-pcie"], None), "a full name needs no note"
 
 
+def test_a_name_that_nvidia_smi_prints_is_known_and_needs_no_note() -> None:
+    for reported, name in [("NVIDIA H100 80GB HBM3", "h100-sxm"), ("nvidia  a100-sxm4-40gb", "a100-40gb")]:
+        assert resolve(reported) == (DEVICES[name], None)
+    with pytest.raises(ValueError, match="gpu: expected one of h100-sxm, .* got 'NVIDIA H100 80GB HBM3 MIG 1g.10gb'"):
+        get_device("NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+
+
 def test_identify_knows_the_names_that_drivers_print() -> None:
     for reported, name in [
         ("NVIDIA H100 80GB HBM3", "h100-sxm"),

@@ -5,7 +5,7 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pandas as pd
 import pytest
@@ -74,12 +74,25 @@ def test_pytest_benchmark_compare_reads_the_json(tmp_path):
     for number, factor in ((1, 1), (2, 2)):
         scaled = [sampled(samples=pack_samples([factor * sample for sample in SAMPLES])), sampled(1, kernel="naive")]
         write_pytest_benchmark(scaled, tmp_path / "machine" / f"000{number}_run.json")
-    storage = ("--storage", str(tmp_path), "compare", "--columns=median,rounds")
+    storage = ("--storage", str(tmp_path), "compare", "--columns=median,rounds", "--group-by=group,param:kernel")
     command = [sys.executable, "-m", "pytest_benchmark", *storage]
     done = subprocess.run([*command, "0001", "0002"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "gemm M=64 bf16" in done.stdout and "test_kernel[gemm/packed-M=64-bf16] (0002_run)" in done.stdout
+    assert all(f"'gemm M=64 bf16 kernel={name}': 2 tests" in done.stdout for name in ("packed", "naive"))
+    assert "test_kernel[gemm/packed-M=64-bf16] (0002_run)" in done.stdout
     assert "4.4000 (2.00)" in done.stdout, "the second run is twice as slow, in us"
+
+
+def test_an_export_has_each_name_once(tmp_path):
+    searched = [sampled(3, config={"BLOCK": size}, latency_median_ms=ms) for size, ms in ((1, 3.0), (2, 1.0), (3, 2.0))]
+    older, newer = [sampled(number, scheme="fp16", latency_median_ms=float(number)) for number in (1, 2)]
+    skipped = write_pytest_benchmark([newer, *searched, older], tmp_path / "a.json")
+    found = json.loads((tmp_path / "a.json").read_text())["benchmarks"]
+    assert [each["extra_info"]["rooflab"]["latency_median_ms"] for each in found] == [2.0, 1.0], "newest, and fastest"
+    assert [each.reason for each in skipped] == ["another run or config of its name is written"] * 3
+    several = [sampled(device="cuda"), sampled(1, device="cpu")]
+    with pytest.raises(ValueError, match=r"^machine: expected records of one, .* \(cpu\)"):
+        write_pytest_benchmark(several, tmp_path / "none")
 
 
 def test_what_a_form_has_no_place_for_is_listed(tmp_path):
@@ -116,7 +129,7 @@ def written(path, values):
 
 def test_a_stranger_s_benchmarks_without_samples(tmp_path):
     (found,) = read_pytest_benchmark(written(tmp_path / "a.json", foreign())).records
-    assert (found.op, found.kernel, dict(found.case)) == ("test_sort", "test_sort", {"n": 100, "how": "a;b:1"})
+    assert (found.op, found.kernel, found.case_id) == ("test_sort", "t.py::test_sort", "n=100,how=a%2Cb%3D1")
     assert Case.parse(found.case_id) == Case(**found.case), "its case can be named on the command line"
     assert (found.latency_median_ms, found.samples, found.status) == (2.0, None, "OK")
     assert found.metrics["mean_s"] == 2e-3 and found.metrics["rounds"] == 5
@@ -124,19 +137,32 @@ def test_a_stranger_s_benchmarks_without_samples(tmp_path):
     assert found.environment["imported"]["commit"] == "c" * 40
     assert found.environment["machine_key"].startswith("imported-amd-epyc-")
     assert "my-secret-host" not in found.to_json()
+    larger = foreign()
+    larger["machine_info"]["cpu"]["count"] = 64
+    (other,) = read_pytest_benchmark(written(tmp_path / "larger.json", larger)).records
+    assert other.environment["machine_key"] != found.environment["machine_key"], "of the same CPU, with more cores"
     with pytest.raises(ValueError, match="^machine: expected records of one, with samples, got none"):
         write_pytest_benchmark([found], tmp_path / "b.json")
 
 
 def test_the_suite_of_kernels_is_known_by_its_names_and_a_failed_benchmark_is_listed(tmp_path):
     values = foreign()
-    values["benchmarks"][0] |= {"name": "test_kernel[gemm/naive-M=2,layout=NT]", "params": {"kernel": "Kernel(...)"}}
+    name = "test_kernel[gemm/naive-M=2,layout=NT]"
+    names = {"name": name, "fullname": f"bench/bench_kernels.py::{name}", "params": {"kernel": "Kernel(...)"}}
+    values["benchmarks"][0] |= names
     values["benchmarks"][0]["extra_info"] = {"timer": "cuda events", "l2_state": "cold", "status": "INVALID: too fast"}
     values["benchmarks"].append({"name": "t", "fullname": "t.py::t", "stats": None})
     read = read_pytest_benchmark(written(tmp_path / "a.json", values))
     (found,), (skipped,) = read.records, read.skipped
     assert (found.op, found.kernel, dict(found.case)) == ("gemm", "naive", {"M": 2, "layout": "NT"})
     assert (found.status, found.reason, found.l2_state) == ("INVALID", "too fast", "cold")
+    assert found.scheme is None and "benchmark" not in found.environment["imported"]
+    values["benchmarks"][0] |= {"fullname": "bench/bench_kernels.py::test_kernel[gemm/naive-M=2,eps=1e-06-bf16]"}
+    (found,) = read_pytest_benchmark(written(tmp_path / "scheme.json", values)).records
+    assert (found.case_id, found.scheme) == ("M=2,eps=1e-06", "bf16")
+    values["benchmarks"][0] |= {"fullname": f"mine.py::{name}", "group": None}
+    (found,) = read_pytest_benchmark(written(tmp_path / "mine.json", values)).records
+    assert (found.op, found.kernel) == ("test_kernel", "mine.py::test_kernel"), "a test of another file"
     values["benchmarks"][0]["extra_info"]["status"] = "NOISY: busy"
     (found,) = read_pytest_benchmark(written(tmp_path / "b.json", values)).records
     assert (found.status, found.reason) == ("NOISY", "busy")
@@ -163,7 +189,6 @@ def stats_of(**changes):
         (foreign(datetime="yesterday"), "^a.json, datetime: expected a time in ISO 8601, got 'yesterday'"),
         (stats_of(median="fast"), r"^a.json, benchmarks\[0\].stats: expected 'median' as int or float, got str"),
         (stats_of(median=True), r"^a.json, benchmarks\[0\].stats: expected 'median' as int or float, got bool"),
-        (stats_of(median=-1.0), r"^a.json, benchmarks\[0\].stats.median: expected a finite number above 0, got -1.0"),
         (stats_of(data=["x"]), r"^a.json, benchmarks\[0\].stats.data: expected a list of numbers"),
     ],
 )
@@ -184,7 +209,8 @@ def test_an_import_is_kept_once_and_makes_a_history(tmp_path):
 
 def test_a_case_from_anywhere_can_be_parsed_and_unknown_tools_and_forms_are_refused(tmp_path):
     case = make_case({"a b": 1, "1st": "x=1,2", "none": None, "flag": True})
-    assert case.id == "a_b=1,_1st=x:1;2,none=None,flag=true" and Case.parse(case.id) == case
+    assert case.id == "a_b=1,_1st=x%3D1%2C2,none=None,flag=true" and Case.parse(case.id) == case
+    assert make_case({"a b": 1, "a_b": 2}).id == "a_b=1,a_b_=2" and make_case({"a": "%2C"}) != make_case({"a": ","})
     with pytest.raises(ValueError, match="^tool: expected one of pytest-benchmark, .*got 'asv'"):
         read("asv", [tmp_path])
     with pytest.raises(ValueError, match="^form: expected one of pytest-benchmark, .*got 'asv'"):
@@ -209,7 +235,87 @@ def test_what_was_imported_can_be_compared(rooflab, tmp_path):
         written(tmp_path / f"{name}.json", foreign(datetime=f"2026-02-03T04:{minute}:06+00:00"))
         assert rooflab("import", "pytest-benchmark", f"{name}.json", "--out", name)[0] == 0
     status, out, _ = rooflab("ab", "--records", "a", "--records", "b", "--json")
-    assert status == 13 and "test_sort/test_sort n=100,how=a;b:1" in out and "1 pairs: fewer than 5" in out
+    assert status == 13 and "test_sort/t.py::test_sort n=100,how=a%2Cb%3D1" in out and "1 pairs: fewer than 5" in out
+
+
+def named(fullname, median_s=2e-3, group=None, **params):
+    """One benchmark of a file, with the names and parameters that pytest-benchmark gives it."""
+    name = fullname.rpartition("::")[2]
+    test_id = name.partition("[")[2].removesuffix("]") or None
+    (found,) = stats_of(median=median_s, data=[median_s] * 5)["benchmarks"]
+    return found | {"fullname": fullname, "name": name, "group": group, "params": params or None, "param": test_id}
+
+
+def of_one_name(changes):
+    """Eight benchmarks whose names are six, whose texts are three, and whose objects have addresses of this run."""
+    at = f"UNSERIALIZABLE[<Kernel at {id(changes):#x}>]"
+    parameters = [{}, {}, {}, {}, {"n": 1}, {"n": "1"}, {"k": at}, {"k": at}]
+    names = ["a.py::test_x", "b.py::test_x", "a.py::One::test_y", "a.py::Two::test_y"]
+    names += [f"a.py::test_z[{test_id}]" for test_id in ("1_0", "1_1")] + [f"a.py::test_k[k{n}]" for n in (0, 1)]
+    tests = zip(names, changes, parameters, strict=True)
+    return [named(name, 2e-3 * change, **given) for name, change, given in tests]
+
+
+def test_benchmarks_of_one_name_are_not_one(rooflab, tmp_path):
+    changes = (2, 0.5) * 4
+    for name, minute, factors in (("a", "05", (1,) * 8), ("b", "06", changes)):
+        time = f"2026-02-03T04:{minute}:06+00:00"
+        written(tmp_path / f"{name}.json", foreign(datetime=time, benchmarks=of_one_name(factors)))
+        assert rooflab("import", "pytest-benchmark", f"{name}.json", "--out", name)[0] == 0
+    _, out, _ = rooflab("ab", "--records", "a", "--records", "b", "--json")
+    (outcomes,) = json.loads(out)["tables"].values()
+    assert [1 + each["effect"] for each in outcomes] == pytest.approx(changes)
+    assert len({each["key"] for each in outcomes}) == 8 and len(read_points([tmp_path / "a"]).frame) == 8
+    assert [each["key"] for each in outcomes][2:6] == [
+        "test_y/a.py::One::test_y",
+        "test_y/a.py::Two::test_y",
+        "test_z/a.py::test_z n=1,id=1_0",
+        "test_z/a.py::test_z n=1,id=1_1",
+    ]
+
+
+def test_the_case_is_the_parameters_and_the_tests_id_where_it_says_more(tmp_path):
+    tests = {
+        "t[up-1]": {"how": "up", "n": 1},
+        "t[True]": {"flag": True},
+        "t[true]": {"flag": "true"},
+        "t[small]": {"n": 1},
+        "t[k0-1]": {"k": "UNSERIALIZABLE[<Kernel at 0x7f>]", "n": 1},
+        "d[1]/t.py::t": {},
+    }
+    benchmarks = [named(f"{'' if '::' in name else 't.py::'}{name}", **params) for name, params in tests.items()]
+    found = read_pytest_benchmark(written(tmp_path / "a.json", foreign(benchmarks=benchmarks))).records
+    cases = ["how=up,n=1", "flag=true", "flag=true,id=true", "n=1,id=small", "n=1,id=k0-1", ""]
+    assert [each.case_id for each in found] == cases
+    assert [each.kernel for each in found] == ["t.py::t"] * 5 + ["d[1]/t.py::t"]
+
+
+@pytest.mark.parametrize("median_s", [0, -1.0, math.nan])
+def test_a_median_that_is_no_time_makes_one_benchmark_invalid_and_not_the_file(rooflab, tmp_path, median_s):
+    values = foreign(benchmarks=[named("t.py::a", median_s), named("t.py::b")])
+    first, second = read_pytest_benchmark(written(tmp_path / "a.json", values)).records
+    assert (first.status, first.latency_median_ms, second.status) == ("INVALID", None, "OK")
+    assert first.reason == f"a latency of {median_s * 1e3:g} ms"
+    record_files.write(tmp_path / "a" / "a.jsonl", first, second)
+    record_files.write(tmp_path / "b" / "b.jsonl", *(replace(each, run_id="r2") for each in (first, second)))
+    status, out, _ = rooflab("ab", "--records", "a", "--records", "b", "--json")
+    (outcomes,) = json.loads(out)["tables"].values()
+    assert status == 13 and [each["verdict"] for each in outcomes] == ["INVALID", "UNRESOLVED"]
+
+
+def test_names_groups_and_parameters_of_an_import_come_back_in_an_export(tmp_path):
+    benchmarks = [
+        named("t.py::A::test_x[k0-1]", k="UNSERIALIZABLE[<Kernel at 0x7f>]", n=1),
+        named("t.py::y", group="g"),
+    ]
+    found = read_pytest_benchmark(written(tmp_path / "a.json", foreign(benchmarks=benchmarks))).records
+    assert write_pytest_benchmark(found, tmp_path / "b.json") == []
+    again = json.loads((tmp_path / "b.json").read_text())["benchmarks"]
+    names = ("group", "name", "fullname", "params", "param")
+    assert [[each[name] for name in names] for each in again] == [[each[name] for name in names] for each in benchmarks]
+    back = read_pytest_benchmark(tmp_path / "b.json").records
+    assert [(each.op, each.kernel, each.case_id) for each in back] == [(e.op, e.kernel, e.case_id) for e in found]
+    assert [each.environment["imported"]["benchmark"]["group"] for each in back] == [None, "g"]
 
 
 CSV = """\
@@ -251,6 +357,14 @@ def test_rows_become_records_by_implementation_and_what_is_none_is_listed(tmp_pa
         "op_gemm_a1b2c3.csv, line 5, aten": "it has no latency, only tflops",
     }
     assert len(found.records) == 7, "8 cells of a latency, one of them empty"
+
+
+def test_inputs_of_one_text_and_modes_of_one_op_are_not_one(tmp_path):
+    rows = read_tritonbench(csv_file(tmp_path, "(M, M);a-latency\n(1, 2);0.5\n(1, 2);0.7\n")).records
+    assert [each.case_id for each in rows] == ["x0=1,x1=2", "x0=1,x1=2,number=2"]
+    modes = {f"tritonbench_gemm_{mode}[x_1-a]_latency": 0.5 for mode in ("fwd", "fwd_no_grad")}
+    found = read_tritonbench(written(tmp_path / "result.json", modes)).records
+    assert [(each.op, each.case_id) for each in found] == [("gemm", "x=1"), ("gemm", "x=1,mode=fwd_no_grad")]
 
 
 def test_the_operator_comes_from_the_name_or_the_caller(tmp_path):
@@ -299,6 +413,7 @@ def test_malformed_files_are_one_sentence_with_their_place(tmp_path):
         ("(M, N),aten-latency\n(1, 2),0.5\n", "^op_gemm_a.csv, line 1: expected columns separated by ';'"),
         ("x;aten-latency\n1;2;3\n", "^op_gemm_a.csv, line 2: expected 2 cells, got 3"),
         ("x;aten-latency\n", "^op_gemm_a.csv: expected results of tritonbench, got none"),
+        ("x;a-latency;a-latency\n1;2;3\n", "^op_gemm_a.csv, line 1: expected each column once, got 'a-latency' twice"),
     ):
         with pytest.raises(ValueError, match=message):
             read_tritonbench(csv_file(tmp_path, text, "op_gemm_a.csv"))

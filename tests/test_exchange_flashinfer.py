@@ -152,6 +152,18 @@ def test_traces_become_records_that_can_be_compared_with_ours(root):
     ]
 
 
+def test_workloads_of_equal_sizes_are_cases_of_their_own_and_no_time_is_one_records_fault(root):
+    other, zero = trace("gemm_n48_k32", {"M": 7}, "fast_v1"), trace("fused_add_rmsnorm_h64", {"T": 5}, "norm")
+    other["workload"]["uuid"] = "b=7"
+    zero["evaluation"]["performance"]["latency_ms"] = 0
+    (root / "traces" / "more.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (other, zero)))
+    records = read_dataset(root).records().records
+    cases = {each.case_id.partition("bias=false")[2] for each in records if each.op == "gemm"}
+    assert cases == {",workload=gemm_n48_k32-0", ",workload=b%3D7"}
+    norms = {(each.case_id, each.status, each.latency_median_ms) for each in records if each.kernel == "norm"}
+    assert norms == {("T=5,H=64,eps=1e-05", "OK", 0.25), ("T=5,H=64,eps=1e-05", "INVALID", None)}
+
+
 def test_an_epsilon_is_read_from_the_text_and_not_run_and_a_matrix_by_its_axes(root):
     dataset = edited(root, "rmsnorm_h64", lambda values: values.update(reference="x = 1 / 0\neps = 1e-3\ndef run(): 1"))
     assert dataset.definitions["rmsnorm_h64"].case({"T": 2})["eps"] == 1e-3

@@ -47,6 +47,21 @@ def test_any_scale_is_taken(kernel):
             assert_right(SPEC, kernel(**inputs, **small), inputs, SCHEMES["fp16"])
 
 
+def test_the_reference_does_not_hear_a_value_that_a_query_does_not_see():
+    inputs = _inputs(T=300, S=300)
+    wanted, spoilt = SPEC.oracle(inputs)[0], {**inputs, "v": inputs["v"].clone()}
+    spoilt["v"][0, 299, 0, 5], spoilt["v"][0, 299, 0, 6] = math.inf, math.nan
+    (found,) = oracle = SPEC.oracle(spoilt)
+    assert torch.equal(found[:, :299], wanted[:, :299]) and found[0, 299, 0, 5] == math.inf
+    assert found[0, 299, 0, 6].isnan() and torch.equal(found[..., 7:], wanted[..., 7:])
+    assert SPEC.tolerance(spoilt, oracle, FP32)[0][:, :299].isfinite().all()
+    windowed = {**inputs, "window": 10}
+    hidden = {**windowed, "v": inputs["v"].index_fill(1, torch.tensor([0]), -math.inf)}
+    found, wanted = SPEC.oracle(hidden), SPEC.oracle(windowed)
+    assert torch.equal(found[0][:, 10:], wanted[0][:, 10:]) and (found[0][:, :10] == -math.inf).all()
+    assert SPEC.tolerance(hidden, found, FP32)[0][:, 10:].isfinite().all()
+
+
 @each(OWN)
 def test_nothing_to_see_is_zero_and_the_sinks_alone(kernel):
     q, none, sinks = torch.randn(1, 5, 4, 64).half(), torch.randn(1, 0, 2, 64).half(), torch.arange(4.0)

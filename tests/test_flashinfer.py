@@ -159,12 +159,12 @@ PAGED = "B=2,context=40,H=4,H_kv=2,D=64,block_size=16,ragged=false"
 
 
 def test_refusals_of_paged_attention() -> None:
-    cache = torch.ones(6, 16, 2, 64).bfloat16()
+    cache = torch.ones(9, 16, 2, 64).bfloat16()
     inputs = inputs_of("paged_attention", PAGED) | {"k_cache": cache, "v_cache": cache}
     for changes, message in (
         ({"q": torch.ones(2, 4, 64)}, "k_cache: expected torch.float32, got torch.bfloat16"),
         ({"q": torch.ones(2, 4, 68).bfloat16()[..., :64]}, "q: expected an address and strides of whole 16"),
-        ({"v_cache": torch.ones(6, 16, 2, 80).bfloat16()[..., :64]}, "v_cache: expected the strides of k_cache"),
+        ({"v_cache": torch.ones(9, 16, 2, 80).bfloat16()[..., :64]}, "v_cache: expected the strides of k_cache"),
         ({"window": 0}, "window: expected at least 1"),
         ({"softcap": -1.0}, "softcap: expected more than 0"),
     ):

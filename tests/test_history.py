@@ -83,6 +83,13 @@ def test_a_run_is_one_point_and_so_is_each_import(tmp_path):
     assert trends_of(tmp_path / "imported", foreign)[0].frame["latency_ms"].tolist() == [1.0, 2.0, 3.0]
 
 
+def test_of_a_run_that_timed_several_configs_the_fastest_is_the_point(tmp_path):
+    times = [(1, 3.0), (1, 5.0), (2, 2.0), (2, 2.2), (3, 9.0)]
+    records = [record(1, latency, config={"BLOCK": size}) for size, latency in times]
+    (point,) = trends_of(tmp_path, records)[0].frame.to_dict("records")
+    assert point["latency_ms"] == pytest.approx(2.1) and point["config"] == '{"BLOCK": 2}'
+
+
 @pytest.fixture(scope="module")
 def repo(tmp_path_factory):
     """A checkout with a side branch, merged, and its commits oldest first."""

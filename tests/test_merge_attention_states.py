@@ -31,17 +31,19 @@ def test_parts_of_the_keys_give_what_all_of_them_give(cuts: tuple[int, ...]) -> 
     torch.testing.assert_close(merged, whole, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("merge", KERNELS, ids=["naive", "fused"])
-def test_a_part_that_saw_no_key_counts_for_nothing_whatever_it_holds(merge) -> None:
+@pytest.mark.parametrize("merge", [reference, *KERNELS], ids=["reference", "naive", "fused"])
+@pytest.mark.parametrize("empty", [-math.inf, math.inf])
+def test_a_part_that_saw_no_key_counts_for_nothing_whatever_it_holds(merge, empty) -> None:
     outs, lses = torch.randn(3, 2, 2, 16), torch.zeros(3, 2, 2)
     for poison in (math.nan, math.inf):
         outs[1] = poison
-        lses[1] = -math.inf
-        lses[:, 1, 1] = -math.inf
-        out, lse = merge(outs, lses)
+        lses[1] = empty
+        lses[:, 1, 1] = empty
+        out, lse = (result.float() for result in merge(outs, lses))
         assert out.isfinite().all() and not out[1, 1].any() and lse[1, 1] == -math.inf
         torch.testing.assert_close(out[0], outs[[0, 2], 0].mean(0))
         torch.testing.assert_close(lse[0], torch.full((2,), math.log(2)))
+        assert torch.equal(merge(outs[..., :0], lses)[1].float(), lse)
 
 
 @pytest.mark.parametrize("merge", KERNELS, ids=["naive", "fused"])

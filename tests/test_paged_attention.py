@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +25,9 @@ from rooflab.reference.spec import SCHEMES, Case, Inputs, Scheme, get_scheme
 FP32 = get_scheme("fp32")
 
 
-def _library_on_a_gpu(q, k_cache, v_cache, block_table, seq_lens, softmax_scale=None):
+def _library_on_a_gpu(q, k_cache, v_cache, block_table, seq_lens, softmax_scale=None, *, window=None):
     queries = q.reshape(len(q), k_cache.shape[2], -1, q.shape[2])
-    out = library._whole_table(queries, k_cache, v_cache, block_table, seq_lens, softmax_scale)
+    out = library._whole_table(queries, k_cache, v_cache, block_table, seq_lens, softmax_scale, window)
     return out.reshape(q.shape)
 
 
@@ -57,6 +59,51 @@ def test_padding_of_the_table_and_shared_pages(name):
     shared = inputs | {"block_table": inputs["block_table"][:1].expand(4, -1).contiguous()}
     assert (inputs["seq_lens"] == 0).any() and _passes(HERE[name](**shared), shared)
     assert not HERE[name](**inputs | {"seq_lens": torch.zeros_like(inputs["seq_lens"])}).any()
+
+
+def _windowed():
+    """Each call that takes a window, with one query of a sequence, and with several if it takes them."""
+    for name, call in HERE.items():
+        taken = inspect.signature(call).parameters
+        yield from [
+            (name, queries) for queries in (1, 3) if "window" in taken and (queries == 1 or "cu_seqlens_q" in taken)
+        ]
+
+
+@pytest.mark.parametrize(("name", "queries"), list(_windowed()))
+def test_what_the_window_hides_may_be_anything(monkeypatch, name, queries):
+    """Slots and, where all of a page is hidden, its entry in the table; so may all entries of a sequence at rest."""
+    case = Case(B=3, context=70, H=4, H_kv=2, D=32, block_size=16, ragged=True)
+    plain = SPEC.make_inputs(case.but(queries=queries) if queries > 1 else case, FP32, CPU, 0) | {"window": 20}
+    wanted = SPEC.oracle(plain)[0]
+    counts = plain.get("cu_seqlens_q", torch.arange(4)).diff().tolist()
+    inputs = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in plain.items()}
+    for b, (length, count) in enumerate(zip(plain["seq_lens"].tolist(), counts, strict=True)):
+        first = max(0, length - count + 1 - 20) if count else length
+        for slot in range(first):
+            page = int(plain["block_table"][b, slot // 16])
+            inputs["k_cache"][page, slot % 16] = inputs["v_cache"][page, slot % 16] = math.nan
+        inputs["block_table"][b, : first // 16] = -1 if b else 2**31 - 1
+    for limit in (0, 10**9):
+        monkeypatch.setattr(library, "ONE_CALL", limit)
+        torch.testing.assert_close(HERE[name](**inputs).double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+BAD = [
+    ([[0]], 9, "seq_lens: expected 0 to 4"),
+    ([[-1]], 4, "block_table: expected"),
+    ([[3]], 4, "block_table: expected"),
+]
+
+
+@pytest.mark.parametrize(("table", "length", "message"), BAD)
+@each(here("paged_attention"))
+def test_a_page_or_a_length_out_of_place_is_refused_on_a_cpu(kernel, table, length, message):
+    """Also where the layout is known: then `native` checks in C++."""
+    cache, ints = torch.ones(3, 4, 1, 16), lambda values: torch.tensor(values, dtype=torch.int32)
+    kernel.fn(torch.ones(1, 1, 16), cache, cache, ints([[0]]), ints([4]))
+    with pytest.raises(ValueError, match=message):
+        kernel.fn(torch.ones(1, 1, 16), cache, cache, ints(table), ints([length]))
 
 
 @pytest.mark.parametrize("name", ["gqa_packed", "chunked", "split_kv"])
@@ -200,6 +247,9 @@ def judge_all(found: tuple[torch.Tensor, ...], inputs: Inputs, scheme: Scheme) -
 @pytest.mark.parametrize("case", DECODE, ids=lambda case: case.id)
 def test_the_formula(case: Case, scheme: str = "fp32") -> None:
     inputs = SPEC.make_inputs(case, SCHEMES[scheme], CPU, 0)
+    hidden = 0 if not case.get("window") else (inputs["seq_lens"] - case["window"]).clamp(min=0)[:, None] // 16
+    before = torch.arange(inputs["block_table"].shape[1]) < hidden
+    inputs["block_table"].masked_fill_(before, -1)  # as after a page was freed
     judge_all(attended(clean(inputs)), inputs, SCHEMES[scheme])
 
 
@@ -210,6 +260,9 @@ def test_the_mask_lists_whole_pages_alone() -> None:
     counts, listed = mask.kv_num_blocks.flatten().tolist(), mask.kv_indices[:, 0, 0].tolist()
     assert counts == [2, 0, 0, 3]
     assert [pages[:count] for pages, count in zip(listed, counts, strict=True)] == [[4, 1], [], [], [3, 0, 5]]
+    windowed = flex._whole_pages(table, lengths, torch.zeros(6, 16, 1, 64), 22)
+    assert windowed.kv_num_blocks.flatten().tolist() == [1, 0, 0, 1]
+    assert (windowed.kv_indices[0, 0, 0, 0], windowed.kv_indices[3, 0, 0, 0]) == (1, 5)
     own = [[key for key in range(96) if mask.mask_mod(torch.tensor(b), 0, 0, torch.tensor(key))] for b in range(4)]
     assert own == [[*range(16, 32), *range(64, 80)], [], [], [*range(16), *range(48, 64), *range(80, 96)]]
 

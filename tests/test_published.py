@@ -70,6 +70,14 @@ def test_rows_are_placed_or_counted_and_come_back_from_what_was_written(package,
     assert table.licence == "Apache-2.0" and "CUDA graph" in table.timing and GEMM in table.source
 
 
+def test_two_tables_of_one_name_are_refused_and_neither_is_dropped(package, tmp_path):
+    found = read_published([package(products())])
+    found.placed += [replace(each, rows=each.rows.head(1)) for each in found.placed]
+    assert len(selected(found)) == len(found.placed)
+    with pytest.raises(ValueError, match="^published: two tables have the same device, op, scheme, library and kernel"):
+        write_published(selected(found), tmp_path)
+
+
 def test_a_row_faster_than_the_gpu_is_named_and_many_are_refused(package):
     many = pd.concat([products(n=4096 + step) for step in range(30)])
     many["latency"] = many["latency"] + 0.2

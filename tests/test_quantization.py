@@ -159,6 +159,9 @@ def test_symmetric_gptq_has_no_zero_points() -> None:
     codes, zeros, scales, weight = layer(64, 8, 32, symmetric=True)
     read = read_gptq(*gptq_tensors(codes, zeros, v1=True), scales, group=32)
     assert read.zero is None and torch.equal(dequantized(read), weight)
+    for v1, label, other in ((True, "gptq_v2", "gptq"), (False, "gptq", "gptq_v2")):
+        with pytest.raises(ValueError, match=f"checkpoint_format: expected {other} where all zero points"):
+            read_gptq(*gptq_tensors(codes, zeros, v1=v1), scales, group=32, checkpoint_format=label)
 
 
 def test_act_order_comes_back_sorted_with_its_order() -> None:

@@ -349,6 +349,16 @@ def test_engine_runs_show_latencies_and_the_kernels_that_served(tmp_path):
     assert first.rows[1].texts[first.columns.index("ITL p50 (ms)")] == "" and second.name == "host"
 
 
+def test_runs_of_one_name_are_apart_by_their_options(tmp_path):
+    served = {"case_id": "load", "metrics": {"ttft_p50_ms": 20.0}}
+    failed = make("engine", 1, case={"rate": 100.4}, status="RUNTIME_ERROR", reason="no answer", **served)
+    later = [make("engine", 2, case={"rate": 100.3}, **served), make("engine", 3, case={"rate": 100.3}, **served)]
+    found = content(tmp_path, failed, *later)
+    assert [(one.name, one.status) for one in found.problems] == [("load", "RUNTIME_ERROR")], "no newer load hides it"
+    (table,) = found.engine
+    assert [row.record.case["rate"] for row in table.rows] == [100.4, 100.3]
+
+
 def test_history_takes_one_time_a_commit_and_needs_two(tmp_path):
     old = benches(OLD, 2.0, ("bf16",), ("rmsnorm",))
     new = benches(NEW, 1.0, ("bf16",), ("rmsnorm",))

@@ -13,7 +13,8 @@ from rooflab.engine.llm import SamplingParams
 from rooflab.engine.model_runner import SamplingTensors
 from rooflab.engine.sequence import Sequence
 from rooflab.engine.stopping import StopText
-from rooflab.kernels.sample._args import Edits, edited
+from rooflab.kernels.sample._args import edited
+from rooflab.reference.sample_rules import Edits
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=6, temperature=1.0, seed=5)

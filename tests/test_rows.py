@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from op_kernels import CPU, META, each, here, refuses
+from op_kernels import CPU, META, assert_right, each, here, refuses
 
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import Target
+from rooflab.bench.ptx.cuda_kernels import emulating_cuda
+from rooflab.bench.ptx.launch import emulate
 from rooflab.kernels import _rows
 from rooflab.kernels.registry import Kernel, get_kernel, get_op
 from rooflab.reference import rows
@@ -64,6 +66,42 @@ def test_codes_reach_the_end_of_their_range_and_rows_of_zeros_have_scale_one(
     codes, *_, scale = get_kernel(op, "naive")(x=x, **half, **more, quantize=name)
     assert codes.dtype == _rows.CODES[name] and scale.dtype == torch.float32
     assert codes.float().abs().amax(1).tolist() == [largest, 0.0, largest] and float(scale[1]) == 1.0
+
+
+def _quantized(kernel: Kernel, inputs: dict[str, Any], out: Any = None) -> Any:
+    """One call; `cluster` is compiled and emulated in this process."""
+    with emulating_cuda(lambda *launch: emulate(*launch)):
+        return kernel.fn(**inputs, out=out)
+
+
+@pytest.mark.parametrize("op", ["rmsnorm", "fused_add_rmsnorm", "silu_and_mul", "gelu_and_mul"])
+def test_rows_of_fp32_are_quantised_to_their_end(op: str) -> None:
+    spec, scheme = get_op(op), SCHEMES["out_int8"]
+    case = spec.cases["smoke"][0].but(**{"T": 2, "I" if op.endswith("mul") else "H": 16})
+    inputs = spec.make_inputs(case, scheme, CPU, 0)
+    inputs = {name: x.float() if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
+    codes, sums = torch.full((2, 16), 7, dtype=torch.int8), (torch.full((2, 16), 7.0),) * (op == "fused_add_rmsnorm")
+    found = _quantized(get_kernel(op, "cluster"), inputs, (codes, *sums, torch.full((2,), 7.0)))
+    assert_right(spec, found, inputs, scheme)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "dtype", "largest"), [("out_fp8", torch.bfloat16, 1e-36), ("out_int8", torch.float32, 1e-44)]
+)
+def test_a_row_of_tiny_values_has_a_scale_whose_inverse_is_finite(
+    scheme: str, dtype: torch.dtype, largest: float
+) -> None:
+    tiny = torch.tensor([[largest, -largest / 2, 0.0, largest / 3]], dtype=dtype)
+    ones = torch.ones_like(tiny)
+    for op, inputs in (
+        ("rmsnorm", {"x": ones, "weight": tiny[0], "eps": 1e-6}),
+        ("silu_and_mul", {"x": torch.cat((ones, tiny), dim=1)}),
+    ):
+        inputs = {**inputs, "quantize": rows.QUANTIZED[SCHEMES[scheme].output]}
+        for kernel in (get_kernel(op, "naive"), get_kernel(op, "cluster")):
+            codes, scale = found = _quantized(kernel, inputs)
+            assert codes.float().isfinite().all() and codes[0, 2] == 0 and (1 / scale).isfinite().all(), kernel.id
+            assert_right(get_op(op), found, inputs, SCHEMES[scheme])
 
 
 def test_a_code_off_by_one_step_and_a_scale_of_another_row_are_rejected() -> None:

@@ -260,7 +260,7 @@ def test_wrong_edits_are_refused_with_their_row():
         ({"edit_counts": torch.tensor([1, 2, -2, 0], dtype=torch.int32)}, "edit_counts: expected >= -1.* row 1"),
         ({"edit_bias": torch.tensor([0.0, INF, 0.0, 0.0])}, "edit_bias: expected a finite value or -inf.* row 0"),
         ({"edit_bias": None}, "edit_bias: expected a tensor beside"),
-        ({"edit_offsets": torch.tensor([0, 3, 2], dtype=torch.int32)}, "edit_offsets: expected to rise"),
+        ({"edit_offsets": torch.tensor([0, 3, 2], dtype=torch.int32)}, "edit_offsets: expected offsets from 0 to 4"),
         ({"repetition_penalty": torch.tensor([1.0, 0.0])}, "repetition_penalty: expected a finite value > 0.* row 1"),
         ({"presence_penalty": torch.tensor([math.nan, 0.0])}, "presence_penalty: expected a finite value.* row 0"),
         ({"frequency_penalty": torch.zeros(3)}, "frequency_penalty: expected shape"),
@@ -275,9 +275,9 @@ def test_wrong_edits_are_refused_with_their_row():
         "edit_bias": torch.zeros(4),
     }
     inputs = rows_of(torch.zeros(8), (1.0, 0, 1.0, 0.0), 2) | edits
-    for module in (naive, library, prefilter):
-        module.sample(**inputs)
-        refuses(module.sample, lambda: inputs, changes)
+    for call in (SPEC.reference, naive.sample, library.sample, prefilter.sample):
+        call(**inputs)
+        refuses(call, lambda: inputs, changes)
 
 
 def test_a_kernel_that_ignores_an_edit_is_rejected():
@@ -331,8 +331,8 @@ def test_a_token_at_the_edge_of_top_p_is_excused_and_one_beyond_is_not():
 
 
 BAD = [
+    ({"logits": torch.zeros(8, 2).mT}, "logits: expected stride 1"),  # the reference takes any
     ({"logits": torch.zeros(2, 0)}, "logits: expected between 1 and"),
-    ({"logits": torch.zeros(8, 2).mT}, "logits: expected stride 1"),
     ({"temperature": torch.tensor([1.0, -0.1])}, "temperature: expected a finite value >= 0, got -0.1.* in row 1"),
     ({"temperature": torch.tensor([1.0, math.nan])}, "temperature: expected a finite value >= 0, got nan in row 1"),
     ({"temperature": torch.ones(3)}, "temperature: expected shape"),
@@ -347,9 +347,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", [SPEC.reference, *KERNELS])
 def test_bad_input_is_refused_in_one_sentence(kernel):
-    refuses(kernel, lambda: rows_of(torch.zeros(8), (1.0, 0, 1.0, 0.0), 2), BAD)
+    refuses(kernel, lambda: rows_of(torch.zeros(8), (1.0, 0, 1.0, 0.0), 2), BAD[kernel is SPEC.reference :])
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

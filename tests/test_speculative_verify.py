@@ -144,7 +144,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", [SPEC.reference, *KERNELS])
 def test_bad_input_is_refused_in_one_sentence(kernel):
     refuses(kernel, lambda: _many(3), BAD)
 

@@ -132,6 +132,12 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path):
         read_plan(tmp_path / "none.json")
 
 
+def test_two_entries_of_one_folder_are_refused(tmp_path):
+    (tmp_path / "plan.json").write_text('[{"id": "check-gemm", "title": "", "words": []}]')
+    with pytest.raises(ValueError, match="plan: expected each entry once, got check-gemm 2 times"):
+        make_plan(files=[tmp_path / "plan.json"])
+
+
 def test_every_entry_is_a_command_that_there_is(tmp_path):
     commands = typer.main.get_command(app).commands
     places = {"{out}": str(tmp_path), "{run}": str(tmp_path), "{seconds}": "1", "{seed}": "0"}

@@ -226,6 +226,8 @@ def _scale_kernel(x_ptr, y_ptr, rows, x_stride, y_stride, factor, MASKED: tl.con
 
 
 def _launch(x, factor, out, masked):
+    if x.stride(1) != 1:
+        raise ValueError(f"x: expected stride 1 along its rows, got {x.stride()}")
     out = torch.empty_like(x) if out is None else out
     _scale_kernel[(len(x),)](x, out, len(x), x.stride(0), out.stride(0), factor, MASKED=masked, WIDTH=16)
     return out

@@ -32,7 +32,7 @@ def failed_by(refusal: Refusal | str) -> Failed:
 
 
 class Refused(Exception):
-    """The launcher refused a padded layout with a `ValueError`, as it may; `argument` is the argument that it names."""
+    """The launcher refused an arrangement in memory with a `ValueError`, as it may; `argument` is what it names."""
 
     def __init__(self, text: str):
         super().__init__(text)

@@ -58,7 +58,7 @@ class Outside(Runner):
 
     def run(self, name: str, layout: Layout = PLAIN) -> Trial:
         forms = tuple((shape, str(dtype).removeprefix("torch.")) for shape, dtype in layout.forms)
-        match self._ask("run", name, {**vars(layout), "padded": sorted(layout.padded), "forms": forms}):
+        match self._ask("run", name, {**vars(layout), "forms": forms}):
             case (tuple(read), tuple(work)) if all(isinstance(value, torch.Tensor) for value in read):
                 return Trial(read, frozenset(work))
         raise self._bad_answer()
@@ -147,7 +147,7 @@ class Serving:
         assert self._runner is not None, "the first request is `begin`"
         if name == "run":
             forms = tuple((torch.Size(shape), getattr(torch, dtype)) for shape, dtype in arguments[1]["forms"])
-            layout = {**arguments[1], "padded": frozenset(arguments[1]["padded"]), "forms": forms}
+            layout = {**arguments[1], "forms": forms}
             trial = self._runner.run(arguments[0], Layout(**layout))
             return trial.read, sorted(trial.work)
         result = getattr(self._runner, name)(*arguments)

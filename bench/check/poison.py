@@ -6,14 +6,18 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 GUARD_BYTES = 65536
 """Bytes of a guard, one on each side of a tensor. A page of a small model's KV cache is smaller, so slot -1 hits it."""
 ROW_PADDING = 16
-"""Elements added to each stride of a padded layout; a multiple of 16 bytes in every dtype, so alignment is kept."""
+"""Elements added to each stride of a padded layout, times the tensor's place among the arguments, so that no two have
+the same strides; a multiple of 16 bytes in every dtype, so alignment is kept."""
+Arrangement = Literal["plain", "padded", "apart", "turned"]
+"""How a tensor lies in memory: as it is given; with longer strides; with every second element of a row, so that none
+has stride 1; with its dimensions in the other order."""
 NAN_BYTE = 0xFF
 """Bytes of ones are a NaN in every float dtype and -1 in an integer: an index from outside its table hits a guard."""
 SENTINEL_BYTE = 0x7B
@@ -37,13 +41,17 @@ class Guarded:
         Kernels write in this way: Triton and CUDA code do not change torch's version counter.
         """
         single = _single(self.view.stride())
-        pristine = self.pristine.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset())
-        for view in (self.view.data, pristine):
+        for view in (self.view.data, self._place_in(self.pristine)):
             view[single].copy_(tensor[single])
+
+    def _place_in(self, copy: torch.Tensor) -> torch.Tensor:
+        """The tensor's own place in a copy of the buffer."""
+        offset = self.view.storage_offset() - self.buffer.storage_offset()
+        return copy.as_strided(self.view.shape, self.view.stride(), offset)
 
     def damage(self, *, may_change: bool) -> str | None:
         """Describes a forbidden write, or returns None.  With `may_change` the tensor's own elements may change."""
-        start = self.view.storage_offset()
+        start = self.view.storage_offset() - self.buffer.storage_offset()
         end = start + self.view.numel()
         if not may_change and same_bits(self.buffer, self.pristine):
             return None
@@ -52,7 +60,7 @@ class Guarded:
             if all(same_bits(*pair) for pair in zip(*sides, strict=True)):
                 return None
         expected = self.pristine.clone()
-        view = expected.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset())
+        view = self._place_in(expected)
         if may_change:
             view.copy_(self.view)
         actual_bits, expected_bits = bits(self.buffer), bits(expected)
@@ -61,13 +69,13 @@ class Guarded:
         if not same_bits(self.view, view):
             return "was changed"
         first_byte = int((actual_bits != expected_bits).nonzero()[0])
-        place = first_byte // self.buffer.element_size() - self.view.storage_offset()
+        place = first_byte // self.buffer.element_size() - start
         return f"memory outside it was written, first at element {place} from its start"
 
 
-def guard(tensor: torch.Tensor, *, padded: bool = False) -> Guarded:
-    """A copy of `tensor` between guards, with the same strides and alignment; with `padded`, with longer strides."""
-    strides = _padded_strides(tensor) if padded else tensor.stride()
+def guard(tensor: torch.Tensor, arranged: Arrangement = "plain", place: int = 0) -> Guarded:
+    """A copy of `tensor` between guards, with the same alignment, arranged as the argument at `place`."""
+    strides = strides_of(tensor, arranged, place)
     # A misaligned view stays misaligned: kernels specialise on 16 bytes.
     skew = tensor.data_ptr() % 16 // tensor.element_size()
     buffer, view = _allocate(tuple(tensor.shape), tuple(strides), tensor.dtype, tensor.device, NAN_BYTE, skew)
@@ -82,15 +90,15 @@ def guard_output(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    padded: bool = False,
+    arranged: Arrangement = "plain",
     stale: torch.Tensor | None = None,
 ) -> Guarded:
-    """An output between guards, full of NaN, or of the sentinel for integers; with `padded`, not contiguous.
+    """An output between guards, full of NaN, or of the sentinel for integers.
 
     With `stale` it holds these values of an earlier answer, like memory that a caller uses again.
     """
     model = torch.empty(shape, dtype=dtype, device="meta")
-    strides = _padded_strides(model) if padded else model.stride()
+    strides = strides_of(model, arranged)
     byte = NAN_BYTE if dtype.is_floating_point else SENTINEL_BYTE
     buffer, view = _allocate(shape, tuple(strides), dtype, device, byte, 0)
     if stale is not None:
@@ -122,22 +130,24 @@ def wipe(tensors: Iterable[torch.Tensor]) -> None:
                 tensor.fill_(torch.nan if tensor.dtype.is_floating_point else SENTINEL_BYTE)
 
 
-def _padded_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Longer strides in the same order; no stride follows from the sizes alone."""
+def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> tuple[int, ...]:
+    """The strides of an arrangement; no longer stride follows from the sizes alone.  Those of the tensor itself where
+    it is empty, expanded, or has one dimension and keeps its elements together."""
     strides = list(tensor.stride())
-    if tensor.ndim < 2 or tensor.numel() == 0 or 0 in strides:
+    if arranged == "plain" or tensor.numel() == 0 or 0 in strides or (tensor.ndim < 2 and arranged != "apart"):
         return tuple(strides)
-    order = sorted(range(tensor.ndim), key=lambda dim: (strides[dim], -dim))
-    step = 1
+    order = sorted(range(tensor.ndim), key=lambda dim: (strides[dim], -dim), reverse=arranged == "turned")
+    step = 2 if arranged == "apart" else 1
     for dim in order:
         strides[dim] = step
-        step = step * tensor.shape[dim] + ROW_PADDING
+        step = step * tensor.shape[dim] + ROW_PADDING * (1 + place)
     return tuple(strides)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's elements as bytes (n,): a NaN then equals itself, and -0.0 differs from 0.0."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    dense = tensor.detach().contiguous()
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a dimension of size 1 may have any stride
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

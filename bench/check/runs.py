@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from rooflab.bench.check.cheats import ALLOCATIONS, alike, kept_answer, kept_names, never_written
 from rooflab.bench.check.data import Data, Kept
 from rooflab.bench.check.failed import Failed, Refused
-from rooflab.bench.check.poison import same_bits
+from rooflab.bench.check.poison import Arrangement, same_bits, strides_of
 from rooflab.bench.check.trial import PLAIN, Layout, Runner, Trial, several
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
@@ -25,6 +26,13 @@ SMALL_ELEMENTS = 2**20
 """Inputs with fewer elements are checked with one CPU thread."""
 KEPT_ANSWERS = 4
 """How many first calls' outputs are kept, to recognise a cached answer; planted inputs come later."""
+ARRANGED: tuple[Arrangement, ...] = ("apart", "turned")
+"""Arrangements that follow where inputs are planted too; padding comes with every check."""
+OPTIONS: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("eps", "softmax_scale", "softcap"), lambda value: 0.5 * value),
+    "window": lambda value: value + 5,
+}
+"""What becomes of an option that is a number, if an op has it and a case names it."""
 SAME, ALL = "same memory", "all planted"
 """Names of kept data; the second says that every planted set is kept."""
 KEPT = Kept()
@@ -62,10 +70,18 @@ class Check:
         first = self._made("first", seed)
         with _threads_for(first.inputs):
             self._load(first)
-            self._on_two_sets_of_data(first, planted)
+            other = self._on_two_sets_of_data(first, planted)
             if planted:
+                self._otherwise(first, other)
                 self._on_planted_data(first)
             self.runner.end()
+
+    def _otherwise(self, first: Data, other: Data) -> None:
+        """The drawn data in other memory and with other options."""
+        for arranged in ARRANGED:
+            self._arranged(other, arranged)
+        self._expanded(first.inputs)
+        self._with_other_options(first)
 
     def _on_planted_data(self, first: Data) -> None:
         for label, data in self._planted():
@@ -91,15 +107,17 @@ class Check:
             if whole:
                 kept[ALL] = Data(self.spec, {}, self.scheme)
 
-    def _on_two_sets_of_data(self, first: Data, planted: bool) -> None:
+    def _on_two_sets_of_data(self, first: Data, planted: bool) -> Data:
+        """The runs on the first data and on other ones; returns those."""
         unseen = [self._judged("first data", first, Layout(poisoned=True))]
         self.weak.extend(first.weak)
         other = self._made("other", self.seed + OTHER_SEED)
         self._load(other)
-        unseen.append(self._other_data(other))
+        unseen.append(self._arranged(other, "padded") or self._judged("other data", other, Layout(poisoned=True)))
         seen = self._repeated(first)
         self._in_the_same_memory(first, other)
         self._remembers(first, unseen, seen, planted)
+        return other
 
     def _kept(self) -> dict[str, Data]:
         return KEPT.of(self.device, self.spec, self.case, self.scheme, self.seed)
@@ -108,6 +126,10 @@ class Check:
         """A set of drawn data, the same for each kernel of a case."""
         found = self._kept().get(name)
         return found or KEPT.keep(name, Data(self.spec, self._inputs(seed), self.scheme, name))
+
+    def _kept_as(self, label: str, inputs: Inputs) -> Data:
+        """The data of a case under a label, the same for each kernel that comes to it."""
+        return self._kept().get(label) or KEPT.keep(label, Data(self.spec, inputs, self.scheme, label))
 
     def _load(self, data: Data) -> None:
         """Gives the data to the runner.  Raises `Failed` if the kernel refuses it, or cannot pack its weight."""
@@ -118,7 +140,7 @@ class Check:
         return self.spec.make_inputs(self.case, self.scheme, self.device, seed)
 
     def _judged(self, label: str, data: Data, layout: Layout = PLAIN) -> Trial:
-        """One run, judged.  Raises `Failed`, or `Refused` if the kernel does not take padding."""
+        """One run, judged.  Raises `Failed`, or `Refused` if the kernel does not take an arrangement."""
         self.labels.append(label)
         try:
             trial = self.runner.run(data.name, layout)
@@ -169,18 +191,56 @@ class Check:
             return False
         return not data.misfit(trial.read) and all(stats.passed for stats in self._verdicts(data, trial))
 
-    def _other_data(self, data: Data) -> Trial:
-        """Other values, in padded layouts; if the launcher refuses the layout of an argument, without that padding."""
-        padded = {name for name, value in data.inputs.items() if isinstance(value, torch.Tensor) and value.ndim > 1}
+    def _arranged(self, data: Data, arranged: Arrangement) -> Trial | None:
+        """A run with every argument arranged so that has other strides then; without an argument whose arrangement the
+        launcher refuses by name.  None if it takes no such argument."""
+        names = {
+            name
+            for name, value in data.inputs.items()
+            if isinstance(value, torch.Tensor) and strides_of(value, arranged) != value.stride()
+        }
         if data.name in self.packed:
-            padded.discard(str(self.spec.prepared))
-        while padded:
+            names.discard(str(self.spec.prepared))
+        while names:
             try:
-                layout = Layout(frozenset(padded), poisoned=True)
-                return self._judged(f"other data, padded {', '.join(sorted(padded))}", data, layout)
+                layout = Layout(dict.fromkeys(names, arranged), poisoned=True)
+                return self._judged(f"other data, {arranged} {', '.join(sorted(names))}", data, layout)
             except Refused as refused:
-                padded = padded - {refused.argument} if refused.argument in padded else set()
-        return self._judged("other data", data, Layout(poisoned=True))
+                names = names - {refused.argument} if refused.argument in names else set()
+        return None
+
+    def _expanded(self, inputs: Inputs) -> None:
+        """A run in which float inputs repeat their first row without a copy (stride 0); without those whose expansion
+        the kernel refuses by name."""
+        rows = {
+            name: value[:1].expand_as(value)
+            for name, value in inputs.items()
+            if _is_data(value) and value.ndim > 1 and len(value) > 1 and name not in self.spec.mutates
+            if value[0].float().isfinite().all()  # not a row that nothing may read
+        }
+        if self.packed:
+            rows.pop(str(self.spec.prepared), None)
+        while rows:
+            label = f"expanded {', '.join(sorted(rows))}"
+            data = self._kept_as(label, {**inputs, **rows})
+            try:
+                self._load(data)
+                self._judged(label, data, Layout(dict.fromkeys(rows, "plain"), poisoned=True))
+                return
+            except (Refused, Failed) as refused:
+                if isinstance(refused, Failed) and refused.status != "UNSUPPORTED":
+                    raise
+                named = [name for name in rows if f"{name}: expected" in str(refused)]
+                rows = {name: value for name, value in rows.items() if named and name not in named}
+
+    def _with_other_options(self, first: Data) -> None:
+        """The first data with other numbers as options, which a kernel may have kept from an earlier call."""
+        changed = {name: change(first.inputs[name]) for name, change in OPTIONS.items() if first.inputs.get(name)}
+        if changed:
+            label = f"other {', '.join(changed)}"
+            data = self._kept_as(label, {**first.inputs, **changed})
+            self.runner.load_packed(data.name, data.inputs, first.name)
+            self._judged(label, data, Layout(poisoned=True))
 
     def _repeated(self, data: Data) -> list[Trial]:
         """The first data again, into the caller's outputs if the kernel takes `out`; all runs must agree bit for bit.
@@ -223,7 +283,7 @@ class Check:
         data = other
         if keep:
             inputs = {**other.inputs, **{name: first.inputs[name] for name in keep}}
-            data = self._kept().get(SAME) or KEPT.keep(SAME, Data(self.spec, inputs, self.scheme, SAME))
+            data = self._kept_as(SAME, inputs)
             self.runner.load_packed(data.name, data.inputs, first.name)
             self.packed |= {data.name} if first.name in self.packed else set()
         self._judged("other data in the same memory", data, Layout(same_memory=True))

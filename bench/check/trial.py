@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -15,13 +15,21 @@ from rooflab.bench.calls.calls import planned
 from rooflab.bench.check import cheats
 from rooflab.bench.check.emulating import emulating
 from rooflab.bench.check.failed import Failed, Refused, failed_by, failure, known_errors
-from rooflab.bench.check.poison import NAN_BYTE, Guarded, guard, guard_output, poisoned_allocations, same_bits, wipe
+from rooflab.bench.check.poison import (
+    NAN_BYTE,
+    Arrangement,
+    Guarded,
+    guard,
+    guard_output,
+    poisoned_allocations,
+    same_bits,
+    wipe,
+)
 from rooflab.bench.records.record import CheckedBy
 from rooflab.bench.timing import tamper
 from rooflab.kernels.registry import Kernel, interpreting
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
 
-OutLayout = Literal["plain", "padded"]
 INTERPRETER_BF16 = "Triton's interpreter computes bf16 dot and sort wrongly"
 
 
@@ -39,9 +47,9 @@ class Trial:
 class Layout:
     """The memory layout of a run's inputs and outputs."""
 
-    padded: frozenset[str] = frozenset()
-    """Inputs with longer strides."""
-    out: OutLayout | None = None
+    arranged: Mapping[str, Arrangement] = field(default_factory=dict)
+    """Inputs that do not lie in memory as they are given."""
+    out: Arrangement | None = None
     """The caller passes outputs in this layout; None: the kernel allocates them."""
     forms: tuple[tuple[torch.Size, torch.dtype], ...] = ()
     """Shapes and dtypes of the outputs that the caller passes."""
@@ -60,8 +68,6 @@ class Layout:
 
 
 PLAIN = Layout()
-_compiled: set[Any] = set()
-"""Functions of kernels that `torch.compile` compiled in their first call."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,6 @@ class Runner:
         self.kernel, self.spec, self.scheme, self.device = kernel, spec, scheme, device
         self._sets: dict[str, tuple[Inputs, Any]] = {}
         self._memory: dict[str, Guarded] = {}
-        self._called = False
         self._last: tuple[Outputs, Outputs] | None = None
         """The last call's outputs, and their values when they were read."""
 
@@ -128,8 +133,8 @@ class Runner:
     def run(self, name: str, layout: Layout = PLAIN) -> Trial:
         """Runs the kernel once on guarded copies of a set of inputs.
 
-        Raises `Refused` if the kernel does not take padding, `Failed` INVALID if it replaced a function of the bench,
-        and `Failed` on any other fault, also if an output of the last call has changed since it was read.
+        Raises `Refused` if the kernel does not take an arrangement, `Failed` INVALID if it replaced a function of the
+        bench, and `Failed` on any other fault, also if an output of the last call has changed since it was read.
         """
         if layout.same_memory and self.spec.mutates:
             self.settle()  # this run's inputs use the memory of the last call's outputs again
@@ -142,9 +147,9 @@ class Runner:
 
     def _run(self, inputs: Inputs, packed: Any, layout: Layout) -> tuple[Outputs, Trial]:
         kernel, spec, device = self.kernel, self.spec, self.device
-        guarded = _guarded(inputs, layout.padded, self._memory if layout.same_memory else {})
+        guarded = _guarded(inputs, layout.arranged, self._memory if layout.same_memory else {})
         outs = [
-            guard_output(tuple(shape), dtype, device, padded=layout.out == "padded", stale=stale)
+            guard_output(tuple(shape), dtype, device, arranged=layout.out or "plain", stale=stale)
             for (shape, dtype), stale in zip_longest(layout.forms, layout.stale)
         ]
         arguments: dict[str, Any] = {**inputs, **{name: tensor.view for name, tensor in guarded.items()}}
@@ -154,7 +159,7 @@ class Runner:
             arguments["out"] = outs[0].view if len(outs) == 1 else tuple(guarded_out.view for guarded_out in outs)
         work: set[str] = set()
         before = torch.get_num_threads(), cheats.persisting_l2_bytes() if device.type == "cuda" else 0
-        refuses = bool(layout.padded) or layout.out == "padded"
+        refuses = bool(layout.arranged) or layout.out not in (None, "plain")
         refusal = kernel.why_not_args({name: value for name, value in arguments.items() if name != "out"}, spec)
         if refusal:
             failed = failed_by(refusal)
@@ -162,7 +167,7 @@ class Runner:
         with _errors_of_the_kernel(refuses):
             arguments = planned(kernel, arguments)
         with queued(device, guarded.values(), layout.alone):
-            with _errors_of_the_kernel(refuses), self._noting(work, layout.profiled):
+            with _errors_of_the_kernel(refuses), cheats.work_noted(work, device, layout.profiled):
                 accepted = {name: value for name, value in arguments.items() if name in kernel.accepted}
                 if layout.twice and self.seen().by in ("gpu", "torch", "cpu"):
                     kernel.fn(**accepted)
@@ -184,20 +189,6 @@ class Runner:
         for name, tensor in zip(spec.outputs, outs, strict=False):
             _raise(f"out ({name})", tensor.damage(may_change=True))
         return outputs, Trial(read, frozenset(work))
-
-    @contextmanager
-    def _noting(self, work: set[str], profiled: bool) -> Iterator[None]:
-        """Notes the work of a call, but not of a function that `torch.compile` may compile: it loses operations when it
-        compiles inside a `TorchFunctionMode` (torch 2.13: `square` of two `float()`)."""
-        function, before = self.kernel.fn, cheats.compiled_frames()
-        first, self._called = not self._called, True
-        if profiled or not (function in _compiled or (first and before is not None)):
-            with cheats.work_noted(work, self.device, profiled):
-                yield
-        else:
-            yield
-        if first and cheats.compiled_frames() != before:
-            _compiled.add(function)
 
     def changes_later(self) -> str | None:
         """A fault if the last call's outputs change now."""
@@ -226,15 +217,15 @@ class Runner:
         return Seen("gpu" if self.device.type == "cuda" else "cpu" if self.kernel.backend == "cpp" else "torch")
 
 
-def _guarded(inputs: Inputs, padded: frozenset[str], known: dict[str, Guarded]) -> dict[str, Guarded]:
+def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], known: dict[str, Guarded]) -> dict[str, Guarded]:
     """Guarded copies of all tensors, in the memory `known` where it has a fitting one; adds its own to it."""
-    for name, value in inputs.items():
+    for place, (name, value) in enumerate(inputs.items()):
         if not isinstance(value, torch.Tensor):
             continue
         if name in known and known[name].view.shape == value.shape:
             known[name].rewrite(value)
         else:
-            known[name] = guard(value, padded=name in padded)
+            known[name] = guard(value, arranged.get(name, "plain"), place)
     return known
 
 
@@ -261,7 +252,7 @@ def _raise_tampered(device: torch.device, cpu_threads: int, l2_bytes: int) -> No
 
 @contextmanager
 def _errors_of_the_kernel(may_refuse: bool) -> Iterator[None]:
-    """Turns an exception of the kernel, also from the device, into `Failed`, or into `Refused` of padding."""
+    """Turns an exception of the kernel, also from the device, into `Failed`, or into `Refused` of an arrangement."""
     try:
         yield
     except known_errors() as error:

@@ -74,11 +74,11 @@ def get_object(values: Mapping[str, Any], key: str, place: str) -> Mapping[str, 
     return {} if values.get(key) is None else cast(Mapping[str, Any], get(values, key, dict, place))
 
 
-def positive(value: object, place: str) -> float:
-    """`value`, a time, as a float.  Raises `ValueError` if `value` is not a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise ValueError(f"{place}: expected a finite number above 0, got {value!r}")
-    return float(value)
+def no_time(latency_ms: float) -> dict[str, Any]:
+    """The fields of a record whose latency is no time, because it is not finite or not above 0; empty for a time."""
+    if math.isfinite(latency_ms) and latency_ms > 0:
+        return {}
+    return {"status": "INVALID", "reason": f"a latency of {latency_ms:g} ms", "basis": "bound"}
 
 
 def environment(tool: str, hardware: str, gpu: str | None = None, **known: Any) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def environment(tool: str, hardware: str, gpu: str | None = None, **known: Any) 
     `imported-`, so that no imported result seems to come from a machine that Rooflab itself recorded.
     """
     slug = re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-") or "unknown"
-    parts = (hardware, gpu, known.get("driver"))
+    parts = (hardware, gpu, known.get("driver"), *([known["cores"]] if known.get("cores") else []))
     fields = ("cpu", "cores", "memory_gib", "cache_bytes", "os", "python", "torch", "triton", "numpy", "threads")
     details = {"name": gpu, "driver": known.pop("driver", None)} if gpu else None
     return {
@@ -122,14 +122,22 @@ def run_id(timestamp: str, content: str) -> str:
     return f"{moment:%Y%m%dT%H%M%SZ}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
+_ESCAPED = str.maketrans({"%": "%25", ",": "%2C", "=": "%3D"})
+
+
 def make_case(values: Mapping[str, Any]) -> Case:
-    """Another tool's parameters as a case; `=` and `,` become `:` and `;`, so that the case's text can be parsed."""
+    """Another tool's parameters as a case.  Its text can be parsed: `,`, `=` and `%` become `%2C`, `%3D` and `%25`.
+
+    Parameters whose names differ only in characters that a case cannot have stay apart, by `_` at the end.
+    """
     kept: dict[str, Scalar] = {}
     for name, value in values.items():
         key = re.sub(r"\W", "_", name) or "_"
         key = key if key.isidentifier() else f"_{key}"
+        while key in kept:
+            key += "_"
         scalar = value if isinstance(value, Scalar) else str(value)
-        kept[key] = scalar.replace(",", ";").replace("=", ":") if isinstance(scalar, str) else scalar
+        kept[key] = scalar.translate(_ESCAPED) if isinstance(scalar, str) else scalar
     return Case(**kept)
 
 

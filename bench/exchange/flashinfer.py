@@ -159,6 +159,7 @@ class DataSet:
         """One record for each trace.  Skipped with its reason: a trace without its definition in the data set, and a
         workload that lacks an axis or has one of size 0, such as no pages: nothing is computed there.
 
+        Workloads with equal sizes, whose inputs differ, are cases of their own: such a case has the workload's id too.
         Raises `ValueError` with the file and line of a malformed evaluation.
         """
         records, skipped = [], []
@@ -167,6 +168,7 @@ class DataSet:
         ]
         content = json.dumps([(trace.uuid, trace.solution, trace.evaluation) for trace in self.traces])
         run = files.run_id(max(times), content) if times else ""
+        taken: list[tuple[Trace, str, Definition, Case]] = []
         for trace, timestamp in zip(self.traces, times, strict=True):
             definition = self.definitions.get(trace.definition)
             if definition is None:
@@ -174,7 +176,14 @@ class DataSet:
             elif empty := [axis for axis in definition.variables if not trace.axes.get(axis)]:
                 skipped.append(files.Skipped(trace.place, f"its workload has no {', '.join(empty)}"))
             else:
-                records.append(_record(trace, definition, run, timestamp))
+                taken.append((trace, timestamp, definition, definition.case(trace.axes)))
+        workloads: dict[tuple[str | None, str], set[str]] = {}
+        for trace, _, definition, case in taken:
+            workloads.setdefault((definition.op[0], case.id), set()).add(trace.uuid)
+        for trace, timestamp, definition, case in taken:
+            several = len(workloads[definition.op[0], case.id]) > 1
+            own = case.but(**files.make_case({"workload": trace.uuid})) if several else case
+            records.append(_record(trace, definition, own, run, timestamp))
         return files.Imported(tuple(records), tuple(skipped))
 
 
@@ -265,31 +274,36 @@ def _trace(values: Any, place: str) -> Trace:
     return Trace(name, files.get(values, "solution", str, place), uuid, axes, evaluation, place)
 
 
-def _record(trace: Trace, definition: Definition, run: str, timestamp: str) -> Record:
+def _record(trace: Trace, definition: Definition, case: Case, run: str, timestamp: str) -> Record:
     place, evaluation = f"{trace.place}, evaluation", trace.evaluation
     theirs = files.get(evaluation, "status", str, place)
     if theirs not in STATUSES:
         raise ValueError(f"{place}.status: expected one of {', '.join(STATUSES)}, got {theirs!r}")
-    status, case = STATUSES[theirs], definition.case(trace.axes)
+    status = STATUSES[theirs]
     performance = files.get_object(evaluation, "performance", place)
-    latency = None
+    latency: float | None = None
+    fault: dict[str, Any] = {}
     if status == "OK":
-        number = files.get(performance, "latency_ms", (int, float), f"{place}.performance")
-        latency = files.positive(number, f"{place}.performance.latency_ms")
+        number = float(files.get(performance, "latency_ms", (int, float), f"{place}.performance"))
+        fault = files.no_time(number)
+        latency = None if fault else number
     log = str(evaluation.get("log") or "").strip() or "no log"
+    result: dict[str, Any] = {
+        "status": status,
+        "reason": "" if status == "OK" else f"{theirs}: {log.splitlines()[-1].strip()}",
+        "basis": "measured" if status == "OK" else "bound",
+    }
     return Record(
         kind="bench",
         run_id=run,
         timestamp=timestamp,
-        status=status,
-        reason="" if status == "OK" else f"{theirs}: {log.splitlines()[-1].strip()}",
+        **(result | fault),
         environment=_environment(evaluation, place, trace.uuid),
         op=definition.op[0] or definition.op_type,
         kernel=trace.solution,
         case=dict(case),
         case_id=case.id,
         scheme=definition.scheme,
-        basis="measured" if status == "OK" else "bound",
         timer=f"imported: {TOOL}",
         latency_median_ms=latency,
         metrics=_metrics(performance, files.get_object(evaluation, "correctness", place)),

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pandas as pd
-from packaging.version import parse
+from packaging.version import Version, parse
 
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.device import identify
@@ -286,13 +286,15 @@ def _checked(table: Table, rows: pd.DataFrame, columns: list[str]) -> Placed:
 
 def selected(found: Published) -> list[Placed]:
     """The tables that the descriptions select, of the newest version of each library."""
-    newest: dict[tuple[str, ...], Placed] = {}
-    for each in found.placed:
-        table = each.table
-        key = (table.gpu, table.op, table.scheme, table.kernel, table.framework, str(table.case))
-        if each.selected and (key not in newest or parse(newest[key].table.version) < parse(table.version)):
-            newest[key] = each
-    return list(newest.values())
+    newest: dict[tuple[str, ...], Version] = {}
+    chosen = [(_library(each.table), parse(each.table.version), each) for each in found.placed if each.selected]
+    for library, version, _ in chosen:
+        newest[library] = max(version, newest.get(library, version))
+    return [each for library, version, each in chosen if version == newest[library]]
+
+
+def _library(table: Table) -> tuple[str, ...]:
+    return table.gpu, table.op, table.scheme, table.kernel, table.framework, str(table.case)
 
 
 def write_published(placed: Sequence[Placed], folder: Path = FOLDER) -> Path:

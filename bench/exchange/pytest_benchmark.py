@@ -1,7 +1,8 @@
 """Reads and writes pytest-benchmark's JSON.
 
-A file from our exporter names op, kernel and case; from any other file, names and parameters are taken unchanged.
-pytest-benchmark's own `compare` reads the files that this module writes.
+A file from our exporter names op, kernel and case.  In any other file a benchmark is known by its full name: file,
+class, function and parameters.  pytest-benchmark itself compares runs with the files that this module writes: a kernel
+has its name in `bench_kernels.py`, and a benchmark from another file the name, group and parameters that it had there.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from rooflab.bench.exchange.files import (
     get_object,
     make_case,
     make_record,
+    no_time,
     parse_json,
-    positive,
     read_text,
     run_id,
     timed,
     when,
 )
 from rooflab.bench.records.record import Record, pack_samples
+from rooflab.bench.report.sources import machine_of
 from rooflab.kernels._files import write_whole
-from rooflab.reference.spec import Case
+from rooflab.reference.spec import SCHEMES, Case
 
 TOOL = "pytest-benchmark"
 OURS = "rooflab"
@@ -43,6 +45,10 @@ OURS = "rooflab"
 SUMMARY = ("min", "max", "mean", "stddev", "median", "iqr", "q1", "q3", "ld15iqr", "hd15iqr", "total")
 """Statistics in seconds that a record keeps in `metrics`."""
 COUNTS = ("rounds", "iterations")
+NAMES = ("group", "name", "fullname", "params", "param")
+"""What pytest-benchmark calls a benchmark; kept in the record of one that is not of our suite, for a later export."""
+SUITE = "bench/bench_kernels.py"
+_OF_SUITE = re.compile(r"(?:.*/)?bench_kernels\.py::test_kernel\[(\w+)/(\w+)-(\w+=.+)\]")
 _CASE = re.compile(r"[^\W\d]\w*=[^,=]+(,[^\W\d]\w*=[^,=]+)*")
 
 
@@ -64,7 +70,11 @@ def read_pytest_benchmark(path: Path) -> Imported:
         if not stats:
             skipped.append(Skipped(name, "it has no statistics: it failed or was disabled"))
             continue
-        records.append(make_record(shared | _what(benchmark, place) | _reading(benchmark, stats, place), place))
+        values = shared | _what(benchmark, place) | _reading(benchmark, stats, place)
+        if not _OF_SUITE.fullmatch(name):
+            names = {key: benchmark.get(key) for key in NAMES}
+            values["environment"] = around | {"imported": around["imported"] | {"benchmark": names}}
+        records.append(make_record(values, place))
     return Imported(tuple(records), tuple(skipped))
 
 
@@ -93,47 +103,64 @@ def _environment(machine: Mapping[str, Any], commit: Mapping[str, Any], version:
 
 def _what(benchmark: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Op, kernel and case: from our exporter's values, or from the test names of `bench_kernels.py`; for a file without
-    ops, its group, function and parameters."""
+    ops, the group or the function, the full name without parameters, and the parameters."""
     extra = get_object(benchmark, "extra_info", place)
     ours = get_object(extra, OURS, f"{place}.extra_info")
     if ours:
         names = ("op", "kernel", "role", "backend", "case_id", "scheme", "device", "l2_state")
         found = {key: get(ours, key, (str, NoneType), f"{place}.extra_info.{OURS}") for key in names}
         return found | {"case": get(ours, "case", dict, place), "seed": get(ours, "seed", (int, NoneType), place)}
-    name = str(get(benchmark, "name", str, place))
-    function, _, rest = name.partition("[")
+    name, fullname = str(get(benchmark, "name", str, place)), str(benchmark["fullname"])
     around = {"l2_state": extra.get("l2_state"), "device": extra.get("device_type")} if "timer" in extra else {}
-    named = re.fullmatch(r"(\w+)/(\w+)-(\w+=.+)", rest.removesuffix("]"))
-    if named and _CASE.fullmatch(named[3]):
-        case = Case.parse(named[3])
-        return around | {"op": named[1], "kernel": named[2], "case": dict(case), "case_id": case.id}
-    params = benchmark.get("params") or {}
-    case = make_case(params) if isinstance(params, Mapping) else make_case({"param": params})
-    group = benchmark.get("group")
-    return around | {"op": str(group or function), "kernel": function, "case": dict(case), "case_id": case.id}
+    if named := _OF_SUITE.fullmatch(fullname):
+        text, _, scheme = named[3].rpartition("-")
+        text, known = (text, scheme) if scheme in SCHEMES else (named[3], None)  # older names have no scheme
+        if _CASE.fullmatch(text):
+            case = Case.parse(text)
+            found = {"op": named[1], "kernel": named[2], "case": dict(case), "case_id": case.id, "scheme": known}
+            return around | found
+    function, bracket, rest = name.partition("[")
+    kernel = fullname.removesuffix(bracket + rest)
+    case = _case(benchmark.get("params") or {}, rest.removesuffix("]"))
+    op = str(benchmark.get("group") or function)
+    return around | {"op": op, "kernel": kernel, "case": dict(case), "case_id": case.id}
+
+
+def _case(params: object, test_id: str) -> Case:
+    """The parameters as a case.  The test's id is in it too, unless it is the values joined by `-` and the case's text
+    gives them back: only the id tells apart parameters without a text of their own, such as objects."""
+    given = params if isinstance(params, Mapping) else {"param": params}
+    kept = {name: value for name, value in given.items() if not str(value).startswith("UNSERIALIZABLE[")}
+    case, texts = make_case(kept), [str(value) for value in given.values()]
+    if not test_id:
+        return case
+    spelt = "-".join(texts) == test_id and "" not in texts and dict(Case.parse(case.id)) == dict(case)
+    return case if spelt else make_case({**kept, "id": test_id})
 
 
 def _reading(benchmark: Mapping[str, Any], stats: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The record's fields for status, times and samples."""
-    median_s = positive(get(stats, "median", (int, float), f"{place}.stats"), f"{place}.stats.median")
+    """The record's fields for status, times and samples; a median that is no time makes the record INVALID."""
+    median_s = float(get(stats, "median", (int, float), f"{place}.stats"))
     extra = get_object(benchmark, "extra_info", place)
     ours = get_object(extra, OURS, f"{place}.extra_info")
     options = get_object(benchmark, "options", place)
     original = ours.get("timer") or extra.get("timer") or options.get("timer")
+    median_ms = _latency(ours, "latency_median_ms", median_s * 1e3, place)
+    fault = no_time(median_ms)
     result: dict[str, Any] = {
         "basis": "measured",
         "timer": f"imported: {TOOL}, {original}" if original else f"imported: {TOOL}",
-        "latency_median_ms": _latency(ours, "latency_median_ms", median_s * 1e3, place),
+        "latency_median_ms": None if fault else median_ms,
         "metrics": {f"{name}_s": float(stats[name]) for name in SUMMARY if _number(stats.get(name))}
         | {name: float(stats[name]) for name in COUNTS if _number(stats.get(name))},
     }
     verdict, _, reason = str(extra.get("status")).partition(": ")
     known = verdict in ("INVALID", "NOISY") and reason  # our plugin's form; any other text has no known meaning
     result |= {"status": verdict, "reason": reason} if known else {"status": "OK"}
+    result |= fault
     data = stats.get("data")
     if not data:
-        names = ("latency_p20_ms", "latency_p80_ms")
-        return result | {name: _latency(ours, name, None, place) for name in names}
+        return result
     if not isinstance(data, list) or not all(_number(value) for value in data):
         raise ValueError(f"{place}.stats.data: expected a list of numbers")
     p20, p80 = (float(np.percentile(data, share)) * 1e3 for share in (20, 80))
@@ -145,9 +172,11 @@ def _reading(benchmark: Mapping[str, Any], stats: Mapping[str, Any], place: str)
     }
 
 
-def _latency(ours: Mapping[str, Any], name: str, default: float | None, place: str) -> float | None:
+def _latency(ours: Mapping[str, Any], name: str, default: float, place: str) -> float:
     """The exact value from our exporter; without it `default`, the value from the statistics."""
-    return default if ours.get(name) is None else positive(ours[name], f"{place}.extra_info.{OURS}.{name}")
+    if ours.get(name) is None:
+        return default
+    return float(get(ours, name, (int, float), f"{place}.extra_info.{OURS}"))
 
 
 def _number(value: object) -> bool:
@@ -160,15 +189,20 @@ STATISTICS = (*SUMMARY, "ops", "rounds", "iqr_outliers", "stddev_outliers", "out
 def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skipped]:
     """Writes the timed records to `path`, and returns the records that it skipped.
 
+    pytest-benchmark takes one result of a name: the newest run's, and of a run that timed several configs the fastest.
     Raises `ValueError` if the records are of several machines, which the format cannot hold, or if no record is left.
     """
     chosen, skipped = timed(records)
-    used = [record for record in chosen if record.samples]
     skipped += [Skipped(benchmark_name(record), "it has no samples") for record in chosen if not record.samples]
-    machines = dict.fromkeys(str(record.environment.get("machine_key")) for record in used)
+    chosen = [record for record in chosen if record.samples]
+    by_name = _by_name(chosen)
+    used = [record for record in chosen if by_name[_names(record)["fullname"]] is record]
+    left = [record for record in chosen if by_name[_names(record)["fullname"]] is not record]
+    skipped += [Skipped(benchmark_name(record), "another run or config of its name is written") for record in left]
+    machines = dict.fromkeys(machine_of(record) for record in chosen)
     if len(machines) != 1:
         found = ", ".join(machines) or "none"
-        raise ValueError(f"machine: expected records of one, with samples, got {found}; choose with --machine")
+        raise ValueError(f"machine: expected records of one, with samples, got {found}; choose by --machine or file")
     newest = max(used, key=lambda record: record.timestamp)
     values = {
         "machine_info": _machine(newest.environment),
@@ -188,6 +222,18 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
     return skipped
 
 
+def _by_name(records: Sequence[Record]) -> dict[str, Record]:
+    """The record to write of each full name."""
+    found: dict[str, Record] = {}
+    for record in sorted(records, key=lambda record: record.timestamp):
+        name = _names(record)["fullname"]
+        known = found.get(name, record)
+        searched = known.run_id == record.run_id and known.config != record.config
+        if not searched or (record.latency_median_ms or 0.0) < (known.latency_median_ms or 0.0):
+            found[name] = record
+    return found
+
+
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
     """The values under pytest-benchmark's keys, with the machine key in place of a host name; then those under ours."""
     system, _, machine = str(environment.get("os") or "").partition(" ")
@@ -203,7 +249,7 @@ def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
         "python_version": environment.get("python") or "",
         "python_build": ["", ""],
         "cpu": {"brand_raw": environment.get("cpu"), "count": environment.get("cores")},
-        OURS: {key: value for key, value in environment.items() if key not in ("commit", "dirty")},
+        OURS: {key: value for key, value in environment.items() if key not in ("commit", "dirty", "imported")},
     }
 
 
@@ -215,17 +261,29 @@ def _stats(samples: Sequence[float]) -> dict[str, Any]:
     return {**{name: getattr(stats, name) for name in STATISTICS}, "iterations": 1, "data": samples}
 
 
+def _names(record: Record) -> dict[str, Any]:
+    """What pytest-benchmark calls the record's benchmark: as in the file that it comes from, or as in our suite."""
+    theirs = (record.environment.get("imported") or {}).get("benchmark")
+    if theirs:
+        return {key: theirs[key] for key in NAMES}
+    test_id = "-".join(part for part in (f"{record.op}/{record.kernel}", record.case_id, record.scheme) if part)
+    name = f"test_kernel[{test_id}]"
+    params = {"op": record.op, "kernel": record.kernel, "case": record.case_id, "scheme": record.scheme}
+    return {
+        "group": " ".join(part for part in (record.op, record.case_id, record.scheme) if part),
+        "name": name,
+        "fullname": f"{SUITE}::{name}",
+        "params": {**record.case, **params},
+        "param": test_id,
+    }
+
+
 def _benchmark(record: Record, stats: Mapping[str, Any]) -> dict[str, Any]:
-    name = f"test_kernel[{record.op}/{record.kernel}-{record.case_id}-{record.scheme}]"
     ours = ("op", "kernel", "role", "backend", "case_id", "case", "scheme", "device", "l2_state", "seed", "timer")
     extra = {key: getattr(record, key) for key in (*ours, "run_id", "timestamp", "commit", "dirty")}
     extra |= {key: getattr(record, key) for key in ("latency_p20_ms", "latency_median_ms", "latency_p80_ms")}
     return {
-        "group": f"{record.op} {record.case_id} {record.scheme}",
-        "name": name,
-        "fullname": f"rooflab::{name}",
-        "params": dict(record.case),
-        "param": f"{record.op}/{record.kernel}-{record.case_id}",
+        **_names(record),
         "extra_info": {"status": "OK", OURS: {**extra, "case": dict(record.case)}},
         "options": {
             "disable_gc": True,

@@ -12,6 +12,7 @@ import csv
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,6 +103,10 @@ def _from_csv(text: str, name: str, op: str, skipped: list[files.Skipped]) -> li
     if not rows or len(rows[0]) < 2:
         raise ValueError(f"{name}, line 1: expected columns separated by ';', the first of them the input")
     header = rows[0]
+    twice = [column for column, count in Counter(header).items() if count > 1]
+    if twice:
+        raise ValueError(f"{name}, line 1: expected each column once, got {twice[0]!r} twice")
+    inputs: Counter[str] = Counter()
     readings: list[_Reading] = []
     for line, row in enumerate(rows[1:], 2):
         place = f"{name}, line {line}"
@@ -112,7 +117,10 @@ def _from_csv(text: str, name: str, op: str, skipped: list[files.Skipped]) -> li
         if row[0] in ("average", "hashes"):
             skipped.append(files.Skipped(place, AVERAGE if row[0] == "average" else "hashes of sources"))
             continue
+        inputs[row[0]] += 1
         case = _case(row[0], header[0])
+        if inputs[row[0]] > 1:  # of another input that is written in the same way
+            case = case.but(number=inputs[row[0]])
         found: dict[str, _Reading] = {}
         for column, cell in zip(header[1:], row[1:], strict=True):
             provider, separator, metric = column.rpartition("-")
@@ -137,7 +145,9 @@ def _from_json(metrics: Mapping[str, Any], name: str, skipped: list[files.Skippe
         op = parts["name"].removesuffix(f"_{mode}") if mode else parts["name"]
         op = op if mode in ("", "fwd", "fwd_no_grad") else f"{op}_{mode}"
         place = f"{parts['name']}[{parts['x']}-{parts['provider']}]"
-        reading = _Reading(op, parts["provider"], _case(parts["x"], "x"), place)
+        case = _case(parts["x"], "x")
+        case = case.but(mode=mode) if mode == "fwd_no_grad" else case  # the op of `fwd` and of this mode is the same
+        reading = _Reading(op, parts["provider"], case, place)
         _add(found.setdefault((parts["name"], parts["x"], parts["provider"]), reading), parts["metric"], value)
     return list(found.values())
 
@@ -161,7 +171,7 @@ def _case(text: str, label: str) -> Case:
         return files.make_case({"x": text})
     names = re.findall(r"\w+", label)
     values = value if isinstance(value, tuple) else (value,)
-    if len(names) != len(values):
+    if len(names) != len(values) or len(set(names)) < len(names):
         names = ["x"] if len(values) == 1 else [f"x{number}" for number in range(len(values))]
     return files.make_case(dict(zip(names, values, strict=True)))
 

@@ -42,6 +42,8 @@ def main() -> None:
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     arguments, common = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
     servers = dict(text.partition("=")[::2] for text in arguments.servers)
+    if len(servers) < len(arguments.servers):
+        parser.error("servers: expected another name for each")
     held: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for number in range(arguments.rounds):
         for place, load in enumerate(arguments.load):

@@ -158,7 +158,8 @@ def problems(
     checks = sources.newest((item for item in located if item.record.kind == "check"), sources.kernel_key)
     others = sources.newest(
         (item for item in located if item.record.kind not in ("check", "bench", "ab")),
-        lambda record: (record.kind, *sources.kernel_key(record), str(record.config)),
+        # Runs of the engine and of loads have one name; what differs is in their case.
+        lambda record: (record.kind, *sources.kernel_key(record), str(record.config), str(record.case)),
     )
     for item in (*current, *checks, *others):
         wrong = sources.fault(item.record)

@@ -162,7 +162,7 @@ def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
     """
     items = newest(
         (item for item in located if item.record.kind == "engine" and item.record.case_id != CASE_ID),
-        lambda one: (machine_of(one), one.case_id, plain_value(one.case), one.scheme),
+        lambda one: (machine_of(one), one.case_id, str(one.case), one.scheme),
     )
     groups: dict[frozenset[str], list[Located]] = {}
     for item in items:

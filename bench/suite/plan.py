@@ -7,10 +7,12 @@ which `{here}` stands for the file's folder.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from rooflab.bench.suite.entries import Entry
+from rooflab.bench.suite.state import folder_of
 from rooflab.bench.suite.step import told
 from rooflab.engine.ops import FIRST_ON_CUDA
 from rooflab.kernels import registry
@@ -48,12 +50,15 @@ def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path 
     `files` hold more entries.  `only` names ops, families (`attention` for every op with that word in its name, and
     those of `BESIDE`), entries, or the word that begins an entry's id.  With `only`, entries about the card alone are
     left out unless a chosen entry needs them.  `trust` goes to the first checks.  Raises `ValueError` if a name of
-    `only` matches nothing, or a file is no list of entries.
+    `only` matches nothing, a file is no list of entries, or two entries have one folder.
     """
     ops = list(registry.ops())
     every = [*card_entries(ops, trust), *(entry for op in ops for entry in op_entries(op)), *latency_entries()]
     every += [entry for file in files for entry in read_plan(file)]
     by_id = {entry.id: entry for entry in every}
+    folders = Counter(folder_of(Path(), entry.id).name for entry in every)
+    if twice := [name for name, count in folders.items() if count > 1]:
+        raise ValueError(f"plan: expected each entry once, got {twice[0]} {folders[twice[0]]} times")
     wanted = set(by_id)
     if only:
         named = {entry_id for name in only for entry_id in _named(name, every)}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._checks import check_dtype, check_float, check_last_dim_contiguous, check_shape
+from rooflab.kernels._checks import check_float, check_last_dim_contiguous, check_values
 from rooflab.kernels.registry import Arguments
+from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -18,6 +19,7 @@ def check_operands(token_ids: torch.Tensor, weight: torch.Tensor) -> tuple[int, 
     check_shape("weight", weight, None, None)
     check_float("weight", weight)
     check_last_dim_contiguous("weight", weight)
+    check_values("token_ids", token_ids, 0, len(weight) - 1)
     return token_ids.shape[0], *weight.shape
 
 

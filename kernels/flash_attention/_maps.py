@@ -6,8 +6,9 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of, unchecked_map
-from rooflab.kernels.flash_attention._args import E4M3, keys_contiguous
+from rooflab.kernels.flash_attention._args import keys_contiguous
 from rooflab.kernels.flash_attention._tiles import padded
+from rooflab.reference.flash_attention import E4M3
 
 
 def tensor_map(x: torch.Tensor, rows: int) -> TensorDescriptor:

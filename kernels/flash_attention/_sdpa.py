@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from rooflab.kernels._attention import never_zero
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import nbytes
@@ -52,7 +53,7 @@ def attend(
             k.transpose(1, 2),
             v.transpose(1, 2),
             is_causal=causal,
-            scale=softmax_scale,
+            scale=never_zero(softmax_scale),
             enable_gqa=q.shape[2] != k.shape[2],
         )
     return result.transpose(1, 2)

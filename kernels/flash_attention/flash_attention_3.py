@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from rooflab.kernels._attention import Returned, check_options
-from rooflab.kernels.flash_attention._args import E4M3, check_args, check_scales
+from rooflab.kernels._attention import Returned
+from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.attention import check_options
+from rooflab.reference.flash_attention import E4M3, check_scales
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 

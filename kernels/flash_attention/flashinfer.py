@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from rooflab.kernels import _flashinfer as adapter
-from rooflab.kernels._attention import Returned, check_options
+from rooflab.kernels._attention import Returned
 from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.flash_attention.flash_attention_3 import traffic as in_one_launch
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.attention import check_options
 from rooflab.roofline.model import Traffic
 
 

@@ -22,17 +22,19 @@ import torch
 import triton
 import triton.language as tl
 
-from rooflab.kernels._attention import Returned, check_options, outputs
+from rooflab.kernels._attention import Returned, outputs
 from rooflab.kernels._attention_device import finish, softmax_numbers
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.flash_attention import _tiles
-from rooflab.kernels.flash_attention._args import check_args, check_scales, keys_contiguous
+from rooflab.kernels.flash_attention._args import check_args, keys_contiguous
 from rooflab.kernels.flash_attention._fp8_device import SMALLEST_FACTOR, UNIT, attend, scale_of
 from rooflab.kernels.flash_attention._maps import columns_map, nothing_seen, tensor_map, why_not_loaded_in_fp8
 from rooflab.kernels.flash_attention._tiles import ADDRESS_REGISTERS, Config, padded
 from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
+from rooflab.reference.attention import check_options
+from rooflab.reference.flash_attention import check_scales
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 

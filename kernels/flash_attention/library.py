@@ -8,8 +8,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from rooflab.kernels.flash_attention._args import E4M3, check_args, check_scales
+from rooflab.kernels._attention import never_zero
+from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.flash_attention import E4M3, check_scales
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -93,7 +95,7 @@ def flash_attention(
         v.transpose(1, 2),
         attn_mask=bias,
         is_causal=causal and T == S,  # for T == S top-left and bottom-right masks are equal
-        scale=softmax_scale,
+        scale=never_zero(softmax_scale),
         enable_gqa=q.shape[2] != k.shape[2],
     )
     return result.transpose(1, 2)

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from rooflab.kernels._attention import Returned, check_options, outputs
+from rooflab.kernels._attention import Returned, outputs
 from rooflab.kernels._attention_device import finish, key_tiles, softmax_numbers, step
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.configs import default_config
@@ -20,6 +20,7 @@ from rooflab.kernels.flash_attention._args import check_args
 from rooflab.kernels.flash_attention._tiles import Config, configs, footprint, padded, traffic
 from rooflab.kernels.registry import register
 from rooflab.kernels.tuning import BF16, Tuning
+from rooflab.reference.attention import check_options
 from rooflab.reference.spec import Case, Scheme
 
 

@@ -58,7 +58,7 @@ from dataclasses import dataclass
 import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from rooflab.kernels._attention import LOG2E, Returned, check_options, get_scale, outputs
+from rooflab.kernels._attention import LOG2E, SMALLEST_SCALE, Returned, get_scale, outputs
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._layouts import HEADS
 from rooflab.kernels._sizes import cdiv, next_power_of_2
@@ -71,6 +71,7 @@ from rooflab.kernels.flash_attention._tiles import section_heads
 from rooflab.kernels.flash_attention._timeline import TIMELINE
 from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
+from rooflab.reference.attention import check_options
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
@@ -89,8 +90,6 @@ ROWS = 64
 """Rows of queries per consumer."""
 BARRIERS = 3
 """Barriers of the queries and the turns per consumer; each stage has four more."""
-SMALLEST_SCALE = 2.0**-100
-"""Replaces a scale of 0, with which a masked score would become NaN; every weight is still 1."""
 
 
 @dataclass(frozen=True)

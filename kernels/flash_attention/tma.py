@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
-from rooflab.kernels._attention import Returned, check_options, outputs
+from rooflab.kernels._attention import Returned, outputs
 from rooflab.kernels._attention_device import finish, softmax_numbers
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.configs import default_config
@@ -24,6 +24,7 @@ from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.registry import register
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
+from rooflab.reference.attention import check_options
 from rooflab.reference.spec import Case, Scheme
 
 

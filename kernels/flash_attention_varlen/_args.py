@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels import _checks
-from rooflab.kernels._checks import check_contiguous, check_dtype, check_float, check_last_dim_contiguous, check_shape
+from rooflab.kernels._checks import check_contiguous, check_float, check_last_dim_contiguous, checks_bounds
+from rooflab.reference.flash_attention_varlen import check_lengths, check_operands
+from rooflab.reference.rules import check_dtype
 
 
 def check_args(
@@ -25,41 +26,23 @@ def check_args(
     a row of no sequence undefined, as FlashAttention and torch do.
     """
     check_float("q", q)
-    check_shape("q", q, None, None, None)
-    T, H, D = q.shape
-    check_shape("k", k, None, None, D)
-    check_shape("v", v, *k.shape)
+    check_operands(q, k, v, cu_seqlens_q, cu_seqlens_k)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        check_dtype(name, tensor, q.dtype)
         check_last_dim_contiguous(name, tensor)
-    check_shape("cu_seqlens_q", cu_seqlens_q, None)
-    check_shape("cu_seqlens_k", cu_seqlens_k, len(cu_seqlens_q))
-    if len(cu_seqlens_q) == 0:
-        raise ValueError("cu_seqlens_q: expected at least the offset 0, got none")
     for name, offsets, end, longest in (
-        ("cu_seqlens_q", cu_seqlens_q, T, max_seqlen_q),
-        ("cu_seqlens_k", cu_seqlens_k, k.shape[0], max_seqlen_k),
+        ("cu_seqlens_q", cu_seqlens_q, len(q), max_seqlen_q),
+        ("cu_seqlens_k", cu_seqlens_k, len(k), max_seqlen_k),
     ):
         check_dtype(name, offsets, torch.int32)
         check_contiguous(name, offsets)
         if longest < 0:
             raise ValueError(f"max_seqlen_{name[-1]}: expected at least 0, got {longest}")
-        if offsets.device.type == "cpu" or _checks.CHECK_VALUES:
-            _check_offsets(name, offsets.tolist(), end, longest)
+        if checks_bounds(offsets):
+            check_lengths(name, offsets, end, longest)
     others = {"k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     for name, tensor in others.items():
         if tensor.device != q.device:
             raise ValueError(f"{name}: expected a tensor on {q.device}, got {tensor.device}")
-    if k.shape[1] == 0 or H % k.shape[1]:
-        raise ValueError(f"k: expected a number of heads that divides q's {H}, got {k.shape[1]}")
-
-
-def _check_offsets(name: str, offsets: list[int], end: int, longest: int) -> None:
-    lengths = [after - before for before, after in zip(offsets, offsets[1:], strict=False)]
-    if offsets[0] != 0 or offsets[-1] != end or min(lengths, default=0) < 0:
-        raise ValueError(f"{name}: expected offsets from 0 to {end} that never fall, got {offsets}")
-    if max(lengths, default=0) > longest:
-        raise ValueError(f"max_seqlen_{name[-1]}: expected at least {max(lengths)}, the longest, got {longest}")
 
 
 def told_longest(q: torch.Tensor, cu_seqlens_q: torch.Tensor, max_seqlen_q: int) -> int:

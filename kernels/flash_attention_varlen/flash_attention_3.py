@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from rooflab.kernels._attention import Returned, check_options
+from rooflab.kernels._attention import Returned
 from rooflab.kernels.flash_attention.flash_attention_3 import PACKAGE, window_sizes
 from rooflab.kernels.flash_attention_varlen._args import check_args
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.attention import check_options
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._attention import check_options, get_scale
+from rooflab.kernels._attention import get_scale, never_zero
 from rooflab.kernels.flash_attention.library import flash_attention as dense
 from rooflab.kernels.flash_attention_varlen._args import check_args, told_longest
 from rooflab.kernels.flash_attention_varlen.naive import spans
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.attention import check_options
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -67,7 +68,7 @@ def flash_attention_varlen(
         longest = told_longest(q, cu_seqlens_q, max_seqlen_q)
         answer = torch.ops.aten._flash_attention_forward(
             q, k, v, cu_seqlens_q, cu_seqlens_k, longest, max_seqlen_k, 0.0, causal, False,
-            scale=get_scale(q, softmax_scale),
+            scale=never_zero(get_scale(q, softmax_scale)),
             window_size_left=None if window is None else window - 1,
             window_size_right=None if window is None else 0,
         )  # fmt: skip

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._attention import Returned, check_options, outputs
+from rooflab.kernels._attention import Returned, outputs
 from rooflab.kernels.flash_attention.naive import flash_attention as dense
 from rooflab.kernels.flash_attention.naive import traffic as dense_traffic
 from rooflab.kernels.flash_attention_varlen._args import check_args
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.attention import check_options
 from rooflab.roofline.model import Traffic
 
 

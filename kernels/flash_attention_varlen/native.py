@@ -6,11 +6,12 @@ from pathlib import Path
 
 import torch
 
-from rooflab.kernels._attention import check_options, get_scale
+from rooflab.kernels._attention import get_scale
 from rooflab.kernels._checks import output
 from rooflab.kernels._native import DTYPES, built, check_on_cpu, sizes
 from rooflab.kernels.flash_attention_varlen._args import check_args
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.attention import check_options
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from rooflab.kernels._attention import Returned, check_options, outputs
+from rooflab.kernels._attention import Returned, outputs
 from rooflab.kernels._attention_device import finish, key_tiles, softmax_numbers, step
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
@@ -19,6 +19,7 @@ from rooflab.kernels.flash_attention._tiles import Config, configs
 from rooflab.kernels.flash_attention_varlen._args import check_args
 from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
+from rooflab.reference.attention import check_options
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from rooflab.kernels._attention import Returned, check_options, get_scale
+from rooflab.kernels._attention import Returned, get_scale
 from rooflab.kernels.flash_attention.flash_attention_3 import window_sizes
 from rooflab.kernels.flash_attention_varlen._args import check_args, told_longest
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.attention import check_options
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 

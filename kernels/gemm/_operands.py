@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._checks import check_dtype, check_float, check_last_dim_contiguous, check_shape
+from rooflab.kernels._checks import check_float, check_last_dim_contiguous
 from rooflab.kernels.registry import Arguments
+from rooflab.reference.gemm import check_precision
+from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -36,11 +38,7 @@ def check_operands(
         check_shape("residual", residual, M, N)
         check_dtype("residual", residual, a.dtype)
         check_last_dim_contiguous("residual", residual)
-    if precision != "ieee":
-        if precision != "tf32":
-            raise ValueError(f"precision: expected ieee or tf32, got {precision!r}")
-        if a.dtype != torch.float32:
-            raise ValueError(f"precision: expected ieee with {a.dtype} operands, got tf32, which is for torch.float32")
+    check_precision(a, precision)
     return M, N, K
 
 

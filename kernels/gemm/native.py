@@ -11,16 +11,10 @@ from typing import Any
 
 import torch
 
-from rooflab.kernels._checks import (
-    check_contiguous,
-    check_dtype,
-    check_float,
-    check_last_dim_contiguous,
-    check_shape,
-    output,
-)
+from rooflab.kernels._checks import check_contiguous, check_float, check_last_dim_contiguous, output
 from rooflab.kernels._native import DTYPES, Layouts, built, sizes
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 

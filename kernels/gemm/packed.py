@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from rooflab.kernels._checks import check_dtype, check_float, check_shape
+from rooflab.kernels._checks import check_float, check_last_dim_contiguous
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -88,5 +89,6 @@ def gemm(a: torch.Tensor, b: PackedWeight, bias: torch.Tensor | None = None) -> 
     if bias is not None:
         check_shape("bias", bias, b.N)
         check_dtype("bias", bias, a.dtype)
+        check_last_dim_contiguous("bias", bias)
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(a, b.tensor, bias, "none", [], "")
     return result

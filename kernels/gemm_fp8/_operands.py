@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._checks import check_dtype, check_last_dim_contiguous, check_shape
+from rooflab.kernels._checks import check_last_dim_contiguous
 from rooflab.kernels.registry import Arguments
+from rooflab.reference import gemm_fp8 as reference
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
-E4M3 = torch.float8_e4m3fn
-GROUP = 128
-"""Values along K, and along N of b, that share a block scale."""
 TMA_ALIGNMENT = 16
 """A tensor map's addresses and strides are multiples of this many bytes."""
 
@@ -19,32 +17,11 @@ TMA_ALIGNMENT = 16
 def check_operands(
     a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None = None
 ) -> tuple[int, int, int]:
-    """M, N and K.
-
-    Raises `ValueError` unless a is (M, K) and b (K, N), e4m3, bias (N,) bf16, and the scales fp32: one element each,
-    or (M, ceil(K / 128)) and (ceil(K / 128), ceil(N / 128)).
-    """
-    check_shape("a", a, None, None)
-    M, K = a.shape
-    check_shape("b", b, K, None)
-    N = b.shape[1]
-    for name, tensor in (("a", a), ("b", b)):
-        check_dtype(name, tensor, E4M3)
-    for name, tensor in (("a_scale", a_scale), ("b_scale", b_scale)):
-        check_dtype(name, tensor, torch.float32)
-    if block_scaled(a_scale):
-        groups = -(-K // GROUP)
-        check_shape("a_scale", a_scale, M, groups)
-        check_shape("b_scale", b_scale, groups, -(-N // GROUP))
-    else:
-        for name, tensor in (("a_scale", a_scale), ("b_scale", b_scale)):
-            if tensor.ndim > 1 or tensor.numel() != 1:
-                raise ValueError(f"{name}: expected one element, shape () or (1,), got {tuple(tensor.shape)}")
+    """M, N and K.  Raises `ValueError` as the reference's does, and on a bias that is not contiguous."""
+    sizes = reference.check_operands(a, b, a_scale, b_scale, bias)
     if bias is not None:
-        check_shape("bias", bias, N)
-        check_dtype("bias", bias, torch.bfloat16)
         check_last_dim_contiguous("bias", bias)
-    return M, N, K
+    return sizes
 
 
 def block_scaled(a_scale: torch.Tensor) -> bool:

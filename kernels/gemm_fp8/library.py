@@ -8,8 +8,9 @@ import torch
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._torch_cpu import scaled_mm_writes_between_rows
-from rooflab.kernels.gemm_fp8._operands import GROUP, block_scaled, check_operands, traffic, why_no_tma
+from rooflab.kernels.gemm_fp8._operands import block_scaled, check_operands, traffic, why_no_tma
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.gemm_fp8 import GROUP
 
 MULTIPLE = 16
 """cuBLASLt needs N and K in multiples of this."""

@@ -6,8 +6,9 @@ import torch
 
 from rooflab.kernels._checks import output
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.gemm_fp8._operands import GROUP, block_scaled, check_operands
+from rooflab.kernels.gemm_fp8._operands import block_scaled, check_operands
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.gemm_fp8 import GROUP
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._checks import check_dtype, check_float, check_shape
+from rooflab.kernels._checks import check_float
+from rooflab.reference.rules import check_dtype, check_shape
 
 
 def check_operands(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._checks import check_dtype, check_float, check_last_dim_contiguous, check_shape
+from rooflab.kernels._checks import check_float, check_last_dim_contiguous
+from rooflab.reference.rules import check_dtype, check_shape
 
 GROUPS = (128, 64, 32)
 """Values along K that may share a scale."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._checks import check_dtype, check_shape
 from rooflab.kernels.gemm_w8a16._operands import check_all_but_b
+from rooflab.reference.rules import check_dtype, check_shape
 
 BLOCK_K = 16
 WORDS = 4

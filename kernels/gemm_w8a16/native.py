@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import torch
 
-from rooflab.kernels._checks import check_dtype
 from rooflab.kernels._native import Layouts
 from rooflab.kernels.gemm import native
 from rooflab.kernels.gemm.native import Panels
 from rooflab.kernels.gemm_w8a16._operands import check_all_but_b
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.rules import check_dtype
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 

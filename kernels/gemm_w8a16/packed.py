@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._checks import check_dtype, check_shape, output
+from rooflab.kernels._checks import output
 from rooflab.kernels._torch_cpu import check_rows, padded_rows_refused
 from rooflab.kernels.gemm_w8a16 import library
 from rooflab.kernels.gemm_w8a16._operands import check_operands
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 

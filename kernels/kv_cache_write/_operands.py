@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._checks import (
-    check_contiguous,
-    check_dtype,
-    check_float,
-    check_last_dim_contiguous,
-    check_shape,
-    check_values,
-)
+from rooflab.kernels._checks import check_contiguous, check_float, check_last_dim_contiguous, check_slots
+from rooflab.reference.kv_cache_write import check_shapes
+from rooflab.reference.rules import check_dtype
 
 
 def check_operands(
@@ -22,12 +17,8 @@ def check_operands(
     Raises `ValueError` unless k and v are (T, H_kv, D), the caches contiguous (num_blocks, block_size, H_kv, D), all of
     one float dtype, slot_mapping (T,) int64, all on one device.  k and v may be strided views of a packed projection.
     """
-    check_shape("k", k, None, None, None)
+    check_shapes(k, v, k_cache, v_cache, slot_mapping)
     T, H_kv, D = k.shape
-    check_shape("v", v, T, H_kv, D)
-    check_shape("k_cache", k_cache, None, None, H_kv, D)
-    check_shape("v_cache", v_cache, *k_cache.shape)
-    check_shape("slot_mapping", slot_mapping, T)
     check_float("k", k)
     for name, tensor in (("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
         check_dtype(name, tensor, k.dtype)
@@ -40,5 +31,5 @@ def check_operands(
     check_last_dim_contiguous("v", v)
     check_contiguous("k_cache", k_cache)
     check_contiguous("v_cache", v_cache)
-    check_values("slot_mapping", slot_mapping, -1, k_cache.shape[0] * k_cache.shape[1] - 1)
+    check_slots(slot_mapping, k_cache.shape[0] * k_cache.shape[1])
     return T, H_kv, D

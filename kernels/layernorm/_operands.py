@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._checks import check_dtype, check_last_dim_contiguous, check_shape
+from rooflab.kernels._checks import check_last_dim_contiguous
 from rooflab.kernels.registry import Arguments
 from rooflab.kernels.rmsnorm import _operands
+from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 

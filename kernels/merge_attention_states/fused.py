@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -44,6 +46,7 @@ def fused_kernel(
         place = part.to(tl.int64)
         own = real[:, None] & (part < parts)[None, :]
         lse = tl.load(lses[:, None] + place[None, :] * lses_stride_p, mask=own, other=float("-inf"))
+        lse = tl.where(lse == float("inf"), float("-inf"), lse)  # as some libraries write of a part that saw no key
         seen = lse > float("-inf")
         # No load where the part saw no key: its output is undefined there, and 0 * NaN is NaN.
         places = outs[:, None, :] + (place * outs_stride_p)[None, :, None]
@@ -85,7 +88,7 @@ def merge(outs: torch.Tensor, lses: torch.Tensor, merged: torch.Tensor, lse: tor
     """Merges parts (P, T, H, D) and (P, T, H) fp32 into tensors of the right shape; `merged`: any float dtype."""
     parts, T, H, D = outs.shape
     if merged.numel() == 0:
-        lse.copy_(torch.logsumexp(lses, dim=0))  # for D = 0
+        lse.copy_(torch.logsumexp(lses.masked_fill(lses == math.inf, -math.inf), dim=0))  # for D = 0
         return
     block_d = int(next_power_of_2(D))
     rows = max(32 * WARPS * LOAD_BYTES // outs.element_size() // block_d, 1)

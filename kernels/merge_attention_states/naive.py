@@ -17,10 +17,10 @@ def traffic(inputs: Arguments) -> Traffic:
     outs, lses = inputs.outs, inputs.lses
     parts, size = outs.numel(), outs.element_size()
     result = parts // outs.shape[0]
-    # In this order: log-sum-exp, its mask, weights, cast, mask, product, sum, output.
-    read = (3 * lses.numel()) * 4 + parts * size + 3 * 4 * parts + 4 * result
-    write = (2 * lses.numel()) * 4 + 3 * 4 * parts + (4 + size) * result + 4 * lses[0].numel()
-    return Traffic(read, write, launches=10)
+    # In this order: mask, log-sum-exp, its mask, weights, cast, mask, product, sum, output.
+    read = (4 * lses.numel()) * 4 + parts * size + 3 * 4 * parts + 4 * result
+    write = (3 * lses.numel()) * 4 + 3 * 4 * parts + (4 + size) * result + 4 * lses[0].numel()
+    return Traffic(read, write, launches=12)
 
 
 @register(op="merge_attention_states", name="naive", role="naive", backend="torch", traffic=traffic)
@@ -32,6 +32,7 @@ def merge_attention_states(outs: torch.Tensor, lses: torch.Tensor, out: Returned
     check_operands(outs, lses)
     merged, lse = outputs(out, tuple(outs.shape[1:]), outs, return_lse=True)
     assert lse is not None
+    lses = lses.masked_fill(lses == math.inf, -math.inf)  # as some libraries write of a part that saw no key
     total = torch.logsumexp(lses, dim=0)
     # If no part saw a key, -inf - -inf would be NaN; if one part saw no key, its output is undefined.
     weights = torch.exp(lses - total.masked_fill(total == -math.inf, 0.0))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._attention import check_options
-from rooflab.kernels._checks import check_contiguous, check_dtype, check_float, check_last_dim_contiguous, check_shape
+from rooflab.kernels._checks import check_contiguous, check_float, check_last_dim_contiguous
 from rooflab.kernels._paged_values import check_pages
+from rooflab.kernels.registry import Arguments
+from rooflab.reference.attention import check_options
+from rooflab.reference.rules import check_dtype, check_shape
 
 
 def check_args(
@@ -22,7 +24,8 @@ def check_args(
 ) -> None:
     """Raises `ValueError` unless q is (T, H, D), the caches (num_blocks, block_size, H_kv, D) of its dtype, block_table
     (B, max_blocks) int32, seq_lens (B,) int32 and cu_seqlens_q (B + 1,) int32 (without it T = B), all on one device;
-    with scales (H_kv,) fp32 the caches are e4m3.  Values are checked only with `CHECK_VALUES` (`_paged_values`).
+    with scales (H_kv,) fp32 the caches are e4m3.  Tables and lengths are checked as `_paged_values` says; with
+    `window` only the pages that it leaves, for a kernel that reads no other.
     """
     check_float("q", q)
     check_shape("q", q, None, None, None)
@@ -59,6 +62,15 @@ def check_args(
     if H_kv == 0 or H % H_kv:
         raise ValueError(f"k_cache: expected a number of heads that divides q's {H}, got {H_kv}")
     check_pages(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1], T, cu_seqlens_q, window)
+
+
+def seen_spans(inputs: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first key that a sequence's queries see, and one past their last, (B,) each; a traffic model's, not a
+    launch's."""
+    lengths = inputs.seq_lens.long()
+    counts = torch.ones_like(lengths) if inputs.cu_seqlens_q is None else inputs.cu_seqlens_q.long().diff()
+    first = torch.zeros_like(lengths) if inputs.window is None else (lengths - counts + 1 - inputs.window).clamp(min=0)
+    return first, torch.where(counts > 0, lengths, 0)
 
 
 def check_paged_options(q: torch.Tensor, window: int | None, softcap: float | None, sinks: torch.Tensor | None) -> None:

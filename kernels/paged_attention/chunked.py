@@ -25,7 +25,7 @@ import torch
 from rooflab.kernels._attention import LOG2E, Returned, get_scale, outputs
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
-from rooflab.kernels.paged_attention._args import check_args, check_paged_options
+from rooflab.kernels.paged_attention._args import check_args, check_paged_options, seen_spans
 from rooflab.kernels.paged_attention._chunked_device import chunked_kernel
 from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
@@ -114,17 +114,13 @@ def why_not_taken(q: torch.Tensor) -> str | None:
 def traffic(inputs: Arguments) -> Traffic:
     """The keys and values that a sequence's queries see once, because L2 keeps them for its tiles; a page that several
     sequences share once for each; q, the output, and the table entries once."""
-    q, k_cache, seq_lens, cu_seqlens_q = inputs.q, inputs.k_cache, inputs.seq_lens, inputs.cu_seqlens_q
-    window = inputs.window
+    q, k_cache = inputs.q, inputs.k_cache
     T, H, D = q.shape
-    lengths = seq_lens.long()
-    counts = torch.ones_like(lengths) if cu_seqlens_q is None else cu_seqlens_q.long().diff()
-    first = torch.zeros_like(lengths) if window is None else (lengths - counts + 1 - window).clamp(min=0)
-    seen = torch.where(counts > 0, lengths, 0)
-    _, entries = used_slots(inputs.block_table, seen, k_cache.shape[0], k_cache.shape[1], first)
-    keys = int((seen - first).clamp(min=0).sum())
+    first, end = seen_spans(inputs)
+    _, entries = used_slots(inputs.block_table, end, k_cache.shape[0], k_cache.shape[1], first)
+    keys = int((end - first).clamp(min=0).sum())
     read = 2 * keys * k_cache.shape[2] * D * k_cache.element_size() + 4 * entries
-    read += nbytes(q, seq_lens, cu_seqlens_q, inputs.sinks, inputs.k_scale, inputs.v_scale)
+    read += nbytes(q, inputs.seq_lens, inputs.cu_seqlens_q, inputs.sinks, inputs.k_scale, inputs.v_scale)
     return Traffic(read, nbytes(q) + (4 * T * H if inputs.return_lse else 0))
 
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from rooflab.kernels._attention import Returned, check_options
+from rooflab.kernels._attention import Returned
 from rooflab.kernels.flash_attention.flash_attention_3 import AUTHORS, window_sizes
 from rooflab.kernels.paged_attention._args import check_args
 from rooflab.kernels.paged_attention.chunked import traffic
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.attention import check_options
 
 
 def why_not_taken(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:

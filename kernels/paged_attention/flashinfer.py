@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from rooflab.kernels import _flashinfer as adapter
-from rooflab.kernels._attention import Returned, check_options
+from rooflab.kernels._attention import Returned
 from rooflab.kernels.paged_attention._args import check_args
 from rooflab.kernels.paged_attention.chunked import traffic as in_pages
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.attention import check_options
 from rooflab.roofline.model import Traffic
 
 TENSOR_CORE_GROUP = 4

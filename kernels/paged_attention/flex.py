@@ -2,10 +2,10 @@
 
 The cache is one long sequence of keys.  A `BlockMask` from the block table lists each query's pages, and `mask_mod`
 turns a place in the cache into a place in the sequence, as in the paper's section on paged attention.  A masked value
-is multiplied by a weight of 0, so NaN in the unwritten part of a page would reach the result: the list has only full
-pages.  torch steps gather, clean and attend a last page that is not full, and merge it by its log-sum-exp.  Mask, list
-and merge are made in the call, in one compiled graph, and are timed with it; an engine would make mask and list once
-per step for all layers.
+is multiplied by a weight of 0, so NaN in the unwritten part of a page would reach the result: the list has only pages
+that are seen whole.  torch steps gather, clean and attend a last page that is not full, and a page in which a window
+begins, and merge them by their log-sum-exps.  Mask, list and merge are made in the call, in one compiled graph, and are
+timed with it; an engine would make mask and list once per step for all layers.
 
 The first call of each shape compiles, which takes seconds.  No fp32, because a setting of the process decides whether
 its products are TF32.
@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 
-from rooflab.kernels._attention import Returned, check_options, get_scale
+from rooflab.kernels._attention import Returned, get_scale
 from rooflab.kernels.paged_attention._args import check_args
 from rooflab.kernels.paged_attention.chunked import traffic as in_pages
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.attention import check_options
 from rooflab.roofline.model import Traffic
 
 LEAST_PAGE = 16
@@ -60,9 +61,21 @@ def attend(
         enable_gqa=group > 1,
         return_aux=AuxRequest(lse=True),
     )
-    tail, tail_lse = _begun_page(q, k_cache, v_cache, block_table, seq_lens, scale, window, softcap)
     assert aux.lse is not None, "return_aux requests it"
-    return _merged(out[:, :, 0].float(), aux.lse[:, :, 0], tail, tail_lse)
+    merged = out[:, :, 0].float(), aux.lse[:, :, 0]
+    block_size, first = k_cache.shape[1], _first(seq_lens, window)
+    begun = seq_lens // block_size
+    parts = [(begun, seq_lens)]
+    if window is not None:  # a page in which it begins, unless that is the last one or is seen whole
+        parts.append((first // block_size, torch.where(first % block_size > 0, begun * block_size, 0)))
+    for column, end in parts:
+        merged = _merged(*merged, *_page(q, k_cache, v_cache, block_table, column, first, end, scale, softcap))
+    return merged
+
+
+def _first(seq_lens: torch.Tensor, window: int | None) -> torch.Tensor:
+    """(B,): the first key that each sequence's query sees."""
+    return torch.zeros_like(seq_lens) if window is None else (seq_lens - window).clamp(min=0)
 
 
 def _capped(softcap: float) -> Callable[..., torch.Tensor]:
@@ -70,23 +83,22 @@ def _capped(softcap: float) -> Callable[..., torch.Tensor]:
 
 
 def _whole_pages(block_table: torch.Tensor, seq_lens: torch.Tensor, k_cache: torch.Tensor, window: int | None) -> Any:
-    """The mask for each sequence's full pages."""
+    """The mask for the pages that each sequence's query sees whole."""
     from torch.nn.attention.flex_attention import BlockMask
 
     num_blocks, block_size = k_cache.shape[:2]
     B, width = block_table.shape
-    whole = seq_lens // block_size
+    begin = (_first(seq_lens, window) + block_size - 1) // block_size
+    whole = (seq_lens // block_size - begin).clamp(min=0)
     place = torch.arange(width, dtype=torch.int32, device=block_table.device).expand(B, width)
     listed = place < whole[:, None]
+    block_table = block_table.gather(1, (place + begin[:, None]).clamp(max=width - 1).long())
     # One more column, for table entries that are not full pages of the sequence.
     places = torch.full((B, num_blocks + 1), -1, dtype=torch.int32, device=block_table.device)
     places = places.scatter(1, torch.where(listed, block_table, num_blocks).long(), torch.where(listed, place, -1))
 
     def seen(b: torch.Tensor, h: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        own = places[b, key // block_size]
-        if window is None:
-            return own >= 0
-        return (own >= 0) & (own * block_size + key % block_size >= seq_lens[b] - window)
+        return places[b, key // block_size] >= 0
 
     return BlockMask.from_kv_blocks(
         whole[:, None, None].int(),
@@ -98,28 +110,27 @@ def _whole_pages(block_table: torch.Tensor, seq_lens: torch.Tensor, k_cache: tor
     )
 
 
-def _begun_page(
+def _page(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
+    column: torch.Tensor,
+    first: torch.Tensor,
+    end: torch.Tensor,
     scale: float,
-    window: int | None,
     softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over the tokens after the last full page: (B, H, D) fp32, and the log-sum-exp (B, H)."""
+    """Attention over the keys from `first` to `end` in the page of `column`, (B,) each: (B, H, D) fp32, and the
+    log-sum-exp (B, H)."""
     B, H, D = q.shape
     _, block_size, H_kv, _ = k_cache.shape
-    filled = (seq_lens % block_size)[:, None]
-    column = (seq_lens // block_size).clamp(max=block_table.shape[1] - 1).long()[:, None]
-    begun = torch.where(filled > 0, block_table.gather(1, column), 0)[:, 0]
-    slot = torch.arange(block_size, device=q.device)
-    unseen = slot >= filled  # (B, block_size)
-    if window is not None:
-        unseen = unseen | (slot < filled - window)
+    key = column[:, None] * block_size + torch.arange(block_size, device=q.device)
+    unseen = (key < first[:, None]) | (key >= end[:, None])  # (B, block_size)
+    found = block_table.gather(1, column.clamp(max=block_table.shape[1] - 1).long()[:, None])[:, 0]
+    page = torch.where(unseen.all(1), 0, found)
     keys, values = (
-        pages.index_select(0, begun).masked_fill(unseen[..., None, None], 0).float() for pages in (k_cache, v_cache)
+        pages.index_select(0, page).masked_fill(unseen[..., None, None], 0).float() for pages in (k_cache, v_cache)
     )
     scores = (q.view(B, H_kv, H // H_kv, 1, D).float() * keys.transpose(1, 2)[:, :, None]).sum(-1) * scale
     if softcap is not None:
@@ -149,8 +160,8 @@ def _compiled() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """All keys and values once, because a window only masks what is read, and each sequence's table of places (4 bytes
-    per page), written and read.  torch decides how to split keys, so partial results are not counted."""
+    """The visible keys and values once, and each sequence's table of places (4 bytes per page), written and read.
+    torch decides how to split keys, so partial results are not counted."""
     k_cache, seq_lens = inputs.k_cache, inputs.seq_lens
     keys = in_pages(inputs)
     places = 4 * len(seq_lens) * (k_cache.shape[0] + 1)
@@ -194,7 +205,7 @@ def paged_attention(
     Does not read the lengths.  Compiled code allocates the result, so there is no `out`.  Raises `ValueError` on wrong
     shapes, dtypes, strides or options.
     """
-    check_args(q, k_cache, v_cache, block_table, seq_lens)
+    check_args(q, k_cache, v_cache, block_table, seq_lens, window=window)
     check_options(q, True, window, softcap, None)
     reason = why_not_taken(q, k_cache, v_cache)
     if reason is None and q.device.type != "cuda":

@@ -15,11 +15,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from rooflab.kernels._attention import check_options
+from rooflab.kernels._attention import never_zero
 from rooflab.kernels._checks import output
 from rooflab.kernels.flash_attention import library as dense
-from rooflab.kernels.paged_attention._args import check_args
+from rooflab.kernels.paged_attention._args import check_args, seen_spans
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.attention import check_options
 from rooflab.roofline.model import Traffic
 
 ONE_CALL = 48 * 1024
@@ -36,7 +37,8 @@ def traffic(inputs: Arguments) -> Traffic:
     q, k_cache, seq_lens, cu_seqlens_q = inputs.q, inputs.k_cache, inputs.seq_lens, inputs.cu_seqlens_q
     block_size = k_cache.shape[1]
     if inputs.device == "cpu" or cu_seqlens_q is not None:
-        slots = int((-(-seq_lens.long() // block_size)).sum()) * block_size
+        first, end = seen_spans(inputs)
+        slots = int((-(-end // block_size) - first // block_size).clamp(min=0).sum()) * block_size
         copy = 2 * slots * k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
         queries = q.numel() * q.element_size()
         calls = 4 if cu_seqlens_q is None else 4 * len(seq_lens)
@@ -65,14 +67,16 @@ def paged_attention(
     On the CPU it reads the lengths and gathers only the needed pages.  On a GPU that would wait for the device, so a
     decode step gathers the whole table and masks.  Raises `ValueError` on wrong shapes or dtypes.
     """
-    check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q)
+    check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, window=window)
     check_options(q, True, window, None, None)
     out = output(out, tuple(q.shape), q)
     if cu_seqlens_q is not None:
         bounds = cu_seqlens_q.tolist()
         for b, (start, end, length) in enumerate(zip(bounds[:-1], bounds[1:], seq_lens.tolist(), strict=True)):
-            pages = block_table[b : b + 1]
-            keys, values = (_gather(cache, pages, length).transpose(1, 2) for cache in (k_cache, v_cache))
+            if start == end:  # then the table may hold anything, and so it may before the window
+                continue
+            first, pages = _first(length, end - start, window), block_table[b : b + 1]
+            keys, values = (_gather(cache, pages, first, length).transpose(1, 2) for cache in (k_cache, v_cache))
             out[start:end] = _chunk(q[start:end], keys, values, softmax_scale, window)
         return out
     B, H, D = q.shape
@@ -97,10 +101,9 @@ def paged_attention(
         if length == 0:
             out[b] = 0
             continue
-        pages = block_table[b : b + 1]
-        first = 0 if window is None else max(0, length - window)
-        keys, values = (_gather(cache, pages, length)[:, :, first:] for cache in (k_cache, v_cache))
-        attended = F.scaled_dot_product_attention(queries[b : b + 1], keys, values, scale=softmax_scale)
+        first, pages = _first(length, 1, window), block_table[b : b + 1]
+        keys, values = (_gather(cache, pages, first, length) for cache in (k_cache, v_cache))
+        attended = F.scaled_dot_product_attention(queries[b : b + 1], keys, values, scale=never_zero(softmax_scale))
         out[b] = attended.view(H, D)
     return out
 
@@ -110,24 +113,32 @@ def _chunk(
 ) -> torch.Tensor:
     """One sequence's queries (T, H, D) over its gathered keys and values (1, S, H_kv, D); returns (T, H, D)."""
     T, S = len(q), keys.shape[1]
-    if window is None or T == 0 or S == 0:
+    if window is None or S == 0:
         return dense.flash_attention(q[None], keys, values, True, softmax_scale)[0]
     last = torch.arange(T, device=q.device)[:, None] + S - T
     key = torch.arange(S, device=q.device)
     seen = (key <= last) & (key > last - window)
     # In fp32 no fused backend takes grouped heads; for the other dtypes expanded heads cost nothing more.
     keys, values = (x.transpose(1, 2).repeat_interleave(q.shape[1] // x.shape[2], dim=1) for x in (keys, values))
-    result = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys, values, attn_mask=seen, scale=softmax_scale)
+    result = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None], keys, values, attn_mask=seen, scale=never_zero(softmax_scale)
+    )
     return result[0].transpose(0, 1).masked_fill(~seen.any(1)[:, None, None], 0)
 
 
-def _gather(cache: torch.Tensor, block_table: torch.Tensor, length: int) -> torch.Tensor:
-    """The first `length` slots of each row of `block_table`, (B, H_kv, length, D); on a CPU index_select is up to 3
-    times as fast as indexing."""
+def _first(length: int, queries: int, window: int | None) -> int:
+    """The first key that one of a sequence's last `queries` sees."""
+    return 0 if window is None else max(0, length - queries + 1 - window)
+
+
+def _gather(cache: torch.Tensor, block_table: torch.Tensor, first: int, length: int) -> torch.Tensor:
+    """The slots from `first` to `length` of each row of `block_table`, (B, H_kv, length - first, D); on a CPU
+    index_select is up to 3 times as fast as indexing."""
     block_size = cache.shape[1]
-    pages = -(-length // block_size)
-    slots = cache.index_select(0, block_table[:, :pages].reshape(-1))
-    return slots.view(len(block_table), pages * block_size, *cache.shape[2:])[:, :length].transpose(1, 2)
+    begin, end = first // block_size, -(-length // block_size)
+    slots = cache.index_select(0, block_table[:, begin:end].reshape(-1))
+    slots = slots.view(len(block_table), (end - begin) * block_size, *cache.shape[2:])
+    return slots[:, first - begin * block_size : length - begin * block_size].transpose(1, 2)
 
 
 def _padded(
@@ -142,17 +153,21 @@ def _padded(
     """All sequences in one call, with a mask for the shorter ones; (B, H_kv, group, D)."""
     longest = max(lengths)
     if min(lengths) == longest:
-        first = 0 if window is None else max(0, longest - window)
-        keys, values = (_gather(cache, block_table, longest)[:, :, first:] for cache in (k_cache, v_cache))
-        return F.scaled_dot_product_attention(queries, keys, values, scale=softmax_scale)
-    keys, values = (_gather(cache, block_table.clamp(0, len(cache) - 1), longest) for cache in (k_cache, v_cache))
+        first = _first(longest, 1, window)
+        keys, values = (_gather(cache, block_table, first, longest) for cache in (k_cache, v_cache))
+        return F.scaled_dot_product_attention(queries, keys, values, scale=never_zero(softmax_scale))
+    table = block_table.clamp(0, len(k_cache) - 1)
+    keys, values = (_gather(cache, table, 0, longest) for cache in (k_cache, v_cache))
     for b, length in enumerate(lengths):
-        # A mask does not stop a NaN past the end: NaN + -inf and NaN * 0 are NaN.
-        keys[b, :, length:] = 0
-        values[b, :, length:] = 0
+        # A mask does not stop a NaN that the query does not see: NaN + -inf and NaN * 0 are NaN.
+        for x in (keys[b], values[b]):
+            x[:, length:] = 0
+            x[:, : _first(length, 1, window)] = 0
     token, ends = torch.arange(longest), torch.tensor(lengths)[:, None]
     seen = token < ends if window is None else (token < ends) & (token >= ends - window)
-    attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen[:, None, None], scale=softmax_scale)
+    attended = F.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=seen[:, None, None], scale=never_zero(softmax_scale)
+    )
     for b, length in enumerate(lengths):
         if length == 0:
             attended[b] = 0
@@ -172,11 +187,11 @@ def _whole_table(
     slots = block_table.shape[1] * k_cache.shape[1]
     table = block_table.clamp(0, len(k_cache) - 1)
     unseen = torch.arange(slots, device=queries.device) >= seq_lens[:, None]  # (B, slots)
-    keys, values = (
-        _gather(cache, table, slots).masked_fill_(unseen[:, None, :, None], 0) for cache in (k_cache, v_cache)
-    )
     if window is not None:
         unseen |= torch.arange(slots, device=queries.device) < seq_lens[:, None] - window
+    keys, values = (
+        _gather(cache, table, 0, slots).masked_fill_(unseen[:, None, :, None], 0) for cache in (k_cache, v_cache)
+    )
     seen = ~unseen[:, None, None]
-    attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, scale=softmax_scale)
+    attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, scale=never_zero(softmax_scale))
     return attended.masked_fill_((seq_lens == 0)[:, None, None, None], 0)

@@ -6,9 +6,10 @@ import math
 
 import torch
 
-from rooflab.kernels._attention import Returned, check_options, get_scale, outputs
+from rooflab.kernels._attention import Returned, get_scale, outputs
 from rooflab.kernels.paged_attention._args import check_args
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.attention import check_options
 from rooflab.roofline.model import Traffic
 
 
@@ -18,7 +19,9 @@ def traffic(inputs: Arguments) -> Traffic:
     _, H, D = q.shape
     size, cached, narrow = q.element_size(), k_cache.element_size(), k_cache.dtype != torch.float32
     bounds = range(len(seq_lens) + 1) if cu_seqlens_q is None else cu_seqlens_q.tolist()
-    work = [(b - a, n) for a, b, n in zip(bounds, bounds[1:], seq_lens.tolist(), strict=False) if n and b > a]
+    lengths = zip(bounds, bounds[1:], seq_lens.tolist(), strict=False)
+    window = inputs.window or math.inf
+    work = [(b - a, int(min(n, window + b - a - 1))) for a, b, n in lengths if n and b > a]
     tokens, rows = sum(n for _, n in work), sum(count for count, _ in work)
     gathered = 2 * tokens * k_cache.shape[2] * D  # elements of the keys and values together
     expanded = 4 * 2 * tokens * H * D
@@ -52,22 +55,25 @@ def paged_attention(
 
     Waits for the device to read the lengths.  Raises `ValueError` on wrong shapes, dtypes or options.
     """
-    check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, k_scale, v_scale)
+    check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, k_scale, v_scale, window)
     check_options(q, True, window, softcap, sinks)
     out, lse = outputs(out, tuple(q.shape), q, return_lse)
     scale = get_scale(q, softmax_scale)
     bounds = list(range(len(seq_lens) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     for b, length in enumerate(seq_lens.tolist()):
-        rows = slice(bounds[b], bounds[b + 1])
+        rows, count = slice(bounds[b], bounds[b + 1]), bounds[b + 1] - bounds[b]
+        if not count:  # then the table may hold anything, and so it may before the window
+            continue
+        first = 0 if window is None else max(0, length - count + 1 - window)
         keys, values = (
-            _gathered(cache, block_table[b], length, factor, q.shape[1])
+            _gathered(cache, block_table[b], first, length, factor, q.shape[1])
             for cache, factor in ((k_cache, k_scale), (v_cache, v_scale))
         )
-        scores = q[rows].float().transpose(0, 1) @ keys.mT * scale  # (H, queries, length)
+        scores = q[rows].float().transpose(0, 1) @ keys.mT * scale  # (H, queries, length - first)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        last = torch.arange(scores.shape[1], device=q.device)[:, None] + length - scores.shape[1]
-        key = torch.arange(length, device=q.device)
+        last = torch.arange(count, device=q.device)[:, None] + length - count
+        key = torch.arange(first, length, device=q.device)
         unseen = key > last if window is None else (key > last) | (key <= last - window)
         scores.masked_fill_(unseen, -math.inf)
         denominator = torch.logsumexp(scores, dim=-1)  # (H, queries)
@@ -82,10 +88,10 @@ def paged_attention(
 
 
 def _gathered(
-    cache: torch.Tensor, table: torch.Tensor, length: int, factor: torch.Tensor | None, heads: int
+    cache: torch.Tensor, table: torch.Tensor, first: int, length: int, factor: torch.Tensor | None, heads: int
 ) -> torch.Tensor:
-    """A sequence's tokens, (H, length, D) fp32, times their heads' scales."""
-    token = torch.arange(length, device=cache.device)
+    """A sequence's tokens from `first` on, (H, length - first, D) fp32, times their heads' scales."""
+    token = torch.arange(first, length, device=cache.device)
     tokens = cache[table.long()[token // cache.shape[1]], token % cache.shape[1]].float()
     if factor is not None:
         tokens = tokens * factor[:, None]

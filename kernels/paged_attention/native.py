@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
-from rooflab.kernels._attention import check_options, get_scale
+from rooflab.kernels._attention import get_scale
 from rooflab.kernels._checks import output
 from rooflab.kernels._native import DTYPES, Layouts, built, sizes
 from rooflab.kernels.paged_attention._args import check_args
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.attention import check_options
+from rooflab.reference.pages import check_pages
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -43,14 +45,16 @@ def paged_attention(
 ) -> torch.Tensor:
     """Attention through a block table.  q: (T, H, D); returns (T, H, D).
 
-    Raises `ValueError` on wrong shapes or dtypes.  A page outside the cache is undefined behaviour, as on a GPU.
+    Raises `ValueError` on wrong shapes or dtypes, and on lengths, bounds or pages that do not fit.
     """
     out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
     shape = _layouts.of(_shape, (q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, out), window)
     bounds = None if cu_seqlens_q is None else cu_seqlens_q.data_ptr()
     pointers = (q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), bounds)
     more = seq_lens.data_ptr(), block_table.data_ptr()
-    built(SOURCE, "ippppppppf")(DTYPES[q.dtype], *pointers, *more, shape, get_scale(q, softmax_scale))
+    if built(SOURCE, "ippppppppf")(DTYPES[q.dtype], *pointers, *more, shape, get_scale(q, softmax_scale)):
+        # It says what is wrong.
+        check_pages(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1], len(q), cu_seqlens_q, window)
     return out
 
 
@@ -72,5 +76,5 @@ def _shape(
     return sizes(
         len(seq_lens), q.shape[1], k_cache.shape[2], q.shape[2], torch.get_num_threads(), *q.stride()[:2],
         *out.stride()[:2], k_token, k_head, v_token, v_head, k_page, v_page, k_cache.shape[1], block_table.stride(0),
-        True, window or 0,
+        True, window or 0, len(q), block_table.shape[1], k_cache.shape[0],
     )  # fmt: skip

@@ -17,12 +17,13 @@ import math
 
 import torch
 
-from rooflab.kernels._attention import Returned, check_options, get_scale
+from rooflab.kernels._attention import Returned, get_scale
 from rooflab.kernels.flash_attention.flash_attention_3 import window_sizes
 from rooflab.kernels.flash_attention_varlen.torch_varlen import CAUSAL, call, why_not
 from rooflab.kernels.paged_attention._args import check_args
 from rooflab.kernels.paged_attention.chunked import traffic as in_pages
 from rooflab.kernels.registry import Arguments, register
+from rooflab.reference.attention import check_options
 from rooflab.roofline.model import Traffic
 
 PAGE_MULTIPLE = 256

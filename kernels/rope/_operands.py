@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._checks import check_dtype, check_float, check_last_dim_contiguous, check_shape, output
+from rooflab.kernels._checks import check_float, check_last_dim_contiguous, check_values, output
+from rooflab.reference.rope import check_shapes
+from rooflab.reference.rules import check_dtype
 
 
 def check_operands(
@@ -15,24 +17,19 @@ def check_operands(
     Raises `ValueError` unless q is (T, H, D) and k (T, H_kv, D) of one float dtype with an even D, cos and sin
     (max_position, D/2) fp32 and positions (T,) int64.  q and k may be strided views of a packed projection.
     """
-    check_shape("q", q, None, None, None)
+    check_shapes(q, k, cos, sin, positions)
     T, H, D = q.shape
-    if D % 2:
-        raise ValueError(f"q: expected an even head_dim, got {D}")
-    check_shape("k", k, T, None, D)
     check_float("q", q)
     check_dtype("k", k, q.dtype)
     check_last_dim_contiguous("q", q)
     check_last_dim_contiguous("k", k)
-    check_shape("cos", cos, None, D // 2)
-    check_shape("sin", sin, cos.shape[0], D // 2)
     check_dtype("cos", cos, torch.float32)
     check_dtype("sin", sin, torch.float32)
-    check_shape("positions", positions, T)
     check_dtype("positions", positions, torch.int64)
     check_last_dim_contiguous("cos", cos)
     check_last_dim_contiguous("sin", sin)
     check_last_dim_contiguous("positions", positions)
+    check_values("positions", positions, 0, len(cos) - 1)
     return T, H, k.shape[1], D
 
 

@@ -6,14 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from rooflab.kernels._checks import (
-    check_contiguous,
-    check_dtype,
-    check_float,
-    check_last_dim_contiguous,
-    check_shape,
-    check_values,
-)
+from rooflab.kernels._checks import check_contiguous, check_float, check_last_dim_contiguous, check_slots, check_values
+from rooflab.reference.rules import check_dtype, check_shape
 
 
 class Sizes(NamedTuple):
@@ -96,5 +90,5 @@ def check_operands(
         if other is not None and other.device != q.device:
             raise ValueError(f"{name}: expected a tensor on {q.device}, got {other.device}")
     check_values("positions", positions, 0, cos.shape[0] - 1)
-    check_values("slot_mapping", slot_mapping, -1, k_cache.shape[0] * k_cache.shape[1] - 1)
+    check_slots(slot_mapping, k_cache.shape[0] * k_cache.shape[1])
     return Sizes(T, H, H_kv, D, 2 * cos.shape[1])

@@ -5,7 +5,7 @@
 struct Sizes {
     i64 T, H, H_kv, D, half, positions, slots;
     i64 q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head;  // strides
-    i64 table;                                                                   // of cos and sin
+    i64 cos_row, sin_row;                                                        // of the tables
     i64 interleaved, threads;
 };
 
@@ -47,7 +47,7 @@ static Bad tokens(const void* q, const void* k, const void* v, const float* cos,
     for (i64 t = 0; t < s.T; ++t) {
         std::vector<float> x(q_norm ? s.D : 0);
         auto head = [&](const T* in, T* out, const void* norm) {
-            const float *c = cos + positions[t] * s.table, *n = sin + positions[t] * s.table;
+            const float *c = cos + positions[t] * s.cos_row, *n = sin + positions[t] * s.sin_row;
             if (norm)
                 norm_and_turn(in, out, (const T*)norm, eps, c, n, x.data(), s);
             else

@@ -82,5 +82,5 @@ def _shape(
     T, H, H_kv, D, R = check_operands(*tensors, None, None, q_norm, k_norm)
     strides = (stride for x in (q, k, v, q_out) for stride in x.stride()[:2])
     slots = k_cache.shape[0] * k_cache.shape[1]
-    ends = (cos.stride(0), interleaved, torch.get_num_threads())
+    ends = (cos.stride(0), sin.stride(0), interleaved, torch.get_num_threads())
     return sizes(T, H, H_kv, D, R // 2, len(cos), slots, *strides, *ends)

@@ -4,47 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import torch
 
-from rooflab.kernels._checks import (
-    check_contiguous,
-    check_dtype,
-    check_float,
-    check_last_dim_contiguous,
-    check_shape,
-    output,
-)
+from rooflab.kernels._checks import check_contiguous, check_float, check_last_dim_contiguous, checks_bounds, output
 from rooflab.kernels.registry import Arguments
+from rooflab.reference import sample_rules
+from rooflab.reference.rules import check_dtype
+from rooflab.reference.sample_rules import OFF, Edits
 from rooflab.roofline.model import Traffic
 
+DTYPES = {
+    **dict.fromkeys(("top_k", "edit_offsets", "edit_ids", "edit_counts", "allowed"), torch.int32),
+    **dict.fromkeys(("seed", "position"), torch.int64),
+}
+"""Of the settings and edits that are not fp32."""
 Edit = torch.Tensor | None
 Drawn = torch.Tensor | tuple[torch.Tensor, ...]
 """Tokens (B,) int64; with `top_n` also ids (B, 1 + top_n) int64 and log-probabilities (B, 1 + top_n) fp32."""
-
-
-@dataclass(frozen=True)
-class Edits:
-    """The optional arguments that change a row's logits; None is off."""
-
-    repetition_penalty: torch.Tensor | None = None
-    presence_penalty: torch.Tensor | None = None
-    frequency_penalty: torch.Tensor | None = None
-    edit_offsets: torch.Tensor | None = None
-    edit_ids: torch.Tensor | None = None
-    edit_counts: torch.Tensor | None = None
-    edit_bias: torch.Tensor | None = None
-    allowed: torch.Tensor | None = None
-
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Those that are on, by name."""
-        named = ((each.name, getattr(self, each.name)) for each in fields(self))
-        return {name: value for name, value in named if value is not None}
-
-
-OFF = Edits()
 
 
 def check_args(
@@ -61,105 +39,18 @@ def check_args(
     """Raises `ValueError` unless logits are (B, V) float, the six settings (B,) of their dtypes on the same device, and
     the edits as `reference.sample.reference` says.
 
-    Values are checked only on the CPU; on a GPU the check would wait for the device.
+    Values are checked on the CPU, and with `CHECK_VALUES`; on a GPU the check waits for the device.
     """
     check_float("logits", logits)
-    check_shape("logits", logits, None, None)
     check_last_dim_contiguous("logits", logits)
-    B, V = logits.shape
-    if not 0 < V <= 2**31 - 1:
-        raise ValueError(f"logits: expected between 1 and 2**31 - 1 tokens, got {V}")
-    if top_n is not None and not 0 <= top_n <= V:
-        raise ValueError(f"top_n: expected 0 to {V}, got {top_n}")
-    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    settings |= {"seed": seed, "position": position}
-    dtypes = {"top_k": torch.int32, "seed": torch.int64, "position": torch.int64}
-    for name, tensor in settings.items():
-        _check_tensor(name, tensor, logits, dtypes.get(name, torch.float32), B)
-    on_cpu = logits.device.type == "cpu"
-    if on_cpu:
-        columns = (temperature.tolist(), top_k.tolist(), top_p.tolist(), min_p.tolist())
-        for row, each in enumerate(zip(*columns, strict=True)):
-            _check_settings(row, *each)
-    if edits.tensors:
-        _check_edits(edits, logits)
-        if on_cpu:
-            _check_edit_values(edits, V)
-
-
-def _check_tensor(name: str, tensor: torch.Tensor, logits: torch.Tensor, dtype: torch.dtype, *shape: int) -> None:
-    check_shape(name, tensor, *shape)
-    check_dtype(name, tensor, dtype)
-    check_contiguous(name, tensor)
-    if tensor.device != logits.device:
-        raise ValueError(f"{name}: expected a tensor on {logits.device}, got {tensor.device}")
-
-
-def _check_settings(row: int, temperature: float, top_k: int, top_p: float, min_p: float) -> None:
-    """Raises `ValueError` if a setting of one row is out of range or NaN."""
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature: expected a finite value >= 0, got {temperature} in row {row}")
-    if top_k < 0:
-        raise ValueError(f"top_k: expected >= 0 (0 is off), got {top_k} in row {row}")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p: expected a value in (0, 1], got {top_p} in row {row}")
-    if not 0 <= min_p <= 1:
-        raise ValueError(f"min_p: expected a value in [0, 1], got {min_p} in row {row}")
-
-
-def _check_edits(edits: Edits, logits: torch.Tensor) -> None:
-    """Raises `ValueError` unless the edits that are on belong together and have their shapes and dtypes."""
-    B, V = logits.shape
-    given = edits.tensors
-    if "edit_ids" in given:
-        check_shape("edit_ids", given["edit_ids"], None)
-    N = len(given.get("edit_ids", ()))
-    shapes: dict[str, tuple[int, ...]] = {
-        "edit_offsets": (B + 1,),
-        "edit_ids": (N,),
-        "edit_counts": (N,),
-        "edit_bias": (N,),
-    }
-    missing = [name for name in shapes if name not in given]
-    if missing and set(given) - {"allowed"}:
-        raise ValueError(
-            f"{missing[0]}: expected a tensor beside {', '.join(sorted(set(given) - {'allowed'}))}, got None"
-        )
-    shapes["allowed"] = (B, -(-V // 32))
-    ints = ("edit_offsets", "edit_ids", "edit_counts", "allowed")
-    for name, tensor in given.items():
-        dtype = torch.int32 if name in ints else torch.float32
-        _check_tensor(name, tensor, logits, dtype, *shapes.get(name, (B,)))
-
-
-def _check_edit_values(edits: Edits, V: int) -> None:
-    """Raises `ValueError` with the row if a value of an edit is out of range, or if a row edits a token twice."""
-    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-        values = edits.tensors.get(name)
-        for row, value in enumerate(() if values is None else values.tolist()):
-            if not math.isfinite(value) or (name == "repetition_penalty" and value <= 0):
-                wanted = "a finite value > 0" if name == "repetition_penalty" else "a finite value"
-                raise ValueError(f"{name}: expected {wanted}, got {value} in row {row}")
-    offsets, ids, counts, bias = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
-    if offsets is None or ids is None or counts is None or bias is None:
-        return
-    lengths = offsets.diff()
-    if int(offsets[0]) != 0 or int(offsets[-1]) != len(ids) or bool((lengths < 0).any()):
-        raise ValueError(f"edit_offsets: expected to rise from 0 to {len(ids)}, got {offsets.tolist()[:8]}")
-    rows = torch.arange(len(lengths)).repeat_interleave(lengths)
-    faults = (
-        ("edit_ids", ids, (ids < 0) | (ids >= V), f"0 to {V - 1}"),
-        ("edit_counts", counts, counts < -1, ">= -1"),
-        ("edit_bias", bias, bias.isnan() | (bias == math.inf), "a finite value or -inf"),
-    )
-    for name, values, wrong, wanted in faults:
-        if bool(wrong.any()):
-            at = int(wrong.int().argmax())
-            raise ValueError(f"{name}: expected {wanted}, got {values[at].item()} in row {int(rows[at])}")
-    own, times = torch.unique(rows * V + ids, return_counts=True)
-    if len(own) < len(ids):
-        twice = int(own[times > 1][0])
-        raise ValueError(f"edit_ids: expected each token once in a row, got {twice % V} again in row {twice // V}")
+    named = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    for name, tensor in (named | {"position": position} | edits.tensors).items():
+        check_dtype(name, tensor, DTYPES.get(name, torch.float32))
+        check_contiguous(name, tensor)
+        if tensor.device != logits.device:
+            raise ValueError(f"{name}: expected a tensor on {logits.device}, got {tensor.device}")
+    settings = temperature, top_k, top_p, min_p, seed, position
+    sample_rules.check_args(logits, *settings, edits, top_n, values=checks_bounds(logits))
 
 
 def check_rows(best: torch.Tensor, rows: Sequence[int] | None = None) -> None:

@@ -17,8 +17,9 @@ from torch import Tensor
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import register
-from rooflab.kernels.sample._args import Drawn, Edit, Edits, check_args, edited, note_logprobs, outputs, traffic
+from rooflab.kernels.sample._args import Drawn, Edit, check_args, edited, note_logprobs, outputs, traffic
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
+from rooflab.reference.sample_rules import Edits
 from rooflab.reference.spec import Case, Scheme
 
 BLOCK = 1024

@@ -20,9 +20,10 @@ from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import address_of
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.sample._args import Drawn, Edit, Edits, check_args, outputs, result, traffic
+from rooflab.kernels.sample._args import Drawn, Edit, check_args, outputs, result, traffic
 from rooflab.kernels.sample._cluster_device import SOURCE
 from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning
+from rooflab.reference.sample_rules import Edits
 from rooflab.reference.spec import Case, Scheme
 
 THREADS = 512

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels.registry import register
-from rooflab.kernels.sample._args import Drawn, Edit, Edits, check_args, check_rows, edited, note_logprobs, outputs
+from rooflab.kernels.sample._args import Drawn, Edit, check_args, check_rows, edited, note_logprobs, outputs
 from rooflab.kernels.sample.naive import kept_of, traffic
+from rooflab.reference.sample_rules import Edits
 
 
 @register(

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.sample._args import Drawn, Edit, Edits, check_args, check_rows, edited, note_logprobs, outputs
+from rooflab.kernels.sample._args import Drawn, Edit, check_args, check_rows, edited, note_logprobs, outputs
 from rooflab.kernels.sample._args import traffic as read_once
 from rooflab.kernels.sample._philox import log_exponential, words_of_rows
+from rooflab.reference.sample_rules import Edits
 from rooflab.roofline.model import Traffic
 
 

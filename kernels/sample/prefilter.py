@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels.registry import register
-from rooflab.kernels.sample._args import Drawn, Edit, Edits, check_args, check_rows, edited_rows, outputs, traffic
+from rooflab.kernels.sample._args import Drawn, Edit, check_args, check_rows, edited_rows, outputs, traffic
 from rooflab.kernels.sample._philox import log_exponential, words_of_rows, words_of_tokens
+from rooflab.reference.sample_rules import Edits
 
 FIRST_GUESS = 256
 """Tokens tried for top_p before a bound that leaves more tokens."""

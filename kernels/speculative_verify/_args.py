@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._checks import check_contiguous, check_dtype, check_shape, output
+from rooflab.kernels._checks import check_contiguous, checks_bounds, output
+from rooflab.reference import speculative_verify as reference
+from rooflab.reference.rules import check_dtype
 
 Verified = tuple[torch.Tensor, torch.Tensor]
 
@@ -18,20 +20,10 @@ def check_args(
     draft_probs: torch.Tensor | None,
 ) -> None:
     """Raises `ValueError` unless the tensors have the shapes and dtypes of `reference.speculative_verify.reference`,
-    are contiguous and on one device.  Values are checked only on the CPU."""
-    check_shape("draft_tokens", draft_tokens, None, None)
-    B, K = draft_tokens.shape
-    check_shape("target_probs", target_probs, B, K + 1, None)
-    V = target_probs.shape[2]
-    if not V:
-        raise ValueError("target_probs: expected at least one token, got 0")
-    check_shape("num_drafts", num_drafts, B)
-    check_shape("seed", seed, B)
-    check_shape("position", position, B)
+    are contiguous and on one device.  Values are checked on the CPU, and with `CHECK_VALUES`."""
     tensors = {"draft_tokens": draft_tokens, "target_probs": target_probs, "num_drafts": num_drafts}
     tensors |= {"seed": seed, "position": position}
     if draft_probs is not None:
-        check_shape("draft_probs", draft_probs, B, K, V)
         tensors["draft_probs"] = draft_probs
     dtypes = {"target_probs": torch.float32, "draft_probs": torch.float32, "num_drafts": torch.int32}
     for name, tensor in tensors.items():
@@ -39,30 +31,8 @@ def check_args(
         check_contiguous(name, tensor)
         if tensor.device != draft_tokens.device:
             raise ValueError(f"{name}: expected a tensor on {draft_tokens.device}, got {tensor.device}")
-    if draft_tokens.device.type == "cpu":
-        _check_values(draft_tokens, target_probs, num_drafts, draft_probs)
-
-
-def _check_values(
-    draft_tokens: torch.Tensor, target_probs: torch.Tensor, num_drafts: torch.Tensor, draft_probs: torch.Tensor | None
-) -> None:
-    K, V = draft_tokens.shape[1], target_probs.shape[2]
-    used = torch.arange(K) < num_drafts[:, None]
-    wrong = {
-        "num_drafts": ((num_drafts < 0) | (num_drafts > K), f"0 to {K}"),
-        "draft_tokens": ((used & ((draft_tokens < 0) | (draft_tokens >= V))).any(-1), f"0 to {V - 1}"),
-        "target_probs": (~_is_law(target_probs).all(-1), "finite values >= 0, and one > 0"),
-    }
-    if draft_probs is not None:
-        wrong["draft_probs"] = ((used & ~_is_law(draft_probs)).any(-1), "finite values >= 0, and one > 0")
-    for name, (rows, wanted) in wrong.items():
-        if bool(rows.any()):
-            raise ValueError(f"{name}: expected {wanted}, got another value in row {int(rows.int().argmax())}")
-
-
-def _is_law(probs: torch.Tensor) -> torch.Tensor:
-    low, high = probs.aminmax(dim=-1)  # both are NaN if there is one
-    return (low >= 0) & (high > 0) & high.isfinite()
+    values = checks_bounds(draft_tokens)
+    reference.check_args(draft_tokens, target_probs, num_drafts, seed, position, draft_probs, values)
 
 
 def outputs(out: Verified | None, draft_tokens: torch.Tensor) -> Verified:

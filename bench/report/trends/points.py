@@ -133,7 +133,7 @@ def setting(record: Record) -> str:
 
 def frame_of(records: Iterable[tuple[Record, object]]) -> pd.DataFrame:
     """A frame of records, each with its file.  A run has one point per key, the median of its measurements, because
-    repeats within one process are not independent.
+    repeats within one process are not independent; of a run that timed several configs, the point of the fastest.
 
     Another tool's file may hold many runs, which differ only in their times.
     """
@@ -142,10 +142,12 @@ def frame_of(records: Iterable[tuple[Record, object]]) -> pd.DataFrame:
         return frame
     frame["time"] = pd.to_datetime(frame["time"], utc=True, format="ISO8601")
     own_time = frame["time"].astype("int64").where(frame["timer"].str.startswith(IMPORTED), 0)
-    grouped = frame.groupby([*KEY, "run_id", own_time.rename("own_time")], sort=False)
-    taken = {name: "first" for name in COLUMNS if name not in (*KEY, "run_id")}
+    run = [*KEY, "run_id", "own_time"]
+    grouped = frame.assign(own_time=own_time).groupby([*run, "config"], sort=False, dropna=False)
+    taken = {name: "first" for name in COLUMNS if name not in (*KEY, "run_id", "config")}
     taken |= {"latency_ms": "median", "samples": "sum", "time": "min"}
-    merged = grouped.agg(taken).reset_index().drop(columns="own_time")
+    configs = grouped.agg(taken).reset_index()
+    merged = configs.loc[configs.groupby(run, sort=False)["latency_ms"].idxmin()].reset_index(drop=True)
     return merged[list(COLUMNS)].astype({"commit": object, "config": object})
 
 

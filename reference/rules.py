@@ -1,0 +1,55 @@
+"""Rules of arguments that references and kernels share; an error names the argument, what was expected and what came.
+
+A reference holds its arguments to all of them.  A launcher does so with values only where it may read them
+(`kernels/_checks.py`).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+
+
+def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
+    """Raises `ValueError` unless `tensor` has `shape`; None stands for any size."""
+    sizes = tensor.shape
+    if sizes == shape:  # the usual case
+        return
+    if len(sizes) == len(shape):
+        for wanted, size in zip(shape, sizes, strict=True):  # three times as fast as `any` of a generator
+            if wanted is not None and wanted != size:
+                break
+        else:
+            return
+    text = ", ".join("*" if size is None else str(size) for size in shape)
+    raise ValueError(f"{name}: expected shape ({text}), got {tuple(sizes)}")
+
+
+def check_dtype(name: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> None:
+    """Raises `ValueError` unless `tensor` has one of `dtypes`."""
+    if tensor.dtype not in dtypes:
+        raise ValueError(f"{name}: expected {' or '.join(str(dtype) for dtype in dtypes)}, got {tensor.dtype}")
+
+
+def check_values(name: str, tensor: torch.Tensor, least: int, most: int) -> None:
+    """Raises `ValueError` unless all integers lie between `least` and `most`."""
+    if tensor.numel():
+        low, high = (int(value) for value in tensor.aminmax())
+        if low < least or high > most:
+            raise ValueError(f"{name}: expected values from {least} to {most}, got {low} to {high}")
+
+
+def check_slots(slot_mapping: torch.Tensor, slots: int) -> None:
+    """Raises `ValueError` unless each token has a slot of its own below `slots`, or -1 for none."""
+    check_values("slot_mapping", slot_mapping, -1, slots - 1)
+    used, times = torch.unique(slot_mapping[slot_mapping >= 0], return_counts=True)
+    if bool((times > 1).any()):
+        raise ValueError(f"slot_mapping: expected each slot at most once, got {int(used[times > 1][0])} again")
+
+
+def check_offsets(name: str, offsets: torch.Tensor, end: int) -> None:
+    """Raises `ValueError` unless the offsets go from 0 to `end` and never fall."""
+    values = offsets.tolist()
+    if values[0] != 0 or values[-1] != end or any(after < before for before, after in pairwise(values)):
+        raise ValueError(f"{name}: expected offsets from 0 to {end} that never fall, got {values}")

@@ -1,0 +1,118 @@
+"""What the settings and the edits of `sample` may be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+
+from rooflab.reference.rules import check_offsets, check_shape
+
+
+@dataclass(frozen=True)
+class Edits:
+    """The optional arguments that change a row's logits; None is off."""
+
+    repetition_penalty: torch.Tensor | None = None
+    presence_penalty: torch.Tensor | None = None
+    frequency_penalty: torch.Tensor | None = None
+    edit_offsets: torch.Tensor | None = None
+    edit_ids: torch.Tensor | None = None
+    edit_counts: torch.Tensor | None = None
+    edit_bias: torch.Tensor | None = None
+    allowed: torch.Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Those that are on, by name."""
+        named = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in named if value is not None}
+
+
+OFF = Edits()
+
+
+def check_args(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+    edits: Edits,
+    top_n: int | None,
+    values: bool = True,
+) -> None:
+    """Raises `ValueError` unless the shapes are those of `sample.reference`, and the edits belong together; with
+    `values` also if a setting or an edit of a row is out of range."""
+    check_shape("logits", logits, None, None)
+    B, V = logits.shape
+    if not 0 < V <= 2**31 - 1:
+        raise ValueError(f"logits: expected between 1 and 2**31 - 1 tokens, got {V}")
+    if top_n is not None and not 0 <= top_n <= V:
+        raise ValueError(f"top_n: expected 0 to {V}, got {top_n}")
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    for name, tensor in (settings | {"seed": seed, "position": position}).items():
+        check_shape(name, tensor, B)
+    given = edits.tensors
+    if "edit_ids" in given:
+        check_shape("edit_ids", given["edit_ids"], None)
+    N = len(given.get("edit_ids", ()))
+    shapes: dict[str, tuple[int, ...]] = {
+        "edit_offsets": (B + 1,),
+        "edit_ids": (N,),
+        "edit_counts": (N,),
+        "edit_bias": (N,),
+    }
+    missing = [name for name in shapes if name not in given]
+    others = sorted(set(given) - {"allowed"})
+    if missing and others:
+        raise ValueError(f"{missing[0]}: expected a tensor beside {', '.join(others)}, got None")
+    for name, tensor in given.items():
+        check_shape(name, tensor, *((B, -(-V // 32)) if name == "allowed" else shapes.get(name, (B,))))
+    if values:
+        for row, each in enumerate(zip(*(x.tolist() for x in (temperature, top_k, top_p, min_p)), strict=True)):
+            _check_row(row, *each)
+        _check_edit_values(edits, V)
+
+
+def _check_row(row: int, temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+    """Raises `ValueError` if a setting of one row is out of range or NaN."""
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature: expected a finite value >= 0, got {temperature} in row {row}")
+    if top_k < 0:
+        raise ValueError(f"top_k: expected >= 0 (0 is off), got {top_k} in row {row}")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p: expected a value in (0, 1], got {top_p} in row {row}")
+    if not 0 <= min_p <= 1:
+        raise ValueError(f"min_p: expected a value in [0, 1], got {min_p} in row {row}")
+
+
+def _check_edit_values(edits: Edits, V: int) -> None:
+    """Raises `ValueError` with the row if a value of an edit is out of range, or if a row edits a token twice."""
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        values = edits.tensors.get(name)
+        for row, value in enumerate(() if values is None else values.tolist()):
+            if not math.isfinite(value) or (name == "repetition_penalty" and value <= 0):
+                wanted = "a finite value > 0" if name == "repetition_penalty" else "a finite value"
+                raise ValueError(f"{name}: expected {wanted}, got {value} in row {row}")
+    offsets, ids, counts, bias = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
+    if offsets is None or ids is None or counts is None or bias is None:
+        return
+    check_offsets("edit_offsets", offsets, len(ids))
+    rows = torch.arange(len(offsets) - 1, device=ids.device).repeat_interleave(offsets.diff())
+    faults = (
+        ("edit_ids", ids, (ids < 0) | (ids >= V), f"0 to {V - 1}"),
+        ("edit_counts", counts, counts < -1, ">= -1"),
+        ("edit_bias", bias, bias.isnan() | (bias == math.inf), "a finite value or -inf"),
+    )
+    for name, values, wrong, wanted in faults:
+        if bool(wrong.any()):
+            at = int(wrong.int().argmax())
+            raise ValueError(f"{name}: expected {wanted}, got {values[at].item()} in row {int(rows[at])}")
+    own, times = torch.unique(rows * V + ids, return_counts=True)
+    if len(own) < len(ids):
+        twice = int(own[times > 1][0])
+        raise ValueError(f"edit_ids: expected each token once in a row, got {twice % V} again in row {twice // V}")
