@@ -85,6 +85,7 @@ def quiet() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in ("timing.timing", "measure.engine_run", "ceilings.ceilings"):
             patch.setattr(f"rooflab.bench.{module}.noise", lambda seconds, waiting: "")
+        patch.setattr("rooflab.bench.timing.timing.few", lambda samples, room: "")
         yield
 
 

@@ -115,6 +115,32 @@ def test_what_a_crash_left_to_a_second_process_is_judged_there_too(monkeypatch):
     assert asked == [(["dies", "honest"], True), (["honest"], True), (["honest"], False)]
 
 
+def test_a_pair_with_a_noisy_reading_is_not_counted(fake, tmp_path):
+    """Neither now nor from the records; a comparison of such pairs alone is INVALID."""
+    few = {"status": "NOISY", "reason": "it has 5 samples, and its time has room for 55", "first_call_s": 0.3}
+    fake.more["B", "all"], fake.more["A", "some"] = few, {"first_call_s": 0.2}
+    measure = fake.measure
+
+    def sometimes(side, keys):
+        found = measure(side, keys)
+        if 9 <= fake.minute <= 11 and "some" in keys:
+            found["some"] = replace(found["some"], seconds=(9.0,), median_s=9.0, **few)
+        return found
+
+    fake.measure = sometimes
+    result = compared("all", "some")
+    judged = {outcome.key: (outcome.verdict, outcome.pairs) for outcome in result.outcomes}
+    assert judged == {"all": ("INVALID", 0), "some": ("UNRESOLVED", 10)}, "12 pairs, and two of them are not counted"
+    assert verdicts(result)["all"][1] == f"head: {few['reason']}"
+    assert result.stopped == f"14 pairs have a NOISY reading and are not counted: {few['reason']}"
+    paths = save(result, tmp_path)
+    noisy = [record for record in read(paths[2]) if record.status == "NOISY"]
+    assert {record.latency_median_ms for record in noisy} == {None} and len(noisy) > 12
+    assert {record.metrics["first_call_ms"] for record in read(paths[1]) if record.kernel == "some"} == {200.0, 300.0}
+    again = {outcome.key.split()[0]: (outcome.verdict, outcome.pairs) for outcome in compare_files(*paths[1:], Rules())}
+    assert again == {"rmsnorm/all": ("INVALID", 0), "rmsnorm/some": ("UNRESOLVED", 10)}
+
+
 def test_code_that_an_earlier_run_has_checked_is_only_measured(fake):
     fake.checks["B", "one"] = Reading("INCORRECT", "must not be asked")
     assert verdicts(compared("one", checked=True))["one"][0] == "SAME" and fake.judged == {"A", "B"}

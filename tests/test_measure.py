@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -331,6 +332,27 @@ def test_a_kernel_that_breaks_off_while_timed_takes_no_other_with_it():
     broken, right = run(kernel("broken", fn=breaks), kernel("right"), budget_s=1e-4)
     assert broken.status == "RUNTIME_ERROR" and "while timed" in broken.reason and broken.latency_median_ms is None
     assert right.status == "OK" and right.latency_median_ms > 0
+
+
+def test_a_slow_first_call_is_reported_by_itself_wherever_it_was_made(monkeypatch):
+    """In the check, which comes first; again for another case; or in the timing, if no check has called the kernel."""
+    monkeypatch.setattr("rooflab.bench.timing.cpu.last_level_cache_bytes", lambda: 4096)
+    sizes = set()
+
+    def compiles(x, weight=None):
+        if len(x) not in sizes:
+            sizes.add(len(x))
+            time.sleep(0.05)
+        return x * weight
+
+    cases = (CASE, Case(T=6, H=8), CASE)
+    spec = replace(SPEC, cases={"smoke": (CASE,)})
+    late, other, known = measure_op(spec, [kernel(fn=compiles)], cases, FP32, ceilings=CEILINGS, budget_s=1e-4)
+    assert all(record.latency_median_ms < 50 <= record.metrics["first_call_ms"] for record in (late, other))
+    assert known.metrics["first_call_ms"] < 50
+    sizes.clear()
+    (unchecked,) = run(kernel(fn=compiles))
+    assert unchecked.latency_median_ms < 50 <= unchecked.metrics["first_call_ms"]
 
 
 def test_the_rest_is_timed_together_again_where_one_broke_off(monkeypatch):

@@ -170,6 +170,26 @@ def test_the_markers_limits_are_kept_and_its_group_too(project, pytester):
     assert bench["group"] == "naps" and bench["stats"]["rounds"] == 7 and bench["stats"]["min"] >= 0.002
 
 
+def test_a_slow_first_call_is_reported_by_itself(project, pytester):
+    pytester.makepyfile(
+        test_mine="""
+        import time
+        import torch
+
+        def test_late(kernel_benchmark, calls=[]):
+            def late(x):
+                calls.append(1)
+                time.sleep(0.2 if len(calls) == 1 else 0)
+                return x * 2
+
+            kernel_benchmark(late, torch.ones(4), reference=lambda x: x * 2)
+    """
+    )
+    project("--benchmark", "--benchmark-json=out.json").assert_outcomes(passed=1)
+    (bench,) = json.loads((pytester.path / "out.json").read_text())["benchmarks"]
+    assert bench["stats"]["max"] < 0.2 <= bench["extra_info"]["first_call_s"] and bench["stats"]["rounds"] >= 5
+
+
 def test_pytest_benchmark_never_calibrates_on_device_time(project, pytester):
     """Its calibration calls a function ever more often until the timer has advanced, which device time need not."""
     from pytest_benchmark.fixture import BenchmarkFixture

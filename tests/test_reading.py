@@ -107,13 +107,15 @@ def samples(monkeypatch):
 
 def test_a_record_names_the_method_its_floor_and_what_a_call_held(samples):
     samples["samples"] |= {"launch_floor_s": 2e-6, "busy_s": 0.5, "calls_per_sample": 20, "kernels": ("scale",)}
+    samples["samples"] |= {"first_call_s": 3.0}
     samples["clocks"] = {"throttled": [], "sm_clock_hz": 1.755e9}
     options = {"timer": "perf_counter", "flush": "write", "locked_sm_clock_mhz": 1755.0}
     (record,) = run(kernel(), **options)
     assert samples["options"].pop("renew") and samples["options"].pop("patient")
     assert samples["options"] == {"timer": "perf_counter", "flush": "write"}
     assert record.status == "OK" and record.timer == "cuda events, launch gaps hidden"
-    assert record.metrics == {"calls_per_sample": 20.0, "launch_floor_ms": 2e-3, "kernel_busy_ms": 500.0}
+    numbers = {"calls_per_sample": 20.0, "launch_floor_ms": 2e-3, "kernel_busy_ms": 500.0, "first_call_ms": 3000.0}
+    assert record.metrics == numbers
     assert record.clocks == {"throttled": [], "sm_clock_hz": 1.755e9, "locked_sm_clock_mhz": 1755.0}
     assert record.peak_memory_bytes == 0.0 and record.device_kernels == () and record.activity_hash is None
 

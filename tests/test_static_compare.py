@@ -83,7 +83,7 @@ HEAD = {
     "refuses": {"block": 128, "short": True},
     "added": {"block": 2048},
 }
-REFERENCES = ("spec", "captured", "compare", "domain", "gemm", "silu_and_mul", "rows", "quantization")
+REFERENCES = ("spec", "captured", "compare", "domain", "gemm", "silu_and_mul", "rows", "rules", "quantization")
 """What the two ops need of the references."""
 QUERY = Query(suites=("smollm2_135m",), schemes=("bf16",))
 

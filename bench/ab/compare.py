@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import cloudpickle
@@ -27,6 +28,7 @@ from rooflab.bench.ab.sides import Comparison, Reading, Side
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
 from rooflab.bench.check.gate import tolerance
 from rooflab.bench.records.record import Verdict
+from rooflab.bench.timing.stopwatch import FirstCall
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple
 from rooflab.roofline.model import Cost
@@ -60,7 +62,16 @@ class Compared:
         bounds = f"{percent(found.effect_low)} to {percent(found.effect_high)}"
         text = f"{mine} against {reference}: {found.verdict}: takes {percent(found.effect)} ({bounds}), "
         text += f"{found.pairs} pairs" + (f": {found.reason}" if found.reason else "")
-        return f"{text}. {power([found])}" + (f" Stopped: {self.result.stopped}." if self.result.stopped else "")
+        text = f"{text}. {power([found])}{self._first_calls()}"
+        return text + (f" Stopped: {self.result.stopped}." if self.result.stopped else "")
+
+    def _first_calls(self) -> str:
+        """One sentence with the median first call of each function; empty if no process has reported one."""
+        read = [(side, reading.first_call_s) for _, side, _, reading in self.result.first.readings]
+        mine, reference = ([s for side, s in read if side == name and s is not None] for name in ("B", "A"))
+        if not mine or not reference:
+            return ""
+        return f" First call, not in these times: {median(mine) * 1e3:.3g} ms against {median(reference) * 1e3:.3g} ms."
 
 
 def compare(
@@ -126,7 +137,8 @@ def prepare_functions(
     if not strides:
         raise ValueError("make_inputs: expected at least one tensor, got none")
     device = next(value.device for value in inputs.values() if isinstance(value, torch.Tensor))
-    dtypes = [output.dtype for output in as_tuple(by_name(reference, made)(**_copies(inputs)))]
+    noted = FirstCall(reference)
+    dtypes = [output.dtype for output in as_tuple(by_name(noted, made)(**_copies(inputs)))]
     floats = {dtype for dtype in dtypes if dtype.is_floating_point}
     output = floats.pop() if len(floats) == 1 else torch.float32
 
@@ -159,6 +171,8 @@ def prepare_functions(
         schemes=("as made",),
     )
     called = _in_dtype(by_name(fn, made), output) if cast else by_name(fn, made)
+    if fn is reference:
+        called.first_call_s = noted.first_call_s  # type: ignore[attr-defined]
     kernel = Kernel(KEY, getattr(fn, "__name__", "fn"), "optimized", "torch", called, unsupported=unsupported)
     return kernel, spec, Case(), Scheme("as made", output, output, output), device
 

@@ -29,7 +29,8 @@ class Batch:
     readings: list[tuple[int, SideName, str, Reading]] = field(default_factory=list)
     """Every reading with the number of its pair, its side and its key, in time order."""
     broken: dict[str, tuple[SideName, Reading]] = field(default_factory=dict)
-    """The first reading of each comparison that was not OK; this comparison is not measured again."""
+    """The first reading of each comparison that was not OK; this comparison is not measured again.  A NOISY reading
+    takes only its pair away, unless there is no other pair."""
     stopped: str = ""
     """Why the run has fewer pairs than the caller asked for."""
 
@@ -59,7 +60,8 @@ def run_pairs(
     that it takes as long as the longest pair so far.  It leaves time for `later` pairs.
 
     If `least` pairs and the later ones do not fit, the first pair is the last: the others could decide nothing.  A
-    comparison whose reading is not OK leaves the run; the remaining comparisons continue.
+    comparison whose reading is not OK leaves the run; the remaining comparisons continue.  A pair with a NOISY reading
+    is not counted.
     """
     batch = Batch(pairs={key: [] for key in keys})
     order = orders(seed)
@@ -84,20 +86,38 @@ def run_pairs(
         for key in alive:
             _keep(batch, number, key, read["A"], read["B"])
         longest = max(longest, clock() - began)
+    _leave_noisy_out(batch)
     return batch
+
+
+def _leave_noisy_out(batch: Batch) -> None:
+    """Says how many pairs are not counted; a comparison of such pairs alone is broken."""
+    noisy: dict[tuple[str, int], tuple[SideName, Reading]] = {}
+    for number, side, key, reading in batch.readings:
+        if reading.status == "NOISY" and key not in batch.broken:
+            noisy.setdefault((key, number), (side, reading))
+    for (key, _), found in noisy.items():
+        if not batch.pairs[key]:
+            batch.broken.setdefault(key, found)
+    if noisy and not batch.stopped:
+        reason = next(iter(noisy.values()))[1].reason
+        batch.stopped = f"{len(noisy)} pairs have a NOISY reading and are not counted: {reason}"
 
 
 def _keep(batch: Batch, number: int, key: str, first: Readings, second: Readings) -> None:
     nothing = Reading("RUNTIME_ERROR", "the process gave no reading of it")
     medians = []
+    noisy = False
     sides: tuple[tuple[SideName, Reading], ...] = (("A", first.get(key, nothing)), ("B", second.get(key, nothing)))
     for side, reading in sides:
         batch.readings.append((number, side, key, reading))
         fault = fault_of(reading)
-        if fault is not None:
+        if reading.status == "NOISY":
+            noisy = True
+        elif fault is not None:
             batch.broken.setdefault(key, (side, fault))
         medians.append(reading.median_s)
-    if key not in batch.broken and medians[0] is not None and medians[1] is not None:
+    if key not in batch.broken and not noisy and medians[0] is not None and medians[1] is not None:
         batch.pairs[key].append((medians[0], medians[1]))
 
 

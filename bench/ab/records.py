@@ -78,7 +78,7 @@ def _by_key(records: Sequence[Record], kernel: str | None = None) -> dict[str, l
     for record in sorted(records, key=lambda record: record.timestamp):
         if record.kind == "bench" and record.op and kernel in (None, record.kernel):
             name = record.op if kernel else f"{record.op}/{record.kernel}"
-            key = f"{name} {record.case_id} {record.scheme}"
+            key = " ".join(part for part in (name, record.case_id, record.scheme) if part)
             found.setdefault(key, []).append(record)
     return found
 
@@ -103,6 +103,7 @@ def _evidence_of(
         return Evidence(key, broken=("MISSING", f"{labels[0]} has it, {labels[1]} has not: removed or renamed"))
     if all(record.status in NOT_RUN for record in (*first, *second)):
         return None  # the kernel can run on neither side
+    first, second = _counted(first, second)
     faults = [
         fault
         for records, label in ((first, labels[0]), (second, labels[1]))
@@ -127,6 +128,14 @@ def _evidence_of(
         identical=one_activity(record.activity_hash for record in (*first, *second)),
         unconfirmed=few if count < 2 * BOUNDED_PAIRS else "",
     )
+
+
+def _counted(first: Sequence[Record], second: Sequence[Record]) -> tuple[Sequence[Record], Sequence[Record]]:
+    """Both sides without the pairs of an A/B that have a NOISY reading, which the A/B itself does not count either."""
+    pairs = {id(record): record.run_id[:-1] for record in (*first, *second) if "pair" in record.metrics}
+    noisy = {pairs.get(id(record)) for record in (*first, *second) if record.status == "NOISY"} - {None}
+    kept = tuple([record for record in side if pairs.get(id(record)) not in noisy] for side in (first, second))
+    return (kept[0], kept[1]) if all(kept) else (first, second)
 
 
 class _Run(NamedTuple):
@@ -293,6 +302,7 @@ def _readings(result: Result, side: SideName, run_id: str) -> Iterator[Record]:
     found += [("check-", {}, key, _not_measured(result, side, key)) for key in unmeasured]
     for name, metrics, key, reading in found:
         timed = reading.status == "OK" and reading.median_s is not None
+        first = {} if reading.first_call_s is None else {"first_call_ms": reading.first_call_s * 1e3}
         yield Record(
             kind="bench",
             run_id=f"{run_id}-{name}{side}",
@@ -308,7 +318,7 @@ def _readings(result: Result, side: SideName, run_id: str) -> Iterator[Record]:
             latency_median_ms=_ms(reading.median_s) if timed else None,
             samples=pack_samples(reading.seconds) if timed else None,
             sample_count=len(reading.seconds) or None,
-            metrics=metrics,
+            metrics=metrics | first,
             **_observed(reading),
         )
 

@@ -158,7 +158,7 @@ def _verdict_of(comparison: Comparison, name: SideName, reading: Reading) -> tup
     """The verdict on a comparison that has a reading other than OK."""
     label = comparison.side(name).label
     reason = reading.reason.removeprefix(f"{label}: ")
-    if reading.status in ("INCORRECT", "INVALID"):
+    if reading.status in ("INCORRECT", "INVALID", "NOISY"):
         return ("INCORRECT" if reading.status == "INCORRECT" else "INVALID"), f"{label}: {reason}"
     return "FAILED", f"{label}: {reading.status}: {reason}"
 

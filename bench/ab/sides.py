@@ -41,6 +41,8 @@ class Reading:
     backend: str | None = None
     timestamp: str = ""
     """Time of the reading, UTC."""
+    first_call_s: float | None = None
+    """Seconds of the longest first call in the process, which may compile; it is no sample."""
 
 
 Readings = Mapping[str, Reading]

@@ -161,10 +161,11 @@ def _timed(
     # Peak memory is not measured: its profiler would cost every process of a CPU run 0.1 s for each kernel.
     seen = observe({"fn": function}, device)[0].get("fn", Observed()) if device.type == "cuda" else Observed()
     return Reading(
-        status="INVALID" if invalid else "OK",
-        reason=invalid or "",
+        status="INVALID" if invalid else "NOISY" if samples.few else "OK",
+        reason=invalid or (samples.few and samples.noise),
         seconds=samples.seconds,
         median_s=samples.median_s,
+        first_call_s=samples.first_call_s,
         method=samples.method,
         l2_state=samples.l2_state,
         activity_hash=seen.activity_hash,

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import itertools
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -38,13 +39,18 @@ class Rotation:
         self._copies = copies
         self._calls: list[partial[Any]] = []
         self._last: list[Any] = [None] * len(copies)
+        self.first_call_s: float = getattr(kernel.fn, "first_call_s", 0.0)
+        """Seconds of the longest first call that was made before; 0 without one."""
         outputs: Outputs | None = None
         for inputs in copies:
             arguments = {name: value for name, value in inputs.items() if name in kernel.accepted}
             if kernel.prepare is not None and spec.prepared is not None and arguments.get(spec.prepared) is not None:
                 arguments[spec.prepared] = packed(kernel.prepare, spec.prepared, arguments)
             if kernel.takes_out and not spec.mutates:
-                outputs = outputs or as_tuple(kernel.fn(**arguments))
+                if outputs is None:
+                    began = time.perf_counter()
+                    outputs = as_tuple(kernel.fn(**arguments))
+                    self.first_call_s = max(self.first_call_s, time.perf_counter() - began)
                 outs = tuple(torch.empty_like(output) for output in outputs)
                 arguments["out"] = outs[0] if len(outs) == 1 else outs
             self._calls.append(partial(kernel.fn, **planned(kernel, arguments)))

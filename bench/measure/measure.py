@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from rooflab.bench.processes.running import note
 from rooflab.bench.records.environment import Environment, circumstances, last_level_cache_bytes, snapshot
 from rooflab.bench.records.record import DeviceType, Record, new_run_id
 from rooflab.bench.timing.reading import ABOVE, RATES, above_limits, reading_fields, why_invalid
-from rooflab.bench.timing.stopwatch import FlushBy
+from rooflab.bench.timing.stopwatch import FirstCall, FlushBy
 from rooflab.bench.timing.timing import Samples, check_timer
 from rooflab.kernels.configs import config_for
 from rooflab.kernels.precision import pin_matmul_precision
@@ -87,6 +87,8 @@ class Measurement:
     """Whether the ceilings were measured again in this run, which happens at most once."""
     broken: str = field(default="", init=False)
     """Why no kernel can run any more; empty while kernels can run."""
+    first: dict[str, FirstCall] = field(default_factory=dict, init=False)
+    """Each checked kernel's function, which notes the first calls of its checks on the case."""
 
     def __post_init__(self) -> None:
         check_timer(self.timer, self.device.type)
@@ -145,10 +147,14 @@ class Measurement:
         if self.broken:
             return {"status": "RUNTIME_ERROR", "reason": self.broken}
         self._say([kernel.id])
-        outcome = self._gate(kernel, case)
+        first = self.first.setdefault(kernel.name, FirstCall(kernel.fn))
+        first.due, first.first_call_s = True, 0.0
+        checked = replace(kernel, fn=first)
+        outcome = self._gate(checked, case)
         if outcome is None or outcome.status == "OK":
+            first.due = True  # another case than the gate's may compile again
             check = self.check or partial(check_kernel, planted=False)
-            outcome = check(kernel, self.spec, case, self.scheme, self.device, self.seed)
+            outcome = check(checked, self.spec, case, self.scheme, self.device, self.seed)
         found = {
             "status": outcome.status,
             "reason": outcome.reason,
@@ -211,6 +217,7 @@ class Measurement:
         """The kernel as a function that cycles through `copies`; None after a failure, which goes into `found`."""
         try:
             rotation = Rotation(kernel, self.spec, copies)
+            rotation.first_call_s = max(rotation.first_call_s, self.first[kernel.name].first_call_s)
             if self.device.type == "cuda":
                 rotation()  # alone: timed together, one kernel's fault would fail all
                 torch.cuda.synchronize(self.device)

@@ -150,8 +150,9 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
     within a few roundings to its dtype, in the check and after timing; otherwise the test fails and publishes no time.
     `rooflab.bench.timing.timing` measures device time with a cold cache, and the time becomes an ordinary
     pytest-benchmark result. `cost`, a `rooflab.roofline.model.Cost`, adds FLOP/s, bytes/s and the fraction of each roof
-    to the result's `extra_info`, next to the raw samples. `afterwards()` is called after timing; it returns a
-    description of an error, or None.
+    to the result's `extra_info`, next to the raw samples. The first calls, which may compile, are no samples:
+    `extra_info` has the longest, `first_call_s`. `afterwards()` is called after timing; it returns a description of an
+    error, or None.
 
     The marker's `max_time` and `min_rounds`, or the options of that name, limit the time. If pytest-benchmark is
     disabled (xdist, `--benchmark-disable`), `fn` is checked and not timed. A reading that is NOISY, because the machine
@@ -169,6 +170,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
     ) -> Any:
         from rooflab.bench.check import gate as fixture
         from rooflab.bench.plugin import timing as plugin_timing
+        from rooflab.bench.timing.stopwatch import FirstCall
         from rooflab.roofline.model import Cost
 
         if not isinstance(cost, Cost | None):
@@ -176,7 +178,8 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         if named:  # by position, so that their tensors are copied and kept from change as the others are
             fn, args = _by_position(fn, tuple(named)), (*args, *named.values())
             reference = reference and _by_position(reference, tuple(named))
-        checked = _by_fn(benchmark, fixture.check, fn, args, reference)
+        first = FirstCall(fn)
+        checked = _by_fn(benchmark, fixture.check, first, args, reference)
         if checked.faults:
             _fail(benchmark, "; ".join(checked.faults))
         if benchmark.disabled:
@@ -187,6 +190,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         limits = {
             "budget_s": float(options.get("max_time", config.getoption("benchmark_max_time"))),
             "min_samples": int(options.get("min_rounds", config.getoption("benchmark_min_rounds"))),
+            "first_call_s": first.first_call_s,
         }
         timed = _by_fn(benchmark, plugin_timing.time_kernel, fn, args, checked, **limits)
         info = plugin_timing.extra_info(timed, cost)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,11 +38,18 @@ class Timed:
 
 
 def time_kernel(
-    fn: Callable[..., Any], args: Sequence[Any], checked: Checked, *, budget_s: float, min_samples: int
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    checked: Checked,
+    *,
+    budget_s: float,
+    min_samples: int,
+    first_call_s: float = 0.0,
 ) -> Timed:
     """Times `fn(*args)` with `timing.time_functions` on the device of its tensors, on several copies of `args`.
 
-    Then it judges what the timed calls left, unless `fn` changes its inputs, and one more call.
+    Then it judges what the timed calls left, unless `fn` changes its inputs, and one more call.  `first_call_s` are the
+    seconds of the first call, which the check made.
     """
     tensors = [value for value in (*args, checked.result) if isinstance(value, torch.Tensor)]
     device = device_of(*args, checked.result)
@@ -69,7 +76,8 @@ def time_kernel(
     wrong = _wrong_afterwards(last, copies, args, checked.expected)
     if wrong is None and checked.expected is not None:
         wrong = _wrong_afterwards([fn(*copied(args))], [], args, checked.expected)
-    return Timed(timed["fn"], device, clocks, activity, wrong)
+    samples = replace(timed["fn"], first_call_s=max(first_call_s, timed["fn"].first_call_s or 0.0))
+    return Timed(samples, device, clocks, activity, wrong)
 
 
 def _wrong_afterwards(
@@ -107,6 +115,7 @@ def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
         "l2_state": samples.l2_state,
         "calls_per_sample": samples.calls_per_sample,
         "samples": pack_samples(samples.seconds),
+        "first_call_s": samples.first_call_s,
         "clocks": timed.clocks,
         "device_kernels": list(timed.activity.kernels or samples.kernels),
         "activity_hash": timed.activity.hash,

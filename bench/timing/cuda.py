@@ -277,7 +277,7 @@ class EventStopwatch(Stopwatch):
         read: dict[str, float] = {}
         with self.cuda.use():
             for name, function, _ in calls:
-                self.first_call(name, function)
+                self.compile(name, function)
             pending = list(calls)
             while pending:
                 late = []
@@ -294,11 +294,15 @@ class EventStopwatch(Stopwatch):
         return {name: read[name] for name, _, _ in calls}
 
     def first_call(self, name: str, function: Function) -> None:
-        """Calls a function for the first time: it may compile, which takes longer than any wait."""
-        if name not in self._compiled:
+        with self.cuda.use():
             function()
             self.cuda.synchronize()
-            self._compiled.add(name)
+        self._compiled.add(name)
+
+    def compile(self, name: str, function: Function) -> None:
+        """The first call of a function that had none: it may compile, which takes longer than any wait."""
+        if name not in self._compiled:
+            EventStopwatch.first_call(self, name, function)
 
     def _sample(self, call: Call) -> tuple[bool, tuple[object, object]]:
         name, function, count = call
@@ -358,6 +362,12 @@ class GraphStopwatch(EventStopwatch):
         with self.cuda.use():
             replays = [(name, self._replay(name, function, count), 1) for name, function, count in calls]
         return super().round(replays)
+
+    def first_call(self, name: str, function: Function) -> None:
+        """Captures the function, and replays it once."""
+        with self.cuda.use():
+            replay = self._replay(name, function, 1)
+        super().first_call(name, replay)
 
     def _replay(self, name: str, function: Function, count: int) -> Function:
         key = (name, count)

@@ -49,7 +49,7 @@ class CuptiStopwatch(EventStopwatch):
         found: list[dict[str, TracedCall]] = [{} for _ in orders]
         with self.cuda.use():
             for name, function, _ in orders[0]:
-                self.first_call(name, function)
+                self.compile(name, function)
             pending = [(turn, call) for turn, calls in enumerate(orders) for call in calls]
             look = self.observer()
             while pending:

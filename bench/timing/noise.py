@@ -1,4 +1,4 @@
-"""When a reading is NOISY: the machine did other work while it was taken, so that its median says little."""
+"""When a reading is NOISY: its median says little, because the machine did other work or the samples are few."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ It also finds what the threads' waiting cannot: other guests of the same host, a
 """
 DRIFT = 1.5
 """Highest ratio, up or down, of the later half's median to the earlier half's: up to 1.4 there when quiet."""
+FEWEST = 0.25
+"""Lowest ratio of the samples to those that the reading's time has room for, if each took as long as the median one.
+
+A first call of 300 ms in a budget of 150 ms left 5 of 80, and their median was 6% too long.
+"""
+
+
+def few(samples: int, room: int) -> str:
+    """Why a reading has too few samples, in one sentence; empty if it has not."""
+    if samples >= FEWEST * room:
+        return ""
+    return f"it has {samples} samples, and its time has room for {room}: some calls were far slower than the others"
 
 
 def noise(seconds: Sequence[float], waiting: float | None) -> str:

@@ -124,6 +124,7 @@ def reading_fields(samples: Samples, cost: Cost, moved: float, limit: Bound | No
         "calls_per_sample": float(samples.calls_per_sample),
         "launch_floor_ms": None if samples.launch_floor_s is None else samples.launch_floor_s * 1e3,
         "kernel_busy_ms": None if samples.busy_s is None else samples.busy_s * 1e3,
+        "first_call_ms": None if samples.first_call_s is None else samples.first_call_s * 1e3,
     }
     times = {"p20": samples.p20_s, "median": samples.median_s, "p80": samples.p80_s}
     median_s = samples.median_s if math.isfinite(samples.median_s) and samples.median_s > 0 else None

@@ -8,6 +8,7 @@ kernel; but no card guarantees that reading displaces everything.  So both flush
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,10 @@ class Stopwatch(ABC):
 
     def rounds(self, orders: Sequence[Sequence[Call]]) -> list[dict[str, float]]:
         return [self.round(calls) for calls in orders]
+
+    def first_call(self, name: str, function: Function) -> None:
+        """Calls a function outside any reading, and waits until it has ended: a first call may compile."""
+        function()
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
@@ -80,6 +85,29 @@ class Stopwatch(ABC):
     def details(self, name: str, samples: int) -> dict[str, Any]:
         """Other fields of `timing.Samples` for the last `samples` samples of `name`."""
         return {}
+
+
+class FirstCall:
+    """A function that notes its first call, and with `due` set the next one, for calls that are made before its timing.
+
+    It costs time at each call, so it is not the function that is timed.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        functools.update_wrapper(self, function, updated=())
+        self._function = function
+        self.due = True
+        self.first_call_s = 0.0
+        """Seconds of the longest call that was noted."""
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if not self.due:
+            return self._function(*args, **named)
+        self.due = False
+        began = tamper.perf_counter()
+        result = self._function(*args, **named)
+        self.first_call_s = max(self.first_call_s, tamper.perf_counter() - began)
+        return result
 
 
 def grid_of(readings: Sequence[float]) -> float | None:

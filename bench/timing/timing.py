@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,13 +18,15 @@ from rooflab.bench.timing import tamper
 from rooflab.bench.timing.cpu import CpuStopwatch
 from rooflab.bench.timing.cuda import EventStopwatch, GraphStopwatch
 from rooflab.bench.timing.cupti import CuptiStopwatch
-from rooflab.bench.timing.noise import noise
+from rooflab.bench.timing.noise import few, noise
 from rooflab.bench.timing.stopwatch import FlushBy, Function, Stopwatch
 
 STEPS_PER_SAMPLE = 10
 """Fewest timer steps per sample; a shorter sample measures the timer's resolution, not the function."""
 MAX_CALLS_PER_SAMPLE = 1000
 MAX_SAMPLES = 1000
+FIRST_CALLS = 2
+"""Calls of each function before the warm-up.  The second one may compile too: for other inputs, or for other sizes."""
 WARM_UP_SHARE = 0.3
 """The warm-up ends at the latest after this share of the budget."""
 CLOSING_ROUNDS = 3
@@ -55,7 +57,11 @@ class Samples:
     resolved: bool = True
     """Whether the median sample is at least `STEPS_PER_SAMPLE` steps of the timer; else the reading is UNRESOLVED."""
     noise: str = ""
-    """Why the reading says little: the machine was busy, or the samples spread or drift; empty where they do not."""
+    """Why the reading says little: the machine was busy, or the samples spread, drift or are few; else empty."""
+    few: str = ""
+    """Why the samples are too few, which makes the reading noise too; empty where they are not."""
+    first_call_s: float | None = None
+    """Seconds of the longest first call, with what it compiles, tunes and loads; no sample, and not in the budget."""
     fault: str = ""
     """Why the reading must not be published (a replaced clock, dropped kernels); empty where it may be."""
     launch_floor_s: float | None = None
@@ -128,8 +134,10 @@ def time_functions(
 ) -> dict[str, Samples]:
     """Times functions of no arguments against each other.  The protocol:
 
-    1. Warm up, one call of each in turn, until a round makes no function 5% faster than its fastest so far (at least
-       three rounds, or 30% of the budget), so that compilation, autotuning and clocks have settled.
+    1. Call each function twice.  These first calls may compile, autotune and load: they are outside the budget, and
+       the longest is reported by itself (`Samples.first_call_s`).  Then warm up, one call of each in turn, until a
+       round makes no function 5% faster than its fastest so far (at least three rounds, or 30% of the budget), so that
+       caches and clocks have settled.
     2. Sample in rounds.  Each round times every function once, so that drift affects all functions equally.  The order
        is drawn from `seed`, rotated by one each round and reversed every second round: each function gets each place.
     3. Before each sample the last-level cache is emptied by *reading* a buffer of twice the cache's reported size.
@@ -148,8 +156,10 @@ def time_functions(
        permits it.  Only the first call then finds the cache cold: the L2 state of such a reading is `warm`.  A sample
        that is still shorter than ten steps is not `resolved`.
     7. Samples are taken for `budget_s` seconds in all, warming up included, and until there are `min_samples`, however
-       long that takes.  If one reading is then noise (`noise.noise`), all go on, for at most `more_s` seconds, until
-       none is.  Samples are kept raw, in time order; none is dropped.  Python's garbage collector is off meanwhile.
+       long that takes.  If there are then less than a quarter of those that the budget has room for at the median round
+       (`noise.few`), the budget is doubled.  If one reading is noise (`noise.noise`), all go on, for at most `more_s`
+       seconds, until none is.  Samples are kept raw, in time order; none is dropped.  Python's garbage collector is
+       off meanwhile.
     8. Afterwards the clock functions and the number of threads are checked: a change is the fault of every reading.
 
     `observe` is called once per round of samples, between samples, and never in the warm-up; on CUDA while the device
@@ -165,10 +175,12 @@ def time_functions(
     watch = stopwatch or stopwatch_for(torch.device(device), cold, observe, timer, flush)
     threads = torch.get_num_threads()
     with _collector_resting():
+        first_calls = {name: _first_call_s(watch, name, function) for name, function in functions.items()}
         began = tamper.perf_counter()
         fastest = _warm_up(watch, functions, began + WARM_UP_SHARE * budget_s)
         calls = {name: _calls_per_sample(watch, fastest[name]) for name in functions}
         readings: dict[str, list[float]] = {name: [] for name in functions}
+        ends: list[float] = []
         orders = _orders(list(functions), seed)
 
         def take(rounds: int) -> None:
@@ -177,25 +189,55 @@ def time_functions(
                 for name, seconds in read.items():
                     readings[name].append(seconds)
 
+        def too_few() -> str:
+            return few(min(map(len, readings.values())), _room(ends, watch.rounds_at_once, budget_s))
+
         closing = CLOSING_ROUNDS if renew else 0
+        most = max(MAX_SAMPLES, min_samples)
         with watch.sampling():
-            while (taken := min(map(len, readings.values()))) < MAX_SAMPLES - closing:
-                spent = tamper.perf_counter() - began
+            while (taken := min(map(len, readings.values()))) < most - closing:
+                ends.append(tamper.perf_counter())
+                spent = ends[-1] - began
                 if taken >= min_samples - closing and spent > budget_s:
-                    waiting = watch.waiting()
-                    if spent > budget_s + more_s or not any(noise(values, waiting) for values in readings.values()):
+                    waiting, lacking = watch.waiting(), too_few()
+                    noisy = lacking or any(noise(values, waiting) for values in readings.values())
+                    if spent > budget_s + max(more_s, budget_s if lacking else 0.0) or not noisy:
                         break
                 if renew:
                     renew()
-                take(min(watch.rounds_at_once, MAX_SAMPLES - closing - taken))
+                take(min(watch.rounds_at_once, most - closing - taken))
             if closing:
                 take(closing)
             waiting = watch.waiting()
         replaced = tamper.timer_tampered() or _other_threads(threads)
+        lacking = too_few()
         return {
-            name: _samples(watch, name, values, calls[name], cold, replaced, noise(values, waiting))
+            name: replace(
+                _samples(watch, name, values, calls[name], cold, replaced, noise(values, waiting) or lacking),
+                few=lacking,
+                first_call_s=first_calls[name],
+            )
             for name, values in readings.items()
         }
+
+
+def _first_call_s(watch: Stopwatch, name: str, function: Function) -> float:
+    """Makes the first calls of a function; seconds of the longest, or of an earlier one that the function noted."""
+    longest = float(getattr(function, "first_call_s", 0.0))
+    for _ in range(FIRST_CALLS):
+        began = tamper.perf_counter()
+        watch.first_call(name, function)
+        longest = max(longest, tamper.perf_counter() - began)
+    return longest
+
+
+def _room(ends: Sequence[float], rounds: int, budget_s: float) -> int:
+    """The rounds for which a budget has room beside the warm-up, if each took as long as the median one.
+
+    `ends` are the times at which `rounds` rounds each began and ended.
+    """
+    median_s = float(np.median(np.diff(ends))) / rounds if len(ends) > 1 else 0.0
+    return min(MAX_SAMPLES, int((1 - WARM_UP_SHARE) * budget_s / median_s)) if median_s > 0 else 0
 
 
 def _other_threads(before: int) -> str | None:

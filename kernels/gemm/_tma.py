@@ -79,11 +79,13 @@ def why_not_operands(a: torch.Tensor, b: torch.Tensor, precision: str, instead: 
 
     None also for operands that are not two matrices: the launcher's own checks refuse them.
     """
-    if a.ndim != 2 or b.ndim != 2 or not a.numel() or not b.numel():
+    if a.ndim != 2 or b.ndim != 2:
         return None
     wide = a.dtype == torch.float32
     if wide and precision != "tf32":
         return f"precision: expected tf32 with torch.float32 operands, got {precision}; gemm/{instead} takes it"
+    if not a.numel() or not b.numel():
+        return None
     for name, operand, k_dim in (("a", a, 1), ("b", b, 0)):
         matrix = stored(operand, k_dim)
         if matrix is None:
