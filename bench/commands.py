@@ -11,13 +11,14 @@ from dataclasses import asdict
 from functools import partial
 from itertools import product, zip_longest
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 
 from rooflab.bench.calls.selection import Selection, default_scheme, file_of, pick_device
 from rooflab.bench.check.check import BROKEN, CheckResult, already_broken, check_record
-from rooflab.bench.check.drawn import IN_SOFTWARE, ON_HARDWARE, Most, drawn_points, smallest
+from rooflab.bench.check.drawn import HOW, IN_SOFTWARE, ON_HARDWARE, Most, drawn_points, smallest
+from rooflab.bench.check.runs import Planted
 from rooflab.bench.check.spread import Asked, Checkers, in_turn
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate.checks import emulators
@@ -110,9 +111,10 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[Asked]:
     """The kernels of a selection on the domain of their op.
 
     The smoke cases come first, in every scheme. Then edge cases and cases that the seed draws follow in turn, each in
-    one scheme, the next one in the next scheme. Drawn cases are without planted inputs; a kernel that runs in software
-    has planted inputs only on smoke cases, in one scheme. With `every`, edge cases run in every scheme, and all of the
-    op's own cases with planted inputs.
+    one scheme, the next one in the next scheme. A drawn case is passed in one of the ways of `OTHERWISE` too, and has
+    one planted set; a kernel that runs in software has all sets only on smoke cases: in every scheme on the first, in
+    the last scheme on the others. With `every`, edge cases run in every scheme, and all of the op's own cases with all
+    planted inputs.
     """
     found = []
     for op, kernels in chosen.kernels.items():
@@ -124,13 +126,14 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[Asked]:
             most = _most(kernel, chosen.device)
             often = every or most == ON_HARDWARE
             for case, scheme in product(spec.cases["smoke"], schemes):
-                found.append(Asked(kernel, case, scheme, chosen.seed, planted=often or scheme == schemes[-1]))
+                whole = often or case == spec.cases["smoke"][0] or scheme == schemes[-1]
+                found.append(Asked(kernel, case, scheme, chosen.seed, whole))
             for turn, (edge, point) in enumerate(zip_longest(spec.cases_in("edge"), drawn[most])):
                 scheme = schemes[turn % len(schemes)]
                 for each in (schemes if every else (scheme,)) if edge is not None else ():
                     found.append(Asked(kernel, edge, each, chosen.seed, planted=often))
                 if point is not None:
-                    found.append(Asked(kernel, point.case, scheme, chosen.seed, planted=False))
+                    found.append(Asked(kernel, point.case, scheme, chosen.seed, cast(Planted, point.values[HOW])))
     return found
 
 
@@ -194,7 +197,13 @@ def smallest_failures(
     """For each failure the command that shows it; drawn cases are made as small as they still fail, within `limit_s`
     seconds in all."""
     asked = [
-        Asked(registry.get_kernel(failed.op, failed.kernel), failed.case, get_scheme(failed.scheme), failed.seed, False)
+        Asked(
+            registry.get_kernel(failed.op, failed.kernel),
+            failed.case,
+            get_scheme(failed.scheme),
+            failed.seed,
+            failed.beyond,
+        )
         for failed in failures
     ]
     with _checkers(device, emulate) as check:

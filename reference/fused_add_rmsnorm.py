@@ -104,6 +104,7 @@ SPEC = OpSpec(
         "qwen3_0_6b": rmsnorm.cases(1e-6, (1, 1024), (16, 1024), (512, 1024)),
         "llama3_8b": rmsnorm.cases(1e-5, (1, 4096), (16, 4096), (2048, 4096)),
     },
+    in_place={"out": "x", "new_residual": "residual"},
     tolerance=tolerance,
     planted=planted,
     output_dtypes={"new_residual": "activation", "scale": torch.float32},

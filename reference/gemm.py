@@ -182,6 +182,7 @@ SPEC = OpSpec(
             *_cases(((128256, 4096),), 1, 16),
         ),
     },
+    in_place={"c": "residual"},
     tolerance=tolerance,
     planted=planted,
     schemes=("fp32", "fp16", "bf16", "tf32"),

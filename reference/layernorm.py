@@ -97,6 +97,7 @@ SPEC = OpSpec(
         "qwen3_0_6b": _cases((1, 1024), (512, 1024)),
         "llama3_8b": _cases((1, 4096), (16, 4096), (2048, 4096)),
     },
+    in_place={"out": "x"},
     tolerance=tolerance,
     planted=planted,
     domain=Domain({"T": Sizes(1, 131_000), "H": Sizes(1, 70_000), "bias": (True, False), "eps": (1e-5, 0.01)}, Case),

@@ -159,6 +159,7 @@ SPEC = OpSpec(
         "qwen3_0_6b": cases(1e-6, (1, 1024), (16, 1024), (512, 1024), (256, 128), (8192, 128)),
         "llama3_8b": cases(1e-5, (1, 4096), (16, 4096), (2048, 4096)),
     },
+    in_place={"out": "x"},
     tolerance=tolerance,
     planted=planted,
     output_dtypes={"scale": torch.float32},

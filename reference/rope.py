@@ -175,6 +175,7 @@ SPEC = OpSpec(
         "qwen3_0_6b": _cases((16, 8, 128), 40960, 1, 16, 512),
         "llama3_8b": _cases((32, 8, 128), 131072, 1, 16, 2048),
     },
+    in_place={"q": "q", "k": "k"},
     tolerance=tolerance,
     planted=planted,
     no_library="no rotary embedding",

@@ -90,6 +90,7 @@ SPEC = OpSpec(
         "qwen3_0_6b": _cases((16, 4096), (16, 151936)),
         "llama3_8b": _cases((1, 4096), (32, 128256), (2048, 4096)),
     },
+    in_place={"out": "x"},
     tolerance=tolerance,
     planted=planted,
     domain=Domain({"T": Sizes(1, 131_000), "H": Sizes(1, 70_000)}, Case),

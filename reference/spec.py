@@ -169,6 +169,8 @@ class OpSpec:
     """The dtypes of outputs that do not have the scheme's output dtype: one dtype, or that of the activations."""
     mutates: tuple[str, ...] = ()
     """Arguments that the op changes.  Empty for a functional op."""
+    in_place: Mapping[str, str] = field(default_factory=dict)
+    """By output the input in whose memory the caller's `out` may lie, as engines call the op."""
     schemes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     optional: Mapping[str, Scalar] = field(default_factory=dict)
     """Keys that a case may leave out, with the value that means off.  So a case keeps its id when an op gains an
@@ -187,7 +189,8 @@ class OpSpec:
         parameters = tuple(inspect.signature(self.reference).parameters.values())
         object.__setattr__(self, "parameters", parameters)
         names = {parameter.name for parameter in parameters}
-        for name in (*self.mutates, *([self.prepared] if self.prepared else []), *self.prepared_with):
+        prepared = (self.prepared,) if self.prepared else ()
+        for name in (*self.mutates, *prepared, *self.prepared_with, *self.in_place.values()):
             if name not in names:
                 raise ValueError(f"{self.name}: {name!r} is not an argument of its reference")
         if (self.tolerance is None) == (self.compare is None):

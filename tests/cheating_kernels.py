@@ -105,7 +105,10 @@ def leaves_out_as_it_was():
     return lambda x, weight, out=None: project(x, weight) if out is None else out
 
 
-@cheat("first data again, into out: y: 35 of 35", "the previous output: it returns memory that it did not write")
+@cheat(
+    "first data again, into out, in another thread: y: 35 of 35",
+    "the previous output: it returns memory that it did not write",
+)
 def leaves_an_out_with_numbers():
     """Writes where it sees poison, as a check leaves it, and nothing where an earlier answer lies."""
 

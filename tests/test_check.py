@@ -73,7 +73,7 @@ def test_every_run_is_named():
     result = check(tiny.PROJECT, tiny.kernel(tiny.PROJECT, wrong.into_out))
     again = "first data again, into out"
     assert result.labels == (
-        *("first data", "other data, padded weight, x", again, again),
+        *("first data", "other data, padded weight, x", again, f"{again}, in another thread"),
         *("other data in the same memory", "other data, apart weight, x", "other data, turned weight, x"),
         *("expanded weight, x", "planted last k"),
     )

@@ -238,6 +238,6 @@ def in_triton(x, factor=1.0, out=None):
     return _launch(x, factor, out, True)
 
 
-@wrong(SCALE, "first data again, into out: out (y): memory outside it was written", backend="triton")
+@wrong(SCALE, "first data again, into out, in another thread: out (y): memory outside it was written", backend="triton")
 def forgets_its_mask_into_out(x, factor=1.0, out=None):
     return _launch(x, factor, out, out is None)

@@ -4,9 +4,11 @@ A kernel runs on guarded copies of its inputs (`trial.py`, `poison.py`), by defa
 runs it in another one, which never has the oracle or the verdict (`outside.py`).  It runs
 1. on some data;
 2. on other data in padded layouts, which reveals a cached answer and an assumed contiguity;
-3. on the first data again, twice, into outputs of the caller that hold NaN and then an old answer, bit for bit alike;
+3. on the first data again, twice, the second time in another thread, into outputs of the caller that hold NaN and then
+   an old answer, bit for bit alike;
 4. on other data at the same addresses, which reveals an answer kept for an address;
-5. on planted inputs.
+5. on the same data in other arrangements of memory, with rows of stride 0, over its inputs, and with other options;
+6. on planted inputs.
 Uninitialised memory is NaN. Results are read as soon as the current stream is done, and then overwritten. Only the
 outputs may change. If a wrong result looks like a cheat, the reason names the cheat (`cheats.py`). A kernel that
 replaces a function of the checker or the timer is INVALID (`timing/tamper.py`). Code in one process can always deceive
@@ -23,7 +25,7 @@ import torch
 
 from rooflab.bench.calls.calls import short_of_memory
 from rooflab.bench.check.failed import Failed
-from rooflab.bench.check.runs import Check
+from rooflab.bench.check.runs import Check, Planted
 from rooflab.bench.check.trial import Runner, Seen
 from rooflab.bench.records.environment import Environment
 from rooflab.bench.records.record import CheckedBy, DeviceType, Record, Status
@@ -52,6 +54,8 @@ class CheckResult:
     """Why the status is not OK."""
     labels: tuple[str, ...] = ()
     """The runs, in order; the failing one is the last."""
+    beyond: bool = False
+    """Whether the runs that every check has, without planted inputs, ended well."""
     weak: tuple[str, ...] = ()
     """Wrong answers that pass this case's tolerance (`c: zeros`)."""
     races: tuple[str, ...] = ()
@@ -84,7 +88,7 @@ def check_kernel(
     scheme: Scheme,
     device: torch.device | str = "cpu",
     seed: int = 0,
-    planted: bool = True,
+    planted: Planted = True,
     runner: Runner | None = None,
 ) -> CheckResult:
     """Checks one kernel on one case, up to the first fault; the kernel need not be registered.
@@ -138,6 +142,7 @@ def check_kernel(
         errors=tuple(check.worst.values()),
         reason=reason,
         labels=tuple(check.labels),
+        beyond=check.beyond,
         weak=tuple(check.weak),
         races=seen.races,
         bytes=seen.bytes,

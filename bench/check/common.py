@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +12,20 @@ from rooflab.reference.spec import Case
 
 
 def in_common(results: Sequence[CheckResult]) -> str:
-    """A sentence with what is true of all wrong checks of one kernel, and of none of its right ones; empty if nothing
-    is.  With one wrong or one right check almost everything would be."""
+    """A sentence with what is true of all wrong checks of one kernel, and of none of its right ones, and with the run
+    in which all wrong ones failed; empty if nothing is.  With one wrong or one right check almost everything would
+    be."""
     right = [{**result.case, "scheme": result.scheme} for result in results if result.status == "OK"]
-    wrong = [{**result.case, "scheme": result.scheme} for result in results if result.status not in ("OK", *NOT_RUN)]
+    failed = [result for result in results if result.status not in ("OK", *NOT_RUN)]
+    wrong = [{**result.case, "scheme": result.scheme} for result in failed]
     names = wrong[0] if min(len(right), len(wrong)) > 1 else ()
     found = [_apart(name, *({facts.get(name) for facts in side} for side in (wrong, right))) for name in names]
     said = ", ".join(filter(None, found))
-    return f"all {len(wrong)} wrong checks have {said}; none of the {len(right)} right ones has" if said else ""
+    runs = {re.sub(r"\d+", "N", result.labels[-1]) for result in failed if result.labels}
+    run = runs.pop() if names and len(runs) == 1 else "first data"
+    same = "" if run == "first data" else f"all {len(wrong)} wrong checks fail on {run}"
+    told = f"all {len(wrong)} wrong checks have {said}; none of the {len(right)} right ones has" if said else ""
+    return "; ".join(filter(None, (told, same)))
 
 
 def _apart(name: str, wrong: set[Any], right: set[Any]) -> str:

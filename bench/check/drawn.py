@@ -8,9 +8,12 @@ from typing import NamedTuple
 
 import torch
 
-from rooflab.reference.domain import Point, shrunk
+from rooflab.bench.check.runs import OTHERWISE
+from rooflab.reference.domain import Domain, Point, shrunk
 from rooflab.reference.spec import Case, OpSpec, Scalar, get_scheme
 
+HOW = "otherwise"
+"""The axis beside those of the case: which of `OTHERWISE` a check of it has."""
 COUNT = 60
 """Most drawn cases of an op."""
 TRIES = 25
@@ -37,14 +40,23 @@ rows took three."""
 
 
 def drawn_points(spec: OpSpec, seed: int, most: Most) -> list[Point[Case]]:
-    """Points of a cover of the op's domain; empty for an op that states none."""
-    return list(spec.domain.cover(seed, partial(_settled, spec, most), COUNT)) if spec.domain else []
+    """Points of a cover of the op's domain and of `OTHERWISE`; empty for an op that states no domain."""
+    return list(_wider(spec.domain).cover(seed, partial(_settled, spec, most), COUNT)) if spec.domain else []
 
 
 def smallest(spec: OpSpec, point: Point[Case], most: Most, fails: Callable[[Case], bool]) -> Case:
     """The simplest case that still fails, found with at most `TRIES` calls of `fails`."""
     assert spec.domain is not None, "the point is one of its domain"
-    return shrunk(spec.domain, point, partial(_settled, spec, most), fails, TRIES).case
+    return shrunk(_wider(spec.domain), point, partial(_settled, spec, most), fails, TRIES).case
+
+
+def _wider(domain: Domain) -> Domain:
+    """The domain with the axis `HOW`, which changes no case."""
+
+    def make(**values: Scalar) -> Mapping[str, Scalar] | None:
+        return domain.make(**{name: value for name, value in values.items() if name != HOW})
+
+    return Domain({**domain.axes, HOW: OTHERWISE}, make)
 
 
 def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -85,6 +85,20 @@ def guard(tensor: torch.Tensor, arranged: Arrangement = "plain", place: int = 0)
     return Guarded(buffer, buffer.clone(), view)
 
 
+def in_one_storage(guards: Mapping[str, Guarded]) -> dict[str, Guarded]:
+    """The tensors of each dtype as views of one storage, guards included, as parts of one product's output are."""
+    found = dict(guards)
+    for dtype in {one.buffer.dtype for one in guards.values()}:
+        names = [name for name, one in guards.items() if one.buffer.dtype == dtype]
+        whole = torch.cat([guards[name].buffer.view(torch.uint8) for name in names]).view(dtype)
+        for name, part in zip(names, whole.split([guards[name].buffer.numel() for name in names]), strict=True):
+            view = guards[name].view
+            start = part.storage_offset() + view.storage_offset() - guards[name].buffer.storage_offset()
+            placed = part.as_strided(view.shape, view.stride(), start)
+            found[name] = Guarded(part, guards[name].pristine, placed)
+    return found
+
+
 def guard_output(
     shape: tuple[int, ...],
     dtype: torch.dtype,
@@ -112,7 +126,8 @@ def _allocate(
     """The buffer, full of poison, and the view in its middle."""
     extent = 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     side = GUARD_BYTES // dtype.itemsize
-    raw = torch.full(((2 * side + skew + extent) * dtype.itemsize,), byte, dtype=torch.uint8, device=device)
+    count = -(-(2 * side + skew + extent) // 256) * 256  # so that what follows in one storage is aligned too
+    raw = torch.full((count * dtype.itemsize,), byte, dtype=torch.uint8, device=device)
     buffer = raw.view(dtype)
     return buffer, buffer.as_strided(shape, strides, side + skew)
 

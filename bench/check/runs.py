@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -26,8 +27,12 @@ SMALL_ELEMENTS = 2**20
 """Inputs with fewer elements are checked with one CPU thread."""
 KEPT_ANSWERS = 4
 """How many first calls' outputs are kept, to recognise a cached answer; planted inputs come later."""
-ARRANGED: tuple[Arrangement, ...] = ("apart", "turned")
-"""Arrangements that follow where inputs are planted too; padding comes with every check."""
+Otherwise = Literal["apart", "turned", "expanded", "in place", "other options"]
+OTHERWISE: tuple[Otherwise, ...] = get_args(Otherwise)
+"""How the drawn data is passed where inputs are planted too: in another arrangement, with rows of stride 0, with
+outputs over inputs, with other options.  Every check pads."""
+Planted = bool | Otherwise
+"""Whether a check has these runs, and planted inputs: all of both, none, or this one and one planted set."""
 OPTIONS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("eps", "softmax_scale", "softcap"), lambda value: 0.5 * value),
     "window": lambda value: value + 5,
@@ -60,8 +65,10 @@ class Check:
     packed: set[str] = field(default_factory=set)
     """Names of the data for which the kernel packed its weight."""
     seed: int = 0
+    beyond: bool = False
+    """Whether the runs that every check has are done."""
 
-    def run(self, seed: int, planted: bool) -> None:
+    def run(self, seed: int, planted: Planted) -> None:
         """Every run, in order.  Raises `Failed` at the first fault."""
         if self.scheme.name not in self.spec.schemes:
             raise Failed("UNSUPPORTED", f"{self.spec.name} has the schemes {', '.join(self.spec.schemes)}")
@@ -70,21 +77,31 @@ class Check:
         first = self._made("first", seed)
         with _threads_for(first.inputs):
             self._load(first)
-            other = self._on_two_sets_of_data(first, planted)
-            if planted:
-                self._otherwise(first, other)
-                self._on_planted_data(first)
+            other = self._on_two_sets_of_data(first, planted is True)
+            self.beyond = True
+            if planted is True:
+                for kind in OTHERWISE:
+                    self._otherwise(kind, first, other)
+                self._on_planted_data(first, self._planted())
+            elif planted:
+                self._otherwise(planted, first, other)
+                self._on_planted_data(first, _one_of(self._planted(), seed))
             self.runner.end()
 
-    def _otherwise(self, first: Data, other: Data) -> None:
-        """The drawn data in other memory and with other options."""
-        for arranged in ARRANGED:
-            self._arranged(other, arranged)
-        self._expanded(first.inputs)
-        self._with_other_options(first)
+    def _otherwise(self, kind: Otherwise, first: Data, other: Data) -> None:
+        """The drawn data in other memory or with other options."""
+        match kind:
+            case "expanded":
+                self._expanded(first.inputs)
+            case "other options":
+                self._with_other_options(first)
+            case "in place":
+                self._in_place(other)
+            case _:
+                self._arranged(other, kind)
 
-    def _on_planted_data(self, first: Data) -> None:
-        for label, data in self._planted():
+    def _on_planted_data(self, first: Data, sets: Iterable[tuple[str, Data]]) -> None:
+        for label, data in sets:
             try:
                 self._load(data)
             except Failed as failed:
@@ -173,7 +190,9 @@ class Check:
     def _why(self, trial: Trial, data: Data, layout: Layout) -> str:
         """The cheat that explains a wrong output, after a colon; empty if there is none."""
         cheat = self.runner.changes_later()
-        if cheat is None and several(self.device) and self._is_right_alone(data, layout):
+        if cheat is None and layout.elsewhere and self._is_right(data, replace(layout, elsewhere=False)):
+            cheat = "a call from another thread: it is right only in the thread of its first call"
+        if cheat is None and several(self.device) and self._is_right(data, replace(layout, alone=True)):
             cheat = "work on another stream: it is right only if the caller waits for the whole device"
         if cheat is None and (
             never_written(trial.read) or (layout.stale and kept_answer(trial.read, [("", layout.stale)]))
@@ -184,9 +203,9 @@ class Check:
             cheat = "it was right on this data before: its result depends on earlier calls, or on being watched"
         return f": {cheat}" if cheat else ""
 
-    def _is_right_alone(self, data: Data, layout: Layout) -> bool:
+    def _is_right(self, data: Data, layout: Layout) -> bool:
         try:
-            trial = self.runner.run(data.name, replace(layout, alone=True))
+            trial = self.runner.run(data.name, layout)
         except (Failed, Refused):
             return False
         return not data.misfit(trial.read) and all(stats.passed for stats in self._verdicts(data, trial))
@@ -233,6 +252,20 @@ class Check:
                 named = [name for name in rows if f"{name}: expected" in str(refused)]
                 rows = {name: value for name, value in rows.items() if named and name not in named}
 
+    def _in_place(self, data: Data) -> None:
+        """A run whose outputs lie in the memory of inputs, where the op allows that and the kernel takes it."""
+        forms = dict(zip(data.names, data.forms, strict=True))
+        own = {
+            output: name
+            for output, name in self.spec.in_place.items()
+            if isinstance(value := data.inputs.get(name), torch.Tensor)
+            if forms.get(output) == (value.shape, value.dtype)
+        }
+        if own and self.kernel.takes_out:
+            with suppress(Refused):
+                layout = Layout(forms=data.forms, in_place=own)
+                self._judged(f"other data, out is {', '.join(own.values())}", data, layout)
+
     def _with_other_options(self, first: Data) -> None:
         """The first data with other numbers as options, which a kernel may have kept from an earlier call."""
         changed = {name: change(first.inputs[name]) for name, change in OPTIONS.items() if first.inputs.get(name)}
@@ -246,7 +279,7 @@ class Check:
         """The first data again, into the caller's outputs if the kernel takes `out`; all runs must agree bit for bit.
 
         The caller's outputs first hold NaN, and then an answer to the other data.  The first run calls the kernel twice
-        at once, because a kernel may do nothing while it is called in a loop.
+        at once, because a kernel may do nothing while it is called in a loop; the second run is in another thread.
         """
         into_out = self.kernel.takes_out and not self.spec.mutates
         label = "first data again, into out" if into_out else "first data again"
@@ -256,12 +289,12 @@ class Check:
         stale = self.answers[-2][1] if into_out else ()
         if [value.shape for value in stale] != [value.shape for value in trials[0].read]:
             stale = ()
-        again = replace(plain, out="padded" if into_out else None, stale=stale, same_memory=True)
+        again = replace(plain, out="padded" if into_out else None, stale=stale, same_memory=True, elsewhere=True)
         try:
-            trials.append(self._judged(label, data, again))
+            trials.append(self._judged(f"{label}, in another thread", data, again))
         except Refused:
             again = replace(again, out="plain")
-            trials.append(self._judged(label, data, again))
+            trials.append(self._judged(f"{label}, in another thread", data, again))
         if self.device.type == "cuda":
             trials += [self._judged(label, data) for _ in range(GPU_REPEATS)]
         if self.kernel.nondeterministic is not None:
@@ -321,6 +354,14 @@ def _differing(spec: OpSpec, one: Trial, other: Trial) -> str:
     """The first output whose bits differ between two runs; empty where none does."""
     named = zip(spec.outputs, one.read, other.read, strict=False)
     return next((name for name, first, second in named if not same_bits(first, second)), "")
+
+
+def _one_of(sets: Iterable[tuple[str, Data]], seed: int) -> list[tuple[str, Data]]:
+    """One of them, each as likely; empty without any."""
+    state, chosen = random.Random(seed), list[tuple[str, Data]]()
+    for count, found in enumerate(sets, 1):
+        chosen = [found] if not state.randrange(count) else chosen
+    return chosen
 
 
 def _is_data(value: object) -> bool:

@@ -17,6 +17,7 @@ from rooflab.bench.calls.calls import input_bytes
 from rooflab.bench.calls.selection import file_of
 from rooflab.bench.check.check import CheckResult, check_kernel
 from rooflab.bench.check.outside import Outside
+from rooflab.bench.check.runs import Planted
 from rooflab.bench.processes.child import ChildFailed, Pool, command_for
 from rooflab.bench.records.record import NOT_RUN
 from rooflab.kernels import registry
@@ -40,7 +41,7 @@ class Asked(NamedTuple):
     case: Case
     scheme: Scheme
     seed: int = 0
-    planted: bool = True
+    planted: Planted = True
 
     def to_json(self) -> dict[str, Any]:
         """The request to a judging process."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from rooflab.bench.check.poison import (
     Guarded,
     guard,
     guard_output,
+    in_one_storage,
     poisoned_allocations,
     same_bits,
     wipe,
@@ -30,6 +32,8 @@ from rooflab.bench.timing import tamper
 from rooflab.kernels.registry import Kernel, interpreting
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
 
+SHARED_ELEMENTS = 2**21
+"""Arranged inputs with fewer elements, guards included, are copied once more into one storage."""
 INTERPRETER_BF16 = "Triton's interpreter computes bf16 dot and sort wrongly"
 
 
@@ -65,6 +69,10 @@ class Layout:
     """Records the device's kernels."""
     twice: bool = False
     """Calls the kernel a second time at once, as a timer does, and reads that call's result."""
+    in_place: Mapping[str, str] = field(default_factory=dict)
+    """By output the input in whose memory the caller's output lies."""
+    elsewhere: bool = False
+    """Another thread makes the call."""
 
 
 PLAIN = Layout()
@@ -139,7 +147,13 @@ class Runner:
         if layout.same_memory and self.spec.mutates:
             self.settle()  # this run's inputs use the memory of the last call's outputs again
         with poisoned_allocations() if layout.poisoned else nullcontext():
-            outputs, trial = self._run(*self._sets[name], layout)
+            arguments = *self._sets[name], layout
+            if layout.elsewhere:
+                # OpenMP keeps the number of threads for each of its callers, so the new one is told.
+                with ThreadPoolExecutor(1, "", torch.set_num_threads, (torch.get_num_threads(),)) as another:
+                    outputs, trial = another.submit(self._run, *arguments).result()
+            else:
+                outputs, trial = self._run(*arguments)
         if not layout.alone:
             self.settle()
             self._last = outputs, trial.read
@@ -148,10 +162,14 @@ class Runner:
     def _run(self, inputs: Inputs, packed: Any, layout: Layout) -> tuple[Outputs, Trial]:
         kernel, spec, device = self.kernel, self.spec, self.device
         guarded = _guarded(inputs, layout.arranged, self._memory if layout.same_memory else {})
+        kept = layout.stale or repeat(None)
         outs = [
-            guard_output(tuple(shape), dtype, device, arranged=layout.out or "plain", stale=stale)
-            for (shape, dtype), stale in zip_longest(layout.forms, layout.stale)
+            guarded[layout.in_place[output]]
+            if output in layout.in_place
+            else guard_output(tuple(shape), dtype, device, arranged=layout.out or "plain", stale=stale)
+            for output, (shape, dtype), stale in zip(spec.outputs, layout.forms, kept, strict=False)
         ]
+        changing = (*spec.mutates, *layout.in_place.values())
         arguments: dict[str, Any] = {**inputs, **{name: tensor.view for name, tensor in guarded.items()}}
         if packed is not None and spec.prepared is not None:
             arguments[spec.prepared] = packed
@@ -159,7 +177,7 @@ class Runner:
             arguments["out"] = outs[0].view if len(outs) == 1 else tuple(guarded_out.view for guarded_out in outs)
         work: set[str] = set()
         before = torch.get_num_threads(), cheats.persisting_l2_bytes() if device.type == "cuda" else 0
-        refuses = bool(layout.arranged) or layout.out not in (None, "plain")
+        refuses = bool(layout.arranged or layout.in_place) or layout.out not in (None, "plain")
         refusal = kernel.why_not_args({name: value for name, value in arguments.items() if name != "out"}, spec)
         if refusal:
             failed = failed_by(refusal)
@@ -174,7 +192,8 @@ class Runner:
                 returned = kernel.fn(**accepted)
             threads = cheats.still_running(kernel.fn)
             _raise_tampered(device, *before)
-            outputs = _collect(returned, spec, device, packed, guarded, outs)
+            read_only = {name: tensor for name, tensor in guarded.items() if name not in layout.in_place.values()}
+            outputs = _collect(returned, spec, device, packed, read_only, outs)
             with _errors_of_the_kernel(refuses):
                 if layout.alone:
                     wait_for_all(device)
@@ -184,7 +203,7 @@ class Runner:
         if threads:
             _raise(f"{', '.join(spec.outputs)}", cheats.changes_later(outputs, read, kernel.fn, threads))
         for name, tensor in guarded.items():
-            damage = tensor.damage(may_change=name in spec.mutates)
+            damage = tensor.damage(may_change=name in changing)
             _raise(name, f"{damage}: in place on the input" if damage == "was changed" else damage)
         for name, tensor in zip(spec.outputs, outs, strict=False):
             _raise(f"out ({name})", tensor.damage(may_change=True))
@@ -218,7 +237,10 @@ class Runner:
 
 
 def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], known: dict[str, Guarded]) -> dict[str, Guarded]:
-    """Guarded copies of all tensors, in the memory `known` where it has a fitting one; adds its own to it."""
+    """Guarded copies of all tensors, in the memory `known` where it has a fitting one; adds its own to it.
+
+    Arranged and small, those of one dtype lie in one storage.
+    """
     for place, (name, value) in enumerate(inputs.items()):
         if not isinstance(value, torch.Tensor):
             continue
@@ -226,6 +248,8 @@ def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], known: dict[st
             known[name].rewrite(value)
         else:
             known[name] = guard(value, arranged.get(name, "plain"), place)
+    if arranged and sum(tensor.buffer.numel() for tensor in known.values()) < SHARED_ELEMENTS:
+        return in_one_storage(known)
     return known
 
 

@@ -123,7 +123,10 @@ def check(
         show.error(f"interrupted: {left_out} left out")
         raise typer.Exit(EXIT_INTERRUPTED)
     if len(results) < len(asked):
-        show.note(f"left out after {limit_s:g} s: {left_out}; --all makes them")
+        part = f"{len(results) / len(asked):.0%} of the plan was run"
+        show.note(f"{part}; left out after {limit_s:g} s: {left_out}; --all makes them")
+    elif drawn:
+        show.note("all of the plan was run")
     first_wrong = {(row.op, row.kernel): row for row in reversed(results) if row.status not in ("OK", *NOT_RUN)}
     for command in smallest_failures([*reversed(first_wrong.values())], chosen.device, emulate, limit_s / 3):
         show.note(f"again: {command}")

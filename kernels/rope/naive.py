@@ -46,6 +46,6 @@ def rope(
     for x, result in zip((q, k), results, strict=True):
         x32 = x.float()
         x1, x2 = x32[..., firsts], x32[..., seconds]
-        result[..., firsts] = x1 * c - x2 * s
-        result[..., seconds] = x2 * c + x1 * s
+        turned = x1 * c - x2 * s, x2 * c + x1 * s  # both before a store: the result may be x itself
+        result[..., firsts], result[..., seconds] = turned
     return results
