@@ -17,7 +17,7 @@ import torch
 
 from rooflab.bench.calls.selection import Selection, default_scheme, file_of, pick_device
 from rooflab.bench.check.check import BROKEN, CheckResult, already_broken, check_record
-from rooflab.bench.check.drawn import HOW, IN_SOFTWARE, ON_HARDWARE, Most, drawn_points, smallest
+from rooflab.bench.check.drawn import HOW, IN_SOFTWARE, ON_HARDWARE, Most, drawn_points, most_different, smallest
 from rooflab.bench.check.runs import Planted
 from rooflab.bench.check.spread import Asked, Checkers, in_turn
 from rooflab.bench.compile.cases import has_code
@@ -110,11 +110,11 @@ def listed_checks(chosen: Selection) -> list[Asked]:
 def drawn_checks(chosen: Selection, every: bool = False) -> list[Asked]:
     """The kernels of a selection on the domain of their op.
 
-    The smoke cases come first, in every scheme. Then edge cases and cases that the seed draws follow in turn, each in
-    one scheme, the next one in the next scheme. A drawn case is passed in one of the ways of `OTHERWISE` too, and has
-    one planted set; a kernel that runs in software has all sets only on smoke cases: in every scheme on the first, in
-    the last scheme on the others. With `every`, edge cases run in every scheme, and all of the op's own cases with all
-    planted inputs.
+    The smoke cases come first, in every scheme. Then edge cases, the most different first, and cases that the seed
+    draws follow in turn, each in one scheme, the next one in the next scheme. A drawn case is passed in one of the ways
+    of `OTHERWISE` too, and has one planted set; a kernel that runs in software has all sets only on smoke cases: in
+    every scheme on the first, in the last scheme on the others. With `every`, edge cases run in every scheme, and all
+    of the op's own cases with all planted inputs.
     """
     found = []
     for op, kernels in chosen.kernels.items():
@@ -128,7 +128,7 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[Asked]:
             for case, scheme in product(spec.cases["smoke"], schemes):
                 whole = often or case == spec.cases["smoke"][0] or scheme == schemes[-1]
                 found.append(Asked(kernel, case, scheme, chosen.seed, whole))
-            for turn, (edge, point) in enumerate(zip_longest(spec.cases_in("edge"), drawn[most])):
+            for turn, (edge, point) in enumerate(zip_longest(most_different(spec.cases_in("edge")), drawn[most])):
                 scheme = schemes[turn % len(schemes)]
                 for each in (schemes if every else (scheme,)) if edge is not None else ():
                     found.append(Asked(kernel, edge, each, chosen.seed, planted=often))
@@ -160,7 +160,9 @@ def run_checks(
     each at once `into` its place.
     """
     environment = snapshot(device.index or 0)
-    ranks = [item.kernel.backend in registry.CPU_BACKENDS for item in checks] if limit_s == math.inf else _turns(checks)
+    ranks = (
+        [item.kernel.backend in registry.CPU_BACKENDS for item in checks] if limit_s == math.inf else turns_of(checks)
+    )
     order = sorted(range(len(checks)), key=ranks.__getitem__)
     results = {} if into is None else into
     workers = cores() if device.type == "cpu" else 1
@@ -174,7 +176,7 @@ def run_checks(
     return [results[place] for place in sorted(results)]
 
 
-def _turns(checks: Sequence[Asked]) -> list[int]:
+def turns_of(checks: Sequence[Asked]) -> list[int]:
     """The turn of each check among those of its kernel, of which the first that the kernel takes comes first."""
     turns, begun, found = Counter[str](), set[str](), []
     for item in checks:

@@ -13,7 +13,7 @@ from rooflab.bench.check import spread
 from rooflab.bench.check.check import CheckResult
 from rooflab.bench.check.common import in_common
 from rooflab.bench.check.spread import Asked, Checkers, in_turn
-from rooflab.bench.commands import _turns, drawn_checks
+from rooflab.bench.commands import drawn_checks, turns_of
 from rooflab.bench.processes.child import Pool, TimedOut, command_for
 from rooflab.kernels import registry
 from rooflab.kernels.registry import get_op
@@ -92,7 +92,7 @@ def test_children_are_started_before_they_are_asked_and_end_when_they_are_told_t
 def test_a_kernel_s_first_turn_is_a_check_that_it_takes():
     """gemv takes no smoke case of gemm; the others keep their order."""
     checks = drawn_checks(Selection.of("gemm", ["gemv", "library"], ["smoke", "edge"], None, ["fp32"], None))
-    turns = {turn: item for item, turn in zip(checks, _turns(checks), strict=True) if item.kernel.name == "gemv"}
+    turns = {turn: item for item, turn in zip(checks, turns_of(checks), strict=True) if item.kernel.name == "gemv"}
     assert int(turns[0].case["M"]) <= 4 and turns[1].case in get_op("gemm").get_cases("smoke")
 
 

@@ -1,0 +1,158 @@
+"""Which wrong kernels the default check finds, and which right ones it refuses: tests/attacks, one kernel a core.
+
+    python results/check_attacks.py --out results/check_attacks.md
+
+Each wrong kernel is checked in three seeds, each right one in five while another process keeps every core busy.  A
+kernel has the time of `rooflab check`, on one core.  The page and a record of each kernel and seed, of the same name
+and `.json`, are written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from rooflab.bench.calls.selection import Selection
+from rooflab.bench.check.check import CheckResult
+from rooflab.bench.check.spread import Asked, Checkers
+from rooflab.bench.cli.kernels import CHECK_S
+from rooflab.bench.commands import drawn_checks, turns_of
+from rooflab.bench.processes.child import cores
+from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.record import NOT_RUN
+from rooflab.kernels import registry
+from rooflab.kernels._files import write_whole
+from rooflab.kernels.registry import Kernel
+
+ATTACKS = Path(__file__).parents[1] / "tests" / "attacks"
+WRONG = ("wrong.py", "everyday_inputs.py", "everyday_runs.py")
+RIGHT = ("unusual.py", "rightful.py")
+CPU = torch.device("cpu")
+RIGHT_S = 12.0
+"""Seconds for a right kernel, which has no fault that would end its checks."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The default check of one kernel."""
+
+    kernel: str
+    seed: int
+    fault: str
+    """The first one; empty if no check failed."""
+    run: str
+    """In which run of the check it showed."""
+    checks: int
+    seconds: float
+
+
+@contextmanager
+def loaded(files: Sequence[str]) -> Iterator[list[Kernel]]:
+    """The kernels of files of tests/attacks, registered meanwhile."""
+    kernels = [kernel for file in files for kernel in registry.load_file(ATTACKS / file)]
+    try:
+        yield kernels
+    finally:
+        for kernel in kernels:
+            registry._kernels[kernel.op].pop(kernel.name)
+
+
+def first_fault(kernel: Kernel, seed: int, check: Callable[[Asked], CheckResult], limit_s: float) -> Outcome:
+    """Makes the checks of `rooflab check`, in its order, up to the first fault or `limit_s` seconds."""
+    asked = drawn_checks(Selection({kernel.op: (kernel,)}, (), (), (), CPU, seed))
+    turns, begun, made = turns_of(asked), time.monotonic(), 0
+    for place in sorted(range(len(asked)), key=turns.__getitem__):
+        if time.monotonic() - begun > limit_s:
+            break
+        result = check(asked[place])
+        made += 1
+        if result.status not in ("OK", *NOT_RUN):
+            run = result.labels[-1] if result.labels else result.status
+            return Outcome(kernel.id, seed, result.describe(), run, made, time.monotonic() - begun)
+    return Outcome(kernel.id, seed, "", "", made, time.monotonic() - begun)
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """Another process on each core."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores())]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+
+
+def outcomes(kernels: Sequence[Kernel], seed: int, limit_s: float) -> list[Outcome]:
+    """The kernel of each core has `limit_s` seconds."""
+    with Checkers(CPU) as check, ThreadPoolExecutor(cores()) as pool:
+        return [*pool.map(lambda kernel: first_fault(kernel, seed, check, limit_s), kernels)]
+
+
+def page(wrong: Sequence[Outcome], right: Sequence[Outcome], machine: str) -> str:
+    lines = [
+        "# The default check against wrong and right kernels",
+        "",
+        f"`python results/check_attacks.py`, on {machine}. A kernel has one core; a wrong one has {CHECK_S:.0f} s,",
+        f"a right one {RIGHT_S:.0f} s.",
+        "",
+        "| seed | wrong kernels | found | median s | longest s | missed |",
+        "|---|---|---|---|---|---|",
+    ]
+    for seed in sorted({one.seed for one in wrong}):
+        own = [one for one in wrong if one.seed == seed]
+        found = [one.seconds for one in own if one.fault]
+        missed = ", ".join(one.kernel for one in own if not one.fault) or "none"
+        lines.append(f"| {seed} | {len(own)} | {len(found)} | {median(found):.1f} | {max(found):.0f} | {missed} |")
+    lines += ["", "| seed | right kernels, all cores busy | checks | refused |", "|---|---|---|---|"]
+    for seed in sorted({one.seed for one in right}):
+        own = [one for one in right if one.seed == seed]
+        refused = ", ".join(one.fault for one in own if one.fault) or "none"
+        lines.append(f"| {seed} | {len(own)} | {sum(one.checks for one in own)} | {refused} |")
+    lines += ["", "What the first fault of a wrong kernel showed, over all seeds:", "", "| run | faults |", "|---|---|"]
+    runs = Counter(kind_of(one.run) for one in wrong if one.fault)
+    lines += [f"| {run} | {count} |" for run, count in runs.most_common()]
+    within = [sum(one.checks <= checks for one in wrong if one.fault) for checks in (1, 3, 10, 30)]
+    lines += ["", f"Of {sum(runs.values())} found, {within[0]} showed in the first check, {within[1]} in the first 3, "]
+    lines[-1] += f"{within[2]} in the first 10, {within[3]} in the first 30."
+    return "\n".join(lines) + "\n"
+
+
+def kind_of(run: str) -> str:
+    """A run without the names of arguments."""
+    words = run.split()
+    kept = {"planted": 1, "expanded": 1, "other": 3 if run.startswith("other data") else 1}
+    return " ".join(words[: kept.get(words[0], len(words))])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
+    out = parser.parse_args().out
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with loaded(WRONG) as kernels:
+        wrong = [found for seed in (1, 2, 3) for found in outcomes(kernels, seed, CHECK_S)]
+    with loaded(RIGHT) as kernels, busy_cores():
+        right = [found for seed in (1, 2, 3, 4, 5) for found in outcomes(kernels, seed, RIGHT_S)]
+    machine = snapshot()
+    write_whole(out, page(wrong, right, f"{cores()} cores of {machine.cpu}, torch {machine.torch}"))
+    rows = [asdict(one) | {"seconds": round(one.seconds, 1)} for one in (*wrong, *right)]
+    write_whole(out.with_suffix(".json"), "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+    print(out.read_text(), end="")
+
+
+if __name__ == "__main__":
+    main()
