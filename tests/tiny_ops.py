@@ -49,7 +49,7 @@ def _project_planted(case: Case, scheme: Scheme, device: torch.device, seed: int
 PROJECT = OpSpec(
     name="project", reference=lambda x, weight: x.double() @ weight.double(), make_inputs=_project_inputs,
     cost=_no_cost, outputs=("y",), cases={"smoke": (Case(T=5, K=96, N=7),)}, tolerance=_project_tolerance,
-    planted=_project_planted, prepared="weight",
+    planted=_project_planted, prepared="weight", far=("x",),
 )  # fmt: skip
 LOOSE = replace(PROJECT, tolerance=lambda inputs, oracle, scheme: (torch.full_like(oracle[0], torch.inf),))
 LENIENT = replace(
@@ -66,6 +66,7 @@ SCALE = OpSpec(
     outputs=("y",),
     cases={"smoke": (Case(T=3, factor=1.0),), "edge": (Case(T=3, factor=0.0),)},
     tolerance=lambda inputs, oracle, scheme: (scheme.unit_roundoff * oracle[0].abs(),),
+    in_place={"y": "x"},
 )
 # offsets: where a block's slot lies in a cache, past 2**31 for the blocks at its end.
 OFFSETS = OpSpec(

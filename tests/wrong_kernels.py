@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import torch
@@ -241,3 +242,41 @@ def in_triton(x, factor=1.0, out=None):
 @wrong(SCALE, "first data again, into out, in another thread: out (y): memory outside it was written", backend="triton")
 def forgets_its_mask_into_out(x, factor=1.0, out=None):
     return _launch(x, factor, out, out is None)
+
+
+@wrong(SCALE, "other data, out is x: y: 12 of 24")
+def stores_a_half_too_early(x, factor=1.0, out=None):
+    out = torch.empty_like(x) if out is None else out
+    out[:, :4] = x[:, 4:] * factor
+    out[:, 4:] = x[:, :4] * factor
+    return out.copy_(out.roll(4, 1))
+
+
+@right(SCALE)
+def refuses_to_lie_over_its_input(x, factor=1.0, out=None):
+    if out is not None and out.data_ptr() == x.data_ptr():
+        raise ValueError("out: expected other memory than that of x")
+    return torch.mul(x, factor, out=out)
+
+
+@wrong(PROJECT, "other data, far x: y: 7 of 35")
+def offsets_in_32_bits(x, weight):
+    """Rows from 2**31 elements on lie before the tensor; here they are read as its first row."""
+    return torch.stack([row if i * x.stride(0) < 2**31 else x[0] for i, row in enumerate(x)]) @ weight
+
+
+_own, _by_storage = threading.local(), dict[int, Tensor]()
+_own.scale = 1.0
+
+
+@wrong(PROJECT, "a call from another thread: it is right only in the thread of its first call")
+def state_of_one_thread(x, weight):
+    return x @ weight * getattr(_own, "scale", 0.0)
+
+
+@wrong(PROJECT, "other data, padded weight, x")
+def operands_by_their_storage(x, weight):
+    """The copy that it makes of an operand is known by the operand's storage, which may hold both."""
+    _by_storage.clear()
+    one, other = (_by_storage.setdefault(t.untyped_storage().data_ptr(), t.contiguous()) for t in (x, weight))
+    return (one if one is not other else x[:, :1].expand_as(x)) @ other.view(weight.shape[0], -1)[:, : weight.shape[1]]

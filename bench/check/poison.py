@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,9 +16,12 @@ GUARD_BYTES = 65536
 ROW_PADDING = 16
 """Elements added to each stride of a padded layout, times the tensor's place among the arguments, so that no two have
 the same strides; a multiple of 16 bytes in every dtype, so alignment is kept."""
-Arrangement = Literal["plain", "padded", "apart", "turned"]
+Arrangement = Literal["plain", "padded", "apart", "turned", "far"]
 """How a tensor lies in memory: as it is given; with longer strides; with every second element of a row, so that none
-has stride 1; with its dimensions in the other order."""
+has stride 1; with its dimensions in the other order; with its last row 2**31 elements behind the first, where an offset
+of 32 bits ends."""
+FAR_ELEMENTS, MAP_NORESERVE = 2**31, 0x4000
+"""The distance of rows that are far apart; and mmap's flag for memory that may be more than there is (Linux)."""
 NAN_BYTE = 0xFF
 """Bytes of ones are a NaN in every float dtype and -1 in an integer: an index from outside its table hits a guard."""
 SENTINEL_BYTE = 0x7B
@@ -73,8 +77,27 @@ class Guarded:
         return f"memory outside it was written, first at element {place} from its start"
 
 
+@dataclass(frozen=True)
+class Far(Guarded):
+    """A tensor whose rows lie far apart in memory that is touched only there: the buffer is the tensor itself."""
+
+    def damage(self, *, may_change: bool) -> str | None:
+        return None if may_change or same_bits(self.view, self.pristine) else "was changed"
+
+
+def _far(tensor: torch.Tensor) -> Far:
+    strides = strides_of(tensor, "far")
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
+    memory = mmap.mmap(-1, extent * tensor.element_size(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)  # a page of 2 MB for each row would fill the machine
+    view = torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, strides).copy_(tensor)
+    return Far(view, tensor.clone(), view)
+
+
 def guard(tensor: torch.Tensor, arranged: Arrangement = "plain", place: int = 0) -> Guarded:
     """A copy of `tensor` between guards, with the same alignment, arranged as the argument at `place`."""
+    if arranged == "far":
+        return _far(tensor)
     strides = strides_of(tensor, arranged, place)
     # A misaligned view stays misaligned: kernels specialise on 16 bytes.
     skew = tensor.data_ptr() % 16 // tensor.element_size()
@@ -152,6 +175,14 @@ def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> t
     if arranged == "plain" or tensor.numel() == 0 or 0 in strides or (tensor.ndim < 2 and arranged != "apart"):
         return tuple(strides)
     order = sorted(range(tensor.ndim), key=lambda dim: (strides[dim], -dim), reverse=arranged == "turned")
+    if arranged == "far":
+        far = next((dim for dim in reversed(order) if tensor.shape[dim] > 2), None)
+        if far is not None and tensor.device.type != "cuda":
+            step = -(-FAR_ELEMENTS // (tensor.shape[far] - 1) // 64) * 64  # below 2**31, where Triton takes 64 bits
+            for dim in order[order.index(far) :]:
+                strides[dim] = step
+                step *= tensor.shape[dim]
+        return tuple(strides)
     step = 2 if arranged == "apart" else 1
     for dim in order:
         strides[dim] = step

@@ -27,7 +27,7 @@ SMALL_ELEMENTS = 2**20
 """Inputs with fewer elements are checked with one CPU thread."""
 KEPT_ANSWERS = 4
 """How many first calls' outputs are kept, to recognise a cached answer; planted inputs come later."""
-Otherwise = Literal["apart", "turned", "expanded", "in place", "other options"]
+Otherwise = Literal["apart", "turned", "far", "expanded", "in place", "other options"]
 OTHERWISE: tuple[Otherwise, ...] = get_args(Otherwise)
 """How the drawn data is passed where inputs are planted too: in another arrangement, with rows of stride 0, with
 outputs over inputs, with other options.  Every check pads."""
@@ -217,6 +217,7 @@ class Check:
             name
             for name, value in data.inputs.items()
             if isinstance(value, torch.Tensor) and strides_of(value, arranged) != value.stride()
+            if arranged != "far" or name in self.spec.far
         }
         if data.name in self.packed:
             names.discard(str(self.spec.prepared))

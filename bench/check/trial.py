@@ -248,7 +248,11 @@ def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], known: dict[st
             known[name].rewrite(value)
         else:
             known[name] = guard(value, arranged.get(name, "plain"), place)
-    if arranged and sum(tensor.buffer.numel() for tensor in known.values()) < SHARED_ELEMENTS:
+    if (
+        arranged
+        and "far" not in arranged.values()
+        and sum(tensor.buffer.numel() for tensor in known.values()) < SHARED_ELEMENTS
+    ):
         return in_one_storage(known)
     return known
 
