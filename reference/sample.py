@@ -340,8 +340,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     without min_p plants neither min_p nor greedy rows beside others: a kernel may lack them.
     """
     V = int(case["V"])
-    rows = 16
-    for label, count, setting in (
+    ties = (
         ("top_k cuts ties by index", 4, (1.0, 3, 1.0, 0.0)),
         ("top_p reached exactly keeps no more", 4, (0.7, 0, 0.5, 0.0)),
         ("top_p keeps the token that crosses", 4, (1.0, 0, 0.5 + 2.0**-20, 0.0)),
@@ -349,7 +348,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         ("min_p keeps ties with the best", 2, (1.0, 0, 1.0, 1.0)),
         ("tiny top_p keeps one", 8, (2.0, 0, 1e-9, 0.0)),
         ("one token", 1, (1.5, 0, 0.9, 0.1)),
-    ):
+    )
+    for (label, count, setting), rows in zip(ties, (64, 8, 1, 8, 1, 1, 1), strict=True):
         if count > V or (setting[3] and not case["min_p"]):
             continue
         logits = torch.full((rows, V), -math.inf)
