@@ -70,6 +70,13 @@ def test_junit_and_markdown_say_what_the_table_says(tmp_path):
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     assert [row.split(" | ")[1] for row in rows] == ["MISSING", "SLOWER", "UNRESOLVED", "UNRESOLVED", "SAME"]
     assert "removed or \\| renamed" in rows[0] and "+10.0%" in rows[1]
+    drawn = text[text.index("```text") : text.rindex("```")].splitlines()[1:]
+    assert [line.split()[-2:] for line in drawn] == [["+10.0%", "slow"], ["+0.0%", "same"], ["0", "+10.0%"]]
+    assert drawn[0].index("o") == 40 and drawn[1].index("o") == 20, "the largest effect reaches the edge"
+    output.write_markdown(tmp_path / "long.md", "t", outcomes(**{f"k{n}": 1 + n / 100 for n in range(14)}), [])
+    long = (tmp_path / "long.md").read_text()
+    shown, folded = (part.count("| `k") for part in long.split("<details><summary>4 more</summary>\n\n| comp"))
+    assert (shown, folded) == (10, 4) and "`k13`" in long.split("<details>")[0]
     assert not list(tmp_path.rglob("*.part"))
 
 

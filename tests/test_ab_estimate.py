@@ -1,13 +1,15 @@
 """The statistics of an A/B, on simulated processes and against scipy."""
 
 import math
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
 from scipy.stats import wilcoxon
 
 from rooflab.bench.ab.estimate import Estimate, adjusted, estimate, p_above
-from rooflab.bench.ab.verdict import Evidence, Rules, judge, wants_confirmation
+from rooflab.bench.ab.records import drift
+from rooflab.bench.ab.verdict import BEYOND_DRIFT, Evidence, Rules, judge, wants_confirmation
 
 RULES = Rules()
 BASE_S = 1e-3
@@ -101,3 +103,16 @@ def test_identical_code_is_not_called_slower_or_faster():
     for between in (0.0, 0.005, 0.01, 0.02):
         # The published rule: 0 at every noise; pooled launches are called slower in 2% to 46% of such runs.
         assert rate("SLOWER", between=between) == 0 == rate("FASTER", between=between)
+
+
+@pytest.mark.parametrize("apart", [0, 1, 10, 100, 1000])
+def test_a_machine_that_wanders_does_not_go_beyond_its_drift(apart):
+    """Twelve runs of identical code a side, a minute each, and `apart` times as long between the sides."""
+    generator = np.random.default_rng(apart)
+    minutes = [*range(12), *range(12 + 12 * apart, 24 + 12 * apart)]
+    stamps = [(datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=at)).isoformat() for at in minutes]
+    for _ in range(200):
+        steps = generator.normal(0, 0.01 * np.sqrt(np.diff(minutes, prepend=0)))
+        runs = [*zip(stamps, (BASE_S * np.exp(np.cumsum(steps))).tolist(), strict=True)]
+        effect = math.log(np.median([s for _, s in runs[12:]]) / np.median([s for _, s in runs[:12]]))
+        assert abs(effect) < 0.6 * BEYOND_DRIFT * drift(runs[:12], runs[12:])

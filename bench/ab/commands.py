@@ -124,7 +124,7 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path
 
 def _listing(runner: Runner, name: SideName, option: str, wanted: Wanted) -> dict[str, Any]:
     try:
-        return runner.list(name, wanted.ops, wanted.suite_name)
+        return runner.list(name, wanted.ops, wanted.suite_name, wanted.cases)
     except ChildFailed as failed:
         label = runner.comparison.side(name).label
         raise ValueError(f"{option}: expected a tree that can be imported, got {label}: {failed}") from failed

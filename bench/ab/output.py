@@ -12,6 +12,10 @@ from typing import Any
 from rooflab.bench.ab.verdict import EXIT_STATUS, Outcome, status_of
 from rooflab.kernels._files import write_whole
 
+SHOWN = 10
+"""Comparisons that a comment shows, the worst; the others are folded."""
+HALF = 20
+"""Characters on each side of zero in the drawing."""
 COLUMNS = ("comparison", "verdict", "A_ms", "B_ms", "effect", "from", "to", "visible", "pairs", "for_1%", "reason")
 
 
@@ -95,17 +99,44 @@ def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
 
 
 def write_markdown(path: Path, title: str, outcomes: Sequence[Outcome], notes: Sequence[str]) -> None:
-    """A table for a step's summary or a comment, the worst verdicts first."""
+    """A comment or a step's summary: a drawing and a table of the ten worst comparisons, and the others folded."""
     order = list(EXIT_STATUS)
-    lines = [f"### {title}", "", f"**{summary(outcomes)}**", ""]
-    lines += ["| comparison | verdict | A ms | B ms | B over A | 95% bounds | visible | pairs | why |"]
+    worst = sorted(outcomes, key=lambda outcome: (order.index(outcome.verdict), -(outcome.effect or 0.0)))
+    lines = [f"### {title}", "", f"**{summary(outcomes)}**", "", *drawing(worst[:SHOWN]), *_table(worst[:SHOWN])]
+    if len(worst) > SHOWN:
+        folded = f"<details><summary>{len(worst) - SHOWN} more</summary>"
+        lines += ["", folded, "", *_table(worst[SHOWN:]), "", "</details>"]
+    lines += ["", power(outcomes), *(f"- {note}" for note in notes), ""]
+    write_whole(path, "\n".join(lines))
+
+
+def _table(outcomes: Sequence[Outcome]) -> list[str]:
+    lines = ["| comparison | verdict | A ms | B ms | B over A | 95% bounds | visible | pairs | why |"]
     lines += ["|---|---|---:|---:|---:|---|---:|---:|---|"]
-    for outcome in sorted(outcomes, key=lambda outcome: order.index(outcome.verdict)):
+    for outcome in outcomes:
         cells = row(outcome)
         times = [("" if cells[name] is None else f"{cells[name]:.4g}") for name in ("A_ms", "B_ms")]
         bounds = f"{cells['from']} to {cells['to']}" if cells["from"] and cells["to"] else ""
         values = [f"`{cells['comparison']}`", cells["verdict"], *times, cells["effect"], bounds, cells["visible"]]
         values += [str(cells["pairs"] or ""), cells["reason"]]
         lines.append("| " + " | ".join(value.replace("|", "\\|").replace("\n", " ") for value in values) + " |")
-    lines += ["", power(outcomes), *(f"- {note}" for note in notes), ""]
-    write_whole(path, "\n".join(lines))
+    return lines
+
+
+def drawing(outcomes: Sequence[Outcome]) -> list[str]:
+    """The effects and their bounds as text, which a comment can hold; nothing where no effect has bounds."""
+    drawn = []
+    for outcome in outcomes:
+        ratios = [outcome.effect_low, outcome.effect, outcome.effect_high]
+        bounds = [math.log1p(ratio) for ratio in ratios if ratio is not None]
+        drawn += [(outcome, bounds)] if len(bounds) == 3 else []
+    if not drawn:
+        return []
+    most = max(0.01, *(abs(bound) for _, bounds in drawn for bound in bounds))
+    lines = ["```text"]
+    for outcome, bounds in drawn:
+        low, middle, high = (round(HALF * bound / most) + HALF for bound in bounds)
+        marks = ["-" if low <= place <= high else " " for place in range(2 * HALF + 1)]
+        marks[HALF], marks[middle] = "|", "o"
+        lines.append(f"{''.join(marks)}  {percent(outcome.effect):>7}  {outcome.key}")
+    return [*lines, f"{percent(math.expm1(-most)):<{HALF}}0{percent(math.expm1(most)):>{HALF}}", "```", ""]

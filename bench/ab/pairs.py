@@ -166,11 +166,15 @@ class Runner:
         """One process checks these kernels; if a kernel ends the process, another process checks the rest."""
         return self._run_all(name, "check", keys, CHECK_S)
 
-    def list(self, name: SideName, ops: Collection[str], suite: str) -> dict[str, Any]:
-        """Ops, kernels and cases of one side's tree.  Raises `ChildFailed` if the tree cannot be imported."""
+    def list(self, name: SideName, ops: Collection[str], suite: str, cases: Collection[str]) -> dict[str, Any]:
+        """Ops, kernels and cases of one side's tree, and which of `cases` it has.
+
+        Raises `ChildFailed` if the tree cannot be imported.
+        """
         side = self.comparison.side(name)
         within = str(side.within or "")
-        job = Job("list", self.device, self.seed, 0.0, {}, _texts(side), within, ops=tuple(ops), suite=suite)
+        asked: dict[str, Any] = {"ops": tuple(ops), "suite": suite, "cases": tuple(cases)}
+        job = Job("list", self.device, self.seed, 0.0, {}, _texts(side), within, **asked)
         answers = list(_answers(side, job, CHECK_S))
         listed: dict[str, Any] = next(answer["list"] for answer in answers if "list" in answer)
         return listed

@@ -1,14 +1,17 @@
 """An A/B as records, and two record files or folders as its sides: missing, wrong or foreign records never pass.
 
 A record is the reading of one process.  Records of two sides that alternate in time are pairs.  If one side was
-measured only after the other, the effect has no verdict, because the machine may have drifted.  Records of an A/B say
-whether they confirm; of other records, the first half calls a difference and the second half confirms it.
+measured only after the other, the machine may have drifted: such an effect has a verdict only where it is far beyond
+that (`drift`).  Records of an A/B say whether they confirm; of other records, the first half calls a difference and the
+second half confirms it.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -124,6 +127,7 @@ def _evidence_of(
         first=pairs,
         second=again,
         drifting="" if _in_turn([run.timestamp for run in a], [run.timestamp for run in b]) else APART,
+        drift=drift(*([(run.timestamp, run.seconds) for run in side] for side in (a, b))),
         noise_floor=_floor_of_records(first[0], second[0]),
         identical=one_activity(record.activity_hash for record in (*first, *second)),
         unconfirmed=few if count < 2 * BOUNDED_PAIRS else "",
@@ -214,6 +218,23 @@ def _in_turn(a: Sequence[str], b: Sequence[str]) -> bool:
     """Whether the sides alternate between any two pairs: each pair ends before the pair after the next one begins."""
     pairs = [sorted(times) for times in zip(a, b, strict=False)]
     return all(one[1] <= later[0] for one, later in zip(pairs, pairs[1:], strict=False)) and len(pairs) > 1
+
+
+def drift(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> float:
+    """How far a machine may have drifted between two sides, each its runs' times and seconds, as a log ratio.
+
+    It is the largest change within a side, and grows with the square root of the time between the sides, as that of a
+    random walk does.  Among 10,000 simulated random walks, with sides up to 1,000 times their length apart, none went
+    `BEYOND_DRIFT` times as far (tests/test_ab_estimate.py).  A day between sides of ten minutes makes it 12 times as
+    large.  Infinite for a side without two times.
+    """
+    times = [[datetime.fromisoformat(stamp).timestamp() for stamp, _ in side] for side in (a, b)]
+    span = min((max(side) - min(side) for side in times if side), default=0.0)
+    if not span > 0:
+        return math.inf
+    seen = max(math.log(max(seconds) / min(seconds)) for seconds in ([value for _, value in side] for side in (a, b)))
+    apart = abs(statistics.fmean(times[1]) - statistics.fmean(times[0]))
+    return seen * math.sqrt(max(1.0, apart / span))
 
 
 def _floor_of_records(first: Record, second: Record) -> float | None:

@@ -134,6 +134,8 @@ class Job:
     timer: str | None = None
     ops: Sequence[str] = ()
     suite: str | None = None
+    cases: Sequence[str] = ()
+    """Of a listing: the named cases."""
     judge: bool = True
     """Whether the outputs of the timed calls are judged: once for each side, because an fp64 oracle can take 8 s."""
 
@@ -186,9 +188,10 @@ class Wanted:
         found = [name for name in self.scheme_names if name in schemes]
         return found if found or self.schemes else list(schemes[:1])
 
-    def cases_of(self, cases: Sequence[str], largest: Sequence[str]) -> list[str]:
-        """The named cases; else all cases of the named suite; else the largest cases of the device's suite."""
-        return list(self.cases or (cases if self.suite else largest))
+    def cases_of(self, cases: Sequence[str], largest: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
+        """The named cases that the op has (`taken`); else all cases of the named suite; else the largest cases of the
+        device's suite."""
+        return list(taken if self.cases else cases if self.suite else largest)
 
 
 def two_kernels(wanted: Wanted) -> Comparison:
@@ -208,7 +211,8 @@ def two_kernels(wanted: Wanted) -> Comparison:
     if wanted.suite and not known:
         raise ValueError(f"suite: {op} has {', '.join(spec.cases)}, got {wanted.suite!r}")
     ids, most = [case.id for case in known], [case.id for case in largest(spec, known)]
-    cases = [spec.check_case(Case.parse(text)).id for text in wanted.cases_of(ids, most)]
+    named = [spec.check_case(Case.parse(text)).id for text in wanted.cases]
+    cases = wanted.cases_of(ids, most, named)
     schemes = wanted.schemes_of(spec.schemes)
     if not schemes:
         raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {', '.join(wanted.schemes)}")
@@ -232,6 +236,8 @@ def check_names(listed: Listed, wanted: Wanted) -> None:
         unknown = [name for name in names if name not in known]
         if unknown:
             raise ValueError(f"{what}: expected one of {', '.join(sorted(known)) or 'none'}, got {unknown[0]!r}")
+    if wanted.cases and not any(op["taken"] for op in listed[0].values()):
+        raise ValueError(f"case: expected one that {' or '.join(wanted.ops) or 'an op'} has, got {wanted.cases[0]!r}")
     if wanted.suite and not any(op["cases"] for op in found):
         raise ValueError(f"suite: expected one that {' or '.join(wanted.ops) or 'an op'} has, got {wanted.suite!r}")
 
@@ -249,7 +255,8 @@ def two_trees(a: Side, b: Side, listed: Listed, wanted: Wanted) -> tuple[Compari
         sides = [found.get(op, {"kernels": {}, "cases": [], "schemes": []}) for found in listed]
         names = [name for name in {**sides[0]["kernels"], **sides[1]["kernels"]} if _is_wanted(name, wanted)]
         # An older `bench` of a tree itself does not say which cases are the largest.
-        cases = wanted.cases_of(sides[0]["cases"], sides[0].get("largest", sides[0]["cases"][-1:]))
+        most = sides[0].get("largest", sides[0]["cases"][-1:])
+        cases = wanted.cases_of(sides[0]["cases"], most, sides[0].get("taken", wanted.cases))
         schemes = wanted.schemes_of(sides[0]["schemes"])
         lack = "" if op not in listed[0] else _lack(wanted, names, cases, schemes)
         if lack:
@@ -266,7 +273,7 @@ def two_trees(a: Side, b: Side, listed: Listed, wanted: Wanted) -> tuple[Compari
                 for scheme in schemes:
                     target = Target(op, name, case, scheme)
                     targets[0][target.id] = target
-                    known = case in sides[1]["cases"] or bool(wanted.cases)
+                    known = case in (*sides[1]["cases"], *sides[1].get("taken", wanted.cases))
                     if name in sides[1]["kernels"] and scheme in sides[1]["schemes"] and known:
                         targets[1][target.id] = target
     return Comparison(replace(a, targets=targets[0]), replace(b, targets=targets[1]), tuple(targets[0])), notes
@@ -277,7 +284,7 @@ def _lack(wanted: Wanted, names: Sequence[str], cases: Sequence[str], schemes: S
     if not names:
         return f"no kernel {' or '.join(wanted.kernels)}"
     if not cases:
-        return f"no case in {wanted.suite_name}"
+        return f"no such case as {wanted.cases[0]}" if wanted.cases else f"no case in {wanted.suite_name}"
     return "" if schemes else f"no {' or '.join(wanted.scheme_names)} form"
 
 

@@ -4,9 +4,10 @@ SLOWER needs all of these: a one-sided 95% bound beyond both the threshold and 0
 least five pairs, whose own estimate lies beyond both too, and with which the bound of both batches stays beyond them; a
 false-discovery rate of at most 5% over all the kernels in question; a device activity that differs from the other
 side's; an effect larger than identical code shows on this machine.  (A bound for the second batch alone would square
-the power: 36% instead of 60% at 3%.)  FASTER needs the same.  SAME is also a finding: both bounds lie inside the
-threshold, and the pairs were measured in turn.  Everything else is UNRESOLVED.  An impossible comparison never passes,
-and neither does an UNRESOLVED that could not have shown three times the change that matters.
+the power: 36% instead of 60% at 3%.) FASTER needs the same.  SAME is also a finding: both bounds lie inside the
+threshold, and the pairs were measured in turn.  Without turns, the bound must be `BEYOND_DRIFT` times what the machine
+may have drifted (`records.drift`).  Everything else is UNRESOLVED.  An impossible comparison never passes, and neither
+does an UNRESOLVED that could not have shown three times the change that matters.
 
 The noise floor of a machine is the effect that its A/A comparisons showed although there was none.  The cache folder
 keeps the floor, which can only turn a verdict into UNRESOLVED.
@@ -50,6 +51,8 @@ EXIT_UNRESOLVED = 12
 """Exit status of an UNRESOLVED under `--strict`."""
 UNSEEN = 3.0
 """An UNRESOLVED passes only if an effect of this many thresholds could have been seen."""
+BEYOND_DRIFT = 10.0
+"""Sides that were not measured in turn decide only where the effect's bound is this many drifts of the machine."""
 EXIT_ORDER = (11, 13, 10, 12)
 """If several statuses apply, the first in this order is returned."""
 
@@ -93,6 +96,8 @@ class Evidence:
     """Why the second batch is missing or too short, although the first batch called for one."""
     drifting: str = ""
     """Why the pairs are not pairs in time; then they may show only a drift of the machine."""
+    drift: float = math.inf
+    """How far the machine may have drifted between such sides, as a log ratio."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +231,7 @@ def _verdict(
     called = _called(item.first, rules)
     if effect.pairs < BOUNDED_PAIRS:
         return "UNRESOLVED", f"{effect.pairs} pairs: fewer than {BOUNDED_PAIRS} bound nothing"
-    if item.drifting:
+    if item.drifting and (called is None or min(abs(effect.low), abs(effect.high)) <= BEYOND_DRIFT * item.drift):
         return "UNRESOLVED", item.drifting
     if called is None:
         if effect.low > -margin and effect.high < margin:

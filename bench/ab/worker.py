@@ -23,6 +23,7 @@ from rooflab.bench.check.failed import Failed, failed_by, failure, known_errors
 from rooflab.bench.measure.timed import INTERPRETED, Observed, observe, time_together
 from rooflab.bench.measure.unseen import Unseen
 from rooflab.bench.records.environment import snapshot
+from rooflab.bench.timing.clocks import shared
 from rooflab.bench.timing.reading import why_invalid
 from rooflab.kernels import registry
 from rooflab.kernels.precision import pin_matmul_precision
@@ -77,10 +78,19 @@ def listing(job: Mapping[str, Any], device: torch.device, own: Mapping[str, str]
             "kernels": kernels,
             "cases": [case.id for case in cases],
             "largest": [case.id for case in largest(spec, cases)],
+            "taken": [case.id for text in job["cases"] if (case := _case_of(spec, text)) is not None],
             "schemes": list(spec.schemes),
             "files": sorted({own[kernel.id] for kernel in chosen.values()}) if own else [],
         }
     return found
+
+
+def _case_of(spec: OpSpec, text: str) -> Case | None:
+    """The case of that text; None where the op has no such one."""
+    try:
+        return spec.check_case(Case.parse(text))
+    except ValueError:
+        return None
 
 
 def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.device) -> Reading:
@@ -158,11 +168,12 @@ def _timed(
         return Reading("INCORRECT", f"after timing: {wrong['fn']}")
     samples, cost = timed["fn"], spec.cost(**copies[0])
     invalid = why_invalid(samples, cost, _limits(device), clocks)
+    noisy = (samples.few and samples.noise) or shared(clocks)
     # Peak memory is not measured: its profiler would cost every process of a CPU run 0.1 s for each kernel.
     seen = observe({"fn": function}, device)[0].get("fn", Observed()) if device.type == "cuda" else Observed()
     return Reading(
-        status="INVALID" if invalid else "NOISY" if samples.few else "OK",
-        reason=invalid or (samples.few and samples.noise),
+        status="INVALID" if invalid else "NOISY" if noisy else "OK",
+        reason=invalid or noisy,
         seconds=samples.seconds,
         median_s=samples.median_s,
         first_call_s=samples.first_call_s,

@@ -90,6 +90,9 @@ def ab(
     check_timer(timer, place.split(":")[0])
     settings = Settings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, place, timer)
     wanted = Wanted(tuple(op or ()), tuple(kernel or ()), tuple(case or ()), suite, tuple(scheme or ()), place)
+    for name, revision in (("base", base), ("head", head)):
+        if revision is not None and not revision.strip():
+            raise ValueError(f"{name}: expected a revision, got {revision!r}; is the variable that names it set?")
     modes = [name for name, given in (("--base", base), ("--records", records), ("--self-test", self_test)) if given]
     if len(modes) > 1:
         raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(modes)}")

@@ -20,6 +20,7 @@ from rooflab.bench.measure.unseen import Unseen
 from rooflab.bench.processes.running import note
 from rooflab.bench.records.environment import Environment, circumstances, last_level_cache_bytes, snapshot
 from rooflab.bench.records.record import DeviceType, Record, new_run_id
+from rooflab.bench.timing.clocks import shared
 from rooflab.bench.timing.reading import ABOVE, RATES, above_limits, reading_fields, why_invalid
 from rooflab.bench.timing.stopwatch import FirstCall, FlushBy
 from rooflab.bench.timing.timing import Samples, check_timer
@@ -236,8 +237,7 @@ class Measurement:
         reason = why_invalid(samples, cost, limits, clocks)
         if reason:
             return {"status": "INVALID", "reason": reason}
-        others = (clocks or {}).get("other_processes")
-        noise = samples.noise or (f"other processes were on the card: {others}" if others else "")
+        noise = samples.noise or shared(clocks)
         if noise:
             return {"status": "NOISY", "reason": noise, **dict.fromkeys(RATES)}
         return {"status": "OK"}

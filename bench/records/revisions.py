@@ -63,7 +63,9 @@ def resolve(root: Path, revision: str, what: str = "revision") -> str:
         return git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     except ValueError:
         name = root.resolve().name
-        raise ValueError(f"{what}: expected a commit, branch or tag of {name}, got {revision!r}") from None
+        shallow = git(root, "rev-parse", "--is-shallow-repository", may_fail=True) == "true"
+        why = "; this clone is shallow: fetch all of it (actions/checkout: `fetch-depth: 0`)" if shallow else ""
+        raise ValueError(f"{what}: expected a commit, branch or tag of {name}, got {revision!r}{why}") from None
 
 
 def changed_files(root: Path, base: str, head: str | None = None) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import or_
@@ -131,6 +131,12 @@ def others_among(pids: Collection[int]) -> int | None:
     while (parent := first.parent()) is not None and Path(parent.exe() or "").name.startswith("python"):
         first = parent
     return len(set(pids) - {first.pid, *(child.pid for child in first.children(recursive=True))})
+
+
+def shared(clocks: Mapping[str, Any] | None) -> str:
+    """Why a reading beside other work on its card is noise; empty if there was none, or where NVML does not say."""
+    others = (clocks or {}).get("other_processes")
+    return f"other processes were on the card: {others}" if others else ""
 
 
 @contextmanager
