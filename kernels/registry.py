@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -92,6 +92,8 @@ class Kernel:
     """The configs of a tunable kernel."""
     config: Any = None
     """The fixed config of the kernel (`configs.with_config`)."""
+    file: Path | None = None
+    """The file that registered it, if `load_file` read it."""
     accepted: frozenset[str] = field(init=False, repr=False)
     """Names of the arguments that it takes, `out` and `config` included."""
 
@@ -347,7 +349,14 @@ def load_file(path: Path) -> list[Kernel]:
         module_spec.loader.exec_module(module)
     except IMPORT_ERRORS as error:
         raise ValueError(f"kernel: {path.name} cannot be imported: {_first_line(error)}") from error
-    added = [kernel for named in _kernels.values() for kernel in named.values() if kernel.id not in before]
+    added = [
+        replace(kernel, file=path.resolve())
+        for named in _kernels.values()
+        for kernel in named.values()
+        if kernel.id not in before
+    ]
+    for kernel in added:
+        _kernels[kernel.op][kernel.name] = kernel
     if not added:
         raise ValueError(
             f"kernel: {path.name} registers no kernel; decorate a function with rooflab.kernels.registry.register"

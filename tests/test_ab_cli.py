@@ -27,6 +27,8 @@ TWO = ("rmsnorm", "--kernel", "naive", "--kernel", "library")
             "revision: expected a commit, branch or tag",
             marks=pytest.mark.needs("checkout"),
         ),
+        (("--base", ""), "base: expected a revision, got ''"),
+        (("--base", "HEAD", "--head", " "), "head: expected a revision, got ' '"),
         (("--base", "HEAD", "--kernel", "mine.py"), "kernel: expected a file in a git repository, got 'mine.py'"),
         *(((*TWO, "--threshold", wrong), "threshold: expected a ratio") for wrong in ("7", "0", "nan")),
         ((*TWO, "--floor-us", "-1"), "floor-us: expected 0 or more"),

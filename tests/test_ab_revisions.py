@@ -90,6 +90,14 @@ def test_a_revision_that_is_none_is_named(repository):
             pass
 
 
+def test_a_shallow_clone_is_named(repository, tmp_path):
+    shallow = tmp_path / "shallow"
+    revisions.git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{repository}", str(shallow))
+    with pytest.raises(ValueError, match="got 'HEAD~1'; this clone is shallow: .*`fetch-depth: 0`"):
+        with checked_out(shallow, "HEAD~1"):
+            pass
+
+
 def test_other_pins_mean_another_environment(repository, monkeypatch):
     made = []
     monkeypatch.setattr(revisions, "environment", lambda tree, done: made.append(tree) or "/other/python")

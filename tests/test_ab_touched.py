@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from rooflab.bench.ab import worker
 from rooflab.bench.ab.sides import Side, Wanted, check_names, largest, two_kernels, two_trees
 from rooflab.bench.records.changes import harness, touched_ops, users
 from rooflab.bench.records.environment import git_state
@@ -121,6 +123,22 @@ def test_an_op_of_which_nothing_is_compared_is_noted():
             one["rope"] |= {"cases": [], "largest": []}
         comparison, notes = two_trees(*TREES, (one, one), wanted)
         assert comparison.keys == () and notes == [f"rope has nothing to compare: base has {lack} of it"]
+
+
+def test_an_op_without_the_named_case_is_left_out_and_a_case_of_no_op_is_refused():
+    case = "T=1,H=576,eps=1e-05"
+    job = {"ops": ("rmsnorm", "softmax", "rope"), "suite": "smoke", "cases": (case, "T=1,H=576")}
+    found = worker.listing(job, torch.device("cpu"))
+    assert {op: found[op]["taken"] for op in found} == {"rmsnorm": [case], "softmax": ["T=1,H=576"], "rope": []}
+    wanted = Wanted(cases=(case,))
+    found["softmax"]["taken"] = []
+    comparison, notes = two_trees(*TREES, (found, found), wanted)
+    assert {target.op for target in comparison.a.targets.values()} == {"rmsnorm"}
+    assert f"rope has nothing to compare: base has no such case as {case} of it" in notes
+    check_names((found, found), wanted)
+    del found["rmsnorm"]
+    with pytest.raises(ValueError, match="case: expected one that an op has, got 'T=1,H=576,eps=1e-05'"):
+        check_names((found, found), wanted)
 
 
 def test_the_largest_cases_are_those_of_most_flops_and_of_most_bytes():

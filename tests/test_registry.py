@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rooflab.bench.calls.calls import packed
 from rooflab.bench.calls.names import kernels_by_op
+from rooflab.bench.calls.selection import file_of
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES, Case, OpSpec, as_tuple, get_scheme
 from rooflab.roofline.model import Cost, Traffic
@@ -244,6 +245,15 @@ def test_an_op_and_a_kernel_from_a_file_work_like_ours(tmp_path):
     inputs = spec.make_inputs(spec.cases["smoke"][0], SCHEMES["fp32"], torch.device("cpu"), 0)
     verdicts = spec.judge(as_tuple(kernel(**inputs)), spec.oracle(inputs), inputs, SCHEMES["fp32"])
     assert [verdict.passed for verdict in verdicts] == [True] and "outside_relu" in registry.ops()
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_an_object_that_is_called_is_known_by_the_file_that_registers_it(tmp_path):
+    file, head = tmp_path / "mine.py", "from rooflab.kernels.registry import register"
+    words = "register(op='softmax', name='object', role='optimized', backend='torch')(Made())"
+    file.write_text(f"{head}\nclass Made:\n    def __call__(self, x):\n        return x.softmax(-1)\n{words}\n")
+    (kernel,) = registry.load_file(file)
+    assert file_of(kernel) == file.resolve() == file_of(dataclasses.replace(kernel, file=None))
 
 
 def test_a_file_that_is_not_one_or_registers_nothing_is_refused(tmp_path):

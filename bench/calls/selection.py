@@ -103,8 +103,10 @@ def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, P
 
 
 def file_of(kernel: Kernel) -> Path | None:
-    """The file of a kernel's code; None for a kernel of the tree."""
-    path = Path(inspect.getfile(inspect.unwrap(kernel.fn))).resolve()
+    """The file that registers a kernel, or that of its code; None for a kernel of the tree."""
+    code = inspect.unwrap(kernel.fn)
+    code = code if inspect.isroutine(code) else type(code)  # an object that is called has the file of its class
+    path = kernel.file or Path(inspect.getfile(code)).resolve()
     own = Path(registry.__file__).resolve().parent
     return None if path.is_relative_to(own) else path
 
