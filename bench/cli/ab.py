@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from rooflab.bench.cli.app import (
     OpName,
     OutOption,
     SchemeOption,
+    WaitOption,
     app,
     file_option,
 )
@@ -60,6 +62,7 @@ def ab(
     budget_s: Annotated[float | None, typer.Option("--budget", help="Seconds for the whole run.")] = None,
     kernel_s: Annotated[float, typer.Option("--kernel-seconds", help="Seconds for one kernel in one process.")] = 0.3,
     timer: Annotated[str | None, typer.Option(help="On CUDA: events, graph or cupti.")] = None,
+    wait_for_gpu: WaitOption = False,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     strict: Annotated[
         bool, typer.Option("--strict", help="End with 12 on UNRESOLVED, and where a self-test could see nothing.")
@@ -84,6 +87,7 @@ def ab(
     from rooflab.bench.ab.verdict import Rules
     from rooflab.bench.calls.selection import pick_device
     from rooflab.bench.processes.child import terminated_as_exception
+    from rooflab.bench.timing.card_lock import card_lock
     from rooflab.bench.timing.timing import check_timer
 
     place = str(pick_device(device))
@@ -98,7 +102,8 @@ def ab(
         raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(modes)}")
     if not base and (head or changed or keep_environment):
         raise ValueError("head: expected --base with --head, --changed and --keep-environment")
-    with show.waiting("comparing"), terminated_as_exception():
+    held = card_lock(pick_device(device), show.note) if wait_for_gpu else nullcontext()
+    with held, show.waiting("comparing"), terminated_as_exception():
         if records:
             report = commands.of_records(records, settings.rules, wanted)
         elif self_test:

@@ -61,6 +61,9 @@ OnlyCase = Annotated[Names, typer.Option("--case", help="Only this case; repeata
 OnlyMachine = Annotated[Names, typer.Option("--machine", help="Part of a machine key; repeatable.")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for records and figures.", callback=check_place)]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda; without it, a GPU if there is one.")]
+WaitOption = Annotated[
+    bool, typer.Option("--wait-for-gpu", help="Take the card's lock first, so that two such runs take turns.")
+]
 
 INNER = {"max_model_len": "context", "max_num_seqs": "batch", "num_kv_blocks": "batch", "tensor_parallel": "gpus"}
 INNER |= {"prefill_chunk": "chunk", "weight_dtype": "dtype"}

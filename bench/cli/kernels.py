@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,7 @@ from rooflab.bench.cli.app import (
     ResumeOption,
     SchemeOption,
     SuiteOption,
+    WaitOption,
     app,
     begin_run,
     exit_for,
@@ -181,6 +183,7 @@ def bench(
     lock_clocks: Annotated[
         bool, typer.Option("--lock-clocks", help="Lock the GPU's clock during the run, where NVML permits it.")
     ] = False,
+    wait_for_gpu: WaitOption = False,
     out: OutOption = None,
     resume: ResumeOption = False,
     json: Json = False,
@@ -196,6 +199,7 @@ def bench(
         from rooflab.bench.commands import count_benches, run_benches
         from rooflab.bench.processes.running import ContextBroken
         from rooflab.bench.report.figures import bench_row, draw_records
+        from rooflab.bench.timing.card_lock import card_lock
         from rooflab.bench.tune.choose import write_choices
 
     chosen = Selection.of(op, kernel, suite or ["smollm2_135m"], case, scheme, device, seed)
@@ -207,7 +211,10 @@ def bench(
     every = [found for own in chosen.kernels.values() for found in own]
     options |= {"seconds": seconds or math.inf, "planted_before": passed_here(every, chosen.device)}
     try:
-        with show.progress("bench", count - len(records)) as advance:
+        with (
+            card_lock(chosen.device, show.note) if wait_for_gpu else nullcontext(),
+            show.progress("bench", count - len(records)) as advance,
+        ):
             run_benches(chosen, writer, budget_s, advance, **options)
     except KeyboardInterrupt:
         interrupted = True
