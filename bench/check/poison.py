@@ -114,10 +114,12 @@ def in_one_storage(guards: Mapping[str, Guarded]) -> dict[str, Guarded]:
     for dtype in {one.buffer.dtype for one in guards.values()}:
         names = [name for name, one in guards.items() if one.buffer.dtype == dtype]
         whole = torch.cat([guards[name].buffer.view(torch.uint8) for name in names]).view(dtype)
-        for name, part in zip(names, whole.split([guards[name].buffer.numel() for name in names]), strict=True):
-            view = guards[name].view
-            start = part.storage_offset() + view.storage_offset() - guards[name].buffer.storage_offset()
-            placed = part.as_strided(view.shape, view.stride(), start)
+        start = 0
+        for name in names:
+            view, count = guards[name].view, guards[name].buffer.numel()
+            part, start = whole[start : start + count], start + count
+            inside = view.storage_offset() - guards[name].buffer.storage_offset()
+            placed = part.as_strided(view.shape, view.stride(), part.storage_offset() + inside)
             found[name] = Guarded(part, guards[name].pristine, placed)
     return found
 
