@@ -189,7 +189,7 @@ def stats_of(**changes):
         (foreign(datetime="yesterday"), "^a.json, datetime: expected a time in ISO 8601, got 'yesterday'"),
         (stats_of(median="fast"), r"^a.json, benchmarks\[0\].stats: expected 'median' as int or float, got str"),
         (stats_of(median=True), r"^a.json, benchmarks\[0\].stats: expected 'median' as int or float, got bool"),
-        (stats_of(data=["x"]), r"^a.json, benchmarks\[0\].stats.data: expected a list of numbers"),
+        (stats_of(data=[10**400, "x"]), r"^a.json, benchmarks\[0\].stats.data: expected a list of numbers"),
     ],
 )
 def test_a_malformed_json_is_one_sentence_with_its_place(tmp_path, values, message):
@@ -285,12 +285,17 @@ def test_the_case_is_the_parameters_and_the_tests_id_where_it_says_more(tmp_path
     assert [each.kernel for each in found] == ["t.py::t"] * 5 + ["d[1]/t.py::t"]
 
 
-@pytest.mark.parametrize("median_s", [0, -1.0, math.nan])
-def test_a_median_that_is_no_time_makes_one_benchmark_invalid_and_not_the_file(rooflab, tmp_path, median_s):
-    values = foreign(benchmarks=[named("t.py::a", median_s), named("t.py::b")])
-    first, second = read_pytest_benchmark(written(tmp_path / "a.json", values)).records
+@pytest.mark.parametrize("median_s", [0, -1.0, math.nan, math.inf, 10**400])
+def test_a_median_or_sample_that_is_no_time_makes_one_benchmark_invalid_and_not_the_file(rooflab, tmp_path, median_s):
+    first, second, third = named("t.py::a", median_s), named("t.py::b"), named("t.py::c")
+    third["stats"] |= {"data": [1e-3, -median_s, 1e-3], "mean": median_s}
+    values = foreign(benchmarks=[first, second, third])
+    first, second, third = read_pytest_benchmark(written(tmp_path / "a.json", values)).records
     assert (first.status, first.latency_median_ms, second.status) == ("INVALID", None, "OK")
-    assert first.reason == f"a latency of {median_s * 1e3:g} ms"
+    assert first.reason == f"a latency of {float('inf') if median_s == 10**400 else median_s * 1e3:g} ms"
+    if median_s and not -1 <= median_s < 0:
+        assert third.status == "INVALID" and third.reason.startswith("a sample of ") and "mean_s" not in third.metrics
+    assert third.samples is None or "nan" not in third.to_json()
     record_files.write(tmp_path / "a" / "a.jsonl", first, second)
     record_files.write(tmp_path / "b" / "b.jsonl", *(replace(each, run_id="r2") for each in (first, second)))
     status, out, _ = rooflab("ab", "--records", "a", "--records", "b", "--json")

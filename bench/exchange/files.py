@@ -46,9 +46,12 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str, place: str) -> Any:
-    """The value of a JSON text.  Raises `ValueError` with the place, line and column of a fault."""
+    """The value of a JSON text; an integer that no float holds is infinite.
+
+    Raises `ValueError` with the place, line and column of a fault.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else float(digits))
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
         raise ValueError(f"{place}, {where}: not JSON: {error.msg}") from error

@@ -204,7 +204,7 @@ class Record:
     @classmethod
     def from_json(cls, line: str) -> Record:
         """The record in `line`.  Raises `ValueError` if `line` is not a record, or on a newer major version."""
-        values = json.loads(line)
+        values = json.loads(line, parse_constant=_refused)
         if not isinstance(values, dict):
             raise ValueError(f"record: expected a JSON object, got {type(values).__name__}")
         _check_version(str(values.get("schema_version")))
@@ -238,6 +238,10 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
     "verdict": (*get_args(Verdict), None),
     "traffic_basis": (*get_args(TrafficBasis), None),
 }
+
+
+def _refused(number: str) -> None:
+    raise ValueError(f"record: expected the numbers that JSON has, got {number}")
 
 
 def _check_version(version: str) -> None:
