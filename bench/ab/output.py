@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench.ab.verdict import EXIT_STATUS, Outcome, status_of
+from rooflab.bench.records.plain import markdown_cell, markdown_code
 from rooflab.kernels._files import write_whole
+from rooflab.roofline.names import visible
 
 COLUMNS = ("comparison", "verdict", "A_ms", "B_ms", "effect", "from", "to", "visible", "pairs", "for_1%", "reason")
 
@@ -77,10 +79,9 @@ def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
 
     suite = TestSuite("rooflab ab")
     for outcome in outcomes:
-        case = TestCase(
-            outcome.key, classname=outcome.key.split()[0].replace("/", "."), time=outcome.candidate_s or 0.0
-        )
-        text = f"{outcome.verdict}: {percent(outcome.effect)} {outcome.reason}".strip()
+        key = visible(outcome.key)  # XML has no place for a control character
+        case = TestCase(key, classname=key.partition(" ")[0].replace("/", "."), time=outcome.candidate_s or 0.0)
+        text = visible(" ".join(f"{outcome.verdict}: {percent(outcome.effect)} {outcome.reason}".split()))
         status = status_of(outcome, strict)
         if status == EXIT_STATUS["INVALID"]:
             case.result = [Error(text, outcome.verdict)]
@@ -97,15 +98,15 @@ def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
 def write_markdown(path: Path, title: str, outcomes: Sequence[Outcome], notes: Sequence[str]) -> None:
     """A table for a step's summary or a comment, the worst verdicts first."""
     order = list(EXIT_STATUS)
-    lines = [f"### {title}", "", f"**{summary(outcomes)}**", ""]
+    lines = [f"### {markdown_cell(title)}", "", f"**{summary(outcomes)}**", ""]
     lines += ["| comparison | verdict | A ms | B ms | B over A | 95% bounds | visible | pairs | why |"]
     lines += ["|---|---|---:|---:|---:|---|---:|---:|---|"]
     for outcome in sorted(outcomes, key=lambda outcome: order.index(outcome.verdict)):
         cells = row(outcome)
         times = [("" if cells[name] is None else f"{cells[name]:.4g}") for name in ("A_ms", "B_ms")]
         bounds = f"{cells['from']} to {cells['to']}" if cells["from"] and cells["to"] else ""
-        values = [f"`{cells['comparison']}`", cells["verdict"], *times, cells["effect"], bounds, cells["visible"]]
-        values += [str(cells["pairs"] or ""), cells["reason"]]
-        lines.append("| " + " | ".join(value.replace("|", "\\|").replace("\n", " ") for value in values) + " |")
-    lines += ["", power(outcomes), *(f"- {note}" for note in notes), ""]
+        values = [markdown_code(cells["comparison"]), cells["verdict"], *times, cells["effect"], bounds]
+        values += [cells["visible"], str(cells["pairs"] or ""), markdown_cell(cells["reason"])]
+        lines.append("| " + " | ".join(values) + " |")
+    lines += ["", power(outcomes), *(f"- {markdown_cell(note)}" for note in notes), ""]
     write_whole(path, "\n".join(lines))

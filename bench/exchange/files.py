@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import math
@@ -9,10 +10,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 from typing import Any, cast
-
-import pandas as pd
 
 from rooflab.bench.records.record import Record
 from rooflab.kernels._files import write_whole
@@ -204,9 +204,12 @@ def write_csv(records: Sequence[Record], path: Path) -> list[Skipped]:
     if not records:
         raise ValueError("records: expected at least one, got none")
     rows = [json.loads(record.to_json()) for record in records]
-    cells = [
-        {key: json.dumps(value) if isinstance(value, list | dict) else value for key, value in row.items()}
-        for row in rows
-    ]
-    write_whole(path, pd.DataFrame(cells).to_csv(index=False))
+    text = StringIO()
+    table = csv.DictWriter(text, rows[0])
+    table.writeheader()
+    for row in rows:
+        table.writerow(
+            {key: json.dumps(value) if isinstance(value, list | dict) else value for key, value in row.items()}
+        )
+    write_whole(path, text.getvalue())
     return []

@@ -171,6 +171,9 @@ class Record:
             if value not in choices:
                 wanted = ", ".join(str(choice) for choice in choices if choice is not None)
                 raise ValueError(f"{name}: expected one of {wanted}, got {value!r}")
+        for name, value in (("op", self.op), ("kernel", self.kernel), ("case_id", self.case_id or None)):
+            if isinstance(value, str) and (not value.strip() or _HALF.search(value)):
+                raise ValueError(f"{name}: expected a name that UTF-8 holds, or None, got {value!r}")
         _check_version(self.schema_version)
         latency = self.latency_median_ms
         if self.status not in ("OK", "NOISY", "INVALID") and latency is not None:
@@ -224,6 +227,8 @@ class Record:
 
 
 _FIELDS = frozenset(item.name for item in fields(Record))
+_HALF = re.compile("[\ud800-\udfff]")
+"""Half of a character of UTF-16, which JSON can hold and no file in UTF-8."""
 _ERROR_NUMBERS = ("max_abs_error", "max_error_over_tolerance")
 _CHOICES: Mapping[str, tuple[object, ...]] = {
     "kind": get_args(Kind),
