@@ -28,7 +28,7 @@ from rooflab.bench.measure.engine_run import (
 from rooflab.bench.processes.child import cores
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter, result_folder
-from rooflab.bench.records.plain import plain
+from rooflab.bench.records.plain import markdown_cell, plain
 from rooflab.bench.records.record import NOT_RUN, Record
 from rooflab.bench.report.figures import bench_row, draw_records, largest_cases
 from rooflab.bench.report.findings import findings
@@ -274,5 +274,6 @@ def _markdown(summary: dict[str, Any], records: Sequence[Record]) -> str:
 
 
 def _row(*cells: Any) -> str:
-    texts = ("" if cell is None else show.number(cell) if isinstance(cell, float) else str(cell) for cell in cells)
+    shown = ("" if cell is None else show.number(cell) if isinstance(cell, float) else str(cell) for cell in cells)
+    texts = map(markdown_cell, shown)
     return f"| {' | '.join(texts)} |"

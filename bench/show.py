@@ -13,12 +13,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from rooflab.bench.records.plain import plain
+from rooflab.roofline.names import visible
 
 # In a pipe or a file Rich would fold tables at 80 columns.
-out = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-err = Console(stderr=True, highlight=False)
+out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 200)
+err = Console(stderr=True, highlight=False, emoji=False)
 BEAT_S = 10.0
 """Longest silence of a step in a pipe or a file."""
 _GOOD, _BAD = ("OK",), ("INCORRECT", "INVALID", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT")
@@ -37,30 +39,29 @@ def as_json(value: Any) -> None:
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str | None = None) -> None:
     """A table of the `columns` of `rows`; numbers are right-aligned and have three digits."""
-    drawn = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, title_style="bold")
+    head = None if title is None else Text(visible(title))
+    drawn = Table(title=head, title_justify="left", header_style="bold", box=None, pad_edge=False, title_style="bold")
     for column in columns:
         numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
         wide = column in ("reason", "why", "case")
-        drawn.add_column(column, justify="right" if numeric else "left", no_wrap=not wide, overflow="fold")
+        drawn.add_column(Text(column), justify="right" if numeric else "left", no_wrap=not wide, overflow="fold")
     for row in rows:
         drawn.add_row(*(_cell(column, row.get(column)) for column in columns))
     out.print(drawn)
 
 
-def _cell(column: str, value: Any) -> str:
+def _cell(column: str, value: Any) -> Text:
     if value is None or value == "":
-        return ""
+        return Text()
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return Text("yes" if value else "no")
     if column == "of_bound" and isinstance(value, float):
-        return f"{value:.0%}"
+        return Text(f"{value:.0%}")
     if isinstance(value, float):
-        return number(value)
-    text = str(value).replace("[", "\\[")
-    if column == "status":
-        colour = "green" if value in _GOOD else "red" if value in _BAD else "yellow"
-        return f"[{colour}]{text}[/]"
-    return text
+        return Text(number(value))
+    colour = "green" if value in _GOOD else "red" if value in _BAD else "yellow"
+    text = " ".join(str(value).split()) if column in ("reason", "why") else str(value)
+    return Text(visible(text), style=colour if column == "status" else "")
 
 
 def number(value: float) -> str:
@@ -78,17 +79,18 @@ def counted(count: int, noun: str) -> str:
 
 def pairs(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
     """Labels and values, one pair per line."""
-    drawn = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False, title_style="bold")
+    head = None if title is None else Text(visible(title))
+    drawn = Table(title=head, title_justify="left", show_header=False, box=None, pad_edge=False, title_style="bold")
     drawn.add_column(style="dim", no_wrap=True)
     drawn.add_column(overflow="fold")
     for label, value in rows:
-        drawn.add_row(label, value.replace("[", "\\["))
+        drawn.add_row(Text(visible(label)), Text(visible(value, keep="\n\t")))
     out.print(drawn)
 
 
 def line(text: str = "", style: str | None = None) -> None:
-    """One line of plain text."""
-    out.print(text, style=style, markup=False)
+    """Plain text: no character of a name is markup, a picture or an order to the terminal."""
+    out.print(visible(text, keep="\n\t"), style=style, markup=False)
 
 
 def piece(text: str) -> None:
@@ -99,12 +101,12 @@ def piece(text: str) -> None:
 
 def error(text: str) -> None:
     """One sentence to standard error."""
-    err.print(text, style="red", markup=False, soft_wrap=True)
+    err.print(visible(text, keep="\n\t"), style="red", markup=False, soft_wrap=True)
 
 
 def note(text: str) -> None:
     """A line on standard error, so that standard output holds only results."""
-    err.print(text, style="dim", markup=False, soft_wrap=True)
+    err.print(visible(text, keep="\n\t"), style="dim", markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -120,15 +122,15 @@ def progress(what: str, total: int, lines: bool = False, ended: bool = True) -> 
     def state() -> str:
         return f"{what.strip()}: {done} of {total} in {time.monotonic() - began:.0f} s"
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    shown = TextColumn("[dim]{task.fields[now]}")
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    shown = TextColumn("{task.fields[now]}", style="dim", markup=False)
     with _beating(state), Progress(*columns, shown, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task(what, total=total, now="")
 
         def advance(text: str) -> None:
             nonlocal done
             done += 1
-            bar.update(task, advance=1, now="" if lines else text[:60].replace("[", "\\["))
+            bar.update(task, advance=1, now="" if lines else visible(text[:60]))
             if lines:
                 note(text)
 

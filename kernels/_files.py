@@ -11,16 +11,20 @@ def write_whole(path: Path, content: str | bytes) -> Path:
     """Writes a file (text as UTF-8) whole or not at all, makes the parent folders, and returns the file's path.
 
     A reader finds the old file or the new one, even if two processes or threads write it or the machine shuts down.
-    Raises `ValueError` if `path` is a folder or a device.
+    Raises `ValueError` if `path` is a folder or a device, or on a text that UTF-8 cannot hold.
     """
     path = Path(path)
+    try:
+        content = content.encode() if isinstance(content, str) else content
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{path}: expected text that UTF-8 holds, got {content[error.start]!r} in it") from error
     if path.exists() and not path.is_file():
         raise ValueError(f"{path}: expected a file, got a folder or a device")
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         with part.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())  # a machine that shuts down must not leave an empty file
         part.replace(path)

@@ -30,6 +30,7 @@ from rooflab.kernels.tuning import Tuning
 from rooflab.reference import spec as spec_module
 from rooflab.reference.spec import OpSpec
 from rooflab.roofline.model import Traffic
+from rooflab.roofline.names import check_name
 
 Role = Literal["naive", "library", "optimized", "peer"]
 Backend = Literal["torch", "triton", "gluon", "cuda", "cpp"]
@@ -263,6 +264,7 @@ def register(
     spec = get_op(op)
 
     def decorate(fn: Function) -> Function:
+        check_name("name", name)
         check_signature(spec, name, fn)
         check_config(f"{op}/{name}", inspect.signature(fn).parameters.get("config"), options.get("tuning"))
         check_prepare(f"{op}/{name}", options.get("prepare"), spec.prepared_with)

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Literal
 
 Basis = Literal["modelled", "counted"]
 CeilingKind = Literal["datasheet", "measured", "at_clock"]
+
+
+def _check_amounts(**amounts: object) -> None:
+    """Raises `ValueError` on a number that counts no work: NaN, infinite or negative."""
+    for name, value in amounts.items():
+        if isinstance(value, int | float) and not (isfinite(value) and value >= 0):
+            raise ValueError(f"{name}: expected a finite number from 0 on, got {value}")
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,9 @@ class Cost:
     """Special-function operations: exp, log, rsqrt, reciprocal."""
     launches: int = 1
     """The least number of kernel launches."""
+
+    def __post_init__(self) -> None:
+        _check_amounts(**vars(self) | {f"tensor_flops[{name!r}]": value for name, value in self.tensor_flops.items()})
 
     @property
     def bytes(self) -> float:
@@ -72,6 +83,9 @@ class Traffic:
     launches: int = 1
     basis: Basis = "modelled"
     """`modelled`: stated by the kernel's author. `counted`: by the hardware or an emulator."""
+
+    def __post_init__(self) -> None:
+        _check_amounts(**vars(self))
 
     @property
     def bytes(self) -> float:

@@ -22,6 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
 from rooflab.roofline.model import CeilingKind, Ceilings
+from rooflab.roofline.names import visible
 from rooflab.roofline.points import (
     KINDS,
     NEAR_RADIUS,
@@ -47,6 +48,8 @@ _HALO = [withStroke(linewidth=2.0, foreground="white")]
 _LEFT, _SPAN = 0.055, 0.575
 # Left or right edge of each column of the list, as a fraction of the figure's width.
 _COLUMNS = (0.662, 0.668, 0.86, 0.925, 0.985)
+_CASE_AT, _NAME_ROOM = 0.105, 0.15  # where a case begins beside its op's name; the room of a kernel's name
+_READABLE = 500  # characters in the figure's width; more would be smaller than 4 points
 _CASE_CHARACTERS = 46  # a longer case does not fit to the right of its op's name
 
 Numbered = Sequence[tuple[int, Point]]
@@ -76,7 +79,8 @@ def roofline_figure(points: Sequence[Point], ceilings: Sequence[Ceilings], title
     height = max((7.2 if computing else 0.0) + bars_in + 1.1, list_in + 0.6)
     figure = Figure(figsize=(_WIDTH_IN, height), dpi=_DPI, facecolor="white")
     FigureCanvasAgg(figure)
-    figure.text(_LEFT, 1 - 0.28 / height, title or f"{roof.device} roofline", fontsize=13, weight="bold", va="center")
+    head: dict[str, Any] = {"fontsize": 13, "weight": "bold", "va": "center"}
+    _write(figure, _LEFT, 1 - 0.28 / height, title or f"{roof.device} roofline", 1 - 2 * _LEFT, **head)
     foot = 0.55
     bars_in = bars_in if computing else height - 1.1
     if computing:
@@ -273,6 +277,16 @@ def _draw_movement(
     axes.set_xlabel(f"no FLOPs: bytes moved per second, over {si(roof.hbm_bytes_per_s)}B/s ({KINDS[roof.kind]})")
 
 
+def _write(figure: Figure, x: float, y: float, text: str, room: float, **style: Any) -> None:
+    """Text that is no formula and no wider than `room`, a fraction of the figure: it is cut, and then made smaller."""
+    shown = visible(text)
+    most = int(room * _READABLE)
+    shown = shown if len(shown) <= most else f"{shown[: most - 1]}…"
+    drawn = figure.text(x, y, shown, parse_math=False, **style)
+    width = drawn.get_window_extent().width / (_WIDTH_IN * figure.dpi)
+    drawn.set_fontsize(float(drawn.get_fontsize()) * min(1.0, room / width if width else 1.0))
+
+
 def _draw_list(figure: Figure, rows: Numbered, roof: Ceilings, colours: Mapping[str, str]) -> None:
     """Number, kernel, intensity, rate and fraction of the bound, under a heading for each op and case."""
     height = figure.get_figheight()
@@ -280,7 +294,7 @@ def _draw_list(figure: Figure, rows: Numbered, roof: Ceilings, colours: Mapping[
 
     def write(cells: Sequence[str], **style: Any) -> None:
         for x, cell, side in zip(_COLUMNS, cells, ("right", "left", "right", "right", "right"), strict=True):
-            figure.text(x, y / height, cell, ha=side, va="center", fontsize=7.5, **style)
+            _write(figure, x, y / height, cell, _NAME_ROOM, ha=side, va="center", fontsize=7.5, **style)
 
     write(("", "kernel", "FLOP / byte", "reached", "of bound"), color=_INK)
     heading = None
@@ -290,12 +304,12 @@ def _draw_list(figure: Figure, rows: Numbered, roof: Ceilings, colours: Mapping[
             heading = (point.op, point.case)
             y -= _ROW_IN * 0.15
             at_left: dict[str, Any] = {"ha": "left", "va": "center"}
-            figure.text(_COLUMNS[1], y / height, point.op, size=7.5, weight="bold", color=colours[point.op], **at_left)
+            bold: dict[str, Any] = {"size": 7.5, "weight": "bold", "color": colours[point.op], **at_left}
+            _write(figure, _COLUMNS[1], y / height, point.op, _CASE_AT, **bold)
             beside = len(point.case) <= _CASE_CHARACTERS
             y -= 0.0 if beside else _ROW_IN * 0.9
-            size = 6.5 if beside else min(6.5, 6.5 * 78 / len(point.case))
-            x = _COLUMNS[1] + (0.105 if beside else 0.0)
-            figure.text(x, y / height, point.case, size=size, color=_INK, **at_left)
+            x = _COLUMNS[1] + (_CASE_AT if beside else 0.0)
+            _write(figure, x, y / height, point.case, _COLUMNS[-1] - x, size=6.5, color=_INK, **at_left)
             y -= _ROW_IN
         what = "published" if point.published else point.role
         name = point.label if point.label == what else f"{point.label} ({what})"

@@ -189,7 +189,7 @@ def stats_of(**changes):
         (foreign(datetime="yesterday"), "^a.json, datetime: expected a time in ISO 8601, got 'yesterday'"),
         (stats_of(median="fast"), r"^a.json, benchmarks\[0\].stats: expected 'median' as int or float, got str"),
         (stats_of(median=True), r"^a.json, benchmarks\[0\].stats: expected 'median' as int or float, got bool"),
-        (stats_of(data=["x"]), r"^a.json, benchmarks\[0\].stats.data: expected a list of numbers"),
+        (stats_of(data=[10**400, "x"]), r"^a.json, benchmarks\[0\].stats.data: expected a list of numbers"),
     ],
 )
 def test_a_malformed_json_is_one_sentence_with_its_place(tmp_path, values, message):
@@ -235,7 +235,7 @@ def test_what_was_imported_can_be_compared(rooflab, tmp_path):
         written(tmp_path / f"{name}.json", foreign(datetime=f"2026-02-03T04:{minute}:06+00:00"))
         assert rooflab("import", "pytest-benchmark", f"{name}.json", "--out", name)[0] == 0
     status, out, _ = rooflab("ab", "--records", "a", "--records", "b", "--json")
-    assert status == 13 and "test_sort/t.py::test_sort n=100,how=a%2Cb%3D1" in out and "1 pairs: fewer than 5" in out
+    assert status == 13 and "t.py::test_sort[100-a,b=1]" in out and "1 pairs: fewer than 5" in out
 
 
 def named(fullname, median_s=2e-3, group=None, **params):
@@ -247,9 +247,9 @@ def named(fullname, median_s=2e-3, group=None, **params):
 
 
 def of_one_name(changes):
-    """Eight benchmarks whose names are six, whose texts are three, and whose objects have addresses of this run."""
+    """Eight benchmarks whose names are six, whose texts are three, and whose objects and groups are of this run."""
     at = f"UNSERIALIZABLE[<Kernel at {id(changes):#x}>]"
-    parameters = [{}, {}, {}, {}, {"n": 1}, {"n": "1"}, {"k": at}, {"k": at}]
+    parameters = [{"group": str(changes)}, {}, {}, {}, {"n": 1}, {"n": "1"}, {"k": at}, {"k": [at]}]
     names = ["a.py::test_x", "b.py::test_x", "a.py::One::test_y", "a.py::Two::test_y"]
     names += [f"a.py::test_z[{test_id}]" for test_id in ("1_0", "1_1")] + [f"a.py::test_k[k{n}]" for n in (0, 1)]
     tests = zip(names, changes, parameters, strict=True)
@@ -266,12 +266,7 @@ def test_benchmarks_of_one_name_are_not_one(rooflab, tmp_path):
     (outcomes,) = json.loads(out)["tables"].values()
     assert [1 + each["effect"] for each in outcomes] == pytest.approx(changes)
     assert len({each["key"] for each in outcomes}) == 8 and len(read_points([tmp_path / "a"]).frame) == 8
-    assert [each["key"] for each in outcomes][2:6] == [
-        "test_y/a.py::One::test_y",
-        "test_y/a.py::Two::test_y",
-        "test_z/a.py::test_z n=1,id=1_0",
-        "test_z/a.py::test_z n=1,id=1_1",
-    ]
+    assert [each["key"] for each in outcomes] == [each["fullname"] for each in of_one_name(changes)], "pytest's ids"
 
 
 def test_the_case_is_the_parameters_and_the_tests_id_where_it_says_more(tmp_path):
@@ -280,7 +275,7 @@ def test_the_case_is_the_parameters_and_the_tests_id_where_it_says_more(tmp_path
         "t[True]": {"flag": True},
         "t[true]": {"flag": "true"},
         "t[small]": {"n": 1},
-        "t[k0-1]": {"k": "UNSERIALIZABLE[<Kernel at 0x7f>]", "n": 1},
+        "t[k0-1]": {"k": ["UNSERIALIZABLE[<Kernel at 0x7f>]"], "n": 1},
         "d[1]/t.py::t": {},
     }
     benchmarks = [named(f"{'' if '::' in name else 't.py::'}{name}", **params) for name, params in tests.items()]
@@ -290,12 +285,17 @@ def test_the_case_is_the_parameters_and_the_tests_id_where_it_says_more(tmp_path
     assert [each.kernel for each in found] == ["t.py::t"] * 5 + ["d[1]/t.py::t"]
 
 
-@pytest.mark.parametrize("median_s", [0, -1.0, math.nan])
-def test_a_median_that_is_no_time_makes_one_benchmark_invalid_and_not_the_file(rooflab, tmp_path, median_s):
-    values = foreign(benchmarks=[named("t.py::a", median_s), named("t.py::b")])
-    first, second = read_pytest_benchmark(written(tmp_path / "a.json", values)).records
+@pytest.mark.parametrize("median_s", [0, -1.0, math.nan, math.inf, 10**400])
+def test_a_median_or_sample_that_is_no_time_makes_one_benchmark_invalid_and_not_the_file(rooflab, tmp_path, median_s):
+    first, second, third = named("t.py::a", median_s), named("t.py::b"), named("t.py::c")
+    third["stats"] |= {"data": [1e-3, -median_s, 1e-3], "mean": median_s}
+    values = foreign(benchmarks=[first, second, third])
+    first, second, third = read_pytest_benchmark(written(tmp_path / "a.json", values)).records
     assert (first.status, first.latency_median_ms, second.status) == ("INVALID", None, "OK")
-    assert first.reason == f"a latency of {median_s * 1e3:g} ms"
+    assert first.reason == f"a latency of {float('inf') if median_s == 10**400 else median_s * 1e3:g} ms"
+    if median_s and not -1 <= median_s < 0:
+        assert third.status == "INVALID" and third.reason.startswith("a sample of ") and "mean_s" not in third.metrics
+    assert third.samples is None or "nan" not in third.to_json()
     record_files.write(tmp_path / "a" / "a.jsonl", first, second)
     record_files.write(tmp_path / "b" / "b.jsonl", *(replace(each, run_id="r2") for each in (first, second)))
     status, out, _ = rooflab("ab", "--records", "a", "--records", "b", "--json")

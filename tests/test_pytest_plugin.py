@@ -19,6 +19,8 @@ from rooflab.bench.plugin import timing as plugin_timing
 from rooflab.bench.plugin.plugin import Replay
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.record import unpack_samples
+from rooflab.bench.timing.timing import Samples
+from rooflab.bench.timing.trace import Activity
 from rooflab.roofline.model import Ceilings
 
 assert triton and fixture and plugin_timing
@@ -57,6 +59,7 @@ def test_nan(kernel_benchmark):
 def project(pytester, monkeypatch, tmp_path):
     """A user's project, on a machine whose ceilings are known: 1 GB/s and 1 GFLOP/s."""
     monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("pytest_benchmark.plugin.get_cpu_info", dict)  # a second each time, in a process of its own
     for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
         monkeypatch.delenv(name)  # the project's own run is no worker of ours, and would not be timed
     environment = snapshot()
@@ -132,6 +135,40 @@ def test_results_can_be_saved_and_compared(project, pytester):
     result.stderr.no_fnmatch_line("*machine_info is different*")
 
 
+def test_noise_decides_no_comparison_and_alone_ends_with_13(project, pytester, monkeypatch):
+    def time_kernel(fn, args, *_, **limits):
+        samples = Samples((args[0],) * 5, "a fake clock", "cold", noise="busy" if args[0] > 0.01 else "")
+        return plugin_timing.Timed(samples, torch.device("cpu"), None, Activity((), None), None)
+
+    monkeypatch.setattr(plugin_timing, "time_kernel", time_kernel)
+    pytester.makepyfile(
+        test_mine="""
+        import os, pytest
+
+        @pytest.mark.parametrize("name", ["nap", "steady"])
+        def test_sleeps(kernel_benchmark, name):
+            kernel_benchmark(abs, float(os.environ[name]))
+    """
+    )
+
+    def run(nap, steady, *options):
+        for name, seconds in (("nap", nap), ("steady", steady)):
+            monkeypatch.setenv(name, str(seconds))
+        found = project("--benchmark", "-q", *options)
+        return found.ret, [line for line in found.outlines if line.startswith("rooflab: ")]
+
+    fail = ("--benchmark-compare=0001", "--benchmark-compare-fail=median:1000%")
+    assert run(1e-4, 1e-4, "--benchmark-save=a") == (0, [])
+    noisy = "rooflab: test_mine.py::test_sleeps[nap]: NOISY: busy"
+    left_out = "rooflab: NOISY readings are left out of --benchmark-compare-fail: 1"
+    assert run(0.02, 1e-4, *fail, "--benchmark-save=b") == (0, [noisy, left_out])
+    assert run(0.02, 1e-4, *fail, "-k", "nap") == (13, [noisy, left_out])
+    assert run(0.02, 6e-3, *fail) == (pytest.ExitCode.INTERNAL_ERROR, [noisy, left_out]), "named, and it has regressed"
+    after = ("--benchmark-compare=0002", "--benchmark-compare-fail=median:1%", "-k", "nap")
+    before = "rooflab: test_mine.py::test_sleeps[nap]: its baseline 0002_b.json is NOISY: busy"
+    assert run(1e-4, 1e-4, *after) == (13, [before, left_out])
+
+
 @pytest.mark.more
 def test_under_xdist_and_where_disabled_kernels_are_checked_and_not_timed_and_the_header_says_why(project, pytester):
     asked = ["--benchmark-json=out.json"]
@@ -153,6 +190,17 @@ def test_without_pytest_benchmark_the_option_is_refused_and_nothing_else_changes
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--benchmark: needs the plugin pytest-benchmark*"])
     pytester.runpytest_inprocess("-k", "not theirs", *off).assert_outcomes(passed=1, skipped=3, deselected=1)
+
+
+@pytest.mark.parametrize("option", ["--benchmark", "--benchmark-only"])
+def test_another_tool_that_takes_the_fixture_over_is_refused_before_the_run(project, pytester, monkeypatch, option):
+    pytester.makeconftest("def pytest_addoption(parser): parser.addoption('--codspeed', action='store_true')")
+    for arguments, variable in (([option, "--codspeed"], None), ([option], "CODSPEED_ENV")):
+        if variable:
+            monkeypatch.setenv(variable, "1")
+        result = project(*arguments)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR and not result.outlines
+        result.stderr.fnmatch_lines(["ERROR: --benchmark: expected no --codspeed or CODSPEED_ENV beside it*"])
 
 
 def test_the_markers_limits_are_kept_and_its_group_too(project, pytester):
@@ -271,6 +319,26 @@ def test_interpreted_kernels_are_not_timed_and_what_is_wrong_before_or_after_the
     result.stdout.fnmatch_lines(["output 0: expected torch.float32, as from the reference, got torch.float16"])
     result.stdout.fnmatch_lines(["fn: expected a result, got Skipped: not today"])
     result.stdout.fnmatch_lines(["SKIPPED*ran in Triton's interpreter*"])
+    assert json.loads((pytester.path / "out.json").read_text())["benchmarks"] == []
+
+
+def test_a_test_has_one_result_and_the_second_timing_is_refused_before_it_is_made(project, pytester):
+    pytester.makepyfile(
+        test_mine="""
+        import torch
+
+        def test_two(kernel_benchmark):
+            kernel_benchmark(torch.neg, torch.ones(4))
+            kernel_benchmark(lambda: 1 / 0)
+
+        def test_both(kernel_benchmark, benchmark):
+            benchmark.pedantic(len, args=([],))
+            kernel_benchmark(lambda: 1 / 0)
+    """
+    )
+    result = project("--benchmark", "--benchmark-json=out.json")
+    result.assert_outcomes(failed=2)
+    assert "\n".join(result.outlines).count("\nkernel_benchmark: expected one timing in a test, got a second") == 2
     assert json.loads((pytester.path / "out.json").read_text())["benchmarks"] == []
 
 

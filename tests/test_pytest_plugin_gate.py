@@ -14,7 +14,7 @@ from rooflab.bench.records.record import unpack_samples
 from rooflab.bench.timing import tamper as check_tools
 from rooflab.bench.timing.timing import Samples
 from rooflab.bench.timing.trace import Activity
-from rooflab.roofline.model import Ceilings, Cost
+from rooflab.roofline.model import Ceilings, Cost, Traffic
 
 X = torch.tensor([1.0, -2.0, 0.0])
 
@@ -139,6 +139,17 @@ def test_a_reading_has_its_roofs_its_clocks_its_samples_and_the_devices_kernels(
     assert info(2e-6, launch_floor_s=5e-6)["status"].startswith("INVALID: 2.00 us is below the 5.00 us that an empty")
     assert info(2e-6, clocks={"throttled": ["hardware slowdown"]})["status"].startswith("INVALID: the card was thro")
     assert found["device_kernels"] == ["k1", "k2"] and found["activity_hash"] == "abc" and found["machine_key"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+def test_an_amount_that_counts_no_work_is_refused_where_it_enters(bad):
+    for name in ("read_bytes", "write_bytes", "vector_flops", "sfu_ops", "launches"):
+        amounts = {"read_bytes": 1, "write_bytes": 0, name: bad}
+        for kind in (Cost, Traffic) if name not in ("vector_flops", "sfu_ops") else (Cost,):
+            with pytest.raises(ValueError, match=f"^{name}: expected a finite number from 0 on, got {bad}$"):
+                kind(**amounts)
+    with pytest.raises(ValueError, match=r"^tensor_flops\['fp32'\]: expected a finite number"):
+        Cost(1, 1, {"fp32": bad})
 
 
 def test_roofs_that_are_not_known_say_so(monkeypatch, info):

@@ -48,6 +48,8 @@ def test_non_finite_errors_are_valid_json_and_come_back(tmp_path):
     json.loads(line, parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
     back = Record.from_json(line).errors[0]
     assert math.isnan(back["max_abs_error"]) and back["max_error_over_tolerance"] == math.inf
+    with pytest.raises(ValueError, match="^record: expected the numbers that JSON has, got NaN"):
+        Record.from_json(line.replace('"nan"', "NaN"))
 
 
 def test_a_value_that_is_none_of_its_field_is_refused():

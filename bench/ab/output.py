@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench.ab.verdict import EXIT_STATUS, Outcome, status_of
+from rooflab.bench.records.plain import markdown_cell, markdown_code
 from rooflab.kernels._files import write_whole
+from rooflab.roofline.names import visible
 
 SHOWN = 10
 """Comparisons that a comment shows, the worst; the others are folded."""
@@ -81,10 +83,9 @@ def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
 
     suite = TestSuite("rooflab ab")
     for outcome in outcomes:
-        case = TestCase(
-            outcome.key, classname=outcome.key.split()[0].replace("/", "."), time=outcome.candidate_s or 0.0
-        )
-        text = f"{outcome.verdict}: {percent(outcome.effect)} {outcome.reason}".strip()
+        key = visible(outcome.key)  # XML has no place for a control character
+        case = TestCase(key, classname=key.partition(" ")[0].replace("/", "."), time=outcome.candidate_s or 0.0)
+        text = visible(" ".join(f"{outcome.verdict}: {percent(outcome.effect)} {outcome.reason}".split()))
         status = status_of(outcome, strict)
         if status == EXIT_STATUS["INVALID"]:
             case.result = [Error(text, outcome.verdict)]
@@ -102,11 +103,18 @@ def write_markdown(path: Path, title: str, outcomes: Sequence[Outcome], notes: S
     """A comment or a step's summary: a drawing and a table of the ten worst comparisons, and the others folded."""
     order = list(EXIT_STATUS)
     worst = sorted(outcomes, key=lambda outcome: (order.index(outcome.verdict), -(outcome.effect or 0.0)))
-    lines = [f"### {title}", "", f"**{summary(outcomes)}**", "", *drawing(worst[:SHOWN]), *_table(worst[:SHOWN])]
+    lines = [
+        f"### {markdown_cell(title)}",
+        "",
+        f"**{summary(outcomes)}**",
+        "",
+        *drawing(worst[:SHOWN]),
+        *_table(worst[:SHOWN]),
+    ]
     if len(worst) > SHOWN:
         folded = f"<details><summary>{len(worst) - SHOWN} more</summary>"
         lines += ["", folded, "", *_table(worst[SHOWN:]), "", "</details>"]
-    lines += ["", power(outcomes), *(f"- {note}" for note in notes), ""]
+    lines += ["", power(outcomes), *(f"- {markdown_cell(note)}" for note in notes), ""]
     write_whole(path, "\n".join(lines))
 
 
@@ -117,9 +125,9 @@ def _table(outcomes: Sequence[Outcome]) -> list[str]:
         cells = row(outcome)
         times = [("" if cells[name] is None else f"{cells[name]:.4g}") for name in ("A_ms", "B_ms")]
         bounds = f"{cells['from']} to {cells['to']}" if cells["from"] and cells["to"] else ""
-        values = [f"`{cells['comparison']}`", cells["verdict"], *times, cells["effect"], bounds, cells["visible"]]
-        values += [str(cells["pairs"] or ""), cells["reason"]]
-        lines.append("| " + " | ".join(value.replace("|", "\\|").replace("\n", " ") for value in values) + " |")
+        values = [markdown_code(cells["comparison"]), cells["verdict"], *times, cells["effect"], bounds]
+        values += [cells["visible"], str(cells["pairs"] or ""), markdown_cell(cells["reason"])]
+        lines.append("| " + " | ".join(values) + " |")
     return lines
 
 
@@ -138,5 +146,5 @@ def drawing(outcomes: Sequence[Outcome]) -> list[str]:
         low, middle, high = (round(HALF * bound / most) + HALF for bound in bounds)
         marks = ["-" if low <= place <= high else " " for place in range(2 * HALF + 1)]
         marks[HALF], marks[middle] = "|", "o"
-        lines.append(f"{''.join(marks)}  {percent(outcome.effect):>7}  {outcome.key}")
+        lines.append(f"{''.join(marks)}  {percent(outcome.effect):>7}  {visible(outcome.key)}")
     return [*lines, f"{percent(math.expm1(-most)):<{HALF}}0{percent(math.expm1(most)):>{HALF}}", "```", ""]

@@ -80,8 +80,11 @@ def _by_key(records: Sequence[Record], kernel: str | None = None) -> dict[str, l
     found: dict[str, list[Record]] = {}
     for record in sorted(records, key=lambda record: record.timestamp):
         if record.kind == "bench" and record.op and kernel in (None, record.kernel):
+            theirs = (record.environment.get("imported") or {}).get("benchmark") or {}
             name = record.op if kernel else f"{record.op}/{record.kernel}"
             key = " ".join(part for part in (name, record.case_id, record.scheme) if part)
+            if theirs.get("fullname") and not kernel:  # pytest's own id: a group or a parameter's text may change
+                key = str(theirs["fullname"])
             found.setdefault(key, []).append(record)
     return found
 

@@ -221,14 +221,15 @@ def bench(
     except ContextBroken as broken:
         show.error(f"the rest needs a fresh process: {broken}")
         raise typer.Exit(EXIT_BROKEN) from broken
+    rows = [bench_row(record) for record in records]
+    if not json:  # before anything is drawn or chosen, which may fail
+        show.bench_table(rows)
     figures = draw_records(records, folder) if not interrupted else []
     written = write_choices(records) if choose and not interrupted else []
-    rows = [bench_row(record) for record in records]
     if json:
         paths = [str(path) for path in (*figures, *written)]
         show.as_json({"folder": str(folder), "files": paths, "rows": rows})
     else:
-        show.bench_table(rows)
         show.line(f"records and figures: {folder}")
         for path in figures:
             show.line(f"  {path.name}")

@@ -133,11 +133,11 @@ def _load(
         import json as json_text
 
         files.append(write_whole(vllm_json, json_text.dumps(results.vllm_json(traces[0], plans[0], limits))))
-    if plots and any(row["requests"] > row["failed"] for row in rows):
-        files += _draw(folder, plans, rows, traces)
+    plots = plots and any(row["requests"] > row["failed"] for row in rows)
     failed = [failures(trace) for trace in traces]
     tools = [xray_of(trace) for trace in traces] if xray else []
     if json:
+        files += _draw(folder, plans, rows, traces) if plots else []
         names = [path.name for path in (writer.path, *files)]
         summary = {"seed": plans[0].seed, "folder": str(folder), "files": names, "rows": rows, "failures": failed}
         show.as_json({**summary, **({"xray": tools} if xray else {})})
@@ -154,6 +154,8 @@ def _load(
                 show.line(f"{row['rate']}: {count} gaps of over {LONG} medians: {kind}")
         for own in tools:
             _show_xray(own)
+        if plots:  # after the tables, because it may fail
+            _draw(folder, plans, rows, traces)
         show.note(f"records, traces and figures: {folder}")
     exit_for({results.exit_status(trace) for trace in traces})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import math
@@ -9,10 +10,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 from typing import Any, cast
-
-import pandas as pd
 
 from rooflab.bench.records.record import Record
 from rooflab.kernels._files import write_whole
@@ -46,9 +46,12 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str, place: str) -> Any:
-    """The value of a JSON text.  Raises `ValueError` with the place, line and column of a fault."""
+    """The value of a JSON text; an integer that no float holds is infinite.
+
+    Raises `ValueError` with the place, line and column of a fault.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else float(digits))
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
         raise ValueError(f"{place}, {where}: not JSON: {error.msg}") from error
@@ -201,9 +204,12 @@ def write_csv(records: Sequence[Record], path: Path) -> list[Skipped]:
     if not records:
         raise ValueError("records: expected at least one, got none")
     rows = [json.loads(record.to_json()) for record in records]
-    cells = [
-        {key: json.dumps(value) if isinstance(value, list | dict) else value for key, value in row.items()}
-        for row in rows
-    ]
-    write_whole(path, pd.DataFrame(cells).to_csv(index=False))
+    text = StringIO()
+    table = csv.DictWriter(text, rows[0])
+    table.writeheader()
+    for row in rows:
+        table.writerow(
+            {key: json.dumps(value) if isinstance(value, list | dict) else value for key, value in row.items()}
+        )
+    write_whole(path, text.getvalue())
     return []

@@ -8,6 +8,7 @@ has its name in `bench_kernels.py`, and a benchmark from another file the name, 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -130,7 +131,7 @@ def _case(params: object, test_id: str) -> Case:
     """The parameters as a case.  The test's id is in it too, unless it is the values joined by `-` and the case's text
     gives them back: only the id tells apart parameters without a text of their own, such as objects."""
     given = params if isinstance(params, Mapping) else {"param": params}
-    kept = {name: value for name, value in given.items() if not str(value).startswith("UNSERIALIZABLE[")}
+    kept = {name: value for name, value in given.items() if "UNSERIALIZABLE[" not in str(value)}
     case, texts = make_case(kept), [str(value) for value in given.values()]
     if not test_id:
         return case
@@ -146,23 +147,24 @@ def _reading(benchmark: Mapping[str, Any], stats: Mapping[str, Any], place: str)
     options = get_object(benchmark, "options", place)
     original = ours.get("timer") or extra.get("timer") or options.get("timer")
     median_ms = _latency(ours, "latency_median_ms", median_s * 1e3, place)
-    fault = no_time(median_ms)
+    data = stats.get("data") or []
+    if not isinstance(data, list) or not all(_number(value) for value in data):
+        raise ValueError(f"{place}.stats.data: expected a list of numbers")
+    bad = [f"a sample of {value:g} s" for value in data if not (math.isfinite(value) and value >= 0)]
+    fault = no_time(median_ms) or ({"status": "INVALID", "reason": bad[0], "basis": "bound"} if bad else {})
     result: dict[str, Any] = {
         "basis": "measured",
         "timer": f"imported: {TOOL}, {original}" if original else f"imported: {TOOL}",
         "latency_median_ms": None if fault else median_ms,
-        "metrics": {f"{name}_s": float(stats[name]) for name in SUMMARY if _number(stats.get(name))}
-        | {name: float(stats[name]) for name in COUNTS if _number(stats.get(name))},
+        "metrics": {f"{name}_s": float(stats[name]) for name in SUMMARY if _finite(stats.get(name))}
+        | {name: float(stats[name]) for name in COUNTS if _finite(stats.get(name))},
     }
     verdict, _, reason = str(extra.get("status")).partition(": ")
     known = verdict in ("INVALID", "NOISY") and reason  # our plugin's form; any other text has no known meaning
     result |= {"status": verdict, "reason": reason} if known else {"status": "OK"}
     result |= fault
-    data = stats.get("data")
-    if not data:
+    if not data or bad:
         return result
-    if not isinstance(data, list) or not all(_number(value) for value in data):
-        raise ValueError(f"{place}.stats.data: expected a list of numbers")
     p20, p80 = (float(np.percentile(data, share)) * 1e3 for share in (20, 80))
     return result | {
         "samples": pack_samples(data),
@@ -179,8 +181,12 @@ def _latency(ours: Mapping[str, Any], name: str, default: float, place: str) -> 
     return float(get(ours, name, (int, float), f"{place}.extra_info.{OURS}"))
 
 
-def _number(value: object) -> bool:
+def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _finite(value: Any) -> bool:
+    return _number(value) and math.isfinite(value)
 
 
 STATISTICS = (*SUMMARY, "ops", "rounds", "iqr_outliers", "stddev_outliers", "outliers")

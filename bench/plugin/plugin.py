@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -39,10 +41,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-codspeed blocks pytest-benchmark in this hook
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuses `--benchmark` if pytest-benchmark is not loaded."""
+    """Refuses `--benchmark` if pytest-benchmark is not loaded, and beside `--codspeed`, which takes its place."""
     if config.getoption("rooflab_benchmark") and not hasattr(config.option, "benchmark_disable"):
         raise pytest.UsageError("--benchmark: needs the plugin pytest-benchmark, which is not loaded")
+    codspeed = config.getoption("codspeed", None)  # None: pytest-codspeed is not loaded
+    if asked(config) and (codspeed or codspeed is not None and "CODSPEED_ENV" in os.environ):
+        raise pytest.UsageError(
+            "--benchmark: expected no --codspeed or CODSPEED_ENV beside it: run one after the other"
+        )
 
 
 def asked(config: pytest.Config) -> bool:
@@ -116,6 +124,44 @@ class Replay:
 
 _REPLAY = pytest.StashKey[Replay]()
 _NOISY = pytest.StashKey[list[str]]()
+EXIT_NOTHING_COMPARED = 13
+"""As `rooflab` itself ends where nothing could be judged."""
+
+
+class QuietCheck:
+    """A check of `--benchmark-compare-fail` that decides nothing where the reading or its baseline is NOISY."""
+
+    def __init__(self, check: Any, noisy: set[tuple[str, str]]) -> None:
+        self.check, self.noisy, self.compared = check, noisy, 0
+
+    def fails(self, current: Any, compared: Any) -> str | None:
+        """What pytest-benchmark's own check says; None for a pair of baseline file and test that is noise."""
+        if (compared["path"], current.fullname) in self.noisy:
+            return None
+        self.compared += 1
+        return self.check.fails(current, compared)  # type: ignore[no-any-return]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # pytest-benchmark compares in this hook, before it yields
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
+    """Leaves NOISY readings out of `--benchmark-compare-fail`; ends with 13 if nothing else was left to compare."""
+    known = getattr(session.config, "_benchmarksession", None)
+    lines, noisy = session.config.stash.setdefault(_NOISY, []), set()
+    if known is None or not known.compare_fail:
+        return (yield)
+    for bench, (path, baseline) in itertools.product(filter(None, known.benchmarks), known.compared_mapping.items()):
+        before = str(baseline.get(bench.fullname, {}).get("extra_info", {}).get("status"))
+        if before.startswith("NOISY: "):
+            lines.append(f"{bench.fullname}: its baseline {path.name} is {before}")
+        if bench.fullname in baseline and "NOISY: " in (before[:7], str(bench.extra_info.get("status"))[:7]):
+            noisy.add((str(path), bench.fullname))
+    known.compare_fail = checks = [QuietCheck(check, noisy) for check in known.compare_fail]
+    if noisy:
+        lines.append(f"NOISY readings are left out of --benchmark-compare-fail: {len(noisy)}")
+    result = yield
+    if noisy and not any(check.compared for check in checks) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = EXIT_NOTHING_COMPARED
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -126,6 +172,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.benchmark(**_options(item), timer=item.stash[_REPLAY]), append=False)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-benchmark's, which ends the run where something has regressed
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Names the readings that are noise, since pytest-benchmark's table has no place for it, and what was not run."""
     lines = config.stash.get(_NOISY, [])
@@ -156,7 +203,8 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
 
     The marker's `max_time` and `min_rounds`, or the options of that name, limit the time. If pytest-benchmark is
     disabled (xdist, `--benchmark-disable`), `fn` is checked and not timed. A reading that is NOISY, because the machine
-    was busy, has a line at the run's end and no rates; the test passes.
+    was busy, has a line at the run's end and no rates; the test passes, and `--benchmark-compare-fail` leaves it out.
+    A test has one result, so a second call fails it before anything is measured.
     """
     config, item = request.config, request.node
 
@@ -170,9 +218,15 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
     ) -> Any:
         from rooflab.bench.check import gate as fixture
         from rooflab.bench.plugin import timing as plugin_timing
+        from rooflab.bench.records.plain import plain
         from rooflab.bench.timing.stopwatch import FirstCall
         from rooflab.roofline.model import Cost
 
+        if benchmark._mode:
+            benchmark.has_error = True  # the first result is not saved either: nothing would say of what it is
+            pytest.fail(
+                "kernel_benchmark: expected one timing in a test, got a second: parametrize the test", pytrace=False
+            )
         if not isinstance(cost, Cost | None):
             _fail(benchmark, f"cost: expected a rooflab.roofline.model.Cost, got {cost!r}")
         if named:  # by position, so that their tensors are copied and kept from change as the others are
@@ -202,7 +256,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
             _fail(benchmark, info["status"])
         if noisy:
             config.stash.setdefault(_NOISY, []).append(f"{item.nodeid}: {info['status']}")
-        benchmark.extra_info.update(info | {"checked": reference is not None or afterwards is not None})
+        benchmark.extra_info.update(plain(info) | {"checked": reference is not None or afterwards is not None})
         seconds = timed.samples.seconds
         item.stash[_REPLAY].load(seconds)
         return benchmark.pedantic(lambda: checked.result, rounds=len(seconds))

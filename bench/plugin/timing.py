@@ -17,7 +17,7 @@ from rooflab.bench.check.poison import bits
 from rooflab.bench.measure.timed import open_clock
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.record import pack_samples
-from rooflab.bench.timing.clocks import ClockWatch
+from rooflab.bench.timing.clocks import ClockWatch, shared
 from rooflab.bench.timing.reading import why_invalid
 from rooflab.bench.timing.timing import Samples, time_functions
 from rooflab.bench.timing.trace import Activity, NotRecorded, device_activity
@@ -123,9 +123,10 @@ def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
     ceilings = ceilings_for(device) if cost is not None else None
     limits = limits_for(device, ceilings) if ceilings else None
     fault = why_invalid(samples, cost, limits, timed.clocks)
-    info["status"] = f"INVALID: {fault}" if fault else f"NOISY: {samples.noise}" if samples.noise else "OK"
+    noise = samples.noise or shared(timed.clocks)
+    info["status"] = f"INVALID: {fault}" if fault else f"NOISY: {noise}" if noise else "OK"
     seconds = samples.median_s
-    if cost is None or not seconds > 0 or samples.noise:
+    if cost is None or not seconds > 0 or noise:
         return info
     info |= {
         "flops": cost.flops,

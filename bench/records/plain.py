@@ -1,11 +1,17 @@
-"""Converts values to JSON's types.  Does not import torch, so a process that does not need torch starts fast."""
+"""Values as JSON's types and as Markdown.  Does not import torch, so a process that does not need torch starts fast."""
 
 from __future__ import annotations
 
 import math
+import re
+import string
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
+
+from rooflab.roofline.names import visible
+
+_PUNCTUATION = {ord(sign): f"&#{ord(sign)};" for sign in string.punctuation}
 
 
 def plain(value: Any) -> Any:
@@ -19,3 +25,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+def markdown_cell(text: str) -> str:
+    """A text as one cell of a Markdown table, in which no character is markup."""
+    return re.sub(r"([\\`*<|\[~&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", visible(" ".join(text.split())))
+
+
+def markdown_code(name: str) -> str:
+    """A name as code in a cell; as entities where a code span cannot hold it: parsers differ on a backslash there."""
+    shown = visible(name)
+    if shown.strip() == shown and not set("`|\\") & set(shown):
+        return f"`{shown}`"
+    return f"<code>{shown.translate(_PUNCTUATION)}</code>"

@@ -171,6 +171,9 @@ class Record:
             if value not in choices:
                 wanted = ", ".join(str(choice) for choice in choices if choice is not None)
                 raise ValueError(f"{name}: expected one of {wanted}, got {value!r}")
+        for name, value in (("op", self.op), ("kernel", self.kernel), ("case_id", self.case_id or None)):
+            if isinstance(value, str) and (not value.strip() or _HALF.search(value)):
+                raise ValueError(f"{name}: expected a name that UTF-8 holds, or None, got {value!r}")
         _check_version(self.schema_version)
         latency = self.latency_median_ms
         if self.status not in ("OK", "NOISY", "INVALID") and latency is not None:
@@ -204,7 +207,7 @@ class Record:
     @classmethod
     def from_json(cls, line: str) -> Record:
         """The record in `line`.  Raises `ValueError` if `line` is not a record, or on a newer major version."""
-        values = json.loads(line)
+        values = json.loads(line, parse_constant=_refused)
         if not isinstance(values, dict):
             raise ValueError(f"record: expected a JSON object, got {type(values).__name__}")
         _check_version(str(values.get("schema_version")))
@@ -224,6 +227,8 @@ class Record:
 
 
 _FIELDS = frozenset(item.name for item in fields(Record))
+_HALF = re.compile("[\ud800-\udfff]")
+"""Half of a character of UTF-16, which JSON can hold and no file in UTF-8."""
 _ERROR_NUMBERS = ("max_abs_error", "max_error_over_tolerance")
 _CHOICES: Mapping[str, tuple[object, ...]] = {
     "kind": get_args(Kind),
@@ -238,6 +243,10 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
     "verdict": (*get_args(Verdict), None),
     "traffic_basis": (*get_args(TrafficBasis), None),
 }
+
+
+def _refused(number: str) -> None:
+    raise ValueError(f"record: expected the numbers that JSON has, got {number}")
 
 
 def _check_version(version: str) -> None:

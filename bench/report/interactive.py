@@ -7,7 +7,7 @@ schemes and cases; each choice shows all ops again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
+from html import escape as escape_html
 from itertools import pairwise
 from math import inf, log10, sqrt
 from textwrap import wrap
@@ -18,6 +18,7 @@ import plotly.graph_objects as go
 from rooflab.bench.report.rooflines import COLOURS, Place, Roofline
 from rooflab.bench.report.words import digits, percent, times
 from rooflab.roofline.model import CeilingKind, Ceilings
+from rooflab.roofline.names import visible
 from rooflab.roofline.points import KINDS, Role, arrows, roof_flops_per_s, si
 
 CONFIG: dict[str, Any] = {
@@ -63,6 +64,11 @@ class Panel(NamedTuple):
         return point.traffic_bytes, point.traffic_bytes / point.seconds
 
 
+def escape(text: str) -> str:
+    """`text` as plotly shows it, in which no character is markup."""
+    return escape_html(visible(text, keep="\n"))
+
+
 def figure(roofline: Roofline) -> go.Figure:
     """The figure of one machine."""
     ops = list(dict.fromkeys(place.point.op for place in roofline.places))
@@ -79,8 +85,8 @@ def figure(roofline: Roofline) -> go.Figure:
     bandwidth = max(ceiling.hbm_bytes_per_s for ceiling in roofline.ceilings)
     slowest = min(panels[-1].spot(place)[1] for place in panels[-1].places)
     menu = _menu(drawn)
-    for one, visible in zip(drawn, menu["buttons"][0]["args"][0]["visible"], strict=True):
-        one.trace.visible = visible
+    for one, shown in zip(drawn, menu["buttons"][0]["args"][0]["visible"], strict=True):
+        one.trace.visible = shown
     return go.Figure(
         [one.trace for one in drawn],
         {**_layout([panel.axes["xaxis"] for panel in panels], slowest, bandwidth), "updatemenus": [menu]},

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -21,6 +22,7 @@ from rooflab.bench.report.rooflines import Roofline
 from rooflab.bench.report.sources import load
 from rooflab.bench.report.tables import BAD
 from rooflab.kernels._files import write_whole
+from rooflab.roofline.names import visible
 from rooflab.roofline.points import si
 
 _TEMPLATES = Path(__file__).parent
@@ -42,6 +44,7 @@ def render(content: Content, plots: bool = True) -> str:
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -62,6 +65,11 @@ def render(content: Content, plots: bool = True) -> str:
     )
 
 
+def _shown(value: Any) -> Any:
+    """What a template shows of a value: HTML has no place for a control character."""
+    return visible(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 def anchors(names: Sequence[str], prefix: str) -> dict[str, str]:
     """An anchor for each name; a number separates names that differ only in characters that an anchor cannot hold."""
     seen: Counter[str] = Counter()
@@ -75,7 +83,7 @@ def anchors(names: Sequence[str], prefix: str) -> dict[str, str]:
 
 def breakable(text: str) -> Markup:
     """`text`, escaped, with possible line breaks after a comma or a slash: a case without blanks is a long word."""
-    return Markup(re.sub(r"([,/])", r"\1<wbr>", str(escape(text))))
+    return Markup(re.sub(r"([,/])", r"\1<wbr>", str(escape(visible(text)))))
 
 
 def _picture(roofline: Roofline, number: int) -> Picture:

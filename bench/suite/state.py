@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, get_args
 
+from rooflab.bench.records.plain import markdown_cell
 from rooflab.bench.records.record import NOT_RUN
 from rooflab.bench.suite.entries import FINAL, EntryStatus, Outcome
 from rooflab.kernels._files import write_whole
@@ -237,4 +238,4 @@ def as_markdown(found: dict[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")[:300]
+    return markdown_cell(" ".join(text.split())[:300])

@@ -18,6 +18,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.text import Text
 
 from rooflab.bench.records.environment import Environment
 from rooflab.bench.records.record import Record
@@ -25,6 +26,7 @@ from rooflab.bench.report.pictures.levels import PREFIX
 from rooflab.bench.report.pictures.schedule import Schedule
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Scheme
+from rooflab.roofline.names import visible
 
 READ, WRITTEN, LOST, INK, PALE = "#0072b2", "#e69f00", "#d55e00", "#333333", "#8a8a8a"
 """Colours of Okabe and Ito, and two greys."""
@@ -41,7 +43,10 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Writes a PNG atomically, without date and version."""
+    """Writes a PNG atomically, without date and version; in a name, `$` is no formula."""
+    for text in figure.findobj(Text):
+        text.set_parse_math("mathdefault" in text.get_text())  # an axis writes its powers of ten so
+        text.set_text(visible(text.get_text(), keep="\n"))
     content = BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     return write_whole(path, content.getvalue())

@@ -1,0 +1,24 @@
+"""Names are data: a kernel, a case or a test may hold any character, and an output shows it or refuses the name."""
+
+from __future__ import annotations
+
+from unicodedata import bidirectional, category
+
+_HIDDEN = ("Cc", "Cs", "Cn", "Zl", "Zp")
+"""Categories of characters that are orders to a terminal, end a line, or that XML or UTF-8 cannot hold."""
+_TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+"""Characters that turn the order of the text behind them."""
+
+
+def visible(text: str, keep: str = "") -> str:
+    """`text` with an escape such as `\\x1b` for each character that orders, breaks or hides; those in `keep` stay."""
+    if text.isprintable():
+        return text
+    hidden = {each for each in text if category(each) in _HIDDEN or bidirectional(each) in _TURNS} - set(keep)
+    return text.translate({ord(each): each.encode("unicode_escape").decode() for each in hidden})
+
+
+def check_name(argument: str, name: str) -> None:
+    """Raises `ValueError` on a name that no table would show: empty, blank, or with a character without a shape."""
+    if not name.strip() or not name.isprintable():
+        raise ValueError(f"{argument}: expected a name of characters that can be seen, got {name!r}")
