@@ -114,9 +114,8 @@ def roofline_figure(
     height = max((7.2 if computing else 0.0) + bars_in + 1.1, list_in + 0.6)
     figure = Figure(figsize=(_WIDTH_IN, height), dpi=_DPI, facecolor="white")
     FigureCanvasAgg(figure)
-    figure.text(
-        _LEFT, 1 - 0.28 / height, title or f"{ceilings[0].device} roofline", fontsize=13, weight="bold", va="center"
-    )
+    title = title or f"{ceilings[0].device} roofline"
+    figure.text(_LEFT, 1 - 0.28 / height, title, fontsize=13, weight="bold", va="center")
     foot = 0.55
     bars_in = bars_in if computing else height - 1.1
     if computing:
@@ -346,8 +345,8 @@ def _draw_movement(axes: Axes, points: Numbered, roofs: _Roofs, colours: Mapping
         _draw_marker(axes, point, fraction, row, colours[point.op])
         fractions.append(fraction)
     for ceiling in roofs.ceilings:
-        if roof := over.get(ceiling.device):
-            ratio = ceiling.hbm_bytes_per_s / roof.hbm_bytes_per_s
+        if ceiling.device in over:
+            ratio = ceiling.hbm_bytes_per_s / over[ceiling.device].hbm_bytes_per_s
             fractions.append(ratio)
             style: dict[str, Any] = {"color": roofs.colours[ceiling.device], "linestyle": _DASHES[ceiling.kind]}
             axes.axvline(ratio, linewidth=1.2, zorder=2, **style)

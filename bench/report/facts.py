@@ -98,18 +98,8 @@ class Machine:
     last: str
 
 
-_ELSEWHERE = (
-    "machine_key",
-    "gpu",
-    "commit",
-    "dirty",
-    "imported",
-    "tree",
-    "kernel_file_sha256",
-    "rooflab",
-    "name",
-    "uuid",
-)
+_ELSEWHERE = {"machine_key", "gpu", "commit", "dirty", "imported", "name", "uuid"}
+_ELSEWHERE |= {"tree", "kernel_file_sha256", "rooflab"}
 
 
 def machines_of(located: Sequence[Located]) -> tuple[Machine, ...]:

@@ -70,10 +70,10 @@ def cost_metrics(values: Mapping[str, Any]) -> dict[str, float]:
 
 def cost_of(record: Record) -> Cost | None:
     """The cost in the record's metrics, else that of its op for its case; None if the op is not known here."""
-    own = {name.removeprefix(COST): value for name, value in record.metrics.items() if name.startswith(COST)}
-    if own:
+    values: dict[str, Any] = {item.name: record.metrics.get(f"{COST}{item.name}", 0) for item in fields(Cost)}
+    if any(values.values()):
         tensor = {name.removeprefix(TENSOR): v for name, v in record.metrics.items() if name.startswith(TENSOR)}
-        return Cost(**{item.name: own[item.name] for item in fields(Cost) if item.name in own}, tensor_flops=tensor)
+        return Cost(**values | {"tensor_flops": tensor})
     if record.op not in ops() or record.scheme is None:
         return None
     spec = get_op(record.op)
@@ -134,6 +134,8 @@ def bounds_on(
         case = largest_case(spec, cases, get_scheme(own))
         inputs = spec.make_inputs(case, get_scheme(own), META, 0)
         cost = spec.cost(**inputs)
+        if not only and not cost.tensor_flops.keys() <= ceilings.tensor_flops_per_s.keys():
+            continue
         for kernel in kernels(name).values():
             major, minor = device.compute_capability
             if "cuda" not in kernel.devices or (kernel.min_sm or 0) > 10 * major + minor:

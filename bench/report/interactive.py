@@ -29,13 +29,7 @@ CONFIG: dict[str, Any] = {
     "showSendToCloud": False,
     "toImageButtonOptions": {"format": "svg", "filename": "roofline"},
 }
-SYMBOLS: Mapping[Role, str] = {
-    "naive": "triangle-down",
-    "library": "square",
-    "optimized": "circle",
-    "peer": "diamond",
-    "benchmark": "triangle-up",
-}
+SYMBOLS: Mapping[Role, str] = {"naive": "triangle-down", "library": "square", "optimized": "circle", "peer": "diamond"}
 DASHES: Mapping[CeilingKind, str] = {"measured": "solid", "datasheet": "dash", "at_clock": "dot"}
 INK, _GRID, _CLEAR = "#7b828b", "rgba(128,136,146,0.22)", "rgba(0,0,0,0)"
 CLOSE = 2.5
