@@ -11,6 +11,7 @@ from op_kernels import own_registry  # noqa: F401
 from test_bisect import git
 from test_measure import CASE, CEILINGS, FP32, SPEC, kernel, passes, run
 
+from rooflab.bench.ab.sides import Wanted, two_kernels
 from rooflab.bench.calls.selection import Selection
 from rooflab.bench.commands import run_benches
 from rooflab.bench.measure import measure as module
@@ -234,6 +235,9 @@ def test_a_users_file_is_hashed_into_its_record(tmp_path, samples):
     (tmp_path / "new.py").write_text("")
     assert file_state(tmp_path / "ignored.py") == (None, None), "as site-packages are"
     assert file_state(tmp_path / "new.py") == (commit, True)
+    registry._kernels["silu_and_mul"].pop("mine_hashed")
+    sides = two_kernels(Wanted(("silu_and_mul",), (str(file), "library"), schemes=("fp32",)))
+    assert sides.a.commit == commit != sides.b.commit, "of an A/B too"
     ours = circumstances(snapshot(), registry.get_kernel("silu_and_mul", "library"))
     assert ours["commit"] == ours["environment"]["commit"] and "rooflab" not in ours["environment"]
 
