@@ -28,9 +28,9 @@ from rooflab.bench.processes.child import cores
 from rooflab.bench.processes.running import ContextBroken, note
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import RunWriter, local_results, read
+from rooflab.bench.records.files import RunWriter, local_results
 from rooflab.bench.records.record import NOT_RUN, Record
-from rooflab.bench.report.figures import bounds_on, counted_in
+from rooflab.bench.report.figures import Drawing, bounds_on, counted_in, measured_bounds
 from rooflab.bench.timing.clocks import locked_clocks
 from rooflab.bench.timing.stopwatch import FlushBy
 from rooflab.bench.timing.timing import check_timer
@@ -41,8 +41,6 @@ from rooflab.kernels.choices import all_buckets
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import resolve
-from rooflab.roofline.model import Ceilings
-from rooflab.roofline.points import Point
 
 LEAST_S, TIMING_SHARE = 0.05, 0.3
 """Least seconds for the samples of a kernel on a case, and the share of a limit that goes to samples; the rest goes to
@@ -358,24 +356,42 @@ def newest_records(path: Path | None) -> tuple[list[Record], Path]:
         if not runs:
             raise ValueError("records: no local run yet; run `rooflab bench` first, or name a GPU with --gpu")
         path = runs[-1]
-    return record_files.read(path), path if path.is_dir() else path.parent
+    return _read(path), path if path.is_dir() else path.parent
+
+
+def _read(path: Path) -> list[Record]:
+    """Records, or the benchmarks in a JSON file of pytest-benchmark."""
+    if path.suffix != ".json":
+        return record_files.read(path)
+    from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark  # imports pandas and pytest
+
+    return list(read_pytest_benchmark(path).records)
 
 
 def gpu_bounds(
-    gpu: str, suite: str, scheme: str, ops: Sequence[str], emulated: Path | None = None
-) -> tuple[list[Point], list[Ceilings], str | None]:
-    """Every kernel's bound on a GPU that is not here, the ceilings, and a note if the GPU's name fits several.
+    gpu: str, suite: str, scheme: str, ops: Sequence[str], path: Path | None = None
+) -> tuple[Drawing, str | None]:
+    """Every kernel's bound on a GPU, and a note if the GPU's name fits several or nothing was measured there.
 
-    `emulated`: records of the emulator, with the kernels' counted bytes.  Raises `ValueError` if there are none.
+    `path`: records of the emulator, with the kernels' counted bytes, or of benchmarks, whose times are shown if such a
+    GPU took them.  Raises `ValueError` if there are neither.
     """
-    counted = counted_in(read(emulated)) if emulated is not None else {}
-    if emulated is not None and not counted:
-        raise ValueError(f"records: expected records of the emulator with --gpu, got none in {emulated}")
+    records = _read(path) if path is not None else []
+    counted = counted_in(records)
+    device, note = resolve(gpu)
+    if path is not None and not counted:
+        points = measured_bounds([record for record in records if not ops or record.op in ops], device)
+        if not points:
+            wanted = "records of the emulator, or benchmarks with a cost that this GPU can do"
+            raise ValueError(f"records: expected {wanted}, got none in {path}")
+        if all(point.seconds is None for point in points):
+            note = f"{note}; " if note else ""
+            note += f"nothing in {path.name} was measured on {device.full_name}, so these are bounds"
+        return Drawing(points, [device.ceilings()], device.name), note
     for op in ops:
         registry.get_op(op).get_cases(suite)
-    device, note = resolve(gpu)
     points, ceilings = bounds_on(device, suite, get_scheme(scheme).name, ops, counted)
-    return points, ceilings, note
+    return Drawing(points, ceilings, ceilings[0].device), note
 
 
 def generate_one(

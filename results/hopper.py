@@ -33,6 +33,7 @@ from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import Device, get_device
+from rooflab.roofline.plot import own_settings
 from rooflab.roofline.published import times_of
 
 HERE = Path(__file__).resolve().parent
@@ -241,6 +242,7 @@ def page(device: Device, found: Sequence[Standing], sentence: str, figures: Sequ
     return "\n".join(lines) + "\n"
 
 
+@own_settings
 def main() -> None:
     """Writes the page and its figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

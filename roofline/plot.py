@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from math import atan2, cos, degrees, hypot, sin
+from math import atan2, ceil, cos, degrees, floor, hypot, log10, sin
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerPatch
 from matplotlib.lines import Line2D
+from matplotlib.patches import FancyArrowPatch
 from matplotlib.patheffects import withStroke
+from matplotlib.style import context
+from matplotlib.ticker import LogLocator
 
 from rooflab.roofline.model import CeilingKind, Ceilings
 from rooflab.roofline.names import visible
@@ -40,7 +43,7 @@ from rooflab.roofline.points import (
 )
 
 _COLOURS = "#0072b2 #d55e00 #009e73 #b8468c #8c564b #3a95c9 #a67c00 #6a3d9a #c62828 #17806d #5a5a5a #7a8b00".split()
-_MARKERS: Mapping[Role, str] = {"naive": "v", "library": "s", "optimized": "o", "peer": "D"}
+_MARKERS: Mapping[Role, str] = {"naive": "v", "library": "s", "optimized": "o", "peer": "D", "benchmark": "^"}
 _DASHES: Mapping[CeilingKind, Any] = {"datasheet": (0, (6, 3)), "measured": "solid", "at_clock": (0, (2, 2))}
 _GREY, _INK = "#8a8a8a", "#444444"
 _WIDTH_IN, _DPI, _ROW_IN, _BAR_IN = 14.0, 150, 0.165, 0.2
@@ -55,130 +58,207 @@ _CASE_CHARACTERS = 46  # a longer case does not fit to the right of its op's nam
 Numbered = Sequence[tuple[int, Point]]
 
 
-def roofline_figure(points: Sequence[Point], ceilings: Sequence[Ceilings], title: str | None = None) -> Figure:
-    """The figure of the `points` that matter (`points.that_matter`) on one device, under its `ceilings` of one or more
-    kinds.
+class _Roofs:
+    """The ceilings of a figure.  Of several devices each has a letter and a colour of its own."""
 
-    Untimed points lie on the measured roof if there is one, else on the roof of the first ceilings. Raises `ValueError`
-    without points or ceilings, on ceilings of two devices, or on a point whose dtype has no rate.
+    def __init__(self, ceilings: Sequence[Ceilings]):
+        self.ceilings = ceilings
+        devices = list(dict.fromkeys(ceiling.device for ceiling in ceilings))
+        several = len(devices) > 1
+        self.letters = {device: chr(ord("A") + place) if several else "" for place, device in enumerate(devices)}
+        lines = ["black", *_COLOURS[7:], *_COLOURS[:7]]
+        self.colours = {device: lines[place % len(lines)] for place, device in enumerate(devices)}
+
+    def of(self, point: Point) -> Ceilings:
+        """The roof on which an untimed point lies."""
+        own = [ceiling for ceiling in self.ceilings if point.device in (None, ceiling.device)]
+        return next((ceiling for ceiling in own if ceiling.kind == "measured"), own[0])
+
+    def name(self, ceiling: Ceilings) -> str:
+        """The kind of a ceiling, and the letter of its device."""
+        return f"{KINDS[ceiling.kind]} {self.letters[ceiling.device]}".strip()
+
+
+own_settings = context(["default", {"svg.hashsalt": "rooflab"}])
+"""Decorates what draws a figure: the user's settings of matplotlib (`text.usetex`, a dark page) do not reach it."""
+_plain_texts = context({"text.parse_math": False})  # a `$` in a name is a `$`
+
+
+@own_settings
+@_plain_texts
+def roofline_figure(
+    points: Sequence[Point], ceilings: Sequence[Ceilings], title: str | None = None, fixed_axes: bool = False
+) -> Figure:
+    """The figure of the `points` that matter (`points.that_matter`) under the `ceilings`, of one or more kinds, of
+    their device, or of several devices if each point names its own.
+
+    Untimed points lie on the measured roof if there is one, else on the roof of the first ceilings. With `fixed_axes`,
+    the roofs of all dtypes decide the frame, which other points of the device share; a point beyond it widens it by
+    whole decades. Raises `ValueError` without points or ceilings, on a point without a device under ceilings of two,
+    or on a point whose dtype has no rate.
     """
     if not points:
         raise ValueError("points: expected at least one, got none")
-    if len({ceiling.device for ceiling in ceilings}) != 1:
+    names = {ceiling.device for ceiling in ceilings}
+    if len(names) != 1 and not (names and all(point.device in names for point in points)):
         raise ValueError(f"ceilings: expected one device's, got {[ceiling.device for ceiling in ceilings]}")
-    roof = next((ceiling for ceiling in ceilings if ceiling.kind == "measured"), ceilings[0])
     rows = numbered(that_matter(points))
+    ceilings = [one for one in ceilings if any(point.device in (None, one.device) for _, point in rows)]
+    roofs = _Roofs(ceilings)
     ops = list(dict.fromkeys(point.op for _, point in rows))
     colours = {op: _COLOURS[index % len(_COLOURS)] for index, op in enumerate(ops)}
     computing = [(number, point) for number, point in rows if point.flops > 0]
     moving = [(number, point) for number, point in rows if point.flops == 0]
 
     bars_in = _BAR_IN * (len(moving) + 1) if moving else 0.0
-    cases = {(point.op, point.case) for _, point in rows}
-    list_in = _ROW_IN * (len(rows) + sum(1.15 if len(case) <= _CASE_CHARACTERS else 2.05 for _, case in cases) + 2)
+    works = {point.work for _, point in rows}
+    list_in = _ROW_IN * (len(rows) + sum(1.15 if len(case) <= _CASE_CHARACTERS else 2.05 for _, case, _ in works) + 2)
     height = max((7.2 if computing else 0.0) + bars_in + 1.1, list_in + 0.6)
     figure = Figure(figsize=(_WIDTH_IN, height), dpi=_DPI, facecolor="white")
     FigureCanvasAgg(figure)
     head: dict[str, Any] = {"fontsize": 13, "weight": "bold", "va": "center"}
-    _write(figure, _LEFT, 1 - 0.28 / height, title or f"{roof.device} roofline", 1 - 2 * _LEFT, **head)
+    _write(figure, _LEFT, 1 - 0.28 / height, title or f"{ceilings[0].device} roofline", 1 - 2 * _LEFT, **head)
     foot = 0.55
     bars_in = bars_in if computing else height - 1.1
     if computing:
         bottom = foot + (bars_in + 0.75 if moving else 0.0)
         axes = figure.add_axes((_LEFT, bottom / height, _SPAN, (height - 0.5 - bottom) / height))
-        _draw_plane(axes, computing, ceilings, roof, colours)
+        _draw_plane(axes, computing, roofs, colours, fixed_axes)
     if moving:
         bars = figure.add_axes((_LEFT, foot / height, _SPAN, bars_in / height))
-        _draw_movement(bars, moving, ceilings, roof, colours)
-    _draw_list(figure, rows, roof, colours)
+        _draw_movement(bars, moving, roofs, colours)
+    _draw_list(figure, rows, roofs, colours)
     if len(rows) < len(points):
         note = f"{len(rows)} of {len(points)} points are drawn, of each op the fastest kernel first"
         figure.text(_COLUMNS[1], 0.2 / height, note, size=6.5, color=_INK)
     return figure
 
 
-def roofline_files(points: Sequence[Point], ceilings: Sequence[Ceilings], title: str | None = None) -> dict[str, bytes]:
+@own_settings
+def roofline_files(
+    points: Sequence[Point], ceilings: Sequence[Ceilings], title: str | None = None, fixed_axes: bool = False
+) -> dict[str, bytes]:
     """The contents of an SVG and of a PNG file, by suffix.  Raises `ValueError` as `roofline_figure` does."""
-    figure = roofline_figure(points, ceilings, title)
+    figure = roofline_figure(points, ceilings, title, fixed_axes)
     svg, png = BytesIO(), BytesIO()
     # A fixed salt and no date: the same points give the same file, so a committed figure changes only with its points.
-    with matplotlib.rc_context({"svg.hashsalt": "rooflab"}):
-        figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.savefig(svg, format="svg", metadata={"Date": None})
     figure.savefig(png, format="png")
     return {"svg": svg.getvalue(), "png": png.getvalue()}
 
 
-def _draw_plane(
-    axes: Axes, points: Numbered, ceilings: Sequence[Ceilings], roof: Ceilings, colours: Mapping[str, str]
-) -> None:
-    dtypes = list(dict.fromkeys(point.dtype for _, point in points))
-    peaks = [roof_flops_per_s(ceiling, dtype) for ceiling in ceilings for dtype in dtypes]
-    places = [(point.intensity, plotted_flops_per_s(point, roof)) for _, point in points]
-    intensities, heights = zip(*places, strict=True)
+def _frame(
+    places: Sequence[tuple[float, float]], ceilings: Sequence[Ceilings], peaks: Sequence[float], fixed: bool
+) -> Box:
+    """Left, bottom, right and top of the plane."""
+    (low, below), (high, above) = (tuple(map(of, zip(*places, strict=True))) for of in (min, max))
+    if fixed:
+        peaks = [rate for one in ceilings for rate in (*one.tensor_flops_per_s.values(), one.vector_flops_per_s)]
     ridge = max(peaks) / min(ceiling.hbm_bytes_per_s for ceiling in ceilings)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(min(*intensities, ridge / 5) / 2.5, max(*intensities, ridge) * 4)
-    axes.set_ylim(min(heights) / 2.5, max(*peaks, *heights) * 4)
+    several = len({ceiling.device for ceiling in ceilings}) > 1
+    if not fixed:
+        top = max(*peaks, above) * (60 if several else 4)  # roofs of several are also where the legend is
+        return min(low, ridge / 5) / 2.5, below / 2.5, max(high, ridge) * 4, top
+    left = min(peaks) / max(ceiling.hbm_bytes_per_s for ceiling in ceilings) / 10
+    least, most = (min(low, left), min(below, min(peaks) / 100)), (max(high, ridge * 30), max(above, max(peaks) * 2))
+    (left, bottom), (right, top) = ([10.0 ** to(log10(v)) for v in pair] for to, pair in ((floor, least), (ceil, most)))
+    return left, bottom, right, top
+
+
+def _draw_plane(axes: Axes, points: Numbered, roofs: _Roofs, colours: Mapping[str, str], fixed_axes: bool) -> None:
+    dtypes = list(dict.fromkeys(point.dtype for _, point in points))
+    peaks = [roof_flops_per_s(ceiling, dtype) for ceiling in roofs.ceilings for dtype in dtypes]
+    places = [(point.intensity, plotted_flops_per_s(point, roofs.of(point))) for _, point in points]
+    left, bottom, right, top = _frame(places, roofs.ceilings, peaks, fixed_axes)
+    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
     axes.set_xlabel("FLOP per byte that the kernel moves")
     axes.set_ylabel("FLOP/s")
     axes.yaxis.set_major_formatter(lambda value, _: si(value))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.tick_params(which="minor", labelleft=False, labelbottom=False)  # labels within a decade overflow the margin
+    for axis, low, high in ((axes.xaxis, left, right), (axes.yaxis, bottom, top)):
+        if high < low * 100:  # with its decades alone, such an axis had one label or two
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.grid(which="major", color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
-    texts, slanted = _draw_roofs(axes, ceilings, dtypes)
+    texts, slanted = _draw_roofs(axes, roofs, dtypes, places)
     for naive, end in arrows([point for _, point in points]):
-        timed = naive.seconds is not None and end.seconds is not None
-        style: dict[str, Any] = {
-            "color": colours[end.op] if timed else _GREY,
-            "linestyle": "solid" if timed else (0, (3, 2)),
-        }
-        tail, tip = ((point.intensity, plotted_flops_per_s(point, roof)) for point in (naive, end))
-        arrow = {"arrowstyle": "-|>", "linewidth": 1.1, "shrinkA": 4, "shrinkB": 4, "alpha": 0.75, **style}
+        tail, tip = ((point.intensity, plotted_flops_per_s(point, roofs.of(point))) for point in (naive, end))
+        arrow = {"shrinkA": 4, "shrinkB": 4, **_arrow(naive, end, colours[end.op])}
         axes.annotate("", xy=tip, xytext=tail, arrowprops=arrow, zorder=3)
     for (_, point), (x, y) in zip(points, places, strict=True):
         _draw_marker(axes, point, x, y, colours[point.op])
-    legend = axes.legend(handles=_legend_handles(points, ceilings), loc="upper left", fontsize=7.5, framealpha=1.0)
+    drawn = {FancyArrowPatch: HandlerPatch(_legend_arrow)}
+    handles = _legend_handles(points, roofs)
+    legend = axes.legend(handles=handles, loc="upper left", fontsize=7.5, framealpha=1.0, handler_map=drawn)
     axes.figure.canvas.draw()  # fixes the sizes of the texts and the legend, because no number may cover them
     _draw_numbers(axes, points, places, [*map(_box, (*texts, legend)), *slanted], colours)
 
 
-def _draw_roofs(axes: Axes, ceilings: Sequence[Ceilings], dtypes: Sequence[str | None]) -> tuple[list[Any], list[Box]]:
-    """Draws bandwidth diagonals and flat roofs, with their names above the diagonal, where no kernel can be.
+def _arrow(naive: Point, end: Point, colour: str) -> dict[str, Any]:
+    timed = naive.seconds is not None and end.seconds is not None
+    style: dict[str, Any] = {"arrowstyle": "-|>", "linewidth": 1.1, "alpha": 0.75}
+    return style | {"color": colour if timed else _GREY, "linestyle": "solid" if timed else (0, (3, 2))}
 
-    Returns the texts of the flat roofs, and small boxes along the slanted text: its own box would cover kernels.
+
+def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> FancyArrowPatch:
+    """The arrow of a legend, of the width of its place."""
+    ends = (0, height / 2), (width, height / 2)
+    return FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=fontsize, shrinkA=0, shrinkB=0)
+
+
+def _draw_roofs(
+    axes: Axes, roofs: _Roofs, dtypes: Sequence[str | None], places: Sequence[tuple[float, float]]
+) -> tuple[list[Any], list[Box]]:
+    """Draws each device's bandwidth diagonals and flat roofs, with their names above its diagonal, where no kernel of
+    it can be.
+
+    Returns the texts of the flat roofs, and small boxes along the slanted texts: their own boxes would cover kernels.
     """
-    (left, right), (bottom, _) = axes.get_xlim(), axes.get_ylim()
-    ordered = sorted(ceilings, key=lambda ceiling: -ceiling.hbm_bytes_per_s)
+    (left, right), texts, boxes = axes.get_xlim(), [], []
     text: dict[str, Any] = {"fontsize": 7.5, "textcoords": "offset points", "path_effects": _HALO}
-    names = []
-    for ceiling in ordered:
-        line: dict[str, Any] = {"linestyle": _DASHES[ceiling.kind], "color": "black", "linewidth": 1.2, "zorder": 2}
-        rate = ceiling.hbm_bytes_per_s
-        flat = sorted({roof_flops_per_s(ceiling, dtype) for dtype in dtypes})
-        axes.plot([left, flat[-1] / rate], [left * rate, flat[-1]], **line)
-        for height in flat:
-            axes.plot([height / rate, right], [height] * 2, **line)
-            of = "/".join(dtype or "fp32 vector" for dtype in dtypes if roof_flops_per_s(ceiling, dtype) == height)
-            names.append((height, f"{of} {si(height)}FLOP/s, {KINDS[ceiling.kind]}"))
-    steepest = ordered[0].hbm_bytes_per_s
-    texts, lowest = [], 0.0
-    for height, name in sorted(names):
-        corner = (height / steepest, height)
-        y = float(axes.transData.transform(corner)[1]) * 72 / _DPI
-        lowest = max(lowest + 9.5, y)  # at least one line of text between two names
-        texts.append(axes.annotate(name, corner, (-7, lowest - y), ha="right", va="center", **text))
-    foot = max(left, bottom / steepest)
-    (x0, y0), (x1, y1) = axes.transData.transform([(foot, foot * steepest), (10 * foot, 10 * foot * steepest)])
+    for device, colour in roofs.colours.items():
+        own = [ceiling for ceiling in roofs.ceilings if ceiling.device == device]
+        ordered, names = sorted(own, key=lambda ceiling: -ceiling.hbm_bytes_per_s), []
+        for ceiling in ordered:
+            line: dict[str, Any] = {"linestyle": _DASHES[ceiling.kind], "color": colour, "linewidth": 1.2, "zorder": 2}
+            rate = ceiling.hbm_bytes_per_s
+            flat = sorted({roof_flops_per_s(ceiling, dtype) for dtype in dtypes})
+            axes.plot([left, flat[-1] / rate], [left * rate, flat[-1]], **line)
+            for height in flat:
+                axes.plot([height / rate, right], [height] * 2, **line)
+                of = "/".join(dtype or "fp32 vector" for dtype in dtypes if roof_flops_per_s(ceiling, dtype) == height)
+                names.append((height, f"{of} {si(height)}FLOP/s, {roofs.name(ceiling)}"))
+        lowest = 0.0
+        for height, name in sorted(names):
+            corner = (height / ordered[0].hbm_bytes_per_s, height)
+            y = float(axes.transData.transform(corner)[1]) * 72 / _DPI
+            lowest = max(lowest + 9.5, y)  # at least one line of text between two names
+            texts.append(axes.annotate(name, corner, (-7, lowest - y), ha="right", va="center", **text))
+        name = ", ".join(f"{si(ceiling.hbm_bytes_per_s)}B/s {roofs.name(ceiling)}" for ceiling in ordered)
+        boxes += _write_along(axes, ordered[0].hbm_bytes_per_s, name, places, text)
+    return texts, boxes
+
+
+def _write_along(
+    axes: Axes, rate: float, name: str, places: Sequence[tuple[float, float]], text: Mapping[str, Any]
+) -> list[Box]:
+    """Writes `name` above the diagonal of `rate`, where it covers no marker of `places`; returns boxes along it."""
+    foot = max(axes.get_xlim()[0], axes.get_ylim()[0] / rate)
+    (x0, y0), (x1, y1) = axes.transData.transform([(foot, foot * rate), (10 * foot, 10 * foot * rate)]) * 72 / _DPI
     angle = atan2(y1 - y0, x1 - x0)
-    along = (20 * cos(angle) - 3 * sin(angle), 20 * sin(angle) + 3 * cos(angle))
-    name = ", ".join(f"{si(ceiling.hbm_bytes_per_s)}B/s {KINDS[ceiling.kind]}" for ceiling in ordered)
+    spots = axes.transData.transform(places) * 72 / _DPI
+    found: list[tuple[int, tuple[float, float], list[tuple[float, float]]]] = []
+    for start in range(20, 320, 10):
+        along = (start * cos(angle) - 3 * sin(angle), start * sin(angle) + 3 * cos(angle))
+        x, y = x0 + along[0] - 4 * sin(angle), y0 + along[1] + 4 * cos(angle)
+        steps = [(float(x + t * cos(angle)), float(y + t * sin(angle))) for t in range(0, 4 * len(name), 4)]
+        covered = sum(any(hypot(x - a, y - b) < 10 for a, b in steps) for x, y in spots)
+        found.append((covered, along, steps))
+    _, along, steps = min(found, key=lambda one: one[0])  # the lowest of those that cover least
     slanted: dict[str, Any] = {"rotation": degrees(angle), "rotation_mode": "anchor", "va": "bottom", **text}
-    axes.annotate(name, (foot, foot * steepest), along, **slanted)
-    x, y = x0 * 72 / _DPI + along[0] - 4 * sin(angle), y0 * 72 / _DPI + along[1] + 4 * cos(angle)
-    steps = [(float(x + t * cos(angle)), float(y + t * sin(angle))) for t in range(0, 4 * len(name), 4)]
-    return texts, [(x - 4, y - 4, x + 4, y + 4) for x, y in steps]
+    axes.annotate(name, (foot, foot * rate), along, **slanted)
+    return [(x - 4, y - 4, x + 4, y + 4) for x, y in steps]
 
 
 def _draw_marker(axes: Axes, point: Point, x: float, y: float, colour: str) -> None:
@@ -225,11 +305,11 @@ def _draw_numbers(
         )
 
 
-def _legend_handles(points: Numbered, ceilings: Sequence[Ceilings]) -> list[Line2D]:
+def _legend_handles(points: Numbered, roofs: _Roofs) -> list[Line2D | FancyArrowPatch]:
     shown = [point for _, point in points]
     timed = [point for point in shown if point.seconds is not None]
     dot: dict[str, Any] = {"linestyle": "none", "color": _INK, "markersize": 6}
-    handles = [
+    handles: list[Line2D | FancyArrowPatch] = [
         Line2D([], [], marker=marker, label=role, markerfacecolor="white", **dot)
         for role, marker in _MARKERS.items()
         if any(point.role == role and not point.published for point in timed)
@@ -242,30 +322,36 @@ def _legend_handles(points: Numbered, ceilings: Sequence[Ceilings]) -> list[Line
     if len(timed) < len(shown):
         grey: dict[str, Any] = {"linestyle": "none", "color": _GREY, "markeredgewidth": 1.6}
         handles.append(Line2D([], [], marker="x", label="not timed: the most that its roof allows", **grey))
-    if arrows(shown):
-        handles.append(Line2D([], [], color=_INK, linewidth=1.1, label="arrow: naive to optimized"))
-    for kind, noisy in dict.fromkeys((ceiling.kind, bool(ceiling.noise)) for ceiling in ceilings):
+    if pairs := arrows(shown):
+        style = _arrow(*pairs[0], _INK)
+        handles.append(FancyArrowPatch((0, 0), (1, 0), label="naive to optimized", **style))
+    for device, letter in roofs.letters.items():
+        if letter:
+            handles.append(Line2D([], [], color=roofs.colours[device], linewidth=3, label=f"{letter}: {device}"))
+    for kind, noisy in dict.fromkeys((ceiling.kind, bool(ceiling.noise)) for ceiling in roofs.ceilings):
         label = f"ceiling, {KINDS[kind]}{', NOISY' if noisy else ''}"
         handles.append(Line2D([], [], color="black", linestyle=_DASHES[kind], label=label))
     return handles
 
 
-def _draw_movement(
-    axes: Axes, points: Numbered, ceilings: Sequence[Ceilings], roof: Ceilings, colours: Mapping[str, str]
-) -> None:
-    """One row for each kernel without FLOPs: its traffic per second over `roof`'s bandwidth."""
-    fractions = []
+def _draw_movement(axes: Axes, points: Numbered, roofs: _Roofs, colours: Mapping[str, str]) -> None:
+    """One row for each kernel without FLOPs: its traffic per second over its roof's bandwidth."""
+    fractions, over = [], {}
     for row, (_, point) in enumerate(points):
+        roof = roofs.of(point)
+        over[roof.device] = roof
         fraction = 1.0
         if point.seconds is not None:
             fraction = point.traffic_bytes / point.seconds / roof.hbm_bytes_per_s
             axes.plot([0, fraction], [row, row], color=colours[point.op], linewidth=1.2, zorder=3)
         _draw_marker(axes, point, fraction, row, colours[point.op])
         fractions.append(fraction)
-    for ceiling in ceilings:
-        ratio = ceiling.hbm_bytes_per_s / roof.hbm_bytes_per_s
-        fractions.append(ratio)
-        axes.axvline(ratio, color="black", linestyle=_DASHES[ceiling.kind], linewidth=1.2, zorder=2)
+    for ceiling in roofs.ceilings:
+        if ceiling.device in over:
+            ratio = ceiling.hbm_bytes_per_s / over[ceiling.device].hbm_bytes_per_s
+            fractions.append(ratio)
+            style: dict[str, Any] = {"color": roofs.colours[ceiling.device], "linestyle": _DASHES[ceiling.kind]}
+            axes.axvline(ratio, linewidth=1.2, zorder=2, **style)
     axes.set_xlim(0, max(fractions) * 1.06)
     axes.set_ylim(len(points) - 0.3, -0.7)
     axes.set_yticks(range(len(points)), [str(number) for number, _ in points], fontsize=7.5, weight="bold")
@@ -274,7 +360,8 @@ def _draw_movement(
         tick.set_color(colours[point.op])
     axes.grid(axis="x", color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
-    axes.set_xlabel(f"no FLOPs: bytes moved per second, over {si(roof.hbm_bytes_per_s)}B/s ({KINDS[roof.kind]})")
+    names = " and ".join(f"{si(roof.hbm_bytes_per_s)}B/s ({roofs.name(roof)})" for roof in over.values())
+    axes.set_xlabel(f"no FLOPs: bytes moved per second, over {names}")
 
 
 def _write(figure: Figure, x: float, y: float, text: str, room: float, **style: Any) -> None:
@@ -287,7 +374,7 @@ def _write(figure: Figure, x: float, y: float, text: str, room: float, **style: 
     drawn.set_fontsize(float(drawn.get_fontsize()) * min(1.0, room / width if width else 1.0))
 
 
-def _draw_list(figure: Figure, rows: Numbered, roof: Ceilings, colours: Mapping[str, str]) -> None:
+def _draw_list(figure: Figure, rows: Numbered, roofs: _Roofs, colours: Mapping[str, str]) -> None:
     """Number, kernel, intensity, rate and fraction of the bound, under a heading for each op and case."""
     height = figure.get_figheight()
     y = height - 0.5
@@ -300,22 +387,24 @@ def _draw_list(figure: Figure, rows: Numbered, roof: Ceilings, colours: Mapping[
     heading = None
     for number, point in rows:
         y -= _ROW_IN
-        if heading != (point.op, point.case):
-            heading = (point.op, point.case)
+        if heading != point.work:
+            heading = point.work
+            case = f"{roofs.letters.get(point.device or '', '')} {point.case}".strip()
             y -= _ROW_IN * 0.15
             at_left: dict[str, Any] = {"ha": "left", "va": "center"}
             bold: dict[str, Any] = {"size": 7.5, "weight": "bold", "color": colours[point.op], **at_left}
             _write(figure, _COLUMNS[1], y / height, point.op, _CASE_AT, **bold)
-            beside = len(point.case) <= _CASE_CHARACTERS
+            beside = len(case) <= _CASE_CHARACTERS
             y -= 0.0 if beside else _ROW_IN * 0.9
             x = _COLUMNS[1] + (_CASE_AT if beside else 0.0)
-            _write(figure, x, y / height, point.case, _COLUMNS[-1] - x, size=6.5, color=_INK, **at_left)
+            _write(figure, x, y / height, case, _COLUMNS[-1] - x, size=6.5, color=_INK, **at_left)
             y -= _ROW_IN
         what = "published" if point.published else point.role
-        name = point.label if point.label == what else f"{point.label} ({what})"
+        name = point.label if point.label == what or point.role == "benchmark" else f"{point.label} ({what})"
         intensity = "none" if not point.flops else three_digits(point.intensity)
         work, unit = (point.flops, "FLOP/s") if point.flops else (point.traffic_bytes, "B/s")
         if point.seconds is None:
+            roof = roofs.of(point)
             most = plotted_flops_per_s(point, roof) if point.flops else roof.hbm_bytes_per_s
             write((str(number), name, intensity, f"≤ {si(most)}{unit}", "not timed"), color=_GREY)
             continue

@@ -9,7 +9,8 @@ from typing import Literal, get_args
 
 from rooflab.roofline.model import Basis, CeilingKind, Ceilings
 
-Role = Literal["naive", "library", "optimized", "peer"]
+Role = Literal["naive", "library", "optimized", "peer", "benchmark"]
+"""A benchmark is one of another repository, which says no more of it."""
 KINDS: Mapping[CeilingKind, str] = {"datasheet": "data sheet", "measured": "measured", "at_clock": "at the clock held"}
 Box = tuple[float, float, float, float]
 """x0, y0, x1, y1."""
@@ -42,12 +43,19 @@ class Point:
     """The measured time; None if the kernel was not timed."""
     published: bool = False
     """Whether others measured it, on such a device (`roofline/published.py`)."""
+    device: str | None = None
+    """The device of its roofs, for a figure of several devices."""
 
     def __post_init__(self) -> None:
         if not self.traffic_bytes > 0:
             raise ValueError(f"traffic_bytes: expected above 0 ({self.op}/{self.label}), got {self.traffic_bytes}")
         if self.seconds is not None and not self.seconds > 0:
             raise ValueError(f"seconds: expected above 0, or None ({self.op}/{self.label}), got {self.seconds}")
+
+    @property
+    def work(self) -> tuple[str, str, str | None]:
+        """What its kernel is compared on: op, case and device."""
+        return self.op, self.case, self.device
 
     @property
     def intensity(self) -> float:
@@ -68,19 +76,19 @@ def plotted_flops_per_s(point: Point, roof: Ceilings) -> float:
 
 
 def numbered(points: Sequence[Point]) -> list[tuple[int, Point]]:
-    """Points numbered from 1: ops and cases in their order of appearance, then by role, then by name."""
+    """Points numbered from 1: ops, cases and devices in their order of appearance, then by role, then by name."""
     ops = list(dict.fromkeys(point.op for point in points))
-    cases = list(dict.fromkeys((point.op, point.case) for point in points))
+    works = list(dict.fromkeys(point.work for point in points))
     roles = get_args(Role)
-    ordered = sorted(points, key=lambda p: (ops.index(p.op), cases.index((p.op, p.case)), roles.index(p.role), p.label))
+    ordered = sorted(points, key=lambda p: (ops.index(p.op), works.index(p.work), roles.index(p.role), p.label))
     return list(enumerate(ordered, start=1))
 
 
 def that_matter(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     """At most `most` points, of which few are without FLOPs, in a panel of their own, if others are there.
 
-    First comes the fastest kernel of each op and case, then the libraries', the naive ones, and the rest; within each,
-    the cases in which the fastest kernel loses most time against its bound.
+    First comes the fastest kernel of each op, case and device, then the libraries', the naive ones, and the rest;
+    within each, the cases in which the fastest kernel loses most time against its bound.
     """
     moving = [point for point in points if not point.flops]
     computing = [point for point in points if point.flops]
@@ -90,9 +98,9 @@ def that_matter(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]
 
 
 def _foremost(points: Sequence[Point], most: int) -> set[int]:
-    groups: dict[tuple[str, str], list[Point]] = {}
+    groups: dict[tuple[str, str, str | None], list[Point]] = {}
     for point in points:
-        groups.setdefault((point.op, point.case), []).append(point)
+        groups.setdefault(point.work, []).append(point)
     ranks: dict[int, tuple[int, float]] = {}
     for group in groups.values():
         fastest = min(group, key=_speed)
@@ -111,8 +119,8 @@ def _speed(point: Point) -> tuple[bool, float]:
 def arrows(points: Sequence[Point]) -> list[tuple[Point, Point]]:
     """From each case's naive kernel to its fastest optimized one; if none was timed, to the one of least traffic."""
     pairs = []
-    for op, case in dict.fromkeys((point.op, point.case) for point in points):
-        kernels = [point for point in points if (point.op, point.case) == (op, case)]
+    for work in dict.fromkeys(point.work for point in points):
+        kernels = [point for point in points if point.work == work]
         naive = [point for point in kernels if point.role == "naive"]
         optimized = [point for point in kernels if point.role == "optimized"]
         if naive and optimized:

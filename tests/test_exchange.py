@@ -5,7 +5,7 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 
 import pandas as pd
 import pytest
@@ -15,10 +15,13 @@ from rooflab.bench.exchange.commands import counted, export, read
 from rooflab.bench.exchange.files import make_case, write_csv, write_records
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
 from rooflab.bench.exchange.tritonbench import read_tritonbench
+from rooflab.bench.plugin.timing import _roofs
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.record import Record, pack_samples
+from rooflab.bench.report.figures import as_ceilings, cost_of
 from rooflab.bench.report.trends.points import Chosen, read_points
 from rooflab.reference.spec import Case
+from rooflab.roofline.model import Ceilings, Cost
 
 SAMPLES = [3.3e-6, 1.1e-6, 2.0000000000000004e-6, 5e-6, 2.2e-6]
 
@@ -133,8 +136,11 @@ def test_a_stranger_s_benchmarks_without_samples(tmp_path):
     assert Case.parse(found.case_id) == Case(**found.case), "its case can be named on the command line"
     assert (found.latency_median_ms, found.samples, found.status) == (2.0, None, "OK")
     assert found.metrics["mean_s"] == 2e-3 and found.metrics["rounds"] == 5
-    assert found.timestamp == "2026-02-03T04:05:06+00:00" and found.commit is None
-    assert found.environment["imported"]["commit"] == "c" * 40
+    assert found.timestamp == "2026-02-03T04:05:06+00:00"
+    assert (found.commit, found.dirty) == ("c" * 40, True), "the commit of what was measured"
+    without_git = foreign(commit_info={"id": "unversioned", "dirty": False})
+    (other,) = read_pytest_benchmark(written(tmp_path / "no.json", without_git)).records
+    assert (other.commit, other.dirty) == (None, None)
     assert found.environment["machine_key"].startswith("imported-amd-epyc-")
     assert "my-secret-host" not in found.to_json()
     larger = foreign()
@@ -236,6 +242,56 @@ def test_what_was_imported_can_be_compared(rooflab, tmp_path):
         assert rooflab("import", "pytest-benchmark", f"{name}.json", "--out", name)[0] == 0
     status, out, _ = rooflab("ab", "--records", "a", "--records", "b", "--json")
     assert status == 13 and "t.py::test_sort[100-a,b=1]" in out and "1 pairs: fewer than 5" in out
+    other = foreign(datetime="2026-02-03T04:07:06+00:00", commit_info={"id": "d" * 40, "dirty": False})
+    assert rooflab("import", "pytest-benchmark", written(tmp_path / "c.json", other), "--out", "b")[0] == 0
+    status, _, err = rooflab("ab", "--records", "a", "--records", "b")
+    assert status == 2 and f"expected one commit in b, got {'c' * 10} and changes, {'d' * 10} of test_sort" in err
+    assert sorted(set(read_points([tmp_path / "b"]).frame["commit"])) == ["c" * 40, "d" * 40]
+
+
+ROOF = Ceilings("NVIDIA H100 80GB HBM3", "datasheet", 3.35e12, {"bf16": 989e12}, 67e12)
+
+
+def priced(name, cost, median_s, gpu="NVIDIA H100 80GB HBM3", status="OK"):
+    """A file of pytest-benchmark with one test that gave the fixture a cost, and values as the plugin writes them."""
+    values = foreign(benchmarks=[named(f"tests/test_mine.py::{name}", median_s)])
+    values["machine_info"]["rooflab"] = {"machine_key": "h100-1", "gpu": {"name": gpu}}
+    rates = {"flops": cost.flops, "bytes": cost.bytes, **_roofs(cost, median_s, ROOF)} if status == "OK" else {}
+    extra = {"timer": "cuda events", "device_type": "cuda", "cost": asdict(cost), "status": status}
+    values["benchmarks"][0]["extra_info"] = extra | rates
+    return values
+
+
+def test_a_roofline_is_drawn_of_the_json_of_ones_own_tests(rooflab, tmp_path):
+    cost, moving = Cost(1e9, 1e9, {"bf16": 1e12}), Cost(1e9, 1e9)
+    values = priced("test_product[a-very-long-name-of-a-parameter]", cost, 2e-3)
+    values["benchmarks"] += priced("test_copy", moving, 1e-3)["benchmarks"]
+    values["benchmarks"] += priced("test_busy", moving, 1e-3, status="NOISY: busy")["benchmarks"]
+    values["benchmarks"] += foreign()["benchmarks"]
+    product, copy, busy, plain = read_pytest_benchmark(written(tmp_path / "b.json", values)).records
+    assert (product.flops, product.least_bytes, product.limiter) == (1e12, 2e9, "tensor")
+    assert product.bound_ms == pytest.approx(1e15 / 989e12) and product.bound_fraction == product.bound_ms / 2
+    assert copy.limiter == "memory" and copy.flops_per_s == 0 and as_ceilings(copy.ceilings) == ROOF
+    assert cost_of(product) == cost and cost_of(busy) == moving and cost_of(plain) is busy.bound_ms is None
+    for words in (("b.json",), ("b.json", "--gpu", "h100"), ("kept", "--gpu", "h100")):
+        if words[0] == "kept":
+            assert rooflab("import", "pytest-benchmark", "b.json", "--out", "kept")[0] == 0
+        status, out, err = rooflab("roofline", *words, "--out", "x.svg", "--json")
+        points = {point["op"]: point for point in json.loads(out)["points"]}
+        assert status == 0 and points["test_product"]["seconds"] == 2e-3, err
+        assert points["test_product"]["dtype"] == "bf16" and points["test_product"]["role"] == "benchmark"
+        assert ("test_busy" in points) == ("--gpu" in words), "a bound needs no time"
+        drawn = (tmp_path / "x.svg").read_text()
+        assert "roofline" in drawn and list(tmp_path.glob("*.png")) == []
+    written(tmp_path / "other.json", priced("test_copy", moving, 1e-3, gpu="NVIDIA A100"))
+    status, out, err = rooflab("roofline", "other.json", "--gpu", "h100", "--out", "y.png", "--json")
+    assert status == 0 and json.loads(out)["points"][0]["seconds"] is None
+    assert "nothing in other.json was measured on NVIDIA H100 SXM5 80 GB, so these are bounds" in err
+    status, _, err = rooflab("roofline", written(tmp_path / "plain.json", foreign()), "--gpu", "h100")
+    assert status == 2 and "expected records of the emulator, or benchmarks with a cost" in err
+    del values["benchmarks"][0]["extra_info"]["bound_s"]
+    with pytest.raises(ValueError, match=r"^a.json, benchmarks\[0\].extra_info: expected the values of "):
+        read_pytest_benchmark(written(tmp_path / "a.json", values))
 
 
 def named(fullname, median_s=2e-3, group=None, **params):

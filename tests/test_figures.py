@@ -1,6 +1,6 @@
 """Points and figures come from records, and a kernel that failed is no point."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ import torch
 from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.records.files import write
 from rooflab.bench.records.record import Record
-from rooflab.bench.report.figures import bench_row, bounds_on, draw_records, largest_cases, points_of
+from rooflab.bench.report.figures import bench_row, bounds_on, drawings, points_of
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES
 from rooflab.roofline.device import get_device
@@ -49,34 +49,67 @@ def test_a_failed_invalid_or_noisy_kernel_is_no_point(records):
     assert points_of([Record(**wrong), Record(**failed), Record(**noisy)]) == []
 
 
-def test_one_figure_a_device_of_each_ops_largest_case(records, tmp_path):
-    small = [Record(**{**asdict(record), "case_id": "small", "flops": 1.0, "least_bytes": 1.0}) for record in records]
-    kept = largest_cases([*small, *records, Record(kind="check", run_id="c", status="OK", environment={}, op="gemm")])
-    assert kept == list(records)
-    with_ceilings = [record for record in records if record.ceilings]
-    other = [Record(**{**asdict(one), "ceilings": {**one.ceilings, "device": "other"}}) for one in with_ceilings]
-    fewer = [Record(**{**asdict(one), "environment": {**one.environment, "threads": 99}}) for one in other]
-    write(tmp_path / "r.jsonl", *records)
-    names = {path.name for path in draw_records([*records, *other], tmp_path)}
-    assert names == {f"roofline-{name}.{kind}" for name in ("test-cpu", "other") for kind in ("svg", "png")}
-    drawn = {path.stem for path in draw_records([*other, *fewer], tmp_path)}
-    count = with_ceilings[0].environment["threads"]
-    assert drawn == {f"roofline-other-with-{count}-thread{'s' if count > 1 else ''}", "roofline-other-with-99-threads"}
-    assert all((tmp_path / name).stat().st_size > 10_000 for name in names)
+def timed(cores, run, kernel, ms, **changes):
+    """A reading of rmsnorm on a machine with so many cores, all of which are of one CPU name."""
+    ceilings = replace(CEILINGS, hbm_bytes_per_s=1e10 * cores, vector_flops_per_s=1e11 * cores, device="EPYC")
+    values = {"kind": "bench", "status": "OK", "basis": "measured", "op": "rmsnorm", "kernel": kernel, "run_id": run}
+    values |= {"role": registry.get_kernel("rmsnorm", kernel).role, "backend": "torch", "device": "cpu"}
+    case = registry.get_op("rmsnorm").cases["smoke"][0]
+    values |= {"case": dict(case), "case_id": case.id, "scheme": "fp32", "latency_median_ms": ms}
+    values |= {"flops": 1e6, "least_bytes": 1e6, "bound_ms": 0.1 / cores, "limiter": "memory"}
+    values |= {"environment": {"machine_key": f"epyc-{cores}c", "cores": cores, "threads": cores}}
+    return Record(**values | {"timestamp": f"2026-01-0{run}T00:00:00", "ceilings": asdict(ceilings)} | changes)
 
 
-def test_rows_have_the_units_they_name(records):
-    record = next(record for record in records if record.latency_median_ms is not None)
-    row = bench_row(record)
-    assert row["latency_ms"] == record.latency_median_ms
-    assert row["gflops_per_s"] == pytest.approx(record.flops / record.latency_median_ms / 1e6)
+def test_a_figure_is_of_one_machine_and_has_the_newest_reading_of_each_kernel(rooflab, tmp_path):
+    small = [timed(2, "1", "naive", 9.0), timed(2, "1", "library", 3.0), timed(2, "2", "library", 2.0)]
+    large = [timed(64, "1", "naive", 0.5, flops=1.0), timed(64, "1", "library", 0.25, flops=1.0)]
+    pinned = [timed(64, "1", "library", 0.75, environment={**large[0].environment, "threads": 1})]
+    write(tmp_path / "two" / "r.jsonl", *reversed(small), *large)
+    a, b = drawings([*reversed(small), *large])
+    seconds = [{point.label: point.seconds * 1e3 for point in one.points} for one in (a, b)]
+    assert seconds == [{"naive": 9.0, "library": 2.0}, {"naive": 0.5, "library": 0.25}]
+    assert [roof.hbm_bytes_per_s for one in (a, b) for roof in one.ceilings] == [2e10, 64e10]
+    assert (a.name, b.name) == ("epyc-2c", "epyc-64c") and drawings(small)[0].name == "EPYC"
+    assert {one.name for one in drawings([*large, *pinned])} == {"epyc-64c", "epyc-64c, 1 thread"}
+    smaller = [timed(2, "3", "library", 1.0, case_id="small", flops=1.0)]
+    assert len(drawings([*small, *smaller])[0].points) == 2 and len(drawings([*small, *smaller], True)[0].points) == 3
+    (runs,) = drawings(small, runs=["1", "2"])
+    case = small[0].case_id
+    assert [(p.label, p.case.removeprefix(case), p.seconds * 1e3) for p in runs.points] == [
+        ("naive", " fp32, run 1", 9.0), ("library", " fp32, run 1", 3.0), ("library", " fp32, run 2", 2.0)
+    ]  # fmt: skip
+    assert {point.case for point in drawings(small, runs=["1"])[0].points} == {f"{case} fp32, run 1"}
+    (both,) = drawings([*small, *large], across=True)
+    assert [point.device for point in both.points] == ["epyc-2c"] * 2 + ["epyc-64c"] * 2
+    assert [roof.device for roof in both.ceilings] == ["epyc-2c", "epyc-64c"]
+    status, out, err = rooflab("roofline", "two")
+    names = {path.name for path in (tmp_path / "two").glob("roofline-*")}
+    assert names == {f"roofline-epyc-{cores}c.{kind}" for cores in (2, 64) for kind in ("svg", "png")}, err
+    status, out, err = rooflab("roofline", "two", "--out", "x.svg")
+    assert status == 2 and "--out: expected a folder or --across-devices, for 2 figures, got 'x.svg'" in err
+    status, out, err = rooflab("roofline", "two", "--across-devices", "--fixed-axes", "--out", "x.svg")
+    assert status == 0 and "epyc-64c" in (tmp_path / "x.svg").read_text() and "4 points" in out, err
 
 
-def test_bounds_on_a_gpu_take_each_ops_largest_case():
+def test_rows_have_the_units_they_name():
+    row = bench_row(timed(2, "1", "naive", 9.0, flops_per_s=5e8))
+    assert row["latency_ms"] == 9.0 and row["gflops_per_s"] == 0.5
+
+
+def test_bounds_on_a_gpu_take_each_ops_largest_case(monkeypatch):
     points, (ceilings,) = bounds_on(get_device("h200"), "llama3_8b", "bf16", ("gemm", "kv_cache_write"))
     gemm = [point for point in points if point.op == "gemm"]
     assert ceilings.kind == "datasheet" and {point.case for point in gemm} and len({point.case for point in gemm}) == 1
     assert "packed" not in {point.label for point in gemm}, "a CPU kernel has no bound on a GPU"
+    flash = {point.label for point in bounds_on(get_device("h100"), "llama3_8b", "bf16", ("flash_attention",))[0]}
+    assert "fp8" not in flash and "ping_pong" in flash, "it takes no bf16"
+    few = {name: registry.get_op(name) for name in ("gemm_fp8", "flash_attention")}
+    monkeypatch.setattr("rooflab.bench.report.figures.ops", lambda: few)
+    found, _ = bounds_on(get_device("a100"), "llama3_8b", "bf16")
+    assert {point.op for point in found} == {"flash_attention"}, "it has no fp8"
+    older = {point.label for point in found}
+    assert "online" in older and "ping_pong" not in older, "it needs sm90"
     (published,) = (point for point in points if point.published)
     assert published.label == "vllm linear" and published.role == "peer"
     assert published.bound_s < published.seconds < 1.5 * published.bound_s

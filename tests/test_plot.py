@@ -1,12 +1,19 @@
 """Roofline figures: what stands where, and that the files are there and the same each time."""
 
+import re
 from dataclasses import replace
 from itertools import combinations
+from math import cos, radians, sin
+from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch
+from matplotlib.text import Annotation
 
 from rooflab.roofline.model import Ceilings
 from rooflab.roofline.plot import roofline_figure, roofline_files
@@ -87,9 +94,19 @@ def test_an_arrow_leads_from_naive_to_the_fastest_optimized_kernel() -> None:
     untimed = [replace(point, seconds=None) for point in (NAIVE, slow, FUSED)]
     assert arrows([untimed[0], replace(untimed[1], traffic_bytes=500.0), untimed[2]]) == [(untimed[0], untimed[2])]
     (axes,) = roofline_figure([NAIVE, FUSED], [SHEET]).axes
-    assert legend_of(axes) == ["naive", "optimized", "filled: bytes counted", "arrow: naive to optimized",
+    assert legend_of(axes) == ["naive", "optimized", "filled: bytes counted", "naive to optimized",
                                "ceiling, data sheet"], "only what is shown"  # fmt: skip
-    assert [(note.xyann, note.xy) for note in axes.texts if not note.get_text()] == [((1.0, 50.0), (10.0, 250.0))]
+    (arrow,) = (note for note in axes.texts if not note.get_text())
+    assert (arrow.xyann, arrow.xy) == ((1.0, 50.0), (10.0, 250.0))
+    for points in ([NAIVE, FUSED], [untimed[0], untimed[2]]):
+        (axes,) = roofline_figure(points, [SHEET]).axes
+        (drawn,) = (note.arrow_patch for note in axes.texts if not note.get_text())
+        legend = axes.get_legend()
+        assert legend is not None
+        (shown,) = (patch for patch in legend.findobj(FancyArrowPatch))
+        dashes = [getattr(patch, "_unscaled_dash_pattern") for patch in (shown, drawn)]  # noqa: B009
+        assert dashes[0] == dashes[1] and shown.get_linewidth() == drawn.get_linewidth()
+        assert type(shown.get_arrowstyle()) is type(drawn.get_arrowstyle()), "the legend shows the arrow that is drawn"
 
 
 def test_a_figure_has_the_fifteen_points_that_matter() -> None:
@@ -127,6 +144,69 @@ def test_every_roof_is_drawn_and_named() -> None:
             "100 B/s data sheet, 80 B/s measured"} <= names  # fmt: skip
     dashed = {line.get_linestyle() for line in axes.get_lines() if line.get_color() == "black"}
     assert dashed == {"--", "-"}
+
+
+def test_several_devices_have_letters_and_roofs_of_their_own_and_no_arrow_between_them() -> None:
+    faster = replace(SHEET, device="fast", hbm_bytes_per_s=2000.0, tensor_flops_per_s={"bf16": 20000.0})
+    ours = [replace(one, device="toy") for one in (NAIVE, FUSED, MOVING)]
+    theirs = [replace(one, device="fast", seconds=(one.seconds or 0) / 20) for one in (NAIVE, FUSED, MOVING)]
+    figure = roofline_figure([*ours, *theirs], [SHEET, faster])
+    plane, bars = figure.axes
+    ends = {(note.xyann, note.xy) for note in plane.texts if not note.get_text()}
+    assert ends == {((1.0, 50.0), (10.0, 250.0)), ((1.0, 1000.0), (10.0, 5000.0))}
+    assert {"A: toy", "B: fast"} <= set(legend_of(plane)) and {"A M=8", "B M=8"} <= words(figure)
+    assert {"100 B/s data sheet A", "2 kB/s data sheet B"} <= {text.get_text() for text in plane.texts}
+    assert set(markers(bars)) == {(0.4, 0.0), (0.4, 1.0)}, "each over its own bandwidth"
+    (axes,) = roofline_figure([ours[0]], [SHEET, faster]).axes
+    assert not any("B" in text.get_text().split() for text in axes.texts), "no roof without a point"
+
+
+def test_fixed_axes_are_those_of_the_roofs_and_each_axis_has_three_labels() -> None:
+    both = replace(SHEET, tensor_flops_per_s={"bf16": 1000.0, "fp8_e4m3": 2000.0})
+    points = ([NAIVE, FUSED], [replace(LIBRARY, traffic_bytes=900.0), UNTIMED])
+    frames = [
+        {(axes.get_xlim(), axes.get_ylim()) for (axes,) in [roofline_figure(own, [both], None, fixed).axes]}
+        for fixed in (True, False)
+        for own in points
+    ]
+    assert frames[0] == frames[1] != frames[2] != frames[3]
+    beyond = roofline_figure([replace(NAIVE, seconds=1e9)], [both], None, True).axes[0].get_ylim()
+    assert beyond[0] == 1e-6 and (frames[0].pop())[1][1] == beyond[1], "wider by whole decades"
+    (axes,) = roofline_figure([replace(LIBRARY, seconds=1.0)], [SHEET]).axes
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        assert high < 100 * low
+        labels = [label.get_text() for label in axis.get_ticklabels()]
+        shown = [text for place, text in zip(axis.get_majorticklocs(), labels, strict=True) if low <= place <= high]
+        assert len(set(filter(None, shown))) >= 3
+
+
+@pytest.mark.parametrize("traffic", [200.0, 300.0, 450.0, 600.0, 900.0])
+def test_no_marker_crosses_the_text_on_a_slanted_roof(traffic: float) -> None:
+    points = [replace(UNTIMED, flops=1.0, traffic_bytes=traffic * step) for step in (1.0, 1.3, 1.6)]
+    figure = roofline_figure(points, [SHEET, MEASURED])
+    (axes,) = figure.axes
+    (text,) = (text for text in axes.texts if text.get_rotation())
+    assert isinstance(text, Annotation)
+    figure.draw_without_rendering()
+    turn, anchor = radians(text.get_rotation()), text.get_transform().transform(text.get_position())
+    text.set_rotation(0)
+    box = text.get_window_extent()
+    for place in markers(axes):
+        x, y = axes.transData.transform(place) - anchor
+        x, y = x * cos(turn) + y * sin(turn) + anchor[0], y * cos(turn) - x * sin(turn) + anchor[1]
+        assert not (box.x0 - 6 < x < box.x1 + 6 and box.y0 - 6 < y < box.y1 + 6)
+
+
+def test_the_users_settings_of_matplotlib_do_not_reach_a_figure() -> None:
+    ours = roofline_files([NAIVE, replace(FUSED, label="a_$x$ $")], [SHEET])
+    mine: Any = {"text.usetex": True, "axes.facecolor": "black", "text.color": "white", "lines.linewidth": 9.0}
+    with rc_context(mine):
+        assert roofline_files([NAIVE, replace(FUSED, label="a_$x$ $")], [SHEET]) == ours
+    root = Path(__file__).parents[1]
+    for file in [file for folder in ("bench", "roofline", "results") for file in (root / folder).rglob("*.py")]:
+        text = file.read_text()
+        draws = re.search(r"\bnew_figure\(|[ =]Figure\(", text.replace("def new_figure", ""))
+        assert not draws or "@own_settings" in text, file
 
 
 def test_the_list_gives_intensity_rate_and_fraction_of_the_bound_by_op_case_and_role() -> None:

@@ -15,10 +15,12 @@ import triton
 from rooflab.bench import bench_kernels
 from rooflab.bench.ceilings import ceilings
 from rooflab.bench.check import gate as fixture
+from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark
 from rooflab.bench.plugin import timing as plugin_timing
 from rooflab.bench.plugin.plugin import Replay
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.record import unpack_samples
+from rooflab.bench.report.figures import points_of
 from rooflab.bench.timing.timing import Samples
 from rooflab.bench.timing.trace import Activity
 from rooflab.roofline.model import Ceilings
@@ -121,6 +123,9 @@ def test_with_the_option_only_benchmarks_run_and_wrong_kernels_fail(project, pyt
     assert info["fraction_of_measured_memory_roof"] == pytest.approx(768e-9 / median)
     assert unpack_samples(info["samples"]) == pytest.approx(right["stats"]["data"]), "every sample, in time order"
     assert info["machine_key"] == found["machine_info"]["rooflab"]["machine_key"] and info["clocks"] is None
+    (record,) = (r for r in read_pytest_benchmark(pytester.path / "out.json").records if r.op == "test_right")
+    assert (record.flops, record.least_bytes, record.limiter) == (1024, 768, "tensor") and record.ceilings
+    assert record.bound_fraction == pytest.approx(1024e-9 / median) and points_of([record])[0].dtype == "fp32"
     (saved,) = pytester.path.glob(".benchmarks/*/0001_base.json")
     (kept,) = (bench for bench in json.loads(saved.read_text())["benchmarks"] if bench["name"] == "test_right")
     assert "data" not in kept["stats"] and kept["extra_info"]["samples"] == info["samples"]

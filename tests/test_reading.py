@@ -3,18 +3,21 @@
 import hashlib
 import math
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 import torch
 from op_kernels import own_registry  # noqa: F401
+from test_bisect import git
 from test_measure import CASE, CEILINGS, FP32, SPEC, kernel, passes, run
 
-from rooflab.bench.calls.calls import kernel_file_sha256
+from rooflab.bench.ab.sides import Wanted, two_kernels
 from rooflab.bench.calls.selection import Selection
 from rooflab.bench.commands import run_benches
 from rooflab.bench.measure import measure as module
 from rooflab.bench.measure import timed
 from rooflab.bench.measure.timed import Observed, observe
+from rooflab.bench.records.environment import circumstances, file_state, snapshot
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record
 from rooflab.bench.timing.reading import CAUSES, above_limits, implausible
@@ -208,12 +211,35 @@ def test_a_users_file_is_hashed_into_its_record(tmp_path, samples):
         "def mine(x):\n    return x\n"
     )
     (mine,) = registry.load_file(file)
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    assert kernel_file_sha256(mine) == digest
-    ours = registry.get_kernel("silu_and_mul", "library")
-    assert kernel_file_sha256(ours) is None
     (record,) = run(kernel(fn=mine.fn), check=passes)
-    assert record.environment["kernel_file_sha256"] == digest
+    assert (record.commit, record.dirty) == (None, None), "no repository has the file"
+    assert record.environment["kernel_file_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert record.environment["rooflab"] == version("rooflab")
+    for own, arguments in ((True, ("init", "-q")), (True, ("add", ".")), (False, ("commit", "-qm", "a"))):
+        git(tmp_path, *arguments)
+        (tmp_path / "result.jsonl").write_text("")  # a run's own, in no commit
+        file_state.cache_clear()
+        (record,) = run(kernel(fn=mine.fn), check=passes)
+        commit = git(tmp_path, "rev-parse", "HEAD").strip() if not own else None
+        assert (record.commit, record.dirty) == (commit, None if own else False)
+    assert record.environment["commit"] != commit, "Rooflab's stays beside it"
+    for changed in (file, tmp_path / "other.py"):
+        before = changed.read_text() if changed.exists() else None
+        changed.write_text((before or "") + "\n")
+        git(tmp_path, "add", "-N", ".")
+        file_state.cache_clear()
+        assert file_state(file) == (commit, True), "it, or a file beside it, changed"
+        changed.write_text(before) if before is not None else git(tmp_path, "reset", "-q")
+    (tmp_path / ".gitignore").write_text("ignored.py")
+    (tmp_path / "ignored.py").write_text("")
+    (tmp_path / "new.py").write_text("")
+    assert file_state(tmp_path / "ignored.py") == (None, None), "as site-packages are"
+    assert file_state(tmp_path / "new.py") == (commit, True)
+    registry._kernels["silu_and_mul"].pop("mine_hashed")
+    sides = two_kernels(Wanted(("silu_and_mul",), (str(file), "library"), schemes=("fp32",)))
+    assert sides.a.commit == commit != sides.b.commit, "of an A/B too"
+    ours = circumstances(snapshot(), registry.get_kernel("silu_and_mul", "library"))
+    assert ours["commit"] == ours["environment"]["commit"] and "rooflab" not in ours["environment"]
 
 
 @pytest.mark.parametrize(

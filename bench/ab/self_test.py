@@ -13,7 +13,7 @@ from pathlib import Path
 from rooflab.bench.ab.run import Result, Settings, run
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
 from rooflab.bench.ab.verdict import Outcome, effects_of, floor_of, remember_floors
-from rooflab.bench.records.environment import git_state
+from rooflab.bench.records.environment import file_state, git_state
 from rooflab.kernels import registry
 
 KERNELS = (
@@ -94,7 +94,7 @@ def self_test(
         target = Target(op, name, registry.get_op(op).get_cases(suite)[-1].id, scheme)
         targets[target.id] = target
     keys = tuple(targets)
-    commit, dirty = git_state(ROOT)
+    commit, dirty = file_state(files[0]) if files else git_state(ROOT)
     plain = Side("A", targets, commit=commit, dirty=dirty, files=files)
     same = Comparison(plain, replace(plain, label="A again"), keys)
     # A floor from an earlier run must not change the floors that this run finds.  Nor must the equal device code

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from rooflab.bench.calls.selection import choose_kernels
-from rooflab.bench.records.environment import git_state
+from rooflab.bench.records.environment import file_state, git_state
 from rooflab.bench.records.record import L2State, Status
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, OpSpec, get_scheme
@@ -217,9 +217,8 @@ def two_kernels(wanted: Wanted) -> Comparison:
     if not schemes:
         raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {', '.join(wanted.schemes)}")
     sides = []
-    commit, dirty = git_state(ROOT)
     for kernel, file in chosen:
-        name = kernel.name
+        name, (commit, dirty) = kernel.name, file_state(Path(file)) if file else git_state(ROOT)
         targets = {f"{op} {case} {scheme}": Target(op, name, case, scheme) for case in cases for scheme in schemes}
         sides.append(Side(name, targets, commit=commit, dirty=dirty, files=(file,) if file else ()))
     return Comparison(sides[0], sides[1], tuple(sides[0].targets))

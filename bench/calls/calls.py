@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import itertools
 import sys
@@ -81,13 +80,13 @@ class Rotation:
                 yield inputs, as_tuple(result)
 
 
-def kernel_file_sha256(kernel: Kernel) -> str | None:
-    """SHA-256 of the file that registered `kernel`; None for a kernel of the tree, whose commit is known."""
+def kernel_file(kernel: Kernel) -> Path | None:
+    """The file that registered `kernel`; None for a kernel of the tree."""
     module = sys.modules.get(kernel.fn.__module__)
     file = getattr(module, "__file__", None)
     if file is None or kernel.fn.__module__.startswith("rooflab."):
         return None
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return Path(file)
 
 
 def input_bytes(inputs: Inputs) -> int:

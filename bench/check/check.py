@@ -27,7 +27,7 @@ from rooflab.bench.calls.calls import short_of_memory
 from rooflab.bench.check.failed import Failed
 from rooflab.bench.check.runs import Check, Planted
 from rooflab.bench.check.trial import Runner, Seen
-from rooflab.bench.records.environment import Environment
+from rooflab.bench.records.environment import Environment, circumstances
 from rooflab.bench.records.record import CheckedBy, DeviceType, Record, Status
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import Kernel
@@ -157,7 +157,7 @@ def check_record(result: CheckResult, kernel: Kernel, run_id: str, environment: 
         kind="check",
         run_id=run_id,
         status=result.status,
-        **environment.record_fields(),
+        **circumstances(environment, kernel),
         reason=result.reason,
         op=result.op,
         kernel=result.kernel,

@@ -34,9 +34,10 @@ app = typer.Typer(
 
 
 def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """`path` if the folder, or the folder of the FILE, can be written to; asked before any work is done."""
+    """`path` if the folder, or the folder of the FILE or figure, can be written to; asked before any work is done."""
     if path is not None:
-        name, is_file = option.opts[-1], option.metavar == "FILE"
+        name, figure = option.opts[-1], option.metavar == "PLACE" and path.suffix in (".svg", ".png")
+        is_file = option.metavar == "FILE" or figure
         if is_file and path.is_dir():
             raise ValueError(f"{name}: expected a file, got the folder {str(path)!r}")
         check_writable(name, path.parent if is_file else path)

@@ -6,7 +6,7 @@ import math
 import secrets
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +29,7 @@ from rooflab.bench.cli.app import (
     WaitOption,
     app,
     begin_run,
+    check_place,
     exit_for,
 )
 
@@ -258,12 +259,26 @@ def roofline(
         str, typer.Option(help="With --gpu: the suite; each op's largest case of it is drawn.")
     ] = "llama3_8b",
     scheme: Annotated[str, typer.Option(help="With --gpu: the dtypes.")] = "bf16",
-    out: OutOption = None,
+    run: Annotated[
+        list[str] | None, typer.Option(help="Part of a run's id: draw its readings, not the newest; repeatable.")
+    ] = None,
+    across: Annotated[
+        bool, typer.Option("--across-devices", help="One figure of all machines, each under its own roofs.")
+    ] = False,
+    fixed_axes: Annotated[
+        bool, typer.Option("--fixed-axes", help="Let the roofs decide the axes, as before and after a change.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="PLACE", help="Folder for the figures, or a file, x.svg or x.png.", callback=check_place),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Draw the roofline: of measured records, or of what a GPU could reach at best.
 
-    With --gpu, records are the emulator's (rooflab check, rooflab emulate, with --out): their counted bytes stand in
+    There is one figure for each machine, with the newest reading of each kernel and case.  The records may be the JSON
+    of pytest-benchmark, whose tests give kernel_benchmark a cost.  With --gpu, such times are drawn if that GPU took
+    them.  Or records are the emulator's (rooflab check, rooflab emulate, with --out): their counted bytes stand in
     place of modelled ones, and their cases in place of the suite's.
     """
     from rooflab.bench import commands
@@ -274,22 +289,25 @@ def roofline(
     named = [found for found, _ in choose_kernels(op[0] if op and len(op) == 1 else None, kernel)] if kernel else []
     ids, op = {found.id for found in named}, op or list({found.op for found in named})
     if gpu:
-        if case:
-            raise ValueError("gpu: expected no --case with it, for nothing was measured there")
-        points, ceilings, note = commands.gpu_bounds(gpu, suite, scheme, op or [], records)
+        if case or run:
+            raise ValueError(f"gpu: expected no --{'case' if case else 'run'} with it, for nothing was measured there")
+        drawing, note = commands.gpu_bounds(gpu, suite, scheme, op or [], records)
         if note:
             show.note(note)
-        points = [point for point in points if not ids or point.published or f"{point.op}/{point.label}" in ids]
-        paths = figures.draw(points, ceilings, out or result_folder())
+        points = [point for point in drawing.points if not ids or point.published or f"{point.op}/{point.label}" in ids]
+        drawn = [replace(drawing, points=points)] if points else []
     else:
         found, folder = commands.newest_records(records)
         found = [record for record in found if (not op or record.op in op) and (not case or record.case_id in case)]
         found = [record for record in found if not ids or f"{record.op}/{record.kernel}" in ids]
-        if not (all_cases or case):
-            found = figures.largest_cases(found)
-        points, paths = figures.points_of(found), figures.draw_records(found, out or folder, all_cases=True)
-    if not paths:
+        drawn = figures.drawings(found, all_cases or bool(case), run or (), across)
+    if not drawn:
         raise ValueError("records: no bench record with a time and a bound among them, so there is nothing to draw")
+    if len(drawn) > 1 and out is not None and out.suffix in (".svg", ".png"):
+        raise ValueError(f"out: expected a folder or --across-devices, for {len(drawn)} figures, got {str(out)!r}")
+    place = out or (result_folder() if gpu else folder)
+    paths = [path for drawing in drawn for path in figures.draw(drawing, place, fixed_axes)]
+    points = [point for drawing in drawn for point in drawing.points]
     if json:
         show.as_json({"figures": [str(path) for path in paths], "points": [asdict(point) for point in points]})
         return

@@ -13,7 +13,7 @@ from rooflab.bench.compile.cases import ARCHITECTURE, Selected
 from rooflab.bench.compile.static import CompileFailure, Done, Request, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import COPIES, Summary, summarize
-from rooflab.bench.records.environment import Environment, snapshot
+from rooflab.bench.records.environment import Environment, circumstances, snapshot
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record, Status
 from rooflab.kernels.configs import config_for, legal_configs, make_config
@@ -175,7 +175,7 @@ def _record(result: Result, run_id: str, environment: Environment) -> Record:
         kind="static",
         run_id=run_id,
         status=result.status,
-        **environment.record_fields(),
+        **circumstances(environment, item.kernel),
         reason=str(result.failure or ""),
         op=item.kernel.op,
         kernel=item.kernel.name,

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -36,6 +37,7 @@ from rooflab.bench.exchange.files import (
     when,
 )
 from rooflab.bench.records.record import Record, pack_samples
+from rooflab.bench.report.figures import as_ceilings, cost_metrics
 from rooflab.bench.report.sources import machine_of
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import SCHEMES, Case
@@ -62,7 +64,7 @@ def read_pytest_benchmark(path: Path) -> Imported:
     timestamp = when(get(values, "datetime", str, path.name), f"{path.name}, datetime")
     commit = get_object(values, "commit_info", path.name)
     around = _environment(machine, commit, str(values.get("version")), path.name)
-    shared = {"run_id": run_id(timestamp, text), "timestamp": timestamp, "environment": around}
+    shared = {"run_id": run_id(timestamp, text), "timestamp": timestamp, "environment": around, **_commit(commit)}
     records, skipped = [], []
     for number, benchmark in enumerate(benchmarks):
         place = f"{path.name}, benchmarks[{number}]"
@@ -72,6 +74,7 @@ def read_pytest_benchmark(path: Path) -> Imported:
             skipped.append(Skipped(name, "it has no statistics: it failed or was disabled"))
             continue
         values = shared | _what(benchmark, place) | _reading(benchmark, stats, place)
+        values = _rooflined(values, get_object(benchmark, "extra_info", place), f"{place}.extra_info")
         if not _OF_SUITE.fullmatch(name):
             names = {key: benchmark.get(key) for key in NAMES}
             values["environment"] = around | {"imported": around["imported"] | {"benchmark": names}}
@@ -92,14 +95,19 @@ def _environment(machine: Mapping[str, Any], commit: Mapping[str, Any], version:
         os=" ".join(str(machine[key]) for key in ("system", "machine") if machine.get(key)) or None,
         python=machine.get("python_version"),
         version=version,
-        commit=commit.get("id"),
-        commit_dirty=commit.get("dirty"),
         project=commit.get("project"),
         file=name,
     )
     found["imported"]["implementation"] = machine.get("python_implementation")
     # Values from our exporter or plugin win, with the machine key: the machine is then the same as in our records.
     return found | {key: value for key, value in ours.items() if key in found and key not in ("imported", "commit")}
+
+
+def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The commit of what was measured; none if it is no hash, such as `unversioned` or `unknown`."""
+    commit, dirty = str(values.get("id", values.get("commit"))), values.get("dirty")
+    known = re.fullmatch("[0-9a-f]{7,64}", commit) is not None
+    return {"commit": commit if known else None, "dirty": dirty if known and isinstance(dirty, bool) else None}
 
 
 def _what(benchmark: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -110,6 +118,7 @@ def _what(benchmark: Mapping[str, Any], place: str) -> dict[str, Any]:
     if ours:
         names = ("op", "kernel", "role", "backend", "case_id", "scheme", "device", "l2_state")
         found = {key: get(ours, key, (str, NoneType), f"{place}.extra_info.{OURS}") for key in names}
+        found |= _commit(ours) if "commit" in ours else {}
         return found | {"case": get(ours, "case", dict, place), "seed": get(ours, "seed", (int, NoneType), place)}
     name, fullname = str(get(benchmark, "name", str, place)), str(benchmark["fullname"])
     around = {"l2_state": extra.get("l2_state"), "device": extra.get("device_type")} if "timer" in extra else {}
@@ -172,6 +181,29 @@ def _reading(benchmark: Mapping[str, Any], stats: Mapping[str, Any], place: str)
         "latency_p20_ms": _latency(ours, "latency_p20_ms", p20, place),
         "latency_p80_ms": _latency(ours, "latency_p80_ms", p80, place),
     }
+
+
+def _rooflined(values: dict[str, Any], extra: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """`values` with the cost that the fixture `kernel_benchmark` was given, the rates, and the bound with its
+    ceilings."""
+    cost = get_object(extra, "cost", place)
+    if not cost:
+        return values
+    try:
+        values["metrics"] |= cost_metrics(cost)
+        if values["status"] != "OK":
+            return values
+        seconds, flops, moved = values["latency_median_ms"] / 1e3, float(extra["flops"]), float(extra["bytes"])
+        rates = {"flops_per_s": flops / seconds, "bytes_per_s": moved / seconds}
+        found = {"flops": flops, "least_bytes": moved, **rates}
+        found["intensity"] = flops / moved if moved else None
+        if "ceilings" in extra:
+            bound_s, ceilings = float(extra["bound_s"]), as_ceilings(extra["ceilings"])
+            found |= {"bound_ms": bound_s * 1e3, "limiter": extra["limiter"], "ceilings": asdict(ceilings)}
+            found["bound_fraction"] = None if ceilings.noise else bound_s / seconds
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{place}: expected the values of kernel_benchmark(..., cost=...), got {error}") from error
+    return values | found
 
 
 def _latency(ours: Mapping[str, Any], name: str, default: float, place: str) -> float:

@@ -26,6 +26,7 @@ from rooflab.bench.report.pictures.figures import INK, LOST, READ, new_figure, n
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
+from rooflab.roofline.plot import own_settings
 from rooflab.roofline.published import FOLDER
 
 TURNS = 3
@@ -105,6 +106,7 @@ def _between(rows: pd.DataFrame) -> int:
     return int(((rows.ttft_ms >= (1 - CLOSE) * low) & (rows.ttft_ms <= (1 + CLOSE) * high)).sum())
 
 
+@own_settings
 def draw(rows: pd.DataFrame, folder: Path) -> Path:
     """Writes the curves of the clock, with what was published as points, and returns the figure's path."""
     figure = new_figure(15.0, 9.6)

@@ -16,6 +16,7 @@ from rooflab.bench.report.pictures.figures import INK, LOST, READ, WRITTEN, new_
 from rooflab.engine.llm import LLM
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
+from rooflab.roofline.plot import own_settings
 
 Verdict = Literal["holds", "holds in part", "fails", "not tested"]
 """`not tested`: this machine lacks what the claim is about."""
@@ -59,6 +60,7 @@ class Study:
     about: str = ""
     """What was run."""
 
+    @own_settings
     def draw(self, folder: Path) -> Path:
         """Writes the figure, and returns its path."""
         panels = sorted({curve.panel for curve in self.curves})

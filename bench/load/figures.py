@@ -13,6 +13,7 @@ from rooflab.bench.load.causes import KINDS, spikes
 from rooflab.bench.load.metrics import times_of, token_steps
 from rooflab.bench.load.trace import Request, Trace
 from rooflab.bench.report.pictures.figures import INK, LOST, PALE, READ, WRITTEN, new_figure, note, save
+from rooflab.roofline.plot import own_settings
 
 QUEUE, WAIT, STREAM = PALE, WRITTEN, READ
 SPIKES = dict(zip(KINDS, (LOST, "#cc79a7", "#009e73", "#f0e442", INK), strict=True))
@@ -24,6 +25,7 @@ CLOSEST = 600
 Summary = Mapping[str, float]
 
 
+@own_settings
 def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: str) -> Path:
     """Writes `rates.png`: TTFT and ITL against the offered rate in requests per second."""
     figure = new_figure(9.6, 4.0)
@@ -38,6 +40,7 @@ def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: 
     return save(figure, folder / "rates.png")
 
 
+@own_settings
 def draw_frontier(summaries: Sequence[tuple[float, Summary]], folder: Path, about: str) -> Path:
     """Writes `frontier.png`: latency against the throughput that was reached; each point has its offered rate."""
     figure = new_figure(9.6, 4.0)
@@ -77,6 +80,7 @@ def _lines(axes: Any, xs: Sequence[float], summaries: Sequence[Summary], name: s
     axes.legend(fontsize=8.5, frameon=False)
 
 
+@own_settings
 def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfall") -> Path:
     """Writes a picture of the requests in the middle of the run: what each waited for, and its tokens."""
     requests = sorted(trace.counted, key=lambda request: request.scheduled_s)

@@ -286,9 +286,7 @@ class Measurement:
         return Record(
             kind="bench",
             run_id=self.run_id,
-            environment=circumstances(self._known, kernel),
-            commit=self._known.commit,
-            dirty=self._known.dirty,
+            **circumstances(self._known, kernel),
             op=self.spec.name,
             kernel=kernel.name,
             role=kernel.role,

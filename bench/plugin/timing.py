@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -119,6 +119,7 @@ def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
         "clocks": timed.clocks,
         "device_kernels": list(timed.activity.kernels or samples.kernels),
         "activity_hash": timed.activity.hash,
+        **({"cost": asdict(cost)} if cost else {}),
     }
     ceilings = ceilings_for(device) if cost is not None else None
     limits = limits_for(device, ceilings) if ceilings else None
@@ -143,17 +144,12 @@ def _roofs(cost: Cost, seconds: float, ceilings: Ceilings | None) -> dict[str, A
     """The fraction of each roof that a reading reaches."""
     if ceilings is None:
         return {"roof": "unknown: no data sheet of this device is in the table"}
-    if ceilings.noise:
-        return {"roof": f"NOISY: {ceilings.noise}"}
     if any(dtype not in ceilings.tensor_flops_per_s for dtype in cost.tensor_flops):
         return {"roof": f"unknown: {ceilings.device} has no rate for {', '.join(cost.tensor_flops)}"}
     limit = bound(cost, ceilings)
-    parts = {
-        f"fraction_of_{ceilings.kind}_{part}_roof": part_s / seconds for part, part_s in limit.parts.items() if part_s
-    }
-    return {
-        "limiter": limit.limiter,
-        "bound_s": limit.seconds,
-        f"fraction_of_{ceilings.kind}_roof": limit.fraction(seconds),
-        **parts,
-    }
+    found = {"limiter": limit.limiter, "bound_s": limit.seconds, "ceilings": asdict(ceilings)}
+    if ceilings.noise:
+        return found | {"roof": f"NOISY: {ceilings.noise}"}
+    parts = {part: part_s for part, part_s in limit.parts.items() if part_s}
+    found[f"fraction_of_{ceilings.kind}_roof"] = limit.fraction(seconds)
+    return found | {f"fraction_of_{ceilings.kind}_{part}_roof": part_s / seconds for part, part_s in parts.items()}

@@ -14,7 +14,7 @@ from rooflab.bench.compile.static import CompileFailure, Request, compile_kernel
 from rooflab.bench.compile.store import Store
 from rooflab.bench.predict.chip import chip_of
 from rooflab.bench.predict.model import Prediction, predict
-from rooflab.bench.records.environment import Environment
+from rooflab.bench.records.environment import Environment, circumstances
 from rooflab.bench.records.record import Record
 from rooflab.kernels import registry
 from rooflab.kernels.configs import make_config, with_config
@@ -47,7 +47,7 @@ class Predicted:
 def identity(kernel: Kernel, case: Case, scheme: str, environment: Environment) -> dict[str, Any]:
     """The fields of a record that say which kernel ran, on which inputs, and in which circumstances."""
     return {
-        **environment.record_fields(),
+        **circumstances(environment, kernel),
         "op": kernel.op,
         "kernel": kernel.name,
         "role": kernel.role,

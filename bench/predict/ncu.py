@@ -28,7 +28,7 @@ from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.launch_once import MARK, arguments
 from rooflab.bench.predict.model import LAUNCH
 from rooflab.bench.processes.child import run_whole
-from rooflab.bench.records.environment import circumstances, snapshot
+from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.record import Record, new_run_id
 from rooflab.kernels import registry
 from rooflab.kernels.configs import config_for
@@ -358,8 +358,7 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
         run_id=new_run_id(),
         status="OK",
         reason="; ".join(text for text in (NOT_A_TIME, note) if text),
-        **identity(kernel, target.case, target.scheme.name, environment)
-        | {"environment": circumstances(environment, kernel)},
+        **identity(kernel, target.case, target.scheme.name, environment),
         config=None if config is None else asdict(config),
         seed=seed,
         device="cuda",

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import torch
 
-from rooflab.bench.calls.calls import kernel_file_sha256
+from rooflab.bench.calls.calls import kernel_file
 from rooflab.kernels.precision import matmul_precision
 from rooflab.kernels.registry import Kernel
 
@@ -280,15 +280,30 @@ def tree_hash(root: Path = ROOT) -> str:
 _own_tree = cache(tree_hash)
 
 
-def circumstances(environment: Environment, kernel: Kernel) -> dict[str, Any]:
-    """The environment in the form of a record, with hashes of the code that no commit covers.
+@cache  # as the run begins: its own results change the repository
+def file_state(file: Path) -> tuple[str | None, bool | None]:
+    """The commit of the repository that a file belongs to, and whether this file or a file of that commit changed;
+    (None, None) for a file that no repository has, or that it ignores."""
+    folder, name = file.absolute().parent, file.name
+    known = git_says(folder, "ls-files", "--cached", "--others", "--exclude-standard", "--", name)
+    commit = git_says(folder, "rev-parse", "--verify", "HEAD") if known else None
+    if commit is None:
+        return None, None
+    changes = git_says(folder, "status", "--porcelain", "--untracked-files=no")
+    own = git_says(folder, "status", "--porcelain", "--untracked-files=all", "--", name)
+    return commit, None if changes is None or own is None else bool(changes or own)
 
-    `kernel_file_sha256` is the hash of the file of a kernel from outside Rooflab; `tree` is that of a tree without git.
+
+def circumstances(environment: Environment, kernel: Kernel) -> dict[str, Any]:
+    """The fields of a kernel's record that say in which circumstances it ran.
+
+    The commit of a kernel from outside Rooflab is that of its file's repository; Rooflab's version and commit are then
+    in the environment, and `kernel_file_sha256`, the hash of the file. `tree` is the hash of a tree without git.
     """
-    found = environment.to_dict()
-    file = kernel_file_sha256(kernel)
-    if file:
-        found["kernel_file_sha256"] = file
+    found, state = environment.to_dict(), (environment.commit, environment.dirty)
+    if file := kernel_file(kernel):
+        found["kernel_file_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+        found["rooflab"], state = _version("rooflab"), file_state(file)
     if environment.commit is None or environment.dirty is None:
         found["tree"] = _own_tree()
-    return found
+    return {"environment": found, "commit": state[0], "dirty": state[1]}

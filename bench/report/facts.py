@@ -49,6 +49,7 @@ def facts_of(record: Record, configs: int = 1, counted: Source | None = None) ->
         "tolerance would pass": ", ".join(record.weak),
         "device kernels": ", ".join(record.device_kernels),
         "activity hash": record.activity_hash,
+        "Rooflab": record.environment.get("rooflab"),
         "kernel's file, SHA-256": record.environment.get("kernel_file_sha256"),
         **{metric_label(name): value_text(name, value) for name, value in (record.clocks or {}).items()},
     }
@@ -97,7 +98,8 @@ class Machine:
     last: str
 
 
-_ELSEWHERE = ("machine_key", "gpu", "commit", "dirty", "imported", "tree", "kernel_file_sha256", "name", "uuid")
+_ELSEWHERE = {"machine_key", "gpu", "commit", "dirty", "imported", "name", "uuid"}
+_ELSEWHERE |= {"tree", "kernel_file_sha256", "rooflab"}
 
 
 def machines_of(located: Sequence[Located]) -> tuple[Machine, ...]:

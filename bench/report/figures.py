@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ import torch
 
 from rooflab.bench.calls.selection import largest_case
 from rooflab.bench.records.record import Record
+from rooflab.bench.report.sources import NOT_WRONG, Located, Source, benches_of, choose, latency_ms, machine_of
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import get_op, kernels, ops
-from rooflab.reference.spec import Case, OpSpec, get_scheme
-from rooflab.roofline.device import Device
+from rooflab.reference.spec import Case, get_scheme
+from rooflab.roofline.device import Device, identify
 from rooflab.roofline.model import Ceilings, Cost, Traffic, bound
 from rooflab.roofline.plot import roofline_files
 from rooflab.roofline.points import Point
@@ -24,42 +27,61 @@ from rooflab.roofline.published import Table, times_of
 META = torch.device("meta")
 
 
-def roof_dtype(spec: OpSpec, case: Case, scheme: str) -> str | None:
-    """The dtype of the op's matrix products, which selects its roof; None if the op has no matrix product."""
-    cost = spec.cost(**spec.make_inputs(case, get_scheme(scheme), META, 0))
-    return next(iter(cost.tensor_flops), None)
-
-
 def points_of(records: Iterable[Record]) -> list[Point]:
     """A point for every bench record that has a time, a bound, and moves bytes.
 
     No point is of a kernel that failed its check, that was not timed, or whose reading is invalid or noise.
     """
-    points = []
+    found = []
     for record in records:
-        known = record.op in ops() and record.scheme is not None and record.bound_ms is not None
-        moved = record.traffic_bytes or record.least_bytes
-        latency = record.latency_median_ms
-        if record.kind != "bench" or not known or not moved or record.status != "OK" or not latency:
-            continue
-        assert record.op and record.kernel and record.role and record.scheme and record.bound_ms, (
-            "bench records have them"
-        )
-        points.append(
-            Point(
-                label=record.kernel,
-                op=record.op,
-                case=f"{record.case_id} {record.scheme}",
-                role=record.role,
-                dtype=roof_dtype(get_op(record.op), Case(**record.case), record.scheme),
-                flops=record.flops or 0.0,
-                traffic_bytes=moved,
-                traffic_basis=record.traffic_basis or "modelled",
-                bound_s=record.bound_ms / 1e3,
-                seconds=latency / 1e3,
-            )
-        )
-    return points
+        known = record.op in ops() and record.scheme is not None or "imported" in record.environment
+        moved, latency = record.traffic_bytes or record.least_bytes, record.latency_median_ms
+        if record.kind == "bench" and known and moved and record.status == "OK" and latency and record.bound_ms:
+            found.append(_point(record, moved, record.bound_ms / 1e3, latency / 1e3))
+    return found
+
+
+def _point(record: Record, moved: float, bound_s: float, seconds: float | None) -> Point:
+    op, kernel, cost = str(record.op), str(record.kernel), cost_of(record)
+    known = kernels(op).get(kernel) if op in ops() and record.scheme else None
+    return Point(
+        label=kernel,
+        op=op,
+        case=" ".join(part for part in (record.case_id, record.scheme) if part),
+        role=record.role or (known.role if known else "benchmark"),
+        dtype=next(iter(cost.tensor_flops), None) if cost else None,
+        flops=record.flops or 0.0,
+        traffic_bytes=moved,
+        traffic_basis=record.traffic_basis or "modelled",
+        bound_s=bound_s,
+        seconds=seconds,
+    )
+
+
+COST, TENSOR = "cost_", "cost_tensor_flops_"
+"""How the metrics begin that hold the cost of a benchmark of another repository, whose op is not known here."""
+
+
+def cost_metrics(values: Mapping[str, Any]) -> dict[str, float]:
+    """The fields of a `Cost` as metrics."""
+    tensor = {f"{TENSOR}{dtype}": float(flops) for dtype, flops in values["tensor_flops"].items()}
+    return {f"{COST}{name}": float(value) for name, value in values.items() if name != "tensor_flops"} | tensor
+
+
+def cost_of(record: Record) -> Cost | None:
+    """The cost in the record's metrics, else that of its op for its case; None if the op is not known here."""
+    values: dict[str, Any] = {item.name: record.metrics.get(f"{COST}{item.name}", 0) for item in fields(Cost)}
+    if any(values.values()):
+        tensor = {name.removeprefix(TENSOR): v for name, v in record.metrics.items() if name.startswith(TENSOR)}
+        return Cost(**values | {"tensor_flops": tensor})
+    if record.op not in ops() or record.scheme is None:
+        return None
+    spec = get_op(record.op)
+    try:
+        case = spec.check_case(Case(**record.case))
+    except ValueError as error:
+        raise ValueError(f"records: of {record.op}/{record.kernel} in {record.run_id}: {error}") from error
+    return spec.cost(**spec.make_inputs(case, get_scheme(record.scheme), META, 0))
 
 
 def as_ceilings(values: Mapping[str, Any]) -> Ceilings:
@@ -69,13 +91,12 @@ def as_ceilings(values: Mapping[str, Any]) -> Ceilings:
 
 
 def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
-    """The ceilings behind the records, the last of each device and kind."""
-    found: dict[tuple[str, str], Ceilings] = {}
+    """The ceilings behind the records, the last of each kind."""
+    found: dict[str, Ceilings] = {}
     for record in records:
         if record.ceilings:
             ceilings = as_ceilings(record.ceilings)
-            key = ceilings.device, ceilings.kind
-            found[key] = found[key] if ceilings.noise and key in found else ceilings
+            found[ceilings.kind] = found.get(ceilings.kind, ceilings) if ceilings.noise else ceilings
     return list(found.values())
 
 
@@ -95,8 +116,8 @@ def counted_in(records: Iterable[Record]) -> dict[tuple[str, str, str, str], flo
 def bounds_on(
     device: Device, suite: str, scheme: str, only: Sequence[str] = (), counted: Counted | None = None
 ) -> tuple[list[Point], list[Ceilings]]:
-    """Every kernel of one case of each op on a device that is not present: points with a bound and without a time; and
-    the times that others published of these cases.
+    """Every kernel that takes one case of each op on a device that is not present: points with a bound and without a
+    time; and the times that others published of these cases.
 
     The case is the largest by FLOPs and bytes, the usual reason to buy a device.  It comes from the `counted` cases, or
     from the suite's cases if no case of the op was counted.
@@ -113,8 +134,13 @@ def bounds_on(
         case = largest_case(spec, cases, get_scheme(own))
         inputs = spec.make_inputs(case, get_scheme(own), META, 0)
         cost = spec.cost(**inputs)
+        if not only and not cost.tensor_flops.keys() <= ceilings.tensor_flops_per_s.keys():
+            continue
         for kernel in kernels(name).values():
-            if "cuda" not in kernel.devices:
+            major, minor = device.compute_capability
+            if "cuda" not in kernel.devices or (kernel.min_sm or 0) > 10 * major + minor:
+                continue
+            if kernel.why_not_args(inputs, spec) is not None:
                 continue
             traffic = kernel.traffic_of(inputs, "cuda")
             if moved := counted.get((name, kernel.name, case.id, own)):
@@ -135,6 +161,22 @@ def bounds_on(
             )
         points += _published_points(name, case, own, cost, device)
     return points, [ceilings]
+
+
+def measured_bounds(records: Iterable[Record], device: Device) -> list[Point]:
+    """The newest reading of each kernel and case whose cost is known, on a device: with the time if it was measured on
+    such a device, and not NOISY, else as a bound."""
+    ceilings, found = device.ceilings(), {}
+    for record in newest_of(record for record in records if record.kind == "bench" and record.status in NOT_WRONG):
+        cost = cost_of(record)
+        if cost is None or not cost.bytes or not cost.tensor_flops.keys() <= ceilings.tensor_flops_per_s.keys():
+            continue
+        gpu = (record.environment.get("gpu") or {}) if record.device != "cpu" else {}
+        latency = latency_ms(record) if identify(str(gpu.get("name", ""))) == device else None
+        moved, bound_s = record.traffic_bytes or cost.bytes, bound(cost, ceilings).seconds
+        point = replace(_point(record, moved, bound_s, latency and latency / 1e3), flops=cost.flops)
+        found[point.work, point.label] = point
+    return list(found.values())
 
 
 def _published_points(op: str, case: Case, scheme: str, cost: Cost, device: Device) -> list[Point]:
@@ -163,12 +205,24 @@ def _label(table: Table) -> str:
     return f"{table.framework} {kernel.removeprefix(f'{table.framework}_')}"
 
 
-def draw(points: Sequence[Point], ceilings: Sequence[Ceilings], folder: Path, note: str = "") -> list[Path]:
-    """Draws the figure of one device as SVG and PNG in `folder`; returns their paths.  `note` is more of its name."""
-    device = f"{ceilings[0].device} {note}".strip()
-    name = re.sub("[^a-z0-9]+", "-", device.lower()).strip("-")
-    files = roofline_files(points, ceilings, f"{device} roofline")
-    return [write_whole(folder / f"roofline-{name}.{suffix}", content) for suffix, content in files.items()]
+@dataclass(frozen=True)
+class Drawing:
+    """A figure before it is drawn."""
+
+    points: list[Point]
+    ceilings: list[Ceilings]
+    name: str
+    """Of the device, or of the machine if another one has such a device."""
+
+
+def draw(drawing: Drawing, out: Path, fixed_axes: bool = False) -> list[Path]:
+    """Draws a figure as SVG and PNG in the folder `out`, or as the one of them that the file `out` is; returns their
+    paths."""
+    name = re.sub("[^a-z0-9]+", "-", drawing.name.lower()).strip("-")
+    files = roofline_files(drawing.points, drawing.ceilings, f"{drawing.name} roofline", fixed_axes)
+    if (suffix := out.suffix.removeprefix(".")) in files:
+        return [write_whole(out, files[suffix])]
+    return [write_whole(out / f"roofline-{name}.{suffix}", content) for suffix, content in files.items()]
 
 
 def largest_cases(records: Sequence[Record]) -> list[Record]:
@@ -182,25 +236,51 @@ def largest_cases(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record.case_id == largest[record.op, record.scheme][2]]
 
 
-def draw_records(records: Sequence[Record], folder: Path, all_cases: bool = False) -> list[Path]:
-    """Draws one figure for each device of the records, with each op's largest case or all; returns their paths.
+def newest_of(records: Iterable[Record]) -> list[Record]:
+    """The newest reading of each machine, kernel and case (`sources.choose`)."""
+    ordered = sorted(records, key=lambda record: record.timestamp)
+    located = [
+        Located(record, Source("", 0, line, record.run_id), datetime.fromisoformat(record.timestamp))
+        for line, record in enumerate(ordered)
+    ]
+    return [chosen.record for chosen in choose(benches_of(located))]
 
-    A CPU with another number of threads is another device: its ceilings are others.
+
+def drawings(
+    records: Iterable[Record], all_cases: bool = False, runs: Sequence[str] = (), across: bool = False
+) -> list[Drawing]:
+    """One figure for each machine that has a point, with each op's largest case or all; `across`: one of all machines.
+
+    Of each kernel and case it has the newest reading, or those of the `runs`, named by a part of the id, each with its
+    run beside the case.  A CPU with another number of threads is another machine: its ceilings are others.
     """
-    paths: list[Path] = []
-    records = records if all_cases else largest_cases(records)
-    groups: dict[tuple[str, Any], list[Record]] = {}
-    for record in records:
-        if record.ceilings:
-            threads = record.environment.get("threads") if record.device == "cpu" else None
-            groups.setdefault((record.ceilings["device"], threads), []).append(record)
-    for (device, threads), own in groups.items():
-        several = sum(name == device for name, _ in groups) > 1
-        note = f"with {threads} thread{'s' if threads != 1 else ''}" if several else ""
-        points = points_of(own)
+    machines: dict[str, list[Record]] = {}
+    for record in sorted(records, key=lambda record: record.timestamp):
+        if record.ceilings and (not runs or any(run in record.run_id for run in runs)):
+            machines.setdefault(machine_of(record), []).append(record)
+    found: dict[str, Drawing] = {}
+    for machine, whole in machines.items():
+        own = whole if all_cases else largest_cases(whole)
+        points = points_of(newest_of(own)) if not runs else []
+        for run in dict.fromkeys(record.run_id for record in own) if runs else ():
+            ones = points_of(newest_of(record for record in own if record.run_id == run))
+            points += [replace(point, case=f"{point.case}, run {run[-8:]}") for point in ones]
+        ceilings = ceilings_of(own)
         if points:
-            paths += draw(points, ceilings_of(own), folder, note)
-    return paths
+            gpu = own[-1].environment.get("gpu") if own[-1].device != "cpu" else None
+            name = str((gpu or {}).get("name") or ceilings[-1].device)
+            found[machine] = Drawing(points, [replace(one, device=name) for one in ceilings], name)
+    if across and len(found) > 1:
+        points = [replace(point, device=machine) for machine, one in found.items() for point in one.points]
+        ceilings = [replace(roof, device=machine) for machine, one in found.items() for roof in one.ceilings]
+        return [Drawing(points, ceilings, f"{len(found)} machines")]
+    names = Counter(drawing.name for drawing in found.values())
+    return [one if names[one.name] == 1 else replace(one, name=machine) for machine, one in found.items()]
+
+
+def draw_records(records: Sequence[Record], folder: Path) -> list[Path]:
+    """Draws the `drawings` of the records in a folder; returns their paths."""
+    return [path for drawing in drawings(records) for path in draw(drawing, folder)]
 
 
 def bench_row(record: Record) -> dict[str, Any]:

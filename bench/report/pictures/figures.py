@@ -27,6 +27,7 @@ from rooflab.bench.report.pictures.schedule import Schedule
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.names import visible
+from rooflab.roofline.plot import own_settings
 
 READ, WRITTEN, LOST, INK, PALE = "#0072b2", "#e69f00", "#d55e00", "#333333", "#8a8a8a"
 """Colours of Okabe and Ito, and two greys."""
@@ -140,6 +141,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+@own_settings
 def draw_levels(records: Sequence[Record], folder: Path) -> Path:
     """Writes `bytes-<op>.png` and returns its path.  The records have one op, case and scheme.
 
@@ -207,6 +209,7 @@ SCHEDULE_NOTES = {
 }
 
 
+@own_settings
 def draw_schedules(
     schedules: Sequence[Schedule], case: Case, scheme: Scheme, environment: Environment, folder: Path
 ) -> Path:

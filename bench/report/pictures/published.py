@@ -10,6 +10,7 @@ from statistics import median, quantiles
 from matplotlib.axes import Axes
 
 from rooflab.bench.report.pictures.figures import INK, LOST, PALE, READ, WRITTEN, new_figure, note, save
+from rooflab.roofline.plot import own_settings
 from rooflab.roofline.published import Table, committed
 
 LEAST = 2048
@@ -83,6 +84,7 @@ def _attention(table: Table, batch: int) -> dict[int, tuple[float, float, float]
     return dict(sorted(found.items()))
 
 
+@own_settings
 def draw_published(gpu: str, folder: Path) -> Path:
     """Draws both panels as `published-GPU.png` in `folder`.  Raises `ValueError` as `curves` does."""
     found = curves(gpu)
