@@ -245,7 +245,7 @@ def test_what_was_imported_can_be_compared(rooflab, tmp_path):
     other = foreign(datetime="2026-02-03T04:07:06+00:00", commit_info={"id": "d" * 40, "dirty": False})
     assert rooflab("import", "pytest-benchmark", written(tmp_path / "c.json", other), "--out", "b")[0] == 0
     status, _, err = rooflab("ab", "--records", "a", "--records", "b")
-    assert status == 2 and f"expected one commit in b, got {'c' * 10} and changes, {'d' * 10} of test_sort" in err
+    assert status == 2 and f"expected one commit in b, got {'c' * 10} and changes, {'d' * 10} of t.py::test_sort" in err
     assert sorted(set(read_points([tmp_path / "b"]).frame["commit"])) == ["c" * 40, "d" * 40]
 
 
