@@ -13,7 +13,7 @@ from rooflab.bench.ab.verdict import Outcome
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record, pack_samples, unpack_samples
-from rooflab.bench.report.figures import draw
+from rooflab.bench.report.figures import Drawing, draw
 from rooflab.bench.report.page import write_report
 from rooflab.bench.suite.state import pack
 from rooflab.kernels._files import write_whole
@@ -131,7 +131,7 @@ POINT = Point("naive", "gemm", "M=8", "naive", "bf16", 1000.0, 1000.0, "counted"
 OUTCOME = Outcome("gemm/naive", "SAME", "as fast")
 OUTPUTS = {
     "records": ("done.jsonl", lambda path: record_files.write(path, measured(reason="x" * 9000))),
-    "roofline": ("roofline-toy.svg", lambda path: draw([POINT], [TOY], path.parent)),
+    "roofline": ("roofline-toy.svg", lambda path: draw(Drawing([POINT], [TOY], "toy"), path.parent)),
     "report": ("report.html", lambda path: write_report([path.parent / "done.jsonl"], path, plots=False)),
     "junit": ("ab.xml", lambda path: write_junit(path, [OUTCOME] * 99, strict=True)),
     "markdown": ("ab.md", lambda path: write_markdown(path, "t", [OUTCOME] * 99, [])),
