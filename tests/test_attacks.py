@@ -27,9 +27,9 @@ COUNTS = {"wrong.py": 60, "everyday_inputs.py": 38, "everyday_runs.py": 36, "unu
 
 
 def each(*files):
-    """Parameters for the kernels of files, by number: the seed draws one for `make test`, and 11 for `test-more`."""
+    """Parameters for the kernels of files, by number: the seed draws one for `make test`, and 5 for `test-more`."""
     numbers = [(file, number) for file in files for number in range(COUNTS[file])]
-    return lambda test: pytest.mark.sampled(1, 11)(pytest.mark.parametrize("file, number", numbers)(test))
+    return lambda test: pytest.mark.sampled(1, 5)(pytest.mark.parametrize("file, number", numbers)(test))
 
 
 def fault_of(file, number, limit_s):
