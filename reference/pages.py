@@ -15,7 +15,7 @@ SPARE_BLOCKS = 3
 
 
 def turned(bounds: torch.Tensor) -> torch.Tensor:
-    """The bounds (B + 1,) of as many sequences, whose lengths come in the other order."""
+    """The bounds (B + 1,) of the same sequences in reverse order."""
     return torch.nn.functional.pad(bounds.diff().flip(0).cumsum(0), (1, 0)).to(bounds.dtype)
 
 

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import torch
 
+from rooflab.bench.check.failed import Failed
+
 GUARD_BYTES = 65536
 """Bytes of a guard, one on each side of a tensor. A page of a small model's KV cache is smaller, so slot -1 hits it."""
 ROW_PADDING = 16
@@ -88,7 +90,12 @@ class Far(Guarded):
 def _far(tensor: torch.Tensor) -> Far:
     strides = strides_of(tensor, "far")
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
-    memory = mmap.mmap(-1, extent * tensor.element_size(), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    try:
+        memory = mmap.mmap(-1, extent * tensor.element_size(), flags=flags)
+    except OSError as error:
+        wanted = f"{extent * tensor.element_size() / 2**30:.0f} GiB of virtual memory for a cache"
+        raise Failed("OUT_OF_MEMORY", f"{wanted}: {error}; is there a limit (ulimit -v)?") from error
     memory.madvise(mmap.MADV_NOHUGEPAGE)  # a page of 2 MB for each row would fill the machine
     view = torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, strides).copy_(tensor)
     return Far(view, tensor.clone(), view)

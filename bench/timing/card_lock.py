@@ -38,8 +38,8 @@ def card_lock(device: torch.device, say: Callable[[str], None]) -> Iterator[None
 
 
 def _opened(path: Path) -> int:
-    """The open file, made where there is none, for all users.  Linux refuses O_CREAT on another user's file there."""
-    try:
+    """Opens the file, or makes one that every user may open."""
+    try:  # without O_CREAT, which Linux refuses for another user's file in a shared temporary folder
         return os.open(path, os.O_RDWR)
     except FileNotFoundError:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

@@ -19,7 +19,7 @@ It also finds what the threads' waiting cannot: other guests of the same host, a
 DRIFT = 1.5
 """Highest ratio, up or down, of the later half's median to the earlier half's: up to 1.4 there when quiet."""
 FEWEST = 0.25
-"""Lowest ratio of the samples to those that the reading's time has room for, if each took as long as the median one.
+"""Lowest share of the samples that the reading's time has room for: its time divided by the median sample.
 
 A first call of 300 ms in a budget of 150 ms left 5 of 80, and their median was 6% too long.
 """

@@ -232,7 +232,7 @@ def _first_call_s(watch: Stopwatch, name: str, function: Function) -> float:
 
 
 def _room(ends: Sequence[float], rounds: int, budget_s: float) -> int:
-    """The rounds for which a budget has room beside the warm-up, if each took as long as the median one.
+    """How many rounds fit into a budget after the warm-up: the time left divided by that of the median round.
 
     `ends` are the times at which `rounds` rounds each began and ended.
     """
