@@ -217,7 +217,7 @@ class Check:
             name
             for name, value in data.inputs.items()
             if isinstance(value, torch.Tensor) and strides_of(value, arranged) != value.stride()
-            if arranged != "far" or name in self.spec.far
+            if arranged != "far" or name in getattr(self.spec, "far", ())
         }
         if data.name in self.packed:
             names.discard(str(self.spec.prepared))
@@ -258,7 +258,7 @@ class Check:
         forms = dict(zip(data.names, data.forms, strict=True))
         own = {
             output: name
-            for output, name in self.spec.in_place.items()
+            for output, name in getattr(self.spec, "in_place", {}).items()  # in an A/B, an older tree's lacks it
             if isinstance(value := data.inputs.get(name), torch.Tensor)
             if forms.get(output) == (value.shape, value.dtype)
         }

@@ -27,8 +27,9 @@ READY = "ready\n"
 """The first line of output: all modules are imported."""
 HARNESS = ("bench", "engine")
 MEASURED = ("kernels", "reference", "roofline")
-BESIDE = ("rooflab.kernels._files", "rooflab.kernels._folders")
-"""Modules that `bench` uses itself, about files alone: they come with `bench`, since an older tree lacks them."""
+BESIDE = ("rooflab.kernels._files", "rooflab.kernels._folders", "rooflab.roofline.names")
+"""Modules that `bench` uses itself, about files and names alone: they come with `bench`, since an older tree lacks
+them."""
 
 
 class OnlyHere:
@@ -38,13 +39,14 @@ class OnlyHere:
     """
 
     def __init__(self, harness: Path):
-        self._beside = [str(harness / "kernels")]
+        self._harness = harness
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
         """The module's spec; None for other packages.  Raises `ModuleNotFoundError` if the folders lack it."""
         if not name.startswith("rooflab."):
             return None
-        spec = PathFinder.find_spec(name, self._beside if name in BESIDE else path)
+        beside = [str(self._harness / name.split(".")[1])]
+        spec = PathFinder.find_spec(name, beside if name in BESIDE else path)
         if spec is None:
             raise ModuleNotFoundError(f"No module named {name!r} in this tree", name=name)
         return spec
