@@ -6,7 +6,7 @@ BIN := .venv/bin
 WORKERS ?= 3
 TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q --durations=10
 
-.PHONY: lab lab-smoke test test-more test-full lint types wheelhouse visit rehearsal setup clean
+.PHONY: docs lab lab-smoke test test-more test-full lint types wheelhouse visit rehearsal setup clean
 
 lab: setup
 	$(BIN)/rooflab lab
@@ -17,12 +17,15 @@ lab-smoke: setup
 test: setup
 	$(TEST) -m "not slow and not more"
 
-# What takes long or needs more than Python: a browser, Ray, every kernel compiled and emulated, soaks.
+# What takes long or needs more than Python: a browser, every kernel compiled and emulated, soaks.
 test-more: setup
 	$(TEST) -m "more and not slow"
 
 test-full: setup
 	$(TEST)
+
+docs: setup
+	$(BIN)/python docs/build.py
 
 lint: setup
 	$(BIN)/ruff check .
@@ -37,7 +40,7 @@ types: setup
 
 # What a GPU machine without a network lacks, to be sent there with the checkout (bench/run_from_checkout.py).
 wheelhouse: setup
-	$(BIN)/python -m rooflab.bench.suite.wheelhouse
+	$(BIN)/python results/wheelhouse.py
 
 # The same with FlashAttention-3 and Liger's kernels, and the two commands of a visit of fifteen minutes to a card.
 visit: setup

@@ -17,10 +17,10 @@ import pytest
 from rooflab.bench.calls.calls import Rotation
 from rooflab.bench.calls.selection import default_scheme, pick_device
 from rooflab.bench.check.check import check_kernel
-from rooflab.bench.check.data import Data
+from rooflab.bench.check.data import CheckData
 from rooflab.bench.check.gate import copied
 from rooflab.bench.check.isolated import first_here
-from rooflab.bench.measure.unseen import Unseen, wrong_outputs
+from rooflab.bench.measure.unseen import Unseen
 from rooflab.bench.plugin.plugin import SKIPPED, asked
 from rooflab.bench.records.record import NOT_RUN
 from rooflab.kernels.registry import Kernel, get_kernel, get_op, interpreting, kernels, ops
@@ -67,11 +67,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def expected_of(op: str, case: Case) -> Data:
+def expected_of(op: str, case: Case) -> CheckData:
     """The inputs and the expected outputs of a case; the kernels of a case run one after another and share both."""
     spec = ops()[op]
     scheme = get_scheme(scheme_here(spec))
-    return Data(spec, spec.make_inputs(case, scheme, pick_device(None), SEED), scheme)
+    return CheckData(spec, spec.make_inputs(case, scheme, pick_device(None), SEED), scheme)
 
 
 def own(inputs: Inputs) -> Inputs:
@@ -114,14 +114,14 @@ def run_kernel(kernel_benchmark: Callable[..., Any], spec: OpSpec, kernel: Kerne
     status, reason = gate(spec.name, kernel.name)
     assert status in ("OK", "UNSUPPORTED"), f"{status}: {reason}"  # UNSUPPORTED holds for the small case only
     own_stream = kernel.nondeterministic is not None
-    wrong = wrong_outputs(outputs_of(kernel, spec, own(inputs)), expected, own_stream)
+    wrong = expected.faults(outputs_of(kernel, spec, own(inputs)), own_stream)
     assert not wrong, wrong
     copies = [own(inputs), own(inputs)]
     rotation = Rotation(kernel, spec, copies)
 
     def afterwards() -> str | None:
         for _, outputs in rotation.outputs():
-            wrong = wrong_outputs(outputs, expected, own_stream)
+            wrong = expected.faults(outputs, own_stream)
             if wrong:
                 return wrong
         unseen = Unseen(spec, case, scheme, pick_device(None), copies, SEED)

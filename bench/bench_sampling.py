@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rooflab.kernels.registry import get_kernel, get_op
-from rooflab.reference.sample import compare, compare_own_stream
+from rooflab.reference.sample_law import compare, compare_own_stream
 from rooflab.reference.spec import Case, get_scheme
 
 PAIRS = {"drawn": ("prefilter", "library"), "greedy": ("prefilter", "argmax")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any
 from rooflab.bench import show
 from rooflab.bench.calls.selection import Selection, default_scheme, first_case, largest_case, pick_device
 from rooflab.bench.check.check import CheckResult, check_record
-from rooflab.bench.check.spread import Asked, Checkers, in_turn
-from rooflab.bench.commands import count_benches, listed_checks, run_benches, summarize_checks
+from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
+from rooflab.bench.checks import listed_checks, summarize_checks
+from rooflab.bench.commands import count_benches, run_benches
 from rooflab.bench.measure.engine_run import (
     PROMPT_SET,
     EngineRun,
@@ -28,7 +29,7 @@ from rooflab.bench.measure.engine_run import (
 from rooflab.bench.processes.child import cores
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter, result_folder
-from rooflab.bench.records.plain import markdown_cell, plain
+from rooflab.bench.records.plain import markdown_table, plain
 from rooflab.bench.records.record import NOT_RUN, Record
 from rooflab.bench.report.figures import bench_row, draw_records, largest_cases
 from rooflab.bench.report.findings import findings
@@ -40,12 +41,22 @@ from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.choices import launch_bucket, rows_of
 from rooflab.reference.spec import Case, get_scheme
+from rooflab.roofline.numbers import digits
 
 BENCH_S = 0.15
 """Seconds for each kernel and case."""
 BENCH_FLOPS = 2e9
 """Most work of a timed case: attention of 2,048 tokens, 5e9, takes a naive kernel half a second on two cores."""
 ROW = "{:<22} {:>8} {:>8}  {:<11} {:>8} {:>7} {:>7} {:>6}"
+HEADER = ROW.format("op", "naive ms", "library", "best here", "ms", "library", "of roof", "right")
+BEST = {
+    "op": "op", "case": "case", "naive, ms:": "naive_ms", "library, ms:": "library_ms", "best here": "best",
+    "ms:": "best_ms", "library / best:": "vs_library", "naive / best:": "vs_naive",
+}  # fmt: skip
+ENGINE = {
+    "run": "run", "status": "status", "TTFT p50, ms:": "ttft_p50_ms", "ITL p50, ms:": "itl_p50_ms",
+    "ITL p99, ms:": "itl_p99_ms", "tokens/s:": "output_tokens_per_s",
+}  # fmt: skip
 LEFT_OUT = (
     "checked on smoke cases in {scheme}, also planted ones, and timed at large sizes of SmolLM2-135M; left out: "
     "other dtypes, edge cases and drawn cases, all but the first case of an interpreted kernel (`rooflab check`), and "
@@ -141,7 +152,7 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
     return results, records
 
 
-def _few_checks(checks: Sequence[Asked]) -> list[Asked]:
+def _few_checks(checks: Sequence[CheckTask]) -> list[CheckTask]:
     """Of a kernel that Triton's interpreter runs, which takes seconds, only the first case that it takes."""
     first = {item.kernel: first_case(item.kernel, registry.get_op(item.kernel.op), item.scheme) for item in checks}
     slow = {kernel for kernel in first if registry.interpreting() and kernel.backend not in registry.CPU_BACKENDS}
@@ -165,7 +176,7 @@ def _show_op(op: str, results: Sequence[CheckResult], records: Sequence[Record])
 
 def _short(ms: float | str | None) -> str:
     """A time; `~` stands before a NOISY one."""
-    return "" if ms is None else f"~{ms.removesuffix(' NOISY')}" if isinstance(ms, str) else show.number(ms)
+    return "" if ms is None else f"~{ms.removesuffix(' NOISY')}" if isinstance(ms, str) else digits(ms)
 
 
 def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -182,7 +193,7 @@ def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"op": op, "case": case}
         for name in ("naive", "library"):
             unsure = noisy.get((op, name))
-            row[f"{name}_ms"] = own.get(name) if unsure is None else f"{show.number(unsure)} NOISY"
+            row[f"{name}_ms"] = own.get(name) if unsure is None else f"{digits(unsure)} NOISY"
         row |= {"best": best, "best_ms": own[best] if best else None}
         for name in ("library", "naive"):
             row[f"vs_{name}"] = f"{own[name] / own[best]:.2f}x" if best and name in own else None
@@ -244,36 +255,30 @@ def _markdown(summary: dict[str, Any], records: Sequence[Record]) -> str:
         "",
         "## Naive, library and best, at each op's largest case",
         "",
-        "| op | case | naive, ms | library, ms | best here | ms | library / best | naive / best |",
-        "|---|---|--:|--:|---|--:|--:|--:|",
-    ]
-    for row in summary["best"]:
-        names = ("op", "case", "naive_ms", "library_ms", "best", "best_ms", "vs_library", "vs_naive")
-        lines.append(_row(*(row[name] for name in names)))
-    lines += [
+        *_table(BEST, summary["best"]),
         "",
         f"## Engine: {summary['engine']['model']}",
         "",
-        "| run | status | TTFT p50, ms | ITL p50, ms | ITL p99, ms | tokens/s |",
+        *_table(ENGINE, summary["engine"]["runs"]),
+        "",
+        "## Roofline",
+        "",
     ]
-    lines += ["|---|---|--:|--:|--:|--:|"]
-    for row in summary["engine"]["runs"]:
-        latencies = ("run", "status", "ttft_p50_ms", "itl_p50_ms", "itl_p99_ms", "output_tokens_per_s")
-        lines.append(_row(*(row[name] for name in latencies)))
-    lines += ["", "## Roofline", ""]
     lines += [f"![roofline]({name})" for name in summary["figures"] if name.endswith(".png")]
     lines += ["", "## Answers", ""]
     for answer in summary["engine"]["answers"]:
         lines += [f"> {answer['prompt']}", "", answer["text"].strip(), ""]
-    lines += ["## Every time", "", "| op | kernel | case | ms | of bound | limited by |", "|---|---|---|--:|--:|---|"]
+    rows = []
     for record in timed:
-        fraction = "" if record.bound_fraction is None else f"{record.bound_fraction:.0%}"
+        fraction = None if record.bound_fraction is None else f"{record.bound_fraction:.0%}"
         latency = f"{record.latency_median_ms:.4g}"
-        lines.append(_row(record.op, record.kernel, record.case_id, latency, fraction, record.limiter))
+        rows.append((record.op, record.kernel, record.case_id, latency, fraction, record.limiter))
+    lines += ["## Every time", ""]
+    lines += markdown_table(("op", "kernel", "case", "ms:", "of bound:", "limited by"), rows)
     return "\n".join(lines) + "\n"
 
 
-def _row(*cells: Any) -> str:
-    shown = ("" if cell is None else show.number(cell) if isinstance(cell, float) else str(cell) for cell in cells)
-    texts = map(markdown_cell, shown)
-    return f"| {' | '.join(texts)} |"
+def _table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A table of fields of the rows, with each field's heading."""
+    cells = ([row[name] for name in columns.values()] for row in rows)
+    return markdown_table(list(columns), [[digits(c) if isinstance(c, float) else c for c in r] for r in cells])

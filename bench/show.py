@@ -17,6 +17,7 @@ from rich.text import Text
 
 from rooflab.bench.records.plain import plain
 from rooflab.roofline.names import visible
+from rooflab.roofline.numbers import digits
 
 # In a pipe or a file Rich would fold tables at 80 columns.
 out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 200)
@@ -26,19 +27,38 @@ BEAT_S = 10.0
 _GOOD, _BAD = ("OK",), ("INCORRECT", "INVALID", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT")
 
 
-def only_json() -> None:
-    """Sends tables and lines to standard error, so that standard output holds only JSON."""
+_as_json = False
+
+
+@contextmanager
+def chosen(as_json: bool) -> Iterator[None]:
+    """Within it a command shows its result as JSON, and neither tables nor lines, or the other way round."""
+    global out, _as_json
+    before = out
+    out, _as_json = Console(quiet=True) if as_json else out, as_json
+    try:
+        yield
+    finally:
+        out, _as_json = before, False
+
+
+def beside_json() -> None:
+    """Sends tables and lines to standard error if standard output is for JSON."""
     global out
-    out = err
+    out = err if _as_json else out
 
 
-def as_json(value: Any) -> None:
-    """Prints `value` as JSON to standard output."""
-    print(json.dumps(plain(value), indent=2, allow_nan=False))
+def result(value: Any) -> None:
+    """All that a command found, as JSON on standard output if the user asked for that."""
+    if _as_json:
+        print(json.dumps(plain(value), indent=2, allow_nan=False))
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str | None = None) -> None:
-    """A table of the `columns` of `rows`; numbers are right-aligned and have three digits."""
+def table(
+    rows: Sequence[Mapping[str, Any]], columns: Iterable[str], title: str | None = None, *, filled: bool = False
+) -> None:
+    """A table of the `columns` of `rows`, or of those that are `filled`; numbers are right-aligned, of three digits."""
+    columns = [name for name in columns if not filled or any(row.get(name) not in (None, "") for row in rows)]
     head = None if title is None else Text(visible(title))
     drawn = Table(title=head, title_justify="left", header_style="bold", box=None, pad_edge=False, title_style="bold")
     for column in columns:
@@ -58,23 +78,10 @@ def _cell(column: str, value: Any) -> Text:
     if column == "of_bound" and isinstance(value, float):
         return Text(f"{value:.0%}")
     if isinstance(value, float):
-        return Text(number(value))
+        return Text(digits(value))
     colour = "green" if value in _GOOD else "red" if value in _BAD else "yellow"
     text = " ".join(str(value).split()) if column in ("reason", "why") else str(value)
     return Text(visible(text), style=colour if column == "status" else "")
-
-
-def number(value: float) -> str:
-    """Three significant digits; an exponent only below 0.001 and from a million on."""
-    if value == 0 or 1e-3 <= abs(value) < 1e6:
-        digits = max(0, 2 - int(f"{abs(value):.2e}".split("e")[1])) if value else 0
-        return f"{value:,.{digits}f}"
-    return f"{value:.2e}"
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 check`, `2 checks`, `1,000 checks`."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def pairs(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
@@ -90,13 +97,14 @@ def pairs(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
 
 def line(text: str = "", style: str | None = None) -> None:
     """Plain text: no character of a name is markup, a picture or an order to the terminal."""
-    out.print(visible(text, keep="\n\t"), style=style, markup=False)
+    out.print(visible(text, keep="\n\t"), style=style, markup=False, soft_wrap=True)
 
 
 def piece(text: str) -> None:
     """Text without a line end, shown at once."""
-    out.file.write(text)  # without Rich, which would turn `:smile:` into a picture and tabs into blanks
-    out.file.flush()
+    if not out.quiet:
+        out.file.write(text)  # without Rich, which would turn `:smile:` into a picture and tabs into blanks
+        out.file.flush()
 
 
 def error(text: str) -> None:
@@ -104,9 +112,10 @@ def error(text: str) -> None:
     err.print(visible(text, keep="\n\t"), style="red", markup=False, soft_wrap=True)
 
 
-def note(text: str) -> None:
-    """A line on standard error, so that standard output holds only results."""
-    err.print(visible(text, keep="\n\t"), style="dim", markup=False, soft_wrap=True)
+def note(text: str | None) -> None:
+    """A line on standard error, so that standard output holds only results; none without a text."""
+    if text:
+        err.print(visible(text, keep="\n\t"), style="dim", markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -114,8 +123,8 @@ def progress(what: str, total: int, lines: bool = False, ended: bool = True) -> 
     """A bar on standard error; yields `advance(text)`, to be called once per item.  A line with the time follows if
     `ended`.
 
-    With `lines` the text of each item stays, on a line of its own. If standard error is not a terminal, a line every
-    `BEAT_S` seconds says how many items are done.
+    With `lines` the text of each item stays, on a line of its own, unless the result is JSON. If standard error is not
+    a terminal, a line every `BEAT_S` seconds says how many items are done.
     """
     began, done = time.monotonic(), 0
 
@@ -131,7 +140,7 @@ def progress(what: str, total: int, lines: bool = False, ended: bool = True) -> 
             nonlocal done
             done += 1
             bar.update(task, advance=1, now="" if lines else visible(text[:60]))
-            if lines:
+            if lines and not _as_json:
                 note(text)
 
         yield advance

@@ -1,4 +1,5 @@
-"""Reading a model from disk: its architecture, and its tensors by their Hugging Face names, one at a time.
+"""Reading a model from disk: its architecture, its end tokens, and its tensors by their Hugging Face names, one at a
+time.
 
 GGUF stores the q and k rows of `llama` models permuted for interleaved rotation, and Gemma's norms with 1 added. This
 file puts them back, so that the other files know only one form.
@@ -6,8 +7,7 @@ file puts them back, so that the other files know only one form.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rooflab.engine.gguf_model import FACTORS, GGUFModel
 from rooflab.engine.model_files import check_model
-from rooflab.roofline.architecture import Architecture
+from rooflab.roofline.architecture import Architecture, read_json
 
 _GGUF_LAYER = {
     "attn_norm.weight": "input_layernorm.weight",
@@ -34,8 +35,6 @@ _GGUF_LAYER = {
     "ffn_up.weight": "mlp.up_proj.weight",
     "ffn_down.weight": "mlp.down_proj.weight",
 }
-_GGUF_FACTORS = "rope_freqs.weight"
-"""What divides each frequency: llama.cpp's converter works it out of Llama 3's rope scaling."""
 _GGUF_TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -52,102 +51,46 @@ class Checkpoint(Protocol):
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor with its Hugging Face name, in fp32 or the checkpoint's float dtype."""
 
+    def ends(self) -> Mapping[str, Any]:
+        """Where the checkpoint names end tokens, and what stands there: an id, a list of ids or None."""
+
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint at `path`: a GGUF file or a Hugging Face folder with safetensors.
 
     Raises `ValueError` if it is neither, or is damaged, or has an unknown architecture.
     """
+    if path.is_file() and path.suffix == ".gguf":
+        return GGUFCheckpoint(path)
     check_model(str(path))
-    return GGUFCheckpoint(path) if path.is_file() else SafetensorsCheckpoint(path)
+    return SafetensorsCheckpoint(path)
 
 
 class GGUFCheckpoint:
-    """One GGUF file; the `gguf` package dequantises each tensor."""
+    """A GGUF file, or the first of the files into which one was split; every tensor is dequantised to fp32."""
 
     def __init__(self, path: Path):
-        from gguf import GGUFReader  # a GPU machine that measures kernels may lack the package
-
         self.path = path
-        try:
-            self._reader = GGUFReader(str(path))
-        except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
-            raise ValueError(f"model: {path.name} is not a whole GGUF file: {error}") from error
-        size = path.stat().st_size
-        for tensor in self._reader.tensors:
-            if int(tensor.data_offset) + int(tensor.n_bytes) > size:
-                raise ValueError(f"model: {path.name} is cut short: tensor {tensor.name} lies beyond its {size} bytes")
-        self._kind: str = self._field("general.architecture")
-        self.architecture = Architecture.from_config(self._config(), name=path.stem)
+        self._model = GGUFModel(path)
+        self.architecture = self._model.architecture
 
-    def _field(self, name: str, default: Any = None) -> Any:
-        field = self._reader.get_field(name)
-        return default if field is None else field.contents()
-
-    def _config(self) -> dict[str, Any]:
-        def get(name: str, default: Any = None) -> Any:
-            return self._field(f"{self._kind}.{name}", default)
-
-        hidden, heads = get("embedding_length"), get("attention.head_count")
-        names = {tensor.name for tensor in self._reader.tensors}
-        embedding = next((tensor for tensor in self._reader.tensors if tensor.name == "token_embd.weight"), None)
-        if not hidden or not heads or embedding is None:
-            raise ValueError(f"model: {self.path.name} names no embedding_length, head_count or token_embd.weight")
-        window = get("attention.sliding_window")
-        return {
-            "model_type": "mistral" if self._kind == "llama" and window else self._kind,
-            "sliding_window": window,
-            "rope_scaling": self._rope_scaling(),
-            "hidden_size": hidden,
-            "intermediate_size": get("feed_forward_length"),
-            "num_hidden_layers": get("block_count"),
-            "num_attention_heads": heads,
-            "num_key_value_heads": get("attention.head_count_kv", heads),
-            "head_dim": get("attention.key_length", hidden // heads),
-            "vocab_size": int(embedding.shape[1]),
-            "max_position_embeddings": get("context_length"),
-            "rope_theta": get("rope.freq_base", 10000.0),
-            "rms_norm_eps": round(float(get("attention.layer_norm_rms_epsilon")), 12),  # stored as fp32: 9.99e-06
-            "tie_word_embeddings": "output.weight" not in names,
-            "attention_bias": "blk.0.attn_q.bias" in names,
-        }
-
-    def _rope_scaling(self) -> dict[str, Any] | None:
-        prefix = f"{self._kind}.rope.scaling."
-        found = {
-            name.removeprefix(prefix): self._field(name) for name in self._reader.fields if name.startswith(prefix)
-        }
-        kind = found.pop("type", "none")
-        found.pop("finetuned", None)
-        factors = next((tensor for tensor in self._reader.tensors if tensor.name == _GGUF_FACTORS), None)
-        if kind in ("none", None):
-            return None if factors is None else {"rope_type": "factors", "factors": factors.data.tolist()}
-        if factors is not None:
-            raise ValueError(f"model: {self.path.name} has both {_GGUF_FACTORS} and rope scaling {kind}")
-        length = found.pop("original_context_length", None)
-        if kind == "yarn" and length:
-            found["original_max_position_embeddings"] = length
-        return {"rope_type": kind, **found}
+    def ends(self) -> Mapping[str, Any]:
+        """As `Checkpoint`: the header's end of a text, of a turn and of a message."""
+        names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+        return {name: self._model.fields.get(name) for name in names}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor, dequantised to fp32."""
-        from gguf import quants
-
-        arch = self.architecture
-        for tensor in self._reader.tensors:
-            if tensor.name == _GGUF_FACTORS:
+        """Every tensor in fp32."""
+        arch, kind = self.architecture, self._model.kind
+        for tensor in self._model.tensors.values():
+            if tensor.name == FACTORS:
                 continue
-            name = _gguf_name(tensor.name)
-            try:
-                values = np.ascontiguousarray(quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
-            except (NotImplementedError, ValueError) as error:
-                raise ValueError(f"model: cannot dequantise {tensor.name}: {error}") from error
-            if self._kind == "llama" and (".q_proj." in name or ".k_proj." in name):
-                heads = arch.num_heads if ".q_proj." in name else arch.num_kv_heads
-                values = _half_split(values, heads)
-            if self._kind == "gemma" and name.endswith("norm.weight"):
+            name, values = _gguf_name(tensor.name), tensor.values()
+            if kind == "llama" and (".q_proj." in name or ".k_proj." in name):
+                values = _half_split(values, arch.num_heads if ".q_proj." in name else arch.num_kv_heads)
+            if kind == "gemma" and name.endswith("norm.weight"):
                 values = values - 1
-            yield name, torch.from_numpy(values.copy() if not values.flags.writeable else values)
+            yield name, torch.from_numpy(values)
 
 
 def _gguf_name(name: str) -> str:
@@ -172,21 +115,52 @@ class SafetensorsCheckpoint:
     def __init__(self, path: Path):
         self.path = path
         self.architecture = Architecture.from_config(path, name=path.absolute().name)
-        quantised = json.loads((path / "config.json").read_text()).get("quantization_config")
-        if quantised:
+        self._config = read_json(path / "config.json")
+        if quantised := self._config.get("quantization_config"):
             method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
             raise ValueError(f"model: quantization_config ({method}) is not implemented; expected plain weights")
-        # Standard names, sharded or single; other files (`consolidated.safetensors`) hold the same tensors again.
-        self._files = sorted(path.glob("model*.safetensors")) or sorted(path.glob("*.safetensors"))
-        if not self._files:
-            raise ValueError(f"model: {path} has a config.json but no *.safetensors")
+        self._files = self._files_of()
+
+    def _files_of(self) -> dict[Path, set[str] | None]:
+        """The files with the tensors, each with the names that the index looks for in it; None: all that it has.
+
+        As in transformers: one whole file, or else those of the index, or else all; others, such as
+        `consolidated.safetensors`, hold the same tensors again.
+        """
+        whole, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
+        if whole.is_file():
+            return {whole: None}
+        if not index.is_file():
+            files = sorted(self.path.glob("model*.safetensors")) or sorted(self.path.glob("*.safetensors"))
+            if not files:
+                raise ValueError(f"model: {self.path} has a config.json but no *.safetensors")
+            return dict.fromkeys(files)
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+            raise ValueError(f"model: expected a weight_map of tensors to files in {index.name}")
+        found: dict[Path, set[str] | None]
+        found = {self.path / file: {name for name in places if places[name] == file} for file in places.values()}
+        if missing := [file.name for file in found if not file.is_file()]:
+            raise ValueError(f"model: {index.name} names {', '.join(missing)}, which is missing")
+        return found
+
+    def ends(self) -> Mapping[str, Any]:
+        """As `Checkpoint`: those of config.json and generation_config.json."""
+        generation = self.path / "generation_config.json"
+        found = {"config.json": self._config.get("eos_token_id")}
+        return found | ({generation.name: read_json(generation).get("eos_token_id")} if generation.is_file() else {})
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor in its stored dtype."""
-        for file in self._files:
+        """Every tensor in its stored dtype, but for the frequencies that early Llama 2 stored: they follow from
+        config.json."""
+        for file, wanted in self._files.items():
             try:
                 with safe_open(file, framework="pt") as handle:
-                    for name in handle.keys():
-                        yield name, handle.get_tensor(name)
+                    names = set(handle.keys())
+                    if lost := sorted((wanted or set()) - names):
+                        raise ValueError(f"model: {file.name} lacks {lost[0]!r}, which the index looks for there")
+                    for name in sorted(names if wanted is None else wanted):
+                        if not name.endswith("rotary_emb.inv_freq"):
+                            yield name, handle.get_tensor(name)
             except SafetensorError as error:
                 raise ValueError(f"model: {file.name} is not a whole safetensors file: {error}") from error

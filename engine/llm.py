@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from rooflab.engine.model import Model
 from rooflab.engine.model_files import DEFAULT_MODEL, fetch
 from rooflab.engine.model_runner import ModelRunner
 from rooflab.engine.ops import resolve
-from rooflab.engine.probes import Limits
+from rooflab.engine.probes import LargestSizes
 from rooflab.engine.scheduler import Scheduler
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.sequence import Sequence as EngineSequence
@@ -98,11 +97,6 @@ class LLM:
             max_model_len=max_model_len,
             prefill_chunk=prefill_chunk,
         )
-        if max_num_batched_tokens < max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens: expected at least max_num_seqs, which is {max_num_seqs}, for a step has a "
-                f"token of each sequence; got {max_num_batched_tokens}"
-            )
         self.device = _device(device)
         if pdl:
             _check_pdl(self.device, enforce_eager)
@@ -113,30 +107,23 @@ class LLM:
         self.dtype_name = INT8 if dtype == INT8 else str(self.dtype).removeprefix("torch.")
         """As the option `dtype`; with int8, `dtype` itself is that of all but the products' weights."""
         self.arch, self.tokenizer, tensors, self._stop_ids = _open(str(model), dummy, seed, self.device)
-        self.max_model_len = max_model_len or self.arch.max_position
-        if self.max_model_len > self.arch.max_position:
+        self.max_model_len = most = max_model_len or self.arch.max_position
+        if most > self.arch.max_position:
             raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
         block_size = self.max_model_len if contiguous_kv else block_size
         chunked = chunked_prefill and kv_cache
         # Without chunks a prompt that is longer than a step's budget runs alone, in one step.
         longest = max_num_batched_tokens if chunked else max(max_num_batched_tokens, self.max_model_len)
         rows: dict[Phase, int] = {"prefill": longest, "decode": max_num_seqs}
-        self.limits = Limits(self.arch, self.device, self.dtype, block_size, self.max_model_len, rows, dtype == INT8)
+        self.limits = LargestSizes(self.arch, self.device, self.dtype, block_size, most, rows, dtype == INT8)
+        check_weights_fit(self.limits)  # before kernels are timed
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
         self.ops = resolve(self.limits, swap, interpret)
-        check_weights_fit(self.limits)
         weights = load_weights(self.arch, tensors, self.dtype, self.device)
         with torch.inference_mode():
             network = Model(self.arch, weights, self.ops, self.max_model_len)
             self.runner = ModelRunner(network, self.ops, 1, block_size, max_num_seqs, self.max_model_len)
-            rehearsals = [partial(self.runner.rehearse, longest)]
-            graphs = self.runner.decode_graphs() if self.device.type == "cuda" and not enforce_eager else None
-            blocks = kv_cache_blocks(self.limits, [*rehearsals, graphs.step] if graphs else rehearsals, num_kv_blocks)
-            self.runner.allocate(blocks)
-            if graphs:
-                with dependent_launches(pdl):
-                    graphs.record(recorder())
-            self.runner.graphs = graphs
+            blocks = self._allocate(longest, num_kv_blocks, enforce_eager, pdl)
         self.scheduler = Scheduler(
             BlockManager(blocks, block_size, prefix_caching and kv_cache),
             max_num_seqs,
@@ -148,6 +135,18 @@ class LLM:
         overlap = self.device.type == "cuda" if overlap is None else overlap
         self.core = Core(self.scheduler, self.runner, kv_cache, overlap)
         self._seed, self._next_id = seed, 0
+
+    def _allocate(self, longest: int, num_kv_blocks: int | None, enforce_eager: bool, pdl: bool) -> int:
+        """Allocates the KV cache and, on a GPU, records the graphs of decode steps; the number of blocks."""
+        rehearsals = [partial(self.runner.rehearse, longest)]
+        graphs = self.runner.decode_graphs() if self.device.type == "cuda" and not enforce_eager else None
+        blocks = kv_cache_blocks(self.limits, [*rehearsals, graphs.step] if graphs else rehearsals, num_kv_blocks)
+        self.runner.allocate(blocks)
+        if graphs:
+            with dependent_launches(pdl):
+                graphs.record(recorder())
+        self.runner.graphs = graphs
+        return blocks
 
     def add_request(
         self, prompt: Prompt, params: SamplingParams | None = None, arrival_s: float | None = None, priority: int = 0
@@ -309,6 +308,12 @@ def _check_sizes(**sizes: int | None) -> None:
         least = 2 if name == "max_model_len" else 1  # a token of the prompt, and one after it
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise ValueError(f"{name}: expected an integer of at least {least}, got {value!r}")
+    tokens, seqs = sizes["max_num_batched_tokens"], sizes["max_num_seqs"]
+    if tokens is not None and seqs is not None and tokens < seqs:
+        raise ValueError(
+            f"max_num_batched_tokens: expected at least max_num_seqs, which is {seqs}, for a step has a token of each "
+            f"sequence; got {tokens}"
+        )
 
 
 def _one(params: SamplingParams | None) -> SamplingParams:
@@ -369,21 +374,16 @@ def _open(
     tokenizer, vocab_size = Tokenizer(checkpoint.path), checkpoint.architecture.vocab_size
     if tokenizer.size > vocab_size:
         raise ValueError(f"model: its tokenizer has {tokenizer.size} tokens, and its embedding has {vocab_size}")
-    stop = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
-    generation = checkpoint.path / "generation_config.json"
-    if generation.is_file():
-        stop |= _ends(generation)
-    return checkpoint.architecture, tokenizer, checkpoint.tensors(), frozenset(stop)
+    stop = end_tokens({"the tokenizer": tokenizer.eos_token_id, **checkpoint.ends()}, vocab_size)
+    return checkpoint.architecture, tokenizer, checkpoint.tensors(), stop
 
 
-def _ends(generation: Path) -> set[int]:
-    """The `eos_token_id` of a generation_config.json, which may be a list or missing."""
-    try:
-        found = json.loads(generation.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"model: {generation.name} is not JSON: {error}") from None
-    eos = found.get("eos_token_id") if isinstance(found, dict) else found
-    ends = [] if eos is None else eos if isinstance(eos, list) else [eos]
-    if not isinstance(found, dict) or not all(isinstance(token, int) for token in ends):
-        raise ValueError(f"model: expected token ids as eos_token_id in {generation.name}, got {eos!r}")
-    return set(ends)
+def end_tokens(sources: Mapping[str, Any], vocab_size: int) -> frozenset[int]:
+    """All end tokens that the sources name.  Raises `ValueError` if one of them can be no token."""
+    found = set[int]()
+    for source, named in sources.items():
+        ids = [] if named is None else named if isinstance(named, list) else [named]
+        if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
+            raise ValueError(f"model: expected ids below {vocab_size} as end tokens in {source}, got {named!r}")
+        found.update(ids)
+    return frozenset(found)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import psutil
 import torch
 
-from rooflab.engine.probes import Limits
+from rooflab.engine.probes import LargestSizes
 from rooflab.reference.spec import DTYPE_NAMES
 from rooflab.roofline.llm import kv_bytes_per_token
 
@@ -24,7 +24,7 @@ def free_bytes(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0])
 
 
-def check_weights_fit(limits: Limits) -> None:
+def check_weights_fit(limits: LargestSizes) -> None:
     """Raises `ValueError` if the weights are larger than the free memory, before the system kills the process."""
     needed = limits.arch.parameters().total * limits.dtype.itemsize
     free = free_bytes(limits.device)
@@ -34,7 +34,9 @@ def check_weights_fit(limits: Limits) -> None:
         )
 
 
-def kv_cache_blocks(limits: Limits, rehearsals: Sequence[Callable[[], object]] = (), wanted: int | None = None) -> int:
+def kv_cache_blocks(
+    limits: LargestSizes, rehearsals: Sequence[Callable[[], object]] = (), wanted: int | None = None
+) -> int:
     """`wanted` pages, or as many as fit the free memory and the largest batch of the longest sequences can use.
 
     On CUDA `rehearsals` run the largest steps, each of which keeps its memory, and as much is left free.  Raises

@@ -11,11 +11,11 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from rooflab.engine.gguf_model import GGUFModel
 from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.roofline.architecture import Architecture, get_architecture
 
 DEFAULT_MODEL = "smollm2-135m"
-GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma")
 
 
 @dataclass(frozen=True)
@@ -36,21 +36,14 @@ SMOLLM2_135M = PackagedModel(
 
 
 def check_model(model: str, dummy: bool = False) -> None:
-    """Raises `ValueError` unless an engine may load `model`, by its name and its header, without torch.
-
-    The fields of a GGUF file take a reader half a minute if the vocabulary is large; its kind is the first of them.
-    """
+    """Raises `ValueError` unless an engine may load `model`, by its name and its config or header, without torch."""
     path = Path(model)
     if dummy:
         get_architecture(model)
     elif path.is_dir() and (path / "config.json").is_file():
         Architecture.from_config(path)
     elif path.is_file() and path.suffix == ".gguf":
-        with path.open("rb") as file:
-            _, found, rest = file.read(1 << 16).partition(b"general.architecture\x08\0\0\0")  # 8: a text
-        kind = rest[8 : 8 + int.from_bytes(rest[:8], "little")].decode(errors="replace")
-        if found and kind not in GGUF_ARCHITECTURES:
-            raise ValueError(f"model: expected a GGUF of {', '.join(GGUF_ARCHITECTURES)}, got {kind!r}")
+        GGUFModel(path)
     elif path.exists():
         raise ValueError(f"model: expected a .gguf file or a folder with config.json and *.safetensors, got {model!r}")
     elif model != DEFAULT_MODEL:

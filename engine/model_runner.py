@@ -65,7 +65,7 @@ class ModelRunner:
         """The tokens of the last draw."""
 
     def allocate(self, num_blocks: int) -> None:
-        """Makes the KV cache, of so many pages, anew."""
+        """Makes the KV cache again, with this number of pages."""
         arch, dtype = self.model.arch, self.model.embedding.dtype
         shape = (num_blocks, self.block_size, arch.num_kv_heads, arch.head_dim)
         layers = range(arch.num_layers)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rooflab.engine.probes import FUSED, PRODUCTS, Limits, packed, probes
+from rooflab.engine.probes import FUSED, PRODUCTS, LargestSizes, packed, probes
 from rooflab.engine.settle import Choice, settle
 from rooflab.kernels import registry
 from rooflab.kernels.choices import Phase, all_buckets, bucket_of, chosen
@@ -78,7 +78,7 @@ class OpSet:
         ]
 
 
-def resolve(limits: Limits, swaps: Mapping[str, str] | None = None, interpret: bool = False) -> OpSet:
+def resolve(limits: LargestSizes, swaps: Mapping[str, str] | None = None, interpret: bool = False) -> OpSet:
     """The kernels for a model, chosen for every shape of its inputs.
 
     `swaps` maps an op to the kernel it must use; `interpret` allows Triton kernels on the CPU.  If an op has no kernel
@@ -107,7 +107,7 @@ def resolve(limits: Limits, swaps: Mapping[str, str] | None = None, interpret: b
     return OpSet([choices[0] for choices in able.values()])
 
 
-def _rows_in(bucket: str, phase: Phase, upper: float, limits: Limits) -> tuple[int, ...]:
+def _rows_in(bucket: str, phase: Phase, upper: float, limits: LargestSizes) -> tuple[int, ...]:
     """The least and the largest number of rows of a step in this bucket; empty if no step can be in it."""
     most = int(min(upper, limits.max_rows[phase]))
     least = next((rows for rows in range(1, most + 1) if bucket_of(phase, rows) == bucket), None)
@@ -115,7 +115,7 @@ def _rows_in(bucket: str, phase: Phase, upper: float, limits: Limits) -> tuple[i
 
 
 def _able(
-    op: str, bucket: str, phase: Phase, rows: tuple[int, ...], limits: Limits, swap: str | None, interpret: bool
+    op: str, bucket: str, phase: Phase, rows: tuple[int, ...], limits: LargestSizes, swap: str | None, interpret: bool
 ) -> list[Choice]:
     """The kernels that can serve a bucket, in the order in which they are preferred."""
     reasons: list[str] = []
@@ -140,7 +140,7 @@ def _able(
 
 
 def _preferred(
-    op: str, bucket: str, phase: Phase, rows: tuple[int, ...], limits: Limits, swap: str | None, interpret: bool
+    op: str, bucket: str, phase: Phase, rows: tuple[int, ...], limits: LargestSizes, swap: str | None, interpret: bool
 ) -> Choice | None:
     """The kernel of an op that the model can do without: one that is asked for, or an optimized one by record."""
     if swap:
@@ -169,7 +169,7 @@ def candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel,
     return first + [(kernel, f"no record for {key} that can run") for kernel in rest if kernel.name != name]
 
 
-def _why_not(kernel: Kernel, phase: Phase, rows: tuple[int, ...], limits: Limits, interpret: bool) -> str | None:
+def _why_not(kernel: Kernel, phase: Phase, rows: tuple[int, ...], limits: LargestSizes, interpret: bool) -> str | None:
     if kernel.backend == "triton" and limits.device.type == "cpu" and not interpret:
         return "UNSUPPORTED: needs a CUDA device (--interpret runs it on the CPU, without times)"
     if reason := kernel.why_not_served(limits.device):

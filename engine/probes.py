@@ -32,7 +32,7 @@ CONTEXT = 512
 
 
 @dataclass(frozen=True)
-class Limits:
+class LargestSizes:
     """The largest sizes of the model's inputs, which a kernel must take."""
 
     arch: Architecture
@@ -61,7 +61,7 @@ def gated(arch: Architecture) -> str:
     return "silu_and_mul" if arch.activation == "silu" else "gelu_and_mul"
 
 
-def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]]:
+def probes(op: str, phase: Phase, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     """The arguments that the model passes to `op` in a step of `M` rows, as meta tensors."""
     if op in PRODUCTS:
         return _product_probes(M, limits)
@@ -79,10 +79,8 @@ def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]
     options = {"softmax_scale": None} | ({} if arch.window is None else {"window": arch.window})
     bounds = torch.tensor([0, M], dtype=torch.int32)  # of one chunk
     lengths = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_seqlen_q": M, "max_seqlen_k": M}
-    several = M if phase == "decode" else 1
     table = empty(limits.max_model_len, D // 2, dtype=torch.float32)
-
-    per_row = {"dtype": torch.float32}
+    per_row, several = {"dtype": torch.float32}, M if phase == "decode" else 1
     arguments: dict[str, dict[str, Any]] = {
         "embedding": {"token_ids": ids, "weight": empty(arch.vocab_size, H)},
         "rmsnorm": {"x": empty(M, H), "weight": empty(H), "eps": arch.rms_norm_eps},
@@ -117,7 +115,7 @@ def probes(op: str, phase: Phase, M: int, limits: Limits) -> list[dict[str, Any]
     return [arguments[op]]
 
 
-def _product_probes(M: int, limits: Limits) -> list[dict[str, Any]]:
+def _product_probes(M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     """The arguments of a layer's four products, and of the head's."""
     arch = limits.arch
     H, D, intermediate = arch.hidden_size, arch.head_dim, arch.intermediate_size

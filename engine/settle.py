@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from psutil import virtual_memory
 
-from rooflab.engine.probes import PRODUCTS, Limits, packed, probes, real
+from rooflab.engine.probes import PRODUCTS, LargestSizes, packed, probes, real
 from rooflab.engine.waiting import run_times, waiting_since
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
@@ -61,7 +61,7 @@ class Choice:
 
 
 def settle(
-    able: Mapping[tuple[str, str], list[Choice]], rows: Mapping[str, int], limits: Limits
+    able: Mapping[tuple[str, str], list[Choice]], rows: Mapping[str, int], limits: LargestSizes
 ) -> dict[tuple[str, str], list[Choice]]:
     """The choices with the fastest first."""
     arch = limits.arch
@@ -93,7 +93,9 @@ def settle(
     return fastest
 
 
-def _ways(products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str, float]], limits: Limits) -> set[Any]:
+def _ways(
+    products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str, float]], limits: LargestSizes
+) -> set[Any]:
     """The fewest ways to pack a weight with which gemm loses at most `TOLERATED` in every bucket; each way keeps a copy
     of all weights.  Only one, with the least geometric mean of the losses, if two copies do not fit."""
     known = list(dict.fromkeys(one.kernel.prepare for choices in products.values() for one in choices))
@@ -120,7 +122,7 @@ def _reason(choice: Choice, times: Mapping[str, float]) -> str:
 
 
 def _time(
-    op: str, bucket: str, rows: int, kernels: list[Kernel], limits: Limits, ends: float = math.inf
+    op: str, bucket: str, rows: int, kernels: list[Kernel], limits: LargestSizes, ends: float = math.inf
 ) -> dict[str, float]:
     """Microseconds by kernel, of products for all of a step; empty if the clock passed `ends` before all had a time."""
     phase: Phase = "decode" if bucket.startswith("decode") else "prefill"
@@ -203,7 +205,7 @@ class Settled:
         if self._taken:
             self.provisional = self.provisional | self._taken if self._busy() else self.provisional - self._taken
             found = {**self.about, "provisional": sorted(self.provisional), "times_us": self.times}
-            write_whole(self._path, json.dumps(found, indent=1) + "\n")
+            write_whole(self._path, json.dumps(found, indent=1, allow_nan=False) + "\n")
 
 
 def folder() -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rooflab.engine.tokenizer import TextStream
+from rooflab.engine.pieces import TextStream
 
 
 class StopText:
@@ -36,8 +36,10 @@ class StopText:
         """The text that is new since the last call; what may be the beginning of a stop text waits until `last`."""
         held = 0
         if not last and not self.stopped:
-            lengths = (size for stop in self._stops for size in range(1, len(stop)) if self.text.endswith(stop[:size]))
-            held = max(lengths, default=0)
+            text, hidden = self.text, len(self.text) - self._shown  # what was shown begins no stop text
+            for stop in self._stops:
+                sizes = range(min(len(stop) - 1, hidden), held, -1)
+                held = next((size for size in sizes if text.endswith(stop[:size])), held)
         new = self.text[self._shown : len(self.text) - held]
         self._shown += len(new)
         return new

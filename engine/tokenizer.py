@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-ChatMessage = Mapping[str, str]
+from rooflab.engine.gguf_tokenizer import gguf_tokenizer
+from rooflab.engine.pieces import Pieces, TextStream
+
+ChatMessage = Mapping[str, Any]
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
 
 
@@ -16,27 +17,20 @@ class Tokenizer:
     """The tokenizer of the model at `path`, a GGUF file or a Hugging Face folder."""
 
     def __init__(self, path: Path):
-        from transformers import AutoTokenizer  # the import takes a second, and dummy models do not need it
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
-        file = {"gguf_file": path.name} if path.is_file() else {}
-        folder = path.parent if path.is_file() else path
-        with contextlib.redirect_stderr(io.StringIO()):  # the GGUF conversion draws its own progress bar
-            try:
-                self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **file)
-            except (OSError, ValueError, TypeError, KeyError) as error:
-                first = str(error).strip().partition("\n")[0]
-                raise ValueError(f"model: no tokenizer that transformers can read in {path}: {first}") from error
+        self._tokenizer = gguf_tokenizer(path) if path.is_file() else _of_folder(path)
+        self.pieces = Pieces(self._tokenizer)
         self.size = len(self._tokenizer)
         """Token ids are below it."""
+        self.longest = max(map(len, self._tokenizer.get_vocab()))
+        """Most characters of a token: a vocabulary has a character for each byte, or for each character."""
         self.eos_token_id: int | None = self._tokenizer.eos_token_id
         self.has_chat_template = self._tokenizer.chat_template is not None
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a string (without the template) or of chat messages (through it); given ids stay as they are.
 
-        Raises `ValueError` on an empty prompt, on text that UTF-8 cannot hold, or on any other type.
+        Raises `ValueError` on an empty prompt, text that UTF-8 cannot hold, messages that the template refuses, or any
+        other type.
         """
         if isinstance(prompt, str):
             check_text(prompt)
@@ -45,9 +39,9 @@ class Tokenizer:
             if not self.has_chat_template:
                 raise ValueError("prompt: this model has no chat template; pass a string or token ids")
             # One call renders and tokenizes: encoding the rendered text in a second call would double the BOS token.
-            messages = [dict(cast(ChatMessage, message)) for message in prompt]
+            messages = [_of_text(cast(ChatMessage, message)) for message in prompt]
             check_text("".join(str(text) for message in messages for text in message.values()))
-            encoded = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+            encoded = self._through_template(messages)
             ids = list(encoded["input_ids"])
         else:
             ids = as_token_ids(prompt)
@@ -55,52 +49,55 @@ class Tokenizer:
             raise ValueError("prompt: expected at least one token, got an empty prompt")
         return ids
 
+    def _through_template(self, messages: Sequence[ChatMessage]) -> Mapping[str, Any]:
+        from jinja2 import TemplateError  # as heavy as transformers, which imports it
+
+        try:
+            encoded = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        except (TemplateError, TypeError) as error:
+            raise ValueError(f"prompt: the chat template refuses these messages: {error}") from error
+        return cast(Mapping[str, Any], encoded)
+
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids` without special tokens."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        """The text of `token_ids` without special tokens: what `stream` gives for them."""
+        stream = self.stream()
+        return "".join([*map(stream.push, token_ids), stream.flush()])
+
+    def named(self, token_id: int) -> tuple[str, bytes]:
+        """A token's name in answers, and its bytes, which may be a part of a character (`bytes:\\xd2`)."""
+        own = self.pieces(token_id)
+        if not own:  # a special token: its own text
+            name = str(self._tokenizer.convert_ids_to_tokens(token_id) or "")
+            return name, name.encode()
+        try:
+            return own.decode(), own
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own), own
 
     def stream(self) -> TextStream:
         """A new incremental decoder."""
-        return TextStream(self)
+        return TextStream(self.pieces, self.pieces.leading)
 
 
-class Decoder(Protocol):
-    """What turns tokens into text."""
+def _of_folder(path: Path) -> Any:
+    from transformers import AutoTokenizer  # the import takes a second, and dummy models do not need it
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens."""
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(f"model: no tokenizer that transformers can read in {path}: {first}") from error
 
 
-class TextStream:
-    """Decodes tokens as they arrive: `push` returns the text that a token completes, and `flush` returns the rest.
-
-    Together they return the text of `decode`. A character that several tokens form is held back until it is whole.
-    """
-
-    def __init__(self, tokenizer: Decoder):
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._start = 0
-        """First token of the window that is decoded again with each push."""
-        self._end = 0
-        """Number of tokens whose text has been returned."""
-
-    def push(self, token_id: int) -> str:
-        """The new text; empty while a character is incomplete."""
-        self._ids.append(token_id)
-        known = self._tokenizer.decode(self._ids[self._start : self._end])
-        text = self._tokenizer.decode(self._ids[self._start :])
-        if text.endswith("\N{REPLACEMENT CHARACTER}") or len(text) <= len(known):
-            return ""
-        self._start, self._end = self._end, len(self._ids)
-        return text[len(known) :]
-
-    def flush(self) -> str:
-        """The text that was held back, replacement characters included."""
-        known = self._tokenizer.decode(self._ids[self._start : self._end])
-        rest = self._tokenizer.decode(self._ids[self._start :])[len(known) :]
-        self._start = self._end = len(self._ids)
-        return rest
+def _of_text(message: ChatMessage) -> dict[str, Any]:
+    """The message with one text as content: parts of text are joined, as the server does."""
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return dict(message)
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f"prompt: expected parts of type 'text' with a text as content, got {part!r}")
+    return {**message, "content": "".join(part["text"] for part in content)}
 
 
 def check_text(prompt: str) -> None:

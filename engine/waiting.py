@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +12,7 @@ import numpy as np
 
 BUSY_SHARE = 0.1
 """A thread took part in work if it ran for more than this share of the time of the thread that it is compared with."""
-_TASKS = Path("/proc/self/task")
+_TASKS, _STAT = Path("/proc/self/task"), Path("/proc/stat")
 
 
 def run_times() -> dict[int, tuple[int, int]]:
@@ -34,3 +36,21 @@ def waiting_since(began: Mapping[int, tuple[int, int]]) -> float | None:
     most = max((ran for ran, _ in changes), default=0)
     ran, waited = np.sum([change for change in changes if change[0] >= BUSY_SHARE * most], axis=0) if most else (0, 0)
     return float(waited / ran) if ran > 0 else None
+
+
+def processor_time() -> tuple[float, float, float] | None:
+    """Seconds that all processors worked, seconds that they were there, and seconds of this process; None if the system
+    does not tell.  Time that another guest of the host took counts as work."""
+    if not _STAT.is_file():
+        return None
+    user, nice, system, idle, iowait, irq, softirq, steal = map(int, _STAT.read_text().split("\n")[0].split()[1:9])
+    worked, tick = user + nice + system + irq + softirq + steal, os.sysconf("SC_CLK_TCK")
+    return worked / tick, (worked + idle + iowait) / tick, time.process_time()
+
+
+def others_since(began: tuple[float, float, float] | None) -> float | None:
+    """The share of all processors' time that other processes took since `began`, which is of `processor_time`."""
+    if began is None or (now := processor_time()) is None:
+        return None
+    worked, there, own = np.subtract(now, began)
+    return max(0.0, float((worked - own) / there)) if there > 0 else None

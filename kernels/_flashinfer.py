@@ -86,7 +86,7 @@ def kept_wrapper(
 
 
 @dataclass(frozen=True)
-class Plan:
+class FlashInferPlan:
     """What a call runs, made by `plan`."""
 
     wrapper: Any
@@ -178,7 +178,7 @@ def plan_ragged(
     causal: bool,
     device: torch.device,
     options: Mapping[str, Any],
-) -> Plan:
+) -> FlashInferPlan:
     """Plans `wrapper` for sequences one after another.
 
     bounds: of queries and of keys, int32 on the CPU; heads: H, H_kv and D.
@@ -188,7 +188,7 @@ def plan_ragged(
     if causal and unseeing is not None:
         queries, keys = seeing_apart(queries, keys.diff()), without_keys(keys)
     wrapper.plan(queries, keys, *heads, causal=causal, **options)
-    return Plan(wrapper, unseeing)
+    return FlashInferPlan(wrapper, unseeing)
 
 
 def finished(result: Returned, unseeing: torch.Tensor | None) -> Returned:

@@ -59,7 +59,7 @@ def row_outputs(
 
 
 def written_bytes(x: torch.Tensor, values: int, quantize: str | None) -> int:
-    """Bytes of a result of so many values, with the scales of its rows."""
+    """Bytes of a result with this number of values, with the scales of its rows."""
     return values * x.element_size() if quantize is None else values + 4 * x.shape[0]
 
 

@@ -135,7 +135,7 @@ class Kernel:
 
     def _why_not_on_cpu(self) -> str | None:
         if os.environ.get("ROOFLAB_EMULATE") == "1" and self.backend not in CPU_BACKENDS and self.role != "peer":
-            # Only in the processes of `bench/emulate/emulation.py`, which run code compiled for sm90.
+            # Only in the processes of `bench/emulate/ours.py`, which run code compiled for sm90.
             return f"needs sm{self.min_sm}, sm90 is emulated" if (self.min_sm or 0) > 90 else None
         if self.backend == "triton" and "cpu" in self.devices:
             return (

@@ -52,7 +52,7 @@ HELD_SCORES = {"cuda": 2**26}
 HELD_ELSEWHERE = 2**18
 """128 queries of a head over 2048 keys: they stay in a CPU's caches, and 2048 queries take 2.5 times as long."""
 LEAST_ROWS = 64
-"""If so many queries of all heads can be held, all heads are computed at once."""
+"""If this number of queries of all heads can be held, all heads are computed at once."""
 TILE_EDGES = (0, 15, 16, 31, 32, 63, 64, 127, 128)
 """Positions at which pages and tiles of the usual sizes begin and end."""
 
@@ -78,7 +78,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Seen:
+class KeyRange:
     """The keys that each of T queries sees: from `first` (T,) up to, not including, `end` (T,), int64 on the CPU."""
 
     first: torch.Tensor
@@ -101,12 +101,12 @@ class Seen:
         return x
 
 
-def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> Seen:
+def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> KeyRange:
     """Which of S keys each of T queries sees.  Raises `ValueError` on a window without `causal`, or below 1."""
     _check_window(window, causal)
     end = (torch.arange(T) + S - T + 1).clamp(0, S) if causal else torch.full((T,), S)
     first = torch.zeros_like(end) if window is None else (torch.arange(T) + S - T + 1 - window).clamp(0, S)
-    return Seen(first.minimum(end), end)
+    return KeyRange(first.minimum(end), end)
 
 
 def check_options(
@@ -144,7 +144,7 @@ class Piece(NamedTuple):
     keys: slice
 
 
-def _pieces(q: torch.Tensor, k: torch.Tensor, seen: Seen) -> Iterator[Piece]:
+def _pieces(q: torch.Tensor, k: torch.Tensor, seen: KeyRange) -> Iterator[Piece]:
     """All scores of a sequence, in pieces.  On a GPU a piece has 2**26: smaller ones would wait for the host."""
     (T, H, _), (S, H_kv, _) = q.shape, k.shape
     held = HELD_SCORES.get(q.device.type, HELD_ELSEWHERE)
@@ -177,7 +177,7 @@ def _spread(out: torch.Tensor, piece: Piece, values: torch.Tensor, H_kv: int) ->
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: Seen, scores: Scores, sinks: torch.Tensor | None = None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: KeyRange, scores: Scores, sinks: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One sequence's attention in fp64: the output and the log-sum-exp.
 
@@ -198,7 +198,7 @@ def error_bounds(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    seen: Seen,
+    seen: KeyRange,
     scores: Scores,
     scheme: Scheme,
     sinks: torch.Tensor | None = None,
@@ -235,14 +235,14 @@ def _of(sinks: torch.Tensor | None, piece: Piece, H_kv: int) -> torch.Tensor | N
     return None if sinks is None else sinks.double().reshape(H_kv, -1)[piece.heads, :, None]
 
 
-def _largest(q: torch.Tensor, k: torch.Tensor, seen: Seen, piece: Piece) -> torch.Tensor:
+def _largest(q: torch.Tensor, k: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor:
     """(heads, group, rows): the largest |q| . |k| of the keys that a query sees; 0 if it sees none."""
     products = _rows(q, piece, k.shape[1]).abs() @ _columns(k, piece).abs().mT
     products = seen.hide(_by_group(products, q, k), piece.rows, piece.keys, 0.0)
     return products.amax(-1) if products.shape[-1] else products.new_zeros(products.shape[:-1])
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, seen: Seen, scores: Scores, piece: Piece) -> torch.Tensor:
+def _scores(q: torch.Tensor, k: torch.Tensor, seen: KeyRange, scores: Scores, piece: Piece) -> torch.Tensor:
     """The piece's scores, (heads, group, rows, keys) fp64; -inf where a query does not see a key."""
     # The scale goes to the queries: scores are many more.
     logits = (_rows(q, piece, k.shape[1]) * (scores.scale / (scores.softcap or 1.0))) @ _columns(k, piece).mT
@@ -283,7 +283,7 @@ def _weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return sums
 
 
-def _sums(magnitude: torch.Tensor, seen: Seen, piece: Piece) -> torch.Tensor:
+def _sums(magnitude: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor:
     """(heads, rows, Dv): the sum of magnitude (heads, keys, Dv) over the keys that a query sees."""
     first, end = (
         (places[piece.rows].clamp(piece.keys.start, piece.keys.stop) - piece.keys.start).to(magnitude.device)

@@ -77,7 +77,7 @@ class Domain:
     make: Callable[..., Made | None]
     """The case for one value of each axis, by name; None if these values may not be combined."""
 
-    def cover(self, seed: int, settle: Settle[C], count: int) -> Iterator[Point[C]]:
+    def cover(self, seed: int, settle: Settle[C], count: int) -> Iterator[DomainPoint[C]]:
         """At most `count` points; each one meets as many new pairs of places as drawing finds."""
         state = random.Random(seed)
         met: set[frozenset[tuple[str, object]]] = set()
@@ -102,12 +102,12 @@ class Domain:
             places.append((name, values[name] if place is None else place))
         return values, {frozenset(pair) for pair in combinations(places, 2)}
 
-    def _point(self, values: Mapping[str, Value], settle: Settle[C]) -> Point[C] | None:
+    def _point(self, values: Mapping[str, Value], settle: Settle[C]) -> DomainPoint[C] | None:
         made = self.make(**values)
         case = None if made is None else settle(made)
-        return None if case is None else Point(case, values)
+        return None if case is None else DomainPoint(case, values)
 
-    def simpler(self, point: Point[C], settle: Settle[C]) -> Iterator[Point[C]]:
+    def simpler(self, point: DomainPoint[C], settle: Settle[C]) -> Iterator[DomainPoint[C]]:
         """Points with one value simpler than that of `point`: the largest steps first."""
         for name, axis in self.axes.items():
             value = point.values[name]
@@ -119,14 +119,16 @@ class Domain:
 
 
 @dataclass(frozen=True)
-class Point(Generic[C]):
+class DomainPoint(Generic[C]):
     """One case of a domain, and its value on each axis."""
 
     case: C
     values: Mapping[str, Value]
 
 
-def shrunk(domain: Domain, point: Point[C], settle: Settle[C], fails: Callable[[C], bool], tries: int) -> Point[C]:
+def shrunk(
+    domain: Domain, point: DomainPoint[C], settle: Settle[C], fails: Callable[[C], bool], tries: int
+) -> DomainPoint[C]:
     """A point that still fails, each value of it as simple as `tries` calls of `fails` could make it."""
     tried = {point.case}
     while True:

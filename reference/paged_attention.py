@@ -15,8 +15,8 @@ from rooflab.reference.attention import (
     HEADS,
     OPTIONS,
     TILE_EDGES,
+    KeyRange,
     Scores,
-    Seen,
     attend,
     attention_cost,
     check_options,
@@ -86,7 +86,7 @@ def _sequences(
     seq_lens: torch.Tensor,
     cu_seqlens_q: torch.Tensor | None,
     window: int | None,
-) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, Seen]]:
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, KeyRange]]:
     """For each sequence with queries: their rows, and the keys and values from the first on that one of them sees."""
     for b, (start, end, length) in enumerate(_spans(q, seq_lens, cu_seqlens_q)):
         if end > start:

@@ -1,7 +1,7 @@
 """Random numbers that depend on a key and a counter alone, and the exponential race of `sample`.
 
 They are Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with key = seed and
-counter = (position, token id // 4, 0, 0); token id % 4 selects one of the four words.
+counter = (position, token id // 4, stream, 0); token id % 4 selects one of the four words.  `sample` has stream 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     return np.stack(np.broadcast_arrays(c0, c1, c2, c3), axis=-1)
 
 
-def race(seed: int, position: int, vocab_size: int) -> torch.Tensor:
+def race(seed: int, position: int, vocab_size: int, stream: int = 0) -> torch.Tensor:
     """log E of every token, (V,) fp64: E = -log1p(-u), u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24).
 
     x is the token's word; u has exactly the value that fp32 arithmetic gives.
@@ -32,6 +32,7 @@ def race(seed: int, position: int, vocab_size: int) -> torch.Tensor:
     counter = np.zeros((blocks, 4), dtype=np.uint64)
     counter[:, 0] = position & 0xFFFFFFFF
     counter[:, 1] = np.arange(blocks, dtype=np.uint64)
+    counter[:, 2] = stream
     key = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], dtype=np.uint64)
     x = philox(counter, key).reshape(-1)[:vocab_size].astype(np.uint32).astype(np.float32)
     u = np.minimum(x * np.float32(2.0**-32) + np.float32(2.0**-33), np.float32(1 - 2.0**-24)).astype(np.float64)

@@ -13,7 +13,12 @@ from rooflab.reference import captured
 from rooflab.reference.compare import ErrorStats, elementwise
 from rooflab.reference.domain import Domain
 from rooflab.roofline.model import Cost
+from rooflab.roofline.names import values_by_name
 
+CONTRACT = 1
+"""What `bench` takes for granted of `kernels`, `reference` and `roofline`.  An A/B measures both of its trees with one
+`bench`, so it refuses a tree with another number.  It grows when a field, a function or a meaning that `bench` uses of
+the three changes."""
 Scalar = bool | int | float | str
 Inputs = dict[str, Any]
 Outputs = tuple[torch.Tensor, ...]
@@ -39,13 +44,14 @@ class Case(Mapping[str, Scalar]):
     @classmethod
     def parse(cls, text: str) -> Case:
         """The case that `text` (`M=64,N=48`) describes.  Raises `ValueError` on any other form."""
-        values: dict[str, Scalar] = {}
-        for part in text.split(","):
-            key, separator, value = part.partition("=")
-            if not separator or not key.isidentifier() or key in values or not value:
-                raise ValueError(f"case: expected comma-separated KEY=VALUE pairs, each key once, got {text!r}")
-            values[key] = _scalar(value)
-        return cls(**values)
+
+        def read(key: str, value: str) -> Scalar:
+            if not key.isidentifier():
+                raise ValueError
+            return scalar(value)
+
+        expected = "case: expected comma-separated KEY=VALUE pairs, each key once"
+        return cls(**values_by_name(text.split(","), expected, read))
 
     def __getitem__(self, key: str) -> Scalar:
         return self._values[key]
@@ -74,7 +80,8 @@ def _text(value: Scalar) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _scalar(text: str) -> Scalar:
+def scalar(text: str) -> Scalar:
+    """A value of a case as it is written: a boolean, a number or a word."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):

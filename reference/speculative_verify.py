@@ -3,8 +3,10 @@ transformers via speculative decoding", ICML 2023; Chen et al., arXiv 2302.01318
 
 Draft token x number i is accepted if u < p(x) / q(x), p being the target's and q the draft's law. The first token that
 is not accepted is replaced by a draw from max(p - q, 0), and after the last one comes a draw from the target: so every
-token follows the target's law. The random numbers are those of `sample`: the race of position + i draws token i, and u
-is the first word of the counter (position + i, 0, 1, 0).
+token follows the target's law. The random numbers are those of `sample` in streams of their own: u is the first word of
+the counter (position + i, 0, 1, 0), and the race of position + i in stream 2 draws the token in place of draft i. In
+stream 0 `sample` may have drawn that draft, and a draw by the same numbers would depend on it. The token after the last
+draft comes from stream 0, as from `sample` without a draft.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ from rooflab.reference.compare import ErrorStats
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.philox import philox, race
 from rooflab.reference.rules import check_shape
-from rooflab.reference.sample import SCORE_ULPS
+from rooflab.reference.sample_law import SCORE_ULPS
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes
 from rooflab.roofline.model import Cost
+
+RECOVERY = 2
+"""The stream of the token that replaces a draft."""
 
 
 def uniform(seed: int, position: int) -> float:
@@ -80,7 +85,7 @@ def reference(
                 break
             tokens[b, i] = x
             i += 1
-        scores = _weights(i, p, q, drafts).log() - race(s, n + i, p.shape[1])
+        scores = _weights(i, p, q, drafts).log() - race(s, n + i, p.shape[1], RECOVERY if i < drafts else 0)
         tokens[b, i], accepted[b] = int(scores.argmax()), i
     return tokens.to(draft_tokens.device), accepted.to(draft_tokens.device)
 
@@ -165,7 +170,8 @@ def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
     drawn = tokens[accepted]
     if not 0 <= drawn < p.shape[1]:
         return False
-    logs, noise = _weights(accepted, p, q, drafts).log(), race(s, n + accepted, p.shape[1])
+    stream = RECOVERY if accepted < drafts else 0
+    logs, noise = _weights(accepted, p, q, drafts).log(), race(s, n + accepted, p.shape[1], stream)
     scores = logs - noise
     best = int(scores.argmax())
     allowed = sum(SCORE_ULPS * FP32_ROUNDOFF * float(logs[i].abs() + noise[i].abs() + 1) for i in (drawn, best))

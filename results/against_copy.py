@@ -15,7 +15,7 @@ from pathlib import Path
 from bars.one_token import BARS as ONE_TOKEN
 from bars.rows import BARS
 
-from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.chip import HBM_SUSTAINED
 from rooflab.bench.predict.explain import Explanation, explain
 from rooflab.bench.predict.model import LEAST, SUSTAINED
@@ -44,14 +44,14 @@ NOTE = (
 )
 
 
-def targets() -> list[Target]:
+def targets() -> list[KernelCase]:
     """Every rung of the bars' cases, many rows and then one token."""
     bars = [*BARS, *(bar for bar in ONE_TOKEN if bar.arguments["op"] in {row.arguments["op"] for row in BARS})]
     asked = [(bar.ops[0], text) for bar in bars for text in bar.arguments.get("least") or [bar.arguments["case"]]]
     asked += [(op, text) for op, texts in MORE.items() for text in texts]
     scheme = get_scheme("bf16")
     return [
-        Target(op, kernel.name, Case.parse(text), scheme)
+        KernelCase(op, kernel.name, Case.parse(text), scheme)
         for op, text in asked
         for kernel in registry.kernels(op).values()
         if kernel.role == "optimized" and "cuda" in kernel.devices

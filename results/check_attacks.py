@@ -27,11 +27,12 @@ import torch
 
 from rooflab.bench.calls.selection import Selection
 from rooflab.bench.check.check import CheckResult
-from rooflab.bench.check.spread import Asked, Checkers
+from rooflab.bench.check.spread import Checkers, CheckTask
+from rooflab.bench.checks import drawn_checks, turns_of
 from rooflab.bench.cli.kernels import CHECK_S
-from rooflab.bench.commands import drawn_checks, turns_of
 from rooflab.bench.processes.child import cores
 from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.plain import markdown_table
 from rooflab.bench.records.record import NOT_RUN
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
@@ -70,7 +71,7 @@ def loaded(files: Sequence[str]) -> Iterator[list[Kernel]]:
             registry._kernels[kernel.op].pop(kernel.name)
 
 
-def first_fault(kernel: Kernel, seed: int, check: Callable[[Asked], CheckResult], limit_s: float) -> Outcome:
+def first_fault(kernel: Kernel, seed: int, check: Callable[[CheckTask], CheckResult], limit_s: float) -> Outcome:
     """Makes the checks of `rooflab check`, in its order, up to the first fault or `limit_s` seconds."""
     asked = drawn_checks(Selection({kernel.op: (kernel,)}, (), (), (), CPU, seed))
     turns, begun, made = turns_of(asked), time.monotonic(), 0
@@ -110,22 +111,23 @@ def page(wrong: Sequence[Outcome], right: Sequence[Outcome], machine: str) -> st
         f"A kernel has one core; a wrong one has {CHECK_S:.0f} s,",
         f"a right one {RIGHT_S:.0f} s.",
         "",
-        "| seed | wrong kernels | found | median s | longest s | missed |",
-        "|---|---|---|---|---|---|",
     ]
+    rows = list[tuple[object, ...]]()
     for seed in sorted({one.seed for one in wrong}):
         own = [one for one in wrong if one.seed == seed]
         found = [one.seconds for one in own if one.fault]
         missed = ", ".join(one.kernel for one in own if not one.fault) or "none"
-        lines.append(f"| {seed} | {len(own)} | {len(found)} | {median(found):.1f} | {max(found):.0f} | {missed} |")
-    lines += ["", "| seed | right kernels, all cores busy | checks | refused |", "|---|---|---|---|"]
+        rows.append((seed, len(own), len(found), f"{median(found):.1f}", f"{max(found):.0f}", missed))
+    lines += [*markdown_table(("seed", "wrong kernels:", "found:", "median s:", "longest s:", "missed"), rows), ""]
+    rows.clear()
     for seed in sorted({one.seed for one in right}):
         own = [one for one in right if one.seed == seed]
         refused = ", ".join(one.fault for one in own if one.fault) or "none"
-        lines.append(f"| {seed} | {len(own)} | {sum(one.checks for one in own)} | {refused} |")
-    lines += ["", "What the first fault of a wrong kernel showed, over all seeds:", "", "| run | faults |", "|---|---|"]
+        rows.append((seed, len(own), sum(one.checks for one in own), refused))
+    lines += markdown_table(("seed", "right kernels, all cores busy:", "checks:", "refused"), rows)
     runs = Counter(kind_of(one.run) for one in wrong if one.fault)
-    lines += [f"| {run} | {count} |" for run, count in runs.most_common()]
+    lines += ["", "What the first fault of a wrong kernel showed, over all seeds:", ""]
+    lines += markdown_table(("run", "faults:"), runs.most_common())
     within = [sum(one.checks <= checks for one in wrong if one.fault) for checks in (1, 3, 10, 30)]
     lines += ["", f"Of {sum(runs.values())} found, {within[0]} showed in the first check, {within[1]} in the first 3, "]
     lines[-1] += f"{within[2]} in the first 10, {within[3]} in the first 30."
@@ -145,10 +147,13 @@ def kind_of(run: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
-    out = parser.parse_args().out
+    parser.add_argument("--wrong", action="store_true", help="only wrong kernels; the right ones' rows are kept")
+    given = parser.parse_args()
+    out = given.out
     os.environ["OMP_NUM_THREADS"] = "1"
     machine = snapshot()
     about = f"{cores()} cores of {machine.cpu}, torch {machine.torch}"
+    about += "; right kernels in an earlier run" if given.wrong else ""
     wrong, right = list[Outcome](), list[Outcome]()
 
     def write() -> None:  # after each seed, since all take most of an hour
@@ -156,7 +161,12 @@ def main() -> None:
         rows = [asdict(one) | {"fault": one.fault[:160], "seconds": round(one.seconds, 1)} for one in (*wrong, *right)]
         write_whole(out.with_suffix(".json"), "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
 
-    for seed in (1, 2, 3, 4, 5):
+    if given.wrong:
+        kept = [Outcome(**row) for row in json.loads(out.with_suffix(".json").read_text())]
+        with loaded(RIGHT) as kernels:
+            names = {kernel.id for kernel in kernels}
+        right = [one for one in kept if one.kernel in names]
+    for seed in () if given.wrong else (1, 2, 3, 4, 5):
         with loaded(RIGHT) as kernels, busy_cores():
             right += outcomes(kernels, seed, RIGHT_S)
         write()

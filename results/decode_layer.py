@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.explain import Explanation, explain
 from rooflab.bench.predict.model import LAUNCH
 from rooflab.kernels import registry
@@ -21,7 +21,7 @@ from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.architecture import Architecture, get_architecture
 from rooflab.roofline.device import Device, get_device
-from rooflab.roofline.steps import decode_cost, step_bound
+from rooflab.roofline.steps import step_bound, step_ops
 
 MODELS = ("llama-3.1-8b", "qwen3-0.6b")
 BATCHES = (1, 16, 64, 256)
@@ -40,14 +40,14 @@ NOTE = (
 )
 
 
-def plan_targets(arch: Architecture, rows: int, plan: str) -> Iterator[tuple[Target, int]]:
+def plan_targets(arch: Architecture, rows: int, plan: str) -> Iterator[tuple[KernelCase, int]]:
     """The kernels of a plan, and how often a layer of `arch` calls each for `rows` sequences."""
     H, D, heads, kv_heads = arch.hidden_size, arch.head_dim, arch.num_heads, arch.num_kv_heads
     kernel = plan if plan in PLANS[:2] else "fused"
 
-    def target(op: str, **sizes: float | bool | str) -> Target:
+    def target(op: str, **sizes: float | bool | str) -> KernelCase:
         name = kernel if kernel in registry.kernels(op) else "naive"
-        return Target(op, name, Case(**sizes), get_scheme("bf16"))
+        return KernelCase(op, name, Case(**sizes), get_scheme("bf16"))
 
     rope: dict[str, int | float | bool] = {
         **{"T": rows, "H": heads, "H_kv": kv_heads, "D": D, "rotary": D, "max_position": 2 * CONTEXT},
@@ -66,13 +66,15 @@ def plan_targets(arch: Architecture, rows: int, plan: str) -> Iterator[tuple[Tar
         yield target("silu_and_mul", T=rows, I=arch.intermediate_size), 1
 
 
-def products(arch: Architecture, rows: int) -> tuple[list[Target], list[Target]]:
+def products(arch: Architecture, rows: int) -> tuple[list[KernelCase], list[KernelCase]]:
     """The kernels of the product with the activation, and of the product alone."""
     sizes: dict[str, int | str] = {"M": rows, "K": arch.hidden_size, "layout": "NT"}
 
-    def own(op: str, **more: int | bool) -> list[Target]:
+    def own(op: str, **more: int | bool) -> list[KernelCase]:
         kernels = [k for k in registry.kernels(op).values() if k.role == "optimized" and "cuda" in k.devices]
-        return [Target(op, k.name, Case(**sizes, **more), get_scheme("bf16")) for k in kernels if k.backend != "cpp"]
+        return [
+            KernelCase(op, k.name, Case(**sizes, **more), get_scheme("bf16")) for k in kernels if k.backend != "cpp"
+        ]
 
     width = arch.intermediate_size
     return own("gemm_silu_and_mul", I=width), own("gemm", N=2 * width, bias=False)
@@ -90,7 +92,7 @@ def table(device: Device) -> list[list[str]]:
             answers = dict(zip(asked, explain(asked, device), strict=True))
             best = [min(_us(answers[each]) for each in some) for some in (joined, alone)]
             ceilings = device.ceilings()
-            others = [cost for cost in decode_cost(arch, rows, CONTEXT) if _is_beside(cost.site)]
+            others = [cost for cost in step_ops(arch, "decode", rows, CONTEXT) if _is_beside(cost.site)]
             beside_us = sum(bound.least_ms for bound in step_bound(others, ceilings).ops) * 1e3 / arch.num_layers
             for plan, pairs in plans.items():
                 if plan == ROPE and not arch.qk_norm:

@@ -24,9 +24,10 @@ from matplotlib.figure import Figure
 from standing import expected
 
 from rooflab.bench.check.isolated import CODE
-from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.explain import explain
 from rooflab.bench.records.files import read_all
+from rooflab.bench.records.plain import markdown_table
 from rooflab.bench.records.record import Record
 from rooflab.bench.suite.state import folder_of
 from rooflab.kernels import registry
@@ -166,7 +167,7 @@ def curves_figure(device: Device, records: Sequence[Record]) -> Figure:
         spec, scheme = registry.get_op(curve.op), get_scheme("bf16")
         cases = [(size, spec.check_case(Case.parse(text))) for size, text in curve.cases]
         sizes = [size for size, _ in cases]
-        told = explain([Target(curve.op, curve.kernel, case, scheme) for _, case in cases], device)
+        told = explain([KernelCase(curve.op, curve.kernel, case, scheme) for _, case in cases], device)
         ours = [curve.rate(one.target.case, one.predicted_ms * 1e-3) if one.predicted_ms else nan for one in told]
         axes.plot(sizes, ours, "o--", color=BLUE, markerfacecolor="none", label=f"{curve.kernel}, predicted")
         theirs = []
@@ -195,7 +196,9 @@ def predictions_figure(device: Device, records: Sequence[Record]) -> Figure | No
     """Measured over predicted time of our own kernels; None where nothing was measured."""
     timed = [r for r in records if r.role == "optimized" and r.status == "OK" and r.latency_median_ms and r.case_id]
     targets = {
-        Target(str(r.op), str(r.kernel), Case(**r.case), get_scheme(str(r.scheme))): float(r.latency_median_ms or nan)
+        KernelCase(str(r.op), str(r.kernel), Case(**r.case), get_scheme(str(r.scheme))): float(
+            r.latency_median_ms or nan
+        )
         for r in timed
         if r.basis == "measured" and str(r.kernel) in registry.kernels(str(r.op))
     }
@@ -220,20 +223,21 @@ def page(device: Device, found: Sequence[Standing], sentence: str, figures: Sequ
             "Nothing on this page was measured by Rooflab. Ours: predicted by `rooflab explain`, uncalibrated; on"
         ]
         lines += [
-            "public attention kernels it errs by 24 to 43% in the median (`results/README.md` has the other kinds)."
+            "public attention kernels it errs by 24 to 43% in the median (`docs/results.md` has the other kinds)."
         ]
         lines += [
             "Theirs: published times of vLLM 0.24.0's kernels. Such a ratio says where to look, not who is faster."
         ]
         lines += [""]
     lines += [f"![{name}](figures/{name}.svg)" for name in figures] + [""]
-    lines += ["| bar | basis | cases | geomean | slowest beside its rival | |", "|---|---|--:|--:|---|--:|"]
+    rows = []
     for bar in dict.fromkeys(one.bar for one in found):
         own = [one for one in found if one.bar == bar]
         worst = min(own, key=lambda one: one.ratio)
         mean = geometric_mean(one.ratio for one in own)
-        lines.append(f"| {bar} | {own[0].basis} | {len(own)} | {mean:.2f} | {worst.kernel} at {worst.case} | "
-                     f"{worst.ratio:.2f} |")  # fmt: skip
+        slowest = f"{worst.kernel} at {worst.case}"
+        rows.append((bar, own[0].basis, len(own), f"{mean:.2f}", slowest, f"{worst.ratio:.2f}"))
+    lines += markdown_table(("bar", "basis", "cases:", "geomean:", "slowest beside its rival", "its ratio:"), rows)
     losers = sorted((one for one in found if one.ratio < 1), key=lambda one: one.ratio)
     lines += ["", "## What we lose", ""] + (
         [f"- {one.bar}: {one.kernel} at {one.case}: {one.ratio:.2f} of {one.rival} ({one.basis})" for one in losers]

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from rooflab.bench.emulate.run import run
-from rooflab.bench.predict.cases import Target, predict_all
+from rooflab.bench.predict.cases import KernelCase, predict_all
 from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.plain import markdown_table
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.spec import Case, get_scheme
@@ -120,7 +121,7 @@ def predicted(lever: Lever, device: Device) -> list[dict[str, Any]]:
         case = Case.parse(text)
         scheme = get_scheme(lever.scheme)
         targets = [
-            Target(lever.op, side.kernel, case, scheme, None, side.config(lever.op, case, lever.scheme))
+            KernelCase(lever.op, side.kernel, case, scheme, None, side.config(lever.op, case, lever.scheme))
             for side in lever.sides
         ]
         times = [predict_all(targets, device, ceilings=ceilings) for ceilings in (None, slow)]
@@ -152,18 +153,19 @@ def page_of(record: Mapping[str, Any]) -> str:
     for lever in record["levers"]:
         cases = list(dict.fromkeys(row["case"] for row in lever["predicted"]))
         lines += [f"## {lever['op']}, {lever['scheme']}", "", f"Emulated: `{lever['emulated_case']}`", ""]
-        lines += ["| kernel | status | err | from the first | L2 MB | smem MB | HBM MB | Minstr |", "|" + " --- |" * 8]
+        sides = []
         for side in lever["sides"]:
-            cells = [
+            sides.append([
                 side["side"], side["status"], f"{side['error_of_allowed']:.2f}", f"{side['largest_difference']:.2g}",
                 *(f"{side[name] / 1e6:.3f}" for name in ("l2_read_bytes", "shared_fill_bytes", "hbm_read_bytes")),
                 f"{side['warp_instructions'] / 1e6:.3f}",
-            ]  # fmt: skip
-            lines.append(f"| {' | '.join(cells)} |")
+            ])  # fmt: skip
+        columns = ("kernel", "status", "err:", "from the first:", "L2 MB:", "smem MB:", "HBM MB:", "Minstr:")
+        lines += markdown_table(columns, sides)
         for case in cases:
-            lines += ["", f"Predicted: `{case}`", "", "| kernel | us | us, slow L2 |", "| --- | --- | --- |"]
             rows = [row for row in lever["predicted"] if row["case"] == case]
-            lines += [f"| {row['side']} | {row['us']:.1f} | {row['us_slow_l2']:.1f} |" for row in rows]
+            cells = [(row["side"], f"{row['us']:.1f}", f"{row['us_slow_l2']:.1f}") for row in rows]
+            lines += ["", f"Predicted: `{case}`", "", *markdown_table(("kernel", "us:", "us, slow L2:"), cells)]
         lines.append("")
     return "\n".join(lines)
 

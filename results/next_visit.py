@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bars.judge import EVERY
 
+from rooflab.bench.records.plain import markdown_table
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Entry
 from rooflab.bench.suite.plan import make_plan
@@ -125,11 +126,11 @@ def page(card: str, known: Mapping[str, Known]) -> str:
         only = " ".join(f"--only {name}" for name in line.names)
         text += [f"## {number}. {line.theme}, about {line.seconds:.0f} s", ""]
         text += [f"    python3 results/visit/visit.py suite {only} --trust {card} --limit {SECONDS:.0f}", ""]
-        text += ["| bar | s | so far | what came of it |", "|---|--:|---|---|"]
+        rows = []
         for entry in line.entries:
             one = known.get(entry.id, Known("not measured", "", ""))
-            text.append(f"| {entry.id.removeprefix('bar:')} | {entry.cost_s:.0f} | {one.outcome} | {one.why} |")
-        text.append("")
+            rows.append((entry.id.removeprefix("bar:"), f"{entry.cost_s:.0f}", one.outcome, one.why))
+        text += [*markdown_table(("bar", "s:", "so far", "what came of it"), rows), ""]
     done = [(name, one) for name, one in known.items() if one.outcome in ("MET", "DONE")]
     text += ["## Done", "", *(f"- {name.removeprefix('bar:')}: {one.outcome} ({one.run})" for name, one in done)]
     return "\n".join(text if done else text[:-2]).rstrip() + "\n"

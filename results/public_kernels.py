@@ -35,7 +35,7 @@ from rooflab.bench.compile.capture import Launch, recording_triton
 from rooflab.bench.compile.cases import SM, properties
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.compile.worker import describe
-from rooflab.bench.predict.held_out import Kind, Reading, write
+from rooflab.bench.predict.held_out import Kind, PublishedTime, write
 from rooflab.bench.predict.model import LAUNCH, LEAST, SUSTAINED, predict
 from rooflab.kernels._folders import cache_folder
 from rooflab.roofline.device import get_device
@@ -269,7 +269,7 @@ def compiled(call: Callable[[], Any]) -> list[CompiledInfo]:
     ]
 
 
-def readings(timed: Timed) -> list[Reading]:
+def readings(timed: Timed) -> list[PublishedTime]:
     """Published and predicted time of one shape on each GPU."""
     code = [compiled(part.call) if part.call else [] for part in timed.parts]
     found = []
@@ -285,7 +285,7 @@ def readings(timed: Timed) -> list[Reading]:
         bound = 1e6 * sum(prediction.bound.seconds for prediction in predictions)
         launches = sum(prediction.launches for prediction in predictions)
         named = (timed.kernel, timed.kind, gpu, timed.shape, timed.timing)
-        found.append(Reading(*named, us, bound, launches, launch, sustained, total))
+        found.append(PublishedTime(*named, us, bound, launches, launch, sustained, total))
     return found
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import pandas as pd
 
+from rooflab.bench.records.plain import markdown_table
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
@@ -80,19 +81,18 @@ def page(rows: pd.DataFrame) -> str:
         "times of vLLM 0.24.0's kernels, without any time of the host. The source names no dtype of the KV cache, "
         "which is bf16 here, and none of the 8B model's weights under TensorRT-LLM, which are bf16 here.",
         "",
-        "| model | GPU | GPUs | dtype | engine | rows | prompt + output | requests | sum / published, median | "
-        f"median error | nine in ten | within {CLOSE:.0%} |",
-        "|---|---|--:|---|---|--:|---|---|--:|--:|--:|--:|",
     ]
+    columns = ("model", "GPU", "GPUs:", "dtype", "engine", "rows:", "prompt + output", "requests",
+               "sum / published, median:", "median error:", "nine in ten:", f"within {CLOSE:.0%}:")  # fmt: skip
+    cells = []
     for key, own in rows.groupby(GROUP):
         error = (own.ratio - 1).abs()
         lengths = f"{own.prompt.min()} to {own.prompt.max()} + {own.output.min()} to {own.output.max()}"
-        cells = [
+        cells.append([
             *key, len(own), lengths, f"{own.requests.min()} to {own.requests.max()}", f"{median(own.ratio):.2f}",
             f"{median(error):.1%}", f"{error.quantile(0.9):.0%}", f"{(error <= CLOSE).sum()} of {len(own)}",
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines) + "\n"
+        ])  # fmt: skip
+    return "\n".join([*lines, *markdown_table(columns, cells)]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

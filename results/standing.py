@@ -22,7 +22,7 @@ from bars.judge import AGAINST_LIBRARY
 
 from rooflab.bench.predict import held_out
 from rooflab.bench.predict.calibration import kind_of
-from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.explain import Explanation, explain
 from rooflab.bench.predict.model import LEAST, SUSTAINED
 from rooflab.kernels import registry
@@ -113,7 +113,7 @@ def expected(device: Device, bars: Sequence[Bar]) -> list[Expected]:
                 libraries[case] = min(times, key=lambda time: time.seconds or 0.0)
         rungs = arguments.get("rungs") or (SKINNY_RUNGS if "slow_share" in arguments else ())
         names = rungs or [kernel.name for kernel in registry.kernels(op).values() if kernel.role == "optimized"]
-        targets = [Target(op, name, case, scheme) for case in libraries for name in names]
+        targets = [KernelCase(op, name, case, scheme) for case in libraries for name in names]
         by_case: dict[Case, list[Explanation]] = {}
         for answer in explain(targets, device):
             if answer.predicted_ms is not None:

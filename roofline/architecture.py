@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,17 @@ _ROPE_KEYS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
 }
 """Needed and optional keys of each kind of rope scaling.  `factors` is ours: a divisor for each frequency, which a GGUF
 has."""
+_HEAD_DIM = {"qwen3": 128, "gemma": 256}
+"""Where a config names none; of the other types the hidden size over the heads."""
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
-
+_MAY_CHANGE_IT = re.compile("rope|rotary|attn|attention|scal|softcap|window|expert|multiplier")
+_READ = frozenset(
+    "num_attention_heads attention_bias rope_theta rope_scaling rope_parameters partial_rotary_factor sliding_window"
+    " use_sliding_window max_window_layers".split()
+)
+_IGNORED = frozenset("attn_implementation num_experts_per_tok attention_dropout attn_dropout".split())
+"""They change no answer: how to compute it, what only experts use, and what only training uses."""
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -147,7 +157,7 @@ class Architecture:
             num_layers=_integer(config, "num_hidden_layers"),
             num_heads=heads,
             num_kv_heads=_integer(config, "num_key_value_heads", heads),
-            head_dim=_integer(config, "head_dim", hidden_size // max(heads, 1)),
+            head_dim=_integer(config, "head_dim", _HEAD_DIM.get(model_type, hidden_size // max(heads, 1))),
             vocab_size=_integer(config, "vocab_size"),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", model_type == "gemma")),
             max_position=_integer(config, "max_position_embeddings"),
@@ -173,13 +183,18 @@ def _read(path: Path) -> Mapping[str, Any]:
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"model: expected a config.json, a folder with one, or a preset, got {str(path)!r}")
+    return read_json(file)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file.  Raises `ValueError` if it holds none."""
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"model: {file} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"model: expected a JSON object in {file}, got {type(config).__name__}")
-    return config
+        raise ValueError(f"model: {file.name} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"model: expected an object in {file.name}, got {found!r}")
+    return found
 
 
 def _integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
@@ -191,10 +206,14 @@ def _integer(config: Mapping[str, Any], key: str, default: int | None = None) ->
 
 
 def _positive(config: Mapping[str, Any], key: str, default: float) -> float:
-    value = config.get(key) or default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    value = default if config.get(key) is None else config[key]
+    if not _is_positive(value):
         raise ValueError(f"model: expected a finite {key!r} above 0 in config.json, got {value!r}")
     return float(value)
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
 
 
 def _required(config: Mapping[str, Any], key: str) -> Any:
@@ -220,6 +239,9 @@ def _refuse_unmodelled(model_type: str, config: Mapping[str, Any]) -> None:
             raise ValueError(f"{model_type}: {key} {config[key]!r} is not modelled yet, only {known[0]!r}")
     if (config.get("partial_rotary_factor") or 1.0) != 1.0:
         raise ValueError(f"{model_type}: partial_rotary_factor {config['partial_rotary_factor']} is not modelled yet")
+    for key in sorted(config.keys() - _READ - _IGNORED - set(_EXPERT_KEYS)):
+        if _MAY_CHANGE_IT.search(key) and not key.startswith("_") and config[key]:
+            raise ValueError(f"{model_type}: {key} {config[key]!r} is not modelled yet")
 
 
 def _feature(config: Mapping[str, Any]) -> str | None:
@@ -230,19 +252,32 @@ def _feature(config: Mapping[str, Any]) -> str | None:
         return _MLA
     if config.get("ssm_cfg") or config.get("mamba_d_state"):
         return _SSM
-    layers = set(config.get("layer_types") or ()) - {"full_attention"}
-    if layers - {"sliding_attention", "chunked_attention"}:
-        return _HYBRID
-    whole = layers == {"sliding_attention"} and set(config["layer_types"]) == layers
-    late = config.get("use_sliding_window") and not config.get("layer_types") and config.get("max_window_layers", 28)
-    return _WINDOW if (layers and not whole) or late else None
+    layers = set(config.get("layer_types") or ()) - {_FULL, _SLIDING, "chunked_attention"}
+    return _HYBRID if layers else None
 
 
 def _window(model_type: str, config: Mapping[str, Any]) -> int | None:
-    """Mistral's window; Qwen has one only where `use_sliding_window` says so.  None if no position is beyond it."""
-    windowed = bool(config.get("use_sliding_window")) or model_type == "mistral"
-    window = config.get("sliding_window", 4096) if windowed else None  # 4096: transformers' default for both
-    return None if window is None or window >= config.get("max_position_embeddings", window + 1) else int(window)
+    """The window of every layer, by transformers' rules; None if no position is beyond it.
+
+    Mistral's is on all layers.  Qwen has one only where `use_sliding_window` says so, and then on the layers that
+    `layer_types` names or, without that, from `max_window_layers` on.  Raises `ValueError` if only some layers have it.
+    """
+    mistral, count = model_type == "mistral", _integer(config, "num_hidden_layers")
+    windowed = mistral or (model_type in ("qwen2", "qwen3") and bool(config.get("use_sliding_window")))
+    if config.get("sliding_window", 4096) is None:
+        windowed = False
+    window = _integer(config, "sliding_window", 4096) if windowed else None  # transformers' default for both
+    first = 0 if mistral else _integer(config, "max_window_layers", 28)
+    types = [_SLIDING if window is not None and layer >= first else _FULL for layer in range(count)]
+    named = types if config.get("layer_types") is None else list(config["layer_types"])
+    if len(named) != count:
+        raise ValueError(f"{model_type}: expected layer_types of {count} layers, got {len(named)}")
+    lawful: list[set[str]] = [set(), {_FULL}, {_SLIDING} if windowed else set()]  # none: refused by its number
+    if set(named) not in lawful or (mistral and named != types):
+        raise ValueError(f"{model_type}: {_WINDOW} is not modelled yet")
+    if model_type in ("llama", "gemma") and config.get("sliding_window") is not None:
+        raise ValueError(f"{model_type}: sliding_window {config['sliding_window']!r} is not modelled yet")
+    return None if window is None or _SLIDING not in named or window >= config["max_position_embeddings"] else window
 
 
 def _check_rope_scaling(scaling: Mapping[str, Any] | None, head_dim: int) -> None:
@@ -252,19 +287,23 @@ def _check_rope_scaling(scaling: Mapping[str, Any] | None, head_dim: int) -> Non
     if kind not in _ROPE_KEYS:
         raise ValueError(f"model: expected rope scaling {', '.join(_ROPE_KEYS)} or none, got {kind!r}")
     needed, optional = _ROPE_KEYS[kind]
-    if missing := sorted(needed - scaling.keys()):
+    if missing := sorted(key for key in needed if scaling.get(key) is None):
         raise ValueError(f"model: rope scaling {kind} misses {', '.join(missing)}")
     if unknown := sorted(key for key in scaling.keys() - needed - optional - {"rope_type"} if scaling[key] is not None):
         raise ValueError(f"model: rope scaling {kind}: {', '.join(unknown)} is not modelled yet")
-    if kind == "factors" and (len(scaling["factors"]) != head_dim // 2 or not all(f > 0 for f in scaling["factors"])):
-        raise ValueError(f"model: expected {head_dim // 2} rope factors above 0, got {scaling['factors']}")
+    factors = scaling.get("factors", ())
+    if kind == "factors" and (len(factors) != head_dim // 2 or not all(map(_is_positive, factors))):
+        raise ValueError(f"model: expected {head_dim // 2} rope factors above 0, got {factors}")
+    for key in sorted(scaling.keys() - {"rope_type", "factors"}):
+        if scaling[key] is not None and not _is_positive(scaling[key]):
+            raise ValueError(f"model: rope scaling {kind}: expected a finite {key} above 0, got {scaling[key]!r}")
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
-    # transformers 5 writes rope_parameters instead of rope_theta and rope_scaling.
-    scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    # transformers 5 writes rope_parameters instead of both; where there is rope_scaling too, it takes that one.
+    scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     inner = scaling.pop("rope_theta", None)
-    theta = _positive({"rope_theta": inner or config.get("rope_theta")}, "rope_theta", 10_000.0)
+    theta = _positive({"rope_theta": config.get("rope_theta") if inner is None else inner}, "rope_theta", 10_000.0)
     scaling["rope_type"] = scaling.pop("rope_type", None) or scaling.pop("type", "default")
     return theta, None if scaling["rope_type"] == "default" else scaling
 

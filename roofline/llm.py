@@ -8,22 +8,24 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from rooflab.roofline.architecture import Architecture
 from rooflab.roofline.device import Device
-from rooflab.roofline.step_times import StepTime, decode_time, prefill_time
+from rooflab.roofline.numbers import three_digits
+from rooflab.roofline.step_times import StepTime, step_time
 from rooflab.roofline.steps import (
     ITEM_BYTES,
+    Kind,
     Link,
     StepBound,
     activation_dtype,
     all_reduce_s,
     check_arguments,
-    decode_cost,
     gpu_counts,
     link,
-    prefill_cost,
     step_bound,
+    step_ops,
 )
 
 PREFILL_CHUNK_TOKENS = 8192
@@ -164,6 +166,35 @@ class Estimate:
         ]
 
 
+class _Need(NamedTuple):
+    """What a model with `batch` sequences of `context` tokens takes of each GPU, in bytes."""
+
+    arch: Architecture
+    weight_dtype: str
+    kv_dtype: str
+    batch: int
+    context: int
+    tokens: int
+    """Tokens of a step, for which activations are allowed."""
+
+    def without_cache(self, gpus: int, batch: int | None = None) -> int:
+        batch = self.batch if batch is None else batch
+        activations = activation_bytes(self.arch, max(batch, self.tokens), batch, self.weight_dtype, gpus)
+        return weight_bytes(self.arch, self.weight_dtype, gpus) + activations
+
+    def cache(self, gpus: int) -> int:
+        return self.batch * self.context * kv_bytes_per_token(self.arch, self.kv_dtype, gpus)
+
+    def whole(self, gpus: int) -> int:
+        return self.without_cache(gpus) + self.cache(gpus)
+
+    def most_sequences(self, gpus: int, usable: float) -> int:
+        each = self.cache(gpus)
+        return bisect_right(
+            range(1, 1 << 40), usable, key=lambda n: self.without_cache(gpus, n) + n * each // self.batch
+        )
+
+
 def estimate(
     architecture: Architecture,
     device: Device,
@@ -187,27 +218,17 @@ def estimate(
     if not 0 < memory_fraction <= 1:
         raise ValueError(f"memory_fraction: expected above 0 and at most 1, got {memory_fraction:g}")
     usable = device.hbm_bytes * memory_fraction
-    chunk = min(max(prompt, context), PREFILL_CHUNK_TOKENS)
-
-    def without_cache(gpus: int, batch: int = batch) -> int:
-        activations = activation_bytes(architecture, max(batch, chunk), batch, weight_dtype, gpus)
-        return weight_bytes(architecture, weight_dtype, gpus) + activations
-
-    def cache(gpus: int) -> int:
-        return batch * context * kv_bytes_per_token(architecture, kv_dtype, gpus)
-
+    need = _Need(architecture, weight_dtype, kv_dtype, batch, context, min(max(prompt, context), PREFILL_CHUNK_TOKENS))
     counts = gpu_counts(architecture)
-    needed = next((n for n in counts if without_cache(n) + cache(n) <= usable), None)
+    needed = next((n for n in counts if need.whole(n) <= usable), None)
     gpus = tensor_parallel or needed or counts[-1]
-    joined = link(device, gpus)
-    prefill, decode = (
-        step_bound(ops, device.ceilings(), _all_reduce_total_s(architecture, rows, weight_dtype, gpus, joined))
-        for ops, rows in (
-            (prefill_cost(architecture, prompt, weight_dtype, kv_dtype, gpus), prompt),
-            (decode_cost(architecture, batch, context, weight_dtype, kv_dtype, gpus), batch),
-        )
-    )
-    most = bisect_right(range(1, 1 << 40), usable, key=lambda n: without_cache(gpus, n) + n * cache(gpus) // batch)
+    joined, dtypes = link(device, gpus), (weight_dtype, kv_dtype)
+
+    def least(kind: Kind, batch: int, context: int, rows: int) -> StepBound:
+        reduce_s = _all_reduce_total_s(architecture, rows, weight_dtype, gpus, joined)
+        return step_bound(step_ops(architecture, kind, batch, context, *dtypes, gpus), device.ceilings(), reduce_s)
+
+    prefill, decode = least("prefill", 1, prompt, prompt), least("decode", batch, context, batch)
     return Estimate(
         model=architecture.name,
         gpu=device.name,
@@ -220,17 +241,17 @@ def estimate(
         parameters=architecture.parameters().total,
         weight_bytes=weight_bytes(architecture, weight_dtype),
         kv_bytes_per_token=kv_bytes_per_token(architecture, kv_dtype),
-        kv_bytes=cache(1),
+        kv_bytes=need.cache(1),
         memory_fraction=memory_fraction,
         usable_bytes_per_gpu=usable,
-        gpus_for_weights=next((n for n in counts if without_cache(n, 1) <= usable), None),
+        gpus_for_weights=next((n for n in counts if need.without_cache(n, 1) <= usable), None),
         gpus_needed=needed,
         tensor_parallel=gpus,
         weight_bytes_per_gpu=weight_bytes(architecture, weight_dtype, gpus),
-        kv_bytes_per_gpu=cache(gpus),
-        activation_bytes_per_gpu=without_cache(gpus) - weight_bytes(architecture, weight_dtype, gpus),
-        fits=without_cache(gpus) + cache(gpus) <= usable,
-        max_sequences=most,
+        kv_bytes_per_gpu=need.cache(gpus),
+        activation_bytes_per_gpu=need.without_cache(gpus) - weight_bytes(architecture, weight_dtype, gpus),
+        fits=need.whole(gpus) <= usable,
+        max_sequences=need.most_sequences(gpus, usable),
         link=joined.name if gpus > 1 else None,
         link_bytes_per_s=joined.bytes_per_s if gpus > 1 else None,
         prefill=prefill,
@@ -238,8 +259,8 @@ def estimate(
         least_ttft_ms=prefill.least_ms,
         least_itl_ms=decode.least_ms,
         most_tokens_per_s=batch / decode.least_ms * 1e3,
-        published_prefill=prefill_time(architecture, device, prompt, weight_dtype, kv_dtype, gpus),
-        published_decode=decode_time(architecture, device, batch, context, weight_dtype, kv_dtype, gpus),
+        published_prefill=step_time(architecture, device, "prefill", 1, prompt, *dtypes, gpus),
+        published_decode=step_time(architecture, device, "decode", batch, context, *dtypes, gpus),
     )
 
 
@@ -260,7 +281,7 @@ def _gb(count: float) -> str:
 
 
 def _ms(value: float) -> str:
-    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+    return f"{three_digits(value)} ms"
 
 
 def _count(gpus: int | None) -> str:

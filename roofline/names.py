@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 from unicodedata import bidirectional, category
 
+Value = TypeVar("Value")
 _HIDDEN = ("Cc", "Cs", "Cn", "Zl", "Zp")
 """Categories of characters that are orders to a terminal, end a line, or that XML or UTF-8 cannot hold."""
 _TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
@@ -22,3 +25,22 @@ def check_name(argument: str, name: str) -> None:
     """Raises `ValueError` on a name that no table would show: empty, blank, or with a character without a shape."""
     if not name.strip() or not name.isprintable():
         raise ValueError(f"{argument}: expected a name of characters that can be seen, got {name!r}")
+
+
+def values_by_name(
+    texts: Iterable[str], expected: str, read: Callable[[str, str], Value], sign: str = "="
+) -> dict[str, Value]:
+    """`NAME=VALUE` texts as a mapping from each name to `read(name, value)`.
+
+    Raises `ValueError` that says what was `expected` if a text has another form, a name comes twice, or `read` does.
+    """
+    found: dict[str, Value] = {}
+    for text in texts:
+        name, between, value = text.strip().partition(sign)
+        try:
+            if not (name and between and value) or name in found:
+                raise ValueError
+            found[name] = read(name, value)
+        except ValueError as error:
+            raise ValueError(f"{expected}, got {text!r}") from error
+    return found

@@ -22,7 +22,7 @@ MAX_REGISTERS_PER_THREAD = 255
 REGISTER_UNIT = 256
 """A warp gets registers in units of this many, 8 a thread."""
 SUB_PARTITIONS = 4
-"""An SM's warps are divided over so many sub-partitions, each with an equal share of the registers."""
+"""Sub-partitions of an SM; each has an equal share of the warps and of the registers."""
 SHARED_UNIT = 128
 """A CTA gets shared memory in units of this many bytes."""
 SHARED_RESERVED = 1024

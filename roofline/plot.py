@@ -25,7 +25,20 @@ from matplotlib.style import context
 from matplotlib.ticker import LogLocator
 
 from rooflab.roofline.model import CeilingKind, Ceilings
-from rooflab.roofline.names import visible
+from rooflab.roofline.numbers import si
+from rooflab.roofline.plot_list import (
+    CASE_CHARACTERS,
+    COLOURS,
+    COLUMNS,
+    GREY,
+    INK,
+    ROW_IN,
+    WIDTH_IN,
+    Numbered,
+    Roofs,
+    draw_list,
+    write_text,
+)
 from rooflab.roofline.points import (
     KINDS,
     NEAR_RADIUS,
@@ -37,48 +50,14 @@ from rooflab.roofline.points import (
     place_labels,
     plotted_flops_per_s,
     roof_flops_per_s,
-    si,
     that_matter,
-    three_digits,
 )
 
-_COLOURS = "#0072b2 #d55e00 #009e73 #b8468c #8c564b #3a95c9 #a67c00 #6a3d9a #c62828 #17806d #5a5a5a #7a8b00".split()
 _MARKERS: Mapping[Role, str] = {"naive": "v", "library": "s", "optimized": "o", "peer": "D", "benchmark": "^"}
 _DASHES: Mapping[CeilingKind, Any] = {"datasheet": (0, (6, 3)), "measured": "solid", "at_clock": (0, (2, 2))}
-_GREY, _INK = "#8a8a8a", "#444444"
-_WIDTH_IN, _DPI, _ROW_IN, _BAR_IN = 14.0, 150, 0.165, 0.2
+_DPI, _BAR_IN = 150, 0.2
 _HALO = [withStroke(linewidth=2.0, foreground="white")]
 _LEFT, _SPAN = 0.055, 0.575
-# Left or right edge of each column of the list, as a fraction of the figure's width.
-_COLUMNS = (0.662, 0.668, 0.86, 0.925, 0.985)
-_CASE_AT, _NAME_ROOM = 0.105, 0.15  # where a case begins beside its op's name; the room of a kernel's name
-_READABLE = 500  # characters in the figure's width; more would be smaller than 4 points
-_CASE_CHARACTERS = 46  # a longer case does not fit to the right of its op's name
-
-Numbered = Sequence[tuple[int, Point]]
-
-
-class _Roofs:
-    """The ceilings of a figure.  Of several devices each has a letter and a colour of its own."""
-
-    def __init__(self, ceilings: Sequence[Ceilings]):
-        self.ceilings = ceilings
-        devices = list(dict.fromkeys(ceiling.device for ceiling in ceilings))
-        several = len(devices) > 1
-        self.letters = {device: chr(ord("A") + place) if several else "" for place, device in enumerate(devices)}
-        lines = ["black", *_COLOURS[7:], *_COLOURS[:7]]
-        self.colours = {device: lines[place % len(lines)] for place, device in enumerate(devices)}
-
-    def of(self, point: Point) -> Ceilings:
-        """The roof on which an untimed point lies."""
-        own = [ceiling for ceiling in self.ceilings if point.device in (None, ceiling.device)]
-        return next((ceiling for ceiling in own if ceiling.kind == "measured"), own[0])
-
-    def name(self, ceiling: Ceilings) -> str:
-        """The kind of a ceiling, and the letter of its device."""
-        return f"{KINDS[ceiling.kind]} {self.letters[ceiling.device]}".strip()
-
-
 own_settings = context(["default", {"svg.hashsalt": "rooflab"}])
 """Decorates what draws a figure: the user's settings of matplotlib (`text.usetex`, a dark page) do not reach it."""
 _plain_texts = context({"text.parse_math": False})  # a `$` in a name is a `$`
@@ -104,20 +83,20 @@ def roofline_figure(
         raise ValueError(f"ceilings: expected one device's, got {[ceiling.device for ceiling in ceilings]}")
     rows = numbered(that_matter(points))
     ceilings = [one for one in ceilings if any(point.device in (None, one.device) for _, point in rows)]
-    roofs = _Roofs(ceilings)
+    roofs = Roofs(ceilings)
     ops = list(dict.fromkeys(point.op for _, point in rows))
-    colours = {op: _COLOURS[index % len(_COLOURS)] for index, op in enumerate(ops)}
+    colours = {op: COLOURS[index % len(COLOURS)] for index, op in enumerate(ops)}
     computing = [(number, point) for number, point in rows if point.flops > 0]
     moving = [(number, point) for number, point in rows if point.flops == 0]
 
     bars_in = _BAR_IN * (len(moving) + 1) if moving else 0.0
     works = {point.work for _, point in rows}
-    list_in = _ROW_IN * (len(rows) + sum(1.15 if len(case) <= _CASE_CHARACTERS else 2.05 for _, case, _ in works) + 2)
+    list_in = ROW_IN * (len(rows) + sum(1.15 if len(case) <= CASE_CHARACTERS else 2.05 for _, case, _ in works) + 2)
     height = max((7.2 if computing else 0.0) + bars_in + 1.1, list_in + 0.6)
-    figure = Figure(figsize=(_WIDTH_IN, height), dpi=_DPI, facecolor="white")
+    figure = Figure(figsize=(WIDTH_IN, height), dpi=_DPI, facecolor="white")
     FigureCanvasAgg(figure)
     head: dict[str, Any] = {"fontsize": 13, "weight": "bold", "va": "center"}
-    _write(figure, _LEFT, 1 - 0.28 / height, title or f"{ceilings[0].device} roofline", 1 - 2 * _LEFT, **head)
+    write_text(figure, _LEFT, 1 - 0.28 / height, title or f"{ceilings[0].device} roofline", 1 - 2 * _LEFT, **head)
     foot = 0.55
     bars_in = bars_in if computing else height - 1.1
     if computing:
@@ -127,10 +106,10 @@ def roofline_figure(
     if moving:
         bars = figure.add_axes((_LEFT, foot / height, _SPAN, bars_in / height))
         _draw_movement(bars, moving, roofs, colours)
-    _draw_list(figure, rows, roofs, colours)
+    draw_list(figure, rows, roofs, colours)
     if len(rows) < len(points):
         note = f"{len(rows)} of {len(points)} points are drawn, of each op the fastest kernel first"
-        figure.text(_COLUMNS[1], 0.2 / height, note, size=6.5, color=_INK)
+        figure.text(COLUMNS[1], 0.2 / height, note, size=6.5, color=INK)
     return figure
 
 
@@ -165,7 +144,7 @@ def _frame(
     return left, bottom, right, top
 
 
-def _draw_plane(axes: Axes, points: Numbered, roofs: _Roofs, colours: Mapping[str, str], fixed_axes: bool) -> None:
+def _draw_plane(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str, str], fixed_axes: bool) -> None:
     dtypes = list(dict.fromkeys(point.dtype for _, point in points))
     peaks = [roof_flops_per_s(ceiling, dtype) for ceiling in roofs.ceilings for dtype in dtypes]
     places = [(point.intensity, plotted_flops_per_s(point, roofs.of(point))) for _, point in points]
@@ -198,7 +177,7 @@ def _draw_plane(axes: Axes, points: Numbered, roofs: _Roofs, colours: Mapping[st
 def _arrow(naive: Point, end: Point, colour: str) -> dict[str, Any]:
     timed = naive.seconds is not None and end.seconds is not None
     style: dict[str, Any] = {"arrowstyle": "-|>", "linewidth": 1.1, "alpha": 0.75}
-    return style | {"color": colour if timed else _GREY, "linestyle": "solid" if timed else (0, (3, 2))}
+    return style | {"color": colour if timed else GREY, "linestyle": "solid" if timed else (0, (3, 2))}
 
 
 def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> FancyArrowPatch:
@@ -208,7 +187,7 @@ def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> Fan
 
 
 def _draw_roofs(
-    axes: Axes, roofs: _Roofs, dtypes: Sequence[str | None], places: Sequence[tuple[float, float]]
+    axes: Axes, roofs: Roofs, dtypes: Sequence[str | None], places: Sequence[tuple[float, float]]
 ) -> tuple[list[Any], list[Box]]:
     """Draws each device's bandwidth diagonals and flat roofs, with their names above its diagonal, where no kernel of
     it can be.
@@ -263,7 +242,7 @@ def _write_along(
 
 def _draw_marker(axes: Axes, point: Point, x: float, y: float, colour: str) -> None:
     if point.seconds is None:
-        axes.plot([x], [y], "x", color=_GREY, markersize=6.5, markeredgewidth=1.6, zorder=5)
+        axes.plot([x], [y], "x", color=GREY, markersize=6.5, markeredgewidth=1.6, zorder=5)
         return
     face = colour if point.traffic_basis == "counted" else "white"
     style: dict[str, Any] = {"markeredgewidth": 1.4, "markeredgecolor": colour, "markerfacecolor": face}
@@ -305,10 +284,10 @@ def _draw_numbers(
         )
 
 
-def _legend_handles(points: Numbered, roofs: _Roofs) -> list[Line2D | FancyArrowPatch]:
+def _legend_handles(points: Numbered, roofs: Roofs) -> list[Line2D | FancyArrowPatch]:
     shown = [point for _, point in points]
     timed = [point for point in shown if point.seconds is not None]
-    dot: dict[str, Any] = {"linestyle": "none", "color": _INK, "markersize": 6}
+    dot: dict[str, Any] = {"linestyle": "none", "color": INK, "markersize": 6}
     handles: list[Line2D | FancyArrowPatch] = [
         Line2D([], [], marker=marker, label=role, markerfacecolor="white", **dot)
         for role, marker in _MARKERS.items()
@@ -316,14 +295,14 @@ def _legend_handles(points: Numbered, roofs: _Roofs) -> list[Line2D | FancyArrow
     ]
     if any(point.published for point in timed):
         handles.append(Line2D([], [], marker="*", label="published by others", markerfacecolor="white", **dot))
-    for basis, fill, face in (("counted", "filled", _INK), ("modelled", "hollow", "white")):
+    for basis, fill, face in (("counted", "filled", INK), ("modelled", "hollow", "white")):
         if any(point.traffic_basis == basis and not point.published for point in timed):
             handles.append(Line2D([], [], marker="o", label=f"{fill}: bytes {basis}", markerfacecolor=face, **dot))
     if len(timed) < len(shown):
-        grey: dict[str, Any] = {"linestyle": "none", "color": _GREY, "markeredgewidth": 1.6}
+        grey: dict[str, Any] = {"linestyle": "none", "color": GREY, "markeredgewidth": 1.6}
         handles.append(Line2D([], [], marker="x", label="not timed: the most that its roof allows", **grey))
     if pairs := arrows(shown):
-        style = _arrow(*pairs[0], _INK)
+        style = _arrow(*pairs[0], INK)
         handles.append(FancyArrowPatch((0, 0), (1, 0), label="naive to optimized", **style))
     for device, letter in roofs.letters.items():
         if letter:
@@ -334,7 +313,7 @@ def _legend_handles(points: Numbered, roofs: _Roofs) -> list[Line2D | FancyArrow
     return handles
 
 
-def _draw_movement(axes: Axes, points: Numbered, roofs: _Roofs, colours: Mapping[str, str]) -> None:
+def _draw_movement(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str, str]) -> None:
     """One row for each kernel without FLOPs: its traffic per second over its roof's bandwidth."""
     fractions, over = [], {}
     for row, (_, point) in enumerate(points):
@@ -362,51 +341,3 @@ def _draw_movement(axes: Axes, points: Numbered, roofs: _Roofs, colours: Mapping
     axes.set_axisbelow(True)
     names = " and ".join(f"{si(roof.hbm_bytes_per_s)}B/s ({roofs.name(roof)})" for roof in over.values())
     axes.set_xlabel(f"no FLOPs: bytes moved per second, over {names}")
-
-
-def _write(figure: Figure, x: float, y: float, text: str, room: float, **style: Any) -> None:
-    """Text that is no formula and no wider than `room`, a fraction of the figure: it is cut, and then made smaller."""
-    shown = visible(text)
-    most = int(room * _READABLE)
-    shown = shown if len(shown) <= most else f"{shown[: most - 1]}…"
-    drawn = figure.text(x, y, shown, parse_math=False, **style)
-    width = drawn.get_window_extent().width / (_WIDTH_IN * figure.dpi)
-    drawn.set_fontsize(float(drawn.get_fontsize()) * min(1.0, room / width if width else 1.0))
-
-
-def _draw_list(figure: Figure, rows: Numbered, roofs: _Roofs, colours: Mapping[str, str]) -> None:
-    """Number, kernel, intensity, rate and fraction of the bound, under a heading for each op and case."""
-    height = figure.get_figheight()
-    y = height - 0.5
-
-    def write(cells: Sequence[str], **style: Any) -> None:
-        for x, cell, side in zip(_COLUMNS, cells, ("right", "left", "right", "right", "right"), strict=True):
-            _write(figure, x, y / height, cell, _NAME_ROOM, ha=side, va="center", fontsize=7.5, **style)
-
-    write(("", "kernel", "FLOP / byte", "reached", "of bound"), color=_INK)
-    heading = None
-    for number, point in rows:
-        y -= _ROW_IN
-        if heading != point.work:
-            heading = point.work
-            case = f"{roofs.letters.get(point.device or '', '')} {point.case}".strip()
-            y -= _ROW_IN * 0.15
-            at_left: dict[str, Any] = {"ha": "left", "va": "center"}
-            bold: dict[str, Any] = {"size": 7.5, "weight": "bold", "color": colours[point.op], **at_left}
-            _write(figure, _COLUMNS[1], y / height, point.op, _CASE_AT, **bold)
-            beside = len(case) <= _CASE_CHARACTERS
-            y -= 0.0 if beside else _ROW_IN * 0.9
-            x = _COLUMNS[1] + (_CASE_AT if beside else 0.0)
-            _write(figure, x, y / height, case, _COLUMNS[-1] - x, size=6.5, color=_INK, **at_left)
-            y -= _ROW_IN
-        what = "published" if point.published else point.role
-        name = point.label if point.label == what or point.role == "benchmark" else f"{point.label} ({what})"
-        intensity = "none" if not point.flops else three_digits(point.intensity)
-        work, unit = (point.flops, "FLOP/s") if point.flops else (point.traffic_bytes, "B/s")
-        if point.seconds is None:
-            roof = roofs.of(point)
-            most = plotted_flops_per_s(point, roof) if point.flops else roof.hbm_bytes_per_s
-            write((str(number), name, intensity, f"≤ {si(most)}{unit}", "not timed"), color=_GREY)
-            continue
-        reached, fraction = f"{si(work / point.seconds)}{unit}", f"{point.bound_s / point.seconds:.0%}"
-        write((str(number), name, intensity, reached, fraction), color="black")

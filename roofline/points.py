@@ -159,16 +159,3 @@ def _offsets() -> list[tuple[float, float]]:
 
 def _overlap(a: Box, b: Box) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
-
-
-def si(value: float) -> str:
-    """Three digits and a decimal prefix: `989 T`, `3.35 T`, `46 G`."""
-    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= scale * 0.9995:  # 999.5 and more would print as 1e+03 with the smaller prefix
-            return f"{value / scale:.3g} {prefix}"
-    return f"{value:.3g} "
-
-
-def three_digits(value: float) -> str:
-    """At least three digits, without an exponent: `0.188`, `2,276`."""
-    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"

@@ -14,7 +14,7 @@ from rooflab.roofline.architecture import Architecture
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import bound
 from rooflab.roofline.published import Table, Time, committed
-from rooflab.roofline.steps import ITEM_BYTES, OpCost, activation_dtype, all_reduce_s, decode_cost, link, prefill_cost
+from rooflab.roofline.steps import ITEM_BYTES, Kind, OpCost, activation_dtype, all_reduce_s, link, step_ops
 
 _FRAMEWORKS = ("vllm", "nccl")
 """Whose kernels a step has: one engine's, and the collectives under it."""
@@ -65,32 +65,23 @@ _PARTS = {
 }
 
 
-def prefill_time(
-    arch: Architecture, device: Device, prompt: int, weight_dtype: str = "bf16", kv_dtype: str = "bf16", gpus: int = 1
-) -> StepTime | None:
-    """The prefill of one prompt on `gpus` devices; None if no table is of this device.
-
-    Raises `ValueError` as `prefill_cost` does.
-    """
-    ops = prefill_cost(arch, prompt, weight_dtype, kv_dtype, gpus)
-    return _step_time(arch, device, ops, prompt, weight_dtype, kv_dtype, gpus)
-
-
-def decode_time(
+def step_time(
     arch: Architecture,
     device: Device,
+    kind: Kind,
     batch: int,
     context: int,
     weight_dtype: str = "bf16",
     kv_dtype: str = "bf16",
     gpus: int = 1,
 ) -> StepTime | None:
-    """One decode step of `batch` sequences of `context` tokens on `gpus` devices; None if no table is of this device.
+    """The time of a step as `step_ops` has it, on `gpus` devices; None if no table is of this device.
 
-    Raises `ValueError` as `decode_cost` does.
+    Raises `ValueError` as `step_ops` does.
     """
-    ops = decode_cost(arch, batch, context, weight_dtype, kv_dtype, gpus)
-    return _step_time(arch, device, ops, batch, weight_dtype, kv_dtype, gpus)
+    ops = step_ops(arch, kind, batch, context, weight_dtype, kv_dtype, gpus)
+    rows = batch * context if kind == "prefill" else batch
+    return _step_time(arch, device, ops, rows, weight_dtype, kv_dtype, gpus)
 
 
 def loaded_itl_ms(
@@ -109,8 +100,9 @@ def loaded_itl_ms(
     gets `output` tokens, as many prompts are computed as there are sequences, and every sequence waits for them all.
     The mean context is the prompt and half of the output.
     """
-    step = decode_time(arch, device, concurrency, prompt + output // 2, weight_dtype, kv_dtype, gpus)
-    prefill = prefill_time(arch, device, prompt, weight_dtype, kv_dtype, gpus)
+    given = weight_dtype, kv_dtype, gpus
+    step = step_time(arch, device, "decode", concurrency, prompt + output // 2, *given)
+    prefill = step_time(arch, device, "prefill", 1, prompt, *given)
     if step is None or prefill is None:
         return None
     return step.ms + concurrency / output * prefill.ms

@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rooflab.roofline.architecture import Architecture
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import Ceilings, Cost, bound
 
 ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8_e4m3": 1, "int8": 1}
+Kind = Literal["decode", "prefill"]
 MAX_GPUS = 8
 """GPUs of one node; between nodes the link is slower."""
 _BLOCK_TOKENS = 16
@@ -118,35 +119,31 @@ def _step(
     ]
 
 
-def prefill_cost(
-    arch: Architecture, prompt: int, weight_dtype: str = "bf16", kv_dtype: str = "bf16", gpus: int = 1
+def step_ops(
+    arch: Architecture,
+    kind: Kind,
+    batch: int,
+    context: int,
+    weight_dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    gpus: int = 1,
 ) -> list[OpCost]:
-    """Ops of the prefill of one prompt of `prompt` tokens on each of `gpus` GPUs.
+    """The ops of a step on each of `gpus` GPUs, in order; every bound, ledger and simulated step is a sum over them.
 
-    Causal attention counts only visible pairs, about half; the output head runs only on the last token. Raises
-    `ValueError` on an unknown dtype, a length below 1, or a number of GPUs that does not divide the heads.
-    """
-    check_arguments(arch, weight_dtype, kv_dtype, gpus, prompt=prompt)
-    act = activation_dtype(weight_dtype)
-    shape = _attention_shape(arch, 1, prompt, gpus)
-    cost = prefill_attention_cost(**shape, dtype=act)
-    attention = OpCost("flash_attention", arch.num_layers, cost, "attention", shape)
-    return _step(arch, prompt, 1, attention, weight_dtype, kv_dtype, gpus)
+    A `decode` step computes one token of each of `batch` sequences of `context` tokens, the new one included.  A
+    `prefill` computes `batch` prompts of `context` tokens; causal attention counts only visible pairs, about half, and
+    the output head runs on the last token of each.  Of a model with a window, attention reads only its keys.
 
-
-def decode_cost(
-    arch: Architecture, batch: int, context: int, weight_dtype: str = "bf16", kv_dtype: str = "bf16", gpus: int = 1
-) -> list[OpCost]:
-    """Ops of one decode step on each of `gpus` GPUs: `batch` sequences of `context` tokens, the new token included.
-
-    Of a model with a window, attention reads only its keys.  Raises `ValueError` as `prefill_cost` does.
+    Raises `ValueError` on an unknown dtype, a length below 1, or a number of GPUs that does not divide the heads.
     """
     check_arguments(arch, weight_dtype, kv_dtype, gpus, batch=batch, context=context)
-    act = activation_dtype(weight_dtype)
-    shape = _attention_shape(arch, batch, context, gpus)
-    cost = decode_attention_cost(**shape, dtype=act, kv_dtype=kv_dtype)
-    attention = OpCost("paged_attention", arch.num_layers, cost, "attention", shape)
-    return _step(arch, batch, batch, attention, weight_dtype, kv_dtype, gpus)
+    act, shape = activation_dtype(weight_dtype), _attention_shape(arch, batch, context, gpus)
+    if kind == "prefill":
+        op, cost, tokens = "flash_attention", prefill_attention_cost(**shape, dtype=act), batch * context
+    else:
+        op, cost, tokens = "paged_attention", decode_attention_cost(**shape, dtype=act, kv_dtype=kv_dtype), batch
+    attention = OpCost(op, arch.num_layers, cost, "attention", shape)
+    return _step(arch, tokens, batch, attention, weight_dtype, kv_dtype, gpus)
 
 
 def _attention_shape(arch: Architecture, batch: int, context: int, gpus: int) -> dict[str, int]:

@@ -1,11 +1,15 @@
-"""Kernels that cheat, each in one way that has been seen or is easily thought of, and honest ones that look like it.
+"""Kernels that cheat, each in one way that has been seen, and honest ones that look like it.
 
-A factory makes each anew, because what one keeps between calls is its point.
+A factory makes each anew, because what one keeps between calls is its point.  Not among them, because the check does
+not defend against it: an answer kept for each content; a lazy or a fake tensor; in the bench's own process a replaced
+builtin, a method of the bench, NumPy as a whole, exchanged code of a function, a mode or a trace function left on, an
+oracle found in frames or by the garbage collector, the end of the process (os._exit, atexit, a signal), an answer in
+its name; L2 set aside; a claim of traffic that memory could have moved; variables of later processes.
 """
 
 from __future__ import annotations
 
-import builtins
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,12 +18,11 @@ from typing import Any
 
 import torch
 from tiny_ops import PROJECT, SCALE, kernel
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from rooflab.kernels.registry import Kernel
 from rooflab.reference import compare
-from rooflab.reference.spec import OpSpec
+from rooflab.reference.spec import OpSpec, get_scheme
 
 Tensor = torch.Tensor
 CHEATS: list[tuple[Callable[[], Kernel], OpSpec, str, tuple[str, ...]]] = []
@@ -64,7 +67,6 @@ def _content(x: Tensor, weight: Tensor) -> tuple[bytes, bytes]:
 
 
 KEPT = "a cached answer: the output of the call before"
-LEFT_OUT = "new data, twice each: a cached answer: on data that it has seen it leaves out"
 CACHED = {
     "first_answer_for_ever": (lambda x, w: None, "other data, padded weight, x: y: 35 of 35", f"{KEPT}, on first data"),
     "an_answer_for_each_shape": (lambda x, w: (x.shape, w.shape, x.dtype), KEPT),
@@ -75,7 +77,6 @@ CACHED = {
     "an_answer_for_each_address_and_version": (
         lambda x, w: (x.data_ptr(), x._version, w.data_ptr(), w._version), f"{KEPT}, on first data again"
     ),
-    "an_answer_for_each_content": (_content, LEFT_OUT),
 }  # fmt: skip
 """What the answers are kept by, and the words that catch it."""
 
@@ -95,6 +96,20 @@ for _name, (_key, *_words) in CACHED.items():
 @cheat("the previous output")
 def an_answer_for_each_content_not_copied():
     return _memo(_content, copy=False)
+
+
+@cheat("y: 35 of 35 elements off")
+def fakes_while_it_is_timed():
+    """Computes only if the last call is older than 5 ms, as it is not between the calls of one sample."""
+    left = [0.0]
+
+    def fakes(x, weight):
+        hot = time.perf_counter() - left[0] < 5e-3
+        y = project(x, weight) * (not hot)
+        left[0] = time.perf_counter()
+        return y
+
+    return fakes
 
 
 # The previous output.
@@ -132,9 +147,12 @@ def one_call_behind():
     return behind
 
 
-@cheat("first data again: y: ", "its result depends on earlier calls, or on being watched")
+@cheat("first data again", ": y: ")
 def unwritten_memory_outside_of_checks():
-    """Computes where torch fills fresh memory, and else returns memory as the allocator hands it out."""
+    """Computes where torch fills fresh memory, and else returns memory as the allocator hands it out.
+
+    That memory may hold the answer of an earlier call, so either of the two runs may be the first wrong one.
+    """
 
     def unwritten(x, weight):
         y = torch.empty(x.shape[0], weight.shape[1], dtype=x.dtype)
@@ -188,6 +206,17 @@ def a_thread_that_only_repairs():
     return repairs
 
 
+@cheat("x: was changed: in place on the input")
+def an_input_that_changes_later():
+    """Returns zeros, and makes the input zero before somebody computes the oracle from it."""
+
+    def changes(x, weight):
+        threading.Timer(0.002, x.zero_).start()
+        return project(x, weight) * 0
+
+    return changes
+
+
 # In place on the input.
 
 
@@ -206,39 +235,7 @@ def leaves_its_result_in_the_input():
     return in_place
 
 
-# Lazy tensors.
-
-
-class Lazy(torch.Tensor):
-    """Computes when a function of torch is called on it."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        args = tuple(value.work() if isinstance(value, cls) else value for value in args)
-        return func(*args, **(kwargs or {}))
-
-
-@cheat("y: a lazy tensor: a Lazy, whose values may be computed when they are read")
-def a_lazy_tensor():
-    def lazy(x, weight):
-        with torch._C.DisableTorchFunctionSubclass():
-            y = torch.empty(x.shape[0], weight.shape[1], dtype=x.dtype).as_subclass(Lazy)
-        y.work = lambda: project(x, weight)
-        return y
-
-    return lazy
-
-
-@cheat("y: a lazy tensor: a FakeTensor")
-def a_fake_tensor():
-    def fake(x, weight):
-        with FakeTensorMode():
-            return torch.empty(x.shape[0], weight.shape[1], dtype=x.dtype)
-
-    return fake
-
-
-# Tools of the bench replaced.
+# Functions under the bench replaced.
 
 
 def replaces(place: Any, name: str, new: Any) -> Callable[[], Callable[..., Tensor]]:
@@ -256,17 +253,50 @@ def replaces(place: Any, name: str, new: Any) -> Callable[[], Callable[..., Tens
 
 
 REPLACED = (
-    (time, "perf_counter", lambda: 0.0, "a patched timer: time.perf_counter was replaced (cheating_kernels.py:"),
-    (torch, "sum", lambda *a, **k: None, "a patched cache flush: torch.sum was replaced"),
-    (torch, "equal", lambda *a: True, "a patched comparison: torch.equal was replaced"),
-    (builtins, "all", lambda values: True, "a patched comparison: builtins.all was replaced"),
-    (compare, "elementwise", lambda *a: None, "a patched comparison: rooflab.reference.compare.elementwise"),
-    (OpSpec, "judge", lambda *a: [], "a patched comparison: OpSpec.judge was replaced"),
+    (time, "perf_counter", lambda: 0.0, "time.perf_counter was replaced (cheating_kernels.py:"),
+    (torch, "sum", lambda *a, **k: None, "torch.sum was replaced"),
+    (torch, "equal", lambda *a: True, "torch.equal was replaced"),
+    (compare, "elementwise", lambda *a: None, "rooflab.reference.compare.elementwise was replaced"),
 )
 for place, name, new, words in REPLACED:
     cheat(f"first data: {words}", status="INVALID")(replaces(place, name, new))
 
 
+@cheat("the number of torch's threads changed from", status="INVALID")
+def takes_another_number_of_threads():
+    return lambda x, weight: (project(x, weight), torch.set_num_threads(torch.get_num_threads() + 1))[0]
+
+
+# Wrong when they are timed: on values that they have not seen, and outside of a check.
+
+
+def right_if_the_checker_calls() -> Callable[..., Tensor]:
+    def inspects(x, weight):
+        frame, checked = sys._getframe(), False
+        while frame := frame.f_back:
+            checked |= "/bench/check/" in frame.f_code.co_filename
+        return project(x, weight) * checked
+
+    return inspects
+
+
+def right_as_often_as_it_is_checked() -> Callable[..., Tensor]:
+    """Then it returns its last answer."""
+    made: list[Tensor] = []
+
+    def tires(x, weight):
+        made.append(project(x, weight) if len(made) < 3 else made[-1])
+        return made[-1].clone()
+
+    return tires
+
+
+def knows_a_seed() -> Callable[..., Tensor]:
+    known = PROJECT.make_inputs(PROJECT.cases["smoke"][0], get_scheme("fp32"), torch.device("cpu"), 0)["x"]
+    return lambda x, weight: project(x, weight) * torch.equal(x, known)
+
+
+WRONG_WHEN_TIMED = (right_if_the_checker_calls, right_as_often_as_it_is_checked, knows_a_seed)
 HONEST: dict[str, Callable[[], Kernel]] = {}
 
 
@@ -274,21 +304,6 @@ def honest(make: Callable[[], Callable[..., Any]]) -> Callable[[], Callable[...,
     """Adds what the decorated factory makes to those that must pass."""
     HONEST[make.__name__] = lambda: kernel(PROJECT, make())
     return make
-
-
-@honest
-def compiles_once():
-    """Keeps a compiled kernel for each shape; `compile` stands for any compiler."""
-    compiled: dict[Any, Any] = {}
-
-    def launcher(x, weight, out=None):
-        if x.shape not in compiled:
-            torch.ones(8).cumsum(0).sort()  # an autotuner's trial
-            compiled[x.shape] = eval(compile("lambda x, w: (x.double() @ w.double()).to(x.dtype)", "generated", "eval"))
-        y = compiled[x.shape](x, weight)
-        return y if out is None else out.copy_(y)
-
-    return launcher
 
 
 @honest
@@ -328,28 +343,3 @@ def works_in_a_pool():
         return y
 
     return launcher
-
-
-@honest
-def goes_by_the_data():
-    """Another path for other values, as an early exit takes."""
-
-    def launcher(x, weight):
-        if x.sum() > 0:
-            return project(x, weight)
-        return torch.einsum("tk,kn->tn", x.double(), weight.double()).to(x.dtype)
-
-    return launcher
-
-
-@honest
-def takes_another_path_into_out():
-    def launcher(x, weight, out=None):
-        return x @ weight if out is None else torch.addmm(torch.zeros_like(out), x, weight, out=out)
-
-    return launcher
-
-
-@honest
-def is_torchs_own():
-    return lambda x, weight, out=None: torch.mm(x, weight, out=out)

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 from rooflab.bench.timing.cuda import NotCaptured
-from rooflab.bench.timing.trace import OURS, REST, Trace
+from rooflab.bench.timing.trace import OURS, REST, DeviceTrace
 
 
 @dataclass
@@ -102,7 +102,7 @@ class FakeCuda:
         return replay
 
 
-class FakeTrace(Trace):
+class FakeTrace(DeviceTrace):
     """A recording of a `FakeCuda`, in Kineto's form; `lose` drops kernels as a profiler might."""
 
     def __init__(self, cuda: FakeCuda, lose: Callable[[Work], bool]):

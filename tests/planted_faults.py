@@ -34,7 +34,7 @@ AREAS = {
     "timer": ("bench/timing",),
     "verdicts": ("bench/ab",),
     "engine": ("engine",),
-    "emulator": ("bench/ptx",),
+    "emulator": ("bench/emulator",),
 }
 """Where faults are drawn, and from which folders."""
 TESTS = {

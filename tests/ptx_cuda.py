@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rooflab.bench.ptx.arguments import Launch
-from rooflab.bench.ptx.cuda_kernels import compile_ptx
-from rooflab.bench.ptx.launch import emulate
-from rooflab.bench.ptx.results import Result
+from rooflab.bench.emulate.ours import compile_ptx
+from rooflab.bench.emulator.arguments import PtxLaunch
+from rooflab.bench.emulator.launch import emulate
+from rooflab.bench.emulator.results import LaunchResult
 
 KERNELS = Path(__file__).parent / "ptx_cuda_kernels"
 BOTH_ORDERS = (0, 3)
@@ -34,7 +34,7 @@ def run(
     shared: int = 0,
     options: Sequence[str] = (),
     **more: Any,
-) -> Result:
+) -> LaunchResult:
     """Emulates a kernel of a file; NumPy arrays among `args` are its memory."""
     given = [torch.from_numpy(value) if isinstance(value, np.ndarray) else value for value in args]
-    return emulate(Launch(ptx(file, *options), name, (block, 1, 1), shared), grid, given, **more)
+    return emulate(PtxLaunch(ptx(file, *options), name, (block, 1, 1), shared), grid, given, **more)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from rooflab.bench.ptx.arguments import Launch
-from rooflab.bench.ptx.launch import emulate
-from rooflab.bench.ptx.machine.run import EmulationError
-from rooflab.bench.ptx.results import Result
+from rooflab.bench.emulator.arguments import PtxLaunch
+from rooflab.bench.emulator.launch import emulate
+from rooflab.bench.emulator.machine.run import EmulationError
+from rooflab.bench.emulator.results import LaunchResult
 
 TEXT = """.version 8.7
 .target sm_90a
@@ -45,11 +45,11 @@ def launch(
     cluster: tuple[int, int, int] = (1, 1, 1),
     to: torch.Tensor | None = None,
     **more: Any,
-) -> tuple[list[int], Result]:
+) -> tuple[list[int], LaunchResult]:
     """What each thread leaves in %r1, and the result."""
     to = torch.zeros(block * grid, dtype=torch.int32) if to is None else to
     text = TEXT.format(outer=outer, declared=declared, block=block, body=body)
-    result = emulate(Launch(text, "k", (block, 1, 1), 0, cluster), (grid,), [to], **more)
+    result = emulate(PtxLaunch(text, "k", (block, 1, 1), 0, cluster), (grid,), [to], **more)
     return to.tolist(), result
 
 

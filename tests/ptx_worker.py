@@ -25,12 +25,13 @@ from triton.backends.nvidia.compiler import CUDABackend
 from rooflab.bench.check.poison import poisoned_allocations
 from rooflab.bench.compile.cases import SM, properties
 from rooflab.bench.compile.worker import FAILURES
-from rooflab.bench.emulate.emulation import Launches, emulating_launches
-from rooflab.bench.ptx.arguments import Launch
-from rooflab.bench.ptx.launch import emulate
-from rooflab.bench.ptx.machine.run import Checks, EmulationError
-from rooflab.bench.ptx.results import Result
-from rooflab.bench.ptx.triton_kernels import emulating_triton
+from rooflab.bench.emulate.ours import every_launch
+from rooflab.bench.emulator import Launches
+from rooflab.bench.emulator.arguments import PtxLaunch
+from rooflab.bench.emulator.launch import emulate
+from rooflab.bench.emulator.machine.run import Checks, EmulationError
+from rooflab.bench.emulator.results import LaunchResult
+from rooflab.bench.emulator.triton_kernels import emulating_triton
 from rooflab.kernels import _device, registry
 from rooflab.kernels.configs import make_config
 from rooflab.reference.spec import Case, get_scheme
@@ -57,7 +58,7 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
     """Runs a case: `{"error", "allowed", "races", "opcodes"}`, or `{"failed": text, "compiler": whether it raised}`
     where the compiler or the emulator raises."""
     checks = Checks(uninitialised=request["uninitialised"])
-    results: list[Result] = []
+    results: list[LaunchResult] = []
 
     def handle(kernel: Any, grid: Sequence[int], args: Sequence[Any]) -> None:
         results.append(emulate(kernel, grid, args, checks=checks, seed=request["seed"]))
@@ -123,7 +124,7 @@ class Mutated(Launches):
 
     def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
         """Emulates one launch."""
-        by_triton = not isinstance(compiled, Launch)
+        by_triton = not isinstance(compiled, PtxLaunch)
         self.texts.append(compiled.asm["ptx"] if by_triton else compiled.ptx)
         if len(self.texts) - 1 == self.mutated and by_triton:
             compiled = SimpleNamespace(metadata=compiled.metadata, src=compiled.src, asm={"ptx": self.text})
@@ -205,5 +206,5 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     _device.HOPPER_SMS = request.get("sms", _device.HOPPER_SMS)
     signal.signal(signal.SIGPROF, _stop)
     launches = Mutated()
-    with emulating_launches(launches):
+    with every_launch(launches):
         return judge(launches, request)

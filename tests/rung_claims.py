@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rooflab.bench.compile.cases import select
 from rooflab.bench.compile.flow import Loop, hot_loop
 from rooflab.bench.compile.sass import parse
-from rooflab.bench.compile.static import CompiledInfo, CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.static import CompiledInfo, CompileFailure, CompileRequest, compile_kernels
 from rooflab.kernels.registry import get_kernel, ops
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -44,7 +44,7 @@ def code(op: str, name: str, scheme: str = "bf16", case: str | None = None) -> C
         chosen = select(None, (), ("llama3_8b",), (), ("bf16",))
     else:
         chosen = select(op, (name,), ("llama3_8b",), (case,) if case else (), (scheme,))
-    requests = [Request(item.kernel.op, item.kernel.name, item.case, item.scheme) for item in chosen]
+    requests = [CompileRequest(item.kernel.op, item.kernel.name, item.case, item.scheme) for item in chosen]
     found = dict(zip([(r.op, r.kernel, r.scheme.name) for r in requests], compile_kernels(requests), strict=True))
     result = found[op, name, scheme]
     assert not isinstance(result, CompileFailure), result

@@ -7,7 +7,7 @@ import re
 from rung_claims import code, loop, new_sums, rung
 
 from rooflab.bench.compile.flow import Loop
-from rooflab.bench.compile.sass import Instruction
+from rooflab.bench.compile.sass import SassInstruction
 from rooflab.bench.compile.static import CompiledInfo, compile_kernel
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.paged_attention import split_kv
@@ -89,7 +89,7 @@ def flash_attention_persistent() -> None:
     assert _selects(plain) == 0 and set(re.findall(PENDING, info.ptx)) == {"0"}
 
 
-def _order(instructions: tuple[Instruction, ...]) -> list[str]:
+def _order(instructions: tuple[SassInstruction, ...]) -> list[str]:
     """What matters of a loop, each kind once where several of it follow each other."""
     kinds = {"HGMMA": "product", "MUFU": "exponential", "WARPGROUP.DEPBAR.LE": "wait", "F2FP": "rounding"}
     seen: list[str] = []

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from needs import skip_without
 from tiny_model import write_config
 
+STUB = Path(__file__).resolve().parents[1] / "results" / "load_stub.py"
 WAIT_S = 120.0
 """Longest wait for an answer of a server, or for its end: a machine may be busy."""
 START_S = 400.0
@@ -43,6 +45,16 @@ class Served:
             return status, json.loads(text)
         except ValueError:
             return status, text
+
+    @property
+    def engine(self) -> psutil.Process:
+        """The engine's process; waits for it."""
+        while self.process.poll() is None:
+            for one in psutil.Process(self.process.pid).children():
+                if "--multiprocessing-fork" in one.cmdline():
+                    return one
+            time.sleep(0.01)
+        raise AssertionError("the server has no engine")
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
@@ -80,7 +92,7 @@ def served(folder: Path, *options: str, key: str = "") -> Iterator[Served]:
 def stub_server(*options: str) -> Iterator[str]:
     """The address of a stub that answers after a millisecond, and with a millisecond between tokens."""
     skip_without("loopback")
-    command = [sys.executable, "-m", "rooflab.bench.load.stub", "--interval-ms", "1", "--ttft-ms", "1", *options]
+    command = [sys.executable, str(STUB), "--interval-ms", "1", "--ttft-ms", "1", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"

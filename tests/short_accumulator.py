@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.emulate.emulation import QUICK, Launches, emulating_launches
-from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.emulate.ours import every_launch
+from rooflab.bench.emulator import QUICK, Launches
+from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels.flash_attention import _fp8_device, fp8
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import Case, Inputs, get_scheme
@@ -40,7 +41,7 @@ class Short(Launches):
 def error(name: str, case: Case) -> dict[str, float]:
     spec, scheme = get_op("gemm_fp8"), get_scheme("fp8_e4m3")
     inputs = spec.make_inputs(case, scheme, torch.device("cpu"), 0)
-    with emulating_launches(Short()):
+    with every_launch(Short()):
         found = get_kernel("gemm_fp8", name)(**inputs)
     inputs.pop("fast_accum", None)
     oracle = spec.oracle(inputs)
@@ -70,7 +71,7 @@ def with_one_sum(folder: str) -> ModuleType:
 
 def attention_errors(inputs: Inputs) -> dict[str, float]:
     spec, scheme = get_op("flash_attention"), get_scheme("fp8_e4m3")
-    with emulating_launches(Short()):
+    with every_launch(Short()):
         found = fp8.flash_attention(**inputs, config=CONFIG)
     oracle = spec.oracle(inputs)
     (stats,) = spec.judge((found,), oracle, inputs, scheme)

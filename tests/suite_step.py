@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 
 from rooflab.bench.processes.running import ContextBroken, note
-from rooflab.bench.suite.entries import Outcome
+from rooflab.bench.suite.entries import EntryOutcome
 from rooflab.bench.suite.step import context_of, end, parser
 
 
 def environment(context):
     """A machine that says what the variables say, and that a fault of an earlier step may have broken for good."""
     if (context.run / "wedged").exists():
-        return Outcome("FAILED", "no answer")
+        return EntryOutcome("FAILED", "no answer")
     found = {"machine_key": os.environ.get("TEST_KEY", "h100-16c"), "tree": "t", "commit": "abc"}
     found["gpu"] = {"name": "NVIDIA H100 80GB HBM3", "uuid": os.environ.get("TEST_UUID", "GPU-1")}
     (context.run / "environment.json").write_text(json.dumps(found))
@@ -28,7 +28,7 @@ def fine(context):
     """Leaves its process's number."""
     with (context.run / "ran.txt").open("a") as file:
         file.write(f"{context.out.name} {os.getpid()}\n")
-    return Outcome(figures={"pid": os.getpid(), "seconds": context.seconds, "infinite": float("inf")})
+    return EntryOutcome(figures={"pid": os.getpid(), "seconds": context.seconds, "infinite": float("inf")})
 
 
 def slow(context):
@@ -38,14 +38,14 @@ def slow(context):
     (context.run / "slow.json").write_text(json.dumps({"pid": os.getpid(), "child": child.pid}))
     time.sleep(0 if os.environ.get("TEST_FAST") else 600)
     child.kill()
-    return Outcome()
+    return EntryOutcome()
 
 
 def waits(context):
     """Ends when the slow step has begun."""
     while not (context.run / "slow.json").exists():
         time.sleep(0.05)
-    return Outcome()
+    return EntryOutcome()
 
 
 def dies(context):
@@ -73,12 +73,12 @@ def refuses(context):
 
 def first(context):
     """Excludes one kernel, as a first check that found a fault."""
-    return Outcome(excluded={"gemm/naive": "RUNTIME_ERROR: it wrote out of bounds"})
+    return EntryOutcome(excluded={"gemm/naive": "RUNTIME_ERROR: it wrote out of bounds"})
 
 
 def sees(context):
     """Says which kernels it must not run."""
-    return Outcome(figures={"excluded": json.loads(Path(os.environ["ROOFLAB_EXCLUDE"]).read_text())})
+    return EntryOutcome(figures={"excluded": json.loads(Path(os.environ["ROOFLAB_EXCLUDE"]).read_text())})
 
 
 def lies(context):
@@ -94,7 +94,7 @@ def cut(context):
     path = context.out / "parts.txt"
     parts = len(path.read_text().split()) if path.exists() else 0
     path.write_text("part\n" * (parts + 1))
-    return Outcome("PARTIAL" if parts < 2 else "DONE", figures={"parts": parts + 1})
+    return EntryOutcome("PARTIAL" if parts < 2 else "DONE", figures={"parts": parts + 1})
 
 
 def kernels(how, suspects=1):
@@ -116,7 +116,7 @@ def kernels(how, suspects=1):
             with path.open("a") as file:
                 file.write(f"{name}\n")
         note(())
-        return Outcome(figures={"ran": path.read_text().split(), "pid": os.getpid()})
+        return EntryOutcome(figures={"ran": path.read_text().split(), "pid": os.getpid()})
 
     return run
 

@@ -5,7 +5,7 @@ from junitparser import JUnitXml
 
 from rooflab.bench.ab import output
 from rooflab.bench.ab.pairs import Batch
-from rooflab.bench.ab.run import Result, Settings
+from rooflab.bench.ab.run import AbResult, AbSettings
 from rooflab.bench.ab.self_test import SelfTest
 from rooflab.bench.ab.sides import Comparison, Side
 from rooflab.bench.ab.verdict import Evidence, Outcome, Rules, judge, load_floors, remember_floors
@@ -84,7 +84,7 @@ def test_junit_and_markdown_say_what_the_table_says(tmp_path):
 
 def result(found):
     side = Side("A", {})
-    return Result(Comparison(side, side, ()), Settings(), tuple(found), {}, Batch(), Batch(), 0.0)
+    return AbResult(Comparison(side, side, ()), AbSettings(), tuple(found), {}, Batch(), Batch(), 0.0)
 
 
 def self_tested(same, slowed, floor=0.01):

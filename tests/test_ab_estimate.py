@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import wilcoxon
 
-from rooflab.bench.ab.estimate import Estimate, adjusted, estimate, p_above
+from rooflab.bench.ab.estimate import Effect, adjusted, estimate, p_above
 from rooflab.bench.ab.records import drift
 from rooflab.bench.ab.verdict import BEYOND_DRIFT, Evidence, Rules, judge, wants_confirmation
 
@@ -79,7 +79,7 @@ def test_what_could_have_been_seen_is_seen_four_times_in_five():
 
 
 def test_pairs_needed_grow_with_the_square_of_the_noise():
-    quiet, loud = Estimate(12, 0.0, -0.005, 0.005), Estimate(12, 0.0, -0.01, 0.01)
+    quiet, loud = Effect(12, 0.0, -0.005, 0.005), Effect(12, 0.0, -0.01, 0.01)
     assert loud.pairs_for(0.01) == pytest.approx(4 * quiet.pairs_for(0.01), abs=4)
 
 

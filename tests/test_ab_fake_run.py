@@ -10,7 +10,7 @@ import torch
 from rooflab.bench.ab import commands, pairs, self_test, worker
 from rooflab.bench.ab.compare import pack, prepare_functions
 from rooflab.bench.ab.records import compare_files, save
-from rooflab.bench.ab.run import Settings, run
+from rooflab.bench.ab.run import AbSettings, run
 from rooflab.bench.ab.sides import ROOT, Comparison, Reading, Side, Target, Wanted
 from rooflab.bench.ab.verdict import Rules, exit_status
 from rooflab.bench.exchange.files import timed
@@ -60,7 +60,7 @@ class Fake:
 def fake(monkeypatch):
     """The processes of the runs of a test."""
     processes = Fake()
-    monkeypatch.setattr(importlib.import_module("rooflab.bench.ab.run"), "Runner", processes)
+    monkeypatch.setattr(importlib.import_module("rooflab.bench.ab.run"), "JobRunner", processes)
     return processes
 
 
@@ -73,7 +73,7 @@ def compared(*names, gone=(), **how):
     left = {name: target for name, target in targets.items() if name not in gone}
     side = Side("base", targets, commit="a" * 40, dirty=False)
     other = Side("head", left, commit="b" * 40, dirty=False)
-    return run(Comparison(side, other, names), Settings(), floors={}, **how)
+    return run(Comparison(side, other, names), AbSettings(), floors={}, **how)
 
 
 def verdicts(result):
@@ -108,7 +108,7 @@ def test_what_a_crash_left_to_a_second_process_is_judged_there_too(monkeypatch):
 
     monkeypatch.setattr(pairs, "_answers", answers)
     side = Side("A", {name: target(name) for name in ("dies", "honest")})
-    runner = pairs.Runner(Comparison(side, side, ("dies", "honest")))
+    runner = pairs.JobRunner(Comparison(side, side, ("dies", "honest")))
     read = runner.measure("A", ("dies", "honest"))
     assert {key: reading.status for key, reading in read.items()} == {"dies": "RUNTIME_ERROR", "honest": "OK"}
     runner.measure("A", ("honest",))
@@ -158,11 +158,11 @@ def test_what_neither_side_can_run_is_left_out_with_its_reason(fake, monkeypatch
     assert {key: verdict for key, (verdict, _) in verdicts(result).items()} == {"mine": "FAILED", "fine": "SAME"}
     assert result.left_out == {"fp4": "rmsnorm/fp4 takes no H=32"}
     monkeypatch.setattr(commands, "run", lambda *arguments: result)
-    notes = commands._ran(result.comparison, Settings(), None, lambda text: None, []).notes
+    notes = commands._ran(result.comparison, AbSettings(), None, lambda text: None, []).notes
     assert "not timed: fp4: rmsnorm/fp4 takes no H=32" in notes
     # Of two kernels one alone may have no time here; none of them has failed.
     sides = Side("fp4", {"k": target("fp4")}), Side("mine", {"k": target("fine")})
-    result = run(Comparison(*sides, ("k",)), Settings(), floors={})
+    result = run(Comparison(*sides, ("k",)), AbSettings(), floors={})
     assert (result.outcomes, result.left_out) == ((), {"k": "fp4: rmsnorm/fp4 takes no H=32"})
 
 
@@ -192,7 +192,7 @@ def test_a_self_test_judges_times_alone_and_keeps_nothing_that_was_slowed(fake, 
     monkeypatch.setattr(self_test, "remember_floors", lambda *arguments: None)
     monkeypatch.setattr(Fake, "measure", slowed_measure(Fake.measure))
     wanted = Wanted(("rmsnorm",), ("naive",))
-    report = commands.of_self_test(wanted, Settings(pairs=5), 1, None, tmp_path, lambda text: None)
+    report = commands.of_self_test(wanted, AbSettings(pairs=5), 1, None, tmp_path, lambda text: None)
     assert [outcome.verdict for outcome in report.outcomes] == ["SAME", "SLOWER"], report.outcomes
     assert report.exit_status(strict=True) == 0 and not report.saw_nothing
     kept = [record for file in tmp_path.glob("*.jsonl") for record in read(file)]
@@ -200,7 +200,7 @@ def test_a_self_test_judges_times_alone_and_keeps_nothing_that_was_slowed(fake, 
     assert {(record.commit, record.dirty) for record in kept} == {git_state(ROOT)}
     assert max(record.latency_median_ms for record in kept) < 1.01
     fake.seconds["B", "naive"] = 1.1 * MS
-    alarmed = commands.of_self_test(wanted, Settings(pairs=5), 1, None, None, lambda text: None)
+    alarmed = commands.of_self_test(wanted, AbSettings(pairs=5), 1, None, None, lambda text: None)
     assert "A against A is called SLOWER" in alarmed.faults[0] and alarmed.exit_status(strict=False) == 11
 
 
@@ -216,7 +216,7 @@ def slowed_measure(measure):
 def test_a_self_test_that_could_see_nothing_says_so(fake, monkeypatch):
     monkeypatch.setattr(self_test, "remember_floors", lambda *arguments: None)
     report = commands.of_self_test(
-        Wanted(("rmsnorm",), ("naive",)), Settings(pairs=2), 1, None, None, lambda text: None
+        Wanted(("rmsnorm",), ("naive",)), AbSettings(pairs=2), 1, None, None, lambda text: None
     )
     assert report.saw_nothing and not report.faults
     assert (report.exit_status(strict=True), report.exit_status(strict=False)) == (12, 0)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from commands_in_process import run_command
-from test_bisect import git
+from git_repository import git
 
 from rooflab.bench.ab import pairs
 from rooflab.bench.ab.sides import Reading
 from rooflab.bench.records import revisions
 from rooflab.bench.records.changes import touched_files
-from rooflab.bench.records.revisions import changed_files, checked_out, pins, working_tree
+from rooflab.bench.records.revisions import changed_files, check_contract, checked_out, pins, working_tree
 
 
 def worktrees(root):
@@ -168,6 +168,16 @@ def test_a_change_touches_the_kernels_whose_file_it_reaches(own, changed, touche
     assert changes == [changed] and (touched_files(changes, ["mine.py"], [own], own) == {"mine.py"}) is touched
 
 
+def test_a_tree_of_another_contract_is_refused(tmp_path):
+    check_contract(Path(__file__).parents[1], "here")
+    (tmp_path / "reference").mkdir()
+    with pytest.raises(ValueError, match=r"^base: expected .*contract 1 in .*spec.py.*, got none in v0$"):
+        check_contract(tmp_path, "v0")
+    (tmp_path / "reference" / "spec.py").write_text("CONTRACT = 12\n")
+    with pytest.raises(ValueError, match="got contract 12 in v12$"):
+        check_contract(tmp_path, "v12")
+
+
 def test_another_repository_is_compared_by_its_own_files(own, monkeypatch):
     """Each side lists and measures what its own tree has, and imports from there."""
     asked = []
@@ -175,7 +185,13 @@ def test_another_repository_is_compared_by_its_own_files(own, monkeypatch):
     def answers(side, job, limit_s):
         asked.append((side.within, os.path.commonpath(side.import_path.split(os.pathsep)[:2])))
         names = sorted(file.stem for file in side.files if file.is_file())
-        entry = {"kernels": dict.fromkeys(names), "cases": ["T=1"], "largest": ["T=1"], "schemes": ["fp32"]}
+        entry = {
+            "kernels": dict.fromkeys(names),
+            "cases": ["T=1"],
+            "largest": ["T=1"],
+            "taken": [],
+            "schemes": ["fp32"],
+        }
         yield {"list": {"rmsnorm": entry | {"files": [f"{name}.py" for name in names]}} if names else {}}
         for key in job.targets:
             yield {"key": key, "reading": asdict(Reading("OK", seconds=(1.0,), median_s=1.0))}

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,11 +12,10 @@ from commands_in_process import run_command
 from rooflab.bench.ab import compare, pairs
 from rooflab.bench.ab.compare import check_functions, pack
 from rooflab.bench.ab.records import compare_files, save
-from rooflab.bench.ab.run import Settings, _floor, difference, run
-from rooflab.bench.ab.sides import Comparison, Side, Target
+from rooflab.bench.ab.run import AbSettings, _floor, difference, run
+from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
 from rooflab.bench.ab.verdict import Rules
 from rooflab.bench.ab.worker import answer, check
-from rooflab.bench.processes import boot
 from rooflab.bench.processes.child import Died
 from rooflab.bench.records.files import read
 from rooflab.kernels import registry
@@ -53,7 +50,7 @@ def result():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairs, "CHECK_S", 6.0)
         patch.setattr(pairs, "_answers", lambda side, *job: (process if side is b else here)(side, *job))
-        return run(Comparison(a, b, (*NAMES, "renamed", "absent")), Settings(pairs=1, kernel_s=0.05))
+        return run(Comparison(a, b, (*NAMES, "renamed", "absent")), AbSettings(pairs=1, kernel_s=0.05))
 
 
 def outcome(result, key):
@@ -118,24 +115,14 @@ def test_a_tree_that_cannot_be_imported_fails_by_its_own_words(tmp_path):
     for folder in ("kernels", "reference", "roofline"):
         (tmp_path / folder).mkdir()
     side = Side("old", {"k": target("library")}, tree=tmp_path)
-    found = pairs.Runner(Comparison(side, side, ("k",))).check("A", ["k"])["k"]
+    found = pairs.JobRunner(Comparison(side, side, ("k",))).check("A", ["k"])["k"]
     assert found.status == "RUNTIME_ERROR" and found.reason.startswith("old: ") and "No module named" in found.reason
-
-
-def test_an_older_tree_need_not_have_what_the_bench_itself_uses_of_files(tmp_path):
-    (tmp_path / "kernels").mkdir()
-    words = [f"import runpy; from pathlib import Path; new = runpy.run_path({boot.__file__!r})['make_namespace']"]
-    words += [
-        f"new(Path({str(tmp_path)!r}), Path({str(pairs.ROOT)!r}))",
-        "import rooflab.kernels._files, rooflab.kernels._folders",
-    ]
-    subprocess.run([sys.executable, "-c", "; ".join(words)], check=True)
 
 
 @pytest.mark.needs("checkout")
 def test_a_change_that_cannot_be_imported_is_named_with_its_place(monkeypatch):
     def answers(side, job, limit_s):
-        if side.tree == pairs.ROOT:
+        if side.tree == ROOT:
             raise Died(1, 'Traceback:\n  File "fused.py", line 3\n    def (\nSyntaxError: invalid syntax')
         return [{"list": {}}]
 
@@ -166,7 +153,7 @@ def test_two_revisions_are_measured_each_in_its_own_tree(tmp_path, monkeypatch, 
 
     def answers(side, job, limit_s):
         listed.extend([side.tree] if job.mode == "list" else [])
-        own = all_processes or (job.mode == "list" and side.tree != pairs.ROOT)
+        own = all_processes or (job.mode == "list" and side.tree != ROOT)
         return (process if own else here)(side, job, limit_s)
 
     monkeypatch.setattr(pairs, "_answers", answers)

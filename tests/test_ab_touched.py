@@ -8,7 +8,7 @@ import torch
 
 from rooflab.bench.ab import worker
 from rooflab.bench.ab.sides import Side, Wanted, check_names, largest, two_kernels, two_trees
-from rooflab.bench.records.changes import harness, touched_ops, users
+from rooflab.bench.records.changes import touched_ops, users
 from rooflab.bench.records.environment import git_state
 from rooflab.kernels.registry import get_op
 
@@ -29,7 +29,7 @@ def test_a_kernels_file_touches_its_op_and_a_shared_file_all():
         (["kernels/_shared/tiles.py"], OPS),
         ([], []),
     ):
-        assert touched_ops(changed, OPS, ("bench/timing/timing.py", "bench/ab/worker.py")) == touched
+        assert touched_ops(changed, OPS) == touched
 
 
 def test_an_op_whose_code_another_one_uses_touches_that_too():
@@ -51,28 +51,11 @@ def test_what_is_used_through_another_op_is_used(tmp_path):
     assert users((tmp_path,), ("one", "two", "three"))["one"] >= {"two", "three"}
 
 
-def test_the_harness_is_the_measuring_process_and_what_it_imports():
-    files = harness(ROOT)
-    timing = {f"bench/timing/{name}.py" for name in ("timing", "stopwatch", "cuda", "cupti", "sm_clock")}
-    assert timing | {"bench/ab/worker.py", "bench/calls/calls.py"} <= set(files)
-    assert not {"bench/show.py", "bench/check/check.py", "kernels/registry.py", "bench/ab/verdict.py"} & set(files)
-
-
-def test_a_change_of_the_timer_changes_the_harness(tmp_path):
-    for file in harness(ROOT):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text((ROOT / file).read_text())
-    assert harness(tmp_path) == harness(ROOT)
-    (tmp_path / "bench/timing/stopwatch.py").write_text("# another clock")
-    assert harness(tmp_path) != harness(ROOT)
-    assert harness(tmp_path / "nothing") == {}
-
-
 TREES = Side("base", {}), Side("head", {})
 
 
 def listed(**kernels):
-    cases = {"cases": ["T=1", "T=512", "T=16"], "largest": ["T=512"]}
+    cases = {"cases": ["T=1", "T=512", "T=16"], "largest": ["T=512"], "taken": []}
     return {"rope": {"kernels": kernels, **cases, "schemes": ["fp32", "bf16"]}}
 
 

@@ -95,7 +95,25 @@ def test_what_is_not_modelled_is_refused_by_name() -> None:
         ({"layer_types": ["linear_attention", "full_attention"]}, "llama: a hybrid of attention"),
         ({"model_type": "gemma2"}, "gemma2: sliding-window attention in some layers is not modelled yet"),
         ({"model_type": "qwen2", "use_sliding_window": True}, "qwen2: sliding-window attention in some layers"),
-        ({"layer_types": ["sliding_attention", "full_attention"]}, "llama: sliding-window attention in some layers"),
+        ({"layer_types": ["sliding_attention", "full_attention"] * 16}, "llama: sliding-window attention in some"),
+        ({"layer_types": ["chunked_attention"] * 32}, "llama: sliding-window attention in some layers"),
+        ({"layer_types": ["full_attention"] * 2}, "llama: expected layer_types of 32 layers, got 2"),
+        ({"model_type": "mistral", "layer_types": ["full_attention"] * 32}, "mistral: sliding-window attention"),
+        ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 32}, "qwen3: sliding-window attention"),
+        ({"model_type": "mistral", "sliding_window": "x"}, "expected an integer 'sliding_window' in config.json"),
+        ({"sliding_window": 512}, "llama: sliding_window 512 is not modelled yet"),
+        *(
+            ({key: value}, f"llama: {key} {value!r} is not modelled yet")
+            for key, value in {
+                "attn_logit_softcapping": 50.0,
+                "query_pre_attn_scalar": 256,
+                "rope_local_base_freq": 1e4,
+                "logit_scale": 0.1,
+                "residual_multiplier": 0.2,
+                "rope_interleaved": True,
+                "expert_count": 8,
+            }.items()
+        ),
         (
             {"rope_scaling": {"rope_type": "longrope"}},
             "expected rope scaling linear, llama3, yarn, factors or none, got 'longrope'",
@@ -122,14 +140,37 @@ def test_what_is_not_modelled_is_refused_by_name() -> None:
 
 
 def test_windows_are_those_of_transformers() -> None:
-    for changes, window in [
+    cases: list[tuple[dict[str, Any], int | None]] = [
         ({"model_type": "mistral", "sliding_window": None}, None),
         ({"model_type": "mistral", "sliding_window": 512}, 512),
         ({"model_type": "mistral"}, 4096),
         ({"model_type": "mistral", "sliding_window": 131072}, None),
         ({"model_type": "qwen2", "sliding_window": 512}, None),
         ({"model_type": "qwen2", "sliding_window": 512, "use_sliding_window": True, "max_window_layers": 0}, 512),
-    ]:
+        ({"model_type": "qwen2", "sliding_window": 17, "use_sliding_window": True, "max_window_layers": 32}, None),
+        (
+            {
+                "model_type": "qwen3",
+                "sliding_window": 17,
+                "use_sliding_window": True,
+                "max_window_layers": 32,
+                "layer_types": ["full_attention"] * 32,
+            },
+            None,
+        ),
+        (
+            {
+                "model_type": "qwen3",
+                "sliding_window": 17,
+                "use_sliding_window": True,
+                "max_window_layers": 32,
+                "layer_types": ["sliding_attention"] * 32,
+            },
+            17,
+        ),
+        ({"layer_types": ["full_attention"] * 32, "rope_interleaved": False, "attention_dropout": 0.1}, None),
+    ]
+    for changes, window in cases:
         assert Architecture.from_config(llama_config(**changes)).window == window, changes
 
 

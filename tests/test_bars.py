@@ -19,7 +19,7 @@ from rooflab.bench.processes.running import ContextBroken
 from rooflab.bench.records.files import RunWriter, read
 from rooflab.bench.records.record import Record
 from rooflab.bench.suite import state
-from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case
 from rooflab.roofline.architecture import get_architecture
@@ -275,6 +275,7 @@ def test_paged_prefill_is_held_against_the_contiguous_kernel(monkeypatch, tmp_pa
         assert found.figures["paged over contiguous, worst"] == pytest.approx(max(paged[0], paged[1] / 2))
 
 
+@pytest.mark.more
 def test_the_engine_is_held_against_the_bytes_and_flops_that_it_needs(tmp_path, monkeypatch, excluded):
     """A small model on the CPU, its latencies replaced, beside the ceilings of a card."""
     real, seen, noise = engine.Runs.run, [], []
@@ -337,7 +338,7 @@ def ran(folder, name, outcome, *records):
 
 def test_a_missed_bar_is_judged_again_with_the_configs_that_a_search_found(tmp_path, monkeypatch, excluded):
     name, bar = "bar:gemm.x", {"op": "gemm", "cases": CASES, "geomean": 1.0, "rungs": ["tma"]}
-    ran(tmp_path, name, Outcome(bar="MISSED"), *times((1.0, 1.0), tma=(1.25, 1.0)))
+    ran(tmp_path, name, EntryOutcome(bar="MISSED"), *times((1.0, 1.0), tma=(1.25, 1.0)))
     asked = []
 
     def tune_op(op, kernels, cases, **options):
@@ -351,7 +352,7 @@ def test_a_missed_bar_is_judged_again_with_the_configs_that_a_search_found(tmp_p
     found = again.again(context, {name: bar})
     assert asked == [("gemm", ["tma"], CASES)], "the worst case first"
     assert found.figures == {"gemm.x": "geomean 0.894 -> 1.118, worst 0.800 -> 1.000, met"}
-    state.save(tmp_path, name, Outcome(bar="MET"))
+    state.save(tmp_path, name, EntryOutcome(bar="MET"))
     assert again.again(context, {name: bar}).reason == "no bar against the library was missed" and len(asked) == 1
 
 
@@ -359,8 +360,8 @@ def test_the_hardware_counts_the_best_rung_of_the_worst_bars(tmp_path, monkeypat
     records = times((1.0, 1.0), tma=(1.25, 1.0), slow=(1.5, 2.0))
     for number, (ratio, case) in enumerate([(0.9, CASES[1]), (0.8, CASES[0]), (0.95, CASES[0])]):
         figures = {"worst": ratio, "worst case": case}
-        ran(tmp_path, f"bar:{number}", Outcome(bar="MISSED", figures=figures), *records)
-    ran(tmp_path, "bar:met", Outcome(bar="MET", figures={"worst": 0.1, "worst case": CASES[0]}), *records)
+        ran(tmp_path, f"bar:{number}", EntryOutcome(bar="MISSED", figures=figures), *records)
+    ran(tmp_path, "bar:met", EntryOutcome(bar="MET", figures={"worst": 0.1, "worst case": CASES[0]}), *records)
     asked = []
     answers = iter([(0, {"counted": []}, ""), (2, None, "rooflab: ncu: ERR_NVGPUCTRPERM")])
     monkeypatch.setattr(worst, "run_command", lambda words: asked.append(words[:5]) or next(answers))

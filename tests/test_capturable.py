@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from host_cost import call_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from rooflab.bench.timing.host_cost import call_of
 from rooflab.kernels import _cuda, registry
 from rooflab.kernels.registry import Kernel
 

@@ -10,8 +10,8 @@ import torch
 from rooflab.bench.ceilings import cuda as module
 from rooflab.bench.ceilings.cuda import measure_cuda
 from rooflab.bench.ceilings.microkernels.memory import TooLittleMemory
-from rooflab.bench.ceilings.microkernels.microkernel import Card, Group, Microkernel
-from rooflab.bench.ceilings.readings import Reading, assemble, best_of
+from rooflab.bench.ceilings.microkernels.microkernel import Card, Microkernel, MicrokernelGroup
+from rooflab.bench.ceilings.readings import MicrokernelReading, assemble, best_of
 from rooflab.bench.timing.timing import Samples
 from rooflab.kernels._cuda import CudaCompileError
 from rooflab.roofline.device import get_device
@@ -75,7 +75,7 @@ def measure(world, monkeypatch, *groups, **options):
 
 def test_the_fastest_shape_counts_and_all_are_kept(world, monkeypatch):
     slow, fast = world.kernel(rate=1e12), world.kernel(rate=3e12)
-    readings = measure(world, monkeypatch, Group("hbm_read", [slow, fast]))
+    readings = measure(world, monkeypatch, MicrokernelGroup("hbm_read", [slow, fast]))
     assert [reading.status for reading in readings] == ["OK", "OK"]
     assert [reading.rate_per_s for reading in readings] == pytest.approx([1e12, 3e12])
     assert best_of(readings)["hbm_read"].config == {"rate": 3e12}
@@ -85,7 +85,7 @@ def test_the_fastest_shape_counts_and_all_are_kept(world, monkeypatch):
 @pytest.mark.parametrize("rate", [1e9, 1e12, 1e15])
 def test_a_launch_is_long_enough_to_hide_its_overhead(world, monkeypatch, rate):
     """Found by probes, whatever the device's speed; even, so that half of it is half of the work."""
-    (reading,) = measure(world, monkeypatch, Group("fma", [world.kernel("fma", rate, 100.0)]))
+    (reading,) = measure(world, monkeypatch, MicrokernelGroup("fma", [world.kernel("fma", rate, 100.0)]))
     (_, whole), (_, half) = world.launches[-3:-1]
     assert whole % 2 == 0 and half == whole // 2 and world.launches[-1] == ("fma", whole), "checked as it was timed"
     assert reading.work == whole * 100.0
@@ -95,20 +95,20 @@ def test_a_launch_is_long_enough_to_hide_its_overhead(world, monkeypatch, rate):
 
 def test_shapes_of_other_work_per_repeat_get_launches_as_long(world, monkeypatch):
     kernels = [world.kernel("fma", 1e12, work) for work in (1e3, 4e3)]
-    readings = measure(world, monkeypatch, Group("fma", kernels))
+    readings = measure(world, monkeypatch, MicrokernelGroup("fma", kernels))
     assert readings[0].work == pytest.approx(readings[1].work, rel=0.01)
 
 
 def test_hbm_has_its_passes_and_a_cold_cache(world, monkeypatch):
     kernel = world.kernel(rate=4e12, work=1e9, fixed_repeats=2, cold=True)
-    (reading,) = measure(world, monkeypatch, Group("hbm_copy", [kernel]))
+    (reading,) = measure(world, monkeypatch, MicrokernelGroup("hbm_copy", [kernel]))
     assert world.timed == [(["0 half", "0 whole"], True, None)] and reading.l2_state == "cold"
     assert reading.rate_per_s == pytest.approx(4e12)
 
 
 def test_a_wrong_result_is_not_timed_and_has_no_rate(world, monkeypatch):
     wrong, right = world.kernel(rate=9e12, wrong="the words add up to 3"), world.kernel(rate=1e12)
-    readings = measure(world, monkeypatch, Group("hbm_read", [wrong, right]))
+    readings = measure(world, monkeypatch, MicrokernelGroup("hbm_read", [wrong, right]))
     said = [(reading.status, reading.reason) for reading in readings]
     assert said == [("INCORRECT", "the words add up to 3"), ("OK", "")]
     assert readings[0].rate_per_s is None and not readings[0].seconds
@@ -119,14 +119,16 @@ def test_a_wrong_result_is_not_timed_and_has_no_rate(world, monkeypatch):
 def test_a_result_that_goes_wrong_while_timed_counts_no_more(world, monkeypatch):
     kernel = world.kernel()
     answers = iter(["", "sums differ"])
-    (reading,) = measure(world, monkeypatch, Group("hbm_read", [replace(kernel, wrong=lambda repeats: next(answers))]))
+    (reading,) = measure(
+        world, monkeypatch, MicrokernelGroup("hbm_read", [replace(kernel, wrong=lambda repeats: next(answers))])
+    )
     assert reading.status == "INCORRECT" and reading.reason == "sums differ" and not reading.seconds
 
 
 def test_work_that_takes_no_time_is_found_out(world, monkeypatch):
     """As when a compiler has moved it out of the loop: half of it takes as long."""
     kernel = world.kernel(seconds=5e-3, work=1e6)
-    (reading,) = measure(world, monkeypatch, Group("hbm_read", [kernel]))
+    (reading,) = measure(world, monkeypatch, MicrokernelGroup("hbm_read", [kernel]))
     assert reading.status == "INVALID" and reading.rate_per_s is None
     assert reading.reason == "half of the work took 100% of the time; likely cause: a compiler left work out"
 
@@ -134,10 +136,10 @@ def test_work_that_takes_no_time_is_found_out(world, monkeypatch):
 def test_a_rate_that_the_card_cannot_have_is_found_out(world, monkeypatch):
     limits = H200.ceilings(H200.max_clock_hz)
     groups = [
-        Group("hbm_read", [world.kernel("hbm_read", 6e12)]),
-        Group("hbm_copy", [world.kernel("hbm_copy", 4.6e12)]),
-        Group("l2_read", [world.kernel("l2_read", 9e12)]),
-        Group("bf16", [world.kernel("bf16 wgmma shared", 1979e12, dtype="bf16")]),
+        MicrokernelGroup("hbm_read", [world.kernel("hbm_read", 6e12)]),
+        MicrokernelGroup("hbm_copy", [world.kernel("hbm_copy", 4.6e12)]),
+        MicrokernelGroup("l2_read", [world.kernel("l2_read", 9e12)]),
+        MicrokernelGroup("bf16", [world.kernel("bf16 wgmma shared", 1979e12, dtype="bf16")]),
     ]
     found = {r.limit: r for r in measure(world, monkeypatch, *groups, limits=limits)}
     assert found["hbm_read"].status == "INVALID" and found["hbm_read"].reason.startswith("1.25 times what the card")
@@ -149,12 +151,12 @@ def test_a_throttled_card_and_a_replaced_clock_spoil_the_reading(world, monkeypa
     watch = MagicMock()
     watch.return_value.__enter__.return_value.summary.return_value = {"throttled": ["power brake"]}
     monkeypatch.setattr(module, "ClockWatch", watch)
-    (reading,) = measure(world, monkeypatch, Group("hbm_read", [world.kernel()]), uuid="GPU-7")
+    (reading,) = measure(world, monkeypatch, MicrokernelGroup("hbm_read", [world.kernel()]), uuid="GPU-7")
     watch.assert_called_once_with("GPU-7")
     assert reading.status == "INVALID" and reading.reason == "the card was throttled (power brake)"
     monkeypatch.undo()
     world.fault = "time.perf_counter was replaced"
-    (reading,) = measure(world, monkeypatch, Group("hbm_read", [world.kernel()]))
+    (reading,) = measure(world, monkeypatch, MicrokernelGroup("hbm_read", [world.kernel()]))
     assert reading.status == "INVALID" and reading.reason == world.fault
 
 
@@ -164,7 +166,9 @@ def test_one_that_does_not_compile_or_run_takes_no_other_with_it(world, monkeypa
         world.kernel(wrong=RuntimeError("CUDA_ERROR_INVALID_VALUE: invalid argument")),
         world.kernel(rate=2e12),
     ]
-    readings = measure(world, monkeypatch, Group("hbm_read", broken), Group("fma", [world.kernel("fma")]))
+    readings = measure(
+        world, monkeypatch, MicrokernelGroup("hbm_read", broken), MicrokernelGroup("fma", [world.kernel("fma")])
+    )
     assert [reading.status for reading in readings] == ["COMPILE_ERROR", "RUNTIME_ERROR", "OK", "OK"]
     assert readings[0].reason == "NVRTC: kernel.cu(3): error: no wgmma here"
 
@@ -175,7 +179,7 @@ def test_a_module_short_of_memory_says_so_and_the_others_go_on(world, monkeypatc
         yield
 
     def broken(card, load):
-        yield Group("fma", [world.kernel("fma")])
+        yield MicrokernelGroup("fma", [world.kernel("fma")])
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nadvice")
 
     modules = tuple(SimpleNamespace(__name__=f"x.{f.__name__}", groups=f) for f in (short, broken))
@@ -189,7 +193,7 @@ def test_a_module_short_of_memory_says_so_and_the_others_go_on(world, monkeypatc
 def test_without_cupy_there_is_one_sentence(world, monkeypatch):
     kernel = world.kernel(wrong=ValueError("cupy: expected the package"))
     with pytest.raises(ValueError, match="^cupy: expected the package"):
-        measure(world, monkeypatch, Group("hbm_read", [kernel]))
+        measure(world, monkeypatch, MicrokernelGroup("hbm_read", [kernel]))
 
 
 def test_every_timing_method_has_its_launch_floor(world, monkeypatch):
@@ -212,14 +216,14 @@ def test_the_budget_is_shared_by_all_limits_of_a_hopper(world, monkeypatch):
     groups = [group for each in module.MODULES for group in each.groups(CARD, load)]
     assert len(groups) + len(module.TIMERS["cuda"]) == module.GROUPS_OF_HOPPER
     named = []
-    measure(world, monkeypatch, Group("fma", [world.kernel("fma")]), budget_s=50.0, advance=named.append)
+    measure(world, monkeypatch, MicrokernelGroup("fma", [world.kernel("fma")]), budget_s=50.0, advance=named.append)
     assert max(world.asked) == pytest.approx(50.0 / module.GROUPS_OF_HOPPER) and named == ["fma", "launch"]
 
 
 def reading(limit, rate=1e12, **fields):
     unit = "launch" if limit.startswith("launch") else "op" if limit in ("ex2", "rsqrt") else "byte"
     fields = {"status": "OK", "work": rate, "seconds": (1.0,)} | fields
-    return Reading(limit, unit, {}, **fields)
+    return MicrokernelReading(limit, unit, {}, **fields)
 
 
 def whole_set():

@@ -20,8 +20,8 @@ from rooflab.bench.ceilings.ceilings import (
     kept_ceilings,
     raise_cuda_ceilings,
 )
-from rooflab.bench.ceilings.microkernels.microkernel import Group
-from rooflab.bench.ceilings.readings import Reading, assemble, better, card_records, card_rows
+from rooflab.bench.ceilings.microkernels.microkernel import MicrokernelGroup
+from rooflab.bench.ceilings.readings import MicrokernelReading, assemble, better, card_records, card_rows
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.environment import Gpu, snapshot
 from rooflab.roofline.device import get_device
@@ -33,7 +33,7 @@ H200 = get_device("h200")
 
 def reading(limit, unit, rate, **fields):
     fields = {"status": "OK", "work": rate * 2e-3, "seconds": (2e-3, 2e-3), "timer": "cuda events"} | fields
-    return Reading(limit, unit, {"threads": 256}, **fields)
+    return MicrokernelReading(limit, unit, {"threads": 256}, **fields)
 
 
 READINGS = (
@@ -312,7 +312,7 @@ def test_an_error_that_the_device_reports_late_is_a_reading(monkeypatch, where):
     world.time = time
     broken = world.kernel("fma", **({"clock_hz": clock_hz} if where == "clock" else {}))
     hbm = world.kernel("hbm_read", fixed_repeats=2)  # asks for no probe
-    first, second = measure(world, monkeypatch, Group("fma", [broken]), Group("hbm_read", [hbm]))
+    first, second = measure(world, monkeypatch, MicrokernelGroup("fma", [broken]), MicrokernelGroup("hbm_read", [hbm]))
     assert (first.status, first.reason) == ("RUNTIME_ERROR", "CUDA error: an illegal memory access was encountered")
     assert second.status == "OK", "the others are asked all the same"
 

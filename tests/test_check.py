@@ -244,6 +244,6 @@ def test_kernels_of_one_case_share_its_oracles_and_others_do_not(monkeypatch):
     assert check(spec, right).status == "OK" and len(asked) == 3 * first, "of the last case alone"
     KEPT.forget()
     assert check(spec, right).status == "OK" and len(asked) == 4 * first, "nor of one that was forgotten"
-    monkeypatch.setattr("rooflab.bench.check.data.Kept.SHARE", 0.0)
+    monkeypatch.setattr("rooflab.bench.check.data.KeptData.SHARE", 0.0)
     assert check(spec, right, "fp16").status == "OK" and len(asked) == 5 * first
     assert check(spec, right, "fp16").status == "OK" and len(asked) == 6 * first, "without room nothing is kept"

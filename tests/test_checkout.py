@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 from test_bars import CASES, record
+from wheelhouse import name_of, normalized
 
 from rooflab.bench.records.files import write
-from rooflab.bench.suite.wheelhouse import name_of, normalized
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
@@ -25,7 +25,7 @@ FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
 
 def lacking() -> set[str]:
     """The modules of the packages that `present.json` does not name: a GPU machine may have none of them."""
-    names = json.loads((ROOT / "bench" / "suite" / "present.json").read_text())
+    names = json.loads((ROOT / "results" / "present.json").read_text())
     there = {*names["present"], *names["never"], "pip"}
 
     def with_its_needs(package: str, found: set[str]) -> set[str]:

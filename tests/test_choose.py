@@ -113,8 +113,9 @@ def test_committed_records_choose_at_home(tmp_path, monkeypatch):
     own = [record("rmsnorm", "library", 1, 2.0), record("gemm", "library", 1, 1.0, case={"M": 1})]
     write(tmp_path / "h200" / "first" / "r1.jsonl", *own)
     words = ("tune", "rmsnorm", "--choose", "--records", str(tmp_path / "h200"))
-    assert run_command(words)[0] == 0
-    assert [path.parent.name for path in tmp_path.glob("kernels/*/choices.json")] == ["rmsnorm"]
+    status, out, _ = run_command((*words, "--json"))
+    chosen = tmp_path / "kernels" / "rmsnorm" / "choices.json"
+    assert status == 0 and out == {"written": [str(chosen)]} and chosen.is_file()
     status, _, errors = run_command(("tune", "sample", *words[2:]))
     assert status == 2 and "--records: expected sample's, timed and checked on a GPU in bf16; got none" in errors
     assert "--records: expected --choose with it" in run_command(("tune", "rmsnorm", *words[3:]))[2]

@@ -25,6 +25,7 @@ from rooflab.bench.compile.static import own_compilers
 from rooflab.bench.records.files import local_results, read, result_folder
 from rooflab.kernels import registry
 from rooflab.kernels._native import compiler
+from rooflab.roofline.numbers import counted
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ from rooflab.kernels._native import compiler
         (["check", "gemm", "--kernel", "none.py"], "kernel: expected a Python file, got 'none.py'"),
         (["check", "gemm", "--shape", "M=3"], "--shape: gemm takes M=.* with these keys and perhaps residual, got M=3"),
         (["check", "gemm", "--case", "M=x,N=1,K=1,layout=NT,bias=false"], "case: expected M like '32', got 'x'"),
-        (["check", "gemm", "--seconds", "0"], "seconds: expected a number above 0, got 0"),
+        (["check", "gemm", "--seconds", "0"], "--seconds: expected seconds above 0, got 0.0"),
         (["check", "gemm", "--seconds", "3", "--all"], "seconds: expected none with --all"),
         (["check", "gemm", "--suite", "big"], "suite: expected one of smoke, edge, .*got 'big'"),
         (["check", "gemm", "--scheme", "fp12"], "scheme: expected one of fp32, fp16, bf16.* got 'fp12'"),
@@ -103,7 +104,7 @@ AT_ONCE = {
     "static --gpu h1000": (2, "--gpu: expected one of h100-sxm, .* got 'h1000'"),
     "estimate --model nosuch": (2, "--model: expected one of llama-3.1-8b, .* got 'nosuch'"),
     "generate x --model nosuch": (2, "--model: 'nosuch' does not exist"),
-    "generate x --model odd.gguf": (2, "--model: expected a GGUF of llama, qwen2, qwen3, gemma, got 'mamba'"),
+    "generate x --model odd.gguf": (2, "--model: expected general.architecture to be one of llama, .* got 'mamba'"),
     "serve nosuch --dummy": (2, "model: expected one of"),
     "ledger --swap gemm=fast": (2, "--swap: gemm has .* got 'fast'"),
     "whatif --kernel nosuch=0.9x": (2, "--kernel: expected one of embedding, .* got 'nosuch'"),
@@ -119,7 +120,7 @@ print(json.dumps(told))
 
 def test_help_and_wrong_names_are_answered_before_torch_is_imported(tmp_path):
     kind = struct.pack("<20sIQ5s", b"general.architecture", 8, 5, b"mamba")
-    (tmp_path / "odd.gguf").write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 9**9, 9, 20) + kind)
+    (tmp_path / "odd.gguf").write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 20) + kind)
     there = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}}
     out = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *AT_ONCE], capture_output=True, check=True, **there)
     for words, (status, err, torch) in json.loads(out.stdout).items():
@@ -190,9 +191,9 @@ class Made:
 )
 def test_what_was_left_out_decides_the_status(rooflab, monkeypatch, statuses, ended, said):
     """A limit of 0.3 s, in which each kernel without a status makes its worker wait to the end."""
-    monkeypatch.setattr("rooflab.bench.commands.Checkers", Made)
-    monkeypatch.setattr("rooflab.bench.commands.cores", lambda: 1)
-    monkeypatch.setattr("rooflab.bench.commands.smallest_failures", lambda *failures: iter(()))
+    monkeypatch.setattr("rooflab.bench.checks.Checkers", Made)
+    monkeypatch.setattr("rooflab.bench.checks.cores", lambda: 1)
+    monkeypatch.setattr("rooflab.bench.checks.smallest_failures", lambda *failures: iter(()))
     monkeypatch.setattr("rooflab.bench.check.spread.LATE_S", 0.1)
     monkeypatch.setattr(Made, "statuses", statuses)
     kernels = [word for name in ("naive", "library", "native") for word in ("--kernel", name)]
@@ -203,7 +204,8 @@ def test_what_was_left_out_decides_the_status(rooflab, monkeypatch, statuses, en
     )
     rows = {line.split()[1]: line.split()[3:7] for line in out.splitlines() if line.startswith("rmsnorm ")}
     assert list(rows) == ["naive", "library", "native"], "every kernel has a row"
-    assert ("OK" in statuses.values()) == (int(rows["naive"][0]) > 0)
+    if ended != 130:  # an interrupt may come before the first check
+        assert ("OK" in statuses.values()) == (int(rows["naive"][0]) > 0)
     if ended == 12:
         assert re.search(r"[1-9]\d* not offered by the kernel, 0 could not run here", out)
 
@@ -219,7 +221,7 @@ def test_an_interrupted_bench_shows_what_it_had(rooflab, monkeypatch):
     assert re.search(r"interrupted: \d+ of \d+ results left out", err)
 
 
-@pytest.mark.more
+@pytest.mark.slow  # a minute
 @pytest.mark.usefixtures("own_registry")
 def test_a_fault_far_from_the_op_s_own_cases_is_found_and_made_small(rooflab, tmp_path):
     """The command that is printed shows the fault again."""
@@ -239,6 +241,7 @@ def test_a_fault_far_from_the_op_s_own_cases_is_found_and_made_small(rooflab, tm
     assert rooflab(*command)[0] == 11
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("own_registry")
 def test_a_right_kernel_from_a_file_is_checked_timed_and_drawn(rooflab, tmp_path):
     file = tmp_path / "mine2.py"
@@ -369,7 +372,7 @@ def test_results_stay_out_of_the_way_of_another_repository(tmp_path, monkeypatch
 
 
 def test_one_is_one():
-    assert [show.counted(n, "check") for n in (0, 1, 1234)] == ["0 checks", "1 check", "1,234 checks"]
+    assert [counted(n, "check") for n in (0, 1, 1234)] == ["0 checks", "1 check", "1,234 checks"]
 
 
 def test_the_answer_is_printed_as_it_is(capfd):

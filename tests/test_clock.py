@@ -11,8 +11,8 @@ import pytest
 from tiny_model import tiny_llm
 
 from rooflab.bench.latency.capacity import HIGHEST, holds, kv_blocks, most_requests_per_s
-from rooflab.bench.latency.clock import Settings, compared, simulate
-from rooflab.bench.latency.step_model import KernelTimes, Work, fitted
+from rooflab.bench.latency.clock import ClockSettings, compared, simulate
+from rooflab.bench.latency.step_model import KernelTimes, StepWork, fitted
 from rooflab.bench.load.arrivals import Arrivals
 from rooflab.bench.load.data import Data
 from rooflab.bench.load.run import Plan
@@ -20,7 +20,7 @@ from rooflab.engine.llm import SamplingParams
 from rooflab.engine.scheduler import pairs_of
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
-from rooflab.roofline.step_times import decode_time, prefill_time
+from rooflab.roofline.step_times import step_time
 
 LLAMA, H100 = get_architecture("llama-3.1-8b"), get_device("h100-sxm")
 
@@ -32,9 +32,9 @@ class Simple:
     basis = "made up"
 
     def __init__(self) -> None:
-        self.seen: list[Work] = []
+        self.seen: list[StepWork] = []
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: StepWork) -> float:
         self.seen.append(work)
         return 1.0 + 0.1 * work.prompt_tokens
 
@@ -48,7 +48,9 @@ def test_two_requests_by_hand() -> None:
     """The second comes in the first's second step, and its prompt runs beside the first's other tokens."""
     model = Simple()
     law = Arrivals(0.5, "constant")  # at 0 and 2 s
-    trace = simulate(model, plan(arrivals=law), Settings(16, max_num_seqs=4, max_num_batched_tokens=8), delay_s=0.25)
+    trace = simulate(
+        model, plan(arrivals=law), ClockSettings(16, max_num_seqs=4, max_num_batched_tokens=8), delay_s=0.25
+    )
     assert [(work.decodes, work.keys, work.chunks) for work in model.seen] == [
         (0, 0, ((0, 8),)), (0, 0, ((8, 10),)), (1, 11, ((0, 7),)), (1, 12, ((7, 10),)), (1, 11, ()), (1, 12, ()),
     ]  # fmt: skip
@@ -78,45 +80,47 @@ def test_the_clock_takes_the_steps_that_the_engine_takes(tmp_path: Any, batched:
 
     model = Simple()
     whole = Plan(arrivals=Arrivals(math.inf), num_prompts=len(lengths), data=Given())
-    simulate(model, whole, Settings(8, llm.scheduler.blocks.block_size, 4, batched))
+    simulate(model, whole, ClockSettings(8, llm.scheduler.blocks.block_size, 4, batched))
     assert [(work.decodes, work.keys, work.chunks) for work in model.seen] == steps
     assert len(steps) > 12
 
 
 def test_a_closed_loop_keeps_so_many_in_flight() -> None:
     model = Simple()
-    trace = simulate(model, plan(concurrency=3, num_prompts=9), Settings(64))
+    trace = simulate(model, plan(concurrency=3, num_prompts=9), ClockSettings(64))
     assert max(work.decodes + len(work.chunks) for work in model.seen) == 3 and len(trace.requests) == 9
     assert all(request.output_tokens == 3 for request in trace.requests)
     with pytest.raises(ValueError, match="plan: expected token ids"):
-        simulate(model, plan(data=Data(ids=None)), Settings(64))
+        simulate(model, plan(data=Data(ids=None)), ClockSettings(64))
     with pytest.raises(ValueError, match="need 1 pages of the KV cache, which has 0"):
-        simulate(model, plan(), Settings(0))
+        simulate(model, plan(), ClockSettings(0))
 
 
 def test_a_step_of_one_kind_takes_what_the_published_times_sum_to() -> None:
     model = KernelTimes(LLAMA, H100)
-    decode, prefill = decode_time(LLAMA, H100, 16, 2048), prefill_time(LLAMA, H100, 2048)
+    decode, prefill = step_time(LLAMA, H100, "decode", 16, 2048), step_time(LLAMA, H100, "prefill", 1, 2048)
     assert decode is not None and prefill is not None and "published" in model.basis
-    assert 1e3 * model.seconds(Work(16, 16 * 2048, (), 16)) == pytest.approx(decode.ms, rel=0.005)
-    assert 1e3 * model.seconds(Work(0, 0, ((0, 2048),), 1)) == pytest.approx(prefill.ms, rel=0.005)
-    halves = [model.seconds(Work(0, 0, (part,), drawn)) for part, drawn in (((0, 1024), 0), ((1024, 2048), 1))]
+    assert 1e3 * model.seconds(StepWork(16, 16 * 2048, (), 16)) == pytest.approx(decode.ms, rel=0.005)
+    assert 1e3 * model.seconds(StepWork(0, 0, ((0, 2048),), 1)) == pytest.approx(prefill.ms, rel=0.005)
+    halves = [model.seconds(StepWork(0, 0, (part,), drawn)) for part, drawn in (((0, 1024), 0), ((1024, 2048), 1))]
     assert 1e3 * sum(halves) == pytest.approx(prefill.ms, rel=0.15)
-    mixed = model.seconds(Work(16, 16 * 2048, ((0, 2048),), 17))
+    mixed = model.seconds(StepWork(16, 16 * 2048, ((0, 2048),), 17))
     assert max(decode.ms, prefill.ms) < 1e3 * mixed < decode.ms + prefill.ms, "the weights are read once"
-    assert KernelTimes(LLAMA, H100, bounds=True).seconds(Work(16, 16 * 2048, (), 16)) < 1e-3 * decode.ms
+    assert KernelTimes(LLAMA, H100, bounds=True).seconds(StepWork(16, 16 * 2048, (), 16)) < 1e-3 * decode.ms
     small = KernelTimes(get_architecture("smollm2-135m"), H100)  # its attention is in no table
-    step = decode_time(small.arch, H100, 16, 2048)
-    assert step is not None and 1e3 * small.seconds(Work(16, 16 * 2048, (), 16)) == pytest.approx(step.ms, rel=0.005)
+    step = step_time(small.arch, H100, "decode", 16, 2048)
+    assert step is not None and 1e3 * small.seconds(StepWork(16, 16 * 2048, (), 16)) == pytest.approx(
+        step.ms, rel=0.005
+    )
     assert small.basis == "published kernel times of 1 x h100-sxm (products), bounds of the rest"
 
 
 def test_beyond_the_published_contexts_attention_goes_on_to_grow() -> None:
     """The table of prompts ends at 16,384 tokens, that of 256 decoding sequences between 512 and 2,048."""
     model = KernelTimes(LLAMA, H100)
-    chunks = [model.seconds(Work(0, 0, ((start, start + 2048),), 1)) for start in range(0, 2**15, 2048)]
+    chunks = [model.seconds(StepWork(0, 0, ((start, start + 2048),), 1)) for start in range(0, 2**15, 2048)]
     assert chunks == sorted(chunks) and chunks[-1] > 2 * chunks[0]
-    steps = [model.seconds(Work(256, 256 * context, (), 256)) for context in (256, 512, 1024, 2048, 4096)]
+    steps = [model.seconds(StepWork(256, 256 * context, (), 256)) for context in (256, 512, 1024, 2048, 4096)]
     growth = [after - before for before, after in zip(steps, steps[1:], strict=False)]
     assert growth == pytest.approx([growth[0] * 2**n for n in range(4)], rel=0.3)
 
@@ -133,7 +137,7 @@ def test_measured_steps_are_fitted_and_found_again() -> None:
         at += seconds + 1e-4
     model = fitted(rows)
     assert model.error < 1e-3 and model.gap_s == pytest.approx(1e-4)
-    work = Work(8, 1200, ((50, 250),), 9)
+    work = StepWork(8, 1200, ((50, 250),), 9)
     wanted = 2e-3 + 1e-4 * 208 + 1e-7 * 1200 + 2e-8 * work.pairs + 1e-4
     assert model.seconds(work) == pytest.approx(wanted, rel=0.02)
     with pytest.raises(ValueError, match="steps: expected at least 50"):
@@ -144,7 +148,7 @@ def test_measured_steps_are_fitted_and_found_again() -> None:
 def test_capacity_is_the_rate_at_which_the_limits_begin_to_fail() -> None:
     model = KernelTimes(LLAMA, H100)
     asked = Plan(num_prompts=150, data=Data(input_len=(512, 512), output_len=(64, 64)))
-    settings = Settings(kv_blocks(model, Settings(0)), prefill_chunk=1024)
+    settings = ClockSettings(kv_blocks(model, ClockSettings(0)), prefill_chunk=1024)
     limits = {"ttft": 200.0, "itl": 25.0}
     rate = most_requests_per_s(model, asked, settings, limits, 99)
     assert 1 < rate < 200
@@ -191,7 +195,7 @@ def test_the_commands(rooflab: Any, tmp_path: Any) -> None:
 
 
 def test_compared_names_the_difference() -> None:
-    first, second = (simulate(Simple(), plan(num_prompts=4, concurrency=n), Settings(64)) for n in (1, 2))
+    first, second = (simulate(Simple(), plan(num_prompts=4, concurrency=n), ClockSettings(64)) for n in (1, 2))
     rows = {row["figure"]: row for row in compared(second, first)}
     # Alone: a prompt of 10 tokens in 2 s, two more tokens in 2 s.  Two at once: both prompts take 3 s.
     assert [rows["e2e_p50_ms"][name] for name in ("simulated", "measured", "off_%")] == pytest.approx([5e3, 4e3, 25])

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from compatibility.entries import made
+from compatibility.faults import FAULTS
+from compatibility.page import faults_beside, found_by, is_right, page_of, read, rows_of, run
+from compatibility.worker import projects
 
-from rooflab.bench.emulate.compatibility.entries import made
-from rooflab.bench.emulate.compatibility.faults import FAULTS
-from rooflab.bench.emulate.compatibility.page import faults_beside, found_by, is_right, page_of, read, rows_of, run
-from rooflab.bench.emulate.compatibility.worker import projects
-from rooflab.bench.ptx.races.shadow_memory import nearly_equal
+from rooflab.bench.emulator.races.shadow_memory import nearly_equal
 
 PAGE = Path(__file__).parents[1] / "results" / "compatibility.md"
 FOUND = json.loads(faults_beside(PAGE).read_text())

@@ -25,7 +25,7 @@ from rooflab.bench.compile.cases import Selected, has_code, select
 from rooflab.bench.compile.static import (
     CompiledInfo,
     CompileFailure,
-    Request,
+    CompileRequest,
     compile_kernel,
     compile_kernels,
     own_compilers,
@@ -119,7 +119,7 @@ def main_scheme(op: str, name: str) -> str:
     return next((scheme for scheme in order if takes(op, name, scheme)), order[0])
 
 
-Compiled = dict[Request, list[CompiledInfo] | CompileFailure]
+Compiled = dict[CompileRequest, list[CompiledInfo] | CompileFailure]
 
 
 def compile_for_hopper(also: bool = False) -> Compiled:
@@ -143,11 +143,11 @@ def _config(item: Selected) -> Any:
 
 
 def _compile(items: list[Selected]) -> Compiled:
-    requests = [Request(item.kernel.op, item.kernel.name, item.case, item.scheme) for item in items]
+    requests = [CompileRequest(item.kernel.op, item.kernel.name, item.case, item.scheme) for item in items]
     return dict(zip(requests, compile_kernels(requests, Store()), strict=True))
 
 
-def faults_of(request: Request, info: CompiledInfo) -> Iterator[str]:
+def faults_of(request: CompileRequest, info: CompiledInfo) -> Iterator[str]:
     """What is wrong with one compiled kernel, spills left out."""
     if info.target != "sm_90a" or not 0 < info.registers <= 255 or info.threads < 32 * info.num_warps:
         yield f"{info.target}, {info.registers} registers, {info.threads} threads"

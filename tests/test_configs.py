@@ -16,10 +16,10 @@ from compiled_sizes import compiled
 from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.check.check import check_kernel
-from rooflab.bench.compile.static import Request
+from rooflab.bench.compile.static import CompileRequest
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.checks import emulators
-from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import choices, registry
 from rooflab.kernels.configs import config_for, default_config, legal_configs, make_config, with_config
 from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA, Tuning
@@ -100,7 +100,7 @@ def check_other_configs(kernel, choose):
     interpreted = kernel.why_not_here(CPU) is None and scheme.activation in (torch.float32, torch.float16)
     for config in choose(found):
         if not interpreted:
-            answer = call(Target(kernel.op, kernel.name, case, scheme, config=config)).answer
+            answer = call(KernelCase(kernel.op, kernel.name, case, scheme, config=config)).answer
             assert answer["status"] == "OK", f"{config}: {answer['reason']}"
             continue
         result = check_kernel(with_config(kernel, config), spec, case, scheme, planted=False)
@@ -264,7 +264,7 @@ def compare_with_compiled(boundary, choose, scheme=BF16):
         near = nearest(op, name, case, scheme)
         for fits in (True, False):
             own = choose([config for config, size in near if size.fits is fits])
-            requests += [Request(op, name, case, scheme, config=config) for config in own]
+            requests += [CompileRequest(op, name, case, scheme, config=config) for config in own]
     legal, found = set(), []
     for request, size, info in said_and_compiled(requests):
         legal.add(size.fits)
@@ -357,12 +357,12 @@ def check_sizes(tiles, streams, count):
     for op, name, case in tiles:
         scheme = SCHEMES[name]
         near = nearest(op, "dequant_dot", case, scheme)[:count]
-        requests += [Request(op, "dequant_dot", case, scheme, config=config) for config, _ in near]
+        requests += [CompileRequest(op, "dequant_dot", case, scheme, config=config) for config, _ in near]
     for op, name, case in streams:
         kernel, scheme = registry.get_kernel(op, "gemv"), SCHEMES[name]
         drawn = random.Random(0).sample(legal_configs(kernel, case, scheme), count)
         tried = [kernel.tuning.heuristic(case, scheme), *drawn]
-        requests += [Request(op, "gemv", case, scheme, config=config) for config in tried]
+        requests += [CompileRequest(op, "gemv", case, scheme, config=config) for config in tried]
     for request, size, info in said_and_compiled(requests):
         slack = 0.97 if request.kernel == "dequant_dot" else 1
         assert slack * info.shared_bytes <= size.shared_bytes <= info.shared_bytes, request
@@ -406,7 +406,7 @@ def test_a_config_that_is_given_is_used_and_right(op, name, changes):
     scheme = SCHEMES["w4a16_g32" if op == "gemm_w4a16" else "w8a16"]
     config = dataclasses.replace(kernel.tuning.heuristic(case, scheme), **changes)
     assert kernel.tuning.is_legal(config, case, scheme)
-    answer = call(Target(op, name, case, scheme, config=config)).answer
+    answer = call(KernelCase(op, name, case, scheme, config=config)).answer
     assert answer["status"] == "OK" and not answer["races"], answer
     assert answer["of"] >= kernel.tuning.footprint(config, case, scheme).ctas
 
@@ -441,7 +441,7 @@ def test_scales_of_a_checkpoint_are_taken_as_they_are(op, name, dtype, tmp_path)
     zero, given = ("zero=None, ", "zero=zero, ") if four else ("", "")
     file.write_text(SCALED.format(op=op, name=name, dtype=dtype, zero=zero, given=given))
     case = Case(M=3, N=24, K=256, **({"zeros": True} if four else {}), bias=True)
-    target = Target(op, f"{name}_{dtype}", case, SCHEMES["w4a16_g64" if four else "w8a16"], file)
+    target = KernelCase(op, f"{name}_{dtype}", case, SCHEMES["w4a16_g64" if four else "w8a16"], file)
     asked = {"do": "run", "races": True, "seed": 0, "schedule": 0, "sample": None, "save": None}
     answer = emulators().ask({**target.to_json(), **asked})
     assert answer.get("status") == "OK" and answer["launches"], answer

@@ -4,13 +4,13 @@ import os
 
 import pytest
 import torch
+from bars.flush import compare_flushes
 
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.timing.clocks import ClockWatch, locked_clocks
-from rooflab.bench.timing.flush_comparison import compare_flushes
 from rooflab.bench.timing.reading import implausible
 from rooflab.bench.timing.sm_clock import DeviceClock, sm_clock_under_load
-from rooflab.bench.timing.tamper import timer_tampered
+from rooflab.bench.timing.tamper import tampered
 from rooflab.bench.timing.timing import TIMERS, stopwatch_for, time_functions
 from rooflab.bench.timing.trace import device_activity, peak_memory_bytes
 from rooflab.roofline.model import Cost
@@ -116,7 +116,7 @@ def test_flushes_are_compared(capsys):
 
 
 def test_nothing_of_torch_looks_replaced_on_a_build_with_cuda():
-    assert timer_tampered() is None
+    assert tampered() is None
 
 
 @pytest.mark.skipif(not os.environ.get("ROOFLAB_TEST_LOCKS_CLOCKS"), reason="changes the card's settings")

@@ -10,11 +10,11 @@ from test_microkernels import Recorded
 
 from rooflab.bench.ceilings.microkernels import floors
 from rooflab.bench.compile.sass import parse_code
-from rooflab.bench.compile.static import Request, compile_kernels
+from rooflab.bench.compile.static import CompileRequest, compile_kernels
 from rooflab.bench.compile.worker import read_cubin
+from rooflab.bench.emulate.ours import emulating_cuda
+from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.predict.chip import chip_of, span_cycles
-from rooflab.bench.ptx.cuda_kernels import emulating_cuda
-from rooflab.bench.ptx.launch import emulate
 from rooflab.bench.records import files as record_files
 from rooflab.bench.suite.entries import Context
 from rooflab.bench.timing.timing import Samples
@@ -64,7 +64,7 @@ def waits_for_loads(code):
 
 def compiled(**changes):
     case = Case(**{**Case.parse(ENTRY.arguments["case"]), **changes})
-    (found,) = compile_kernels([Request(OP, "fused", SPEC.check_case(case), get_scheme("bf16"))])
+    (found,) = compile_kernels([CompileRequest(OP, "fused", SPEC.check_case(case), get_scheme("bf16"))])
     return parse_code(found[0].sass)
 
 
@@ -92,7 +92,7 @@ def test_the_floor_is_as_deep_as_the_fused_rung():
 def test_a_rung_over_rows_waits_once(entry):
     """For its row, and the weight with it."""
     op, case = entry.arguments["op"], Case.parse(entry.arguments["case"])
-    requests = [Request(op, name, case, get_scheme("bf16")) for name in ("fused", "cluster")]
+    requests = [CompileRequest(op, name, case, get_scheme("bf16")) for name in ("fused", "cluster")]
     for (found,) in compile_kernels(requests):
         assert waits_for_loads(parse_code(found.sass)) == pytest.approx(entry.arguments["depth"], abs=0.01), found.name
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rooflab.bench.emulate import golden
-from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.records.files import read
 from rooflab.kernels import registry
 from rooflab.reference.spec import get_scheme
@@ -255,7 +255,7 @@ def test_a_read_of_what_torch_empty_gave_names_its_line(rooflab, tmp_path, make)
 
 
 CHOSEN = [
-    Target(op, "fused", registry.get_op(op).get_cases("smoke")[0], get_scheme("fp32"))
+    KernelCase(op, "fused", registry.get_op(op).get_cases("smoke")[0], get_scheme("fp32"))
     for op in ("silu_and_mul", "rope")
 ]
 

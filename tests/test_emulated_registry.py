@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from rooflab.bench.calls.selection import first_case
-from rooflab.bench.check.spread import Asked
+from rooflab.bench.check.spread import CheckTask
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.checks import check_emulated
-from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import registry
 from rooflab.reference.spec import get_scheme
 
@@ -19,7 +19,7 @@ def asked(op, suite):
     """Every kernel on every case, each in one dtype: the next case and the next kernel begin with the next dtype."""
     spec, kernels = registry.get_op(op), [kernel for kernel in KERNELS if kernel.op == op]
     return [
-        Asked(kernel, case, get_scheme(spec.schemes[(turn + number) % len(spec.schemes)]))
+        CheckTask(kernel, case, get_scheme(spec.schemes[(turn + number) % len(spec.schemes)]))
         for turn, kernel in enumerate(kernels)
         for number, case in enumerate(spec.get_cases(suite))
     ]
@@ -43,7 +43,7 @@ def asked_first(turns):
         first = [(first_case(kernel, registry.get_op(kernel.op), scheme, ["smoke"]), scheme) for scheme in schemes]
         taken = [(case, scheme) for case, scheme in first if case is not None]
         chosen = dict.fromkeys(taken[(number + turn) % len(taken)] for turn in range(turns))
-        found += [Asked(kernel, case, scheme, planted=kernel.backend != "triton") for case, scheme in chosen]
+        found += [CheckTask(kernel, case, scheme, planted=kernel.backend != "triton") for case, scheme in chosen]
     return found
 
 
@@ -82,7 +82,7 @@ def test_compiled_code_and_triton_s_interpreter_give_the_same(scheme, names, tmp
         case = first_case(kernel, spec, get_scheme(scheme), ["smoke"])
         if case is None:
             continue
-        call(Target(kernel.op, kernel.name, case, get_scheme(scheme)), save=tmp_path / "outputs.pt")
+        call(KernelCase(kernel.op, kernel.name, case, get_scheme(scheme)), save=tmp_path / "outputs.pt")
         emulated = torch.load(tmp_path / "outputs.pt")
         inputs = spec.make_inputs(case, get_scheme(scheme), torch.device("cpu"), 0)
         found = kernel(**inputs)

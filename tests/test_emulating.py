@@ -104,7 +104,10 @@ SCRIPT = """
 import json, traceback
 import torch
 import triton
+from rooflab.bench import emulator
 from rooflab.bench.emulate import emulating
+from rooflab.bench.ptx.launch import Launch, emulate  # the path of 0.1
+assert (Launch, emulate) == (emulator.PtxLaunch, emulator.emulate)
 import mine
 
 found = {}
@@ -179,7 +182,9 @@ def found(folder: Path) -> dict[str, Any]:
 @pytest.mark.more
 def test_the_readmes_example_runs_as_it_stands(folder: Path) -> None:
     """With a package that no one here wrote."""
-    blocks = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs" / "emulate.md").read_text(), re.DOTALL
+    )
     (folder / "readme.py").write_text(next(block for block in blocks if "emulating" in block))
     done = compiled(["readme.py"], folder)
     assert done.returncode == 0, done.stderr
@@ -241,7 +246,9 @@ def test_triton_has_its_own_driver_again_behind_the_context(found: dict[str, Any
         (["mine.py::whole_copy", "--reference", "mine.py::same", "--shape", "x=64"], 2, "expected torch.float64, as"),
         (["mine.py::same", "--shape", "x=64"], 2, "expected same to launch a kernel of Triton, got no launch"),
         (["mine.py::copy", "--shape", "y=64"], 2, "shape: expected the arguments of copy(x): missing a required"),
-        (["mine.py::copy", "--shape", "x=6x"], 2, "expected name=64x96 or name=64x96:fp32|fp16|bf16, got 'x=6x'"),
+        (["mine.py::copy", "--shape", "x=6x"], 2, "name=64x96:fp32|fp16|bf16, each name once, got 'x=6x'"),
+        (["mine.py::copy", "--shape", "x=64,x=9"], 2, "each name once, got 'x=9'"),
+        (["mine.py::copy", "--argument", "x=64,x=9"], 2, "argument: expected name=value, each name once, got 'x=9'"),
         (["mine.py::copy", "--shape", "x=64", "--ctas", "3"], 2, "ctas: expected with an op alone, got 3 with"),
         (["rmsnorm", "--argument", "eps=1"], 2, "argument: expected with path.py::function alone, got 'eps=1' with"),
         (["mine.py::none", "--shape", "x=64"], 2, "function: expected a function 'none' in"),

@@ -1,6 +1,5 @@
 """The engine on a small model: batching, preemption, swaps, Triton in the interpreter, refusals."""
 
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from tiny_model import break_off_behind_the_draw, poisoned, prompts, tiny_llm, t
 
 from rooflab.engine import ops as engine_ops
 from rooflab.engine.llm import LLM, SamplingParams, _dtype, _open
-from rooflab.engine.probes import OPS, Limits
+from rooflab.engine.probes import OPS, LargestSizes
 from rooflab.engine.weights import dummy_tensors
 from rooflab.kernels import registry
 from rooflab.reference.quantization import dequantize_int8, quantize_int8
@@ -48,7 +47,7 @@ COVER = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, 4)
 @pytest.mark.parametrize("options", COVER, ids=str)
 @torch.inference_mode()
 def test_batches_chunks_pages_and_kernels_change_nothing_and_free_pages_are_not_read(tmp_path, alone, options):
@@ -114,25 +113,20 @@ def test_trap_6_a_request_may_be_dropped_after_any_step(tmp_path, alone, steps, 
 
 
 @pytest.mark.parametrize("stored, stops", [([7, 9], {5, 7, 9}), (7, {5, 7}), (None, {5})])
-def test_trap_19_every_end_token_of_the_generation_config_ends(tmp_path, monkeypatch, stored, stops):
-    (tmp_path / "generation_config.json").write_text(json.dumps({} if stored is None else {"eos_token_id": stored}))
+def test_trap_19_every_end_token_of_every_source_ends(tmp_path, monkeypatch, stored, stops):
+    ends = {"config.json": [3, 22], "generation_config.json": stored}
     architecture = SimpleNamespace(vocab_size=100)
-    checkpoint = SimpleNamespace(path=tmp_path, architecture=architecture, tensors=lambda: iter(()))
+    checkpoint = SimpleNamespace(path=tmp_path, architecture=architecture, tensors=lambda: iter(()), ends=lambda: ends)
     monkeypatch.setattr("rooflab.engine.llm.open_checkpoint", lambda path: checkpoint)
     monkeypatch.setattr("rooflab.engine.llm.Tokenizer", lambda path: SimpleNamespace(eos_token_id=5, size=100))
-    assert _open(str(tmp_path), False, 0, torch.device("cpu"))[3] == stops
+    assert _open(str(tmp_path), False, 0, torch.device("cpu"))[3] == {3, 22, *stops}
+    for wrong in (-1, True, 100, 10**6, "x", [7, None], 2.0):
+        ends["config.json"] = wrong
+        with pytest.raises(ValueError, match="expected ids below 100 as end tokens in config.json, got"):
+            _open(str(tmp_path), False, 0, torch.device("cpu"))
     architecture.vocab_size = 99
     with pytest.raises(ValueError, match="model: its tokenizer has 100 tokens, and its embedding has 99"):
         _open(str(tmp_path), False, 0, torch.device("cpu"))
-    for text, message in (
-        ("{", "generation_config.json is not JSON"),
-        ('{"eos_token_id": "x"}', "expected token ids as eos_token_id in generation_config.json, got 'x'"),
-        ("[]", "expected token ids as eos_token_id in generation_config.json, got"),
-    ):
-        (tmp_path / "generation_config.json").write_text(text)
-        architecture.vocab_size = 100
-        with pytest.raises(ValueError, match=message):
-            _open(str(tmp_path), False, 0, torch.device("cpu"))
 
 
 def test_a_smaller_priority_comes_first(tmp_path):
@@ -256,6 +250,7 @@ def test_a_step_that_breaks_off_harms_no_bystander(tmp_path, alone, moment):
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr("rooflab.engine.memory.free_bytes", lambda device: 100_000)
+    monkeypatch.setattr("rooflab.engine.llm.resolve", lambda *_: pytest.fail("kernels were timed"))
     with pytest.raises(ValueError, match=r"the weights of .* take 0.0 GB, and 0.0 GB are free"):
         tiny_llm(tmp_path)
 
@@ -355,7 +350,7 @@ def test_on_cuda_no_default_gathers_pages_sorts_a_vocabulary_or_waits(tmp_path, 
     arch = tiny_llm(tmp_path).arch
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
     monkeypatch.setattr(registry.Kernel, "why_not_here", lambda kernel, device: None)
-    limits = Limits(arch, torch.device("cuda"), torch.bfloat16, 16, 256, {"prefill": 8192, "decode": 256})
+    limits = LargestSizes(arch, torch.device("cuda"), torch.bfloat16, 16, 256, {"prefill": 8192, "decode": 256})
 
     def named(fused=None):
         """The kernels by op and bucket."""

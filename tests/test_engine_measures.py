@@ -1,11 +1,9 @@
 """What is measured of the engine: a step by its ops, its host work, and batches of mixed requests."""
 
+import engine_host
 import pytest
+from engine_vs_transformers import LENGTHS, batch_of_engine, compare, mixed_requests, time_ops
 from tiny_model import prompts, tiny_llm, with_graphs
-
-from rooflab.bench.measure import engine_host
-from rooflab.bench.measure.engine_ops import time_ops
-from rooflab.bench.measure.engine_vs_transformers import LENGTHS, batch_of_engine, compare, mixed_requests
 
 
 def test_a_step_by_its_ops_adds_up_and_leaves_the_engine_as_it_was(tmp_path):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_bisect import git
+from git_repository import git
 
 from rooflab.bench.records import environment as nvml_module
 from rooflab.bench.records.environment import Gpu, git_state, last_level_cache_bytes, machine_key, snapshot

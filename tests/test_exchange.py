@@ -19,7 +19,7 @@ from rooflab.bench.plugin.timing import _roofs
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.record import Record, pack_samples
 from rooflab.bench.report.figures import as_ceilings, cost_of
-from rooflab.bench.report.trends.points import Chosen, read_points
+from rooflab.bench.report.trends.points import RecordFilter, read_points
 from rooflab.reference.spec import Case
 from rooflab.roofline.model import Ceilings, Cost
 
@@ -220,7 +220,7 @@ def test_a_case_from_anywhere_can_be_parsed_and_unknown_tools_and_forms_are_refu
     with pytest.raises(ValueError, match="^tool: expected one of pytest-benchmark, .*got 'asv'"):
         read("asv", [tmp_path])
     with pytest.raises(ValueError, match="^form: expected one of pytest-benchmark, .*got 'asv'"):
-        export("asv", [tmp_path], tmp_path / "a", Chosen())
+        export("asv", [tmp_path], tmp_path / "a", RecordFilter())
 
 
 def test_the_command_line_imports_and_exports(rooflab, tmp_path):
@@ -283,6 +283,11 @@ def test_a_roofline_is_drawn_of_the_json_of_ones_own_tests(rooflab, tmp_path):
         assert ("test_busy" in points) == ("--gpu" in words), "a bound needs no time"
         drawn = (tmp_path / "x.svg").read_text()
         assert "roofline" in drawn and list(tmp_path.glob("*.png")) == []
+    status, out, err = rooflab("report", "kept", "--out", "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert (
+        status == 0 and "1 interactive rooflines" in out and "test_copy benchmark " in page and "△ imported" in page
+    ), err
     written(tmp_path / "other.json", priced("test_copy", moving, 1e-3, gpu="NVIDIA A100"))
     status, out, err = rooflab("roofline", "other.json", "--gpu", "h100", "--out", "y.png", "--json")
     assert status == 0 and json.loads(out)["points"][0]["seconds"] is None

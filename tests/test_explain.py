@@ -11,8 +11,8 @@ from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.predict import cases, model
 from rooflab.bench.predict.calibration import Fit
-from rooflab.bench.predict.cases import Target, measured_in
-from rooflab.bench.predict.explain import UNEXPLAINED, Explanation, Part, explain, why_rows, why_sentence
+from rooflab.bench.predict.cases import KernelCase, measured_in
+from rooflab.bench.predict.explain import UNEXPLAINED, Explanation, TimePart, explain, why_rows, why_sentence
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.record import Record
 from rooflab.kernels import registry
@@ -26,8 +26,8 @@ BF16 = get_scheme("bf16")
 GPU = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}}
 
 
-def target(kernel: str = "library", op: str = "rmsnorm", case: Case = CASE) -> Target:
-    return Target(op, kernel, case, BF16)
+def target(kernel: str = "library", op: str = "rmsnorm", case: Case = CASE) -> KernelCase:
+    return KernelCase(op, kernel, case, BF16)
 
 
 def record(**changes) -> Record:
@@ -188,9 +188,9 @@ def test_the_gpu_that_is_here_is_measured_and_failures_are_said(rooflab, monkeyp
 
 def test_a_measured_time_is_never_held_against_a_predicted_one():
     def made(kernel, role, predicted_ms, measured_ms=None):
-        parts = [Part(model.LEAST, 0.01, ""), Part(model.BYTES, predicted_ms - 0.01, "")]
+        parts = [TimePart(model.LEAST, 0.01, ""), TimePart(model.BYTES, predicted_ms - 0.01, "")]
         if measured_ms:
-            parts.append(Part(UNEXPLAINED, measured_ms - predicted_ms, ""))
+            parts.append(TimePart(UNEXPLAINED, measured_ms - predicted_ms, ""))
         return Explanation(target(kernel), role, "h100-sxm", 1.0, 1.0, 1.0, 1, "least", parts=tuple(parts),
                            predicted_ms=predicted_ms, measured_ms=measured_ms)  # fmt: skip
 

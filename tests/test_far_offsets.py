@@ -12,8 +12,8 @@ import pytest
 import torch
 from op_kernels import CPU, here
 
-from rooflab.bench.ptx.cuda_kernels import emulating_cuda
-from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.emulate.ours import emulating_cuda
+from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels.registry import Kernel, get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
 

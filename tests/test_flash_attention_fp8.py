@@ -18,11 +18,11 @@ import torch
 from compiled_sizes import assert_is_its_footprint, compiled
 from op_kernels import CPU, META, is_right, python_without_interpreter, refuses, slow
 
-from rooflab.bench.check.spread import Asked
-from rooflab.bench.compile.static import Request
+from rooflab.bench.check.spread import CheckTask
+from rooflab.bench.compile.static import CompileRequest
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.checks import check_emulated
-from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import configs
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.flash_attention import fp8, library, naive
@@ -127,7 +127,7 @@ def test_options_edges_and_heads():
     ids=lambda case: case.id,
 )
 def test_compiled_code_is_right_and_races_nowhere(case):
-    (found,) = check_emulated([Asked(RUNG, case, FP8, planted=case["D"] == 128)])
+    (found,) = check_emulated([CheckTask(RUNG, case, FP8, planted=case["D"] == 128)])
     assert found.status == "OK", found.describe()
 
 
@@ -280,7 +280,7 @@ def test_values_in_columns_meet_no_bank_conflict_and_those_in_rows_few():
     turns = {}
     for columns in (False, True):
         case = Case(B=1, T=64, S=256, H=1, H_kv=1, D=128, causal=False, **({"v_columns": True} if columns else {}))
-        answer = call(Target("flash_attention", "fp8", case, FP8, None, fp8.Config(64, 128, 4, 2))).answer
+        answer = call(KernelCase("flash_attention", "fp8", case, FP8, None, fp8.Config(64, 128, 4, 2))).answer
         assert answer["status"] == "OK", answer["reason"]
         (launch,) = answer["launches"]
         turns[columns] = launch["shared_wavefronts"], launch["shared_wavefronts_least"]
@@ -299,6 +299,8 @@ def test_footprints_are_those_of_the_compiled_code_and_nothing_spills_in_a_loop(
             others = [fp8.Config(128, 64, 4, 2)] if (D, columns) == (64, False) else []
             others = [fp8.Config(128, 128, 8, 3)] if (D, columns) == (128, True) else others
             assert best in legal_configs(RUNG, case, FP8)
-            requests += [Request("flash_attention", "fp8", case, FP8, config=config) for config in (best, *others)]
+            requests += [
+                CompileRequest("flash_attention", "fp8", case, FP8, config=config) for config in (best, *others)
+            ]
     for request, info in compiled(requests):
         assert_is_its_footprint(request, info)

@@ -64,9 +64,9 @@ ON_VIEWS = """
 import torch
 from rooflab.bench.compile.cases import SM, properties
 from rooflab.bench.check.emulating import emulation
-from rooflab.bench.ptx.launch import emulate
-from rooflab.bench.ptx.triton_kernels import bound, in_ctas
-from rooflab.bench.ptx.triton_kernels import emulating_triton
+from rooflab.bench.emulator.launch import emulate
+from rooflab.bench.emulator.triton_kernels import bound, in_ctas
+from rooflab.bench.emulator.triton_kernels import emulating_triton
 from rooflab.kernels.flash_attention import ping_pong
 from rooflab.reference.flash_attention import reference
 
@@ -132,7 +132,7 @@ with emulation(), emulating_triton(SM, properties(), handle):
 """
 
 
-@pytest.mark.more
+@pytest.mark.slow  # a minute
 def test_a_scale_of_0_rows_far_apart_a_peak_that_stands_lazy_peaks_and_a_wide_window():
     python_without_interpreter("-c", ON_VIEWS)
 

@@ -15,7 +15,7 @@ from commands_in_process import run_command
 from needs import skip_without
 
 from rooflab.bench.suite import sweep as module
-from rooflab.bench.suite.sweep import FILE, Shard, Sweep, Worker, sweep
+from rooflab.bench.suite.sweep import FILE, Shard, Sweep, SweepWorker, sweep
 
 SHARDS = [Shard("environment", 120.0, dry_run=True), Shard("flush", 120.0, dry_run=True)]
 
@@ -28,7 +28,7 @@ def cluster():
     ray.shutdown()
 
 
-@pytest.mark.more
+@pytest.mark.slow  # a minute
 def test_a_killed_worker_costs_no_shard(cluster, tmp_path):
     """It is killed once it has written something; another one goes on."""
     said, killed = [], []
@@ -94,9 +94,9 @@ def test_a_worker_with_other_sources_or_that_does_not_start_is_refused(monkeypat
 
 
 def test_a_shard_that_cannot_run_says_why():
-    key = Worker().identify()["machine_key"]
+    key = SweepWorker().identify()["machine_key"]
     for budget_s, where, why in ((-1.0, key, "budget: expected seconds above 0"), (1.0, "m", "expected a machine m")):
-        assert why in Worker().run(Shard("rope", budget_s, dry_run=True), where, {}, "rooflab-sweep-test")["error"]
+        assert why in SweepWorker().run(Shard("rope", budget_s, dry_run=True), where, {}, "rooflab-sweep-test")["error"]
 
 
 def test_a_damaged_state_is_refused(tmp_path):

@@ -16,7 +16,7 @@ from test_configs import compare_with_compiled
 from rooflab.bench.calls.selection import Selection
 from rooflab.bench.ceilings.readings import with_stand_ins, without_stand_ins
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels.registry import Kernel, get_kernel, get_op, kernels
 from rooflab.reference.gemm_fp8 import DEEPSEEK_V3, SPEC, dequantize_fp8, quantize_fp8
 from rooflab.reference.spec import SCHEMES, Case
@@ -174,7 +174,7 @@ def test_a_short_sum_is_off_at_a_large_k_and_promoted_ones_are_not():
 )
 def test_persistent_ctas_of_every_size_are_right_and_race_free(config: tuple[int, ...], case: Case) -> None:
     made_of = get_kernel("gemm_fp8", "promoted_ws").tuning.config_type(*config)
-    answer = call(Target("gemm_fp8", "promoted_ws", case, FP8, None, made_of)).answer
+    answer = call(KernelCase("gemm_fp8", "promoted_ws", case, FP8, None, made_of)).answer
     assert answer["status"] == "OK", answer["reason"]
     (launch,) = answer["launches"]
     assert launch["shared_wavefronts"] == launch["shared_wavefronts_least"], "no bank conflicts"

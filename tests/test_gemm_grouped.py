@@ -7,7 +7,7 @@ import torch
 from op_kernels import CPU, META, each, here, refuses, slow
 
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels.gemm_grouped._tiles import panels
 from rooflab.kernels.registry import Kernel, get_kernel, kernels
 from rooflab.reference.gemm_grouped import SPEC, route
@@ -174,5 +174,5 @@ def test_cost_reads_the_experts_that_have_rows() -> None:
 def test_a_cta_walks_over_tiles_of_several_experts(scheme: str) -> None:
     """Some 220 tiles for 132 CTAs, of which the first and the last run; whole tiles, parts, and halves without rows."""
     case = Case(T=1200, top_k=2, E=6, N=5120, K=136, skew=0.7)
-    answer = call(Target("gemm_grouped", "cooperative", case, SCHEMES[scheme]), sample=0).answer
+    answer = call(KernelCase("gemm_grouped", "cooperative", case, SCHEMES[scheme]), sample=0).answer
     assert answer["status"] == "OK" and answer["of"] == 132, answer

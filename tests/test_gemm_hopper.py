@@ -19,13 +19,13 @@ from compiled_sizes import assert_is_its_footprint, compiled
 from op_kernels import META, refuses, slow
 from test_ptx_mutants import asked
 
-from rooflab.bench.check.spread import Asked
-from rooflab.bench.compile.static import Request
+from rooflab.bench.check.spread import CheckTask
+from rooflab.bench.compile.static import CompileRequest
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.checks import check_emulated
-from rooflab.bench.predict.cases import Target
-from rooflab.bench.ptx.cuda_kernels import emulating_cuda
-from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.emulate.ours import emulating_cuda
+from rooflab.bench.emulator.launch import emulate
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.configs import legal_configs
@@ -129,7 +129,7 @@ def test_a_cta_goes_from_tile_to_tile_without_a_race(case: str, scheme: str, con
 )
 def test_shared_tiles_meet_no_bank_conflict(layout: str, scheme: str) -> None:
     case = Case(M=128, N=128, K=24, layout=layout, bias=True, residual=True)
-    found = call(Target("gemm", "shared_tiles", case, SCHEMES[scheme])).answer
+    found = call(KernelCase("gemm", "shared_tiles", case, SCHEMES[scheme])).answer
     assert found["status"] == "OK", found["reason"]
     (launch,) = found["launches"]
     assert launch["shared_wavefronts"] == launch["shared_wavefronts_least"] > 0
@@ -137,7 +137,7 @@ def test_shared_tiles_meet_no_bank_conflict(layout: str, scheme: str) -> None:
 
 def _compiled(name: str, requests: list[tuple[Case, str, Any]]) -> None:
     """Nothing spills, and a CTA needs what its footprint says and a little more."""
-    entries = [Request("gemm", name, case, SCHEMES[scheme], config=config) for case, scheme, config in requests]
+    entries = [CompileRequest("gemm", name, case, SCHEMES[scheme], config=config) for case, scheme, config in requests]
     for request, info in compiled(entries):
         assert info.stack_bytes == 0, f"{name} spills: {request.case.id} {request.scheme.name} {request.config}"
         if name == "cooperative":
@@ -382,7 +382,7 @@ MORE = [
 @pytest.mark.more
 @pytest.mark.parametrize("runs", [EMULATED, slow(MORE)], ids=["first", "more"])
 def test_compiled_code_is_right_and_races_nowhere(runs):
-    asked = [Asked(get_kernel("gemm", name), case, SCHEMES[scheme], planted=False) for name, case, scheme in runs]
+    asked = [CheckTask(get_kernel("gemm", name), case, SCHEMES[scheme], planted=False) for name, case, scheme in runs]
     found = list(check_emulated(asked))
     assert [(result.status, result.checked_by) for result in found] == [("OK", "emulator")] * len(asked), [
         result.describe() for result in found

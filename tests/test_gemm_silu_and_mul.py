@@ -7,7 +7,7 @@ import torch
 from op_kernels import CPU, META, each, here, refuses, slow
 
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels.registry import Kernel, get_kernel, kernels
 from rooflab.reference.gemm_silu_and_mul import SPEC
 from rooflab.reference.spec import SCHEMES, Case
@@ -101,5 +101,5 @@ def test_a_cta_walks_over_several_tiles(name, K, scheme, config) -> None:
     lead, a consumer goes ahead of the other."""
     kernel, case = get_kernel("gemm_silu_and_mul", name), Case(M=256, I=8704, K=K, layout="NT")
     chosen = kernel.tuning.config_type(**config) if config else None
-    answer = call(Target("gemm_silu_and_mul", name, case, SCHEMES[scheme], None, chosen), sample=0).answer
+    answer = call(KernelCase("gemm_silu_and_mul", name, case, SCHEMES[scheme], None, chosen), sample=0).answer
     assert answer["status"] == "OK" and answer["of"] == 132, answer

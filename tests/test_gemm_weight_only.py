@@ -7,7 +7,7 @@ import torch
 from op_kernels import CPU, META
 
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels.gemm_w4a16 import _packed as packed_w4
 from rooflab.kernels.gemm_w8a16 import _packed as packed_w8
 from rooflab.kernels.registry import get_kernel, get_op
@@ -47,7 +47,7 @@ def test_packing_is_a_permutation_within_16_bytes() -> None:
 def test_rungs_round_no_weight(op, name, case, scheme, tmp_path) -> None:
     """In the emulator, within what fp32 sums and one rounding lose: naive, which rounds each weight, is beyond it."""
     spec, scheme = get_op(op), SCHEMES[scheme]
-    call(Target(op, name, Case.parse(case), scheme), save=tmp_path / "out.pt")
+    call(KernelCase(op, name, Case.parse(case), scheme), save=tmp_path / "out.pt")
     inputs = spec.make_inputs(Case.parse(case), scheme, CPU, 0)
     (oracle,), (found,) = spec.oracle(inputs), torch.load(tmp_path / "out.pt")
     if op == "gemm_w4a16":

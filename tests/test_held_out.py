@@ -8,8 +8,8 @@ from bars.bar import Bar
 from standing import CANNOT_TELL, WOULD_MEET, WOULD_MISS, Expected, band
 
 from rooflab.bench.predict import held_out
-from rooflab.bench.predict.held_out import MODELS, Reading, by_kernel, by_shape, fit, unfitted
-from rooflab.bench.suite.entries import Outcome
+from rooflab.bench.predict.held_out import MODELS, PublishedTime, by_kernel, by_shape, fit, unfitted
+from rooflab.bench.suite.entries import EntryOutcome
 
 CODE = MODELS["compiled code"]
 
@@ -18,7 +18,7 @@ def reading(kernel="a", shape=1, launch_us=0.0, factor=1.0):
     """A published time that is `factor` of the prediction, and `launch_us` for each of two launches."""
     rest = 10.0 * shape
     published = 2 * launch_us + factor * rest
-    return Reading(
+    return PublishedTime(
         kernel, "memory", "h200", str(shape), "graph", published, 8.0 * shape, 2, 2.6, 9.0 * shape, 2.6 + rest
     )
 
@@ -58,7 +58,7 @@ def test_public_kernels_are_asked_for_by_the_names_of_their_wheels(tmp_path):
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(2.0, WOULD_MEET), (1.0, CANNOT_TELL), (0.5, WOULD_MISS)])
 def test_a_bar_is_told_only_if_both_ends_of_the_band_agree(ratio, verdict):
-    bar = Bar("bar:gemm.any", "", Outcome, {"geomean": 1.0, "cases": ["M=1"]}, 1.0, 1.0)
+    bar = Bar("bar:gemm.any", "", EntryOutcome, {"geomean": 1.0, "cases": ["M=1"]}, 1.0, 1.0)
     found = Expected(bar, (SimpleNamespace(ratio=ratio),), (0.8, 1.6))
     assert found.verdict == verdict
     assert found.row()["expected"] == f"{ratio / 1.6:.2f} to {ratio / 0.8:.2f}"

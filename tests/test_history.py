@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from git_repository import git
 from test_bars import record as record_of
-from test_bisect import git
 
 from rooflab.bench.records import files as record_files
 from rooflab.bench.report.trends.output import find_trends, summary
-from rooflab.bench.report.trends.points import Chosen, commit_order, read_points, repository
+from rooflab.bench.report.trends.points import RecordFilter, commit_order, read_points, repository
 from rooflab.bench.report.trends.trend import LEAST_NOISE, find_steps, noise, partition, penalty, unusual_z
 
 GPU = {"name": "NVIDIA H200", "driver": "580.1"}
@@ -39,7 +39,7 @@ def noisy(count, sigma=0.005, seed=0, level=1.0):
 
 def trends_of(folder, records, last=20, repo=None, **chosen):
     record_files.write(folder / "records" / "a.jsonl", *records)
-    return find_trends(read_points([folder / "records"], Chosen(**chosen)), repo or folder, last)
+    return find_trends(read_points([folder / "records"], RecordFilter(**chosen)), repo or folder, last)
 
 
 def test_what_failed_never_enters_a_trend_and_is_counted(tmp_path):

@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tokenize
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -13,9 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 LAYERS = ("roofline", "reference", "kernels", "engine", "bench")
 ROOMS = (
-    "calls records processes show.py timing check ceilings compile measure ptx predict emulate tune ab suite report "
-    "plugin exchange load latency commands.py lab.py cli __main__.py bench_kernels.py bench_sampling.py "
-    "run_from_checkout.py"
+    "calls records processes show.py timing check ceilings compile measure emulator ptx predict emulate tune ab suite "
+    "report plugin exchange load latency checks.py commands.py lab.py cli __main__.py bench_kernels.py "
+    "bench_sampling.py run_from_checkout.py"
 ).split()
 """What lies in bench/; each imports only what stands above it in this list."""
 TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
@@ -87,6 +88,43 @@ def test_imports_run_down_the_rooms_of_bench():
                 assert above <= ROOMS.index(room), f"{name} imports {other}, whose room comes later"
 
 
+def test_no_chain_of_rooms_is_long():
+    imports: dict[str, set[str]] = {room: set() for room in ROOMS}
+    for name in files():
+        if name.startswith("bench/"):
+            room = name.split("/")[1]
+            imports[room] |= {other.split("/")[1] for other in imported_files(name) if other.startswith("bench/")}
+
+    @cache
+    def chain(room: str) -> int:
+        here = not room.endswith(".py")  # a file beside the rooms is no room
+        return here + max((chain(other) for other in imports[room] - {room}), default=0)
+
+    assert max(map(chain, ROOMS)) <= 12
+
+
+def test_the_emulator_is_a_house_of_its_own_with_one_door():
+    """It takes from the lab what compiles a kernel; the lab takes from it what its public file names."""
+    inside = {name for name in files() if name.startswith("bench/emulator/")}
+    for name in inside:
+        others = {other for other in imported_files(name) if not other.startswith("bench/emulator/")}
+        assert all(other.startswith("bench/compile/") for other in others), f"{name}: {sorted(others)}"
+    for name in files().keys() - inside:
+        taken = imported_files(name) & inside
+        assert taken <= {"bench/emulator/__init__.py"}, f"{name}: {sorted(taken)}"
+
+
+def test_a_class_name_stands_once():
+    """In `kernels` each rung has its own `Config`."""
+    names = Counter(
+        node.name
+        for name, tree in files().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and not (name.startswith("kernels/") and node.name == "Config")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_no_files_import_each_other_in_a_circle():
     assert not circles({name: imported_files(name) for name in files()})
     assert circles({"a": frozenset("b"), "b": frozenset("ac"), "c": frozenset(), "d": frozenset("a")}) == {"a", "b"}
@@ -100,7 +138,17 @@ def test_the_roofline_needs_no_third_party_package():
     for name in files():
         if name.startswith("roofline/"):
             foreign = top_packages(name) - {"rooflab"} - sys.stdlib_module_names
-            assert foreign <= ({"matplotlib"} if name == "roofline/plot.py" else set()), f"{name}: {foreign}"
+            assert foreign <= ({"matplotlib"} if name.startswith("roofline/plot") else set()), f"{name}: {foreign}"
+
+
+def test_only_one_room_starts_python_processes():
+    """Tools such as git and nvcc are run by `subprocess.run`; whatever answers requests is a `Child`."""
+    starts = {"Popen", "fork", "ProcessPoolExecutor"}
+    for name, tree in files().items():
+        if name.startswith("bench/") and not name.startswith("bench/processes/"):
+            called = {node.func.attr for node in ast.walk(tree)
+                      if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)}  # fmt: skip
+            assert not called & starts and "multiprocessing" not in top_packages(name), name
 
 
 def test_only_the_command_line_draws_on_the_terminal():
@@ -108,10 +156,10 @@ def test_only_the_command_line_draws_on_the_terminal():
     assert {user for user in users if not user.startswith("bench/cli/")} == {"bench/show.py"}
 
 
-def test_only_the_tokenizer_imports_transformers():
+def test_only_tokenizers_import_transformers():
     users = {name for name in files() if "transformers" in top_packages(name)}
-    # The benchmark against transformers is the one other place: it is the thing compared with.
-    assert users <= {"engine/tokenizer.py", "bench/measure/engine_vs_transformers.py"}
+    # The doctor compares with it.
+    assert users <= {"engine/tokenizer.py", "engine/gguf_tokenizer.py", "bench/measure/doctor.py"}
 
 
 def test_no_init_directly_in_a_top_folder():
@@ -123,7 +171,7 @@ def test_no_init_directly_in_a_top_folder():
 def test_files_are_small():
     for file in (*(ROOT / name for name in files()), *TEST_FILES):
         lines = len(file.read_text().splitlines())
-        assert lines <= 500, f"{file.relative_to(ROOT)}: {lines} lines"
+        assert lines <= (500 if file in TEST_FILES else 400), f"{file.relative_to(ROOT)}: {lines} lines"
 
 
 def _is_device_code(node: ast.FunctionDef) -> bool:
@@ -137,7 +185,7 @@ def test_functions_are_small_and_public_ones_documented():
             if isinstance(node, ast.FunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) and node.body[1:] else node.body
                 length = (node.end_lineno or 0) - body[0].lineno + 1  # signature and docstring do not make it long
-                assert length <= (120 if _is_device_code(node) else 60), f"{name}: {node.name}: {length} lines"
+                assert length <= (120 if _is_device_code(node) else 50), f"{name}: {node.name}: {length} lines"
         for item in tree.body:
             if isinstance(item, ast.FunctionDef | ast.ClassDef) and not item.name.startswith("_"):
                 device_code = isinstance(item, ast.FunctionDef) and _is_device_code(item)
@@ -171,9 +219,35 @@ def test_nothing_is_imported_to_be_passed_on():
 def test_outputs_are_written_whole():
     """Other writes are of scratch files for NVIDIA's tools, and of notes and caches that are renamed into place."""
     others = {"bench/processes/running.py", "engine/settle.py"}
-    others |= {f"bench/{name}.py" for name in ("ptx/mended", "compile/worker", "compile/capture")}
+    others |= {f"bench/{name}.py" for name in ("emulator/mended", "compile/worker", "compile/capture")}
     cut = [name for name in files() if re.search(r"\.write_(text|bytes)\(", (ROOT / name).read_text())]
     assert set(cut) <= others
+
+
+def test_results_are_shown_by_one_function_each():
+    texts = {name: (ROOT / name).read_text() for name in files()}
+    texts |= {f"results/{file.name}": file.read_text() for file in (ROOT / "results").glob("*.py")}
+    by_hand = [name for name, text in texts.items() if re.search(r"[\"']\|[ :]*---", text)]
+    assert not by_hand, "markdown_table writes tables"
+    asking = [name for name, text in texts.items() if "/cli/" in name and re.search(r"\b(if|not) json\b", text)]
+    assert not asking, "show.result, show.table and show.line know what is seen"
+
+
+def test_json_holds_no_nan():
+    """The others are for this package alone: keys of caches and its own processes."""
+    others = {f"bench/{name}.py" for name in ("tune/choose", "tune/bucket", "load/client", "timing/trace")}
+    others |= {
+        f"bench/{name}.py" for name in ("processes/boot", "processes/child", "processes/running", "compile/store")
+    }
+    others |= {f"bench/{name}.py" for name in ("report/trends/points", "predict/launch_once", "check/isolated")}
+    loose = {
+        name
+        for name, tree in files().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.dumps", "json_text.dumps")
+        if "allow_nan" not in {word.arg for word in node.keywords}
+    }
+    assert loose <= others | {"engine/settle.py"}
 
 
 def test_an_op_has_the_same_name_in_every_folder():

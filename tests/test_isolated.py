@@ -56,13 +56,29 @@ def test_one_that_hangs_is_ended_in_time_with_its_children(tmp_path, first_of):
     assert_gone(int(pid.read_text()))
 
 
+SPEC = "object.__setattr__(__import__('rooflab.kernels.registry').kernels.registry.get_op('rmsnorm'), "
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    "body",
+    (
+        "setattr(__import__('rooflab.reference.spec').reference.spec.OpSpec, 'judge', lambda *a: []) or x * 0",
+        SPEC + "'tolerance', lambda inputs, oracle, scheme: (oracle[0] + torch.inf,)) or x * 0",
+        SPEC + "'reference', lambda x, weight, eps=1e-6: x.double() * 0) or x * 0",
+    ),
+)
+def test_the_judge_is_in_another_process(first_of, body):
+    status, reason = first_of(body)
+    assert status == "INCORRECT" and "512 of 512 elements off" in reason, reason
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("body", "words"),
     (
         ("os._exit(0)", "first data: its process ended with status 0"),
         ("exec('class Own(Exception): pass\\nraise Own(7)')", "Own: 7"),
-        ("[os.write(n, b'{}\\n') for n in (1, 3, 4, 5, 6)] and right", "answered in another form than the checker's"),
     ),
 )
 def test_a_process_that_does_not_answer_is_no_success(first_of, body, words):

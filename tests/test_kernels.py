@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from rooflab.bench.check.check import check_kernel
-from rooflab.bench.check.data import Data
+from rooflab.bench.check.data import CheckData
 from rooflab.kernels.registry import CPU_BACKENDS, Kernel, interpreting, kernels, ops
 from rooflab.reference.spec import SCHEMES, Case, Inputs, OpSpec
 
 # On a GPU everything runs there, the library's bf16 included.
 DEVICE = torch.device("cpu" if interpreting() else "cuda")
 META = torch.device("meta")
-SAMPLE = 20, 60
+SAMPLE = 20, 30
 """Cases of `make test` beside the first cases, and of `make test-more`."""
 MANY_ROWS = ("sample/bisect",)
 """Kernels whose planted inputs are hundreds of rows, 40 ms each in the interpreter: they run in `make test-full`."""
@@ -116,7 +116,9 @@ def test_most_cases_can_tell_right_from_wrong(op):
     scheme = SCHEMES["fp16" if "fp16" in spec.schemes else spec.schemes[0]]
     weak = {}
     for suite in ("smoke", "edge"):
-        expected = {case: Data(spec, spec.make_inputs(case, scheme, DEVICE, 0), scheme) for case in spec.cases[suite]}
+        expected = {
+            case: CheckData(spec, spec.make_inputs(case, scheme, DEVICE, 0), scheme) for case in spec.cases[suite]
+        }
         weak[suite] = [case.id for case, data in expected.items() if data.weak]
     assert not weak["smoke"], weak["smoke"]
     assert len(weak["edge"]) <= len(spec.cases["edge"]) // 4, weak["edge"]

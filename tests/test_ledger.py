@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from tiny_model import tiny_llm, write_config
 from rooflab.bench.calls.selection import Selection
 from rooflab.bench.latency.capture import capturing
 from rooflab.bench.latency.engine_calls import case_of
-from rooflab.bench.latency.ledger import from_kernels, measured, stepping
+from rooflab.bench.latency.ledger import _calls_of, from_kernels, measured, stepping
 from rooflab.bench.latency.step_model import KernelTimes
-from rooflab.bench.latency.whatif import Change, scale, swap
+from rooflab.bench.latency.whatif import PhaseChange, scale, swap
+from rooflab.bench.records.files import read
 from rooflab.bench.report.content import gather
 from rooflab.bench.report.page import render
 from rooflab.bench.report.sources import load
@@ -24,9 +26,9 @@ from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import get_scheme
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
-from rooflab.roofline.model import Ceilings
-from rooflab.roofline.step_times import decode_time
-from rooflab.roofline.steps import decode_cost, prefill_cost
+from rooflab.roofline.model import Ceilings, Cost
+from rooflab.roofline.step_times import step_time
+from rooflab.roofline.steps import step_ops
 
 CEILINGS = Ceilings("made up", "measured", 1e10, {"fp32": 1e11}, 1e10)
 OPTIONS = {"max_num_seqs": 3, "max_num_batched_tokens": 128, "prefix_caching": False, "num_kv_blocks": 64}
@@ -39,16 +41,47 @@ def test_a_measured_ledger_has_every_call_with_its_cost(tmp_path: Path, kind: An
     sites, layers = ("qkv_proj", "down_proj", "lm_head", "fused_add_rmsnorm"), llm.arch.num_layers
     calls = [sum(row.calls for row in found.rows if row.site == site) for site in sites]
     assert calls == [layers, layers, 1, 2 * layers]
-    # The products' work is that of the model by arithmetic; in a prompt's last layer its last token alone is left.
-    costs = decode_cost(llm.arch, batch, context, "fp32")
-    costs = costs if kind == "decode" else prefill_cost(llm.arch, context, "fp32")
-    for cost in costs:
-        if cost.op == "gemm" and (kind == "decode" or cost.site in ("qkv_proj", "lm_head")):
-            flops = sum(row.flops for row in found.rows if row.site == cost.site)
-            assert flops == pytest.approx(cost.calls * cost.cost.flops), cost.site
     assert all(row.ms > 0 and row.least_bytes > 0 and row.bound_ms for row in found.rows)
     assert 0 < found.ops_ms < found.ops_ms + found.host_ms and (found.itl_ms is None) == (kind == "prefill")
     assert not llm.has_work, "nothing is left in the engine"
+
+
+@pytest.mark.parametrize(("kind", "batch", "context"), [("decode", 3, 20), ("decode", 1, 33), ("prefill", 1, 40)])
+def test_the_engines_calls_are_the_ops_of_the_step(tmp_path: Path, kind: Any, batch: int, context: int) -> None:
+    """The list that bounds, ledgers, clock and capacity sum over is what the engine calls, with the specs' own costs.
+
+    The engine differs in three ways: one kernel does RoPE and the write of keys and values; in a prompt's last layer,
+    behind attention, its last token alone is left; and small tensors of lengths and options are read besides.
+    """
+    llm = tiny_llm(tmp_path, **OPTIONS)
+    with stepping(llm, kind, batch, context - 1 if kind == "decode" else context, 4) as step:
+        step()
+        calls = [
+            (call.kernel.op, call.site, call.cost)
+            for call in _calls_of(llm, step, kind, batch, context)
+            if call.cost is not None
+        ]
+    names = {"flash_attention": "flash_attention_varlen", "rope": "rope_and_cache"}
+    late = {"o_proj": 1, "norms": 2, "gate_up_proj": 1, "silu_and_mul": 1, "down_proj": 1}  # calls of the last layer
+    shape = llm.arch, kind, batch, context, "fp32", "fp32"
+    listed = [one for one in step_ops(*shape) if one.op != "kv_cache_write"]
+    of_one_token = {one.site: one.cost for one in step_ops(llm.arch, "decode", 1, context, "fp32", "fp32")}
+    assert len(calls) == sum(one.calls for one in listed)
+    for one in listed:
+        op = names.get(one.op, one.op)
+        costs = [cost for name, site, cost in calls if name == op and (op != "gemm" or site == one.site)]
+        whole = one.calls - (late.get(one.site, 0) if kind == "prefill" else 0)
+        expected = [one.cost] * whole + [of_one_token.get(one.site, one.cost)] * (one.calls - whole)
+        for cost, wanted in zip(costs, expected, strict=True):
+            assert _work(cost) == _work(wanted), one.site
+            if op == "embedding":
+                assert cost.bytes <= wanted.bytes, "a token that comes twice is read once"
+            elif op != "rope_and_cache":
+                assert 0 <= cost.bytes - wanted.bytes <= 32 * batch, one.site
+
+
+def _work(cost: Cost) -> tuple[dict[str, float], float, float]:
+    return dict(cost.tensor_flops), cost.vector_flops, cost.sfu_ops
 
 
 @pytest.mark.parametrize("budget", [16, 64])
@@ -75,7 +108,7 @@ def test_a_step_that_the_engine_does_not_have_is_refused(tmp_path: Path) -> None
 
 def test_a_published_ledger_sums_to_the_published_step() -> None:
     model = KernelTimes(get_architecture("llama-3.1-8b"), get_device("h100-sxm"))
-    found, step = from_kernels(model, "decode", 16, 2048), decode_time(model.arch, model.device, 16, 2048)
+    found, step = from_kernels(model, "decode", 16, 2048), step_time(model.arch, model.device, "decode", 16, 2048)
     assert step is not None and found.step_ms == pytest.approx(step.ms)
     gemm, attention = scale(found, {"gemm": 0.8, "paged_attention": 0.5, "flash_attention": 0.5})
     assert gemm.predicted_ms == pytest.approx(step.ms - 0.2 * found.ms_of("gemm"))
@@ -83,10 +116,15 @@ def test_a_published_ledger_sums_to_the_published_step() -> None:
 
 
 def test_a_kernels_win_that_is_none_of_the_engine_is_said() -> None:
-    won = Change("ITL", "rmsnorm", "naive", "fused", 0.5, 0.02, 10.0, 9.9, 9.95)
+    won = PhaseChange("ITL", "rmsnorm", "naive", "fused", 0.5, 0.02, 10.0, 9.9, 9.95)
     assert won.verdict().startswith("the kernel won, the engine did not: rmsnorm/fused takes 0.50 of naive's time, 2%")
-    lost = Change("ITL", "gemm", "native", "library", 1.5, 0.8, 10.0, 14.0, 15.0)
+    lost = PhaseChange("ITL", "gemm", "native", "library", 1.5, 0.8, 10.0, 14.0, 15.0)
     assert lost.verdict().endswith("ITL 1.50 of before") and lost.row()["predicted_%"] == pytest.approx(40)
+    noisy = replace(lost, noise="it was busy")
+    assert noisy.verdict() == "ITL with gemm/library: NOISY, and so no verdict: it was busy"
+    assert [name for name, value in noisy.row().items() if value is None] == [
+        "kernel", "share", "predicted_%", "measured_%",
+    ]  # fmt: skip
 
 
 @pytest.mark.more
@@ -202,7 +240,7 @@ def test_a_program_becomes_a_suite_that_the_bench_takes(rooflab: Any, tmp_path: 
     fails, kept = tmp_path / "fails", suite.read_text()
     fails.write_text("import sys\nsys.exit(3) if len(sys.argv) > 1 else {}['x']\n")
     for arguments, said in (
-        (("capture", "--suite", suite, "--", "false"), "/false, which is none: source code string cannot contain null"),
+        (("capture", "--suite", suite, "--", "false"), "false: source code string cannot contain null"),
         (
             ("capture", "--suite", suite, "--", "python", "-m", "no.such"),
             "program: expected python app.py, python -m module",
@@ -213,7 +251,8 @@ def test_a_program_becomes_a_suite_that_the_bench_takes(rooflab: Any, tmp_path: 
         (("capture", "--suite", "x.txt", "--", "python", program), "suite: expected a file called .json"),
         (("capture", "--suite", suite, "--", "./none"), "program: expected python app.py"),
         (("bench", "gemm", "--suite", tmp_path / "no.json"), "suite: expected a file of `rooflab capture`"),
-        (("whatif", "--kernel", "gemm=x"), "kernel: expected OP=0.9x, got 'gemm=x'"),
+        (("whatif", "--kernel", "gemm=x"), "kernel: expected OP=0.9x, each op once, got 'gemm=x'"),
+        (("whatif", "--kernel", "gemm=2x", "--kernel", "gemm=3x"), "each op once, got 'gemm=3x'"),
         (("whatif", "--gpu", "h100", "--swap", "gemm=library"), "kernel: expected --kernel OP=0.9x, or --swap"),
         (("whatif", "llama-3.1-8b", "--gpu", "h100", "--kernel", "conv=2x"), "expected ops of the step, got conv"),
     ):
@@ -223,7 +262,8 @@ def test_a_program_becomes_a_suite_that_the_bench_takes(rooflab: Any, tmp_path: 
 
 
 def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rooflab.bench.latency.ledger.ceilings_for", lambda device: CEILINGS)
+    for name, value in (("ceilings_for", lambda _: CEILINGS), ("noise", lambda *_: ""), ("MOST_OPS", math.inf)):
+        monkeypatch.setattr(f"rooflab.bench.latency.ledger.{name}", value)
     write_config(tmp_path / "tiny")
     asked = ("ledger", tmp_path / "tiny", "--dummy", "--device", "cpu", "--context", "20")
     status, out, _ = rooflab(*asked, "--swap", "gemm=library", "--out", tmp_path / "out")
@@ -231,6 +271,13 @@ def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.M
     (record,) = (json.loads(line) for path in (tmp_path / "out").glob("*.jsonl") for line in path.open())
     assert record["case_id"] == "ledger" and record["metrics"]["step_ms"] > 0 and record["basis"] == "measured"
     rooflab(*asked, "--swap", "gemm=packed", "--out", tmp_path / "out")
+    monkeypatch.setattr("rooflab.bench.latency.ledger.MOST_OPS", 0.0)
+    for words in (asked, ("whatif", *asked[1:], "--kernel", "gemm=0.5x")):
+        status, out, _ = rooflab(*words, "--out", tmp_path / "noisy")
+        assert status == 13 and "NOISY" in out and " times as long as the step" in out and "share" not in out
+    noisy = read(tmp_path / "noisy")
+    assert [one.status for one in noisy] == ["NOISY"] * 3 and not any("share" in one.metrics for one in noisy)
+    assert not gather(*load([tmp_path / "noisy"]), "title").ledgers, "a bar would be a comparison"
     scaled = ("whatif", "llama-3.1-8b", "--gpu", "h100", "--kernel", "gemm=0.5x", "--out", tmp_path / "changed")
     status, out, _ = rooflab(*scaled, "--json")
     (path,) = (tmp_path / "changed").glob("*.jsonl")

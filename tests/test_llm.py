@@ -43,7 +43,7 @@ def test_weights_split_over_gpus_keep_norms_on_each() -> None:
 
 def test_an_8_bit_model_keeps_embedding_and_head_in_bf16() -> None:
     assert weight_bytes(LLAMA_8B, "fp8_e4m3") == pytest.approx(9.08e9, rel=2e-3)
-    head = next(op for op in steps.decode_cost(LLAMA_8B, 1, 128, "fp8_e4m3") if op.site == "lm_head")
+    head = next(op for op in steps.step_ops(LLAMA_8B, "decode", 1, 128, "fp8_e4m3") if op.site == "lm_head")
     assert set(head.cost.tensor_flops) == {"bf16"}
 
 
@@ -52,7 +52,7 @@ def test_activation_allowance_is_one_layer_and_the_logits() -> None:
 
 
 def test_gemm_flops_of_a_prefill_are_two_per_parameter_and_token() -> None:
-    ops = steps.prefill_cost(LLAMA_8B, 512)
+    ops = steps.step_ops(LLAMA_8B, "prefill", 1, 512)
     parts = LLAMA_8B.parameters()
     gemms = sum(op.calls * op.cost.flops for op in ops if op.op == "gemm")
     # The output head runs on one token of the 512.
@@ -60,13 +60,13 @@ def test_gemm_flops_of_a_prefill_are_two_per_parameter_and_token() -> None:
 
 
 def test_causal_attention_counts_the_pairs_that_it_sees() -> None:
-    (attention,) = (op for op in steps.prefill_cost(LLAMA_8B, 1000) if op.op == "flash_attention")
+    (attention,) = (op for op in steps.step_ops(LLAMA_8B, "prefill", 1, 1000) if op.op == "flash_attention")
     assert attention.cost.tensor_flops == {"bf16": 4 * 128 * 32 * 1000 * 1001 / 2}
     assert attention.calls == 32
 
 
 def test_decode_reads_each_weight_once_and_the_whole_cache() -> None:
-    ops = steps.decode_cost(LLAMA_8B, 4, 2048)
+    ops = steps.step_ops(LLAMA_8B, "decode", 4, 2048)
     total = sum(op.calls * op.cost.bytes for op in ops)
     parts = LLAMA_8B.parameters()
     must = 2 * (parts.total - parts.embedding) + 4 * 2048 * kv_bytes_per_token(LLAMA_8B)
@@ -76,8 +76,10 @@ def test_decode_reads_each_weight_once_and_the_whole_cache() -> None:
 @pytest.mark.parametrize("preset", ["llama-3.1-8b", "qwen3-0.6b"])
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_a_gpu_of_two_does_half(preset: str, gpus: int) -> None:
-    whole = sum(op.calls * op.cost.flops for op in steps.prefill_cost(PRESETS[preset], 256) if op.op != "rmsnorm")
-    part = sum(op.calls * op.cost.flops for op in steps.prefill_cost(PRESETS[preset], 256, gpus=gpus)
+    whole = sum(
+        op.calls * op.cost.flops for op in steps.step_ops(PRESETS[preset], "prefill", 1, 256) if op.op != "rmsnorm"
+    )
+    part = sum(op.calls * op.cost.flops for op in steps.step_ops(PRESETS[preset], "prefill", 1, 256, gpus=gpus)
                if op.op != "rmsnorm")  # fmt: skip
     assert part == pytest.approx(whole / gpus, rel=2e-3)
 
@@ -88,7 +90,7 @@ def test_costs_are_those_of_the_specs() -> None:
 
     T, dtype = 64, torch.bfloat16
     meta = lambda *shape: torch.empty(*shape, device="meta", dtype=dtype)
-    costs = {op.site: op.cost for op in steps.prefill_cost(LLAMA_8B, T)}
+    costs = {op.site: op.cost for op in steps.step_ops(LLAMA_8B, "prefill", 1, T)}
     q, k = meta(1, T, 32, 128), meta(1, T, 8, 128)
     tables = torch.empty(131072, 64, device="meta"), torch.empty(131072, 64, device="meta")
     expected: dict[str, Cost] = {
@@ -102,7 +104,7 @@ def test_costs_are_those_of_the_specs() -> None:
 
 
 def test_step_bound_is_the_sum_of_the_ops_bounds_and_the_link() -> None:
-    ops = steps.decode_cost(LLAMA_8B, 8, 4096)
+    ops = steps.step_ops(LLAMA_8B, "decode", 8, 4096)
     ceilings = H100.ceilings()
     total = steps.step_bound(ops, ceilings, all_reduce_total_s=1e-3)
     by_hand = sum(op.calls * bound(op.cost, ceilings).seconds for op in ops)
@@ -204,7 +206,7 @@ def test_a_window_bounds_what_attention_reads() -> None:
     windowed = replace(LLAMA_8B, window=100)
     flops = {}
     for arch in (LLAMA_8B, windowed):
-        (prefill,) = (op for op in steps.prefill_cost(arch, 1000) if op.op == "flash_attention")
-        (decode,) = (op for op in steps.decode_cost(arch, 1, 1000) if op.op == "paged_attention")
+        (prefill,) = (op for op in steps.step_ops(arch, "prefill", 1, 1000) if op.op == "flash_attention")
+        (decode,) = (op for op in steps.step_ops(arch, "decode", 1, 1000) if op.op == "paged_attention")
         flops[arch.window] = (prefill.cost.tensor_flops["bf16"], decode.cost.tensor_flops["bf16"])
     assert flops[100][0] == 4 * 128 * 32 * (100 * 101 / 2 + 900 * 100) and flops[100][1] == flops[None][1] / 10

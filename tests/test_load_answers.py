@@ -82,6 +82,14 @@ def test_a_chat_has_a_role_chunk_and_its_usage_a_chunk_without_a_choice():
         # One that runs along gives each chunk its difference.
         ([{**text("x", "stop" if total == 9 else None), "usage": {"completion_tokens": total}} for total in (2, 5, 9)],
          [(1, 2), (2, 3), (3, 4)], "said"),
+        ([{**text("abc"), "usage": {"completion_tokens": 3}}, {**text("", "stop"), "usage": {"completion_tokens": 6}}],
+         [(1, 3), (2, 3)], "said"),
+        # One that is zero beside a text, or falls, says nothing.
+        ([{**text("x", "stop"), "usage": {"completion_tokens": total}} for total in (0, 0, 3)],
+         [(1, 1), (2, 1), (3, 1)], "one each"),
+        # A role is no token, though it came with the usage's number of chunks.
+        ([delta(role="assistant", content=""), delta(content="a"), delta("stop", content="b"), USAGE],
+         [(2, 1), (3, 1)], "one each"),
         # Bundles of unknown size share the rest.
         ([*(text("ab", why) for why in (*[None] * 4, "stop")), {**USAGE, "usage": {"completion_tokens": 9}}],
          [(1, 1), (2, 2), (3, 2), (4, 2), (5, 2)], "spread"),
@@ -89,25 +97,3 @@ def test_a_chat_has_a_role_chunk_and_its_usage_a_chunk_without_a_choice():
 )  # fmt: skip
 def test_how_many_tokens_a_chunk_has(lines, steps, counted):
     assert token_steps(answer(*lines)) == (steps, counted)
-
-
-@pytest.mark.parametrize(
-    "request_, error",
-    [
-        (answer('{"error": {"message": "no"}}', ends=False, status=400), "HTTP 400: data: .*no"),
-        (answer(text("a"), {"error": {"message": "engine died"}}), "an error in the stream: engine died"),
-        (answer(text("a"), "{not"), "an event is no JSON object: '{not'"),
-        (answer(text("a"), ends=False), "the stream ended with no finish_reason and no .DONE."),
-        (answer(text("", "stop")), "the answer has no token"),
-        (answer(text("a"), error="connection dropped", ends=False), "^connection dropped$"),
-        (answer(error="no end after 3 s", ends=False), "^no end after 3 s$"),
-    ],
-)
-def test_a_failure_has_its_reason(request_, error):
-    with pytest.raises(ValueError, match=error):
-        raise ValueError(request_.error)
-
-
-def test_a_refusal_gives_the_servers_message():
-    shot = Shot(0, b"", 3, 4, 0.0, 0.0, 0.5, 9.0, 400, [(1.0, b'{"error": {"message": "max_tokens:\\n too large"}}')])
-    assert read_answer(shot).error == "HTTP 400: max_tokens: too large"

@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 
 from rooflab.bench.load import results
-from rooflab.bench.load.causes import cause, on_our_clock, spikes
+from rooflab.bench.load.causes import cause, on_our_clock, page_seconds, spikes
 from rooflab.bench.load.definitions import TOOLS, texts, xray
 from rooflab.bench.load.metrics import check_limits, failures, noise, summarize, times_of
 from rooflab.bench.load.run import Plan
-from rooflab.bench.load.trace import Chunk, Request, Trace, load_trace, phases
+from rooflab.bench.load.trace import Request, StreamEvent, Trace, load_trace, phases
 
 ONE = Request(
     index=0, scheduled_s=0.0, free_s=0.1, sent_s=0.1, first_byte_s=0.15, end_s=0.7, prompt_tokens=10, output_tokens=3,
-    finish_reason="length", chunks=tuple(Chunk(*chunk) for chunk in (
+    finish_reason="length", chunks=tuple(StreamEvent(*chunk) for chunk in (
         (0.2, "role"), (0.3, "text"), (0.5, "text"), (0.6, "text"), (0.65, "usage"), (0.7, "done"))),
 )  # fmt: skip
 BUNDLED = replace(
     ONE, index=1, scheduled_s=1.0, free_s=1.0, sent_s=1.0, end_s=1.5, output_tokens=5,
-    chunks=(Chunk(1.1, "text", 2), Chunk(1.4, "text", 3), Chunk(1.5, "done")),
+    chunks=(StreamEvent(1.1, "text", 2), StreamEvent(1.4, "text", 3), StreamEvent(1.5, "done")),
 )  # fmt: skip
 TRACE = Trace(-0.1, 0.0, 0.0, (ONE,))
 FAILED = replace(ONE, index=2, chunks=(), error="connection dropped", output_tokens=None)
@@ -35,7 +35,14 @@ def test_our_own_times():
     assert bundled.itl_ms == pytest.approx([100] * 3) and bundled.chunk_gap_ms == pytest.approx([300])
     assert bundled.tpot_ms == pytest.approx(100) and len(bundled.token_times_s) == 5
     assert times_of(FAILED) is None
-    assert times_of(replace(ONE, chunks=ONE.chunks[:2], output_tokens=1)).tpot_ms is None
+    # A first chunk of 3 tokens of 6: the other 3 took 80 ms.
+    three = times_of(
+        replace(BUNDLED, output_tokens=6, chunks=(StreamEvent(1.1, "text", 3), StreamEvent(1.18, "text", 3)))
+    )
+    assert three.itl_ms == pytest.approx([80 / 3] * 3) and three.tpot_ms == pytest.approx(80 / 3)
+    single = times_of(replace(ONE, chunks=ONE.chunks[:2], output_tokens=16))
+    assert single.tpot_ms is None and len(single.itl_ms) == 0 and single.meets({"ttft": 301, "e2e": 301})
+    assert not single.meets({"tpot": 9e9}) and not single.meets({"itl": 9e9})
 
 
 WANTED = {  # TTFT, ITL mean, TPOT, E2E, tokens/s
@@ -139,6 +146,9 @@ def step(begin, end, **what):
     "steps, wanted",
     [
         ([step(0, 1, prompt_tokens=512)], "unknown"),  # before the gap
+        # Pages that were given away in a step like others, or at a price that they do not have elsewhere.
+        ([step(3, 5), step(1, 3, evicted=2)], "unknown"),
+        ([*(step(at, at + 0.1, evicted=2) for at in (4, 5)), step(6, 6.1), step(1, 3, evicted=2)], "unknown"),
         ([step(1, 1.1), step(1.1, 3, prompt_tokens=512, evicted=3)], "prefill of 512 tokens"),
         ([step(1, 2.9, prompt_tokens=64), step(2.9, 3, prompt_tokens=8)], "prefill of 64 tokens"),
         ([step(1, 2.9, prompt_tokens=64), step(2.9, 3, preempted=1)], "preemption"),
@@ -148,13 +158,13 @@ def step(begin, end, **what):
     ],
 )
 def test_the_cause_of_a_gap(steps, wanted):
-    assert cause(1.5, 3.0, steps) == wanted
+    assert cause(1.5, 3.0, steps, 1.0, page_seconds(steps)) == wanted
 
 
 def test_spikes_are_gaps_of_over_one_and_a_half_medians():
     assert spikes(TRACE) == []  # the server told no steps
     times = (0.3, 0.4, 0.5, 0.9, 1.0, 1.14)
-    chunks = tuple(Chunk(time_s, "text") for time_s in times)
+    chunks = tuple(StreamEvent(time_s, "text") for time_s in times)
     trace = replace(TRACE, requests=(replace(ONE, chunks=chunks, output_tokens=6),), steps=(step(0.5, 0.8, evicted=1),))
     (spike,) = spikes(trace)
     assert (spike.begin_s, spike.end_s, spike.kind) == (0.5, 0.9, "page fault")

@@ -10,8 +10,8 @@ from test_ptx_microkernels import CARD, few_shapes, kernels  # noqa: F401
 from rooflab.bench.ceilings import cuda as ceilings_cuda
 from rooflab.bench.ceilings.microkernels import arithmetic, memory, microkernel, mma_sync, wgmma
 from rooflab.bench.ceilings.microkernels.microkernel import Card, disagreement
-from rooflab.bench.ptx.cuda_kernels import emulating_cuda
-from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.emulate.ours import emulating_cuda
+from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels._cuda import load
 
 COPY = "stream_copy(Vector* a, const Vector* b, u32 chunks, u32 passes) {"

@@ -10,9 +10,9 @@ import torch
 from op_kernels import CPU, META, assert_right, slow
 
 from rooflab.bench.compile.static import compile_kernel
-from rooflab.bench.ptx.cuda_kernels import emulating_cuda
-from rooflab.bench.ptx.launch import emulate
-from rooflab.bench.ptx.results import Result
+from rooflab.bench.emulate.ours import emulating_cuda
+from rooflab.bench.emulator.launch import emulate
+from rooflab.bench.emulator.results import LaunchResult
 from rooflab.kernels import _multicast
 from rooflab.kernels._multicast import Config
 from rooflab.kernels.configs import legal_configs
@@ -22,7 +22,7 @@ from rooflab.reference.spec import SCHEMES, Case
 GEMM, FP8 = get_kernel("gemm", "multicast"), get_kernel("gemm_fp8", "multicast")
 
 
-def run(op: str, case: Case, scheme: str, config: Config, seed: int = 0) -> tuple[torch.Tensor, Result]:
+def run(op: str, case: Case, scheme: str, config: Config, seed: int = 0) -> tuple[torch.Tensor, LaunchResult]:
     """One call in the emulator, judged; its result and its one launch."""
     spec, results = get_op(op), []
     inputs = spec.make_inputs(spec.check_case(case), SCHEMES[scheme], CPU, 0)
@@ -74,12 +74,12 @@ def test_a_cluster_asks_l2_once_for_what_it_shares() -> None:
 
 @pytest.mark.more
 def test_nothing_spills_in_a_loop_and_the_model_knows_the_share_of_a_cluster() -> None:
-    from rooflab.bench.predict.cases import Target, predict_all
+    from rooflab.bench.predict.cases import KernelCase, predict_all
     from rooflab.roofline.device import get_device
 
     case = Case(M=8192, N=8192, K=4096, layout="NT", bias=True, residual=True)
     configs = [GEMM.tuning.heuristic(case), replace(GEMM.tuning.heuristic(case), cluster=1)]
-    targets = [Target("gemm", "multicast", case, SCHEMES["bf16"], None, config) for config in configs]
+    targets = [KernelCase("gemm", "multicast", case, SCHEMES["bf16"], None, config) for config in configs]
     shared, alone = (entry.prediction.works[0] for entry in predict_all(targets, get_device("h100-sxm")))
     assert shared.roles == alone.roles == 3 and shared.turns == alone.turns
     assert shared.async_bytes == pytest.approx(alone.async_bytes * 32 / 48)

@@ -25,7 +25,8 @@ from rooflab.bench.report.page import write_report
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import register
 from rooflab.roofline.names import visible
-from rooflab.roofline.plot import _NAME_ROOM, _WIDTH_IN, roofline_figure
+from rooflab.roofline.plot import roofline_figure
+from rooflab.roofline.plot_list import NAME_ROOM, WIDTH_IN
 
 MARKUP = (
     r"$x^2$ $ :x: ` `` | \ \| [red] [/] <b> </script> &amp; ]]> -- _x_ * ~ ~~ ![a](b) # % = , ' é é 漢字 🚀".split()
@@ -87,7 +88,8 @@ def shows_in_a_terminal(monkeypatch, name):
 def test_every_output_of_any_name_is_read_back_or_the_name_is_refused(monkeypatch, capsys, tmp_path, seed, count):
     found = [name for name in names(seed, count) if name.strip()]
     for name in found:
-        show.as_json({"kernel": name})
+        with show.chosen(as_json=True):
+            show.result({"kernel": name})
         assert json.loads(capsys.readouterr().out) == {"kernel": name}
         with monkeypatch.context() as patch:
             shows_in_a_terminal(patch, name)
@@ -125,7 +127,7 @@ def test_figures_and_pages_hold_any_name_inside_its_room(tmp_path, seed, count):
         for point in drawn:
             shown = visible(f"{point.label} (optimized)")
             (text, *_) = [text for text in figure.texts if text.get_text() in (shown, f"{shown[:74]}…")]
-            assert text.get_window_extent().width <= _NAME_ROOM * _WIDTH_IN * figure.dpi * 1.05
+            assert text.get_window_extent().width <= NAME_ROOM * WIDTH_IN * figure.dpi * 1.05
     found = list(filter(utf8, found))
     kept = [
         record(number, 1.0, kernel=name, op="gemm", run_id=f"r{number}", ceilings=None)

@@ -10,8 +10,8 @@ from tiny_model import write_config
 
 from rooflab.bench import lab, show
 from rooflab.bench.calls.selection import Selection
+from rooflab.bench.checks import listed_checks
 from rooflab.bench.cli.app import exit_for
-from rooflab.bench.commands import listed_checks
 from rooflab.bench.measure import engine_run, measure
 from rooflab.bench.records.files import read
 from rooflab.bench.report.figures import as_ceilings, bench_row

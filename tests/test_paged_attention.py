@@ -12,8 +12,8 @@ import pytest
 import torch
 from op_kernels import CPU, META, each, here, is_right, refuses
 
-from rooflab.bench.ptx.cuda_kernels import emulating_cuda
-from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.emulate.ours import emulating_cuda
+from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels._attention import get_scale
 from rooflab.kernels.paged_attention import flex, library, naive
 from rooflab.kernels.registry import get_kernel, kernels

@@ -6,7 +6,7 @@ import pytest
 import torch
 from op_kernels import META, python_without_interpreter, slow
 
-from rooflab.bench.check.spread import Asked
+from rooflab.bench.check.spread import CheckTask
 from rooflab.bench.emulate.checks import check_emulated
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.paged_attention import tma_pages
@@ -37,7 +37,7 @@ MORE = [
 @pytest.mark.parametrize(("cases", "scheme"), [(EVERY, "bf16"), slow(MORE, "fp16")])
 def test_heads_groups_pages_and_options(cases, scheme):
     """Values and races; ragged lengths end anywhere in a page, whose rest is NaN."""
-    found = list(check_emulated([Asked(KERNEL, case, SCHEMES[scheme], planted=False) for case in cases]))
+    found = list(check_emulated([CheckTask(KERNEL, case, SCHEMES[scheme], planted=False) for case in cases]))
     assert [item.describe() for item in found if item.status != "OK"] == []
     assert all(item.races == () and item.bytes["tma_load"] > 0 for item in found)
 
@@ -45,13 +45,14 @@ def test_heads_groups_pages_and_options(cases, scheme):
 @pytest.mark.more
 def test_a_dominant_key_at_every_page_and_block_edge_is_heard():
     """With two columns of atoms, which one copy interleaves."""
-    (found,) = check_emulated([Asked(KERNEL, case_of(1, 140, 1, 1, D=128, queries=3), BF16)])
+    (found,) = check_emulated([CheckTask(KERNEL, case_of(1, 140, 1, 1, D=128, queries=3), BF16)])
     assert found.status == "OK", found.describe()
 
 
 EDGES = """
 import torch
-from rooflab.bench.emulate.emulation import Launches, emulating_launches
+from rooflab.bench.emulate.ours import every_launch
+from rooflab.bench.emulator import Launches
 from rooflab.kernels.paged_attention import tma_pages
 from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import SCHEMES, Case
@@ -63,7 +64,7 @@ inputs["seq_lens"][1] = 0
 def same(found, wanted):
     return all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
 
-with emulating_launches(Launches()):
+with every_launch(Launches()):
     plain = tma_pages.paged_attention(**inputs)
     # No key and a sink of -inf: nothing, and not -inf - -inf.
     sinks = torch.tensor([-torch.inf] * 2)
@@ -83,7 +84,7 @@ with emulating_launches(Launches()):
 """
 
 
-@pytest.mark.more
+@pytest.mark.slow  # 35 s
 def test_empty_sequences_with_a_sink_wide_windows_and_pages_given_back():
     python_without_interpreter("-c", EDGES)
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from op_kernels import CPU, META, assert_right, slow
 
-from rooflab.bench.ptx.cuda_kernels import emulating_cuda
-from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.emulate.ours import emulating_cuda
+from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.paged_attention import _split_counters, split_kv

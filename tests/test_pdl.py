@@ -15,9 +15,9 @@ from rooflab.bench.compile.sass import parse_code
 from rooflab.bench.compile.static import compile_kernel
 from rooflab.bench.compile.worker import read_cubin
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.predict.cases import Target
-from rooflab.bench.ptx.cuda_kernels import emulating_cuda
-from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.emulate.ours import emulating_cuda
+from rooflab.bench.emulator.launch import emulate
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.engine.llm import LLM
 from rooflab.kernels import _cuda, _pdl, registry
 from rooflab.kernels.gemm import gemv, swap_ab
@@ -64,7 +64,7 @@ def test_a_dependent_kernel_waits_after_what_no_kernel_writes_and_before_all_els
     ways = [part.rpartition("EXIT")[2] for part in (before, *rest[:-1])]
     assert [way.count("LDG") for way in ways] == list(constants) and "STG" not in "".join(ways)
     assert all(part.index("PREEXIT") < part.index("STG") and "LDG" in part for part in rest)
-    answer = call(Target(op, "dependent", Case.parse(case), BF16, file)).answer
+    answer = call(KernelCase(op, "dependent", Case.parse(case), BF16, file)).answer
     assert answer["status"] == "OK" and not answer["races"], answer["reason"]
 
 

@@ -178,7 +178,8 @@ def test_planned_work_is_the_emulators_and_balanced_where_made_for_a_causal_mask
 
 PROGRAM = """
 import json, sys, torch
-from rooflab.bench.emulate.emulation import Launches, emulating_launches
+from rooflab.bench.emulate.ours import every_launch
+from rooflab.bench.emulator import Launches
 from rooflab.kernels.flash_attention import _timeline, persistent, ping_pong, tma
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.kernels.registry import get_op
@@ -188,7 +189,7 @@ inputs = get_op("flash_attention").make_inputs(case, get_scheme("bf16"), torch.d
 found = {}
 for module in (tma, persistent, ping_pong):
     name, launches = module.__name__.rpartition(".")[2], Launches()
-    with emulating_launches(launches):
+    with every_launch(launches):
         plain = module.flash_attention(**inputs)
         timeline = torch.full((2, 3), -1)
         with _timeline.kept_in(timeline):
@@ -200,7 +201,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.more
+@pytest.mark.slow  # 28 s
 def test_kernels_keep_when_and_where_their_tiles_ran():
     """Emulated: the clock counts the emulator's steps, so that only the order means something."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

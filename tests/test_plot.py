@@ -16,17 +16,9 @@ from matplotlib.patches import FancyArrowPatch
 from matplotlib.text import Annotation
 
 from rooflab.roofline.model import Ceilings
+from rooflab.roofline.numbers import si, three_digits
 from rooflab.roofline.plot import roofline_figure, roofline_files
-from rooflab.roofline.points import (
-    Point,
-    arrows,
-    numbered,
-    place_labels,
-    plotted_flops_per_s,
-    si,
-    that_matter,
-    three_digits,
-)
+from rooflab.roofline.points import Point, arrows, numbered, place_labels, plotted_flops_per_s, that_matter
 
 SHEET = Ceilings("toy", "datasheet", 100.0, {"bf16": 1000.0}, 50.0)
 MEASURED = Ceilings("toy", "measured", 80.0, {"bf16": 800.0}, 40.0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rooflab.bench.compile.sass import Instruction, parse_code
+from rooflab.bench.compile.sass import SassInstruction, parse_code
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.predict import model
 from rooflab.bench.predict.chip import (
@@ -21,7 +21,7 @@ from rooflab.bench.predict.chip import (
     steady_cycles,
 )
 from rooflab.bench.predict.model import predict
-from rooflab.bench.predict.work import Role, Share, Work, roles_of, work_of
+from rooflab.bench.predict.work import LaunchWork, Role, Share, roles_of, work_of
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Cost, Traffic
 
@@ -36,11 +36,11 @@ def sass(*lines: str, start: int = 0) -> str:
     )
 
 
-def code(*lines: str) -> tuple[Instruction, ...]:
+def code(*lines: str) -> tuple[SassInstruction, ...]:
     return parse_code(sass(*lines))
 
 
-def one(line: str) -> Instruction:
+def one(line: str) -> SassInstruction:
     return code(line)[0]
 
 
@@ -260,7 +260,7 @@ def divided(text: str, threads: int = 128) -> list[Role]:
     return roles_of(parse_code(text), threads, {})
 
 
-def worked(text: str, share: Share, **changes) -> Work:
+def worked(text: str, share: Share, **changes) -> LaunchWork:
     return work_of(replace(compiled("EXIT", **changes), sass=text), H100, CHIP, share)
 
 

@@ -10,7 +10,7 @@ import test_explain as explained
 
 from rooflab.bench.predict import calibration
 from rooflab.bench.predict.calibration import Fit, Observation, calibrated, fit, kind_of, load, observations
-from rooflab.bench.predict.cases import Predicted, Target, predict_all
+from rooflab.bench.predict.cases import KernelCase, Predicted, predict_all
 from rooflab.bench.predict.model import CALIBRATION, predict
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.record import Record
@@ -90,7 +90,7 @@ def measured(factor: float) -> list[Record]:
     found = []
     for op in LIBRARY:
         for case in get_op(op).cases["llama3_8b"]:
-            prediction = predict_all([Target(op, "library", case, get_scheme("bf16"))], H100)[0].prediction
+            prediction = predict_all([KernelCase(op, "library", case, get_scheme("bf16"))], H100)[0].prediction
             seconds = prediction.launch_s + factor * (prediction.seconds - prediction.launch_s)
             found.append(record(op, "library", case, seconds * 1e3))
     return found

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from rooflab.bench.compile.cases import select
-from rooflab.bench.predict.cases import Predicted, Target, predict_all
+from rooflab.bench.predict.cases import KernelCase, Predicted, predict_all
 from rooflab.bench.predict.chip import chip_of
 from rooflab.kernels.registry import ops
 from rooflab.reference.spec import Case, Scheme, get_scheme
@@ -20,16 +20,16 @@ def _scheme(op: str) -> Scheme:
     return get_scheme("bf16" if "bf16" in schemes else schemes[0])
 
 
-def _largest(op: str) -> list[Target]:
+def _largest(op: str) -> list[KernelCase]:
     """Each kernel in Triton or Gluon, on the case with the most work: of Llama-3-8B, or of another model."""
     cases = ops()[op].cases
     suite = "llama3_8b" if "llama3_8b" in cases else next(name for name in cases if name not in ("smoke", "edge"))
     chosen = select(op, (), (suite,), (), (_scheme(op).name,))
     own = [item for item in chosen if item.kernel.backend != "cuda"]
-    return [Target(op, item.kernel.name, item.case, item.scheme) for item in own]
+    return [KernelCase(op, item.kernel.name, item.case, item.scheme) for item in own]
 
 
-def _by_name(targets: list[Target], gpu: str) -> dict[str, Predicted]:
+def _by_name(targets: list[KernelCase], gpu: str) -> dict[str, Predicted]:
     return {f"{entry.target.op}/{entry.target.kernel}": entry for entry in predict_all(targets, get_device(gpu))}
 
 
@@ -52,7 +52,7 @@ def check(entry: Predicted) -> None:
     assert all(step.seconds > -1e-12 and math.isfinite(step.seconds) and step.why for step in found.steps)
 
 
-@pytest.mark.more
+@pytest.mark.slow  # a minute
 def test_kernels_of_every_op_have_a_time_and_an_h200_is_no_slower():
     """An H200 is an H100 with more bandwidth: asked of a product, of attention and of a norm."""
     assert {entry.target.op for entry in predicted().values()} == {op for op in ops() if _largest(op)}
@@ -72,7 +72,7 @@ def test_every_kernel_has_a_time():
         check(entry)
 
 
-@pytest.mark.more
+@pytest.mark.slow  # 37 s
 def test_predictions_lie_near_what_is_published():
     """Within 1.6 times, by which one kernel differs between H100 hosts (fast.cu, 808 TFLOPS against issue 13's 515).
 
@@ -98,7 +98,7 @@ LADDER = ("tma", "persistent", "warp_specialized", "cooperative")
 def products(op: str, *names: str, **dims: object) -> dict[str, Predicted]:
     """Kernels of a matrix product on an H100, on one case."""
     case = ops()[op].check_case(Case(**dims))
-    answers = predict_all([Target(op, name, case, _scheme(op)) for name in names], get_device("h100"))
+    answers = predict_all([KernelCase(op, name, case, _scheme(op)) for name in names], get_device("h100"))
     for entry in answers:
         check(entry)
     return {entry.target.kernel: entry for entry in answers}

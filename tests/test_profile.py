@@ -16,7 +16,7 @@ from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.predict import launch_once as _launch_once
 from rooflab.bench.predict import ncu
-from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.model import LAUNCH
 from rooflab.bench.records import environment as source_tree
@@ -29,7 +29,7 @@ from rooflab.kernels.configs import config_for, make_config
 from rooflab.reference.spec import Case, get_scheme
 
 CASE = Case(T=16, H=4096, eps=1e-5)
-TARGET = Target("rmsnorm", "library", CASE, get_scheme("bf16"))
+TARGET = KernelCase("rmsnorm", "library", CASE, get_scheme("bf16"))
 COMMAND = ("profile", "rmsnorm", "library", "--case", CASE.id, "--gpu", "h100")
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 PREFIX = (
@@ -211,6 +211,7 @@ def test_a_tool_off_the_path_is_found_the_newest_first(tool, monkeypatch, tmp_pa
 def test_the_command_is_printed_and_a_log_from_elsewhere_is_read(rooflab, tmp_path):
     status, out, _ = rooflab(*COMMAND, "--command")
     assert status == 0 and shlex.split(out)[0] == "ncu" and "rooflab.bench.predict.launch_once" in out
+    assert json.loads(rooflab(*COMMAND, "--command", "--json")[1]) == {"command": shlex.split(out)}
     (tmp_path / "ncu.csv").write_text(table(ONE))
     status, out, _ = rooflab(*COMMAND, "--log", "ncu.csv", "--json")
     assert status == 0 and json.loads(out)["traffic_basis"] == "counted"
@@ -238,10 +239,10 @@ def test_the_launcher_runs_a_kernel_and_refuses_one_that_cannot_run(capsys, tmp_
         '@register(op="rmsnorm", name="test_counts", role="optimized", backend="torch")\n'
         "def mine(x, weight, eps=1e-6):\n    print('ran', tuple(x.shape), x.dtype)\n    return x\n"
     )
-    target = Target("rmsnorm", "test_counts", CASE, get_scheme("fp32"), file)
+    target = KernelCase("rmsnorm", "test_counts", CASE, get_scheme("fp32"), file)
     _launch_once.main(_launch_once.arguments(target, 0, 2)[2], device="cpu")
     assert capsys.readouterr().out.splitlines() == ["ran (16, 4096) torch.float32"] * 3 + [_launch_once.MARK]
-    cpu_only = Target("gemm", "packed", registry.get_op("gemm").cases["smoke"][0], get_scheme("fp32"))
+    cpu_only = KernelCase("gemm", "packed", registry.get_op("gemm").cases["smoke"][0], get_scheme("fp32"))
     with pytest.raises(ValueError, match="UNSUPPORTED: runs on cpu, found meta"):
         _launch_once.main(_launch_once.arguments(cpu_only, 0, 0)[2], device="meta")
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from ptx_reference import F32, F64, assert_same, edges, expected, grid, random_floats, rounded
 
-from rooflab.bench.ptx.numbers import floats
-from rooflab.bench.ptx.numbers.bits import F32_NAN, flush, saturate
+from rooflab.bench.emulator.numbers import floats
+from rooflab.bench.emulator.numbers.bits import F32_NAN, flush, saturate
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 FORMS = {np.float32: F32, np.float64: F64}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from ptx_reference import SHAPES, assert_same, edges, random_floats, rounded
 
-from rooflab.bench.ptx.numbers.bits import high_half, low_half
-from rooflab.bench.ptx.numbers.formats import (
+from rooflab.bench.emulator.numbers.bits import high_half, low_half
+from rooflab.bench.emulator.numbers.formats import (
     INTEGERS,
     cvt,
     cvt_f16x2_fp8x2,

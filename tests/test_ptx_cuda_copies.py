@@ -7,8 +7,8 @@ import pytest
 import torch
 from ptx_cuda import BOTH_ORDERS, run
 
-from rooflab.bench.ptx.machine.run import EmulationError
-from rooflab.bench.ptx.tiles.tensor_map import TensorMap
+from rooflab.bench.emulator.machine.run import EmulationError
+from rooflab.bench.emulator.tiles.tensor_map import TensorMap
 
 
 def found(name: str, args: list[object], racy: int, **options: object) -> str:
@@ -93,7 +93,8 @@ def test_multicast_brings_a_tile_to_every_block_of_a_cluster(seed: int) -> None:
     assert run("copies", "multicast", args, grid=(2,), block=64, memory=[x], seed=seed).races == ()
     columns = (torch.arange(32) + torch.arange(64)[:, None]) % 32
     sums = (x[:, torch.arange(64)[:, None], columns] * (torch.arange(32) + 1)).sum(-1).cumsum(0)
-    assert torch.allclose(y, sums[:, None].expand(3, 2, 64), atol=1e-4)
+    # Up to 96 terms of some hundred, added in fp32: their sum may be near 0.
+    assert torch.allclose(y, sums[:, None].expand(3, 2, 64), atol=2e-3)
 
 
 def test_a_multicast_before_the_tile_was_read_is_reported() -> None:

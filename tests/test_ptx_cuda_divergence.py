@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 from ptx_cuda import BOTH_ORDERS, run
 
-from rooflab.bench.ptx.machine.run import EmulationError
+from rooflab.bench.emulator.machine.run import EmulationError
 
 Ints = npt.NDArray[np.int32]
 THREADS = 128

@@ -7,8 +7,8 @@ import pytest
 import torch
 from ptx_cuda import BOTH_ORDERS, ptx, run
 
-from rooflab.bench.ptx.arguments import Launch
-from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.emulator.arguments import PtxLaunch
+from rooflab.bench.emulator.launch import emulate
 
 RNG = np.random.default_rng(12)
 
@@ -49,6 +49,6 @@ def test_all_blocks_of_a_grid_meet(blocks: int, seed: int) -> None:
 
 def test_three_dimensions_of_threads_and_blocks() -> None:
     y = torch.zeros(3, 2, 2, 4, 5, 6, dtype=torch.int32)
-    assert emulate(Launch(ptx("memory"), "three_dimensions", (6, 5, 4)), (2, 2, 3), [y]).races == ()
+    assert emulate(PtxLaunch(ptx("memory"), "three_dimensions", (6, 5, 4)), (2, 2, 3), [y]).races == ()
     b2, b1, b0, t2, t1, t0 = np.indices((3, 2, 2, 4, 5, 6))
     assert (y.numpy() == t0 + 10 * t1 + 100 * t2 + 1000 * b0 + 10000 * b1 + 100000 * b2).all()

@@ -8,10 +8,10 @@ import pytest
 import torch
 from ptx_cuda import KERNELS, ptx, run
 
-from rooflab.bench.ptx.arguments import Launch
-from rooflab.bench.ptx.launch import emulate
-from rooflab.bench.ptx.machine.run import EmulationError
-from rooflab.bench.ptx.text.syntax import PtxError
+from rooflab.bench.emulator.arguments import PtxLaunch
+from rooflab.bench.emulator.launch import emulate
+from rooflab.bench.emulator.machine.run import EmulationError
+from rooflab.bench.emulator.text.syntax import PtxError
 
 LINES = (KERNELS / "mistakes.cu").read_text().splitlines()
 
@@ -43,7 +43,7 @@ def integers(count: int = 256) -> torch.Tensor:
 
 def launch(text: str, name: str | None = "copy") -> None:
     """Launches the first kernel of the file from another text."""
-    emulate(Launch(text, name, (32, 1, 1)), (1,), [floats(), floats(), 3])
+    emulate(PtxLaunch(text, name, (32, 1, 1)), (1,), [floats(), floats(), 3])
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_call_that_makes_no_sense_is_refused_in_a_sentence(more: dict[str, Any
     given = {"ptx": ptx("mistakes"), "name": "copy", "block": (32, 1, 1), **more.get("launch", {})}
     call = {"grid": (1,), "args": [floats(), floats(), 3], **{key: more[key] for key in more if key != "launch"}}
     with pytest.raises(ValueError) as caught:
-        emulate(Launch(**given), **call)
+        emulate(PtxLaunch(**given), **call)
     assert words in str(caught.value)
     with pytest.raises(ValueError, match="compiled: expected a Launch"):
         emulate(given["ptx"], (1,), [])
@@ -238,7 +238,9 @@ def test_a_number_is_passed_as_the_parameters_type_wants_it(kind: str, value: fl
     out = torch.zeros(2, dtype=torch.int32)
     width = kind[1:]
     text = ONE_PARAMETER.replace("param .KIND", f"param .{kind}").replace("KIND", f"b{width}")
-    emulate(Launch(text.replace("%v;  ", "").replace(".b64 %v", f".b{width} %v"), "k", (1, 1, 1)), (1,), [value, out])
+    emulate(
+        PtxLaunch(text.replace("%v;  ", "").replace(".b64 %v", f".b{width} %v"), "k", (1, 1, 1)), (1,), [value, out]
+    )
     assert out[0] == bits
 
 
@@ -246,4 +248,4 @@ def test_a_number_is_passed_as_the_parameters_type_wants_it(kind: str, value: fl
 def test_a_float_that_no_parameter_takes_is_refused(kind: str, value: float) -> None:
     text = ONE_PARAMETER.replace("KIND", kind)
     with pytest.raises(ValueError, match=rf"value: expected a number that fits \.{kind}, got "):
-        emulate(Launch(text, "k", (1, 1, 1)), (1,), [value, integers()])
+        emulate(PtxLaunch(text, "k", (1, 1, 1)), (1,), [value, integers()])

@@ -9,8 +9,8 @@ import pytest
 import torch
 from ptx_reference import SHAPES, assert_same, edges, random_floats, rounded
 
-from rooflab.bench.ptx.numbers.bits import high_half, low_half, pack_pair, parts, whole
-from rooflab.bench.ptx.numbers.formats import FORMATS, decode, encode
+from rooflab.bench.emulator.numbers.bits import high_half, low_half, pack_pair, parts, whole
+from rooflab.bench.emulator.numbers.formats import FORMATS, decode, encode
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from rooflab.bench.ptx.numbers.formats import encode
-from rooflab.bench.ptx.tiles import shared_layout
-from rooflab.bench.ptx.tiles.mma import gathered, mma, spread, stacked
+from rooflab.bench.emulator.numbers.formats import encode
+from rooflab.bench.emulator.tiles import shared_layout
+from rooflab.bench.emulator.tiles.mma import gathered, mma, spread, stacked
 
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1, "f64": 8}
 

@@ -7,10 +7,10 @@ import re
 import numpy as np
 import pytest
 
-from rooflab.bench.ptx.races.global_races import GlobalRaces
-from rooflab.bench.ptx.races.reports import describe
-from rooflab.bench.ptx.races.shared_races import SharedRaces
-from rooflab.bench.ptx.races.vector_clocks import MapOrder, VectorClocks
+from rooflab.bench.emulator.races.global_races import GlobalRaces
+from rooflab.bench.emulator.races.reports import describe
+from rooflab.bench.emulator.races.shared_races import SharedRaces
+from rooflab.bench.emulator.races.vector_clocks import MapOrder, VectorClocks
 
 BASE = 0x7F00_0000_1000
 OUT, PARTIAL, COUNTER = BASE, BASE + 0x10000, BASE + 0x20000

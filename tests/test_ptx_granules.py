@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rooflab.bench.ptx.text.parse import parse
-from rooflab.bench.ptx.text.program import granule
+from rooflab.bench.emulator.text.parse import parse
+from rooflab.bench.emulator.text.program import granule
 
 KERNEL = """
 .version 8.7

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from ptx_reference import SHAPES, assert_same, edges, expected, random_floats, rounded
 
-from rooflab.bench.ptx.numbers import approximate, half
-from rooflab.bench.ptx.numbers.bits import flush, high_half, low_half, pack_pair
-from rooflab.bench.ptx.numbers.formats import decode
+from rooflab.bench.emulator.numbers import approximate, half
+from rooflab.bench.emulator.numbers.bits import flush, high_half, low_half, pack_pair
+from rooflab.bench.emulator.numbers.formats import decode
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 KINDS = ["f16", "bf16"]

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from rooflab.bench.ptx.numbers import bitfields, integers
+from rooflab.bench.emulator.numbers import bitfields, integers
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 TYPES = {f"{sign}{bits}": np.dtype(f"{code}{bits // 8}") for sign, code in ("si", "uu") for bits in (16, 32, 64)}

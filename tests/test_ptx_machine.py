@@ -8,9 +8,9 @@ import pytest
 import torch
 from ptx_lines import SHARED, TEXT, error, kinds, launch
 
-from rooflab.bench.ptx.arguments import Launch
-from rooflab.bench.ptx.launch import emulate
-from rooflab.bench.ptx.machine.run import Checks
+from rooflab.bench.emulator.arguments import PtxLaunch
+from rooflab.bench.emulator.launch import emulate
+from rooflab.bench.emulator.machine.run import Checks
 
 PAIR: dict[str, Any] = {"declared": SHARED, "grid": 2, "cluster": (2, 1, 1)}
 BARRIER = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
@@ -103,7 +103,7 @@ def test_a_barrier_may_be_a_kernels_last_instruction() -> None:
     text = TEXT.format(outer="", declared="", block=64, body=body)
     text = text.replace("    ret;\n", "    bar.sync 0;\n").replace("st.global", "@!%p1 st.global")
     to = torch.zeros(64, dtype=torch.int32)
-    emulate(Launch(text, "k", (64, 1, 1)), (1,), [to], seed=2)
+    emulate(PtxLaunch(text, "k", (64, 1, 1)), (1,), [to], seed=2)
     assert to.tolist() == [0] * 32 + [1] * 32
 
 

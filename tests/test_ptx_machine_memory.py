@@ -6,7 +6,7 @@ import pytest
 import torch
 from ptx_lines import SHARED, error, launch
 
-from rooflab.bench.ptx.machine.run import Checks
+from rooflab.bench.emulator.machine.run import Checks
 
 LOCAL = ".local .align 16 .b8 l[64];"
 

@@ -11,10 +11,10 @@ import torch
 
 from rooflab.bench.ceilings.microkernels import arithmetic, floors, memory, mma_sync, wgmma
 from rooflab.bench.ceilings.microkernels.microkernel import Card, Microkernel
-from rooflab.bench.ptx.arguments import Launch
-from rooflab.bench.ptx.cuda_kernels import compile_ptx, emulating_cuda
-from rooflab.bench.ptx.launch import emulate
-from rooflab.bench.ptx.results import Result
+from rooflab.bench.emulate.ours import compile_ptx, emulating_cuda
+from rooflab.bench.emulator.arguments import PtxLaunch
+from rooflab.bench.emulator.launch import emulate
+from rooflab.bench.emulator.results import LaunchResult
 from rooflab.kernels._cuda import CudaCompileError, CudaKernel, load
 
 CARD = Card(torch.device("cpu"), sm=90, sms=2, l2_bytes=2**14, free_bytes=1e9)
@@ -23,14 +23,14 @@ CARD = Card(torch.device("cpu"), sm=90, sms=2, l2_bytes=2**14, free_bytes=1e9)
 @pytest.fixture(autouse=True)
 def few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """One launch shape of each, small."""
-    monkeypatch.setattr(memory, "SHAPES", (memory.Shape(64, 1, 4),))
-    monkeypatch.setattr(memory, "ONE_CHUNK_SHAPES", (memory.Shape(64, 1, 4, every_chunk=True),))
+    monkeypatch.setattr(memory, "SHAPES", (memory.MemoryShape(64, 1, 4),))
+    monkeypatch.setattr(memory, "ONE_CHUNK_SHAPES", (memory.MemoryShape(64, 1, 4, every_chunk=True),))
     monkeypatch.setattr(memory, "LARGEST_CHUNK", 256)
     monkeypatch.setattr(memory, "HBM_TIMES_L2", 2)
-    monkeypatch.setattr(arithmetic, "FMA_SHAPES", (arithmetic.Shape(32, 2, 4, 16),))
-    monkeypatch.setattr(arithmetic, "SPECIAL_SHAPES", (arithmetic.Shape(32, 2, 4, 16),))
-    monkeypatch.setattr(wgmma, "SHAPES", (wgmma.Shape(64, 2),))
-    monkeypatch.setattr(mma_sync, "SHAPES", (mma_sync.Shape(64, 1, 2, 2, 2),))
+    monkeypatch.setattr(arithmetic, "FMA_SHAPES", (arithmetic.ArithmeticShape(32, 2, 4, 16),))
+    monkeypatch.setattr(arithmetic, "SPECIAL_SHAPES", (arithmetic.ArithmeticShape(32, 2, 4, 16),))
+    monkeypatch.setattr(wgmma, "SHAPES", (wgmma.WgmmaLaunch(64, 2),))
+    monkeypatch.setattr(mma_sync, "SHAPES", (mma_sync.MmaShape(64, 1, 2, 2, 2),))
 
 
 def kernels(module: Any, load_: Any = load) -> Iterator[Microkernel]:
@@ -39,9 +39,9 @@ def kernels(module: Any, load_: Any = load) -> Iterator[Microkernel]:
         yield from group.kernels
 
 
-def checked(kernel: Microkernel, repeats: int, **options: Any) -> Result:
+def checked(kernel: Microkernel, repeats: int, **options: Any) -> LaunchResult:
     """What the one launch of a check did, which must leave what it should."""
-    results: list[Result] = []
+    results: list[LaunchResult] = []
     with emulating_cuda(lambda launch, grid, args: results.append(emulate(launch, grid, args, **options))):
         assert kernel.wrong(kernel.fixed_repeats or repeats) == "", kernel.limit
     (result,) = results
@@ -81,7 +81,7 @@ def test_the_proxy_fence_before_the_tensor_cores_is_missed() -> None:
 
 
 def test_an_empty_kernel_does_nothing() -> None:
-    seen: list[Result] = []
+    seen: list[LaunchResult] = []
     with emulating_cuda(lambda launch, grid, args: seen.append(emulate(launch, grid, args))):
         floors.empty(load).launch(1)
     assert list(seen[0].instructions) == ["ret"]
@@ -96,9 +96,9 @@ def test_a_launch_is_taken_as_on_a_gpu_with_options_block_and_shared_memory() ->
         if (none == nullptr) y[i] = FACTOR * (pair.a + pair.b) + small + (s != nullptr);
     }
     """
-    seen: list[tuple[Launch, tuple[int, ...]]] = []
+    seen: list[tuple[PtxLaunch, tuple[int, ...]]] = []
 
-    def handle(launch: Launch, grid: tuple[int, ...], args: list[Any]) -> None:
+    def handle(launch: PtxLaunch, grid: tuple[int, ...], args: list[Any]) -> None:
         seen.append((launch, grid))
         emulate(launch, grid, args)
 

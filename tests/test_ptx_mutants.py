@@ -21,9 +21,9 @@ from ptx_processes import asked
 
 from rooflab.bench.calls.calls import packed
 from rooflab.bench.compile.cases import Selected, select
-from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
 from rooflab.bench.compile.store import Store
-from rooflab.bench.ptx.cuda_kernels import emulating_cuda
+from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.kernels import registry
 
 SEEDS = (0, 1)
@@ -93,7 +93,7 @@ def test_every_redundant_mutant_is_of_a_target_and_has_a_reason() -> None:
 def texts_of(items: list[Selected]) -> dict[str, list[str]]:
     """By kernel: the PTX of everything that it launches on these cases."""
     compiled = [item for item in items if item.kernel.backend != "cuda"]
-    requests = [Request(item.kernel.op, item.kernel.name, item.case, item.scheme) for item in compiled]
+    requests = [CompileRequest(item.kernel.op, item.kernel.name, item.case, item.scheme) for item in compiled]
     texts: dict[str, list[str]] = {item.kernel.id: [] for item in items}
     for item, result in zip(compiled, compile_kernels(requests, Store()), strict=True):
         assert not isinstance(result, CompileFailure), str(result)

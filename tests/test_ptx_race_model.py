@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from rooflab.bench.ptx.races.global_races import GlobalRaces
-from rooflab.bench.ptx.races.shared_races import SharedRaces
-from rooflab.bench.ptx.races.vector_clocks import BULK, LOAD, WGMMA
+from rooflab.bench.emulator.races.global_races import GlobalRaces
+from rooflab.bench.emulator.races.shared_races import SharedRaces
+from rooflab.bench.emulator.races.vector_clocks import BULK, LOAD, WGMMA
 
 WARPS = 3
 ALL = np.arange(WARPS)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rooflab.bench.ptx.races.reports import describe
-from rooflab.bench.ptx.races.shared_races import SharedRaces
-from rooflab.bench.ptx.races.vector_clocks import BULK, LOAD, WGMMA, Transfer
+from rooflab.bench.emulator.races.reports import describe
+from rooflab.bench.emulator.races.shared_races import SharedRaces
+from rooflab.bench.emulator.races.vector_clocks import BULK, LOAD, WGMMA, AsyncOperation
 
 SIZE = 16384
 ALL = np.arange(4)
@@ -38,7 +38,7 @@ class Program:
 
     def __init__(self, words: str = "") -> None:
         self.races = SharedRaces(1, 4, SIZE)
-        self.transfers: list[Transfer] = []
+        self.transfers: list[AsyncOperation] = []
         self.run(words)
 
     def run(self, words: str) -> Program:
@@ -65,7 +65,7 @@ class Program:
             for warp in warps:
                 function(0, own(warp), STAGE * stage + PLACES, 4, instruction)
 
-    def begin(self, kind: str) -> Transfer:
+    def begin(self, kind: str) -> AsyncOperation:
         self.transfers.append(self.races.begin_async(0, ALL if kind == WGMMA else 0, kind))
         return self.transfers[-1]
 

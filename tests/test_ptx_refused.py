@@ -6,9 +6,9 @@ import pytest
 import torch
 from ptx_lines import SHARED, TEXT, error, launch
 
-from rooflab.bench.ptx.arguments import Launch
-from rooflab.bench.ptx.launch import emulate
-from rooflab.bench.ptx.text.syntax import PtxError
+from rooflab.bench.emulator.arguments import PtxLaunch
+from rooflab.bench.emulator.launch import emulate
+from rooflab.bench.emulator.text.syntax import PtxError
 
 
 def block_of(directives: str, block: tuple[int, int, int] | None) -> str:
@@ -16,7 +16,7 @@ def block_of(directives: str, block: tuple[int, int, int] | None) -> str:
     text = TEXT.format(outer="", declared="", block=0, body="mov.u32 %r1, 1;")
     text = text.replace(")\n{", f")\n{directives}\n{{", 1)
     try:
-        emulate(Launch(text, "k", block), (1,), [torch.zeros(256, dtype=torch.int32)])
+        emulate(PtxLaunch(text, "k", block), (1,), [torch.zeros(256, dtype=torch.int32)])
     except ValueError as error:
         return str(error)
     return ""

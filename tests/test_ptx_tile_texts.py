@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from rooflab.bench.ptx.arguments import Launch
-from rooflab.bench.ptx.launch import emulate
-from rooflab.bench.ptx.machine.run import Checks, EmulationError
-from rooflab.bench.ptx.results import Result
-from rooflab.bench.ptx.tiles.tensor_map import TensorMap
+from rooflab.bench.emulator.arguments import PtxLaunch
+from rooflab.bench.emulator.launch import emulate
+from rooflab.bench.emulator.machine.run import Checks, EmulationError
+from rooflab.bench.emulator.results import LaunchResult
+from rooflab.bench.emulator.tiles.tensor_map import TensorMap
 
 ADDRESSES = """ld.param.u64 %rd1, [a]; ld.param.u64 %rd2, [b]; mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x;
 mov.u32 %r20, sm; add.u32 %r21, %r20, 4096; setp.eq.u32 %p1, %r1, 0;"""
@@ -21,7 +21,7 @@ WAIT = "WAIT: mbarrier.try_wait.parity.shared.b64 %p9, [%r21], 0; @!%p9 bra WAIT
 BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
-def run(body: str, *args: Any, grid: int = 1, block: int = 32, shared: int = 8192, **more: Any) -> Result:
+def run(body: str, *args: Any, grid: int = 1, block: int = 32, shared: int = 8192, **more: Any) -> LaunchResult:
     """Runs instructions as the body of a kernel with two pointers, `a` and `b`."""
     cluster = (more.pop("cluster", 1), 1, 1)
     text = f""".version 8.6
@@ -33,7 +33,7 @@ def run(body: str, *args: Any, grid: int = 1, block: int = 32, shared: int = 819
     {ADDRESSES} {body}
     ret; }}"""
     given = [torch.from_numpy(value) if isinstance(value, np.ndarray) else value for value in args]
-    return emulate(Launch(text, "k", (block, 1, 1), cluster=cluster), (grid,), given, **more)
+    return emulate(PtxLaunch(text, "k", (block, 1, 1), cluster=cluster), (grid,), given, **more)
 
 
 def words(count: int = 1024) -> np.ndarray:

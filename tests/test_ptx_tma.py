@@ -6,9 +6,9 @@ import itertools
 import numpy as np
 import pytest
 
-from rooflab.bench.ptx.numbers.formats import decode, encode
-from rooflab.bench.ptx.tiles.shared_layout import read_operand
-from rooflab.bench.ptx.tiles.tensor_map import (
+from rooflab.bench.emulator.numbers.formats import decode, encode
+from rooflab.bench.emulator.tiles.shared_layout import read_operand
+from rooflab.bench.emulator.tiles.tensor_map import (
     DRIVER_ELEMENTS,
     ELEMENT_BYTES,
     ELEMENTS,

@@ -5,15 +5,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from rooflab.bench.ptx.numbers.formats import decode
-from rooflab.bench.ptx.tiles.mma import (
+from rooflab.bench.emulator.numbers.formats import decode
+from rooflab.bench.emulator.tiles.mma import (
     a_from_registers,
     matrix_to_registers,
     registers_to_matrix,
     truncated_wgmma,
     wgmma,
 )
-from rooflab.bench.ptx.tiles.shared_layout import Descriptor, decode_descriptor, operand_chunks, read_operand
+from rooflab.bench.emulator.tiles.shared_layout import Descriptor, decode_descriptor, operand_chunks, read_operand
 
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from rooflab.bench.compile.static import compile_kernel
-from rooflab.bench.ptx.mended import FENCE, notes_of
-from rooflab.bench.ptx.text.flow import Flow
-from rooflab.bench.ptx.text.parse import parse
-from rooflab.bench.ptx.text.wgmma_registers import rewritten, unfenced
+from rooflab.bench.emulator.mended import FENCE, notes_of
+from rooflab.bench.emulator.text.flow import Flow
+from rooflab.bench.emulator.text.parse import parse
+from rooflab.bench.emulator.text.wgmma_registers import rewritten, unfenced
 from rooflab.reference.spec import SCHEMES, Case
 
 

@@ -18,7 +18,7 @@ from rooflab.roofline import published
 from rooflab.roofline.architecture import PRESETS
 from rooflab.roofline.device import get_device
 from rooflab.roofline.llm import estimate
-from rooflab.roofline.step_times import decode_time, loaded_itl_ms, prefill_time
+from rooflab.roofline.step_times import loaded_itl_ms, step_time
 
 H100, LLAMA_8B, LLAMA_70B = get_device("h100"), PRESETS["llama-3.1-8b"], PRESETS["llama-3.1-70b"]
 TABLES = published.load()
@@ -236,7 +236,7 @@ def test_a_table_that_does_not_fit_its_index_is_refused(tmp_path):
 
 
 def test_a_step_is_the_sum_of_its_ops_and_says_whence_each_comes():
-    step = decode_time(LLAMA_8B, H100, 1, 2048)
+    step = step_time(LLAMA_8B, H100, "decode", 1, 2048)
     assert step.ms == pytest.approx(sum(op.ms for op in step.ops)) and step.published_share > 0.9
     sites = {op.site: op for op in step.ops}
     assert sites["o_proj"].basis == "published" and sites["o_proj"].ms == pytest.approx(32 * 15.05e-3, rel=1e-3)
@@ -244,20 +244,20 @@ def test_a_step_is_the_sum_of_its_ops_and_says_whence_each_comes():
     assert sites["lm_head"].source.endswith("as 2 of N = 64128")
     assert sites["kv_cache_write"].ms == 0 and sites["kv_cache_write"].source == "in the time of paged_attention"
     assert sites["norms"].basis == "bound"
-    far = prefill_time(LLAMA_8B, H100, 32_768)
+    far = step_time(LLAMA_8B, H100, "prefill", 1, 32_768)
     assert next(op for op in far.ops if op.site == "attention").source == "context = 32768 is outside of 1 to 16384"
 
 
 def test_a_step_of_several_gpus_has_all_reduces_and_no_other_gpu_has_times():
-    step = decode_time(LLAMA_70B, H100, 16, 2048, gpus=4)
+    step = step_time(LLAMA_70B, H100, "decode", 16, 2048, gpus=4)
     reduced = step.ops[-1]
     assert (reduced.op, reduced.calls, reduced.basis) == ("all_reduce", 160, "published")
     assert step.parts_ms()["all-reduces"] == reduced.ms
-    assert decode_time(LLAMA_8B, get_device("a100"), 1, 2048) is None
-    fp8 = decode_time(LLAMA_8B, H100, 1, 2048, "fp8_e4m3", "fp8_e4m3")
+    assert step_time(LLAMA_8B, get_device("a100"), "decode", 1, 2048) is None
+    fp8 = step_time(LLAMA_8B, H100, "decode", 1, 2048, "fp8_e4m3", "fp8_e4m3")
     kinds = {op.site: op.source for op in fp8.ops}
     assert "CutlassFP8" in kinds["gate_up_proj"] and "linear" in kinds["lm_head"]
-    assert fp8.ms < decode_time(LLAMA_8B, H100, 1, 2048).ms
+    assert fp8.ms < step_time(LLAMA_8B, H100, "decode", 1, 2048).ms
 
 
 def test_an_estimate_has_both_the_bound_and_the_published_sum():
@@ -298,7 +298,7 @@ def test_the_readme_says_the_whole_of_how_near_they_are():
     rows = [line.strip("| ").split(" | ") for line in PAGE if line.startswith("| llama")]
     close, every = (sum(int(row[-1].split(" of ")[part]) for row in rows) for part in (0, 1))
     errors = {" ".join(row[:5]): f"{float(row[9].rstrip('%')):.0f}%" for row in rows}
-    said = " ".join((published.FOLDER.parents[1] / "README.md").read_text().split())
+    said = " ".join((published.FOLDER.parents[1] / "docs" / "published.md").read_text().split())
     assert f"of {every} mean times between tokens under load, {close} lie within 15%" in said
     one, eight = (errors[f"llama-3.1-8b h100-sxm {gpus} bf16 trtllm 1.0.0rc3"] for gpus in (1, 8))
     worst = errors["llama-3.1-70b h200 2 fp8_e4m3 trtllm"]
@@ -307,7 +307,7 @@ def test_the_readme_says_the_whole_of_how_near_they_are():
 
 
 def test_between_two_tokens_lie_one_step_and_a_share_of_the_prefills():
-    step, prefill = decode_time(LLAMA_8B, H100, 64, 2048 + 64), prefill_time(LLAMA_8B, H100, 2048)
+    step, prefill = step_time(LLAMA_8B, H100, "decode", 64, 2048 + 64), step_time(LLAMA_8B, H100, "prefill", 1, 2048)
     assert loaded_itl_ms(LLAMA_8B, H100, 64, 2048, 128) == pytest.approx(step.ms + prefill.ms / 2)
     assert loaded_itl_ms(LLAMA_8B, get_device("a100"), 64, 2048, 128) is None
 

@@ -143,7 +143,9 @@ def test_results_can_be_saved_and_compared(project, pytester):
 def test_noise_decides_no_comparison_and_alone_ends_with_13(project, pytester, monkeypatch):
     def time_kernel(fn, args, *_, **limits):
         samples = Samples((args[0],) * 5, "a fake clock", "cold", noise="busy" if args[0] > 0.01 else "")
-        return plugin_timing.Timed(samples, torch.device("cpu"), None, Activity((), None), None)
+        others = 0.5 if args[0] == 7e-3 else 0.05
+        probe_s = 5e-4 if args[0] == 8e-3 else 4e-4
+        return plugin_timing.Timed(samples, torch.device("cpu"), None, Activity((), None), None, others, probe_s)
 
     monkeypatch.setattr(plugin_timing, "time_kernel", time_kernel)
     pytester.makepyfile(
@@ -169,6 +171,19 @@ def test_noise_decides_no_comparison_and_alone_ends_with_13(project, pytester, m
     assert run(0.02, 1e-4, *fail, "--benchmark-save=b") == (0, [noisy, left_out])
     assert run(0.02, 1e-4, *fail, "-k", "nap") == (13, [noisy, left_out])
     assert run(0.02, 6e-3, *fail) == (pytest.ExitCode.INTERNAL_ERROR, [noisy, left_out]), "named, and it has regressed"
+    beside = (
+        "rooflab: test_mine.py::test_sleeps[steady]: NOISY: other processes took 50% of the processors' time beside it"
+    )
+    assert run(1e-4, 7e-3, *fail) == (0, [beside, left_out])
+    slow = (
+        "test_mine.py::test_sleeps[steady]: NOISY: the same work took 500 us beside it, and 400 us beside its baseline"
+    )
+    assert run(1e-4, 8e-3, *fail) == (0, [f"rooflab: {slow}", left_out])
+    small = "rooflab: test_mine.py::test_sleeps[nap]: {} slower, as two processes differ by themselves"
+    tight = ("--benchmark-compare=0001", "--benchmark-compare-fail=median:1%", "-k", "nap")
+    assert run(1.04e-4, 1e-4, *tight) == (0, [small.format("4 us (4%)")])
+    assert run(1.29e-4, 1e-4, *tight) == (0, [small.format("29 us (29%)")])
+    assert run(1.31e-4, 1e-4, *tight)[0] == pytest.ExitCode.INTERNAL_ERROR
     after = ("--benchmark-compare=0002", "--benchmark-compare-fail=median:1%", "-k", "nap")
     before = "rooflab: test_mine.py::test_sleeps[nap]: its baseline 0002_b.json is NOISY: busy"
     assert run(1e-4, 1e-4, *after) == (13, [before, left_out])

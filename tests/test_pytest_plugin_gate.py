@@ -75,15 +75,10 @@ def _patches(x):
     return x.clone()
 
 
-class Lazy(torch.Tensor):
-    pass
-
-
 def test_the_gate_names_what_shows_of_a_cheat():
     for fn, words in (
         (_late, "a thread that finishes later"),
-        (_patches, "INVALID: a patched timer: time.perf_counter was replaced (test_pytest_plugin_gate.py:"),
-        (lambda x: x.clone().as_subclass(Lazy), "a lazy tensor: a Lazy"),
+        (_patches, "INVALID: time.perf_counter was replaced (test_pytest_plugin_gate.py:"),
     ):
         checked = fixture.check(fn, [torch.ones(4)], None)
         assert checked.faults and words in checked.faults[0]

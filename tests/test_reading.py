@@ -7,8 +7,8 @@ from importlib.metadata import version
 
 import pytest
 import torch
+from git_repository import git
 from op_kernels import own_registry  # noqa: F401
-from test_bisect import git
 from test_measure import CASE, CEILINGS, FP32, SPEC, kernel, passes, run
 
 from rooflab.bench.ab.sides import Wanted, two_kernels
@@ -126,7 +126,7 @@ def test_a_record_names_the_method_its_floor_and_what_a_call_held(samples):
 @pytest.mark.parametrize(
     ("change", "clocks", "reason"),
     [
-        ({"fault": "time.perf_counter replaced while the bench ran"}, None, "time.perf_counter replaced"),
+        ({"fault": "time.perf_counter was replaced"}, None, "time.perf_counter was replaced"),
         ({"fault": "kernels changed between samples: 2 of 8 ran without reduce"}, None, "without reduce"),
         ({"seconds": (0.0, 0.0, 0.0), "resolved": False}, None, "the clock stands still"),
         ({"seconds": (1.0, math.nan, 1.0)}, None, "readings are not finite numbers"),

@@ -1,4 +1,4 @@
-"""The documents are true: the README's commands run, its code blocks do what they show, and what they name is there.
+"""The documents are true: commands of README and docs run, code blocks do what they show, and what they name is there.
 
 What is for a reader's own repository runs from the wheel, in a fresh repository.
 
@@ -15,14 +15,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from git_repository import git
 from op_kernels import own_registry
 from test_ab_run import here
-from test_bisect import git
 from test_packaging import fresh, wheel
 from test_pytest_plugin import project
 
 from rooflab.bench import ab
 from rooflab.bench.ab import pairs
+from rooflab.bench.lab import HEADER
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES
 
@@ -30,8 +31,15 @@ assert project and fresh and wheel and own_registry  # fixtures
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+PAGES = {path: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+
+
+def blocks(name):
+    """Language and text of each code block of a page."""
+    return re.findall(r"^```(\w+)\n(.*?)^```", PAGES[ROOT / name], re.DOTALL | re.MULTILINE)
+
+
+BLOCKS = [block for path in PAGES for block in blocks(path.relative_to(ROOT))]
 COMMANDS = [
     shlex.split(line, comments=True)[1:]
     for language, block in BLOCKS
@@ -40,16 +48,21 @@ COMMANDS = [
     if line.startswith(".venv/bin/rooflab ")
 ]
 PYTHON = [block for language, block in BLOCKS if language == "python"]
-OWN_OP = dict(re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "own_op.md").read_text(), re.DOTALL))
-FILES = {name[1]: block for block in (*PYTHON, OWN_OP["python"]) if (name := re.match(r"# (\S+\.py)\n", block))}
-OWN = README.split("## In your own repository")[1].split("```")[1].splitlines()[1:]
+OWN_OP = dict(blocks("docs/own_op.md"))
+FILES = {name[1]: block for block in PYTHON if (name := re.match(r"# (\S+\.py)\n", block))}
+OWN = [
+    line
+    for page in ("README.md", "docs/ab.md")
+    for line in PAGES[ROOT / page].split("own repository\n")[1].split("```sh\n")[1].split("```")[0].splitlines()
+]
 WORKFLOW = re.findall(r"- run: (.*)", next(block for language, block in BLOCKS if language == "yaml"))
-LINES = [line.split(" #")[0].strip() for line in (*OWN, *WORKFLOW[1:], *OWN_OP["sh"].splitlines())]
+LINES = [*dict.fromkeys(line.split(" #")[0].strip() for line in (*OWN, *WORKFLOW[1:], *OWN_OP["sh"].splitlines()))]
 """The commands for somebody's own repository."""
 LEFT_OUT = {
     "check gemm": "minutes: every kernel on every case",
     "bench rmsnorm": "10 s: it first measures this machine's ceilings",
     "generate": "it loads a model; test_engine_oracle.py asks the same of the same model",
+    "doctor": "8 s: it loads a model; test_tokenizer.py asks the same of a small one",
     "emulate": "7 s: it compiles; test_emulate.py has such commands",
     "ab": "a minute of fresh processes",
     "static": "6 s: it compiles",
@@ -68,6 +81,18 @@ def left_out(arguments):
 
 def test_the_first_two_blocks_are_the_main_job_and_the_tests():
     assert [block.strip() for _, block in BLOCKS[:2]] == ["make lab", "make test"]
+
+
+def test_what_make_lab_printed_has_the_columns_of_today():
+    printed = PAGES[ROOT / "README.md"].split("printed, among others:")[1].split("```")[1]
+    rows = [line.split()[0] for line in printed.splitlines() if re.match(r"\w+ {3,}", line)]
+    assert HEADER in printed and rows[0] == "op" and set(rows[1:]) <= set(registry.ops())
+
+
+def test_pages_are_short():
+    """A kernel engineer gives the README a minute."""
+    lengths = {path.name: text.count("\n") for path, text in PAGES.items()}
+    assert lengths.pop("README.md") <= 150 and max(lengths.values()) <= 200, lengths
 
 
 @pytest.fixture
@@ -121,13 +146,13 @@ def repository(fresh, tmp_path):
     environment |= {"PATH": f"{fresh}{os.pathsep}{os.environ['PATH']}"}
 
     def run(line):
-        line = re.sub(r"--budget \d+", "--budget 5", line)
+        line = re.sub(r"--budget \d+", "--budget 5", line).replace("rooflab check ", "rooflab check --seconds 5 ")
         return subprocess.run(line, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     return run
 
 
-@pytest.mark.more  # 5 to 30 s each: new processes
+@pytest.mark.sampled(0, 3)  # 5 to 30 s each: new processes
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_runs_from_the_wheel_in_a_fresh_repository(line, repository):
     done = repository(line)
@@ -145,6 +170,15 @@ def test_a_change_of_ones_own_kernel_is_compared_with_its_base(repository, tmp_p
     (tmp_path / "mine.py").write_text(FILES["mine.py"].replace("* weight", "* 2 * weight"))
     done = repository(command)
     assert done.returncode == 11 and "INCORRECT  working tree" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.more
+def test_the_fault_it_shows_is_named_as_it_shows(repository):
+    done = repository("rooflab emulate softmax.py::softmax --shape x=4x100")
+    shown = PAGES[ROOT / "README.md"].split("The load has no mask:")[1].split("```")[1]
+    assert done.returncode == 11
+    without_address = [re.sub(r"0x\w+", "", " ".join(text.split())) for text in (done.stdout + done.stderr, shown)]
+    assert without_address[1] in without_address[0]
 
 
 def test_the_benchmark_it_shows_runs(folder, project, pytester, monkeypatch):
@@ -173,9 +207,16 @@ def test_the_python_it_shows_runs(capfd):
 
 
 def test_every_file_and_target_that_the_documents_name_is_there():
-    text = re.sub(r"```.*?```", "", README + (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
-    named = re.findall(r"`((?:bench|engine|kernels|reference|roofline|tests|\.ci)/[\w./]+)`", text)
-    for target in (*re.findall(r"\]\(([^)#]+)\)", text), *named):
+    pages, text = (
+        PAGES | {path: path.read_text() for path in (ROOT / "CONTRIBUTING.md", ROOT / "results/README.md")},
+        "",
+    )
+    for path, page in pages.items():
+        own = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+        text += own
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", own):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"
+    for target in re.findall(r"`((?:bench|engine|kernels|reference|roofline|tests|\.ci)/[\w./]+)`", text):
         assert (ROOT / target).exists(), target
     asked = " ".join(re.findall(r"(?:`|^)make ([a-z -]+)", text, re.MULTILINE)).split()
     assert {*asked} <= {*re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)}
@@ -209,7 +250,7 @@ def test_the_emulation_it_shows_runs(capfd):
 
 
 def test_every_op_and_kernel_is_in_its_table():
-    table = README.split("## What is in it")[1].split("\n## ")[0]
+    table = PAGES[ROOT / "docs/kernels.md"]
     rows = [set(re.findall(r"\w+", line)) for line in table.splitlines() if line.startswith("| `")]
     for op in registry.ops():
         (row,) = [words for words in rows if op in words]

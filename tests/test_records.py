@@ -59,6 +59,18 @@ def test_a_value_that_is_none_of_its_field_is_refused():
             measured(**{field: "other"})
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [("seed", "7", "int"), ("latency_median_ms", "fast", "a number"), ("seed", True, "int"),
+     ("weak", "ones", "an array"), ("environment", [], "an object"), ("op", 3, "str"),
+     ("dirty", 1, "bool"), ("reason", None, "str")],
+)  # fmt: skip
+def test_a_field_of_another_type_in_a_strangers_file_is_named(field, value, wanted):
+    line = json.dumps(json.loads(measured().to_json()) | {field: value})
+    with pytest.raises(ValueError, match=rf"^{field}: expected {wanted}, got "):
+        Record.from_json(line)
+
+
 def test_interpreter_time_is_never_a_latency():
     untimed = {"latency_median_ms": None, "samples": None, "sample_count": None, "basis": "bound"}
     for backend in ("triton", "gluon", "cuda"):

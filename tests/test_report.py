@@ -17,7 +17,7 @@ from rooflab.bench.report.sources import find_files, load
 from rooflab.bench.report.tables import comparisons_of, compiled_tables, engine_tables
 from rooflab.kernels.registry import kernels
 from rooflab.roofline.device import get_device
-from rooflab.roofline.points import si
+from rooflab.roofline.numbers import digits, percent, si
 
 CPU_RECORDS = Path(__file__).parent.parent / "results" / "cpu"
 LIBRARY = {"kernel": "library", "role": "library", "backend": "torch"}
@@ -415,14 +415,14 @@ def test_files_are_found_at_any_depth_each_once_and_no_records_are_no_report(tmp
 
 def test_numbers_are_written_as_a_reader_wants_them():
     for written, text in (
-        (words.digits(1234.5), "1,234"),
-        (words.digits(0.99951), "1.00"),
-        (words.digits(0.0123456), "0.0123"),
-        (words.digits(1.23e-7), "1.23e-07"),
-        (words.digits(math.nan), "not a number"),
-        (words.digits(-math.inf), "-infinite"),
-        (words.percent(0.0514, signed=True), "+5.1%"),
-        (words.percent(-0.0001), "0.0%"),
+        (digits(1234.5), "1,234"),
+        (digits(0.99951), "1.00"),
+        (digits(0.0123456), "0.0123"),
+        (digits(1.23e-7), "1.23e-07"),
+        (digits(math.nan), "not a number"),
+        (digits(-math.inf), "-infinite"),
+        (percent(0.0514, signed=True), "+5.1%"),
+        (percent(-0.0001), "0.0%"),
         (words.in_unit(0.0123456, "us"), "12.35"),
         (words.metric_label("itl_p50_ms"), "ITL p50 (ms)"),
         (words.metric_text("hbm_read_bytes_per_s", 3.91e12), "3.91 TB/s"),

@@ -107,6 +107,8 @@ def test_it_never_scrolls_sideways_and_every_point_is_drawn(request, report, dev
     figure, height = page.locator(f"#{FIRST}").bounding_box(), page.evaluate("document.documentElement.scrollHeight")
     assert height <= {"desktop": 1.6, "phone": 3}[device] * viewport["height"]
     assert device == "phone" or figure["y"] + figure["height"] <= viewport["height"], "it is on the first screen"
+    ticks = [page.locator(f"#{FIRST} .{axis}tick").count() for axis in ("y", "y2")]
+    assert min(ticks) >= 3, "an axis of rates has three labels"
     assert not page.locator("#unmeasured").is_visible()
     page.locator("a[href='#unmeasured']").click()
     page.locator("summary").last.press("Enter")

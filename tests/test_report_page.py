@@ -16,7 +16,7 @@ from rooflab.bench.report.interactive import figure
 from rooflab.bench.report.page import anchors, write_report
 from rooflab.bench.report.rooflines import COLOURS
 from rooflab.bench.report.sources import load
-from rooflab.bench.report.words import times
+from rooflab.roofline.numbers import times
 
 CPU_RECORDS = Path(__file__).parent.parent / "results" / "cpu"
 STYLE = (Path(write_report.__code__.co_filename).parent / "_style.html").read_text()

@@ -10,9 +10,9 @@ import torch
 from op_kernels import CPU, META, assert_right, each, here, refuses
 
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.predict.cases import Target
-from rooflab.bench.ptx.cuda_kernels import emulating_cuda
-from rooflab.bench.ptx.launch import emulate
+from rooflab.bench.emulate.ours import emulating_cuda
+from rooflab.bench.emulator.launch import emulate
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import _rows
 from rooflab.kernels.registry import Kernel, get_kernel, get_op
 from rooflab.reference import rows
@@ -198,7 +198,7 @@ def test_compiled_code_reads_a_value_once_16_bytes_at_a_time_and_writes_it_once(
         (case,) = (spec.cases["smoke"][0].but(**{"T": 3, "I" if op.endswith("mul") else "H": width}),)
         inputs = spec.make_inputs(case, scheme, META, 0)
         rows = sum(inputs[name].numel() for name in ("x", "residual") if name in inputs)
-        answer = call(Target(op, "cluster", case, scheme)).answer
+        answer = call(KernelCase(op, "cluster", case, scheme)).answer
         assert answer["status"] == "OK" and not answer["races"], answer["reason"]
         (launch,) = answer["launches"]
         assert launch["instructions"]["ld.global.L1::no_allocate.v4.u32"] * 8 == rows

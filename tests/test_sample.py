@@ -13,7 +13,8 @@ from op_kernels import CPU, META, is_right, refuses
 from rooflab.kernels.registry import get_kernel
 from rooflab.kernels.sample import bisect, library, naive, prefilter
 from rooflab.reference.philox import philox
-from rooflab.reference.sample import SPEC, settings, support
+from rooflab.reference.sample import SPEC, settings
+from rooflab.reference.sample_law import support
 from rooflab.reference.spec import Case, get_scheme
 
 FP32 = get_scheme("fp32")

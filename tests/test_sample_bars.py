@@ -12,7 +12,7 @@ from test_sample import FP32, rows_of
 
 from rooflab.bench.check.check import check_kernel
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.records.record import Record
 from rooflab.bench.suite.entries import Context
 from rooflab.kernels.registry import get_kernel
@@ -27,7 +27,7 @@ def test_compiled_code_of_a_cluster_reads_a_logit_once_and_races_nowhere():
     """Counted in the emulator over eight CTAs, which search two cuts; beside the row each thread reads its settings."""
     case = Case(B=1, V=16384, temperature=0.8, top_k=40, top_p=0.9, min_p=0.02)
     config = cluster.heuristic(case)
-    answer = call(Target("sample", "cluster", case, FP32)).answer
+    answer = call(KernelCase("sample", "cluster", case, FP32)).answer
     assert config.cluster == 8 and answer["status"] == "OK" and not answer["races"], answer["reason"]
     (launch,) = answer["launches"]
     assert launch["instructions"]["ld.global.L1::no_allocate.v4.u32"] * 4 == 16384
@@ -121,6 +121,7 @@ def test_the_bar_counts_reads_of_a_copy_and_compares_with_torch_and_peers(
         assert found.figures[case].startswith("cluster: "), found.figures
 
 
+@pytest.mark.more
 def test_the_bars_run_dry(tmp_path):
     for bar in sampling.BARS:
         found = bar.call(Context(tmp_path / bar.id, "cpu", True, 10.0), **bar.arguments)

@@ -13,7 +13,8 @@ from test_sample import FP32, rows_of
 from rooflab.kernels.sample import _philox, bisect, library, naive, prefilter
 from rooflab.reference.distribution import chi_square, smallest_effect
 from rooflab.reference.philox import philox, race
-from rooflab.reference.sample import EDITED, SPEC, edited, settings, support
+from rooflab.reference.sample import SPEC, settings
+from rooflab.reference.sample_law import EDITED, edited, support
 from rooflab.reference.spec import Case
 
 VECTORS = [

@@ -6,6 +6,7 @@ import pytest
 import torch
 from op_kernels import CPU, is_right, refuses
 
+from rooflab.kernels.sample.naive import sample
 from rooflab.kernels.speculative_verify import fused, naive
 from rooflab.reference.distribution import chi_square
 from rooflab.reference.spec import Case, get_scheme
@@ -57,6 +58,25 @@ def test_tokens_follow_the_target_law_whatever_the_draft(ngram):
     assert chi_square(third, TARGET[2].double()).passed
     rate = float(torch.minimum(TARGET[0], DRAFT[0]).sum()) if not ngram else float(TARGET[0, 1])
     assert float((accepted >= 1).double().mean()) == pytest.approx(rate, abs=5 * math.sqrt(0.25 / count))
+
+
+def test_tokens_follow_the_target_law_where_sample_drew_the_drafts():
+    """With the same seeds and positions, as in an engine: the draft's race must not be the one of its replacement."""
+    count = 40_000
+    p, q = torch.tensor([[0.1, 0.5, 0.4], [0.2, 0.2, 0.6]]), torch.tensor([[0.7, 0.01, 0.29]])
+    inputs = _many(count, target=p, draft=q)
+    whole = {
+        name: torch.full((count,), value) for name, value in (("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0))
+    }
+    drafts = sample(
+        q[0].log().repeat(count, 1), whole["temperature"], torch.zeros(count, dtype=torch.int32), whole["top_p"],
+        whole["min_p"], inputs["seed"], inputs["position"],
+    )  # fmt: skip
+    inputs["draft_tokens"] = drafts[:, None]
+    assert chi_square(drafts, q[0].double()).passed
+    tokens, accepted = naive.speculative_verify(**inputs)
+    assert chi_square(tokens[:, 0], p[0].double()).passed
+    assert chi_square(tokens[accepted == 1, 1], p[1].double()).passed
 
 
 def test_the_first_token_s_law_by_enumeration_of_every_draft():

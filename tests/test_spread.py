@@ -12,8 +12,8 @@ from rooflab.bench.calls.selection import Selection
 from rooflab.bench.check import spread
 from rooflab.bench.check.check import CheckResult
 from rooflab.bench.check.common import in_common
-from rooflab.bench.check.spread import Asked, Checkers, in_turn
-from rooflab.bench.commands import drawn_checks, turns_of
+from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
+from rooflab.bench.checks import drawn_checks, turns_of
 from rooflab.bench.processes.child import Pool, TimedOut, command_for
 from rooflab.kernels import registry
 from rooflab.kernels.registry import get_op
@@ -42,7 +42,7 @@ def test_results_have_their_places_and_a_death_costs_one(tmp_path):
     file.write_text(KERNELS)
     registry.load_file(file)
     names = ("dies", "copies", "naive", "copies", "copies")
-    asked = [Asked(registry.get_kernel("rmsnorm", name), CASE, SCHEMES["fp32"], planted=False) for name in names]
+    asked = [CheckTask(registry.get_kernel("rmsnorm", name), CASE, SCHEMES["fp32"], planted=False) for name in names]
     with Checkers(torch.device("cpu")) as check:
         results = dict(in_turn(asked, check, workers=2))
     assert [results[place].kernel for place in range(5)] == list(names)
@@ -65,7 +65,7 @@ class Waiting:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_runs_at_the_limit_is_ended_and_left_out_and_nothing_begins_later(monkeypatch, workers):
     monkeypatch.setattr(spread, "LATE_S", 0.1)
-    asked = [Asked(registry.get_kernel("rmsnorm", "naive"), CASE, SCHEMES["fp32"], seed) for seed in (0, 1, 2, 3)]
+    asked = [CheckTask(registry.get_kernel("rmsnorm", "naive"), CASE, SCHEMES["fp32"], seed) for seed in (0, 1, 2, 3)]
     assert list(in_turn(asked, Waiting(), workers, -1.0)) == []
     make = Waiting()
     assert list(in_turn(asked, make, workers, 0.3)) == [(0, 0)] and make.over.is_set()

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from rooflab.bench.cli.app import app
 from rooflab.bench.compile import cases
 from rooflab.bench.compile.cases import select
-from rooflab.bench.compile.static import Request, compile_kernels
+from rooflab.bench.compile.static import CompileRequest, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.records import files as record_files
 from rooflab.kernels import registry
@@ -195,7 +195,7 @@ def test_what_a_launcher_may_ask_of_an_h100():
 
 def test_what_was_compiled_is_not_compiled_again(tmp_path, monkeypatch):
     """The second time no process is asked, and the answer is the same; an edited source is compiled again."""
-    request = Request("rmsnorm", "fused", Case(T=4, H=64, eps=1e-5), SCHEMES["bf16"])
+    request = CompileRequest("rmsnorm", "fused", Case(T=4, H=64, eps=1e-5), SCHEMES["bf16"])
     store = Store(tmp_path)
     (first,) = compile_kernels([request], store)[0]
     monkeypatch.setattr("rooflab.bench.compile.static._done", {})

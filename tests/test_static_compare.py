@@ -9,14 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_bisect import git
+from git_repository import git
 from typer.testing import CliRunner
 
 import rooflab.kernels.registry
 from rooflab.bench.cli.app import app
 from rooflab.bench.compile import difference
 from rooflab.bench.compile.cases import device_for
-from rooflab.bench.compile.difference import Change, Query, Side, compare_pairs, markdown, matched, revision_side
+from rooflab.bench.compile.difference import (
+    CodeChange,
+    CompiledTree,
+    Query,
+    compare_pairs,
+    markdown,
+    matched,
+    revision_side,
+)
 from rooflab.bench.compile.static import compilers
 from rooflab.bench.compile.store import Store, tree_hash
 from rooflab.roofline.device import Device
@@ -104,21 +112,23 @@ def make_tree(folder: Path, gemm: str, silu: dict[str, dict[str, Any]]) -> Path:
     return folder
 
 
-def compare_sides(base: Side, head: Side, query: Query, device: Device, store: Store | None = None) -> list[Change]:
+def compare_sides(
+    base: CompiledTree, head: CompiledTree, query: Query, device: Device, store: Store | None = None
+) -> list[CodeChange]:
     return compare_pairs(base, head, matched(base, head, query), device, store)
 
 
 @contextmanager
-def side(tree: Path) -> Iterator[Side]:
+def side(tree: Path) -> Iterator[CompiledTree]:
     workers = compilers(tree)
     try:
-        yield Side(tree.name, workers, tree_hash(tree), tree)
+        yield CompiledTree(tree.name, workers, tree_hash(tree), tree)
     finally:
         workers.stop()
 
 
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Side, Side]]:
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CompiledTree, CompiledTree]]:
     folder = tmp_path_factory.mktemp("trees")
     base = make_tree(folder / "base", GEMM, BASE)
     head = make_tree(folder / "head", GEMM.replace("num_warps=4", "num_warps=2"), HEAD)
@@ -132,7 +142,7 @@ def cache(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def changes(sides, cache) -> dict[str, Change]:
+def changes(sides, cache) -> dict[str, CodeChange]:
     found = compare_sides(*sides, QUERY, device_for(), Store(cache / "static"))
     return {change.kernel: change for change in found}
 
@@ -166,7 +176,7 @@ def test_the_evidence(changes):
     assert "silu_and_mul/dropped has no code of its own for bf16 any more" in told["dropped"]
     assert "registers" in told["grows"] and "usual bytes a load" in told["grows"]
     assert told["kept"] == "", "another line of the source is no other code"
-    rows = [line for line in markdown(list(changes.values()), "main").splitlines() if line.startswith("| ")][2:]
+    rows = [line for line in markdown(list(changes.values()), "main").splitlines() if line.startswith("| ")][1:]
     assert [row.split(" | ")[0].strip("| ") for row in rows][:2] == ["SPILLS", "LOST TENSOR CORES"], "the worst first"
     assert len(rows) == 9 and all(row.count(" | ") == 4 for row in rows), "all that is not the same"
 
@@ -175,7 +185,7 @@ def test_the_evidence(changes):
 def test_what_is_asked_for_and_is_not_there(sides, changes, cache):
     store = Store(cache / "static")
 
-    def compared(base: Side, head: Side, name: str) -> list[Change]:
+    def compared(base: CompiledTree, head: CompiledTree, name: str) -> list[CodeChange]:
         query = Query(op="silu_and_mul", kernels=(name,), suites=("smollm2_135m",), schemes=("bf16",))
         return compare_sides(base, head, query, device_for(), store)
 
@@ -245,7 +255,7 @@ def test_the_command(sides, changes, cache, tmp_path, monkeypatch):
     done = CliRunner().invoke(app, [*arguments, "--json"])
     assert done.exit_code == 0 and "the difference reaches no compiled code" in done.output, "gemm is not touched"
     monkeypatch.setattr(difference, "changed_files", lambda *of: ["bench/show.py", "README.md"])
-    monkeypatch.setattr(Side, "select", lambda *of: pytest.fail("no process need be asked"))
+    monkeypatch.setattr(CompiledTree, "select", lambda *of: pytest.fail("no process need be asked"))
     done = CliRunner().invoke(app, ["static", "--compare", "main"])
     assert done.exit_code == 0 and "passes (0); the difference reaches no compiled code" in done.output
     with pytest.raises(ValueError, match="op: expected one of"):

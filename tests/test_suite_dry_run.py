@@ -13,7 +13,7 @@ from commands_in_process import run_command
 from rooflab.bench.calls import selection
 from rooflab.bench.records import files as record_files
 from rooflab.bench.suite import runner, state
-from rooflab.bench.suite.entries import Outcome
+from rooflab.bench.suite.entries import EntryOutcome
 from rooflab.bench.suite.plan import make_plan
 
 BARS = str(Path(judge.__file__).with_name("plan.json"))
@@ -76,11 +76,11 @@ def test_the_plan_is_printed_as_it_is():
 @pytest.mark.parametrize(
     ("outcome", "status"),
     [
-        (Outcome(), 0),
-        (Outcome("PARTIAL", "time for 1 of 2 cases"), 0),
-        (Outcome(figures={"invalid": 2}), 13),
-        (Outcome(figures={"invalid": 2}, excluded={"gemm/wrong": "INCORRECT"}), 11),
-        (Outcome("FAILED"), 11),
+        (EntryOutcome(), 0),
+        (EntryOutcome("PARTIAL", "time for 1 of 2 cases"), 0),
+        (EntryOutcome(figures={"invalid": 2}), 13),
+        (EntryOutcome(figures={"invalid": 2}, excluded={"gemm/wrong": "INCORRECT"}), 11),
+        (EntryOutcome("FAILED"), 11),
     ],
 )
 def test_the_suite_ends_with_what_it_found(tmp_path, monkeypatch, outcome, status):

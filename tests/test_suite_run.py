@@ -17,8 +17,8 @@ from test_child_processes import assert_gone
 
 from rooflab.bench.processes.child import Child, Stuck
 from rooflab.bench.suite import runner, state
-from rooflab.bench.suite.entries import Entry, Outcome
-from rooflab.bench.suite.runner import Settings, run_suite
+from rooflab.bench.suite.entries import Entry, EntryOutcome
+from rooflab.bench.suite.runner import SuiteSettings, run_suite
 from rooflab.bench.suite.step import told
 
 TESTS = Path(__file__).parent
@@ -43,7 +43,7 @@ MACHINE = entry("environment", "environment")
 
 def run(plan, out, budget_s=120.0, **options):
     notes, steps = [], []
-    settings = Settings(out, budget_s, **options)
+    settings = SuiteSettings(out, budget_s, **options)
     return run_suite(plan, settings, notes.append, steps.append), notes
 
 
@@ -154,7 +154,7 @@ def test_an_entry_cut_for_time_is_gone_on_with_and_blocks_nobody(tmp_path):
 def test_the_budget_ends_the_run_and_says_what_it_did_not_reach(tmp_path):
     clock = iter([0.0, *[100.0] * 3, *[290.0] * 100])
     plan = [entry("a", cost_s=60), entry("dear", cost_s=60), entry("cheap", cost_s=20)]
-    progress = run_suite(plan, Settings(tmp_path, 300.0), print, print, clock=lambda: next(clock))
+    progress = run_suite(plan, SuiteSettings(tmp_path, 300.0), print, print, clock=lambda: next(clock))
     found = {name: outcome.status for name, outcome in progress.outcomes.items()}
     assert found == {"a": "DONE", "dear": "NOT_REACHED", "cheap": "DONE"}
     assert progress.outcomes["dear"].reason == "10 s of the budget were left, and it takes 60"
@@ -262,4 +262,4 @@ def test_bad_input_is_one_sentence(tmp_path):
     (tmp_path / "a" / state.RESULT).write_text('{"version": 1}')
     with pytest.raises(ValueError, match="expected the result of an entry"):
         run([entry("a")], tmp_path, resume=True)
-    assert os.listdir(tmp_path) == ["a"] and isinstance(Outcome(), Outcome)
+    assert os.listdir(tmp_path) == ["a"] and isinstance(EntryOutcome(), EntryOutcome)

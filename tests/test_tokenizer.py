@@ -1,11 +1,26 @@
 """Text in and out with the model's own tokenizer: templates, and streams that never break a character."""
 
+import json
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import gguf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
+from tiny_model import write_config
 
+from rooflab.engine import model as engine_model
+from rooflab.engine.gguf_tokenizer import gguf_tokenizer
 from rooflab.engine.model_files import fetch
+from rooflab.engine.pieces import _BYTES, Pieces, TextStream
 from rooflab.engine.tokenizer import Tokenizer
+from rooflab.engine.weights import dummy_tensors
+from rooflab.roofline.architecture import Architecture
 
 pytestmark = pytest.mark.needs("weights")
 
@@ -13,6 +28,16 @@ pytestmark = pytest.mark.needs("weights")
 @pytest.fixture(scope="module")
 def tokenizer():
     return Tokenizer(fetch())
+
+
+def test_a_token_has_its_own_bytes_also_where_it_is_a_part_of_a_character(tokenizer):
+    tokens = tokenizer.encode(text := "caf\u00e9 \U0001f99c\u2603 \u4e2d\u6587\n")
+    names, own = zip(*map(tokenizer.named, tokens), strict=True)
+    assert b"".join(own) == text.encode()
+    parts = [name for name in names if name.startswith("bytes:")]
+    assert parts and all(re.fullmatch(r"bytes:(\\x[0-9a-f]{2})+", name) for name in parts)
+    assert tokenizer.named(2) == ("<|im_end|>", b"<|im_end|>")
+    assert tokenizer.longest == 81
 
 
 def test_trap_18_chat_goes_through_the_template_once(tokenizer):
@@ -38,6 +63,19 @@ def test_what_is_no_prompt_is_refused(tokenizer):
         for prompt in prompts:
             with pytest.raises(ValueError, match=message):
                 tokenizer.encode(prompt)
+
+
+def test_parts_of_text_are_one_text_and_the_templates_own_refusal_is_a_sentence(monkeypatch):
+    tokenizer = Tokenizer(fetch())
+    parts = [{"type": "text", "text": "Hello "}, {"type": "text", "text": "world"}]
+    whole = [{"role": "user", "content": "Hello world"}]
+    assert tokenizer.encode([{"role": "user", "content": parts}]) == tokenizer.encode(whole)
+    for part in ({"type": "image_url", "image_url": {}}, "Hello", {"type": "text"}):
+        with pytest.raises(ValueError, match="prompt: expected parts of type 'text' with a text as content, got"):
+            tokenizer.encode([{"role": "user", "content": [part]}])
+    tokenizer._tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
+    with pytest.raises(ValueError, match="prompt: the chat template refuses these messages: System role not supported"):
+        tokenizer.encode(whole)
 
 
 def streamed(tokenizer, ids):
@@ -67,3 +105,160 @@ def test_a_character_split_across_tokens_comes_whole(tokenizer):
     pieces, rest = streamed(tokenizer, ids)
     assert len(ids) > len([piece for piece in pieces if piece]), "no character was split, so this shows nothing"
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces) and "".join(pieces) + rest == text
+
+
+MARK = "\N{LOWER ONE EIGHTH BLOCK}"
+WORDS = [MARK, f"{MARK}the", "the", f"{MARK}caf", "é", "🙂", "a", ",", f"{MARK}{MARK}", "\N{LATIN SMALL LETTER I}x"]
+
+
+def of_kind(kind):
+    """A tokenizer of a family's decoder: 256 byte tokens (but for `words`), words, and a special token."""
+    from tokenizers import AddedToken, decoders, models
+    from tokenizers import Tokenizer as Backend
+    from transformers import PreTrainedTokenizerFast
+
+    replaced = decoders.Replace(MARK, " ")
+    steps = [replaced, decoders.ByteFallback(), decoders.Fuse()]
+    decoder, names = {
+        "bytes": (decoders.ByteLevel(), [*_BYTES, "Ġthe", "Ã©"]),
+        "llama": (decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)]), [f"<0x{n:02X}>" for n in range(256)] + WORDS),
+        "gemma": (decoders.Sequence(steps), [f"<0x{n:02X}>" for n in range(256)] + WORDS),
+        "words": (decoders.Sequence([replaced, decoders.Fuse()]), WORDS),
+    }[kind]
+    backend = Backend(models.WordLevel({name: number for number, name in enumerate(names)}, names[0]))
+    backend.decoder = decoder
+    backend.add_special_tokens([AddedToken("<|end|>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "llama", "gemma", "words"])
+def test_stream_and_result_are_one_text_and_that_of_transformers_where_bytes_are_characters(kind):
+    """20,000 sequences: half of any tokens, half of whole texts cut into bytes."""
+    theirs, draw = of_kind(kind), random.Random(0)
+    pieces, size, vocab = Pieces(theirs), len(theirs), theirs.get_vocab()
+    as_byte = {byte: vocab.get(name if kind == "bytes" else f"<0x{byte:02X}>") for name, byte in _BYTES.items()}
+    for number in range(20_000):
+        ids = [draw.randrange(size + 2) for _ in range(draw.randrange(12))]  # two ids have no token
+        if number % 2:
+            text = "".join(draw.choice(["a", "é", "Ҥ", "🙂", " ", "\n"]) for _ in range(6)).encode()
+            ids = ids[:0] if kind == "words" else [as_byte[byte] for byte in text]
+            ids += [vocab["<|end|>"]] * draw.randrange(2)
+        stream = TextStream(pieces, pieces.leading)
+        own = "".join([*map(stream.push, ids), stream.flush()])
+        whole = b"".join(map(pieces, ids))
+        if whole.startswith(b" " * pieces.leading):
+            whole = whole[pieces.leading :]
+        assert own == whole.decode(errors="replace"), ids
+        if "\N{REPLACEMENT CHARACTER}" not in own:
+            assert own == theirs.decode([one for one in ids if one < size], skip_special_tokens=True), ids
+
+
+def test_what_is_certain_comes_at_once_however_many_bytes_are_wrong():
+    tokenizer = of_kind("llama")
+    pieces, wrong = Pieces(tokenizer), tokenizer.convert_tokens_to_ids("<0xFF>")
+    stream = TextStream(pieces)
+    assert [stream.push(wrong) for _ in range(8000)] == ["\N{REPLACEMENT CHARACTER}"] * 8000 and stream.flush() == ""
+    parts = [stream.push(tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>")) for byte in "Ҥ".encode()]
+    assert parts == ["", "Ҥ"] and [pieces(tokenizer.convert_tokens_to_ids(f"<0x{n:02X}>")) for n in (210, 164)] == [
+        b"\xd2",
+        b"\xa4",
+    ]
+
+
+def test_an_unknown_decoder_is_refused():
+    from tokenizers import decoders
+
+    tokenizer = of_kind("llama")
+    tokenizer.backend_tokenizer.decoder = decoders.WordPiece()
+    with pytest.raises(ValueError, match="model: a tokenizer with the decoder .*WordPiece.* is not known yet"):
+        Pieces(tokenizer)
+
+
+def in_gguf(path, model, tokens, types=None, **fields):
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model(model)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types or [1] * len(tokens))
+    for name, value in fields.items():
+        getattr(writer, f"add_{name}")(value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return Tokenizer(path)
+
+
+def test_the_list_of_a_gguf_decides_and_a_word_that_is_a_token_is_not_cut(tmp_path):
+    tokens = [*sorted(_BYTES, key=_BYTES.get), "ab", "abc", "<|begin|>", "<|own|>", "<unused>", "<|end|>"]
+    fields = {"token_merges": ["a b"], "bos_token_id": 258, "eos_token_id": 261, "chat_template": "{{ messages }}"}
+    types = [1] * 258 + [3, 4, 5, 3]
+    cut, whole = (
+        in_gguf(tmp_path / f"{pre}.gguf", "gpt2", tokens, types, tokenizer_pre=pre, **fields)
+        for pre in ("qwen2", "llama-bpe")
+    )
+    assert cut.size == whole.size == len(tokens) and cut.eos_token_id == 261 and cut.has_chat_template
+    assert cut.encode("abc") == [256, ord("c")] and whole.encode("abc") == [258, 257]
+    assert cut.encode("<|own|>a<|end|>") == [259, ord("a"), 261]
+    assert cut.decode([259, ord("a"), 261, 258, 256]) == "<|own|>aab"
+
+
+def test_a_sentencepiece_gguf_merges_by_scores_and_keeps_every_space(tmp_path):
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), MARK, "a", "b", f"{MARK}a", "ab"]
+    types, scores = [2, 3, 3] + [6] * 256 + [1] * 5, [0.0] * 259 + [-5.0, -6.0, -7.0, -2.0, -1.0]
+    named = {"token_scores": scores, "bos_token_id": 1, "eos_token_id": 2, "unk_token_id": 0}
+    first = in_gguf(tmp_path / "a.gguf", "llama", tokens, types, **named)
+    assert first.encode("ab") == [1, 259, 263] and first.encode("a") == [1, 262] and first.encode(" a") == [1, 259, 262]
+    assert first.encode("é") == [1, 259, 3 + 0xC3, 3 + 0xA9] and first.decode(first.encode(" aé")) == " aé"
+    without = in_gguf(tmp_path / "b.gguf", "llama", tokens, types, **named, add_space_prefix=False, add_bos_token=False)
+    assert without.encode(" ab") == [259, 263] and without.decode([259, 263]) == " ab"
+
+
+def test_a_tokenizer_of_a_gguf_that_is_not_known_is_refused(tmp_path):
+    for model, fields, message in (
+        ("bert", {}, "a.gguf: expected a tokenizer.ggml.model gpt2 or llama with tokens, got 'bert'"),
+        ("gpt2", {"tokenizer_pre": "new"}, "tokenizer.ggml.pre 'new' is not known; expected llama-bpe"),
+        ("gpt2", {}, "tokenizer.ggml.pre 'default' is not known"),
+        ("llama", {}, "expected tokenizer.ggml.scores of 2, got 0"),
+        ("llama", {"token_scores": [0.0, 0.0], "eos_token_id": 2}, "expected tokenizer.ggml.eos_token_id of a token"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            in_gguf(tmp_path / "a.gguf", model, ["a", "b"], **fields)
+    for content in (b"GGUF\x03\0\0\0", b"GGUF" + bytes(20), b"nothing"):
+        (tmp_path / "a.gguf").write_bytes(content)
+        with pytest.raises(ValueError, match="model: a.gguf is not a whole GGUF file: "):
+            Tokenizer(tmp_path / "a.gguf")
+
+
+def test_a_key_of_another_type_is_refused_by_its_name(monkeypatch):
+    own = {"model": "gpt2", "tokens": ["a", "b"], "pre": "qwen2"}
+    for name, value, wanted in (
+        ("tokens", [1, 2], "a list of str"), ("tokens", "ab", "a list of str"), ("merges", [1], "a list of str"),
+        ("token_type", ["1", "1"], "a list of int"), ("bos_token_id", "0", "int"), ("eos_token_id", True, "int"),
+        ("unknown_token_id", [0], "int"), ("add_bos_token", 1, "bool"),
+    ):  # fmt: skip
+        fields = {f"tokenizer.ggml.{key}": held for key, held in (own | {name: value}).items()}
+        monkeypatch.setattr("rooflab.engine.gguf_tokenizer.read_gguf", lambda path, f=fields: SimpleNamespace(fields=f))
+        with pytest.raises(ValueError, match=f"a.gguf: expected {wanted} as tokenizer.ggml.{name}, got "):
+            gguf_tokenizer(Path("a.gguf"))
+
+
+def test_the_doctor_says_what_was_understood_and_finds_another_rotation(tmp_path, monkeypatch, rooflab):
+    write_config(tmp_path, architectures=["LlamaForCausalLM"], eos_token_id=[7, 9], dtype="float32")
+    from tokenizers import Regex, pre_tokenizers
+
+    tokenizer = of_kind("llama")
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.save_pretrained(tmp_path)
+    arch = Architecture.from_config(tmp_path)
+    save_file(dict(dummy_tensors(arch)), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    monkeypatch.setattr("rooflab.bench.measure.doctor.TEXTS", ("a,é🙂,a", ",a", ""))
+    status, out, err = rooflab("doctor", tmp_path, "--json")
+    found = json.loads(out)
+    assert status == 0 and [row["differ"] for row in found["differences"]] == [0, 0], err
+    understood = {row["what"]: row["understood"] for row in found["understood"]}
+    assert understood["rope_theta"] == 10000.0 and understood["end tokens of config.json"] == "[7, 9]"
+    rotation = engine_model.rotation
+    monkeypatch.setattr(engine_model, "rotation", lambda arch, size: rotation(replace(arch, rope_theta=10.0), size))
+    monkeypatch.setattr("rooflab.bench.measure.doctor.FAR", 1e-4)  # random weights hardly attend
+    status, out, err = rooflab("doctor", tmp_path)
+    assert status == 11 and "log-probabilities" in out and "rope_theta" in out, err
+    assert rooflab("doctor", tmp_path, "--no-compare")[0] == 0

@@ -16,7 +16,7 @@ from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record
 from rooflab.bench.tune import bucket as tune_bucket
 from rooflab.bench.tune import tune
-from rooflab.bench.tune.search import FINALISTS, GROUP, Found, least_s, search
+from rooflab.bench.tune.search import FINALISTS, GROUP, SearchResult, least_s, search
 from rooflab.bench.tune.tune import tune_op
 from rooflab.kernels import registry
 from rooflab.kernels.configs import config_for
@@ -271,7 +271,7 @@ def tuning(mine, tmp_path):
     choose = lambda case, scheme=None: kernel.tuning.config_type(1 if case["T"] <= 100 else 8)
     kernel = replace(kernel, tuning=replace(kernel.tuning, heuristic=choose))
     spec = registry.get_op("rmsnorm")
-    run = tune_bucket.Tuning(spec, [kernel], [], SCHEMES["fp32"], torch.device("cpu"), RunWriter(tmp_path))
+    run = tune_bucket.TuningState(spec, [kernel], [], SCHEMES["fp32"], torch.device("cpu"), RunWriter(tmp_path))
     return run, kernel
 
 
@@ -290,10 +290,13 @@ def test_the_launchers_choice_may_differ_within_a_bucket(tuning):
     counts |= dict.fromkeys(("cases", "configs", "illegal", "bounded", "dropped", "failed", "left"), 0)
     own = kernel.tuning.config_type(8)
     launched = [took(1, 80, 2.0), took(8, 400, 2.0)]
-    result = run._result(kernel, own, Found(), counts, [*launched, took(64, 80, 1.0), took(64, 400, 1.0)])
+    result = run._result(kernel, own, SearchResult(), counts, [*launched, took(64, 80, 1.0), took(64, 400, 1.0)])
     assert result.best == {"rows": 64, "wrong": False} and result.faster == pytest.approx(2.0)
-    assert "own choice is the fastest" in run._result(kernel, own, Found(), counts, launched).summary
-    assert run._result(kernel, own, Found(), counts, launched[1:] + [took(64, 80, 1.0)]).reason == "nothing was timed"
+    assert "own choice is the fastest" in run._result(kernel, own, SearchResult(), counts, launched).summary
+    assert (
+        run._result(kernel, own, SearchResult(), counts, launched[1:] + [took(64, 80, 1.0)]).reason
+        == "nothing was timed"
+    )
 
 
 def test_a_dry_run_whose_winner_is_wrong_ends_with_11(mine, tmp_path, monkeypatch):

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-
-from rooflab.bench.suite import wheelhouse
-from rooflab.bench.suite.wheelhouse import download, lacking, name_of, requirements, target_options
+import wheelhouse
+from wheelhouse import download, lacking, name_of, requirements, target_options
 
 ROOT = Path(__file__).parent.parent
 PRESENT = {"never": ["torch"], "never_prefix": ["nvidia-"], "present": ["numpy", "Markdown_It.py", "pytest-benchmark"]}
@@ -25,7 +24,7 @@ def test_what_is_lacking_is_carried_and_what_is_there_where_another_version_woul
 
 
 def test_the_data_file_and_the_projects_needs_agree():
-    present = json.loads((ROOT / "bench" / "suite" / "present.json").read_text())
+    present = json.loads((ROOT / "results" / "present.json").read_text())
     assert {"never", "never_prefix", "also", "present"} < set(present)
     assert "nvidia-ml-py" in map(name_of, present["also"])
     names = {name_of(text) for text in requirements(ROOT / "pyproject.toml")}

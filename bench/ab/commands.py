@@ -9,24 +9,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rooflab.bench.ab import output, records
-from rooflab.bench.ab.pairs import Runner
-from rooflab.bench.ab.run import Result, Settings, run
+from rooflab.bench.ab.pairs import JobRunner
+from rooflab.bench.ab.run import AbResult, AbSettings, run
 from rooflab.bench.ab.self_test import KERNELS, SelfTest, self_test
 from rooflab.bench.ab.sides import ROOT, Comparison, Listed, Side, SideName, Wanted, check_names, two_kernels, two_trees
-from rooflab.bench.ab.verdict import EXIT_UNRESOLVED, Outcome, Rules, exit_status
+from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
 from rooflab.bench.calls.selection import choose_kernels
+from rooflab.bench.calls.statuses import ExitStatus
 from rooflab.bench.processes.child import ChildFailed
-from rooflab.bench.records.changes import harness, touched_files, touched_ops, users
+from rooflab.bench.records.changes import touched_files, touched_ops, users
 from rooflab.bench.records.repository import files_in, import_path, repository_of
-from rooflab.bench.records.revisions import Tree, changed_files, checked_out, pins, working_tree
+from rooflab.bench.records.revisions import Tree, changed_files, check_contract, checked_out, pins, working_tree
+from rooflab.roofline.numbers import change
 
 Say = Callable[[str], None]
-EXIT_FAULT = 11
-"""Exit status of a self-test that failed."""
 
 
 @dataclass
-class Report:
+class AbReport:
     """What a command shows to the user."""
 
     title: str
@@ -44,12 +44,14 @@ class Report:
     def outcomes(self) -> list[Outcome]:
         return [outcome for _, outcomes in self.tables for outcome in outcomes]
 
-    def exit_status(self, strict: bool) -> int:
-        """The status as in `verdict.EXIT_STATUS`.  A self-test returns 11 if it called anything wrongly; with `strict`
-        it returns 12 if it saw nothing."""
+    def exit_status(self, strict: bool) -> ExitStatus:
+        """The status as in `verdict.EXIT_STATUS`.  A self-test is INCORRECT if it called anything wrongly; with
+        `strict` it is UNDECIDED if it saw nothing."""
+        if self.faults:
+            return ExitStatus.INCORRECT
         if self.is_self_test:
-            return EXIT_FAULT if self.faults else EXIT_UNRESOLVED if strict and self.saw_nothing else 0
-        return 0 if self.nothing_to_do else exit_status(self.outcomes, strict)
+            return ExitStatus.UNDECIDED if strict and self.saw_nothing else ExitStatus.DONE
+        return ExitStatus.DONE if self.nothing_to_do else exit_status(self.outcomes, strict)
 
     def write(self, junit: Path | None, markdown: Path | None, strict: bool) -> None:
         if junit is not None:
@@ -71,12 +73,12 @@ class Revisions(NamedTuple):
     keep_environment: bool = False
 
 
-def of_kernels(wanted: Wanted, settings: Settings, out: Path | None, say: Say) -> Report:
+def of_kernels(wanted: Wanted, settings: AbSettings, out: Path | None, say: Say) -> AbReport:
     """Two kernels of one op in this tree."""
     return _ran(two_kernels(wanted), settings, out, say, [])
 
 
-def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path | None, say: Say) -> Report:
+def of_revisions(trees: Revisions, wanted: Wanted, settings: AbSettings, out: Path | None, say: Say) -> AbReport:
     """The kernels of one revision against those of another revision, or of the working tree.
 
     The repository is Rooflab's, or another one, of whose files or installed package the kernels are.  Raises
@@ -93,15 +95,16 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path
             return stack.enter_context(checked_out(root, revision, keep_environment=keep, done=say))
 
         a, b = tree(trees.base), tree(trees.head) if trees.head else working_tree(root)
-        own = repository is None and harness(a.path) == harness(b.path)
-        first, second = (Side(t.label, {}, t.path, t.python, t.commit, t.dirty, own_bench=own) for t in (a, b))
+        for option, side in (("base", a), ("head", b)) if repository is None else ():
+            check_contract(side.path, side.label, option)
+        first, second = (Side(t.label, {}, t.path, t.python, t.commit, t.dirty) for t in (a, b))
         if repository:
             places = files_in((a.path, b.path), repository, files)
             first, second = (
                 replace(side, tree=ROOT, files=found, within=side.tree, import_path=import_path(repository, side.tree))
                 for side, found in zip((first, second), places, strict=True)
             )
-        runner = Runner(Comparison(first, second, ()), settings.device, settings.seed)
+        runner = JobRunner(Comparison(first, second, ()), settings.device, settings.seed)
         listed = _listing(runner, "A", "base", wanted), _listing(runner, "B", "head", wanted)
         if repository and not any(listed):
             raise ValueError(f"kernel: expected a file, or an installed package, of {root.name} with kernels, got none")
@@ -112,17 +115,15 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: Settings, out: Path
             ops = _touched(changed, listed, (a.path, b.path), repository)
             ops = [op for op in ops if not wanted.ops or op in wanted.ops]
             if not ops:
-                return Report(title, [], ["the difference touches no kernel"], nothing_to_do=True)
+                return AbReport(title, [], ["the difference touches no kernel"], nothing_to_do=True)
             wanted = replace(wanted, ops=ops)
         comparison, notes = two_trees(first, second, listed, wanted)
         if repository and pins(a.path) != pins(b.path):
             notes.append("the two pin other packages: both ran in this environment")
-        elif not repository and not own:
-            notes.append("the timer differs between the two: this tree's bench timed both")
         return _ran(comparison, settings, out, say, notes)
 
 
-def _listing(runner: Runner, name: SideName, option: str, wanted: Wanted) -> dict[str, Any]:
+def _listing(runner: JobRunner, name: SideName, option: str, wanted: Wanted) -> dict[str, Any]:
     try:
         return runner.list(name, wanted.ops, wanted.suite_name, wanted.cases)
     except ChildFailed as failed:
@@ -134,13 +135,13 @@ def _touched(changed: Sequence[str], listed: Listed, trees: tuple[Path, Path], r
     """The ops of either side that the changed files touch."""
     known = sorted({*listed[0], *listed[1]})
     if repository is None:
-        return touched_ops(changed, known, harness(trees[1]), users(trees, known))
+        return touched_ops(changed, known, users(trees, known))
     files = {op: {file for side in listed if op in side for file in side[op]["files"]} for op in known}
     touched = touched_files(changed, set().union(*files.values()), trees, repository)
     return [op for op in known if files[op] & touched]
 
 
-def of_records(files: Sequence[Path], rules: Rules, wanted: Wanted) -> Report:
+def of_records(files: Sequence[Path], rules: Rules, wanted: Wanted) -> AbReport:
     """Two files or folders of records, all compared.  Raises `ValueError` on an argument that selects some of them."""
     choices = {"op": wanted.ops, "--case": wanted.cases, "--scheme": wanted.schemes, "--suite": wanted.suite}
     given = [name for name, value in choices.items() if value]
@@ -152,12 +153,12 @@ def of_records(files: Sequence[Path], rules: Rules, wanted: Wanted) -> Report:
     new = [] if wanted.kernels else records.only_in(files[0], files[1])
     notes = [f"{key} is only in {files[1]}: nothing to compare it with" for key in new]
     title = f"{files[0]} against {files[1]}"
-    return Report(title, [(title, outcomes)], notes)
+    return AbReport(title, [(title, outcomes)], notes)
 
 
 def of_self_test(
-    wanted: Wanted, settings: Settings, repeats: int, inject: float | None, out: Path | None, say: Say
-) -> Report:
+    wanted: Wanted, settings: AbSettings, repeats: int, inject: float | None, out: Path | None, say: Say
+) -> AbReport:
     """Tests the A/B itself with identical code and with slowed code."""
     if repeats < 1:
         raise ValueError(f"repeats: expected at least 1, got {repeats}")
@@ -178,7 +179,7 @@ def of_self_test(
         (f"A against A, run {number + 1}", result.outcomes) for number, result in enumerate(found.repeats)
     ]
     tables.append((f"A against A slowed by {found.slow_down:.0%}", found.injected.outcomes))
-    report = Report(
+    report = AbReport(
         "self-test of the A/B", tables, _floors(found), found.faults, is_self_test=True, saw_nothing=found.saw_nothing
     )
     if found.saw_nothing:
@@ -189,13 +190,13 @@ def of_self_test(
 
 def _floors(found: SelfTest) -> list[str]:
     return [
-        f"noise floor of {key}: {'not measured' if floor is None else output.percent(floor)}"
+        f"noise floor of {key}: {'not measured' if floor is None else change(floor)}"
         for key, floor in found.floors.items()
     ]
 
 
-def _ran(comparison: Comparison, settings: Settings, out: Path | None, say: Say, notes: list[str]) -> Report:
-    result: Result = run(comparison, settings, say)
+def _ran(comparison: Comparison, settings: AbSettings, out: Path | None, say: Say, notes: list[str]) -> AbReport:
+    result: AbResult = run(comparison, settings, say)
     notes = [*notes, *(f"not timed: {key}: {reason}" for key, reason in result.left_out.items())]
     if out is not None:
         notes = [*notes, *(f"records: {path}" for path in records.save(result, out))]
@@ -204,4 +205,4 @@ def _ran(comparison: Comparison, settings: Settings, out: Path | None, say: Say,
     if not any(outcome.noise_floor is not None for outcome in result.outcomes) and result.outcomes:
         notes = [*notes, "noise floor of this machine: not measured (rooflab ab --self-test measures it)"]
     title = f"{comparison.a.label} against {comparison.b.label}"
-    return Report(title, [(f"A = {comparison.a.label}, B = {comparison.b.label}", result.outcomes)], notes)
+    return AbReport(title, [(f"A = {comparison.a.label}, B = {comparison.b.label}", result.outcomes)], notes)

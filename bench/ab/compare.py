@@ -22,8 +22,8 @@ from typing import Any
 import cloudpickle
 import torch
 
-from rooflab.bench.ab.output import percent, power
-from rooflab.bench.ab.run import Result, Settings, run
+from rooflab.bench.ab.output import power
+from rooflab.bench.ab.run import AbResult, AbSettings, run
 from rooflab.bench.ab.sides import Comparison, Reading, Side
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
 from rooflab.bench.check.gate import tolerance
@@ -32,6 +32,7 @@ from rooflab.bench.timing.stopwatch import FirstCall
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple
 from rooflab.roofline.model import Cost
+from rooflab.roofline.numbers import change
 
 KEY = "function"
 """The name of the functions' op, and the key of their only comparison."""
@@ -42,7 +43,7 @@ class Compared:
     """The result of `compare`."""
 
     outcome: Outcome
-    result: Result
+    result: AbResult
 
     @property
     def verdict(self) -> Verdict:
@@ -59,8 +60,8 @@ class Compared:
         mine, reference = self.result.comparison.b.label, self.result.comparison.a.label
         if found.effect is None:
             return f"{mine} against {reference}: {found.verdict}: {found.reason}"
-        bounds = f"{percent(found.effect_low)} to {percent(found.effect_high)}"
-        text = f"{mine} against {reference}: {found.verdict}: takes {percent(found.effect)} ({bounds}), "
+        bounds = f"{change(found.effect_low)} to {change(found.effect_high)}"
+        text = f"{mine} against {reference}: {found.verdict}: takes {change(found.effect)} ({bounds}), "
         text += f"{found.pairs} pairs" + (f": {found.reason}" if found.reason else "")
         text = f"{text}. {power([found])}{self._first_calls()}"
         return text + (f" Stopped: {self.result.stopped}." if self.result.stopped else "")
@@ -111,7 +112,7 @@ def compare(
         Side(_label(function, other), {}, functions={**packed, "fn": pack(function), "path": path})
         for function, other in ((ref_fn, "reference"), (my_fn, "mine"))
     ]
-    settings = Settings(rules, pairs, budget_s, kernel_s, seed, str(tensors[0].device))
+    settings = AbSettings(rules, pairs, budget_s, kernel_s, seed, str(tensors[0].device))
     result = run(Comparison(sides[0], sides[1], (KEY,)), settings, progress or note)
     return Compared(result.outcomes[0], result)
 

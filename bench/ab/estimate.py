@@ -22,7 +22,7 @@ POWER_FACTOR = 1.0 + 0.8416 / 1.6449
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Effect:
     """The effect of B over A, as log ratios."""
 
     pairs: int
@@ -48,13 +48,13 @@ class Estimate:
         return max(5.0, math.ceil(needed)) if math.isfinite(needed) else math.inf
 
 
-def estimate(effects: Sequence[float]) -> Estimate:
+def estimate(effects: Sequence[float]) -> Effect:
     """The estimate of at least one effect.  Raises `ValueError` without effects, or on an effect that is not finite."""
     averages = walsh_averages(effects)
     skipped = _skipped(len(effects))
     low = float(averages[skipped - 1]) if skipped else -math.inf
     high = float(averages[-skipped]) if skipped else math.inf
-    return Estimate(len(effects), float(np.median(averages)), low, high)
+    return Effect(len(effects), float(np.median(averages)), low, high)
 
 
 def p_above(effects: Sequence[float], margin: float = 0.0) -> float:

@@ -10,22 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench.ab.verdict import EXIT_STATUS, Outcome, status_of
-from rooflab.bench.records.plain import markdown_cell, markdown_code
+from rooflab.bench.calls.statuses import ExitStatus
+from rooflab.bench.records.plain import markdown_cell, markdown_code, markdown_table
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.names import visible
+from rooflab.roofline.numbers import change
 
 SHOWN = 10
 """Comparisons that a comment shows, the worst; the others are folded."""
 HALF = 20
 """Characters on each side of zero in the drawing."""
 COLUMNS = ("comparison", "verdict", "A_ms", "B_ms", "effect", "from", "to", "visible", "pairs", "for_1%", "reason")
-
-
-def percent(ratio: float | None) -> str:
-    """`+3.1%`, or `24x` from a factor of ten on; empty for None and for a ratio that no pairs can bound."""
-    if ratio is None or not math.isfinite(ratio):
-        return ""
-    return f"{ratio:+.1%}" if ratio < 9 else f"{1 + ratio:.0f}x"
 
 
 def row(outcome: Outcome) -> dict[str, Any]:
@@ -38,10 +33,10 @@ def row(outcome: Outcome) -> dict[str, Any]:
         "verdict": outcome.verdict,
         "A_ms": baseline,
         "B_ms": candidate,
-        "effect": percent(outcome.effect),
-        "from": percent(outcome.effect_low),
-        "to": percent(outcome.effect_high),
-        "visible": percent(outcome.smallest_visible_effect),
+        "effect": change(outcome.effect),
+        "from": change(outcome.effect_low),
+        "to": change(outcome.effect_high),
+        "visible": change(outcome.smallest_visible_effect),
         "pairs": outcome.pairs or None,
         "for_1%": outcome.pairs_for_1_percent,
         "reason": outcome.reason,
@@ -68,7 +63,7 @@ def power(outcomes: Sequence[Outcome]) -> str:
     needed = [found for outcome in outcomes if (found := outcome.pairs_for_1_percent) is not None]
     if not seen or not needed:
         return "No effect could have been seen: that takes at least 5 pairs."
-    visible = f"{percent(statistics.median(seen))}{_worst(percent(max(seen)), seen)}"
+    visible = f"{change(statistics.median(seen))}{_worst(change(max(seen)), seen)}"
     pairs = f"{statistics.median(needed):.0f} pairs{_worst(f'{max(needed):.0f}', needed)}"
     return f"Smallest effect seen with a chance of 80%: {visible}. To tell 1% from no effect: {pairs}."
 
@@ -85,9 +80,9 @@ def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
     for outcome in outcomes:
         key = visible(outcome.key)  # XML has no place for a control character
         case = TestCase(key, classname=key.partition(" ")[0].replace("/", "."), time=outcome.candidate_s or 0.0)
-        text = visible(" ".join(f"{outcome.verdict}: {percent(outcome.effect)} {outcome.reason}".split()))
+        text = visible(" ".join(f"{outcome.verdict}: {change(outcome.effect)} {outcome.reason}".split()))
         status = status_of(outcome, strict)
-        if status == EXIT_STATUS["INVALID"]:
+        if status == ExitStatus.INVALID:
             case.result = [Error(text, outcome.verdict)]
         elif status:
             case.result = [Failure(text, outcome.verdict)]
@@ -119,16 +114,14 @@ def write_markdown(path: Path, title: str, outcomes: Sequence[Outcome], notes: S
 
 
 def _table(outcomes: Sequence[Outcome]) -> list[str]:
-    lines = ["| comparison | verdict | A ms | B ms | B over A | 95% bounds | visible | pairs | why |"]
-    lines += ["|---|---|---:|---:|---:|---|---:|---:|---|"]
-    for outcome in outcomes:
-        cells = row(outcome)
+    columns = ("comparison", "verdict", "A ms:", "B ms:", "B over A:", "95% bounds", "visible:", "pairs:", "why")
+    rows = []
+    for cells in map(row, outcomes):
         times = [("" if cells[name] is None else f"{cells[name]:.4g}") for name in ("A_ms", "B_ms")]
         bounds = f"{cells['from']} to {cells['to']}" if cells["from"] and cells["to"] else ""
         values = [markdown_code(cells["comparison"]), cells["verdict"], *times, cells["effect"], bounds]
-        values += [cells["visible"], str(cells["pairs"] or ""), markdown_cell(cells["reason"])]
-        lines.append("| " + " | ".join(values) + " |")
-    return lines
+        rows.append([*values, cells["visible"], cells["pairs"] or None, cells["reason"]])
+    return markdown_table(columns, rows)
 
 
 def drawing(outcomes: Sequence[Outcome]) -> list[str]:
@@ -146,5 +139,5 @@ def drawing(outcomes: Sequence[Outcome]) -> list[str]:
         low, middle, high = (round(HALF * bound / most) + HALF for bound in bounds)
         marks = ["-" if low <= place <= high else " " for place in range(2 * HALF + 1)]
         marks[HALF], marks[middle] = "|", "o"
-        lines.append(f"{''.join(marks)}  {percent(outcome.effect):>7}  {visible(outcome.key)}")
-    return [*lines, f"{percent(math.expm1(-most)):<{HALF}}0{percent(math.expm1(most)):>{HALF}}", "```", ""]
+        lines.append(f"{''.join(marks)}  {change(outcome.effect):>7}  {visible(outcome.key)}")
+    return [*lines, f"{change(math.expm1(-most)):<{HALF}}0{change(math.expm1(most)):>{HALF}}", "```", ""]

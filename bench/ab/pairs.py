@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rooflab.bench.ab.sides import ROOT, Comparison, Job, Mode, Reading, Readings, Side, SideName
+from rooflab.bench.ab.sides import Comparison, Job, Mode, Reading, Readings, Side, SideName
 from rooflab.bench.processes.child import Child, ChildFailed, TimedOut, command_for, environment_without
 from rooflab.bench.records.record import Status, now
 
@@ -142,7 +142,7 @@ MEASURE_S = 60.0
 
 
 @dataclass
-class Runner:
+class JobRunner:
     """Runs jobs of one comparison, each in a fresh process."""
 
     comparison: Comparison
@@ -234,7 +234,7 @@ def _reading(values: Mapping[str, Any]) -> Reading:
 
 def _answers(side: Side, job: Job, limit_s: float) -> Iterator[dict[str, Any]]:
     """The answers of one fresh process.  Raises `ChildFailed` if it ends early, or is silent for `limit_s`."""
-    command = command_for(WORKER, tree=side.tree, harness=side.tree if side.own_bench else ROOT, python=side.python)
+    command = command_for(WORKER, tree=side.tree, python=side.python)
     # Not in the interpreter's mode: an interpreted kernel has no time.  Hash seeds differ between processes on purpose
     path = {"PYTHONPATH": side.import_path} if side.within else {}
     with Child(command, environment_without("TRITON_INTERPRET", "PYTHONHASHSEED") | path) as child:

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from rooflab.bench.ab.pairs import fault_of
-from rooflab.bench.ab.run import Result, difference, one_activity, several_methods
+from rooflab.bench.ab.run import AbResult, difference, one_activity, several_methods
 from rooflab.bench.ab.sides import SIDES, Reading, SideName
 from rooflab.bench.ab.verdict import (
     BOUNDED_PAIRS,
-    EXIT_ORDER,
     EXIT_STATUS,
     Evidence,
     Outcome,
@@ -29,6 +28,7 @@ from rooflab.bench.ab.verdict import (
     load_floors,
     wants_confirmation,
 )
+from rooflab.bench.calls.statuses import ExitStatus
 from rooflab.bench.records.files import read, write
 from rooflab.bench.records.record import (
     NOT_RUN,
@@ -117,7 +117,7 @@ def _evidence_of(
         if (fault := _fault(record, label)) is not None
     ]
     # The worst fault: if one side broke, the other side was not measured.
-    broken = min(faults, key=lambda fault: EXIT_ORDER.index(EXIT_STATUS[fault[0]]), default=None)
+    broken = min(faults, key=lambda fault: list(ExitStatus).index(EXIT_STATUS[fault[0]]), default=None)
     broken = broken or _differ(first, second)
     if broken is not None:
         return Evidence(key, broken=broken)
@@ -260,7 +260,7 @@ _STATUS: dict[str, Status] = {
 }
 
 
-def save(result: Result, folder: Path) -> list[Path]:
+def save(result: AbResult, folder: Path) -> list[Path]:
     """Writes `<run>.jsonl` with the verdicts, and `<run>-A.jsonl` and `<run>-B.jsonl` with every process' readings.
 
     `rooflab ab --records <run>-A.jsonl --records <run>-B.jsonl` judges these readings again.
@@ -273,7 +273,7 @@ def save(result: Result, folder: Path) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-def _verdict(result: Result, outcome: Outcome, run_id: str) -> Record:
+def _verdict(result: AbResult, outcome: Outcome, run_id: str) -> Record:
     a, b = result.comparison.a, result.comparison.b
     baseline = a.targets.get(outcome.key)
     pairs = (*outcome.evidence.first, *outcome.evidence.second) if outcome.evidence else ()
@@ -308,7 +308,7 @@ def _verdict(result: Result, outcome: Outcome, run_id: str) -> Record:
     )
 
 
-def _readings(result: Result, side: SideName, run_id: str) -> Iterator[Record]:
+def _readings(result: AbResult, side: SideName, run_id: str) -> Iterator[Record]:
     """One bench record for each process and kernel; a process is a run.
 
     A kernel that was not measured has a record too; otherwise a later judge of the files would not know of it.
@@ -347,14 +347,14 @@ def _readings(result: Result, side: SideName, run_id: str) -> Iterator[Record]:
         )
 
 
-def _not_measured(result: Result, side: SideName, key: str) -> Reading:
+def _not_measured(result: AbResult, side: SideName, key: str) -> Reading:
     """The reading of a kernel that no process has timed: its check, or the reason why there was nothing to time."""
     outcome = next((found for found in result.outcomes if found.key == key), None)
     reason = outcome.reason if outcome else result.left_out.get(key, "")
     return result.checks.get((side, key)) or Reading("INVALID", f"not measured: {reason}")
 
 
-def _names(result: Result, side: SideName, key: str) -> dict[str, Any]:
+def _names(result: AbResult, side: SideName, key: str) -> dict[str, Any]:
     targets = result.comparison.side(side).targets
     target = targets.get(key) or result.comparison.a.targets.get(key)
     device = cast(DeviceType, result.settings.device.split(":")[0])

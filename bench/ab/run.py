@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rooflab.bench.ab.pairs import Batch, Runner, run_pairs
+from rooflab.bench.ab.pairs import Batch, JobRunner, run_pairs
 from rooflab.bench.ab.sides import SIDES, Comparison, Reading, SideName
 from rooflab.bench.ab.verdict import (
     BOUNDED_PAIRS,
@@ -26,7 +26,7 @@ SAME_HARDWARE = ("machine_key", "cpu", "cores", "threads")
 
 
 @dataclass(frozen=True)
-class Settings:
+class AbSettings:
     """How long to measure, and how to judge."""
 
     rules: Rules = field(default_factory=Rules)
@@ -49,11 +49,11 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Result:
+class AbResult:
     """The result of a run."""
 
     comparison: Comparison
-    settings: Settings
+    settings: AbSettings
     outcomes: tuple[Outcome, ...]
     environments: Mapping[str, Mapping[str, Any]]
     """The environment of each side."""
@@ -70,20 +70,20 @@ class Result:
 
 def run(
     comparison: Comparison,
-    settings: Settings,
+    settings: AbSettings,
     done: Callable[[str], None] = lambda text: None,
     floors: Mapping[str, float] | None = None,
     *,
     checked: bool = False,
     by_activity: bool = True,
-) -> Result:
+) -> AbResult:
     """Runs and judges `comparison`.  A fault of a kernel raises no exception: it becomes a verdict.
 
     `floors` are noise floors by comparison; without them, the run uses this machine's remembered floors.  `checked`
     says that an earlier run has checked this very code and judged its timed outputs, so that this run only measures.
     Without `by_activity`, only the times are judged, even if both sides ran the same device code.
     """
-    runner = Runner(comparison, settings.device, settings.seed, settings.kernel_s, settings.timer)
+    runner = JobRunner(comparison, settings.device, settings.seed, settings.kernel_s, settings.timer)
     runner.judged |= set(SIDES) if checked else set()
     began = time.monotonic()
     missing = {key: reason for key in comparison.keys if (reason := comparison.missing(key)) is not None}
@@ -110,7 +110,7 @@ def run(
     second = measured(called, settings.seed + 1)
     known = load_floors(str(runner.environments.get("B", {}).get("machine_key", ""))) if floors is None else floors
     evidence = [_evidence(key, broken, first, second, by_activity, _floor(comparison, key, known)) for key in keys]
-    return Result(
+    return AbResult(
         comparison=comparison,
         settings=settings,
         outcomes=tuple(judge(evidence, settings.rules)),
@@ -125,7 +125,7 @@ def run(
 
 
 def _failed_checks(
-    runner: Runner, keys: Sequence[str], done: Callable[[str], None]
+    runner: JobRunner, keys: Sequence[str], done: Callable[[str], None]
 ) -> dict[tuple[SideName, str], Reading]:
     """The checks that did not end with OK, by side and comparison; a check without an answer is one of them."""
     failed: dict[tuple[SideName, str], Reading] = {}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rooflab.bench.ab.run import Result, Settings, run
+from rooflab.bench.ab.run import AbResult, AbSettings, run
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
 from rooflab.bench.ab.verdict import Outcome, effects_of, floor_of, remember_floors
 from rooflab.bench.records.environment import file_state, git_state
@@ -35,9 +35,9 @@ QUIET = 0.25
 class SelfTest:
     """The result of the self-test."""
 
-    repeats: tuple[Result, ...]
+    repeats: tuple[AbResult, ...]
     """The A/A runs."""
-    injected: Result
+    injected: AbResult
     slow_down: float
     floors: Mapping[str, float | None]
     """Noise floors by comparison, from these A/A runs alone."""
@@ -73,7 +73,7 @@ class SelfTest:
 
 def self_test(
     pairs: Sequence[tuple[str, str]],
-    settings: Settings,
+    settings: AbSettings,
     suite: str,
     scheme: str,
     *,

@@ -88,8 +88,6 @@ class Side:
     """The tree of a repository that is not Rooflab's, of which the kernels are: those that `files` register, if any."""
     import_path: str = ""
     """For such a tree, PYTHONPATH."""
-    own_bench: bool = False
-    """Whether the tree's own `bench` and `engine` measure this side, instead of those of the running program."""
 
 
 @dataclass(frozen=True)
@@ -251,11 +249,11 @@ def two_trees(a: Side, b: Side, listed: Listed, wanted: Wanted) -> tuple[Compari
     targets: tuple[dict[str, Target], dict[str, Target]] = ({}, {})
     notes = []
     for op in wanted.ops or sorted({*listed[0], *listed[1]}):
-        sides = [found.get(op, {"kernels": {}, "cases": [], "schemes": []}) for found in listed]
+        sides = [
+            found.get(op, {"kernels": {}, "cases": [], "largest": [], "taken": [], "schemes": []}) for found in listed
+        ]
         names = [name for name in {**sides[0]["kernels"], **sides[1]["kernels"]} if _is_wanted(name, wanted)]
-        # An older `bench` of a tree itself does not say which cases are the largest.
-        most = sides[0].get("largest", sides[0]["cases"][-1:])
-        cases = wanted.cases_of(sides[0]["cases"], most, sides[0].get("taken", wanted.cases))
+        cases = wanted.cases_of(sides[0]["cases"], sides[0]["largest"], sides[0]["taken"])
         schemes = wanted.schemes_of(sides[0]["schemes"])
         lack = "" if op not in listed[0] else _lack(wanted, names, cases, schemes)
         if lack:
@@ -272,7 +270,7 @@ def two_trees(a: Side, b: Side, listed: Listed, wanted: Wanted) -> tuple[Compari
                 for scheme in schemes:
                     target = Target(op, name, case, scheme)
                     targets[0][target.id] = target
-                    known = case in (*sides[1]["cases"], *sides[1].get("taken", wanted.cases))
+                    known = case in (*sides[1]["cases"], *sides[1]["taken"])
                     if name in sides[1]["kernels"] and scheme in sides[1]["schemes"] and known:
                         targets[1][target.id] = target
     return Comparison(replace(a, targets=targets[0]), replace(b, targets=targets[1]), tuple(targets[0])), notes

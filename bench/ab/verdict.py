@@ -24,7 +24,8 @@ from statistics import median
 
 import numpy as np
 
-from rooflab.bench.ab.estimate import ALPHA, Estimate, adjusted, estimate, p_above
+from rooflab.bench.ab.estimate import ALPHA, Effect, adjusted, estimate, p_above
+from rooflab.bench.calls.statuses import ExitStatus
 from rooflab.bench.records.record import Verdict
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder
@@ -37,24 +38,20 @@ SUITE_PAIRS = 12
 """Least pairs if several kernels are judged at once: with fewer, no p-value is small enough for 100 kernels."""
 BOUNDED_PAIRS = 5
 """Least pairs that have a one-sided 95% bound: 2**-5 is the first power of 1/2 below 5%."""
-EXIT_STATUS: dict[Verdict, int] = {
-    "INCORRECT": 11,
-    "FAILED": 11,
-    "INVALID": 13,
-    "MISSING": 13,
-    "SLOWER": 10,
-    "UNRESOLVED": 0,
-    "SAME": 0,
-    "FASTER": 0,
+EXIT_STATUS: dict[Verdict, ExitStatus] = {
+    "INCORRECT": ExitStatus.INCORRECT,
+    "FAILED": ExitStatus.INCORRECT,
+    "INVALID": ExitStatus.INVALID,
+    "MISSING": ExitStatus.INVALID,
+    "SLOWER": ExitStatus.SLOWER,
+    "UNRESOLVED": ExitStatus.DONE,
+    "SAME": ExitStatus.DONE,
+    "FASTER": ExitStatus.DONE,
 }
-EXIT_UNRESOLVED = 12
-"""Exit status of an UNRESOLVED under `--strict`."""
 UNSEEN = 3.0
 """An UNRESOLVED passes only if an effect of this many thresholds could have been seen."""
 BEYOND_DRIFT = 10.0
 """Sides that were not measured in turn decide only where the effect's bound is this many drifts of the machine."""
-EXIT_ORDER = (11, 13, 10, 12)
-"""If several statuses apply, the first in this order is returned."""
 
 
 @dataclass(frozen=True)
@@ -141,17 +138,16 @@ def judge(evidence: Sequence[Evidence], rules: Rules) -> list[Outcome]:
     return [_outcome(item, rules, p_values.get(item.key, [1.0, 1.0]), several) for item in evidence]
 
 
-def exit_status(outcomes: Sequence[Outcome], strict: bool = False) -> int:
+def exit_status(outcomes: Sequence[Outcome], strict: bool = False) -> ExitStatus:
     """The exit status of a run; a run without outcomes has the status of INVALID."""
-    found = {status_of(outcome, strict) for outcome in outcomes} or {EXIT_STATUS["INVALID"]}
-    return next((status for status in EXIT_ORDER if status in found), 0)
+    return ExitStatus.first({status_of(outcome, strict) for outcome in outcomes} or {ExitStatus.INVALID})
 
 
-def status_of(outcome: Outcome, strict: bool) -> int:
+def status_of(outcome: Outcome, strict: bool) -> ExitStatus:
     """The exit status of one outcome."""
     if outcome.unseen:
-        return EXIT_STATUS["INVALID"]
-    return EXIT_UNRESOLVED if strict and outcome.verdict == "UNRESOLVED" else EXIT_STATUS[outcome.verdict]
+        return ExitStatus.INVALID
+    return ExitStatus.UNDECIDED if strict and outcome.verdict == "UNRESOLVED" else EXIT_STATUS[outcome.verdict]
 
 
 def _called(pairs: Sequence[tuple[float, float]], rules: Rules) -> Verdict | None:
@@ -164,7 +160,7 @@ def _called(pairs: Sequence[tuple[float, float]], rules: Rules) -> Verdict | Non
     return "FASTER" if effect.high < -margin else None
 
 
-def _estimate(pairs: Sequence[tuple[float, float]], rules: Rules) -> tuple[Estimate, float]:
+def _estimate(pairs: Sequence[tuple[float, float]], rules: Rules) -> tuple[Effect, float]:
     """The effect of B over A, and the margin beyond which it counts."""
     return estimate(_effects(pairs)), rules.margin(median(a for a, _ in pairs))
 
@@ -225,7 +221,7 @@ def _ratio(log: float) -> float | None:
 
 
 def _verdict(
-    item: Evidence, rules: Rules, effect: Estimate, margin: float, p_values: Sequence[float]
+    item: Evidence, rules: Rules, effect: Effect, margin: float, p_values: Sequence[float]
 ) -> tuple[Verdict, str]:
     """The verdict on measured pairs, and the reason if it is UNRESOLVED."""
     called = _called(item.first, rules)
@@ -285,7 +281,7 @@ def remember_floors(machine_key: str, outcomes: Sequence[Outcome]) -> None:
         effects = effects_of(outcome)
         if effects is not None:
             known[outcome.key] = [*known.get(outcome.key, []), effects][-KEPT:]
-    write_whole(_floors_file(machine_key), json.dumps(known, indent=1))
+    write_whole(_floors_file(machine_key), json.dumps(known, indent=1, allow_nan=False))
 
 
 def _floors_file(machine_key: str) -> Path:

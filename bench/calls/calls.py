@@ -95,7 +95,11 @@ def input_bytes(inputs: Inputs) -> int:
 
 
 def free_bytes(device: torch.device) -> float:
-    """Bytes of free memory on `device`, including memory that torch reserves and that no tensor uses."""
+    """Bytes of free memory on `device`, including memory that torch reserves and that no tensor uses.
+
+    The engine's `free_bytes` makes torch give that memory back first, which beside a timing would cost time; that of
+    `check/data.py` is a process's part, where every core has one.
+    """
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return float(torch.cuda.mem_get_info(device)[0] + cached)
@@ -127,10 +131,9 @@ def packed(prepare: Callable[..., Any], weight: str, inputs: Mapping[str, Any]) 
 
 def planned(kernel: Kernel, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """`arguments`, with a new plan where the kernel plans; of float tensors the planner sees only the shape."""
-    plan_of = getattr(kernel, "plan_of", None)  # missing on an A/B's older side, whose kernels plan in their calls
-    if plan_of is None or kernel.plan is None:
+    if kernel.plan is None:
         return dict(arguments)
-    return {**arguments, "plan": plan_of({name: _shape_alone(value) for name, value in arguments.items()})}
+    return {**arguments, "plan": kernel.plan_of({name: _shape_alone(value) for name, value in arguments.items()})}
 
 
 def _shape_alone(value: Any) -> Any:
@@ -148,7 +151,7 @@ def output_names(spec: OpSpec, oracle: Outputs) -> tuple[str, ...]:
 def output_dtypes(spec: OpSpec, oracle: Outputs, scheme: Scheme) -> list[torch.dtype]:
     """The dtype of each output: for a float oracle the scheme's output dtype unless the op says otherwise, for an
     integer oracle the oracle's own dtype."""
-    own = getattr(spec, "output_dtypes", {})
+    own = spec.output_dtypes
     named = zip(output_names(spec, oracle), oracle, strict=True)
     found = [own.get(name, scheme.output) if out.dtype.is_floating_point else out.dtype for name, out in named]
     return [scheme.activation if dtype == "activation" else dtype for dtype in found]

@@ -14,6 +14,7 @@ from typing import Any
 from rooflab.engine.model_files import check_model
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
+from rooflab.roofline.names import values_by_name
 
 OTHER_SOURCES = ("base", "compare", "good", "records")
 """Options with which ops and kernels are those of other revisions or of records."""
@@ -71,13 +72,7 @@ def _check(option: str, op: str, kernel: str | None = None) -> None:
 
 def parse_swaps(texts: Sequence[str]) -> dict[str, str]:
     """`OP=KERNEL` texts as a mapping.  Raises `ValueError` on another form, or if an op comes twice."""
-    swaps: dict[str, str] = {}
-    for text in texts:
-        op, separator, kernel = text.partition("=")
-        if not (op and separator and kernel) or op in swaps:
-            raise ValueError(f"swap: expected OP=KERNEL, each op once, got {text!r}")
-        swaps[op] = kernel
-    return swaps
+    return values_by_name(texts, "swap: expected OP=KERNEL, each op once", lambda op, kernel: kernel)
 
 
 def interpret_without_gpu() -> None:

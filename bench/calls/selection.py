@@ -106,7 +106,7 @@ def file_of(kernel: Kernel) -> Path | None:
     """The file that registers a kernel, or that of its code; None for a kernel of the tree."""
     code = inspect.unwrap(kernel.fn)
     code = code if inspect.isroutine(code) else type(code)  # an object that is called has the file of its class
-    path = getattr(kernel, "file", None) or Path(inspect.getfile(code)).resolve()
+    path = kernel.file or Path(inspect.getfile(code)).resolve()
     own = Path(registry.__file__).resolve().parent
     return None if path.is_relative_to(own) else path
 

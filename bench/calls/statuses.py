@@ -1,7 +1,25 @@
-"""Exit statuses of the commands; if several apply, the first.  Those of an A/B are in `rooflab.bench.ab`."""
+"""Exit statuses of the commands."""
 
 from __future__ import annotations
 
-EXIT_INCORRECT, EXIT_INVALID, EXIT_UNDECIDED, EXIT_USAGE, EXIT_INTERRUPTED = 11, 13, 12, 2, 130
-EXIT_BROKEN = 14
-"""A kernel has broken the CUDA context: a fresh process must do the rest."""
+from collections.abc import Collection
+from enum import IntEnum
+
+
+class ExitStatus(IntEnum):
+    """How a command ends; if several apply, the first in this order."""
+
+    USAGE = 2
+    INTERRUPTED = 130
+    BROKEN = 14
+    """A kernel has broken the CUDA context: a fresh process must do the rest."""
+    INCORRECT = 11
+    INVALID = 13
+    SLOWER = 10
+    UNDECIDED = 12
+    DONE = 0
+
+    @classmethod
+    def first(cls, found: Collection[int]) -> ExitStatus:
+        """The first of these that applies."""
+        return next((status for status in cls if status in found), cls.DONE)

@@ -15,7 +15,14 @@ import torch
 
 from rooflab.bench.ceilings.cpu import measure_cpu
 from rooflab.bench.ceilings.microkernels.microkernel import HERE
-from rooflab.bench.ceilings.readings import Reading, assemble, better, larger, with_stand_ins, without_stand_ins
+from rooflab.bench.ceilings.readings import (
+    MicrokernelReading,
+    assemble,
+    better,
+    larger,
+    with_stand_ins,
+    without_stand_ins,
+)
 from rooflab.bench.records.environment import Environment, snapshot
 from rooflab.bench.records.record import now
 from rooflab.bench.timing.clocks import SET_BY_USER
@@ -64,7 +71,7 @@ def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
     return replace(limits, launch_floor_s=0.0, l2_bytes_per_s=limits.l2_bytes_per_s or ceilings.l2_bytes_per_s)
 
 
-def kept_ceilings(device: torch.device) -> tuple[Kept | None, str]:
+def kept_ceilings(device: torch.device) -> tuple[KeptCeilings | None, str]:
     """The ceilings measured on this GPU that are still valid; else None and the reason."""
     return find(_environment(device.index or 0))
 
@@ -80,7 +87,7 @@ def cuda_ceilings(
     refresh: bool = False,
     budget_s: float = CUDA_BUDGET_S,
     advance: Callable[[str], None] = lambda limit: None,
-) -> Kept:
+) -> KeptCeilings:
     """The measured ceilings of this GPU, cached; measured again with `refresh` or where the environment changed.
 
     A measurement that yields no ceilings does not replace valid cached ones; `reason` of the result then says so.
@@ -99,7 +106,7 @@ def cuda_ceilings(
 
 def _measured(
     device: torch.device, environment: Environment, budget_s: float, advance: Callable[[str], None]
-) -> list[Reading]:
+) -> list[MicrokernelReading]:
     from rooflab.bench.ceilings.cuda import measure_cuda
 
     check_writable("ROOFLAB_CACHE", cache_folder())
@@ -113,7 +120,7 @@ def _measured(
     )
 
 
-def _assembled(readings: Sequence[Reading], device: torch.device) -> tuple[Ceilings | None, str]:
+def _assembled(readings: Sequence[MicrokernelReading], device: torch.device) -> tuple[Ceilings | None, str]:
     name = torch.cuda.get_device_name(device)
     known = identify(name)
     major, minor = torch.cuda.get_device_capability(device)
@@ -206,7 +213,7 @@ def _load(path: Path, environment: Environment) -> Ceilings | None:
 def _save(path: Path, environment: Environment, measured: Ceilings) -> None:
     if not measured.noise:
         found = {"environment": environment.to_dict(), "ceilings": asdict(measured)}
-        write_whole(path, json.dumps(found, indent=1))
+        write_whole(path, json.dumps(found, indent=1, allow_nan=False))
         return
     from rooflab.bench import show  # draws on the terminal
 
@@ -215,7 +222,7 @@ def _save(path: Path, environment: Environment, measured: Ceilings) -> None:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptCeilings:
     """One card's measured ceilings, in the cache folder with the environment in which they were measured.
 
     Ceilings from another driver, power limit, maximum clock or version of the microkernels are not used, and the reason
@@ -227,7 +234,7 @@ class Kept:
     ceilings: Ceilings | None
     """None where too few limits could be measured; `reason` says which are missing."""
     reason: str
-    readings: tuple[Reading, ...]
+    readings: tuple[MicrokernelReading, ...]
     environment: Mapping[str, Any]
     """`Environment.to_dict()` when it was measured."""
     made: str
@@ -258,7 +265,7 @@ def file_of(environment: Environment, folder: Path | None = None) -> Path:
     return (folder or cache_folder()) / "ceilings" / f"{environment.machine_key}.cuda-{card}.json"
 
 
-def find(environment: Environment, folder: Path | None = None) -> tuple[Kept | None, str]:
+def find(environment: Environment, folder: Path | None = None) -> tuple[KeptCeilings | None, str]:
     """The cached ceilings of this card for this environment; else None and the reason."""
     if environment.gpu is None:
         return None, "there is no GPU"
@@ -278,28 +285,30 @@ def find(environment: Environment, folder: Path | None = None) -> tuple[Kept | N
     return kept, ""
 
 
-def _kept(values: Mapping[str, Any]) -> Kept:
+def _kept(values: Mapping[str, Any]) -> KeptCeilings:
     found = values["ceilings"]
-    readings = tuple(Reading.from_dict(reading) for reading in values["readings"])
-    return Kept(**{**values, "ceilings": None if found is None else Ceilings(**found), "readings": readings})
+    readings = tuple(MicrokernelReading.from_dict(reading) for reading in values["readings"])
+    return KeptCeilings(**{**values, "ceilings": None if found is None else Ceilings(**found), "readings": readings})
 
 
-def made_now(environment: Environment, readings: Sequence[Reading], ceilings: Ceilings | None, reason: str) -> Kept:
+def made_now(
+    environment: Environment, readings: Sequence[MicrokernelReading], ceilings: Ceilings | None, reason: str
+) -> KeptCeilings:
     """The ceilings measured now, not written to the cache."""
-    return Kept(ceilings, reason, tuple(readings), environment.to_dict(), now(), microkernels_hash())
+    return KeptCeilings(ceilings, reason, tuple(readings), environment.to_dict(), now(), microkernels_hash())
 
 
 def keep(
     environment: Environment,
-    readings: Sequence[Reading],
+    readings: Sequence[MicrokernelReading],
     ceilings: Ceilings | None,
     reason: str,
     folder: Path | None = None,
-) -> Kept:
+) -> KeptCeilings:
     """Caches the ceilings measured now."""
     kept = made_now(environment, readings, ceilings, reason)
     readings_json = [reading.to_dict() for reading in readings]
     ceilings_json = None if ceilings is None else asdict(ceilings)
     values = vars(kept) | {"ceilings": ceilings_json, "readings": readings_json}
-    write_whole(file_of(environment, folder), json.dumps(values, indent=1))
+    write_whole(file_of(environment, folder), json.dumps(values, indent=1, allow_nan=False))
     return kept

@@ -16,8 +16,8 @@ import torch
 
 from rooflab.bench.calls.calls import free_bytes
 from rooflab.bench.ceilings.microkernels import arithmetic, floors, memory, mma_sync, wgmma
-from rooflab.bench.ceilings.microkernels.microkernel import Card, Group, Groups, Load, Microkernel
-from rooflab.bench.ceilings.readings import Reading, rate_of
+from rooflab.bench.ceilings.microkernels.microkernel import Card, Groups, Load, Microkernel, MicrokernelGroup
+from rooflab.bench.ceilings.readings import MicrokernelReading, rate_of
 from rooflab.bench.records.record import Status
 from rooflab.bench.timing.clocks import ClockWatch
 from rooflab.bench.timing.cuda import first_line
@@ -62,16 +62,18 @@ def measure_cuda(
     load: Load = _cuda.load,
     time: Timer | None = None,
     timers: tuple[str, ...] = TIMERS["cuda"],
-) -> list[Reading]:
+) -> list[MicrokernelReading]:
     """All readings, in about `budget_s` seconds beside compiling and checking.
 
     `limits` are the rates that the card cannot exceed, at its highest clock.  `advance` is called once a limit.  Raises
     `ValueError` where CuPy is not installed.
     """
-    run = _Run(time or partial(time_functions, device=device, min_samples=3), budget_s / GROUPS_OF_HOPPER, limits, uuid)
-    readings: list[Reading] = []
+    run = _ShapeRun(
+        time or partial(time_functions, device=device, min_samples=3), budget_s / GROUPS_OF_HOPPER, limits, uuid
+    )
+    readings: list[MicrokernelReading] = []
     for group in _groups(card or card_of(device), load):
-        if isinstance(group, Reading):
+        if isinstance(group, MicrokernelReading):
             readings.append(group)
             continue
         advance(group.limit)
@@ -99,7 +101,7 @@ def compile_microkernels() -> int:
     return len(set(sources))
 
 
-def _groups(card: Card, load: Load) -> Iterator[Group | Reading]:
+def _groups(card: Card, load: Load) -> Iterator[MicrokernelGroup | MicrokernelReading]:
     """Every module's groups; where a group could not be made, a reading with the reason."""
     for module in MODULES:
         groups: Groups = module.groups(card, load)
@@ -111,18 +113,18 @@ def _groups(card: Card, load: Load) -> Iterator[Group | Reading]:
             yield _unmade(module.__name__, "RUNTIME_ERROR", error)
 
 
-def _unmade(module: str, status: Status, error: BaseException) -> Reading:
-    return Reading(module.rpartition(".")[2], "op", {}, status, first_line(error))
+def _unmade(module: str, status: Status, error: BaseException) -> MicrokernelReading:
+    return MicrokernelReading(module.rpartition(".")[2], "op", {}, status, first_line(error))
 
 
 @dataclass
-class _Run:
+class _ShapeRun:
     _time: Timer
     _share_s: float
     _limits: Ceilings | None
     _uuid: str | None
 
-    def group(self, group: Group) -> list[Reading]:
+    def group(self, group: MicrokernelGroup) -> list[MicrokernelReading]:
         """Every launch shape of one limit: those that are right are timed, whole and half, against each other."""
         failed, usable = [], []
         for kernel in group.kernels:
@@ -149,7 +151,7 @@ class _Run:
             for index, kernel in enumerate(usable)
         ]
 
-    def floors(self, load: Load, timers: tuple[str, ...]) -> list[Reading]:
+    def floors(self, load: Load, timers: tuple[str, ...]) -> list[MicrokernelReading]:
         """The time of an empty kernel by each timing method."""
         readings = []
         for timer in timers:
@@ -196,7 +198,7 @@ class _Run:
 
     def _judged(
         self, kernel: Microkernel, repeats: int, whole: Samples, half: Samples, clocks: Mapping[str, Any] | None
-    ) -> Reading:
+    ) -> MicrokernelReading:
         try:
             clock_hz = kernel.clock_hz()
         except RuntimeError as error:  # of a launch before it, which is reported where the device is next waited for
@@ -209,7 +211,7 @@ class _Run:
         reason = whole.fault or self._implausible(read, half)
         return replace(read, status="INVALID", reason=reason) if reason else read
 
-    def _implausible(self, read: Reading, half: Samples) -> str:
+    def _implausible(self, read: MicrokernelReading, half: Samples) -> str:
         throttled = (read.clocks or {}).get("throttled")
         if throttled:
             return f"the card was throttled ({', '.join(throttled)})"
@@ -222,11 +224,13 @@ class _Run:
         return ""
 
 
-def _reading(kernel: Microkernel, status: Status, reason: str) -> Reading:
-    return Reading(kernel.limit, kernel.unit, kernel.config, status, reason, kernel.dtype)
+def _reading(kernel: Microkernel, status: Status, reason: str) -> MicrokernelReading:
+    return MicrokernelReading(kernel.limit, kernel.unit, kernel.config, status, reason, kernel.dtype)
 
 
-def _with_samples(read: Reading, samples: Samples, work: float, clock_hz: float | None) -> Reading:
+def _with_samples(
+    read: MicrokernelReading, samples: Samples, work: float, clock_hz: float | None
+) -> MicrokernelReading:
     return replace(
         read, work=work, seconds=samples.seconds, timer=samples.method, l2_state=samples.l2_state, clock_hz=clock_hz
     )

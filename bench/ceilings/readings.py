@@ -23,7 +23,7 @@ NO_CPU_UNIT = ("fp8_e4m3", "tf32")
 
 
 @dataclass(frozen=True)
-class Reading:
+class MicrokernelReading:
     """One microkernel in one launch shape, timed."""
 
     limit: str
@@ -68,14 +68,14 @@ class Reading:
         return values | {"config": dict(self.config), "seconds": pack_samples(self.seconds)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Reading:
+    def from_dict(cls, values: Mapping[str, Any]) -> MicrokernelReading:
         """The inverse of `to_dict`.  Raises `ValueError` or `TypeError` on anything else."""
         return cls(**{**values, "seconds": tuple(unpack_samples(values["seconds"]))})
 
 
-def best_of(readings: Iterable[Reading]) -> dict[str, Reading]:
+def best_of(readings: Iterable[MicrokernelReading]) -> dict[str, MicrokernelReading]:
     """The fastest reading of each limit, else a failed one, in order of first appearance."""
-    best: dict[str, Reading] = {}
+    best: dict[str, MicrokernelReading] = {}
     for reading in readings:
         known = best.setdefault(reading.limit, reading)
         if (reading.rate_per_s or 0.0) > (known.rate_per_s or 0.0):
@@ -83,17 +83,17 @@ def best_of(readings: Iterable[Reading]) -> dict[str, Reading]:
     return best
 
 
-def better(kept: Sequence[Reading], again: Sequence[Reading]) -> list[Reading]:
+def better(kept: Sequence[MicrokernelReading], again: Sequence[MicrokernelReading]) -> list[MicrokernelReading]:
     """For each limit, the readings of the measurement with the higher rate or the lower launch floor."""
-    found: list[Reading] = []
+    found: list[MicrokernelReading] = []
     for limit in dict.fromkeys(reading.limit for reading in (*kept, *again)):
         sides = [[reading for reading in side if reading.limit == limit] for side in (again, kept)]
-        best: list[Reading] = max(sides, key=_merit)
+        best: list[MicrokernelReading] = max(sides, key=_merit)
         found += best
     return found
 
 
-def _merit(readings: Sequence[Reading]) -> float:
+def _merit(readings: Sequence[MicrokernelReading]) -> float:
     rates = [reading.rate_per_s for reading in readings]
     floors = [reading.floor_s for reading in readings]
     found = [rate for rate in rates if rate] + [1 / floor for floor in floors if floor]
@@ -113,7 +113,7 @@ def rate_of(ceilings: Ceilings | None, limit: str, dtype: str | None) -> float |
     return ceilings.vector_flops_per_s if limit == "fma" else ceilings.sfu_ops_per_s
 
 
-def assemble(readings: Sequence[Reading], device: str, sm: int) -> tuple[Ceilings | None, str]:
+def assemble(readings: Sequence[MicrokernelReading], device: str, sm: int) -> tuple[Ceilings | None, str]:
     """The ceilings computed from the readings, or None with the missing limits.
 
     A rate is the best of its microkernels: for HBM over its four accesses, for a dtype over its instructions and the
@@ -188,7 +188,7 @@ UNITS: Mapping[Unit, tuple[str, float]] = {
 COLUMNS = ("limit", "measured", "datasheet", "at_clock", "unit", "reached", "clock_ghz", "how", "status", "reason")
 
 
-def card_rows(readings: Sequence[Reading], device: Device | None) -> list[dict[str, Any]]:
+def card_rows(readings: Sequence[MicrokernelReading], device: Device | None) -> list[dict[str, Any]]:
     """A row for each limit of a GPU: its best reading, and the data sheet's value, None where there is no value.
 
     `at_clock` is the data sheet's value at the SM clock held during this reading; memory has its own clock.
@@ -198,7 +198,7 @@ def card_rows(readings: Sequence[Reading], device: Device | None) -> list[dict[s
     return [_card_row(reading, device) for reading in best_of(readings).values()]
 
 
-def _card_row(reading: Reading, device: Device | None) -> dict[str, Any]:
+def _card_row(reading: MicrokernelReading, device: Device | None) -> dict[str, Any]:
     unit, scale = UNITS[reading.unit]
     sheet = device.ceilings() if device else None
     held = None
@@ -250,13 +250,15 @@ def cpu_rows(ceilings: Ceilings) -> list[dict[str, Any]]:
 
 
 def card_records(
-    readings: Sequence[Reading], ceilings: Ceilings | None, environment: Mapping[str, Any], run_id: str
+    readings: Sequence[MicrokernelReading], ceilings: Ceilings | None, environment: Mapping[str, Any], run_id: str
 ) -> list[Record]:
     """A record for each reading, failed ones included; every one holds the ceilings that they make together."""
     return [_record(reading, ceilings, environment, run_id) for reading in readings]
 
 
-def _record(reading: Reading, ceilings: Ceilings | None, environment: Mapping[str, Any], run_id: str) -> Record:
+def _record(
+    reading: MicrokernelReading, ceilings: Ceilings | None, environment: Mapping[str, Any], run_id: str
+) -> Record:
     rate = reading.rate_per_s
     timed = bool(reading.seconds) and reading.status in ("OK", "INVALID")
     metrics = {"work": reading.work}

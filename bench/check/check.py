@@ -10,9 +10,14 @@ runs it in another one, which never has the oracle or the verdict (`outside.py`)
 5. on the same data in other arrangements of memory, with rows of stride 0, over its inputs, and with other options;
 6. on planted inputs.
 Uninitialised memory is NaN. Results are read as soon as the current stream is done, and then overwritten. Only the
-outputs may change. If a wrong result looks like a cheat, the reason names the cheat (`cheats.py`). A kernel that
-replaces a function of the checker or the timer is INVALID (`timing/tamper.py`). Code in one process can always deceive
-other code in it: there the check finds only the ways that are known.
+outputs may change. If a wrong result looks like a known fault, the reason names it (`cheats.py`). A kernel that
+replaces a function of the timer or the judge is INVALID (`timing/tamper.py`). When a kernel is timed, each round has
+fresh values, and the outputs that it leaves are judged afterwards (`measure/unseen.py`).
+
+This stands against mistakes, and against what written or generated kernels are known to do. It does not defend against
+a kernel that attacks the process around it (os._exit, atexit, replaced builtins, memory written through addresses). A
+result that is computed when it is read, or kept for values that come again within a sample, is right, but its time is
+not. What a kernel leaves to others, such as a part of L2 or variables for later processes, is not looked for.
 """
 
 from __future__ import annotations
@@ -122,11 +127,10 @@ def check_kernel(
             raise
         status, reason = "RUNTIME_ERROR", f"{check.labels[-1]}: {faulted}" if check.labels else faulted
     seen = Seen("none")
-    if status in ("OK", "INCORRECT"):
-        try:
-            seen = runner.seen()
-        except Failed as failed:  # its process ended after the last run
-            status, reason = failed.status, failed.reason
+    try:
+        seen = runner.seen() if status in ("OK", "INCORRECT") else seen
+    except Failed as failed:  # its process ended after the last run
+        status, reason = failed.status, failed.reason
     if status == "OK" and seen.races:
         status, reason = "INCORRECT", f"race: {seen.races[0]}"
     return CheckResult(

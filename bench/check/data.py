@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import psutil
 import torch
 
-from rooflab.bench.calls.calls import output_dtypes, output_names
+from rooflab.bench.calls.calls import free_bytes, output_dtypes, output_names
 from rooflab.bench.processes.child import cores
 from rooflab.reference.compare import ErrorStats, all_within, elementwise
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
 
 
 @dataclass(frozen=True)
-class Data:
+class CheckData:
     """Inputs, and their judge.  The oracle and its limits are worked out when they are first asked for."""
 
     spec: OpSpec
@@ -60,6 +59,11 @@ class Data:
             if output.dtype != form[1]:
                 return f"{name}: expected dtype {form[1]}, got {output.dtype}"
         return ""
+
+    def faults(self, outputs: Outputs, own_stream: bool = False) -> str:
+        """What is wrong with `outputs`; empty where they are right."""
+        judged = () if (misfit := self.misfit(outputs)) else self.judge(outputs, own_stream)
+        return misfit or "; ".join(stats.describe() for stats in judged if not stats.passed)
 
     def judge(self, outputs: Outputs, own_stream: bool = False) -> list[ErrorStats]:
         """One verdict per output, as from `spec.judge`; the limits, which take longer than the oracle, are kept.
@@ -105,7 +109,7 @@ class Data:
                     yield f"{name}: {label}"
 
 
-class Kept(threading.local):
+class KeptData(threading.local):
     """The data of the case that a thread has checked last: its oracle and limits are made once for all kernels.
 
     They stay as long as they fit in a part of the memory that is free, and until `forget`.
@@ -116,30 +120,26 @@ class Kept(threading.local):
 
     def __init__(self) -> None:
         self._case: tuple[Any, ...] = ()
-        self._data: dict[str, Data] = {}
+        self._data: dict[str, CheckData] = {}
         self._room = 0.0
 
-    def of(self, device: torch.device, *case: Any) -> dict[str, Data]:
+    def of(self, device: torch.device, *case: Any) -> dict[str, CheckData]:
         """What is kept of a case, by name; of another one than the last, nothing yet."""
         if (device, *case) != self._case:
             self._data = {}  # before its memory is counted
-            self._case, self._room = (device, *case), self.SHARE * free_bytes(device)
+            self._case = device, *case
+            self._room = self.SHARE * free_bytes(device) / (1 if device.type == "cuda" else cores())
         return self._data
 
     def forget(self) -> None:
         """Frees the memory, before what is checked is timed."""
         self._case, self._data = (), {}
 
-    def keep(self, name: str, data: Data) -> Data:
+    def keep(self, name: str, data: CheckData) -> CheckData:
         """Keeps the data under a name, if there is room."""
         if sum(one.bytes for one in self._data.values()) + data.bytes <= self._room:
             self._data[name] = data
         return data
-
-
-def free_bytes(device: torch.device) -> int:
-    """Of the device's memory; on a CPU, a core's part of the machine's."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available // cores()
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -9,20 +9,19 @@ from typing import NamedTuple
 import torch
 
 from rooflab.bench.check.runs import OTHERWISE
-from rooflab.reference.domain import Domain, Point, shrunk
+from rooflab.reference.domain import Domain, DomainPoint, shrunk
 from rooflab.reference.spec import Case, OpSpec, Scalar, get_scheme
 
 HOW = "otherwise"
 """The axis beside those of the case: which of `OTHERWISE` a check of it has."""
-COUNT = 60
-"""Most drawn cases of an op."""
 TRIES = 25
 """Most checks that make one failing case small."""
 
 
 class Most(NamedTuple):
-    """The most work of a drawn case."""
+    """The most drawn cases of an op, and the most work of one."""
 
+    cases: int
     elements: int
     """Elements of all inputs."""
     flops: float
@@ -32,16 +31,16 @@ class Most(NamedTuple):
     """Longest dimension of a matrix product's inputs: kernels have a CTA, or a step of a loop, for each tile of it."""
 
 
-ON_HARDWARE = Most(2**22, 2.0**28, 2**17, 2**22)
+ON_HARDWARE = Most(48, 2**22, 2.0**28, 2**17, 2**22)
 """Tens of milliseconds a call on one core of a CPU, which also computes the oracle."""
-IN_SOFTWARE = Most(2**17, 2.0**22, 40, 1024)
+IN_SOFTWARE = Most(24, 2**17, 2.0**22, 40, 1024)
 """A few seconds for a check in the emulator or in Triton's interpreter; half a minute at most.  A product over 4,771
 rows took three."""
 
 
-def drawn_points(spec: OpSpec, seed: int, most: Most) -> list[Point[Case]]:
+def drawn_points(spec: OpSpec, seed: int, most: Most) -> list[DomainPoint[Case]]:
     """Points of a cover of the op's domain and of `OTHERWISE`; empty for an op that states no domain."""
-    return list(_wider(spec.domain).cover(seed, partial(_settled, spec, most), COUNT)) if spec.domain else []
+    return list(_wider(spec.domain).cover(seed, partial(_settled, spec, most), most.cases)) if spec.domain else []
 
 
 def most_different(cases: Sequence[Case]) -> list[Case]:
@@ -64,7 +63,7 @@ def _settings(case: Case) -> set[tuple[str, Scalar]]:
     return {(name, value) for name, value in case.items() if name not in sizes}
 
 
-def smallest(spec: OpSpec, point: Point[Case], most: Most, fails: Callable[[Case], bool]) -> Case:
+def smallest(spec: OpSpec, point: DomainPoint[Case], most: Most, fails: Callable[[Case], bool]) -> Case:
     """The simplest case that still fails, found with at most `TRIES` calls of `fails`."""
     assert spec.domain is not None, "the point is one of its domain"
     return shrunk(_wider(spec.domain), point, partial(_settled, spec, most), fails, TRIES).case
@@ -91,5 +90,5 @@ def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | Non
     rows = first.numel() // (first.shape[-1] if first.ndim > 1 else 1)
     side = max(max(tensor.shape, default=0) for tensor in tensors)
     of_kind = (0, side) if cost.tensor_flops else (rows, 0)
-    work = Most(sum(tensor.numel() for tensor in tensors), cost.flops, *of_kind)
-    return case if all(found <= limit for found, limit in zip(work, most, strict=True)) else None
+    work = sum(tensor.numel() for tensor in tensors), cost.flops, *of_kind
+    return case if all(found <= limit for found, limit in zip(work, most[1:], strict=True)) else None

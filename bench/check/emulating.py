@@ -1,7 +1,6 @@
-"""Whether compiled kernels of this process run in the emulator (`ptx/`), on CPU tensors and without a GPU.
+"""Whether compiled kernels of this process run in the emulator, on CPU tensors and without a GPU.
 
-An environment variable says so, as for Triton's interpreter. The registry reads it too; the registry of an older tree
-does not know the variable and still works.
+An environment variable says so, as for Triton's interpreter. The registry reads it too.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def emulating() -> bool:
 
 @contextmanager
 def emulation() -> Iterator[None]:
-    """Sets the variable inside the `with` block; the caller redirects the launches (`emulate/emulation.py`)."""
+    """Sets the variable inside the `with` block; the caller redirects the launches (`emulate/ours.py`)."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "1"
     try:

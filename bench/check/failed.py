@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from rooflab.bench.records.record import Status
-
-if TYPE_CHECKING:
-    from rooflab.kernels._contract import Refusal  # the older side of an A/B may not have it
+from rooflab.kernels._contract import Refusal
 
 
 class Failed(Exception):
@@ -24,14 +21,14 @@ class Failed(Exception):
 
 
 def failed_by(refusal: Refusal | str) -> Failed:
-    """The `Failed` of a refusal; a kernel that raises it, or that an A/B's older side has, gives it as a text."""
+    """The `Failed` of a refusal; a kernel that raises it gives it as a text."""
     if isinstance(refusal, str):
         status, _, reason = refusal.partition(": ")
         return Failed("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", reason)
     return Failed(refusal.status, refusal.reason)
 
 
-class Refused(Exception):
+class LayoutRefused(Exception):
     """The launcher refused an arrangement in memory with a `ValueError`, as it may; `argument` is what it names."""
 
     def __init__(self, text: str):

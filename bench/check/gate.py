@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import torch
 
-from rooflab.bench.check.cheats import changes_later, lazy, still_running
+from rooflab.bench.check.cheats import changes_later
 from rooflab.bench.check.trial import wait_for_own
-from rooflab.bench.timing.tamper import restore, tampered
+from rooflab.bench.timing.tamper import tampered
 from rooflab.reference.compare import ErrorStats, elementwise
 
 HALF_EPSILONS = 4
@@ -43,7 +42,8 @@ def judge(actual: object, expected: object) -> list[ErrorStats]:
     return verdicts
 
 
-def _wrong(actual: object, expected: object) -> list[str]:
+def wrong(actual: object, expected: object) -> list[str]:
+    """What `judge` finds wrong, one sentence each."""
     try:
         return [stats.describe() for stats in judge(actual, expected) if not stats.passed]
     except ValueError as error:
@@ -99,30 +99,21 @@ def check(fn: Callable[..., Any], args: Sequence[Any], reference: Callable[..., 
     The result is read as soon as the current stream is done, and may not change afterwards.  A call on the same
     values, each shifted by one place, must be right too.
     """
-    tampering = tampered()
-    if tampering:
-        return Checked(None, None, (f"INVALID: {tampering}, before the check began",), False)
     expected = reference(*copied(args)) if reference is not None else None
+    threads = threading.active_count()
     result, interpreted = _watched(partial(fn, *copied(args)))
-    threads = still_running(fn)
-    tampering = tampered()
-    if tampering:
-        restore()
+    if tampering := tampered():
         return Checked(result, expected, (f"INVALID: {tampering}",), interpreted)
     outputs = _plain(result)
-    faults = [text for text in map(lazy, outputs) if text]
-    if faults:
-        return Checked(result, expected, tuple(faults), interpreted)
     read = tuple(output.clone() for output in outputs)
     wait_for_own(device_of(*args, result))
-    late = changes_later(outputs, read, fn, threads)
-    faults += [late] if late else []
+    late = changes_later(outputs, read) if threading.active_count() > threads else None
+    faults = [late] if late else []
     if reference is not None:
-        as_read = read if len(read) > 1 or not isinstance(result, torch.Tensor) else read[0]
-        faults += _wrong(as_read if read else result, expected)
+        faults += wrong(read or result, expected)
         if not faults:
             others = _shifted(args)
-            faults += [f"{fault}, on other values" for fault in _wrong(fn(*copied(others)), reference(*others))]
+            faults += [f"{fault}, on other values" for fault in wrong(fn(*copied(others)), reference(*others))]
     return Checked(result, expected, tuple(faults), interpreted)
 
 
@@ -165,18 +156,12 @@ def device_of(*values: Any) -> torch.device:
 
 
 def _watched(call: Callable[[], Any]) -> tuple[Any, bool]:
-    """Calls `call`; also returns whether Triton's interpreter ran, which is possible only with TRITON_INTERPRET=1."""
-    if os.environ.get("TRITON_INTERPRET", "0") != "1":
-        return call(), False
-    seen: list[bool] = []
+    """The result of `call`, and whether Triton's interpreter ran a program in it."""
 
-    def profile(frame: FrameType, event: str, argument: object) -> None:
-        if not seen and frame.f_code.co_filename.replace("\\", "/").endswith("triton/runtime/interpreter.py"):
-            seen.append(True)
+    def builder() -> Any:
+        return getattr(sys.modules.get("triton.runtime.interpreter"), "interpreter_builder", None)
 
-    before = sys.getprofile()
-    sys.setprofile(profile)
-    try:
-        return call(), bool(seen)
-    finally:
-        sys.setprofile(before)
+    if known := builder():
+        known.grid_idx = None
+    result = call()
+    return result, getattr(builder(), "grid_idx", None) is not None

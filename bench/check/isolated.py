@@ -17,7 +17,7 @@ import torch
 
 from rooflab.bench.calls.selection import default_scheme, first_taken, pick_device
 from rooflab.bench.check.check import CheckResult
-from rooflab.bench.check.spread import Asked, check_outside, processes
+from rooflab.bench.check.spread import CheckTask, check_outside, processes
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.environment import Environment, snapshot
 from rooflab.bench.records.record import Status
@@ -60,7 +60,7 @@ def first_in_own_process(
     """
     pool = processes({}, timeout_s)
     try:
-        return check_outside(Asked(kernel, case, scheme, seed, planted), pool, pick_device(device))
+        return check_outside(CheckTask(kernel, case, scheme, seed, planted), pool, pick_device(device))
     finally:
         pool.stop()
 

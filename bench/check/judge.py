@@ -12,7 +12,7 @@ import torch
 
 from rooflab.bench.check import outside
 from rooflab.bench.check.failed import known_errors
-from rooflab.bench.check.spread import ONE_THREAD, Asked, check_outside, processes
+from rooflab.bench.check.spread import ONE_THREAD, CheckTask, check_outside, processes
 from rooflab.bench.processes.child import Pool
 from rooflab.bench.processes.forked import Forked
 from rooflab.kernels import registry
@@ -40,5 +40,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     except (ValueError, ImportError, OSError) as error:
         return {"error": str(error)}
     pool = _kernels()
-    item = Asked(kernel, Case(**request["case"]), get_scheme(request["scheme"]), request["seed"], request["planted"])
+    item = CheckTask(
+        kernel, Case(**request["case"]), get_scheme(request["scheme"]), request["seed"], request["planted"]
+    )
     return asdict(check_outside(item, pool, torch.device("cpu"))) | {"case": request["case"]}

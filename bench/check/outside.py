@@ -1,7 +1,7 @@
 """A kernel in a process of its own: inputs go there and outputs come back through files in shared memory.
 
 Oracle, tolerance and verdict stay in the asking process, and are made after the answer; the child is not told the seed.
-A process that ends, hangs or answers in another form has failed; nothing that it prints counts.  In the child, `answer`
+A process that ends or hangs has failed; nothing that it prints counts.  In the child, `answer`
 serves the requests.
 """
 
@@ -10,23 +10,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
 from rooflab.bench.calls.selection import file_of
-from rooflab.bench.check.failed import Failed, Refused
-from rooflab.bench.check.trial import PLAIN, Layout, Runner, Seen, Trial
+from rooflab.bench.check.failed import Failed, LayoutRefused
+from rooflab.bench.check.trial import PLAIN, Layout, Runner, Seen
 from rooflab.bench.processes.child import Child, ChildFailed, TimedOut
 from rooflab.bench.processes.shared import Reader, Writer, shared_folder
-from rooflab.bench.records.record import Failure
 from rooflab.bench.timing import tamper
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import Inputs, OpSpec, Scheme, get_scheme
-
-FAULTS = ("UNSUPPORTED", "UNAVAILABLE", *get_args(Failure))
-"""Statuses that a child may give: never OK."""
+from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme, get_scheme
 
 
 class Outside(Runner):
@@ -36,47 +32,31 @@ class Outside(Runner):
         super().__init__(*kernel)
         self._child, self._limits = child, limits
         self._folder = shared_folder(bytes_)
-        self._writer, self._reader = Writer(self._folder.name), Reader(self._folder.name)
+        self._writer, self._reader = Writer(self._folder.name), Reader()
 
     def close(self) -> None:
         self._folder.cleanup()
 
     def begin(self) -> None:
-        tampering = tamper.tampered()  # by the import of its file
-        if tampering:
-            tamper.restore()
+        if tampering := tamper.tampered():  # by the import of its file
             raise Failed("INVALID", f"{tampering}, before the check began")
         file = file_of(self.kernel)
         words = self.spec.name, self.kernel.name, str(file) if file else None, self.scheme.name, str(self.device)
         self._ask("begin", *words)
 
-    def load(self, name: str, inputs: Inputs) -> bool:
-        return bool(self._ask("load", name, inputs))
+    def load(self, name: str, inputs: Inputs, packed_in: str | None = None) -> bool:
+        return bool(self._ask("load", name, inputs, packed_in))
 
-    def load_packed(self, name: str, inputs: Inputs, as_in: str) -> None:
-        self._ask("load_packed", name, inputs, as_in)
-
-    def run(self, name: str, layout: Layout = PLAIN) -> Trial:
+    def run(self, name: str, layout: Layout = PLAIN) -> Outputs:
         forms = tuple((shape, str(dtype).removeprefix("torch.")) for shape, dtype in layout.forms)
-        match self._ask("run", name, {**vars(layout), "forms": forms}):
-            case (tuple(read), tuple(work)) if all(isinstance(value, torch.Tensor) for value in read):
-                return Trial(read, frozenset(work))
-        raise self._bad_answer()
+        read: Outputs = self._ask("run", name, {**vars(layout), "forms": forms})
+        return read
 
-    def changes_later(self) -> str | None:
-        found = self._ask("changes_later")
-        return None if found is None else str(found)
-
-    def end(self) -> None:
-        self._ask("end")
+    def settle(self) -> None:
+        self._ask("settle")
 
     def seen(self) -> Seen:
-        if self._child.ended:
-            return Seen("none")
-        match self._ask("seen"):
-            case (str(by), tuple(races), dict() | None as bytes_):
-                return Seen(by, races, bytes_)  # type: ignore[arg-type]  # a word for the record, and no verdict
-        raise self._bad_answer()
+        return Seen("none") if self._child.ended else Seen(*self._ask("seen"))
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         """The result of a method of the child's `Runner`.  Raises as that does, and `Failed` without an answer."""
@@ -86,25 +66,16 @@ class Outside(Runner):
             raise Failed("OUT_OF_MEMORY", f"for the inputs in shared memory: {full}") from full
         try:
             reply = self._child.ask(request, *self._limits)
-            if isinstance(reply, dict) and "done" in reply:
-                return self._reader.read(reply["done"], self.device)
         except TimedOut as late:
             why = f"no answer within {late.limit_s:g} s: a loop or a barrier without an end"
             raise Failed("TIMEOUT", why) from late
         except ChildFailed as failed:
             raise Failed("RUNTIME_ERROR", str(failed)) from failed
-        except (ValueError, TypeError, LookupError, RuntimeError, AttributeError, OSError) as error:
-            raise self._bad_answer() from error
-        match reply:
-            case {"failed": [str(status), str(reason)]} if status in FAULTS:
-                raise Failed(status, reason)  # type: ignore[arg-type]  # one of them
-            case {"refused": str(text)}:
-                raise Refused(text)
-        raise self._bad_answer()
-
-    def _bad_answer(self) -> Failed:
-        self._child.stop()
-        return Failed("RUNTIME_ERROR", "its process answered in another form than the checker's")
+        if "failed" in reply:
+            raise Failed(*reply["failed"])
+        if "refused" in reply:
+            raise LayoutRefused(reply["refused"])
+        return self._reader.read(reply["done"], self.device)
 
 
 def kernel_of(op: str, name: str, file: str | None) -> Kernel:
@@ -132,7 +103,7 @@ class Serving:
             return {"done": self._writer.write(self._call(name, arguments))}
         except Failed as failed:
             return {"failed": [failed.status, failed.reason]}
-        except Refused as refused:
+        except LayoutRefused as refused:
             return {"refused": str(refused)}
 
     def _call(self, name: str, arguments: tuple[Any, ...]) -> Any:
@@ -148,8 +119,7 @@ class Serving:
         if name == "run":
             forms = tuple((torch.Size(shape), getattr(torch, dtype)) for shape, dtype in arguments[1]["forms"])
             layout = {**arguments[1], "forms": forms}
-            trial = self._runner.run(arguments[0], Layout(**layout))
-            return trial.read, sorted(trial.work)
+            return self._runner.run(arguments[0], Layout(**layout))
         result = getattr(self._runner, name)(*arguments)
         return (result.by, result.races, result.bytes) if isinstance(result, Seen) else result
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
 
-from rooflab.bench.check.cheats import ALLOCATIONS, alike, kept_answer, kept_names, never_written
-from rooflab.bench.check.data import Data, Kept
-from rooflab.bench.check.failed import Failed, Refused
+from rooflab.bench.check.cheats import alike, kept_answer, kept_names, never_written
+from rooflab.bench.check.data import CheckData, KeptData
+from rooflab.bench.check.failed import Failed, LayoutRefused
 from rooflab.bench.check.poison import Arrangement, same_bits, strides_of
-from rooflab.bench.check.trial import PLAIN, Layout, Runner, Trial, several
+from rooflab.bench.check.trial import PLAIN, Layout, Runner, several
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
@@ -40,9 +40,7 @@ OPTIONS: Mapping[str, Callable[[Any], Any]] = {
 """What becomes of an option that is a number, if an op has it and a case names it."""
 SAME, ALL = "same memory", "all planted"
 """Names of kept data; the second says that every planted set is kept."""
-KEPT = Kept()
-_profiled: set[tuple[str, int]] = set()
-"""Kernels, by name and function, whose work on a GPU this process has already compared."""
+KEPT = KeptData()
 
 
 @dataclass
@@ -60,7 +58,7 @@ class Check:
     weak: list[str] = field(default_factory=list)
     answers: list[tuple[str, Outputs]] = field(default_factory=list)
     """The outputs of the first calls, with their labels."""
-    right: Data | None = None
+    right: CheckData | None = None
     """The data of the first run; None until the kernel was right on it."""
     packed: set[str] = field(default_factory=set)
     """Names of the data for which the kernel packed its weight."""
@@ -77,7 +75,7 @@ class Check:
         first = self._made("first", seed)
         with _threads_for(first.inputs):
             self._load(first)
-            other = self._on_two_sets_of_data(first, planted is True)
+            other = self._on_two_sets_of_data(first)
             self.beyond = True
             if planted is True:
                 for kind in OTHERWISE:
@@ -86,9 +84,9 @@ class Check:
             elif planted:
                 self._otherwise(planted, first, other)
                 self._on_planted_data(first, _one_of(self._planted(), seed))
-            self.runner.end()
+            self.runner.settle()
 
-    def _otherwise(self, kind: Otherwise, first: Data, other: Data) -> None:
+    def _otherwise(self, kind: Otherwise, first: CheckData, other: CheckData) -> None:
         """The drawn data in other memory or with other options."""
         match kind:
             case "expanded":
@@ -100,7 +98,7 @@ class Check:
             case _:
                 self._arranged(other, kind)
 
-    def _on_planted_data(self, first: Data, sets: Iterable[tuple[str, Data]]) -> None:
+    def _on_planted_data(self, first: CheckData, sets: Iterable[tuple[str, CheckData]]) -> None:
         for label, data in sets:
             try:
                 self._load(data)
@@ -110,7 +108,7 @@ class Check:
                 raise
             self._judged(label, data, Layout(poisoned=True))
 
-    def _planted(self) -> Iterator[tuple[str, Data]]:
+    def _planted(self) -> Iterator[tuple[str, CheckData]]:
         """The planted sets; if all are kept, none is made again."""
         kept = self._kept()
         if ALL in kept:
@@ -119,60 +117,60 @@ class Check:
             whole = True
             for name, inputs in self.spec.planted(self.case, self.scheme, self.device, self.seed):
                 label = f"planted {name}"
-                yield label, kept.get(label) or KEPT.keep(label, Data(self.spec, inputs, self.scheme, "planted"))
+                yield label, kept.get(label) or KEPT.keep(label, CheckData(self.spec, inputs, self.scheme, "planted"))
                 whole = whole and label in kept
             if whole:
-                kept[ALL] = Data(self.spec, {}, self.scheme)
+                kept[ALL] = CheckData(self.spec, {}, self.scheme)
 
-    def _on_two_sets_of_data(self, first: Data, planted: bool) -> Data:
+    def _on_two_sets_of_data(self, first: CheckData) -> CheckData:
         """The runs on the first data and on other ones; returns those."""
-        unseen = [self._judged("first data", first, Layout(poisoned=True))]
+        self._judged("first data", first, Layout(poisoned=True))
         self.weak.extend(first.weak)
         other = self._made("other", self.seed + OTHER_SEED)
         self._load(other)
-        unseen.append(self._arranged(other, "padded") or self._judged("other data", other, Layout(poisoned=True)))
-        seen = self._repeated(first)
+        if self._arranged(other, "padded") is None:
+            self._judged("other data", other, Layout(poisoned=True))
+        self._repeated(first)
         self._in_the_same_memory(first, other)
-        self._remembers(first, unseen, seen, planted)
         return other
 
-    def _kept(self) -> dict[str, Data]:
+    def _kept(self) -> dict[str, CheckData]:
         return KEPT.of(self.device, self.spec, self.case, self.scheme, self.seed)
 
-    def _made(self, name: str, seed: int) -> Data:
+    def _made(self, name: str, seed: int) -> CheckData:
         """A set of drawn data, the same for each kernel of a case."""
         found = self._kept().get(name)
-        return found or KEPT.keep(name, Data(self.spec, self._inputs(seed), self.scheme, name))
+        return found or KEPT.keep(name, CheckData(self.spec, self._inputs(seed), self.scheme, name))
 
-    def _kept_as(self, label: str, inputs: Inputs) -> Data:
+    def _kept_as(self, label: str, inputs: Inputs) -> CheckData:
         """The data of a case under a label, the same for each kernel that comes to it."""
-        return self._kept().get(label) or KEPT.keep(label, Data(self.spec, inputs, self.scheme, label))
+        return self._kept().get(label) or KEPT.keep(label, CheckData(self.spec, inputs, self.scheme, label))
 
-    def _load(self, data: Data) -> None:
+    def _load(self, data: CheckData, packed_in: str | None = None) -> None:
         """Gives the data to the runner.  Raises `Failed` if the kernel refuses it, or cannot pack its weight."""
-        if self.runner.load(data.name, data.inputs):
+        if self.runner.load(data.name, data.inputs, packed_in):
             self.packed.add(data.name)
 
     def _inputs(self, seed: int) -> Inputs:
         return self.spec.make_inputs(self.case, self.scheme, self.device, seed)
 
-    def _judged(self, label: str, data: Data, layout: Layout = PLAIN) -> Trial:
-        """One run, judged.  Raises `Failed`, or `Refused` if the kernel does not take an arrangement."""
+    def _judged(self, label: str, data: CheckData, layout: Layout = PLAIN) -> Outputs:
+        """One run, judged; its outputs.  Raises `Failed`, or `LayoutRefused` on an arrangement that is not taken."""
         self.labels.append(label)
         try:
-            trial = self.runner.run(data.name, layout)
-        except Refused:
+            read = self.runner.run(data.name, layout)
+        except LayoutRefused:
             self.labels.pop()
             raise
-        misfit = data.misfit(trial.read)
+        misfit = data.misfit(read)
         if misfit:
             raise Failed("INCORRECT", misfit)
-        for stats, output, oracle in zip(self._verdicts(data, trial), trial.read, data.oracle, strict=True):
+        for stats, output, oracle in zip(data.judge(read, self._own_stream), read, data.oracle, strict=True):
             worst = self.worst.get(stats.output, stats)
             if not stats.passed or stats.max_error_over_tolerance >= worst.max_error_over_tolerance:
                 self.worst[stats.output] = stats
             if not stats.passed:
-                raise Failed("INCORRECT", stats.describe() + self._why(trial, data, layout))
+                raise Failed("INCORRECT", stats.describe() + self._why(read, data, layout))
             if self.spec.compare is None:
                 continue  # by limits, what is near a number is one
             values = output.float() if output.dtype.itemsize == 1 else output  # torch has no isfinite for fp8
@@ -181,43 +179,42 @@ class Check:
                 raise Failed("INCORRECT", f"{stats.output}: {not_finite} elements not finite where the oracle is")
         self.right = self.right or data
         if len(self.answers) < KEPT_ANSWERS:
-            self.answers.append((label, trial.read))
-        return trial
+            self.answers.append((label, read))
+        return read
 
-    def _verdicts(self, data: Data, trial: Trial) -> list[ErrorStats]:
-        return data.judge(trial.read, own_stream=self.kernel.nondeterministic is not None)
+    @property
+    def _own_stream(self) -> bool:
+        return self.kernel.nondeterministic is not None
 
-    def _why(self, trial: Trial, data: Data, layout: Layout) -> str:
+    def _why(self, read: Outputs, data: CheckData, layout: Layout) -> str:
         """The cheat that explains a wrong output, after a colon; empty if there is none."""
-        cheat = self.runner.changes_later()
-        if cheat is None and layout.elsewhere and self._is_right(data, replace(layout, elsewhere=False)):
-            cheat = "a call from another thread: it is right only in the thread of its first call"
-        if cheat is None and several(self.device) and self._is_right(data, replace(layout, alone=True)):
-            cheat = "work on another stream: it is right only if the caller waits for the whole device"
-        if cheat is None and (
-            never_written(trial.read) or (layout.stale and kept_answer(trial.read, [("", layout.stale)]))
-        ):
-            cheat = "the previous output: it returns memory that it did not write, which may hold an earlier result"
-        cheat = cheat or kept_answer(trial.read, self.answers)
-        if cheat is None and data is self.right:
-            cheat = "it was right on this data before: its result depends on earlier calls, or on being watched"
-        return f": {cheat}" if cheat else ""
+        if layout.elsewhere and self._is_right(data, replace(layout, elsewhere=False)):
+            return ": a call from another thread: it is right only in the thread of its first call"
+        if several(self.device) and self._is_right(data, replace(layout, alone=True)):
+            return ": work on another stream: it is right only if the caller waits for the whole device"
+        if never_written(read) or (layout.stale and kept_answer(read, [("", layout.stale)])):
+            return ": the previous output: it returns memory that it did not write, which may hold an earlier result"
+        if cheat := kept_answer(read, self.answers):
+            return f": {cheat}"
+        if data is self.right:
+            return ": it was right on this data before: its result depends on earlier calls, or on being watched"
+        return ""
 
-    def _is_right(self, data: Data, layout: Layout) -> bool:
+    def _is_right(self, data: CheckData, layout: Layout) -> bool:
         try:
-            trial = self.runner.run(data.name, layout)
-        except (Failed, Refused):
+            read = self.runner.run(data.name, layout)
+        except (Failed, LayoutRefused):
             return False
-        return not data.misfit(trial.read) and all(stats.passed for stats in self._verdicts(data, trial))
+        return not data.faults(read, self._own_stream)
 
-    def _arranged(self, data: Data, arranged: Arrangement) -> Trial | None:
+    def _arranged(self, data: CheckData, arranged: Arrangement) -> Outputs | None:
         """A run with every argument arranged so that has other strides then; without an argument whose arrangement the
         launcher refuses by name.  None if it takes no such argument."""
         names = {
             name
             for name, value in data.inputs.items()
             if isinstance(value, torch.Tensor) and strides_of(value, arranged) != value.stride()
-            if arranged != "far" or name in getattr(self.spec, "far", ())
+            if arranged != "far" or name in self.spec.far
         }
         if data.name in self.packed:
             names.discard(str(self.spec.prepared))
@@ -225,7 +222,7 @@ class Check:
             try:
                 layout = Layout(dict.fromkeys(names, arranged), poisoned=True)
                 return self._judged(f"other data, {arranged} {', '.join(sorted(names))}", data, layout)
-            except Refused as refused:
+            except LayoutRefused as refused:
                 names = names - {refused.argument} if refused.argument in names else set()
         return None
 
@@ -247,36 +244,36 @@ class Check:
                 self._load(data)
                 self._judged(label, data, Layout(dict.fromkeys(rows, "plain"), poisoned=True))
                 return
-            except (Refused, Failed) as refused:
+            except (LayoutRefused, Failed) as refused:
                 if isinstance(refused, Failed) and refused.status != "UNSUPPORTED":
                     raise
                 named = [name for name in rows if f"{name}: expected" in str(refused)]
                 rows = {name: value for name, value in rows.items() if named and name not in named}
 
-    def _in_place(self, data: Data) -> None:
+    def _in_place(self, data: CheckData) -> None:
         """A run whose outputs lie in the memory of inputs, where the op allows that and the kernel takes it."""
         forms = dict(zip(data.names, data.forms, strict=True))
         own = {
             output: name
-            for output, name in getattr(self.spec, "in_place", {}).items()  # in an A/B, an older tree's lacks it
+            for output, name in self.spec.in_place.items()
             if isinstance(value := data.inputs.get(name), torch.Tensor)
             if forms.get(output) == (value.shape, value.dtype)
         }
         if own and self.kernel.takes_out:
-            with suppress(Refused):
+            with suppress(LayoutRefused):
                 layout = Layout(forms=data.forms, in_place=own)
                 self._judged(f"other data, out is {', '.join(own.values())}", data, layout)
 
-    def _with_other_options(self, first: Data) -> None:
+    def _with_other_options(self, first: CheckData) -> None:
         """The first data with other numbers as options, which a kernel may have kept from an earlier call."""
         changed = {name: change(first.inputs[name]) for name, change in OPTIONS.items() if first.inputs.get(name)}
         if changed:
             label = f"other {', '.join(changed)}"
             data = self._kept_as(label, {**first.inputs, **changed})
-            self.runner.load_packed(data.name, data.inputs, first.name)
+            self.runner.load(data.name, data.inputs, first.name)
             self._judged(label, data, Layout(poisoned=True))
 
-    def _repeated(self, data: Data) -> list[Trial]:
+    def _repeated(self, data: CheckData) -> None:
         """The first data again, into the caller's outputs if the kernel takes `out`; all runs must agree bit for bit.
 
         The caller's outputs first hold NaN, and then an answer to the other data.  The first run calls the kernel twice
@@ -286,30 +283,29 @@ class Check:
         label = "first data again, into out" if into_out else "first data again"
         forms = data.forms if into_out else ()
         plain = Layout(out="plain" if into_out else None, forms=forms)
-        trials = [self._judged(label, data, replace(plain, twice=True))]
+        runs = [self._judged(label, data, replace(plain, twice=True))]
         stale = self.answers[-2][1] if into_out else ()
-        if [value.shape for value in stale] != [value.shape for value in trials[0].read]:
+        if [value.shape for value in stale] != [value.shape for value in runs[0]]:
             stale = ()
         again = replace(plain, out="padded" if into_out else None, stale=stale, same_memory=True, elsewhere=True)
         try:
-            trials.append(self._judged(f"{label}, in another thread", data, again))
-        except Refused:
+            runs.append(self._judged(f"{label}, in another thread", data, again))
+        except LayoutRefused:
             again = replace(again, out="plain")
-            trials.append(self._judged(f"{label}, in another thread", data, again))
+            runs.append(self._judged(f"{label}, in another thread", data, again))
         if self.device.type == "cuda":
-            trials += [self._judged(label, data) for _ in range(GPU_REPEATS)]
-        if self.kernel.nondeterministic is not None:
-            return trials
-        pairs = [(trials[0], later) for later in trials[1:]]
+            runs += [self._judged(label, data) for _ in range(GPU_REPEATS)]
+        if self._own_stream:
+            return
+        pairs = [(runs[0], later) for later in runs[1:]]
         if again.out == "padded" and _differing(self.spec, *pairs[0]):
             # Another layout of the output may take another path, as torch's products do; so it is run once more.
-            pairs[0] = (trials[1], self._judged(label, data, again))
+            pairs[0] = (runs[1], self._judged(label, data, again))
         for pair in pairs:
             if name := _differing(self.spec, *pair):
                 raise Failed("INCORRECT", f"{name}: two runs on the same inputs differ in their bits")
-        return trials
 
-    def _in_the_same_memory(self, first: Data, other: Data) -> None:
+    def _in_the_same_memory(self, first: CheckData, other: CheckData) -> None:
         """Other values at the addresses of the last run, as in the next step of an engine; weights stay the same."""
         if not alike(first.inputs, other.inputs):
             return
@@ -318,48 +314,19 @@ class Check:
         if keep:
             inputs = {**other.inputs, **{name: first.inputs[name] for name in keep}}
             data = self._kept_as(SAME, inputs)
-            self.runner.load_packed(data.name, data.inputs, first.name)
-            self.packed |= {data.name} if first.name in self.packed else set()
+            self._load(data, first.name)
         self._judged("other data in the same memory", data, Layout(same_memory=True))
 
-    def _remembers(self, first: Data, unseen: Sequence[Trial], seen: Sequence[Trial], planted: bool) -> None:
-        """Raises `Failed` if data that the kernel has seen takes less work than new data: it keeps answers by data.
 
-        Less work in later calls than in the first is only a hint, because kernels compile and pack in their first call.
-        Two sets of new data, each passed twice in a row, decide. Lengths and tables stay the same, because a kernel may
-        keep its plan for them, as for all layers of a step. On CUDA this runs once per kernel, with planted inputs.
-        """
-        cuda, key = self.device.type == "cuda", (self.kernel.id, id(self.kernel.fn))
-        noted = [trial.work for trial in unseen if trial.work] or [frozenset[str]()]
-        hint = frozenset.intersection(*noted).difference(*(trial.work for trial in seen))
-        if not (hint - ALLOCATIONS or (cuda and planted and key not in _profiled)):
-            return
-        _profiled.add(key)
-        self.labels.append("new data, twice each")
-        left_out: frozenset[str] = frozenset()
-        for turn in (2, 3):
-            inputs = self._inputs(self.seed + turn * OTHER_SEED)
-            if alike(first.inputs, inputs):
-                inputs |= {name: value for name, value in first.inputs.items() if not _is_data(value)}
-            data = Data(self.spec, inputs, self.scheme, "new")
-            self._load(data)
-            new, again = (self.runner.run(data.name, Layout(profiled=cuda)).work for _ in range(2))
-            left_out = new - again - ALLOCATIONS
-            if not left_out:
-                return
-        names = ", ".join(sorted(left_out))
-        raise Failed("INCORRECT", f"a cached answer: on data that it has seen it leaves out {names}")
-
-
-def _differing(spec: OpSpec, one: Trial, other: Trial) -> str:
+def _differing(spec: OpSpec, one: Outputs, other: Outputs) -> str:
     """The first output whose bits differ between two runs; empty where none does."""
-    named = zip(spec.outputs, one.read, other.read, strict=False)
+    named = zip(spec.outputs, one, other, strict=False)
     return next((name for name, first, second in named if not same_bits(first, second)), "")
 
 
-def _one_of(sets: Iterable[tuple[str, Data]], seed: int) -> list[tuple[str, Data]]:
+def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str, CheckData]]:
     """One of them, each as likely; empty without any."""
-    state, chosen = random.Random(seed), list[tuple[str, Data]]()
+    state, chosen = random.Random(seed), list[tuple[str, CheckData]]()
     for count, found in enumerate(sets, 1):
         chosen = [found] if not state.randrange(count) else chosen
     return chosen

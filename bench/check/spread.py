@@ -34,7 +34,7 @@ LATE_S = 10.0
 """A check that began before the limit is ended this many seconds after the limit."""
 
 
-class Asked(NamedTuple):
+class CheckTask(NamedTuple):
     """One check to make."""
 
     kernel: Kernel
@@ -51,7 +51,7 @@ class Asked(NamedTuple):
 
 
 def check_outside(
-    item: Asked, pool: Pool, device: torch.device, hangs: Callable[[], bool] = lambda: False
+    item: CheckTask, pool: Pool, device: torch.device, hangs: Callable[[], bool] = lambda: False
 ) -> CheckResult:
     """Makes a check whose kernel runs in a child process of `pool`, which is ended when `hangs` says so.
 
@@ -79,7 +79,7 @@ class Checkers(AbstractContextManager["Checkers"]):
     check whose kernel needs others.  When `over` is set, the checks that are being made fail.
     """
 
-    def __init__(self, device: torch.device, own: Callable[[Asked], Pool | None] = lambda item: None):
+    def __init__(self, device: torch.device, own: Callable[[CheckTask], Pool | None] = lambda item: None):
         self.device, self._own, self.over = device, own, threading.Event()
         judging = command_for("rooflab.bench.check.judge"), {**os.environ, **ONE_THREAD}, 20 * TIMEOUT_S
         self._pool = Pool(*judging) if device.type == "cpu" else processes({}, ON_A_CARD_S)
@@ -87,12 +87,12 @@ class Checkers(AbstractContextManager["Checkers"]):
     def __exit__(self, *error: object) -> None:
         self._pool.stop()
 
-    def start(self, checks: Sequence[Asked], workers: int) -> None:
+    def start(self, checks: Sequence[CheckTask], workers: int) -> None:
         """Starts the processes for `workers` checks at a time, and waits until they are ready."""
         for pool in {self._own(item) or self._pool for item in checks}:
             pool.start(min(len(checks), workers))
 
-    def __call__(self, item: Asked) -> CheckResult:
+    def __call__(self, item: CheckTask) -> CheckResult:
         pool = self._own(item) or self._pool
         if pool is not self._pool or self.device.type != "cpu":
             return check_outside(item, pool, self.device, self.over.is_set)
@@ -108,7 +108,7 @@ def processes(more: Mapping[str, str], limit_s: float = TIMEOUT_S) -> Pool:
     return Pool(command_for("rooflab.bench.check.outside"), {**os.environ, **more}, limit_s)
 
 
-def result_of(item: Asked, answered: Mapping[str, Any]) -> CheckResult:
+def result_of(item: CheckTask, answered: Mapping[str, Any]) -> CheckResult:
     """The result in a judging process's answer, which may be an `error`."""
     if "error" in answered:
         kernel, reason = item.kernel, f"the judging process: {answered['error']}"
@@ -122,7 +122,7 @@ def result_of(item: Asked, answered: Mapping[str, Any]) -> CheckResult:
 
 
 def in_turn(
-    checks: Sequence[Asked], make: Checkers, workers: int, limit_s: float = math.inf
+    checks: Sequence[CheckTask], make: Checkers, workers: int, limit_s: float = math.inf
 ) -> Iterator[tuple[int, CheckResult]]:
     """Yields each result as it comes, with its index in `checks`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -13,9 +14,9 @@ import torch
 
 from rooflab.bench.calls.calls import packed as packed_with
 from rooflab.bench.calls.calls import planned
-from rooflab.bench.check import cheats
+from rooflab.bench.check.cheats import aliases, changes_later
 from rooflab.bench.check.emulating import emulating
-from rooflab.bench.check.failed import Failed, Refused, failed_by, failure, known_errors
+from rooflab.bench.check.failed import Failed, LayoutRefused, failed_by, failure, known_errors
 from rooflab.bench.check.poison import (
     NAN_BYTE,
     Arrangement,
@@ -38,16 +39,6 @@ INTERPRETER_BF16 = "Triton's interpreter computes bf16 dot and sort wrongly"
 
 
 @dataclass(frozen=True)
-class Trial:
-    """The result of one run."""
-
-    read: Outputs
-    """The outputs' values as soon as the current stream was done."""
-    work: frozenset[str]
-    """Names of what ran: torch's functions on a CPU; on CUDA the device's kernels if the run was profiled."""
-
-
-@dataclass(frozen=True)
 class Layout:
     """The memory layout of a run's inputs and outputs."""
 
@@ -65,8 +56,6 @@ class Layout:
     """Memory that the kernel allocates is NaN at first."""
     alone: bool = False
     """Waits for the whole device before and after the call; otherwise only for the current stream."""
-    profiled: bool = False
-    """Records the device's kernels."""
     twice: bool = False
     """Calls the kernel a second time at once, as a timer does, and reads that call's result."""
     in_place: Mapping[str, str] = field(default_factory=dict)
@@ -104,19 +93,22 @@ class Runner:
         """The last call's outputs, and their values when they were read."""
 
     def begin(self) -> None:
-        """Refuses a kernel that cannot run here, and a process in which a tool was replaced."""
+        """Refuses a kernel that cannot run here."""
         refusal = self.kernel.why_not_here(self.device)
         if refusal:
             raise failed_by(refusal)
         in_bf16 = torch.bfloat16 in (self.scheme.activation, self.scheme.weight, self.scheme.output)
         if self.device.type == "cpu" and self.kernel.backend == "triton" and in_bf16 and not emulating():
             raise Failed("UNSUPPORTED", INTERPRETER_BF16)
-        tampering = tamper.tampered()
-        if tampering:
-            raise Failed("INVALID", f"{tampering}, before the check began")
 
-    def load(self, name: str, inputs: Inputs) -> bool:
-        """Takes a set of inputs in place of the last one of that name; returns whether the kernel packed its weight."""
+    def load(self, name: str, inputs: Inputs, packed_in: str | None = None) -> bool:
+        """Takes a set of inputs in place of the last one of that name; returns whether the kernel packed its weight.
+
+        `packed_in` is another set, with the same weight, whose packed form is taken.
+        """
+        if packed_in is not None:
+            self._sets[name] = inputs, self._sets[packed_in][1]
+            return self._sets[name][1] is not None
         refusal = self.kernel.why_not_args(inputs, self.spec)
         if refusal:
             raise failed_by(refusal)
@@ -134,14 +126,10 @@ class Runner:
         self._sets[name] = inputs, packed
         return packed is not None
 
-    def load_packed(self, name: str, inputs: Inputs, as_in: str) -> None:
-        """Takes a set of inputs with the packed weight of another set."""
-        self._sets[name] = inputs, self._sets[as_in][1]
+    def run(self, name: str, layout: Layout = PLAIN) -> Outputs:
+        """Runs the kernel once on guarded copies of a set of inputs; its outputs as soon as its stream was done.
 
-    def run(self, name: str, layout: Layout = PLAIN) -> Trial:
-        """Runs the kernel once on guarded copies of a set of inputs.
-
-        Raises `Refused` if the kernel does not take an arrangement, `Failed` INVALID if it replaced a function of the
+        Raises `LayoutRefused` on an arrangement that is not taken, `Failed` INVALID if it replaced a function of the
         bench, and `Failed` on any other fault, also if an output of the last call has changed since it was read.
         """
         if layout.same_memory and self.spec.mutates:
@@ -151,15 +139,16 @@ class Runner:
             if layout.elsewhere:
                 # OpenMP keeps the number of threads for each of its callers, so the new one is told.
                 with ThreadPoolExecutor(1, "", torch.set_num_threads, (torch.get_num_threads(),)) as another:
-                    outputs, trial = another.submit(self._run, *arguments).result()
+                    outputs, read = another.submit(self._run, *arguments).result()
             else:
-                outputs, trial = self._run(*arguments)
+                outputs, read = self._run(*arguments)
         if not layout.alone:
             self.settle()
-            self._last = outputs, trial.read
-        return trial
+            self._last = outputs, read
+        return read
 
-    def _run(self, inputs: Inputs, packed: Any, layout: Layout) -> tuple[Outputs, Trial]:
+    def _run(self, inputs: Inputs, packed: Any, layout: Layout) -> tuple[Outputs, Outputs]:
+        """The outputs, and their values as they were read."""
         kernel, spec, device = self.kernel, self.spec, self.device
         guarded = _guarded(inputs, layout.arranged, self._memory if layout.same_memory else {})
         kept = layout.stale or repeat(None)
@@ -175,43 +164,38 @@ class Runner:
             arguments[spec.prepared] = packed
         if outs:
             arguments["out"] = outs[0].view if len(outs) == 1 else tuple(guarded_out.view for guarded_out in outs)
-        work: set[str] = set()
-        before = torch.get_num_threads(), cheats.persisting_l2_bytes() if device.type == "cuda" else 0
+        cpu_threads, threads = torch.get_num_threads(), threading.active_count()
         refuses = bool(layout.arranged or layout.in_place) or layout.out not in (None, "plain")
         refusal = kernel.why_not_args({name: value for name, value in arguments.items() if name != "out"}, spec)
         if refusal:
             failed = failed_by(refusal)
-            raise Refused(failed.reason) if refuses else failed
+            raise LayoutRefused(failed.reason) if refuses else failed
         with _errors_of_the_kernel(refuses):
             arguments = planned(kernel, arguments)
         with queued(device, guarded.values(), layout.alone):
-            with _errors_of_the_kernel(refuses), cheats.work_noted(work, device, layout.profiled):
+            with _errors_of_the_kernel(refuses):
                 accepted = {name: value for name, value in arguments.items() if name in kernel.accepted}
                 if layout.twice and self.seen().by in ("gpu", "torch", "cpu"):
                     kernel.fn(**accepted)
                 returned = kernel.fn(**accepted)
-            threads = cheats.still_running(kernel.fn)
-            _raise_tampered(device, *before)
+            if tampering := tamper.tampered(cpu_threads):
+                raise Failed("INVALID", tampering)
             read_only = {name: tensor for name, tensor in guarded.items() if name not in layout.in_place.values()}
-            outputs = _collect(returned, spec, device, packed, read_only, outs)
             with _errors_of_the_kernel(refuses):
+                outputs = _collect(returned, spec, device, packed, read_only, outs)
                 if layout.alone:
                     wait_for_all(device)
                 # Read on the call's own stream, before late writes of another stream or thread can arrive.
                 read = tuple(output.clone() for output in outputs)
                 wait_for_own(device)
-        if threads:
-            _raise(f"{', '.join(spec.outputs)}", cheats.changes_later(outputs, read, kernel.fn, threads))
+        if threading.active_count() > threads:
+            _raise(f"{', '.join(spec.outputs)}", changes_later(outputs, read))
         for name, tensor in guarded.items():
             damage = tensor.damage(may_change=name in changing)
             _raise(name, f"{damage}: in place on the input" if damage == "was changed" else damage)
         for name, tensor in zip(spec.outputs, outs, strict=False):
             _raise(f"out ({name})", tensor.damage(may_change=True))
-        return outputs, Trial(read, frozenset(work))
-
-    def changes_later(self) -> str | None:
-        """A fault if the last call's outputs change now."""
-        return cheats.changes_later(*self._last, self.kernel.fn) if self._last else None
+        return outputs, read
 
     def settle(self) -> None:
         """Raises `Failed` if an output of the last call has changed since; then overwrites the outputs."""
@@ -221,13 +205,6 @@ class Runner:
                 raise Failed("INCORRECT", f"{name}: an earlier call's output has changed since")
         wipe(outputs)
         self._last = None
-
-    def end(self) -> None:
-        """Raises `Failed` if the last call's outputs have changed since, or if a tool was replaced."""
-        self.settle()
-        tampering = tamper.tampered()
-        if tampering:
-            raise Failed("INVALID", tampering)
 
     def seen(self) -> Seen:
         """What ran the kernel, and what it showed."""
@@ -262,30 +239,14 @@ def _raise(name: str, fault: str | None) -> None:
         raise Failed("INCORRECT", f"{name}: {fault}")
 
 
-def _raise_tampered(device: torch.device, cpu_threads: int, l2_bytes: int) -> None:
-    """Raises `Failed` if the kernel replaced a function of the bench, changed the reserved part of L2 or the number of
-    torch's threads; undoes it."""
-    tampering = tamper.tampered(timers=False)
-    if tampering:
-        tamper.restore()
-        raise Failed("INVALID", tampering)
-    if torch.get_num_threads() != cpu_threads:
-        torch.set_num_threads(cpu_threads)
-        raise Failed("INVALID", f"the number of torch's threads is not {cpu_threads} any more")
-    set_aside = cheats.persisting_l2_bytes() if device.type == "cuda" else 0
-    if set_aside != l2_bytes:
-        cheats.give_back_l2(l2_bytes)
-        raise Failed("INVALID", f"L2 persistence: {set_aside} bytes of L2 are set aside and outlive a flush")
-
-
 @contextmanager
 def _errors_of_the_kernel(may_refuse: bool) -> Iterator[None]:
-    """Turns an exception of the kernel, also from the device, into `Failed`, or into `Refused` of an arrangement."""
+    """Turns an exception of the kernel, also from the device, into `Failed`, or `LayoutRefused` of an arrangement."""
     try:
         yield
     except known_errors() as error:
         if may_refuse and isinstance(error, ValueError):
-            raise Refused(str(error)) from error
+            raise LayoutRefused(str(error)) from error
         raise failure(error, "") from error
 
 
@@ -305,12 +266,11 @@ def _collect(
     if isinstance(packed, torch.Tensor) and packed.layout == torch.strided and spec.prepared is not None:
         memory[spec.prepared] = packed
     for index, (name, output) in enumerate(zip(spec.outputs, outputs, strict=False)):
-        _raise(name, cheats.lazy(output))
         if output.device.type != device.type:
             raise Failed("INCORRECT", f"{name}: expected device {device.type}, got {output.device.type}")
         if outs and (output.data_ptr(), output.stride()) != (outs[index].view.data_ptr(), outs[index].view.stride()):
             raise Failed("INCORRECT", f"{name}: expected the tensor given as out, got another")
-        aliased = [key for key, buffer in memory.items() if cheats.aliases(output, buffer)]
+        aliased = [key for key, buffer in memory.items() if aliases(output, buffer)]
         if aliased:
             raise Failed("INCORRECT", f"{name}: shares memory with the input {aliased[0]}: in place on the input")
     return outputs

@@ -9,18 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import (
-    CaseOption,
-    DeviceOption,
-    Json,
-    KernelOption,
-    OpName,
-    OutOption,
-    SchemeOption,
-    WaitOption,
-    app,
-    file_option,
-)
+from rooflab.bench.cli import option
+from rooflab.bench.cli.app import app
 
 HELP = """Compare two kernels, two git revisions, or two record files, in pairs of fresh processes.
 
@@ -36,7 +26,7 @@ not be seen), 10 SLOWER, 12 UNRESOLVED with --strict, 0; 2 is bad usage."""
 @app.command("ab", help=HELP)
 def ab(
     op: Annotated[list[str] | None, typer.Argument(help="Ops; without one, all that both sides have.")] = None,
-    kernel: KernelOption = None,
+    kernel: option.Kernel = None,
     base: Annotated[str | None, typer.Option(help="The revision that is side A.")] = None,
     head: Annotated[str | None, typer.Option(help="The revision that is side B; the working tree without it.")] = None,
     changed: Annotated[bool, typer.Option("--changed", help="With --base: only ops that the difference touches.")] = (
@@ -49,21 +39,21 @@ def ab(
     suite: Annotated[
         str | None,
         typer.Option(
-            help="All its cases; without one, those of most FLOPs and of most bytes of smollm2_135m on a CPU, of "
+            help="Suite of cases; without one, the cases with most FLOPs and most bytes of smollm2_135m on a CPU, of "
             "llama3_8b on a GPU. A self-test takes a suite's last case."
         ),
     ] = None,
-    case: CaseOption = None,
-    scheme: SchemeOption = None,
-    device: DeviceOption = None,
+    case: option.Case = None,
+    scheme: option.Scheme = None,
+    device: option.Device = None,
     pairs: Annotated[int, typer.Option(help="Pairs of processes, and again as many to confirm.")] = 12,
     threshold: Annotated[float, typer.Option(help="Smallest relative change that matters; 0.02 is 2%.")] = 0.02,
     floor_us: Annotated[float, typer.Option(help="Smallest change in microseconds that matters.")] = 0.5,
     budget_s: Annotated[float | None, typer.Option("--budget", help="Seconds for the whole run.")] = None,
     kernel_s: Annotated[float, typer.Option("--kernel-seconds", help="Seconds for one kernel in one process.")] = 0.3,
     timer: Annotated[str | None, typer.Option(help="On CUDA: events, graph or cupti.")] = None,
-    wait_for_gpu: WaitOption = False,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    wait_for_gpu: option.Wait = False,
+    seed: option.Seed = 0,
     strict: Annotated[
         bool, typer.Option("--strict", help="End with 12 on UNRESOLVED, and where a self-test could see nothing.")
     ] = False,
@@ -75,14 +65,14 @@ def ab(
         bool,
         typer.Option("--keep-environment", help="Run both revisions in this environment, whatever versions they pin."),
     ] = False,
-    junit: Annotated[Path | None, file_option(help="Write JUnit XML here.")] = None,
-    markdown: Annotated[Path | None, file_option(help="Write Markdown here, for a step summary or a comment.")] = None,
-    out: OutOption = None,
-    json: Json = False,
+    junit: Annotated[Path | None, option.file(help="Write JUnit XML here.")] = None,
+    markdown: Annotated[Path | None, option.file(help="Write Markdown here, for a step summary or a comment.")] = None,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
     """The command; `HELP` is its text."""
     from rooflab.bench.ab import commands
-    from rooflab.bench.ab.run import Settings
+    from rooflab.bench.ab.run import AbSettings
     from rooflab.bench.ab.sides import Wanted
     from rooflab.bench.ab.verdict import Rules
     from rooflab.bench.calls.selection import pick_device
@@ -92,7 +82,7 @@ def ab(
 
     place = str(pick_device(device))
     check_timer(timer, place.split(":")[0])
-    settings = Settings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, place, timer)
+    settings = AbSettings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, place, timer)
     wanted = Wanted(tuple(op or ()), tuple(kernel or ()), tuple(case or ()), suite, tuple(scheme or ()), place)
     for name, revision in (("base", base), ("head", head)):
         if revision is not None and not revision.strip():
@@ -115,10 +105,8 @@ def ab(
             report = commands.of_kernels(wanted, settings, out, show.note)
     status = report.exit_status(strict)
     report.write(junit, markdown, strict)
-    if json:
-        show.as_json(report.as_mapping() | {"exit_status": status})
-    else:
-        _draw(report, status)
+    show.result(report.as_mapping() | {"exit_status": status})
+    _draw(report, status)
     raise typer.Exit(status)
 
 
@@ -127,8 +115,7 @@ def _draw(report: Any, status: int) -> None:
 
     for title, outcomes in report.tables:
         rows = [output.row(outcome) for outcome in outcomes]
-        columns = [name for name in output.COLUMNS if any(row[name] not in (None, "") for row in rows)]
-        show.table(rows, columns, title)
+        show.table(rows, output.COLUMNS, title, filled=True)
         show.line(output.power(outcomes))
     for note in report.notes:
         show.line(note, "dim")
@@ -139,33 +126,28 @@ def _draw(report: Any, status: int) -> None:
 
 @app.command()
 def bisect(
-    op: OpName,
+    op: option.OpName,
     good: Annotated[str, typer.Option("--good", help="A revision that is fast, and is compared with at each step.")],
     bad: Annotated[str, typer.Option("--bad", help="A later revision that is slow.")],
     kernel: Annotated[str | None, typer.Argument(help="A kernel of the op; without one, all.")] = None,
-    case: CaseOption = None,
-    scheme: SchemeOption = None,
+    case: option.Case = None,
+    scheme: option.Scheme = None,
     threshold: Annotated[float | None, typer.Option(help="Smallest relative change that counts, as in an A/B.")] = None,
     pairs: Annotated[int, typer.Option(help="Pairs of processes in one A/B; doubled where it cannot tell.")] = 12,
     correctness: Annotated[
         bool, typer.Option("--correctness", help="Count a kernel that fails or is incorrect as bad.")
     ] = False,
     repo: Annotated[Path, typer.Option("--repo", help="The checkout to bisect.")] = Path("."),
-    json: Json = False,
+    json: option.Json = False,
 ) -> None:
-    """Find the commit that made a kernel slower.  Exit status 0 where it is found, 12 where it cannot be told."""
-    from rooflab.bench.ab import bisection
+    """Print the lines with which `git bisect run` finds the commit that made a kernel slower."""
+    from rooflab.bench.ab.bisection import bisect_lines
 
-    question = bisection.Question(op, kernel, tuple(case or ()), tuple(scheme or ()), threshold, pairs, correctness)
-    found = bisection.bisect(question, good, bad, repo, tell=show.note)
-    lines = [bisection.subject(repo, commit) for commit in found.candidates]
-    if json:
-        tested = dict(found.tested)
-        show.as_json({"first_bad": found.first_bad, "candidates": lines, "reason": found.reason, "tested": tested})
-    elif found.first_bad:
-        show.line(f"first bad commit: {lines[0]}")
-    else:
-        show.line(found.reason)
-        for line in lines:
-            show.line(f"  {line}")
-    raise typer.Exit(bisection.FOUND if found.first_bad else bisection.UNRESOLVED)
+    words = [op, *(("--kernel", kernel) if kernel else ())]
+    words += [word for text in case or () for word in ("--case", text)]
+    words += [word for text in scheme or () for word in ("--scheme", text)]
+    words += ["--threshold", str(threshold)] if threshold is not None else []
+    lines = bisect_lines(words, good, bad, repo, pairs=pairs, correctness=correctness)
+    show.result({"lines": lines})
+    for line in lines:
+        show.line(line)

@@ -1,10 +1,9 @@
-"""The application: shared options, errors and exit statuses.  Its commands are the files beside this one."""
+"""The application: errors and exit statuses.  Commands are in the files beside it, options in `option.py`."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from shutil import which
@@ -16,8 +15,7 @@ from typer.core import TyperCommand
 
 from rooflab.bench import show
 from rooflab.bench.calls.names import check_names, interpret_without_gpu
-from rooflab.bench.calls.statuses import EXIT_INCORRECT, EXIT_INVALID, EXIT_UNDECIDED, EXIT_USAGE
-from rooflab.kernels._folders import check_writable
+from rooflab.bench.calls.statuses import ExitStatus
 
 if TYPE_CHECKING:
     from rooflab.bench.records.files import RunWriter
@@ -33,39 +31,6 @@ app = typer.Typer(
 )
 
 
-def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """`path` if the folder, or the folder of the FILE or figure, can be written to; asked before any work is done."""
-    if path is not None:
-        name, figure = option.opts[-1], option.metavar == "PLACE" and path.suffix in (".svg", ".png")
-        is_file = option.metavar == "FILE" or figure
-        if is_file and path.is_dir():
-            raise ValueError(f"{name}: expected a file, got the folder {str(path)!r}")
-        check_writable(name, path.parent if is_file else path)
-    return path
-
-
-file_option = partial(typer.Option, metavar="FILE", callback=check_place)
-"""An option with a file to write."""
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Names = list[str] | None
-Op = Annotated[str | None, typer.Argument(help="An op, as `rooflab list` names it; without one, all.")]
-OpName = Annotated[str, typer.Argument(help="An op, as `rooflab list` names it.")]
-KernelOption = Annotated[
-    Names, typer.Option("--kernel", help="A kernel's name, or a file that registers kernels; repeatable.")
-]
-SuiteOption = Annotated[Names, typer.Option("--suite", help="Suite of cases; repeatable.")]
-CaseOption = Annotated[Names, typer.Option("--case", "--shape", help="One case, as M=64,N=48,...; repeatable.")]
-SchemeOption = Annotated[Names, typer.Option("--scheme", help="fp32, fp16 or bf16; repeatable.")]
-OnlyOp = Annotated[Names, typer.Option("--op", help="Only this op; repeatable.")]
-OnlyKernel = Annotated[Names, typer.Option("--kernel", help="Only this kernel; repeatable.")]
-OnlyCase = Annotated[Names, typer.Option("--case", help="Only this case; repeatable.")]
-OnlyMachine = Annotated[Names, typer.Option("--machine", help="Part of a machine key; repeatable.")]
-OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for records and figures.", callback=check_place)]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu or cuda; without it, a GPU if there is one.")]
-WaitOption = Annotated[
-    bool, typer.Option("--wait-for-gpu", help="Take the card's lock first, so that two such runs take turns.")
-]
-
 INNER = {"max_model_len": "context", "max_num_seqs": "batch", "num_kv_blocks": "batch", "tensor_parallel": "gpus"}
 INNER |= {"prefill_chunk": "chunk", "weight_dtype": "dtype"}
 """Inner names in errors, and the parameters that they come from in commands that have none of this name."""
@@ -79,7 +44,8 @@ class Command(TyperCommand):
         try:
             check_names(ctx.params, {param.name for param in self.params if param.param_type_name == "argument"})
             interpret_without_gpu()
-            return super().invoke(ctx)
+            with show.chosen(bool(ctx.params.get("json"))):
+                return super().invoke(ctx)
         except ValueError as error:
             name, colon, text = str(error).partition(": ")
             raise ValueError(self._typed(name) + colon + text) from error
@@ -127,23 +93,19 @@ def run() -> NoReturn:
         show.error(f"rooflab: {place.filename}:{place.lineno}: {error}")
     except MemoryError as error:
         show.error(f"rooflab: out of memory: {error}")
-    raise SystemExit(EXIT_USAGE)
+    raise SystemExit(ExitStatus.USAGE)
 
 
 def exit_for(statuses: set[str], undecided: bool = False) -> None:
     """Ends with status 11 where a kernel failed, 13 where a reading is impossible or noise, or nothing ran at all, and
     12 where something is `undecided`."""
-    if statuses - {"OK", "UNSUPPORTED", "UNAVAILABLE", "INVALID", "NOISY"}:
-        raise typer.Exit(EXIT_INCORRECT)
+    found = [ExitStatus.UNDECIDED] * undecided
     if statuses & {"INVALID", "NOISY"} or "OK" not in statuses:
-        raise typer.Exit(EXIT_INVALID)
-    if undecided:
-        raise typer.Exit(EXIT_UNDECIDED)
-
-
-ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on with the run in --out: what it has is not done again.")
-]
+        found.append(ExitStatus.INVALID)
+    if statuses - {"OK", "UNSUPPORTED", "UNAVAILABLE", "INVALID", "NOISY"}:
+        found.append(ExitStatus.INCORRECT)
+    if found:
+        raise typer.Exit(ExitStatus.first(found))
 
 
 def begin_run(out: Path | None, resume: bool) -> tuple[RunWriter, list[Record]]:

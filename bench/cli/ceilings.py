@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import DeviceOption, Json, OutOption, app, exit_for
+from rooflab.bench.cli import option
+from rooflab.bench.cli.app import app, exit_for
 
 NOT_SPENT = "budget: not spent, because what was measured before still counts; --refresh spends it"
 
@@ -18,28 +19,24 @@ NOT_SPENT = "budget: not spent, because what was measured before still counts; -
 def ceilings(
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure again, even where readings were kept.")] = False,
     budget_s: Annotated[
-        float | None, typer.Option("--budget", help="Seconds of measuring; without it, 60 on a GPU and 5 on a CPU.")
+        float | None, option.seconds("--budget", help="Seconds of measuring; without it, 60 on a GPU and 5 on a CPU.")
     ] = None,
-    device: DeviceOption = None,
-    out: OutOption = None,
-    json: Json = False,
+    device: option.Device = None,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
     """Measure this machine's ceilings once, and show them beside the data sheet.  Exit status 11 or 13 on a bad one."""
     from rooflab.bench.calls.selection import pick_device
 
-    if budget_s is not None and not budget_s > 0:
-        raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
     chosen = pick_device(device)
     found = (_cpu if chosen.type == "cpu" else _cuda)(chosen, refresh, budget_s, out)
-    if json:
-        show.as_json({name: value for name, value in found.items() if name != "columns"})
-    else:
-        kind = f"{found['used']} ceilings{': ' + found['reason'] if found['reason'] else ''}"
-        show.line(f"Ceilings of {found['device']}, {found['measured_under']}", "bold")
-        show.table(found["rows"], found["columns"])
-        show.line(f"bounds use the {kind}")
-        if found["file"]:
-            show.line(f"records: {found['file']}")
+    show.result({name: value for name, value in found.items() if name != "columns"})
+    kind = f"{found['used']} ceilings{': ' + found['reason'] if found['reason'] else ''}"
+    show.line(f"Ceilings of {found['device']}, {found['measured_under']}", "bold")
+    show.table(found["rows"], found["columns"])
+    show.line(f"bounds use the {kind}")
+    if found["file"]:
+        show.line(f"records: {found['file']}")
     # A launch shape with an impossible reading is harmless where another shape's is possible; a wrong result never is.
     statuses = {row["status"] for row in found["rows"]}
     exit_for(statuses | {reading["status"] for reading in found["readings"] if reading["status"] != "INVALID"})

@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import Json, OutOption, app
+from rooflab.bench.cli import option
+from rooflab.bench.cli.app import app
 from rooflab.bench.cli.load import WAITS, _draw, _laws, _name, _span
 
 if TYPE_CHECKING:
-    from rooflab.bench.latency.clock import Settings
+    from rooflab.bench.latency.clock import ClockSettings
     from rooflab.bench.latency.step_model import KernelTimes
 
 Model = Annotated[str, typer.Argument(help="A preset, or a Hugging Face config.json or its folder.")]
 Gpu = Annotated[str, typer.Option("--gpu", help="A GPU by name.")]
-Dtype = Annotated[str, typer.Option(help="Dtype of the weights: bf16, fp16, fp8_e4m3 or fp32.")]
-KvDtype = Annotated[str, typer.Option(help="Dtype of the KV cache.")]
 HostMs = Annotated[float, typer.Option(help="The host's time in each step, which kernel times do not have.")]
 Bounds = Annotated[bool, typer.Option("--bounds", help="By bounds, also where kernel times were published.")]
-Lengths = Annotated[str, typer.Option(help="Tokens: N or LEAST:MOST.")]
 T = TypeVar("T")
 
 
@@ -32,32 +30,32 @@ T = TypeVar("T")
 def simulate(
     model: Model = "llama-3.1-8b",
     gpu: Gpu = "h100-sxm",
-    gpus: Annotated[int, typer.Option(help="Of one node, by tensor parallelism.")] = 1,
+    gpus: Annotated[int, typer.Option(help="GPUs of one node, with tensor parallelism.")] = 1,
     steps: Annotated[Path | None, typer.Option(help="Take the time of steps from this trace of our server.")] = None,
     against: Annotated[Path | None, typer.Option(help="A measured trace to compare with.")] = None,
-    dtype: Dtype = "bf16",
-    kv_dtype: KvDtype = "bf16",
+    dtype: option.WeightsDtype = "bf16",
+    kv_dtype: option.KvDtype = "bf16",
     host_ms: HostMs = 0.0,
     bounds: Bounds = False,
-    rate: Annotated[float | None, typer.Option(help="Requests per second, open loop; inf: all at once.")] = None,
-    sweep: Annotated[str | None, typer.Option(help="A,B,...: these rates in turn.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="So many in flight, closed loop; without a rate, 1.")] = None,
+    rate: option.Rate = None,
+    sweep: option.Sweep = None,
+    concurrency: option.Concurrency = None,
     num_prompts: int = 1000,
-    data: Annotated[str, typer.Option(help="random, sharegpt (its lengths) or prefix (shared by groups).")] = "random",
-    input_len: Lengths = "128",
-    output_len: Lengths = "64",
+    data: option.Data = "random",
+    input_len: option.Lengths = "128",
+    output_len: option.Lengths = "64",
     num_kv_blocks: Annotated[
         int | None, typer.Option(min=1, help="Pages of the KV cache; without it, by memory; with --steps, no limit.")
     ] = None,
     max_num_seqs: int = 256,
     max_num_batched_tokens: int = 8192,
     prefill_chunk: int | None = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    out: OutOption = None,
-    json: Json = False,
+    seed: option.Seed = 0,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
-    """TTFT, ITL and throughput of a load, by our scheduler on a clock: with published times of kernels, with bounds, or
-    with measured steps; nothing is computed, and no GPU is needed."""
+    """TTFT, ITL and throughput of a load, by the engine's scheduler in simulated time: with published times of kernels,
+    with bounds, or with measured steps; nothing is computed, and no GPU is needed."""
     from rooflab.bench.latency import clock, step_model
     from rooflab.bench.load.data import Data
     from rooflab.bench.load.metrics import summarize
@@ -65,7 +63,7 @@ def simulate(
     from rooflab.bench.load.run import Plan
     from rooflab.bench.load.trace import load_trace
 
-    settings = clock.Settings(
+    settings = clock.ClockSettings(
         num_kv_blocks or 2**20, 16, max_num_seqs, max_num_batched_tokens, prefill_chunk, prefix_caching=data == "prefix"
     )
     taken: step_model.StepModel
@@ -95,15 +93,14 @@ def simulate(
     if out:
         for plan, trace in zip(plans, traces, strict=True):
             trace.save(trace_file(out, _name(plan) if len(plans) > 1 else ""))
-        _draw(out, plans, rows, traces)
     compared = clock.compared(traces[0], measured) if measured else []
-    if json:
-        show.as_json({"basis": taken.basis, "rows": rows, "compared": compared})
-        return
+    show.result({"basis": taken.basis, "rows": rows, "compared": compared})
     columns = ("rate", "requests", "requests_per_s", "output_tokens_per_s", *WAITS[1:])
     show.table(rows, [name for name in columns if name in rows[0] and "sent" not in name], f"by {taken.basis}")
     if compared:
         show.table(compared, ("figure", "simulated", "measured", "off_%"), "beside the measured trace")
+    if out:
+        _draw(out, plans, rows, traces)
 
 
 @app.command()
@@ -115,20 +112,20 @@ def capacity(
     itl: Annotated[float, typer.Option(help="Limit in ms.")] = 30.0,
     percentile: Annotated[float, typer.Option(help="Which percentile the limits are for.")] = 99.0,
     chunk: Annotated[str, typer.Option(help="N,M,...: most tokens of prompts in a step.")] = "512,2048,8192",
-    dtype: Dtype = "bf16",
-    kv_dtype: KvDtype = "bf16",
+    dtype: option.WeightsDtype = "bf16",
+    kv_dtype: option.KvDtype = "bf16",
     host_ms: HostMs = 0.0,
     bounds: Bounds = False,
-    input_len: Lengths = "1024",
-    output_len: Lengths = "256",
+    input_len: option.Lengths = "1024",
+    output_len: option.Lengths = "256",
     num_prompts: int = 500,
     max_num_seqs: int = 256,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    json: Json = False,
+    seed: option.Seed = 0,
+    json: option.Json = False,
 ) -> None:
     """How many requests a second a model serves within limits of TTFT and ITL, with which chunk, on how many GPUs."""
     from rooflab.bench.latency import capacity as capacities
-    from rooflab.bench.latency.clock import Settings
+    from rooflab.bench.latency.clock import ClockSettings
     from rooflab.bench.load.data import Data
     from rooflab.bench.load.run import Plan
 
@@ -144,14 +141,12 @@ def capacity(
     _within(base, input_len, output_len)
     limits = {"ttft": ttft, "itl": itl}
     with show.waiting(f"loads of {num_prompts} requests on the clock"):
-        settings = Settings(0, max_num_seqs=max_num_seqs)
+        settings = ClockSettings(0, max_num_seqs=max_num_seqs)
         rows = capacities.capacities(base, plan, settings, limits, percentile, counts, chunks)
-    if json:
-        show.as_json({"basis": base.basis, "limits": limits, "percentile": percentile, "rows": rows})
-        return
+    show.result({"basis": base.basis, "limits": limits, "percentile": percentile, "rows": rows})
     columns = ("gpus", "prefill_chunk", "kv_tokens", "requests_per_s", "least", "most", "requests_per_s_per_gpu", "why")
     title = f"{model}, {input_len} + {output_len} tokens: p{percentile:g} of TTFT within {ttft:g} ms, of ITL {itl:g} ms"
-    show.table(rows, [name for name in columns if any(name in row for row in rows)], title)
+    show.table(rows, columns, title, filled=True)
     served = [row for row in rows if row.get("requests_per_s")]
     if served:
         best = max(served, key=lambda row: row["requests_per_s_per_gpu"])
@@ -162,15 +157,14 @@ def capacity(
 
 
 def kernels(model: str, gpu: str, gpus: int, dtype: str, kv_dtype: str, host_ms: float, bounds: bool) -> KernelTimes:
-    """The kernel times that a command line names.  Raises `ValueError` on a name or number that is none."""
+    """The kernel times that a command line names.  Raises `ValueError` on an unknown name and on a wrong number."""
     from rooflab.bench.latency.step_model import KernelTimes
     from rooflab.roofline.architecture import get_architecture
     from rooflab.roofline.device import resolve
 
     arch = get_architecture(model)
     device, note = resolve(gpu)
-    if note:
-        show.note(note)
+    show.note(note)
     return KernelTimes(arch, device, dtype, kv_dtype, gpus, host_ms, bounds=bounds)
 
 
@@ -181,7 +175,7 @@ def _within(model: KernelTimes, input_len: str, output_len: str) -> None:
         raise ValueError(f"input_len: expected with output_len at most {most}, got {longest}")
 
 
-def _fitting(model: Any, settings: Settings) -> Settings:
+def _fitting(model: Any, settings: ClockSettings) -> ClockSettings:
     from rooflab.bench.latency.capacity import kv_blocks
 
     pages = kv_blocks(model, settings)

@@ -5,38 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import (
-    CaseOption,
-    DeviceOption,
-    Json,
-    KernelOption,
-    Op,
-    OutOption,
-    SchemeOption,
-    app,
-    exit_for,
-)
-
-if TYPE_CHECKING:
-    pass
+from rooflab.bench.cli import option
+from rooflab.bench.cli.app import app, exit_for
+from rooflab.roofline.numbers import counted
 
 MEGA = 1e6
 
 
 @app.command()
 def emulate(
-    op: Op = None,
+    op: Annotated[str | None, typer.Argument(help="An op, a file, or path.py::function; without one, all ops.")] = None,
     kernel: Annotated[
         str | None, typer.Argument(help="A kernel with compiled code; without one, all of the op.")
     ] = None,
-    kernels: KernelOption = None,
-    case: CaseOption = None,
-    scheme: SchemeOption = None,
+    kernels: option.Kernel = None,
+    case: option.Case = None,
+    scheme: option.Scheme = None,
     config: Annotated[str | None, typer.Option(help="A config of a tunable kernel, as block_m=64,...")] = None,
     reference: Annotated[str | None, typer.Option(help="With path.py::function: path.py::oracle, in torch.")] = None,
     argument: Annotated[str, typer.Option(help="With path.py::function: its numbers, as eps=1e-6.")] = "",
@@ -49,8 +38,8 @@ def emulate(
     lines: Annotated[bool, typer.Option("--lines", help="The source, with what each line moved and executed.")] = False,
     gpu: Annotated[str, typer.Option("--gpu", help="The Hopper GPU that a time is predicted for.")] = "h100",
     seed: int = 0,
-    out: OutOption = None,
-    json: Json = False,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
     """Run a kernel's compiled code (sm_90a) on the CPU: values, races, bytes by level, counts by line.
 
@@ -71,10 +60,8 @@ def emulate(
         asked |= {"argument": argument, "dtype": dtype, "config": config}
         with show.waiting(op):
             answer = emulated_calls.ask({"do": "outside", **asked, "races": races, "seed": seed, "schedule": schedule})
-        if json:
-            show.as_json(answer)
-        else:
-            _show(op, answer, "", lines)
+        show.result(answer)
+        _show(op, answer, "", lines)
         exit_for({answer["status"]})
         return
     named = [*([kernel] if kernel else []), *(kernels or [])]
@@ -86,13 +73,11 @@ def emulate(
     if out is not None:
         path = emulated_calls.write(found, out, seed)
         show.note(f"records: {path}")
-    if json:
-        show.as_json([item.to_dict() for item in found])
-    else:
-        for item in found:
-            target = item.target
-            title = f"{target.op}/{target.kernel}  {target.case.id}  {target.scheme.name}"
-            _show(title, item.answer, item.prediction, lines)
+    show.result([item.to_dict() for item in found])
+    for item in found:
+        target = item.target
+        title = f"{target.op}/{target.kernel}  {target.case.id}  {target.scheme.name}"
+        _show(title, item.answer, item.prediction, lines)
     exit_for({item.answer["status"] for item in found})
 
 
@@ -108,10 +93,10 @@ def _show(title: str, answer: Mapping[str, Any], prediction: str, lines: bool) -
         if lines:
             _show_lines(launch)
     if answer["launches"]:
-        ran = f"{answer['ran']} of " * (answer["ran"] < answer["of"]) + show.counted(answer["of"], "CTA")
+        ran = f"{answer['ran']} of " * (answer["ran"] < answer["of"]) + counted(answer["of"], "CTA")
         checked = answer.get("checked_elements")
         text = f"{ran} in {answer['seconds']:.2f} s, compilation included"
-        text += f"; {show.counted(checked, 'element')} compared" if checked is not None else ""
+        text += f"; {counted(checked, 'element')} compared" if checked is not None else ""
         show.line(text)
     if prediction:
         show.line(prediction)
@@ -133,7 +118,7 @@ def _show_launch(launch: Mapping[str, Any]) -> None:
         for name, read, wrote in rows
         if read or wrote
     ]
-    show.table(shown, ("level", "read_mb", "written_mb"), f"{launch['kernel']}, {show.counted(launch['ctas'], 'CTA')}")
+    show.table(shown, ("level", "read_mb", "written_mb"), f"{launch['kernel']}, {counted(launch['ctas'], 'CTA')}")
     texts = []
     if launch["tensor_flops"]:
         texts.append(", ".join(f"{flops / 1e9:.4g} GFLOP {kind}" for kind, flops in launch["tensor_flops"].items()))
@@ -151,8 +136,8 @@ def _show_lines(launch: Mapping[str, Any]) -> None:
     by_file: dict[str, dict[int, Mapping[str, int]]] = {}
     for file, line, counts in launch["lines"]:
         by_file.setdefault(file, {})[line] = counts
-    for file, counted in by_file.items():
-        rows = list(_annotated(launch["sources"].get(file, []), counted))
+    for file, own in by_file.items():
+        rows = list(_annotated(launch["sources"].get(file, []), own))
         columns = ("line", "threads", "global_bytes", "shared_bytes", "conflicts", "source")
         show.table(rows, columns, Path(file).name if file else "no source line")
 
@@ -182,8 +167,8 @@ def _annotated(source: Sequence[str], counted: Mapping[int, Mapping[str, int]]) 
 def golden(
     folder: Annotated[Path, typer.Argument(help="The folder of the golden files.")],
     write: Annotated[bool, typer.Option("--write", help="On a GPU: write the outputs that have no file yet.")] = False,
-    device: DeviceOption = None,
-    json: Json = False,
+    device: option.Device = None,
+    json: option.Json = False,
 ) -> None:
     """Compare the emulator with outputs that kernels gave on a GPU; with --write, write such outputs.
 
@@ -199,12 +184,11 @@ def golden(
         if place.type != "cuda":
             raise ValueError("device: golden outputs come from a GPU; expected cuda with --write, got cpu")
         names = files.write(folder, torch.device(place))
-        show.line(f"{show.counted(len(names), 'output')} in {folder}")
+        show.result({"written": names})
+        show.line(f"{counted(len(names), 'output')} in {folder}")
         return
     found = files.compare(folder)
     rows = [asdict(item) for item in found]
-    if json:
-        show.as_json(rows)
-    else:
-        show.table(rows, ("target", "elements", "equal", "passed", "reason"))
+    show.result(rows)
+    show.table(rows, ("target", "elements", "equal", "passed", "reason"))
     exit_for({"OK" if item.passed else "INCORRECT" for item in found})

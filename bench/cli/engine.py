@@ -8,7 +8,8 @@ import typer
 
 from rooflab.bench import show
 from rooflab.bench.calls.names import parse_swaps
-from rooflab.bench.cli.app import DeviceOption, Json, OutOption, app, exit_for
+from rooflab.bench.cli import option
+from rooflab.bench.cli.app import app, exit_for
 
 
 @app.command()
@@ -18,10 +19,10 @@ def estimate(
     batch: int = 1,
     context: int = 8192,
     prompt: Annotated[int | None, typer.Option(help="Tokens to prefill; without it, the whole context.")] = None,
-    dtype: Annotated[str, typer.Option(help="Dtype of the weights: bf16, fp16, fp8_e4m3 or fp32.")] = "bf16",
-    kv_dtype: Annotated[str, typer.Option(help="Dtype of the KV cache.")] = "bf16",
+    dtype: option.WeightsDtype = "bf16",
+    kv_dtype: option.KvDtype = "bf16",
     tensor_parallel: Annotated[int | None, typer.Option("--tp", help="GPUs; without it, the fewest that fit.")] = None,
-    json: Json = False,
+    json: option.Json = False,
 ) -> None:
     """What a model needs on a GPU, and the least TTFT and ITL there: bounds by arithmetic, nothing measured."""
     from rooflab.roofline.architecture import get_architecture
@@ -30,18 +31,35 @@ def estimate(
 
     device, note = resolve(gpu)
     result = price(get_architecture(model), device, batch, context, dtype, kv_dtype, prompt, tensor_parallel)
-    if note:
-        show.note(note)
-    if json:
-        show.as_json(result)
-    else:
-        show.pairs(result.rows())
+    show.note(note)
+    show.result(result)
+    show.pairs(result.rows())
+
+
+@app.command()
+def doctor(
+    model: Annotated[str, typer.Argument(help="smollm2-135m, a GGUF file, or a Hugging Face folder.")] = "smollm2-135m",
+    compare: Annotated[bool, typer.Option(help="Beside transformers, which loads the model once more in fp32.")] = True,
+    json: option.Json = False,
+) -> None:
+    """What is understood of a model's files, and the first difference from transformers; 11 if there is one."""
+    from rooflab.bench.measure.doctor import differences, understood
+
+    rows = understood(model)
+    show.table(rows, ("what", "understood"), model)
+    found = []
+    if compare:
+        with show.waiting("transformers"):
+            found = list(differences(model))
+        show.table(found, ("what", "of", "differ", "first"), "beside transformers")
+    show.result({"understood": rows, "differences": found})
+    exit_for({"OK", *("INCORRECT" for row in found if row["differ"])})
 
 
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to ask.")],
-    model: Annotated[str, typer.Option(help="smollm2-135m, a GGUF file, or a Hugging Face folder.")] = "smollm2-135m",
+    model: option.Model = "smollm2-135m",
     dummy: Annotated[bool, typer.Option("--dummy", help="Random weights; the prompt's bytes are its ids.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Do not put the prompt through the chat template.")] = False,
     max_tokens: Annotated[int, typer.Option(min=1)] = 128,
@@ -50,16 +68,16 @@ def generate(
     top_p: float = 1.0,
     min_p: float = 0.0,
     seed: int = 0,
-    swap: Annotated[list[str] | None, typer.Option(help="OP=KERNEL: use this kernel; repeatable.")] = None,
+    swap: option.Swap = None,
     interpret: Annotated[bool, typer.Option("--interpret", help="Allow Triton kernels on the CPU; no times.")] = False,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or, on a CPU, int8.")] = None,
+    dtype: option.EngineDtype = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest context; without it, the model's.")] = None,
-    device: DeviceOption = None,
-    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs: kernel by kernel.")] = False,
+    device: option.Device = None,
+    enforce_eager: option.Eager = False,
     pdl: Annotated[bool, typer.Option("--pdl", help="Kernels of a graph may start while the one before ends.")] = False,
     ignore_eos: bool = False,
-    out: OutOption = None,
-    json: Json = False,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
     """Answer a prompt, and say how long it took: TTFT, ITL and tokens a second."""
     from rooflab.bench import commands
@@ -85,10 +103,8 @@ def generate(
             max_model_len=max_model_len,
             seed=seed,
         )
-    result = commands.generate_one(llm, prompt, params, raw, show=(lambda text: None) if json else show.piece, out=out)
-    if json:
-        show.as_json(result)
-        return
+    result = commands.generate_one(llm, prompt, params, raw, show=show.piece, out=out)
+    show.result(result)
     show.line("\n")
     show.engine_summary(result)
 
@@ -96,15 +112,13 @@ def generate(
 @app.command()
 def lab(
     smoke: Annotated[bool, typer.Option("--smoke", help="The same in short, for CI.")] = False,
-    out: OutOption = None,
-    json: Json = False,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
     """The whole lab on this machine: check, bench, roofline, and an engine run on real prompts."""
     from rooflab.bench.lab import run_lab
 
-    if json:
-        show.only_json()
+    show.beside_json()
     summary: dict[str, Any] = run_lab(out, smoke)
-    if json:
-        show.as_json(summary)
+    show.result(summary)
     exit_for(set(summary["statuses"]))

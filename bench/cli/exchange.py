@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import Json, OnlyCase, OnlyKernel, OnlyMachine, OnlyOp, OutOption, app, file_option
+from rooflab.bench.cli import option
+from rooflab.bench.cli.app import app
+from rooflab.roofline.numbers import counted
 
 DEFINED = ("definition", "op_type", "op", "scheme", "traces", "reason")
 
@@ -29,8 +31,8 @@ def import_results(
     whole: Annotated[
         bool, typer.Option("--whole", help="published: keep every table, not only those of results/published.")
     ] = False,
-    out: OutOption = None,
-    json: Json = False,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
     """Read another tool's results; --out keeps them as records.  Lists what cannot become a record.
 
@@ -39,13 +41,11 @@ def import_results(
     from rooflab.bench.exchange import commands
 
     if tool == "published":
-        _import_published(paths or [], out, whole, json)
+        _import_published(paths or [], out, whole)
         return
     found = commands.read(tool, paths or [], op)
     files = commands.keep(found.imported, out)
-    if json:
-        show.as_json(found.summary() | {"written": [str(path) for path in files]})
-        return
+    show.result(found.summary() | {"written": files})
     if found.definitions:
         show.table(found.definitions, DEFINED)
     if found.imported.records:
@@ -53,7 +53,7 @@ def import_results(
     for skipped in found.imported.skipped:
         show.line(f"not imported: {skipped.place}: {skipped.reason}", "dim")
     left = len(found.imported.skipped)
-    show.line(f"{show.counted(len(found.imported.records), 'result')}{f', {left} not imported' if left else ''}")
+    show.line(f"{counted(len(found.imported.records), 'result')}{f', {left} not imported' if left else ''}")
     for path in files:
         show.line(f"  {path}")
     if found.imported.records and not files:
@@ -63,26 +63,24 @@ def import_results(
 PLACED = ("gpu", "op", "scheme", "library", "kernel", "rows", "below_bound")
 
 
-def _import_published(paths: list[Path], out: Path | None, whole: bool, json: bool) -> None:
+def _import_published(paths: list[Path], out: Path | None, whole: bool) -> None:
     from rooflab.bench.exchange.published import read_published, selected, write_published
 
     with show.waiting("reading published times"):
         found = read_published(paths)
     kept = found.placed if whole else selected(found)
     index = write_published(kept, out) if out else None
-    if json:
-        show.as_json(found.summary() | {"kept": [each.table.file for each in kept], "written": index and str(index)})
-        return
+    show.result(found.summary() | {"kept": [each.table.file for each in kept], "written": index})
     show.table([each.row() for each in found.placed], PLACED)
     for each in found.placed:
         for text in each.below:
             show.line(f"left out: {each.table.file}: {text}: faster than its GPU can be", "yellow")
     for family, count in found.left.most_common():
-        show.line(f"no place here: {show.counted(count, 'row')} of {family}", "dim")
+        show.line(f"no place here: {counted(count, 'row')} of {family}", "dim")
     placed = sum(each.table.rows for each in found.placed)
-    show.line(f"{show.counted(found.read, 'row')}: {placed:,} placed in {show.counted(len(found.placed), 'table')}")
+    show.line(f"{counted(found.read, 'row')}: {placed:,} placed in {counted(len(found.placed), 'table')}")
     if index:
-        show.line(f"  {show.counted(len(kept), 'table')}: {index}")
+        show.line(f"  {counted(len(kept), 'table')}: {index}")
     else:
         show.note("nothing was written: --out FOLDER keeps the tables that results/published has, with --whole all")
 
@@ -91,21 +89,21 @@ def _import_published(paths: list[Path], out: Path | None, whole: bool, json: bo
 def export_records(
     form: Annotated[str, typer.Argument(help="pytest-benchmark, which dashboards such as Bencher read too, or csv.")],
     records: Annotated[list[Path], typer.Argument(help="Records: files or folders.")],
-    to: Annotated[Path, file_option("--to", help="The file to write.")],
-    op: OnlyOp = None,
-    kernel: OnlyKernel = None,
-    case: OnlyCase = None,
-    machine: OnlyMachine = None,
-    json: Json = False,
+    to: Annotated[Path, option.file("--to", help="The file to write.")],
+    op: option.OnlyOp = None,
+    kernel: option.OnlyKernel = None,
+    case: option.OnlyCase = None,
+    machine: option.OnlyMachine = None,
+    json: option.Json = False,
 ) -> None:
     """Write records in the form of another tool.  Lists the records that the form has no place for."""
     from rooflab.bench.exchange import commands
-    from rooflab.bench.report.trends.points import Chosen
+    from rooflab.bench.report.trends.points import RecordFilter
 
-    written, skipped = commands.export(form, records, to, Chosen(op or (), kernel or (), case or (), machine or ()))
-    if json:
-        show.as_json({"file": str(to), "records": written, "left_out": [vars(each) for each in skipped]})
-        return
+    written, skipped = commands.export(
+        form, records, to, RecordFilter(op or (), kernel or (), case or (), machine or ())
+    )
+    show.result({"file": to, "records": written, "left_out": [vars(each) for each in skipped]})
     for text, count in commands.counted(skipped):
         show.line(f"not exported: {count} {text}", "dim")
-    show.line(f"{show.counted(written, 'record')}: {to}")
+    show.line(f"{counted(written, 'record')}: {to}")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import CaseOption, Json, KernelOption, OpName, OutOption, SchemeOption, app
+from rooflab.bench.cli import option
+from rooflab.bench.cli.app import app
 
 if TYPE_CHECKING:
-    from rooflab.bench.predict.cases import Target
+    from rooflab.bench.predict.cases import KernelCase
     from rooflab.bench.predict.explain import Explanation
     from rooflab.bench.records.record import Record
     from rooflab.roofline.device import Device
@@ -21,18 +22,18 @@ Gpu = Annotated[str | None, typer.Option("--gpu", help="A Hopper GPU by name; wi
 
 @app.command()
 def explain(
-    op: Annotated[str | None, typer.Argument(help="An op; a file of --kernel may tell it.")] = None,
+    op: Annotated[str | None, typer.Argument(help="An op; not needed with a --kernel file.")] = None,
     kernel: Annotated[str | None, typer.Argument(help="A kernel; without one, all of the op side by side.")] = None,
-    kernels: KernelOption = None,
-    case: CaseOption = None,
-    scheme: SchemeOption = None,
+    kernels: option.Kernel = None,
+    case: option.Case = None,
+    scheme: option.Scheme = None,
     gpu: Gpu = None,
     records: Annotated[Path | None, typer.Option(help="Take measured times from this file or folder of records.")] = (
         None
     ),
     measure: Annotated[bool, typer.Option(help="On a GPU, check and time the kernel first.")] = True,
     budget_s: Annotated[float, typer.Option("--budget", help="Seconds for measuring one kernel on one case.")] = 0.5,
-    json: Json = False,
+    json: option.Json = False,
 ) -> None:
     """Split a kernel's time into launch, bytes over the minimum, pipe, waves and tail, occupancy and latency.
 
@@ -45,11 +46,10 @@ def explain(
 
     known = record_files.read(records) if records else []
     device, note = cases.choose_gpu(gpu, [entry for entry in known if entry.device == "cuda"])
-    if note:
-        show.note(note)
+    show.note(note)
     named = [*([kernel] if kernel else []), *(kernels or [])]
     chosen = _targets(op, named, case or [], scheme or [])
-    measured: dict[Target, float] = {}
+    measured: dict[KernelCase, float] = {}
     if records:
         chosen, measured = cases.measured_in(known, chosen, device)
     elif measure and _is_here(device):
@@ -57,16 +57,15 @@ def explain(
     found = explain_all(chosen, device, measured, calibration.load())
     if named and all(entry.reason for entry in found):
         raise ValueError(found[0].reason)
-    if json:
-        show.as_json([entry.to_dict() for entry in found])
-    elif named:
+    show.result([entry.to_dict() for entry in found])
+    if named:
         for entry in found:
             _show(entry)
     else:
         _show_side_by_side(found)
 
 
-def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[str]) -> list[Target]:
+def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[str]) -> list[KernelCase]:
     from rooflab.bench.calls.selection import choose_kernels
     from rooflab.bench.predict.cases import choose_targets
     from rooflab.kernels.registry import get_op
@@ -88,7 +87,9 @@ def _is_here(device: Device) -> bool:
     return torch.cuda.is_available() and identify(torch.cuda.get_device_name()) == device
 
 
-def _measured(found: list[Record], chosen: list[Target], device: Device) -> tuple[list[Target], dict[Target, float]]:
+def _measured(
+    found: list[Record], chosen: list[KernelCase], device: Device
+) -> tuple[list[KernelCase], dict[KernelCase, float]]:
     """The times just measured; a target that failed its check is named, and keeps its prediction."""
     from rooflab.bench.predict import cases
 
@@ -117,16 +118,15 @@ def _show_side_by_side(found: list[Explanation]) -> None:
 
     for case in dict.fromkeys((entry.target.case, entry.target.scheme) for entry in found):
         own = [entry for entry in found if (entry.target.case, entry.target.scheme) == case]
-        rows = why_rows(own)
-        shown = [name for name in WHY_COLUMNS if any(row.get(name) not in (None, "") for row in rows)]
-        show.table(rows, shown, f"{own[0].target.op}  {case[0].id}  {case[1].name}  {own[0].gpu}, parts in us")
+        title = f"{own[0].target.op}  {case[0].id}  {case[1].name}  {own[0].gpu}, parts in us"
+        show.table(why_rows(own), WHY_COLUMNS, title, filled=True)
         show.line(f"{why_sentence(own)} Predictions: {own[0].calibration}.")
         show.line()
 
 
 @app.command()
 def profile(
-    op: OpName,
+    op: option.OpName,
     kernel: Annotated[str, typer.Argument(help="A kernel's name, or a file that registers one.")],
     case: Annotated[str | None, typer.Option("--case", help="One case, as M=64,N=48,...; else the largest.")] = None,
     scheme: Annotated[str | None, typer.Option("--scheme", help="fp32, fp16 or bf16.")] = None,
@@ -135,8 +135,8 @@ def profile(
     timeout_s: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds for the tool.")] = 600.0,
     command: Annotated[bool, typer.Option("--command", help="Print the tool's command and run nothing.")] = False,
     log: Annotated[Path | None, typer.Option("--log", help="Read this log, which ncu wrote elsewhere.")] = None,
-    out: OutOption = None,
-    json: Json = False,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
     """Count one call's bytes, pipe use and stalls with Nsight Compute.
 
@@ -154,11 +154,12 @@ def profile(
         raise ValueError(f"kernel: expected a file that registers one kernel of {op}, got {names}")
     target = found[0]
     if command:
-        show.line(shlex.join(ncu.command(target, seed, ncu.METRICS, Path("ncu.csv"))))
+        words = ncu.command(target, seed, ncu.METRICS, Path("ncu.csv"))
+        show.result({"command": words})
+        show.line(shlex.join(words))
         return
     device, note = cases.choose_gpu(gpu)
-    if note:
-        show.note(note)
+    show.note(note)
     if log:
         taken = ncu.Profile(tuple(ncu.parse(log.read_text())))
         if not taken.launches:
@@ -178,10 +179,8 @@ def profile(
         writer.write(record)
     rows: list[dict[str, Any]] = ncu.compared(modelled, taken)
     launches = ncu.launch_rows(taken)
-    if json:
-        more = {"compared": rows, "counted": launches, "metrics": record.metrics, "note": note}
-        show.as_json(explained.to_dict() | more)
-        return
+    more = {"compared": rows, "counted": launches, "metrics": record.metrics, "note": note}
+    show.result(explained.to_dict() | more)
     _show(explained)
     show.table(rows, ("what", "modelled", "counted", "ratio"), "modelled and counted")
     if note:

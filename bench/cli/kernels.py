@@ -6,32 +6,17 @@ import math
 import secrets
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.calls.statuses import EXIT_BROKEN, EXIT_INTERRUPTED
-from rooflab.bench.cli.app import (
-    CaseOption,
-    DeviceOption,
-    Json,
-    KernelOption,
-    OnlyCase,
-    OnlyOp,
-    Op,
-    OutOption,
-    ResumeOption,
-    SchemeOption,
-    SuiteOption,
-    WaitOption,
-    app,
-    begin_run,
-    check_place,
-    exit_for,
-)
+from rooflab.bench.calls.statuses import ExitStatus
+from rooflab.bench.cli import option
+from rooflab.bench.cli.app import app, begin_run, exit_for
+from rooflab.roofline.numbers import counted
 
 CHECK_S = 90.0
 """Seconds after which no check of an op begins, by default."""
@@ -41,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @app.command("list")
-def list_kernels(op: Op = None, kernel: KernelOption = None, json: Json = False) -> None:
+def list_kernels(op: option.Op = None, kernel: option.Kernel = None, json: option.Json = False) -> None:
     """Every kernel, and why it can or cannot run here."""
     from rooflab.bench.calls.selection import choose_kernels
     from rooflab.bench.commands import kernel_rows
@@ -50,20 +35,18 @@ def list_kernels(op: Op = None, kernel: KernelOption = None, json: Json = False)
     rows = kernel_rows([op] if op else None)
     if chosen is not None:
         rows = [row for row in rows if f"{row['op']}/{row['name']}" in chosen]
-    if json:
-        show.as_json(rows)
-        return
+    show.result(rows)
     show.table(rows, ("op", "name", "role", "backend", "available", "reason"))
 
 
 @app.command()
 def check(
-    op: Op = None,
-    kernel: KernelOption = None,
-    suite: SuiteOption = None,
-    case: CaseOption = None,
-    scheme: SchemeOption = None,
-    device: DeviceOption = None,
+    op: option.Op = None,
+    kernel: option.Kernel = None,
+    suite: option.Suite = None,
+    case: option.Case = None,
+    scheme: option.Scheme = None,
+    device: option.Device = None,
     seed: Annotated[int | None, typer.Option(help="Of the inputs and of the drawn cases; random without it.")] = None,
     by: Annotated[
         str | None,
@@ -71,28 +54,21 @@ def check(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(help=f"For each op; checks that do not end then are left out. {CHECK_S:.0f} for drawn cases."),
+        option.seconds(help=f"Limit for each op, after which no check starts; {CHECK_S:.0f} with drawn cases."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Make every check, however long it takes.")] = False,
-    out: OutOption = None,
-    resume: ResumeOption = False,
-    json: Json = False,
+    out: option.Out = None,
+    resume: option.Resume = False,
+    json: option.Json = False,
 ) -> None:
-    """Check kernels against the fp64 oracle, planted inputs included.  Exit status 11: one is wrong; 12: one left out.
+    """Check kernels against the fp64 oracle.  Exit status 11: one is wrong; 12: one was not checked at all.
 
     Without --case and --suite, the op's own cases come first, and then cases that the seed draws from its domain.
     """
-    if op and "::" in op:
-        raise ValueError(f"op: expected one of Rooflab's; `rooflab emulate {op}` judges any launcher of Triton")
-    if by not in (None, "emulator", "interpreter"):
-        raise ValueError(f"by: expected emulator or interpreter, got {by!r}")
-    if seconds is not None and not seconds > 0:
-        raise ValueError(f"seconds: expected a number above 0, got {seconds:g}")
-    if every and seconds is not None:
-        raise ValueError("seconds: expected none with --all")
+    _check_options(op, by, every, seconds)
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.calls.selection import Selection
-        from rooflab.bench.commands import drawn_checks, listed_checks, run_checks, smallest_failures, summarize_checks
+        from rooflab.bench.checks import drawn_checks, listed_checks, run_checks, smallest_failures, summarize_checks
         from rooflab.bench.records.record import NOT_RUN
 
         seed = secrets.randbelow(2**31) if seed is None else seed
@@ -108,23 +84,23 @@ def check(
     limit_s = math.inf if every or not (drawn or seconds) else (seconds or CHECK_S) * len(chosen.kernels)
     show.note(f"seed {seed}")
     names = [kernel.id for own in chosen.kernels.values() for kernel in own]
-    of_kernels = ", ".join(names) if len(chosen.kernels) == 1 else show.counted(len(names), "kernel")
-    show.note(f"{show.counted(len(asked), 'check')} of {of_kernels}; first their processes start")
+    of_kernels = ", ".join(names) if len(chosen.kernels) == 1 else counted(len(names), "kernel")
+    show.note(f"{counted(len(asked), 'check')} of {of_kernels}; first their processes start")
     made: dict[int, CheckResult] = {}
     options: dict[str, Any] = {"emulate": emulate, "limit_s": limit_s, "into": made}
     interrupted = False
     try:
-        with show.progress("check", len(asked), lines=not json) as advance:
+        with show.progress("check", len(asked), lines=True) as advance:
             run_checks(asked, chosen.device, writer, lambda found: advance(found.describe()), **options)
     except KeyboardInterrupt:
         interrupted = True
     results = [made[place] for place in sorted(made)]
     rows = summarize_checks(results, asked)
-    _show_checks(results, rows, json)
-    left_out = f"{len(asked) - len(results)} of {show.counted(len(asked), 'check')}"
+    _show_checks(results, rows)
+    left_out = f"{len(asked) - len(results)} of {counted(len(asked), 'check')}"
     if interrupted:
         show.error(f"interrupted: {left_out} left out")
-        raise typer.Exit(EXIT_INTERRUPTED)
+        raise typer.Exit(ExitStatus.INTERRUPTED)
     if len(results) < len(asked):
         part = f"{len(results) / len(asked):.0%} of the plan was run"
         show.note(f"{part}; left out after {limit_s:g} s: {left_out}; --all makes them")
@@ -139,14 +115,21 @@ def check(
     exit_for(statuses, undecided=bool(unknown) or (resume and len(results) < len(asked)))
 
 
-def _show_checks(results: Sequence[CheckResult], rows: Sequence[dict[str, Any]], json: bool) -> None:
+def _check_options(op: str | None, by: str | None, every: bool, seconds: float | None) -> None:
+    if op and "::" in op:
+        raise ValueError(f"op: expected one of Rooflab's; `rooflab emulate {op}` judges any launcher of Triton")
+    if by not in (None, "emulator", "interpreter"):
+        raise ValueError(f"by: expected emulator or interpreter, got {by!r}")
+    if every and seconds is not None:
+        raise ValueError("seconds: expected none with --all")
+
+
+def _show_checks(results: Sequence[CheckResult], rows: Sequence[dict[str, Any]]) -> None:
     from rooflab.bench.check.common import in_common
-    from rooflab.bench.commands import check_rows
+    from rooflab.bench.checks import check_rows
     from rooflab.bench.records.record import NOT_RUN
 
-    if json:
-        show.as_json(check_rows(results))
-        return
+    show.result(check_rows(results))
     columns = ("op", "kernel", "role", "ok", "failed", "not run", "left out", "checked_by", "worst", "weak", "reason")
     show.table(rows, columns)
     for op, name in dict.fromkeys((result.op, result.kernel) for result in results):
@@ -157,7 +140,7 @@ def _show_checks(results: Sequence[CheckResult], rows: Sequence[dict[str, Any]],
             show.line(f"{op}/{name}: {text}", "red")
     lacking = sum(result.not_offered for result in results)
     show.line(
-        f"{show.counted(len(results), 'check')}: {sum(row['ok'] for row in rows)} right, "
+        f"{counted(len(results), 'check')}: {sum(row['ok'] for row in rows)} right, "
         f"{sum(row['failed'] for row in rows)} wrong, {lacking} not offered by the kernel, "
         f"{sum(row['not run'] for row in rows) - lacking} could not run here"
     )
@@ -165,16 +148,16 @@ def _show_checks(results: Sequence[CheckResult], rows: Sequence[dict[str, Any]],
 
 @app.command()
 def bench(
-    op: Op = None,
-    kernel: KernelOption = None,
-    suite: SuiteOption = None,
-    case: CaseOption = None,
-    scheme: SchemeOption = None,
-    device: DeviceOption = None,
+    op: option.Op = None,
+    kernel: option.Kernel = None,
+    suite: option.Suite = None,
+    case: option.Case = None,
+    scheme: option.Scheme = None,
+    device: option.Device = None,
     seed: int = 0,
     budget_s: Annotated[float, typer.Option("--budget", help="Seconds for one kernel on one case.")] = 0.5,
     seconds: Annotated[
-        float | None, typer.Option(help="For all of it; cases that do not begin then are left out: exit status 12.")
+        float | None, option.seconds(help="For all of it; cases that do not begin then are left out: exit status 12.")
     ] = None,
     choose: Annotated[bool, typer.Option(help="Write kernels/<op>/choices.json from these records.")] = False,
     timer: Annotated[
@@ -184,16 +167,14 @@ def bench(
     lock_clocks: Annotated[
         bool, typer.Option("--lock-clocks", help="Lock the GPU's clock during the run, where NVML permits it.")
     ] = False,
-    wait_for_gpu: WaitOption = False,
-    out: OutOption = None,
-    resume: ResumeOption = False,
-    json: Json = False,
+    wait_for_gpu: option.Wait = False,
+    out: option.Out = None,
+    resume: option.Resume = False,
+    json: option.Json = False,
 ) -> None:
-    """Check and time kernels; records and roofline figures go to --out.  Exit status 11 or 13 where one failed."""
+    """Check and time kernels; records and figures go to --out.  Exit status 11: wrong; 12: no time; 13: NOISY."""
     if choose and kernel:
         raise ValueError("choose: expected all kernels of an op, got --kernel")
-    if seconds is not None and not seconds > 0:
-        raise ValueError(f"seconds: expected a number above 0, got {seconds:g}")
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.calls.selection import Selection
         from rooflab.bench.check.isolated import passed_here
@@ -221,25 +202,21 @@ def bench(
         interrupted = True
     except ContextBroken as broken:
         show.error(f"the rest needs a fresh process: {broken}")
-        raise typer.Exit(EXIT_BROKEN) from broken
+        raise typer.Exit(ExitStatus.BROKEN) from broken
     rows = [bench_row(record) for record in records]
-    if not json:  # before anything is drawn or chosen, which may fail
-        show.bench_table(rows)
+    show.bench_table(rows)  # before anything is drawn or chosen, which may fail
     figures = draw_records(records, folder) if not interrupted else []
     written = write_choices(records) if choose and not interrupted else []
-    if json:
-        paths = [str(path) for path in (*figures, *written)]
-        show.as_json({"folder": str(folder), "files": paths, "rows": rows})
-    else:
-        show.line(f"records and figures: {folder}")
-        for path in figures:
-            show.line(f"  {path.name}")
-        if written:
-            show.line(f"choices written for {show.counted(len(written), 'op')}")
-    left_out = f"{count - len(records)} of {show.counted(count, 'result')} left out"
+    show.result({"folder": folder, "files": (*figures, *written), "rows": rows})
+    show.line(f"records and figures: {folder}")
+    for path in figures:
+        show.line(f"  {path.name}")
+    if written:
+        show.line(f"choices written for {counted(len(written), 'op')}")
+    left_out = f"{count - len(records)} of {counted(count, 'result')} left out"
     if interrupted:
         show.error(f"interrupted: {left_out}")
-        raise typer.Exit(EXIT_INTERRUPTED)
+        raise typer.Exit(ExitStatus.INTERRUPTED)
     if len(records) < count:
         show.error(left_out)
     exit_for({record.status for record in records}, undecided=len(records) < count)
@@ -251,9 +228,9 @@ def roofline(
         Path | None, typer.Argument(help="Records to draw, a file or folder; without it, the newest local run.")
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="Draw the bounds of a GPU that is not here instead.")] = None,
-    op: OnlyOp = None,
-    kernel: KernelOption = None,
-    case: OnlyCase = None,
+    op: option.OnlyOp = None,
+    kernel: option.Kernel = None,
+    case: option.OnlyCase = None,
     all_cases: Annotated[bool, typer.Option("--all", help="Every case, not only each op's largest.")] = False,
     suite: Annotated[
         str, typer.Option(help="With --gpu: the suite; each op's largest case of it is drawn.")
@@ -266,13 +243,12 @@ def roofline(
         bool, typer.Option("--across-devices", help="One figure of all machines, each under its own roofs.")
     ] = False,
     fixed_axes: Annotated[
-        bool, typer.Option("--fixed-axes", help="Let the roofs decide the axes, as before and after a change.")
+        bool, typer.Option("--fixed-axes", help="Set the axes by the roofs, so that two figures compare.")
     ] = False,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="PLACE", help="Folder for the figures, or a file, x.svg or x.png.", callback=check_place),
+        Path | None, option.place(metavar="PLACE", help="Folder for the figures, or a file, x.svg or x.png.")
     ] = None,
-    json: Json = False,
+    json: option.Json = False,
 ) -> None:
     """Draw the roofline: of measured records, or of what a GPU could reach at best.
 
@@ -292,8 +268,7 @@ def roofline(
         if case or run:
             raise ValueError(f"gpu: expected no --{'case' if case else 'run'} with it, for nothing was measured there")
         drawing, note = commands.gpu_bounds(gpu, suite, scheme, op or [], records)
-        if note:
-            show.note(note)
+        show.note(note)
         points = [point for point in drawing.points if not ids or point.published or f"{point.op}/{point.label}" in ids]
         drawn = [replace(drawing, points=points)] if points else []
     else:
@@ -308,12 +283,10 @@ def roofline(
     place = out or (result_folder() if gpu else folder)
     paths = [path for drawing in drawn for path in figures.draw(drawing, place, fixed_axes)]
     points = [point for drawing in drawn for point in drawing.points]
-    if json:
-        show.as_json({"figures": [str(path) for path in paths], "points": [asdict(point) for point in points]})
-        return
+    show.result({"figures": paths, "points": points})
     published = sum(point.published for point in points)
     measured = sum(point.seconds is not None for point in points) - published
     others = f", {published} published by others" if published else ""
-    show.line(f"{show.counted(len(points), 'point')}, {measured or 'none'} of them measured{others}")
+    show.line(f"{counted(len(points), 'point')}, {measured or 'none'} of them measured{others}")
     for path in paths:
         show.line(f"  {path}")

@@ -9,16 +9,18 @@ import typer
 
 from rooflab.bench import show
 from rooflab.bench.calls.names import parse_swaps
-from rooflab.bench.cli.app import DeviceOption, Json, OutOption, app, file_option
-from rooflab.bench.cli.clock import KvDtype, kernels
+from rooflab.bench.cli import option
+from rooflab.bench.cli.app import app, exit_for
+from rooflab.bench.cli.clock import kernels
+from rooflab.roofline.names import values_by_name
 
 if TYPE_CHECKING:
-    from rooflab.bench.latency.ledger import Kind, Ledger
-    from rooflab.bench.latency.whatif import Change
+    from rooflab.bench.latency.ledger import Ledger
+    from rooflab.bench.latency.whatif import PhaseChange
+    from rooflab.roofline.steps import Kind
 
 Gpu = Annotated[str | None, typer.Option("--gpu", help="Published kernel times of this GPU; else, measured here.")]
 Engine = Annotated[str, typer.Argument(help="smollm2-135m, a GGUF file, a Hugging Face folder, or a preset.")]
-Dummy = Annotated[bool, typer.Option("--dummy", help="Random weights.")]
 Dtype = Annotated[str | None, typer.Option(help="Dtype of the weights; without it, the engine's own, or bf16.")]
 Batch = Annotated[int, typer.Option(help="Sequences that decode.")]
 Context = Annotated[int, typer.Option(min=1, help="Tokens of a sequence; of a prefill, of the prompt.")]
@@ -33,21 +35,21 @@ SPARE = 160
 @app.command()
 def ledger(
     model: Engine = "smollm2-135m",
-    dummy: Dummy = False,
+    dummy: option.Dummy = False,
     gpu: Gpu = None,
     gpus: Annotated[int, typer.Option(min=1)] = 1,
     batch: Batch = 1,
     context: Context = 256,
     prefill: Annotated[bool, typer.Option("--prefill", help="The step of a prompt, and not of decoding.")] = False,
     dtype: Dtype = None,
-    kv_dtype: KvDtype = "bf16",
-    swap: Annotated[list[str] | None, typer.Option(help="OP=KERNEL: use this kernel; repeatable.")] = None,
-    device: DeviceOption = None,
-    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs: kernel by kernel.")] = False,
-    out: OutOption = None,
-    json: Json = False,
+    kv_dtype: option.KvDtype = "bf16",
+    swap: option.Swap = None,
+    device: option.Device = None,
+    enforce_eager: option.Eager = False,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
-    """A step of the engine, op by op: shape, cost, bound, time and share, the host's time, and what is left of it.
+    """A step of the engine, op by op: shape, cost, bound, time and share, the host's time, and the residual.
 
     Measured on this machine, or with --gpu by published times of kernels.
     """
@@ -70,32 +72,34 @@ def ledger(
     if out:
         show.note(f"record: {ledger_record(found, out)}")
     rows = found.table()
-    if json:
-        show.as_json({"step_ms": found.step_ms, "itl_ms": found.itl_ms, "residual": found.residual, "rows": rows})
-        return
+    numbers = {"step_ms": found.step_ms, "itl_ms": found.itl_ms, "residual": found.residual, "noise": found.noise}
+    show.result({**numbers, "rows": rows})
     title = f"{found.model} in {found.dtype} on {found.device}: {kind} of {batch} x {context} tokens"
-    show.table(rows, [name for name in LEDGER if any(row.get(name) not in (None, "") for row in rows)], title)
+    show.table(rows, LEDGER, title, filled=True)
+    if found.noise:
+        show.line(f"NOISY: {found.noise}", "yellow")
+    exit_for({"NOISY" if found.noise else "OK"})
 
 
 @app.command()
 def whatif(
     model: Engine = "smollm2-135m",
-    dummy: Dummy = False,
-    kernel: Annotated[list[str] | None, typer.Option(help="OP=0.9x: if its kernel took so much; repeatable.")] = None,
+    dummy: option.Dummy = False,
+    kernel: Annotated[list[str] | None, typer.Option(help="OP=0.9x: assume 0.9 of its time; repeatable.")] = None,
     swap: Annotated[list[str] | None, typer.Option(help="OP=KERNEL: predicted and measured; repeatable.")] = None,
     gpu: Gpu = None,
     gpus: Annotated[int, typer.Option(min=1)] = 1,
     batch: Batch = 1,
     context: Context = 256,
     dtype: Dtype = None,
-    kv_dtype: KvDtype = "bf16",
-    device: DeviceOption = None,
-    out: OutOption = None,
-    json: Json = False,
+    kv_dtype: option.KvDtype = "bf16",
+    device: option.Device = None,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
-    """What another kernel changes in TTFT and ITL: of one that is there, predicted and measured; else, predicted.
+    """Predict how another kernel changes TTFT and ITL; measure it too if it exists.
 
-    TTFT is the step of one prompt of --context tokens; ITL is a decode step of --batch sequences of as many; both
+    TTFT is the step of one prompt of --context tokens; ITL is a decode step of --batch such sequences; both
     without CUDA graphs.
     """
     from rooflab.bench.latency import whatif as changes
@@ -114,7 +118,7 @@ def whatif(
     options = _options(model, dummy, dtype, device, batch, context)
     options |= {"enforce_eager": bool(swaps)}  # some of torch's kernels wait for the device, which no graph can keep
     kinds: tuple[tuple[Kind, int], ...] = (("prefill", 1), ("decode", batch))
-    found: list[changes.Change | None] = []
+    found: list[changes.PhaseChange | None] = []
     with show.waiting("loading the model"):
         llm = None if gpu else LLM(**options)
     for kind, own in kinds if factors else ():
@@ -141,25 +145,24 @@ def whatif(
     if out:
         about = {"model": model, "batch": batch, "context": context, "of": gpu or (llm.device.type if llm else "")}
         show.note(f"records: {change_records(told, about, out)}")
-    _show_changes(told, json)
+    _show_changes(told)
 
 
-def _show_changes(found: list[Change], json: bool) -> None:
+def _show_changes(found: list[PhaseChange]) -> None:
     rows = [change.row() for change in found]
-    if json:
-        show.as_json({"rows": rows, "verdicts": [change.verdict() for change in found]})
-        return
-    show.table(rows, [name for name in rows[0] if any(row[name] is not None for row in rows)])
+    show.result({"rows": rows, "verdicts": [change.verdict() for change in found]})
+    show.table(rows, rows[0], filled=True)
     for change in found:
-        show.line(change.verdict())
+        show.line(change.verdict(), "yellow" if change.noise else None)
+    exit_for({"NOISY" if change.noise else "OK" for change in found})
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def capture(
     context: typer.Context,
-    suite: Annotated[Path, file_option("--suite", help="The file to write, called .json.")] = Path("captured.json"),
+    suite: Annotated[Path, option.file("--suite", help="The file to write, called .json.")] = Path("captured.json"),
 ) -> None:
-    """Run a Python program, and keep the shapes that it asks of our ops' counterparts, weighted by time, as a suite.
+    """Run a Python program (after --), and keep the shapes of its ops, weighted by time, as a suite.
 
     rooflab capture --suite mine.json -- python app.py; then rooflab bench --suite mine.json, and ab and tune alike.
     """
@@ -174,7 +177,7 @@ def capture(
     content = captured.suite(" ".join(context.args))
     if not content["ops"]:
         raise ValueError("program: expected calls of what our ops compute, as in torch's products, got none")
-    write_whole(suite, json.dumps(content, indent=1) + "\n")
+    write_whole(suite, json.dumps(content, indent=1, allow_nan=False) + "\n")
     rows = [
         {"op": op, "cases": len(own), **{key: sum(row[key] for row in own) for key in ("calls", "share")}}
         for op, own in content["ops"].items()
@@ -203,13 +206,10 @@ def _published(
 
 
 def _factors(texts: list[str]) -> dict[str, float]:
-    found = {}
-    for text in texts:
-        op, _, factor = text.partition("=")
-        try:
-            found[op] = float(factor.removesuffix("x"))
-        except ValueError:
-            found[op] = -1.0
-        if not op or not 0 <= found[op] < 100:
-            raise ValueError(f"kernel: expected OP=0.9x, got {text!r}")
-    return found
+    def factor(op: str, value: str) -> float:
+        found = float(value.removesuffix("x"))
+        if not 0 <= found < 100:
+            raise ValueError
+        return found
+
+    return values_by_name(texts, "kernel: expected OP=0.9x, each op once", factor)

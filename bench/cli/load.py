@@ -13,13 +13,14 @@ import typer
 
 from rooflab.bench import show
 from rooflab.bench.calls.names import parse_swaps
-from rooflab.bench.cli.app import DeviceOption, Json, OutOption, app, exit_for, file_option
+from rooflab.bench.cli import option
+from rooflab.bench.cli.app import app, exit_for
+from rooflab.roofline.numbers import digits
 
 if TYPE_CHECKING:
     from rooflab.bench.load.run import Plan
     from rooflab.bench.load.trace import Trace
 
-Swap = Annotated[list[str] | None, typer.Option(help="OP=KERNEL: use this kernel; repeatable.")]
 LOAD = (
     "rate", "requests", "failed", "status", "requests_per_s", "goodput_requests_per_s", "output_tokens_per_s",
     "steady_output_tokens_per_s", "client_late_p50_ms", "client_queue_p50_ms",
@@ -40,26 +41,26 @@ def load(
     endpoint: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
     model: Annotated[str | None, typer.Option(help="Without it, the first of GET /v1/models.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests per second, open loop; inf: all at once.")] = None,
+    rate: option.Rate = None,
     arrivals: Annotated[str, typer.Option(help="poisson, constant or gamma.")] = "poisson",
-    burstiness: Annotated[float, typer.Option(help="Shape of gamma: below 1 bursts.")] = 1.0,
+    burstiness: Annotated[float, typer.Option(help="Shape of gamma; below 1, bursts.")] = 1.0,
     ramp: Annotated[str | None, typer.Option(help="A:B: from A to B requests per second.")] = None,
-    sweep: Annotated[str | None, typer.Option(help="A,B,...: these rates in turn.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="So many in flight, closed loop; without a rate, 1.")] = None,
-    max_concurrency: Annotated[int | None, typer.Option(help="Over it, requests wait on the client.")] = None,
+    sweep: option.Sweep = None,
+    concurrency: option.Concurrency = None,
+    max_concurrency: Annotated[int | None, typer.Option(help="Further requests wait on the client.")] = None,
     num_prompts: Annotated[int, typer.Option(help="Requests of a run.")] = 100,
     duration: Annotated[float | None, typer.Option(help="Seconds of arrivals, instead of --num-prompts.")] = None,
     warmup: Annotated[int, typer.Option(help="Requests one by one before the run.")] = 1,
-    warmup_seconds: Annotated[float, typer.Option(help="Begin of the run that does not count.")] = 0.0,
-    data: Annotated[str, typer.Option(help="random, sharegpt (its lengths) or prefix (shared by groups).")] = "random",
+    warmup_seconds: Annotated[float, typer.Option(help="Start of the run, which is not counted.")] = 0.0,
+    data: option.Data = "random",
     dataset: Annotated[Path | None, typer.Option(help="A file in ShareGPT's format.")] = None,
-    input_len: Annotated[str, typer.Option(help="Tokens: N or LEAST:MOST.")] = "128",
-    output_len: Annotated[str, typer.Option(help="Tokens: N or LEAST:MOST.")] = "64",
+    input_len: option.Lengths = "128",
+    output_len: option.Lengths = "64",
     prefix_len: int = 256,
     groups: Annotated[int, typer.Option(help="Prefixes of --data prefix.")] = 4,
     token_ids: Annotated[str, typer.Option(help="LEAST:MOST: prompts are drawn from these ids.")] = "100:1000",
     text: Annotated[bool, typer.Option("--text", help="Prompts of words; the server counts the tokens.")] = False,
-    ignore_eos: Annotated[bool | None, typer.Option(help="Without it, on but for --dataset.")] = None,
+    ignore_eos: Annotated[bool | None, typer.Option(help="Default: on, and off with --dataset.")] = None,
     extra_body: Annotated[str, typer.Option(help="Further fields of each request, as JSON.")] = "{}",
     goodput: Annotated[list[str] | None, typer.Option(help="ttft:500: a limit in ms (ttft, itl, tpot, e2e).")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for a whole answer.")] = 600.0,
@@ -68,12 +69,12 @@ def load(
     ] = None,
     xray: Annotated[bool, typer.Option("--xray", help="The metrics by other tools' definitions too.")] = False,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Figures beside the records.")] = True,
-    vllm_json: Annotated[Path | None, file_option(help="Write a file with the keys of `vllm bench serve`.")] = None,
-    out: OutOption = None,
-    json: Json = False,
+    vllm_json: Annotated[Path | None, option.file(help="Write a file with the keys of `vllm bench serve`.")] = None,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
     """Load a server and say how long its users wait: TTFT, ITL, throughput, goodput; every chunk's time is kept."""
-    from rooflab.bench.load.client import Target
+    from rooflab.bench.load.client import Endpoint
     from rooflab.bench.load.data import Data
     from rooflab.bench.load.metrics import check_limits
     from rooflab.bench.load.run import PATHS, Plan, first_model
@@ -98,22 +99,22 @@ def load(
         ignore_eos=dataset is None if ignore_eos is None else ignore_eos, extra=_fields(extra_body),
         seed=time.time_ns() % 2**32 if seed is None else seed,
     )  # fmt: skip
-    target = Target(url, PATHS[plan.endpoint], api_key, timeout)
+    target = Endpoint(url, PATHS[plan.endpoint], api_key, timeout)
     plan = plan if model else replace(plan, model=first_model(target))
     show.note(f"seed {plan.seed}")
     # A seed for each rate: with the same prompts again, the server would find them in its prefix cache.
     plans = [replace(plan, arrivals=law, seed=plan.seed + place) for place, law in enumerate(laws)]
-    _load(target, plans, limits, out, plots, xray, vllm_json, json)
+    _load(target, plans, limits, out, plots, xray, vllm_json)
 
 
 def _load(
     target: Any, plans: list[Plan], limits: dict[str, float], out: Path | None, plots: bool, xray: bool,
-    vllm_json: Path | None, json: bool,
+    vllm_json: Path | None,
 ) -> None:  # fmt: skip
     from rooflab.bench.load import results
     from rooflab.bench.load.causes import LONG, spikes
     from rooflab.bench.load.definitions import xray as xray_of
-    from rooflab.bench.load.metrics import failures
+    from rooflab.bench.load.metrics import answers, failures, remarks
     from rooflab.bench.load.run import run_load
     from rooflab.bench.records.files import RunWriter, result_folder
     from rooflab.kernels._files import write_whole
@@ -132,31 +133,31 @@ def _load(
     if vllm_json:
         import json as json_text
 
-        files.append(write_whole(vllm_json, json_text.dumps(results.vllm_json(traces[0], plans[0], limits))))
+        files.append(
+            write_whole(vllm_json, json_text.dumps(results.vllm_json(traces[0], plans[0], limits), allow_nan=False))
+        )
     plots = plots and any(row["requests"] > row["failed"] for row in rows)
-    failed = [failures(trace) for trace in traces]
-    tools = [xray_of(trace) for trace in traces] if xray else []
-    if json:
-        files += _draw(folder, plans, rows, traces) if plots else []
-        names = [path.name for path in (writer.path, *files)]
-        summary = {"seed": plans[0].seed, "folder": str(folder), "files": names, "rows": rows, "failures": failed}
-        show.as_json({**summary, **({"xray": tools} if xray else {})})
-    else:
-        for columns in (LOAD, WAITS):
-            show.table(rows, [name for name in columns if any(name in row for row in rows)])
-        for row, reasons in zip(rows, failed, strict=True):
-            for reason, count in reasons.items():
-                show.line(f"{row['rate']}: {count} failed: {reason}", "red")
-            if row["reason"]:
-                show.line(f"{row['rate']}: {row['status']}: {row['reason']}", "yellow")
-        for row, trace in zip(rows, traces, strict=True):
-            for kind, count in Counter(spike.kind for spike in spikes(trace)).most_common():
-                show.line(f"{row['rate']}: {count} gaps of over {LONG} medians: {kind}")
-        for own in tools:
-            _show_xray(own)
-        if plots:  # after the tables, because it may fail
-            _draw(folder, plans, rows, traces)
-        show.note(f"records, traces and figures: {folder}")
+    failed, said = [failures(trace) for trace in traces], [remarks(trace) for trace in traces]
+    tools = [xray_of(trace) if answers(trace) else [] for trace in traces] if xray else []
+    for columns in (LOAD, WAITS):
+        show.table(rows, columns, filled=True)
+    for row, reasons, own in zip(rows, failed, said, strict=True):
+        for reason, count in reasons.items():
+            show.line(f"{row['rate']}: {count} failed: {reason}", "red")
+        if row["reason"]:
+            show.line(f"{row['rate']}: {row['status']}: {row['reason']}", "yellow")
+        for remark in own:
+            show.line(f"{row['rate']}: {remark}", "yellow")
+    for row, trace in zip(rows, traces, strict=True):
+        for kind, count in Counter(spike.kind for spike in spikes(trace)).most_common():
+            show.line(f"{row['rate']}: {count} gaps of over {LONG} medians: {kind}")
+    for table in filter(None, tools):
+        _show_xray(table)
+    files += _draw(folder, plans, rows, traces) if plots else []  # after the tables, because it may fail
+    names = [path.name for path in (writer.path, *files)]
+    summary = {"seed": plans[0].seed, "folder": folder, "files": names, "rows": rows, "failures": failed}
+    show.result({**summary, "remarks": said, **({"xray": tools} if xray else {})})
+    show.note(f"records, traces and figures: {folder}")
     exit_for({results.exit_status(trace) for trace in traces})
 
 
@@ -242,58 +243,58 @@ def _show_xray(rows: list[dict[str, Any]]) -> None:
 
 
 @app.command()
-def xray(trace: Annotated[Path, typer.Argument(help="A trace.ndjson of `rooflab load`.")], json: Json = False) -> None:
+def xray(
+    trace: Annotated[Path, typer.Argument(help="A trace.ndjson of `rooflab load`.")], json: option.Json = False
+) -> None:
     """What vLLM, SGLang, AIPerf, GuideLLM and MLPerf would report of one trace, by their definitions."""
     from rooflab.bench.load.definitions import texts
     from rooflab.bench.load.definitions import xray as xray_of
     from rooflab.bench.load.trace import load_trace
 
     rows = xray_of(load_trace(trace))
-    if json:
-        show.as_json({"rows": rows, "definitions": texts()})
-    else:
-        _show_xray(rows)
+    show.result({"rows": rows, "definitions": texts()})
+    _show_xray(rows)
 
 
 @app.command()
 def latency(
-    model: Annotated[str, typer.Option(help="smollm2-135m, a GGUF file, or a Hugging Face folder.")] = "smollm2-135m",
-    dummy: Annotated[bool, typer.Option("--dummy", help="Random weights.")] = False,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or, on a CPU, int8.")] = None,
+    model: option.Model = "smollm2-135m",
+    dummy: option.Dummy = False,
+    dtype: option.EngineDtype = None,
     input_len: int = 128,
     output_len: int = 64,
     batch_size: int = 1,
-    swap: Swap = None,
-    device: DeviceOption = None,
+    swap: option.Swap = None,
+    device: option.Device = None,
     seed: int = 0,
-    out: OutOption = None,
-    json: Json = False,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
     """TTFT and ITL of one batch on the engine itself, with no server between."""
-    _in_process("latency", model, dummy, dtype, input_len, output_len, batch_size, swap, device, seed, out, json)
+    _in_process("latency", model, dummy, dtype, input_len, output_len, batch_size, swap, device, seed, out)
 
 
 @app.command()
 def throughput(
-    model: Annotated[str, typer.Option(help="smollm2-135m, a GGUF file, or a Hugging Face folder.")] = "smollm2-135m",
-    dummy: Annotated[bool, typer.Option("--dummy", help="Random weights.")] = False,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or, on a CPU, int8.")] = None,
+    model: option.Model = "smollm2-135m",
+    dummy: option.Dummy = False,
+    dtype: option.EngineDtype = None,
     input_len: int = 128,
     output_len: int = 64,
     num_prompts: int = 64,
-    swap: Swap = None,
-    device: DeviceOption = None,
+    swap: option.Swap = None,
+    device: option.Device = None,
     seed: int = 0,
-    out: OutOption = None,
-    json: Json = False,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
     """Tokens per second of the engine itself, with all requests there at once."""
-    _in_process("throughput", model, dummy, dtype, input_len, output_len, num_prompts, swap, device, seed, out, json)
+    _in_process("throughput", model, dummy, dtype, input_len, output_len, num_prompts, swap, device, seed, out)
 
 
 def _in_process(
     name: str, model: str, dummy: bool, dtype: str | None, input_len: int, output_len: int, count: int,
-    swap: list[str] | None, device: str | None, seed: int, out: Path | None, json: bool,
+    swap: list[str] | None, device: str | None, seed: int, out: Path | None,
 ) -> None:  # fmt: skip
     from rooflab.bench.load.in_process import measure
 
@@ -301,10 +302,6 @@ def _in_process(
     options = {"model": model, "dummy": dummy, "dtype": dtype, "swap": swaps, "device": device, "seed": seed}
     with show.waiting(f"{name} of {model}"):
         result = measure(name, options, input_len, output_len, count, seed, out)
-    if json:
-        show.as_json(result)
-    else:
-        show.pairs(
-            [(key, show.number(value) if isinstance(value, float) else str(value)) for key, value in result.items()]
-        )
+    show.result(result)
+    show.pairs([(key, digits(value) if isinstance(value, float) else str(value)) for key, value in result.items()])
     exit_for({result["status"]})

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import Json, OnlyCase, OnlyKernel, OnlyMachine, OnlyOp, OpName, OutOption, app, file_option
+from rooflab.bench.cli import option
+from rooflab.bench.cli.app import app
+from rooflab.roofline.numbers import counted
 
 if TYPE_CHECKING:
-    from rooflab.bench.report.pictures.schedule import Schedule
+    from rooflab.bench.report.pictures.schedule import TileSchedule
 
 
 Records = Annotated[
@@ -25,38 +27,35 @@ Records = Annotated[
 @app.command()
 def report(
     paths: Records = None,
-    out: Annotated[Path, file_option("--out", help="The file to write.")] = Path("report.html"),
+    out: Annotated[Path, option.file("--out", help="The file to write.")] = Path("report.html"),
     title: Annotated[str, typer.Option("--title", help="Heading of the page.")] = "Rooflab report",
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="With figures and plotly's 5 MB of script.")] = True,
-    json: Json = False,
+    json: option.Json = False,
 ) -> None:
     """One HTML file from records, which fetches nothing: ladders, rooflines, A/B verdicts, compiled code, engine.
 
     It judges nothing: a failure in the records is shown first and does not change the exit status.
     """
     from rooflab.bench.report.page import write_report
-    from rooflab.bench.report.words import some
 
     with show.waiting("reading records"):
         written = write_report(paths or [Path("results")], out, title, plots)
-    if json:
-        show.as_json(written)
-        return
+    show.result(written)
     content = written.content
     kernels = sum(len(ladder.blocks) for op in content.ops for ladder in op.ladders)
     show.line(f"{written.file}: {written.bytes / 1e6:.1f} MB, {written.figures} interactive rooflines")
-    runs, files = some(content.runs, "run"), some(len(content.files), "file")
-    show.line(f"  {some(content.records, 'record')} of {runs} in {files}; {some(kernels, 'case')}")
+    runs, files = counted(content.runs, "run"), counted(len(content.files), "file")
+    show.line(f"  {counted(content.records, 'record')} of {runs} in {files}; {counted(kernels, 'case')}")
     for standing in content.standings:
         ratio = standing.over_library
         if ratio:
             behind = f", slower in {standing.slower_cases}" if standing.slower_cases else ""
             name = f"{standing.op} {standing.scheme} on {standing.machine}"
             show.line(
-                f"  {name}: {ratio.mean:.2f} times as fast as the library over {some(ratio.cases, 'case')}{behind}"
+                f"  {name}: {ratio.mean:.2f} times as fast as the library over {counted(ratio.cases, 'case')}{behind}"
             )
     if content.noisy:
-        show.line(f"  {some(len(content.noisy), 'result')} NOISY: no ratio is made of these times", "yellow")
+        show.line(f"  {counted(len(content.noisy), 'result')} NOISY: no ratio is made of these times", "yellow")
     for problem in content.problems:
         where = f" {problem.where}" if problem.where else ""
         show.line(f"  {problem.name}{where}: {problem.status}: {problem.reason}", "red")
@@ -69,31 +68,29 @@ COLUMNS = ("op", "kernel", "case", "scheme", "points", "trend", "latest_ms", "la
 @app.command()
 def history(
     paths: Records = None,
-    op: OnlyOp = None,
-    kernel: OnlyKernel = None,
-    case: OnlyCase = None,
-    machine: OnlyMachine = None,
+    op: option.OnlyOp = None,
+    kernel: option.OnlyKernel = None,
+    case: option.OnlyCase = None,
+    machine: option.OnlyMachine = None,
     last: Annotated[int, typer.Option(min=1, help="Points of the same level that a new one is compared with.")] = 20,
     threshold: Annotated[float, typer.Option(min=0.0, help="Smallest relative change that counts.")] = 0.02,
     repo: Annotated[Path | None, typer.Option(help="Checkout whose git history orders the commits.")] = None,
-    csv: Annotated[Path | None, file_option("--csv", help="Write every point to this file.")] = None,
-    json: Json = False,
+    csv: Annotated[Path | None, option.file("--csv", help="Write every point to this file.")] = None,
+    json: option.Json = False,
 ) -> None:
     """Trends of committed records: levels, steps, and whether the newest point is unusual.
 
     The table has a row for each kernel; with --kernel or --case, for each of its cases.
     """
     from rooflab.bench.report.trends import output
-    from rooflab.bench.report.trends.points import Chosen, read_points
+    from rooflab.bench.report.trends.points import RecordFilter, read_points
     from rooflab.kernels._files import write_whole
 
-    points = read_points(paths or [Path("results")], Chosen(op or (), kernel or (), case or (), machine or ()))
+    points = read_points(paths or [Path("results")], RecordFilter(op or (), kernel or (), case or (), machine or ()))
     trends = output.find_trends(points, repo, last, threshold)
     if csv is not None:
         write_whole(csv, output.frame(trends).to_csv(index=False))
-    if json:
-        show.as_json(output.summary(points, trends))
-        return
+    show.result(output.summary(points, trends))
     rows = [_shown(trend.row()) for trend in trends]
     one_by_one = bool(kernel or case)
     for circumstances in dict.fromkeys(row["circumstances"] for row in rows):
@@ -144,13 +141,13 @@ SchemeName = Annotated[str | None, typer.Option("--scheme", help="The dtypes; bf
 
 @pictures.command("bytes")
 def bytes_(
-    op: OpName,
+    op: option.OpName,
     kernels: Kernels,
     case: CaseText,
     scheme: SchemeName = None,
     seed: int = 0,
-    out: OutOption = None,
-    json: Json = False,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
     """Bytes that kernels move at each level of memory: HBM, L2 to the SMs, shared memory with its bank conflicts.
 
@@ -167,7 +164,7 @@ def bytes_(
     writer = RunWriter(folder, records[0].run_id)
     writer.write(*records)
     rows = [{"kernel": item.kernel, **item.metrics} for item in records]
-    _show(draw_levels(records, folder), writer.path, rows if json else [_megabytes(row) for row in rows], json)
+    _show(draw_levels(records, folder), writer.path, rows, [_megabytes(row) for row in rows])
 
 
 def _megabytes(row: dict[str, Any]) -> dict[str, Any]:
@@ -182,8 +179,8 @@ def _megabytes(row: dict[str, Any]) -> dict[str, Any]:
 @pictures.command()
 def published(
     gpu: Annotated[str, typer.Option(help="A GPU with published times: h100 or h200.")] = "h100",
-    out: OutOption = None,
-    json: Json = False,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
     """What others' kernels reach of the bound: products over tokens, attention over context.  Writes a PNG."""
     from rooflab.bench.records.files import result_folder
@@ -192,9 +189,7 @@ def published(
 
     name = get_device(gpu).name
     picture, found = draw_published(name, out or result_folder()), curves(name)
-    if json:
-        show.as_json({"figure": str(picture), "curves": found})
-        return
+    show.result({"figure": picture, "curves": found})
     columns = {str(x): x for x in (1, 16, 64, 256, 1024, 4096, 16384)}
     rows = [{"kernel": curve.label} | {n: curve.fraction(x) for n, x in columns.items()} for curve in found]
     show.table(rows, ("kernel", *columns), "bound over published time, by tokens (products) or context (attention)")
@@ -208,8 +203,8 @@ def schedule(
     case: CaseText,
     scheme: SchemeName = None,
     sms: Annotated[int | None, typer.Option("--sms", min=1, help="SMs to plan for; without it, 132.")] = None,
-    out: OutOption = None,
-    json: Json = False,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
     """Which SM has which tile of attention's queries, and when, as a Gantt chart.
 
@@ -233,7 +228,7 @@ def schedule(
     dtypes = choose_scheme(spec, scheme)
     (wanted,) = choose_cases(spec, [case], dtypes)
     here = sms is None and torch.cuda.is_available() and not interpreting()
-    found: list[Schedule] = []
+    found: list[TileSchedule] = []
     for name in kernels:
         if here and name in schedules.TIMED:
             found.append(schedules.timed(name, wanted, dtypes, torch.device("cuda")))
@@ -246,11 +241,11 @@ def schedule(
     made = {"op": op, "case": wanted.id, "scheme": dtypes.name, "environment": environment.to_dict()}
     tiles = [[asdict(tile) for tile in item.tiles] if item.basis == "timestamps" else [] for item in found]
     kept = [{**row, "tiles": own} for row, own in zip(rows, tiles, strict=True)]
-    write_whole(path, json_text.dumps({**made, "schedules": kept}, indent=1) + "\n")
-    _show(picture, path, rows, json)
+    write_whole(path, json_text.dumps({**made, "schedules": kept}, indent=1, allow_nan=False) + "\n")
+    _show(picture, path, rows, rows)
 
 
-def _summary(found: Schedule) -> dict[str, Any]:
+def _summary(found: TileSchedule) -> dict[str, Any]:
     return {
         "kernel": found.kernel,
         "basis": found.basis,
@@ -264,10 +259,8 @@ def _summary(found: Schedule) -> dict[str, Any]:
     }
 
 
-def _show(picture: Path, numbers: Path, rows: list[dict[str, Any]], json: bool) -> None:
-    if json:
-        show.as_json({"figure": str(picture), "numbers": str(numbers), "kernels": rows})
-        return
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    show.table([{name: row.get(name) for name in names} for row in rows], tuple(names), "")
+def _show(picture: Path, numbers: Path, found: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
+    """What was found, and the rows of it that fit into a terminal."""
+    show.result({"figure": picture, "numbers": numbers, "kernels": found})
+    show.table(rows, tuple(dict.fromkeys(name for row in rows for name in row)), "")
     show.line(f"{picture}, numbers in {numbers}")

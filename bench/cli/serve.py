@@ -9,8 +9,9 @@ import typer
 
 from rooflab.bench import show
 from rooflab.bench.calls.names import parse_swaps
-from rooflab.bench.calls.statuses import EXIT_INCORRECT
-from rooflab.bench.cli.app import DeviceOption, app
+from rooflab.bench.calls.statuses import ExitStatus
+from rooflab.bench.cli import option
+from rooflab.bench.cli.app import app
 
 
 @app.command()
@@ -21,30 +22,32 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8000,
     name: Annotated[str | None, typer.Option("--name", help="What `model` must be in requests.")] = None,
     api_key: Annotated[bool, typer.Option("--api-key", help="Ask for the key that is in $ROOFLAB_API_KEY.")] = False,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or, on a CPU, int8.")] = None,
-    device: DeviceOption = None,
-    swap: Annotated[list[str] | None, typer.Option(help="OP=KERNEL: use this kernel; repeatable.")] = None,
+    dtype: option.EngineDtype = None,
+    device: option.Device = None,
+    swap: option.Swap = None,
     threads: Annotated[int | None, typer.Option(min=1, help="The engine's threads on a CPU.")] = None,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most answers in the batch.")] = 64,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most sequences in the batch.")] = 64,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a step.")] = 2048,
     max_model_len: Annotated[int | None, typer.Option(min=2, help="Longest context; without it, the model's.")] = None,
     num_kv_blocks: Annotated[
         int | None, typer.Option(min=1, help="Pages of the KV cache; without it, by memory.")
     ] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens of a page.")] = 16,
-    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs: kernel by kernel.")] = False,
+    enforce_eager: option.Eager = False,
     seed: int = 0,
     max_queue: Annotated[int, typer.Option(help="Most answers that wait for the batch; one more gets 429.")] = 256,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
-    max_body_bytes: Annotated[int, typer.Option(help="Largest body of a request.")] = 4 << 20,
+    max_body_bytes: Annotated[int, typer.Option(help="Largest body of a request.")] = 1 << 20,
     timeout_s: Annotated[float, typer.Option(help="From a request's arrival to its last token.")] = 600.0,
     drain_s: Annotated[float, typer.Option(min=0.0, help="How long SIGTERM waits for answers.")] = 30.0,
     otlp_endpoint: Annotated[
         str | None, typer.Option(envvar="OTEL_EXPORTER_OTLP_ENDPOINT", help="Traces go there (OTLP over HTTP).")
     ] = None,
-    replicas: Annotated[int | None, typer.Option(help="So many engines behind the address, by Ray Serve.")] = None,
-    max_replicas: Annotated[int | None, typer.Option(help="With it, up to so many, by the requests there.")] = None,
-    ray: Annotated[str | None, typer.Option(help="Replicas on the cluster at this address; auto: this one's.")] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Number of engines behind the address, run by Ray Serve.")
+    ] = None,
+    max_replicas: Annotated[int | None, typer.Option(help="The most engines; Ray starts them with the load.")] = None,
+    ray: Annotated[str | None, typer.Option(help="Address of the Ray cluster; auto: the local one.")] = None,
 ) -> None:
     """Serve a model with OpenAI's HTTP interface, /metrics for Prometheus, and a page that shows it at work."""
     if replicas is None and (max_replicas is not None or ray is not None):
@@ -79,7 +82,7 @@ def serve(
         uvloop.run(run(options, otlp_endpoint=otlp_endpoint, **common))
     except EngineDied as died:
         show.error(f"rooflab: {died}")
-        raise typer.Exit(EXIT_INCORRECT) from died
+        raise typer.Exit(ExitStatus.INCORRECT) from died
 
 
 def _replicas(

@@ -10,33 +10,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.cli.app import (
-    CaseOption,
-    Json,
-    KernelOption,
-    Op,
-    OutOption,
-    SchemeOption,
-    SuiteOption,
-    app,
-    exit_for,
-    file_option,
-)
+from rooflab.bench.cli import option
+from rooflab.bench.cli.app import app, exit_for
 
 if TYPE_CHECKING:
     from rooflab.bench.compile.cases import Query
-    from rooflab.bench.compile.reports import Result
+    from rooflab.bench.compile.reports import CompileResult
     from rooflab.bench.compile.store import Store
     from rooflab.roofline.device import Device
 
 
 @app.command()
 def static(
-    op: Op = None,
-    kernel: KernelOption = None,
-    suite: SuiteOption = None,
-    case: CaseOption = None,
-    scheme: SchemeOption = None,
+    op: option.Op = None,
+    kernel: option.Kernel = None,
+    suite: option.Suite = None,
+    case: option.Case = None,
+    scheme: option.Scheme = None,
     every_case: Annotated[
         bool, typer.Option("--all", help="Every case of the suite; without it, the one with the most work.")
     ] = False,
@@ -46,11 +36,11 @@ def static(
     compare: Annotated[
         str | None, typer.Option(metavar="REV", help="Compare with the kernels of a git revision.")
     ] = None,
-    markdown: Annotated[Path | None, file_option(help="With --compare: write the difference to this file.")] = None,
+    markdown: Annotated[Path | None, option.file(help="With --compare: write the difference to this file.")] = None,
     details: Annotated[bool, typer.Option("--details", help="Print everything that is known of each kernel.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Compile even what was compiled before.")] = False,
-    out: OutOption = None,
-    json: Json = False,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
     """What the compiled code says, with no GPU: registers, spills, occupancy, tensor cores, options without effect.
 
@@ -67,16 +57,18 @@ def static(
         if markdown:
             raise ValueError("markdown: expected --compare with it, for it holds a difference")
         results = _compile(query, tuple(config or ()), all_configs, device, store)
-        _report(results, store, details, out, json)
+        _report(results, store, details, out)
         exit_for({result.status for result in results})
         return
     if config or all_configs or out:
         raise ValueError("compare: expected kernels in their own configs and no --out")
-    status = _compare(query, compare, device, store, markdown, details, json)
+    status = _compare(query, compare, device, store, markdown, details)
     raise typer.Exit(status)
 
 
-def _compile(query: Query, texts: tuple[str, ...], every: bool, device: Device, store: Store | None) -> list[Result]:
+def _compile(
+    query: Query, texts: tuple[str, ...], every: bool, device: Device, store: Store | None
+) -> list[CompileResult]:
     from rooflab.bench.compile.reports import compile_selected, configs_of
 
     chosen = configs_of(query.select(), texts, every)
@@ -87,19 +79,14 @@ def _compile(query: Query, texts: tuple[str, ...], every: bool, device: Device, 
     return results
 
 
-def _report(results: list[Result], store: Store | None, details: bool, out: Path | None, json: bool) -> None:
+def _report(results: list[CompileResult], store: Store | None, details: bool, out: Path | None) -> None:
     from rooflab.bench.compile import reports
     from rooflab.bench.compile.cases import ARCHITECTURE
 
     path = reports.write_records(results, out) if out else None
-    if json:
-        rows = [result.to_json() for result in results]
-        line = reports.summary_line(results, store)
-        kept = str(path) if path else None
-        show.as_json({"target": ARCHITECTURE, "summary": line, "records": kept, "results": rows})
-        return
-    found = reports.rows(results)
-    show.table(found, [column for column in reports.COLUMNS if any(row[column] not in (None, "") for row in found)])
+    line, rows = reports.summary_line(results, store), [result.to_json() for result in results]
+    show.result({"target": ARCHITECTURE, "summary": line, "records": path, "results": rows})
+    show.table(reports.rows(results), reports.COLUMNS, filled=True)
     for result in results:
         name = f"{result.selected.kernel.id} {result.selected.scheme.name}"
         if result.failure is not None:
@@ -110,13 +97,13 @@ def _report(results: list[Result], store: Store | None, details: bool, out: Path
             else:
                 for sentence in launch.findings:
                     show.line(f"{name}: {launch.name}: {sentence}", "yellow")
-    show.line(reports.summary_line(results, store))
+    show.line(line)
     if path:
         show.line(f"records: {path}")
 
 
 def _compare(
-    query: Query, revision: str, device: Device, store: Store | None, markdown: Path | None, details: bool, json: bool
+    query: Query, revision: str, device: Device, store: Store | None, markdown: Path | None, details: bool
 ) -> int:
     from rooflab.bench.compile import difference
     from rooflab.kernels._files import write_whole
@@ -135,10 +122,8 @@ def _compare(
     line = difference.summary_line(changes, base.label, untouched)
     if markdown:
         write_whole(markdown, difference.markdown(changes, base.label, untouched))
-    if json:
-        told = [change.to_json() for change in changes]
-        show.as_json({"base": base.label, "summary": line, "exit_status": status, "changes": told})
-        return status
+    told = [change.to_json() for change in changes]
+    show.result({"base": base.label, "summary": line, "exit_status": status, "changes": told})
     for change in changes:
         if change.verdict != "SAME" or details:
             title = f"{change.verdict}: {change.op}/{change.kernel} {change.scheme} {change.case_id}"

@@ -11,35 +11,26 @@ from typing import Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.calls.statuses import EXIT_INCORRECT, EXIT_INVALID
-from rooflab.bench.cli.app import (
-    CaseOption,
-    DeviceOption,
-    Json,
-    KernelOption,
-    OutOption,
-    app,
-    check_place,
-    exit_for,
-    file_option,
-)
+from rooflab.bench.calls.statuses import ExitStatus
+from rooflab.bench.cli import option
+from rooflab.bench.cli.app import app, exit_for
 
 
 @app.command()
 def suite(
     more: Annotated[
-        list[Path] | None, typer.Argument(metavar="[PLAN]...", help="Files of more entries: results/bars/plan.json.")
+        list[Path] | None, typer.Argument(metavar="[PLAN]...", help="More entries, such as results/bars/plan.json.")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", help="An op, a family such as attention, or an entry; repeatable.")
     ] = None,
     budget_s: Annotated[float, typer.Option("--budget", help="Seconds; the most valuable entries come first.")] = 480.0,
-    out: OutOption = None,
+    out: option.Out = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The whole plan on the CPU with small shapes.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     archive: Annotated[
         Path | None,
-        file_option(help="Pack the folder into this .tar.gz every 20 s; with --resume, begin with what it holds."),
+        option.file(help="Pack the folder into this .tar.gz every 20 s; with --resume, begin with what it holds."),
     ] = None,
     trust: Annotated[
         Path | None,
@@ -50,7 +41,7 @@ def suite(
         Path | None, typer.Option("--summary", help="Print the results of the run in this folder.")
     ] = None,
     seed: int = 0,
-    json: Json = False,
+    json: option.Json = False,
 ) -> None:
     """Run everything worth measuring on the card at hand, most valuable first: commands, each in its own process.
 
@@ -59,7 +50,7 @@ def suite(
     from rooflab.bench.suite import state
 
     if summary is not None:
-        _show(state.read_summary(summary), json)
+        _show(state.read_summary(summary))
         return
     if trust is not None and not trust.is_dir():
         raise ValueError(f"trust: expected a folder of records, got {str(trust)!r}")
@@ -68,23 +59,21 @@ def suite(
     from rooflab.bench.records.environment import own_state
     from rooflab.bench.records.files import result_folder
     from rooflab.bench.suite.plan import make_plan
-    from rooflab.bench.suite.runner import Settings, run_suite
+    from rooflab.bench.suite.runner import SuiteSettings, run_suite
 
     entries = make_plan(only or (), more or (), trust and trust.resolve())
     if plan:
-        if json:
-            show.as_json([entry.to_json() for entry in entries])
-        else:
-            rows = [{"entry": e.id, "value": e.value, "cost_s": e.cost_s, "why": e.title} for e in entries]
-            show.table(rows, ("entry", "value", "cost_s", "why"))
-            show.line(f"{len(rows)} entries, about {sum(entry.cost_s for entry in entries):.0f} s on a GPU")
+        show.result([entry.to_json() for entry in entries])
+        rows = [{"entry": e.id, "value": e.value, "cost_s": e.cost_s, "why": e.title} for e in entries]
+        show.table(rows, ("entry", "value", "cost_s", "why"))
+        show.line(f"{len(rows)} entries, about {sum(entry.cost_s for entry in entries):.0f} s on a GPU")
         return
     own_state()  # refuses what names no commit
     if not dry_run and pick_device(None).type != "cuda":
         raise ValueError("suite: torch finds no CUDA device; --dry-run runs the plan on the CPU with small shapes")
     if archive is not None and not archive.name.endswith(".tar.gz"):
         raise ValueError(f"archive: expected a file called .tar.gz, got {str(archive)!r}")
-    settings = Settings(out or result_folder(), budget_s, dry_run, resume, seed, tuple(only or ()))
+    settings = SuiteSettings(out or result_folder(), budget_s, dry_run, resume, seed, tuple(only or ()))
     if archive is not None and resume and archive.is_file() and not (settings.out / state.PLAN).is_file():
         state.unpack(archive, settings.out)
     with ExitStack() as stack:
@@ -93,21 +82,18 @@ def suite(
             stack.enter_context(state.packed(settings.out, archive))
         run_suite(entries, settings, show.note, stack.enter_context(show.progress("suite", len(entries))))
     found = state.read_summary(settings.out)
-    _show(found, json)
-    if not json:
-        show.line(f"records, figures and summary: {settings.out}")
+    _show(found)
+    show.line(f"records, figures and summary: {settings.out}")
     if found["counts"].get("FAILED") or found["excluded"]:
-        raise typer.Exit(EXIT_INCORRECT)
+        raise typer.Exit(ExitStatus.INCORRECT)
     if found["invalid"] or not {"DONE", "PARTIAL"} & found["counts"].keys():
-        raise typer.Exit(EXIT_INVALID)
+        raise typer.Exit(ExitStatus.INVALID)
 
 
-def _show(found: dict[str, Any], json: bool) -> None:
+def _show(found: dict[str, Any]) -> None:
     from rooflab.bench.suite import state
 
-    if json:
-        show.as_json(found)
-        return
+    show.result(found)
     for rows, columns, title in (
         (found["entries"], ("entry", "status", "seconds", "reason"), "Entries"),
         (found["bar_rows"], ("bar", "outcome", "needed", "reason"), "Bars"),
@@ -126,12 +112,12 @@ def _show(found: dict[str, Any], json: bool) -> None:
 @app.command()
 def tune(
     op: Annotated[str, typer.Argument(help="An op with a tunable kernel.")],
-    kernel: KernelOption = None,
+    kernel: option.Kernel = None,
     suite: Annotated[list[str] | None, typer.Option("--suite", help="Suites of cases to tune for; repeatable.")] = None,
-    case: CaseOption = None,
+    case: option.Case = None,
     scheme: Annotated[str | None, typer.Option("--scheme", help="Without it, bf16 on a GPU and fp32 on a CPU.")] = None,
     budget_s: Annotated[float, typer.Option("--budget", help="Seconds for the search.")] = 120.0,
-    device: DeviceOption = None,
+    device: option.Device = None,
     choose: Annotated[
         bool, typer.Option(help="Write kernels/<op>/choices.json from the records; the tree must be committed.")
     ] = False,
@@ -140,8 +126,8 @@ def tune(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Search with made-up times, on the CPU.")] = False,
     seed: int = 0,
-    out: OutOption = None,
-    json: Json = False,
+    out: option.Out = None,
+    json: option.Json = False,
 ) -> None:
     """Search a kernel's configs on this card.
 
@@ -159,6 +145,7 @@ def tune(
         written = write_choices([record for record in files.read_all(records) if record.op == op])
         if not written:
             raise ValueError(f"records: expected {op}'s, timed and checked on a GPU in bf16; got none in {records}")
+        show.result({"written": written})
         for path in written:
             show.line(f"written: {path}")
         return
@@ -177,30 +164,28 @@ def tune(
         clean=choose,
     )
     written = write_choices(report.records) if choose else []
-    if json:
-        show.as_json(report.as_mapping() | {"written": [str(path) for path in written]})
-    else:
-        show.table(report.rows, COLUMNS)
-        if report.stopped:
-            show.line(report.stopped, "yellow")
-        show.line(f"records: {', '.join(str(folder / name) for name in report.files) or 'none'}")
-        for path in written:
-            show.line(f"written: {path}")
+    show.result(report.as_mapping() | {"written": written})
+    show.table(report.rows, COLUMNS)
+    if report.stopped:
+        show.line(report.stopped, "yellow")
+    show.line(f"records: {', '.join(str(folder / name) for name in report.files) or 'none'}")
+    for path in written:
+        show.line(f"written: {path}")
     found: set[str] = {record.status for record in report.records} or {"OK"}
     exit_for(found | ({result.status for result in report.results} if dry_run else set()))
 
 
 @app.command()
 def sweep(
-    out: Annotated[Path, typer.Option("--out", help="Folder for records, one a machine key.", callback=check_place)],
+    out: Annotated[Path, option.place("--out", help="Folder for records, one a machine key.")],
     ray: Annotated[str | None, typer.Option("--ray", help="Address of the cluster; without it, a local one.")] = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="An op or a family; repeatable.")] = None,
-    budget_s: Annotated[float, typer.Option("--budget", help="Seconds for each op on a GPU.")] = 480.0,
-    workers: Annotated[int | None, typer.Option(help="Number of workers; without it, one for each GPU.")] = None,
+    budget_s: Annotated[float, option.seconds("--budget", help="Seconds for each op on a GPU.")] = 480.0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of workers; without it, one for each GPU.")] = None,
     seed: int = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in --out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="On the CPUs of the cluster, with small shapes.")] = False,
-    json: Json = False,
+    json: option.Json = False,
 ) -> None:
     """Run the suite over the GPUs of a Ray cluster, one worker a GPU; a lost worker's part is done by another.
 
@@ -209,10 +194,6 @@ def sweep(
     """
     if importlib.util.find_spec("ray") is None:
         raise ValueError("ray: is not installed; pip install rooflab[fleet]")
-    if not budget_s > 0:
-        raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers: expected at least 1, got {workers}")
     from rooflab.bench.suite.plan import make_plan
     from rooflab.bench.suite.sweep import Shard
     from rooflab.bench.suite.sweep import sweep as run
@@ -223,12 +204,10 @@ def sweep(
     shards = [Shard(name, budget_s, dry_run, seed) for name in names]
     state = run(ray, shards, out, workers, resume, show.note)
     rows = [{"part": name, **found} for name, found in sorted(state.shards.items())]
-    if json:
-        show.as_json(asdict(state) | {"complete": state.complete, "excluded": state.excluded})
-    else:
-        show.table(rows, ("part", "status", "reason"))
-        for kernel, reason in state.excluded.items():
-            show.line(f"not run any more: {kernel}: {reason}", "red")
-        show.line(f"{sum(row['status'] == 'DONE' for row in rows)} of {len(rows)} parts done; records: {out}")
+    show.result(asdict(state) | {"complete": state.complete, "excluded": state.excluded})
+    show.table(rows, ("part", "status", "reason"))
+    for kernel, reason in state.excluded.items():
+        show.line(f"not run any more: {kernel}: {reason}", "red")
+    show.line(f"{sum(row['status'] == 'DONE' for row in rows)} of {len(rows)} parts done; records: {out}")
     if not state.complete or state.excluded:
-        raise typer.Exit(EXIT_INCORRECT)
+        raise typer.Exit(ExitStatus.INCORRECT)

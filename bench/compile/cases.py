@@ -167,6 +167,7 @@ def properties() -> dict[str, int]:
     return {
         "multiprocessor_count": device.sms,
         "max_shared_mem": limits.shared_bytes - SHARED_RESERVED,
+        "shared_mem_per_sm": limits.shared_bytes,
         "max_num_regs": limits.registers,
         "warpSize": WARP,
         "max_threads_per_block": MAX_THREADS_PER_CTA,

@@ -10,6 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
+from rooflab.bench.calls.statuses import ExitStatus
 from rooflab.bench.compile.cases import Query
 from rooflab.bench.compile.sass import TENSOR_CORES
 from rooflab.bench.compile.static import (
@@ -25,8 +26,9 @@ from rooflab.bench.compile.store import Store, tree_hash
 from rooflab.bench.compile.summary import Summary, summarize
 from rooflab.bench.processes.child import ChildFailed, Pool
 from rooflab.bench.records.changes import touched_files, touched_ops, users
+from rooflab.bench.records.plain import Marked, markdown_cell, markdown_code, markdown_table
 from rooflab.bench.records.repository import files_in, import_path, repository_of
-from rooflab.bench.records.revisions import changed_files, checked_out, git
+from rooflab.bench.records.revisions import changed_files, check_contract, checked_out, git
 from rooflab.reference.spec import Case
 from rooflab.roofline.device import Device
 
@@ -34,14 +36,13 @@ Verdict = Literal[
     "SAME", "CHANGED", "NEW", "FIXED", "SPILLS", "LOST TENSOR CORES", "DOES NOT COMPILE", "GONE", "NOT COMPARED"
 ]
 FAILED: tuple[Verdict, ...] = ("SPILLS", "LOST TENSOR CORES", "DOES NOT COMPILE")
-EXIT_FAILED, EXIT_GONE = 11, 13
 Identity = tuple[str, str, str, str]
 """Op, kernel, scheme and case."""
 _PATHS = (*TENSOR_CORES, "none")
 
 
 @dataclass(frozen=True)
-class Change:
+class CodeChange:
     """One kernel on one case in one dtype, this tree compared with another."""
 
     op: str
@@ -62,14 +63,14 @@ class Change:
         return {**{k: v for k, v in asdict(self).items() if k not in sides}, "sentences": list(self.sentences), **sides}
 
 
-def exit_status(changes: Sequence[Change], untouched: bool = False) -> int:
+def exit_status(changes: Sequence[CodeChange], untouched: bool = False) -> ExitStatus:
     """11 where a kernel has new spills, lost its tensor cores or does not compile; else 13 where a kernel is gone or
     nothing was compared; else 0.  What the difference does not touch is the same and need not be compared."""
     verdicts = {change.verdict for change in changes}
     if verdicts & set(FAILED):
-        return EXIT_FAILED
+        return ExitStatus.INCORRECT
     nothing = verdicts <= {"NOT COMPARED"} and not untouched
-    return EXIT_GONE if "GONE" in verdicts or nothing else 0
+    return ExitStatus.INVALID if "GONE" in verdicts or nothing else ExitStatus.DONE
 
 
 _COUNTED: dict[Verdict, str] = {
@@ -85,7 +86,7 @@ _COUNTED: dict[Verdict, str] = {
 }
 
 
-def summary_line(changes: Sequence[Change], base: str, untouched: bool = False) -> str:
+def summary_line(changes: Sequence[CodeChange], base: str, untouched: bool = False) -> str:
     """All verdicts in one line."""
     counts = Counter(change.verdict for change in changes)
     found = ", ".join(f"{counts[verdict]} {words}" for verdict, words in _COUNTED.items())
@@ -96,31 +97,31 @@ def summary_line(changes: Sequence[Change], base: str, untouched: bool = False) 
     return f"{line}{len(changes)} compared: {found}" + ("; the difference reaches no other code" if untouched else "")
 
 
-def gone(identity: Identity, reason: str) -> Change:
+def gone(identity: Identity, reason: str) -> CodeChange:
     """The verdict on a kernel that only the base has."""
-    return Change(*identity, "GONE", (reason,))
+    return CodeChange(*identity, "GONE", (reason,))
 
 
-def new(identity: Identity, now: list[Summary] | CompileFailure) -> Change:
+def new(identity: Identity, now: list[Summary] | CompileFailure) -> CodeChange:
     """The verdict on a kernel that only the head has."""
     if isinstance(now, CompileFailure):
-        return Change(*identity, "NOT COMPARED" if now.refused else "DOES NOT COMPILE", (str(now),))
+        return CodeChange(*identity, "NOT COMPARED" if now.refused else "DOES NOT COMPILE", (str(now),))
     spills = [f"{s.name} spills {s.stack_bytes} bytes a thread" for s in now if s.stack_bytes]
-    return Change(*identity, "NEW", (*spills, *_findings((), now)), (), tuple(now))
+    return CodeChange(*identity, "NEW", (*spills, *_findings((), now)), (), tuple(now))
 
 
 def changed(
     identity: Identity, before: list[Summary] | CompileFailure, now: list[Summary] | CompileFailure, note: str = ""
-) -> Change:
+) -> CodeChange:
     """The verdict on a kernel that both trees have; `note` is one more sentence for the verdict."""
     if isinstance(now, CompileFailure):
         also = ("it did not compile before either",) if isinstance(before, CompileFailure) else ()
-        return Change(*identity, "DOES NOT COMPILE", (str(now), *also))
+        return CodeChange(*identity, "DOES NOT COMPILE", (str(now), *also))
     if isinstance(before, CompileFailure):
-        return Change(*identity, "FIXED", (f"before: {before}",), (), tuple(now))
+        return CodeChange(*identity, "FIXED", (f"before: {before}",), (), tuple(now))
     notes = (note,) if note else ()
     if Counter(map(_activity, before)) == Counter(map(_activity, now)):
-        return Change(*identity, "SAME", notes, tuple(before), tuple(now))
+        return CodeChange(*identity, "SAME", notes, tuple(before), tuple(now))
     pairs = _aligned(before, now)
     best = pairs or [(min(before, key=_rank), min(now, key=_rank))]
     stack = attrgetter("stack_bytes")
@@ -132,7 +133,9 @@ def changed(
     if [s.name for s in before] != [s.name for s in now]:
         others.insert(0, f"launches {', '.join(s.name for s in before)} -> {', '.join(s.name for s in now)}")
     sentences = (*lost, *spills, *others, *_findings(before, now), *notes)
-    return Change(*identity, verdict, sentences or ("the code differs in nothing counted",), tuple(before), tuple(now))
+    return CodeChange(
+        *identity, verdict, sentences or ("the code differs in nothing counted",), tuple(before), tuple(now)
+    )
 
 
 def _activity(summary: Summary) -> tuple[Any, ...]:
@@ -192,17 +195,17 @@ def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
     return worse + [f"{name} takes effect now" for name in sorted((failed - fails.keys()) & works)]
 
 
-def markdown(changes: Sequence[Change], base: str, untouched: bool = False) -> str:
+def markdown(changes: Sequence[CodeChange], base: str, untouched: bool = False) -> str:
     """The difference for a pull request: the verdict, and a table of the kernels that are not SAME."""
     told = [change for change in changes if change.verdict != "SAME"]
     order = (*FAILED, "GONE", "CHANGED", "FIXED", "NEW", "NOT COMPARED")
     lines = ["### Compiled code", "", summary_line(changes, base, untouched), ""]
-    if told:
-        lines += ["| verdict | kernel | dtype | case | what |", "| --- | --- | --- | --- | --- |"]
+    rows = []
     for change in sorted(told, key=lambda change: order.index(change.verdict)):
-        what = "<br>".join(sentence.replace("|", "\\|").replace("\n", " ") for sentence in change.sentences)
-        cells = (change.verdict, f"{change.op}/{change.kernel}", change.scheme, f"`{change.case_id}`", what)
-        lines.append(f"| {' | '.join(cells)} |")
+        what = Marked("<br>".join(map(markdown_cell, change.sentences)))
+        kernel, case = f"{change.op}/{change.kernel}", markdown_code(change.case_id)
+        rows.append((change.verdict, kernel, change.scheme, case, what))
+    lines += markdown_table(("verdict", "kernel", "dtype", "case", "what"), rows) if told else []
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -213,7 +216,7 @@ Pair = tuple[Item | None, Item | None]
 
 
 @dataclass(frozen=True)
-class Side:
+class CompiledTree:
     """One tree and the processes that compile it."""
 
     label: str
@@ -236,27 +239,28 @@ class Side:
 
 
 @contextmanager
-def revision_side(root: Path, revision: str) -> Iterator[Side]:
+def revision_side(root: Path, revision: str) -> Iterator[CompiledTree]:
     """The tree of `revision`, in a temporary git worktree.  Raises `ValueError` where git does not know `revision`."""
     # Both sides use the same compilers, even where the revision pins others, so that only the kernels differ.
     with checked_out(root, revision, keep_environment=True) as tree:
         path = tree.path / git(root, "rev-parse", "--show-prefix")
         if not (path / "kernels").is_dir() or not (path / "reference").is_dir():
             raise ValueError(f"compare: expected a revision with the folders kernels and reference, got {revision!r}")
+        check_contract(path, tree.label)
         workers = compilers(path)
         try:
-            yield Side(tree.label, workers, tree_hash(path), path)
+            yield CompiledTree(tree.label, workers, tree_hash(path), path)
         finally:
             workers.stop()
 
 
-def own_side() -> Side:
+def own_side() -> CompiledTree:
     """The tree that this process runs, including uncommitted changes."""
-    return Side("the working tree", own_compilers(), own_hash())
+    return CompiledTree("the working tree", own_compilers(), own_hash())
 
 
 @contextmanager
-def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[Side, Side]]:
+def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[CompiledTree, CompiledTree]]:
     """A revision and the working tree, of this tree or of another repository with kernels of its own."""
     repository = repository_of(files, OWN_TREE)
     if repository is None:
@@ -270,16 +274,16 @@ def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[Side, Side]
         for path, label, found in zip(trees, labels, files_in(trees, repository, files), strict=True):
             pool = compilers(OWN_TREE, import_path(repository, path))
             stack.callback(pool.stop)
-            sides.append(Side(label, pool, "", path, {"within": str(path), "files": [*map(str, found)]}))
+            sides.append(CompiledTree(label, pool, "", path, {"within": str(path), "files": [*map(str, found)]}))
         yield sides[0], sides[1]
 
 
-def reached(base: Side, head: Side, query: Query, revision: str) -> tuple[list[Pair], bool]:
+def reached(base: CompiledTree, head: CompiledTree, query: Query, revision: str) -> tuple[list[Pair], bool]:
     """What the query picks and the difference from a revision touches, and whether there is more, which is the same."""
     changed, trees = changed_files(head.path, revision), (base.path, head.path)
     if not head.within:
         ops = sorted({folder.name for tree in trees for folder in (tree / "kernels").iterdir() if folder.is_dir()})
-        parts = {*touched_ops(changed, ops, (), users(trees, ops))}
+        parts = {*touched_ops(changed, ops, users(trees, ops))}
         if not parts:
             if query != Query():
                 query.select()  # refuses names that are not there
@@ -292,7 +296,7 @@ def reached(base: Side, head: Side, query: Query, revision: str) -> tuple[list[P
     return found, len(found) < len(known)
 
 
-def matched(base: Side, head: Side, query: Query) -> list[Pair]:
+def matched(base: CompiledTree, head: CompiledTree, query: Query) -> list[Pair]:
     """All that the query picks in either tree.  Raises `ValueError` where that is nothing, or a process fails."""
     before, after = base.select(query), head.select(query)
     theirs = {_key(item): item for item in after}
@@ -306,13 +310,13 @@ def matched(base: Side, head: Side, query: Query) -> list[Pair]:
 
 
 def compare_pairs(
-    base: Side,
-    head: Side,
+    base: CompiledTree,
+    head: CompiledTree,
     pairs: Sequence[Pair],
     device: Device,
     store: Store | None = None,
     done: Callable[[str], None] = lambda text: None,
-) -> list[Change]:
+) -> list[CodeChange]:
     """Compares pairs of items, in order of op, kernel and dtype; calls `done` after each compilation.
 
     Raises `ValueError` where a tree's process fails.
@@ -346,7 +350,7 @@ Results = dict[tuple[str, str, str, str], list[Summary] | CompileFailure]
 
 
 def _compile(
-    side: Side, items: Sequence[Item], device: Device, store: Store | None, done: Callable[[str], None]
+    side: CompiledTree, items: Sequence[Item], device: Device, store: Store | None, done: Callable[[str], None]
 ) -> Results:
     asked = [{name: item[name] for name in ("op", "kernel", "case", "scheme")} for item in items]
     messages = [{"do": "compile", **one, "file": None, "config": None, **side.within} for one in asked]
@@ -359,7 +363,7 @@ def _compile(
     }
 
 
-def _change(pair: Pair, before: Results, after: Results) -> Change:
+def _change(pair: Pair, before: Results, after: Results) -> CodeChange:
     base, head = pair
     if base is None:
         assert head is not None, "a pair has a side"
@@ -371,6 +375,6 @@ def _change(pair: Pair, before: Results, after: Results) -> Change:
     if isinstance(result, CompileFailure) and result.refused:
         was = before[_id(base)]
         refused_before = isinstance(was, CompileFailure) and was.refused
-        return Change(*_id(base), "NOT COMPARED" if refused_before else "GONE", (str(result),))
+        return CodeChange(*_id(base), "NOT COMPARED" if refused_before else "GONE", (str(result),))
     note = "" if _id(head) == _id(base) else f"the op's cases have other keys: before {_id(base)[3]}"
     return changed(_id(head), before[_id(base)], result, note)

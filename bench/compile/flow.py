@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from rooflab.bench.compile.sass import TENSOR_CORES, Function, Instruction, count_families
+from rooflab.bench.compile.sass import TENSOR_CORES, SassFunction, SassInstruction, count_families
 
 _ENDS = ("EXIT", "RET", "KILL")
 _BRANCHES = ("BRA", "JMP", "BRX", "BRXU", "JMX", "JMXU")
@@ -38,7 +38,7 @@ class Loop:
     """Whether the loop contains no other loop; loops that only wait are ignored."""
     waits: bool
     """Whether the loop only polls a barrier, a register budget or a flag."""
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[SassInstruction, ...]
     """In order of address, including the instructions of inner loops."""
 
     @cached_property
@@ -62,7 +62,7 @@ class Loop:
         return self.counts["global_load"] + self.counts["cp_async"] + self.counts["tma"]
 
 
-def find_loops(function: Function) -> list[Loop]:
+def find_loops(function: SassFunction) -> list[Loop]:
     """Every loop of `function` that can be reached, in order of address."""
     blocks, entries = _blocks(function)
     bodies = _natural_loops(blocks, entries)
@@ -99,11 +99,11 @@ def feeding_loop(loops: Sequence[Loop], hot: Loop | None) -> Loop | None:
 
 @dataclass
 class _Block:
-    instructions: list[Instruction]
+    instructions: list[SassInstruction]
     successors: set[int]
 
 
-def _blocks(function: Function) -> tuple[dict[int, _Block], set[int]]:
+def _blocks(function: SassFunction) -> tuple[dict[int, _Block], set[int]]:
     """Reachable basic blocks by the address of their first instruction, and the entry addresses: the kernel's start
     and the functions that it calls."""
     code = function.instructions
@@ -132,11 +132,11 @@ def _blocks(function: Function) -> tuple[dict[int, _Block], set[int]]:
     return _reachable(blocks, entries), entries
 
 
-def _ends_block(instruction: Instruction) -> bool:
+def _ends_block(instruction: SassInstruction) -> bool:
     return instruction.name in (*_ENDS, *_BRANCHES)
 
 
-def _targets(instruction: Instruction, function: Function) -> list[int]:
+def _targets(instruction: SassInstruction, function: SassFunction) -> list[int]:
     if instruction.name in _INDIRECT:
         return list(function.indirect.get(instruction.address, ()))
     found = []
@@ -148,7 +148,7 @@ def _targets(instruction: Instruction, function: Function) -> list[int]:
     return found
 
 
-def _successors(last: Instruction, following: Instruction | None, targets: Mapping[int, list[int]]) -> set[int]:
+def _successors(last: SassInstruction, following: SassInstruction | None, targets: Mapping[int, list[int]]) -> set[int]:
     # `BRA.DIV` branches only where threads have diverged; `BRA P0, L` and `BRA.U !UP0, L` branch on an operand.
     conditional = bool(last.guard) or ".DIV" in last.opcode or _CONDITION.match(last.operands)
     # `BRA.U.ANY` repeats an instruction that takes one address for every lane that has an address: not a loop of the
@@ -210,7 +210,7 @@ def _dominators(before: Mapping[int, list[int]], entries: set[int]) -> dict[int,
     return found
 
 
-def _only_waits(instructions: Sequence[Instruction]) -> bool:
+def _only_waits(instructions: Sequence[SassInstruction]) -> bool:
     if len(instructions) > _LONGEST_WAIT or any(instruction.family in _WORK for instruction in instructions):
         return False
     loads = [instruction for instruction in instructions if instruction.family == "global_load"]

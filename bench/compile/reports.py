@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.compile.cases import ARCHITECTURE, Selected
-from rooflab.bench.compile.static import CompileFailure, Done, Request, compile_kernels
+from rooflab.bench.compile.static import CompileFailure, CompileRequest, Done, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import COPIES, Summary, summarize
 from rooflab.bench.records.environment import Environment, circumstances, snapshot
@@ -32,7 +32,7 @@ AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class Result:
+class CompileResult:
     """The outcome of one compilation."""
 
     selected: Selected
@@ -87,30 +87,30 @@ def configs_of(selected: Sequence[Selected], texts: Sequence[str], every: bool) 
 
 def compile_selected(
     chosen: Sequence[tuple[Selected, Any]], device: Device, store: Store | None, done: Done = lambda text: None
-) -> list[Result]:
+) -> list[CompileResult]:
     """Compiles every item, calls `done` after each, and computes its occupancy and waves on `device`."""
     results = []
     for start in range(0, len(chosen), AT_ONCE):
         part = chosen[start : start + AT_ONCE]
         requests = [
-            Request(item.kernel.op, item.kernel.name, item.case, item.scheme, item.file, config)
+            CompileRequest(item.kernel.op, item.kernel.name, item.case, item.scheme, item.file, config)
             for item, config in part
         ]
         for (item, config), found in zip(part, compile_kernels(requests, store, done), strict=True):
             if isinstance(found, CompileFailure):
-                results.append(Result(item, config, failure=found))
+                results.append(CompileResult(item, config, failure=found))
             else:
                 launches = tuple(summarize(info, item.scheme.name, device) for info in found)
-                results.append(Result(item, config, launches))
+                results.append(CompileResult(item, config, launches))
     return results
 
 
-def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
+def rows(results: Sequence[CompileResult]) -> list[dict[str, Any]]:
     """One row per launched kernel, with the keys of `COLUMNS`."""
     return [_row(result, launch) for result in results for launch in result.launches]
 
 
-def _row(result: Result, launch: Summary) -> dict[str, Any]:
+def _row(result: CompileResult, launch: Summary) -> dict[str, Any]:
     item, inner = result.selected, launch.in_loop
     config = asdict(result.config) if result.config is not None else {}
     loop = launch.loop or launch
@@ -149,7 +149,7 @@ def details(launch: Summary) -> list[tuple[str, str]]:
     return [(name.replace("_", " "), texts[name]) for name, value in said.items() if value not in (None, {}, [])]
 
 
-def summary_line(results: Sequence[Result], store: Store | None) -> str:
+def summary_line(results: Sequence[CompileResult], store: Store | None) -> str:
     """All results in one line."""
     kernels = {result.selected.kernel.id for result in results}
     failed = sum(result.status == "COMPILE_ERROR" for result in results)
@@ -162,14 +162,14 @@ def summary_line(results: Sequence[Result], store: Store | None) -> str:
     )
 
 
-def write_records(results: Sequence[Result], folder: Path) -> Path:
+def write_records(results: Sequence[CompileResult], folder: Path) -> Path:
     """One record of kind `static` for each result, in a new file of `folder`."""
     writer, environment = RunWriter(folder), snapshot()
     writer.write(*(_record(result, writer.run_id, environment) for result in results))
     return writer.path
 
 
-def _record(result: Result, run_id: str, environment: Environment) -> Record:
+def _record(result: CompileResult, run_id: str, environment: Environment) -> Record:
     item = result.selected
     return Record(
         kind="static",

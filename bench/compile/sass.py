@@ -60,7 +60,7 @@ _WARP_MMA = ("HMMA", "QMMA", "IMMA")
 
 
 @dataclass(frozen=True)
-class Instruction:
+class SassInstruction:
     """One instruction."""
 
     address: int
@@ -213,11 +213,11 @@ def _names(operand: str, width: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Function:
+class SassFunction:
     """One kernel's code."""
 
     name: str
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[SassInstruction, ...]
     labels: Mapping[str, int] = field(default_factory=dict)
     """Address by label; empty where the text has none."""
     indirect: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -232,7 +232,7 @@ def width_bytes(opcode: str) -> int:
     return next((_WIDTHS[part] for part in opcode.split(".")[1:] if part in _WIDTHS), _DEFAULT_WIDTH)
 
 
-def parse(text: str) -> dict[str, Function]:
+def parse(text: str) -> dict[str, SassFunction]:
     """Every function in `text`, by name.  Raises `ValueError` where there is none."""
     found: dict[str, _Reading] = {}
     current: _Reading | None = None
@@ -247,7 +247,7 @@ def parse(text: str) -> dict[str, Function]:
     return {name: reading.function(name) for name, reading in found.items() if reading.instructions}
 
 
-def parse_code(text: str) -> tuple[Instruction, ...]:
+def parse_code(text: str) -> tuple[SassInstruction, ...]:
     """The instructions of one kernel's text, with or without its heading.  Raises `ValueError` where there is none."""
     reading = _Reading()
     for line in text.splitlines():
@@ -261,7 +261,7 @@ class _Reading:
     """The part of a function that has been read so far."""
 
     def __init__(self) -> None:
-        self.instructions: list[Instruction] = []
+        self.instructions: list[SassInstruction] = []
         self.labels: dict[str, int] = {}
         self.indirect: dict[int, list[str]] = {}
         self.pending: list[str] = []
@@ -281,14 +281,14 @@ class _Reading:
         if targets:
             self.indirect[address] = [label.strip() for label in targets[1].split(",")]
         operands = rest.partition(";")[0].partition("(*")[0].strip()
-        self.instructions.append(Instruction(address, guard, opcode, operands))
+        self.instructions.append(SassInstruction(address, guard, opcode, operands))
 
-    def function(self, name: str) -> Function:
+    def function(self, name: str) -> SassFunction:
         indirect = {
             address: tuple(self.labels[label] for label in labels if label in self.labels)
             for address, labels in self.indirect.items()
         }
-        return Function(name, tuple(self.instructions), self.labels, indirect)
+        return SassFunction(name, tuple(self.instructions), self.labels, indirect)
 
 
 def count_families(opcodes: Iterable[tuple[str, int]]) -> dict[str, int]:

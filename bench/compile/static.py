@@ -116,7 +116,7 @@ class CompiledInfo:
     @cached_property
     def loops(self) -> list[Loop]:
         """Every loop of the code."""
-        return find_loops(sass.Function(self.name, sass.parse_code(self.sass), indirect=self.indirect))
+        return find_loops(sass.SassFunction(self.name, sass.parse_code(self.sass), indirect=self.indirect))
 
     @property
     def spill_loads(self) -> int:
@@ -154,7 +154,7 @@ class CompiledInfo:
         return self.count("USETMAXREG") > 0 or "setmaxnreg" in self.ptx
 
 
-class Request(NamedTuple):
+class CompileRequest(NamedTuple):
     """One kernel, case, scheme and config to compile."""
 
     op: str
@@ -181,7 +181,7 @@ def compile_kernel(
     Raises `ValueError` on a kernel that has no code of its own, and `CompileFailure` where the kernel does not compile,
     refuses the case, or reads the values of its tensors, which are meta tensors here.
     """
-    found = compile_kernels([Request(op, kernel_name, case, scheme, file, config)])[0]
+    found = compile_kernels([CompileRequest(op, kernel_name, case, scheme, file, config)])[0]
     if isinstance(found, CompileFailure):
         raise found
     return found
@@ -189,7 +189,7 @@ def compile_kernel(
 
 Found = list[CompiledInfo] | CompileFailure
 """The answer to a request: its launched kernels, or the failure."""
-_done: dict[Request, list[CompiledInfo]] = {}
+_done: dict[CompileRequest, list[CompiledInfo]] = {}
 """Compiled kernels of this process's own tree, whose sources do not change while it runs.  Kernels with a requested
 config are not kept: there may be a thousand of these configs, each with half a megabyte of text."""
 
@@ -198,7 +198,7 @@ Done = Callable[[str], None]
 
 
 def compile_kernels(
-    requests: Sequence[Request], store: Store | None = None, done: Done = lambda text: None
+    requests: Sequence[CompileRequest], store: Store | None = None, done: Done = lambda text: None
 ) -> list[Found]:
     """Calls `compile_kernel` for every request, on all cores; returns results in order, a failure in place of a result.
 
@@ -226,7 +226,7 @@ def compile_in(
     store: Store | None = None,
     done: Done = lambda text: None,
 ) -> list[Found]:
-    """Compiles every message (a `Request` as JSON) in `workers`, whose tree has the hash `tree`.
+    """Compiles every message (a `CompileRequest` as JSON) in `workers`, whose tree has the hash `tree`.
 
     The `store` keeps the answers for which `kept` is true.
     """

@@ -1,7 +1,6 @@
 """The process in which `static.py` compiles kernels and reads the result, with the tools that Triton bundles.
 
-`static.py` starts it without `TRITON_INTERPRET`, because an interpreted function cannot be compiled.  The process may
-run the kernels of an older revision, so this file imports at its head nothing that an older tree may lack.
+`static.py` starts it without `TRITON_INTERPRET`, because an interpreted function cannot be compiled.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ FAILURES = (
 Answer = dict[str, Any]
 
 
-class Refused(ValueError):
+class CaseRefused(ValueError):
     """The kernel does not exist, or says itself that it does not take the case."""
 
 
@@ -47,7 +46,7 @@ def launches_of(
 ) -> list[Launch]:
     """Compiles everything that `kernel` launches for a case, with its own config or the fields of another.
 
-    Raises `Refused` where the kernel does not take the case, and every exception of its launcher or the compiler.
+    Raises `CaseRefused` where the kernel does not take the case, and every exception of its launcher or the compiler.
     """
     spec = registry.get_op(kernel.op)
     inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -59,7 +58,7 @@ def launches_of(
         if importlib.util.find_spec(package) is None:
             reason = f"UNAVAILABLE: {package} is not installed"
     if reason:
-        raise Refused(reason)
+        raise CaseRefused(reason)
     # Also lengths and tables: in a GPU run they lie on the GPU, where a launcher's read would wait for the device.
     arguments = {name: _to_meta(value) for name, value in inputs.items() if name in kernel.accepted}
     if kernel.prepare is not None and spec.prepared is not None:
@@ -120,7 +119,7 @@ def compile_request(request: Mapping[str, Any]) -> Answer:
         _loaded.add(request["file"])
     _own(request)
     if request["op"] not in registry.ops() or request["kernel"] not in registry.kernels(request["op"]):
-        raise Refused(f"kernel: there is no {request['op']}/{request['kernel']}")
+        raise CaseRefused(f"kernel: there is no {request['op']}/{request['kernel']}")
     kernel = registry.get_kernel(request["op"], request["kernel"])
     found = launches_of(kernel, Case(**request["case"]), get_scheme(request["scheme"]), request["config"])
     if not found:
@@ -153,7 +152,7 @@ def answer(request: Mapping[str, Any]) -> Answer:
         return select_request(request) if request["do"] == "select" else compile_request(request)
     except FAILURES as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        refused = isinstance(error, Refused)
+        refused = isinstance(error, CaseRefused)
         text = str(error) if refused else f"{type(error).__name__}: {error}".strip()
         place = f"{Path(where.filename).name}:{where.lineno} in {where.name}"
         return {"error": text, "where": "" if refused else place, "refused": refused}
@@ -208,7 +207,7 @@ def read_cubin(cubin: bytes, name: str) -> Cubin:
     return Cubin(target[1], figures["REG"], figures["STACK"], shared, _text(code), dict(code.indirect))
 
 
-def _text(code: sass.Function) -> str:
+def _text(code: sass.SassFunction) -> str:
     """The code as cuobjdump prints it, with addresses in place of labels."""
 
     def address(label: re.Match[str]) -> str:

@@ -1,5 +1,5 @@
-"""Kernels run by the PTX emulator (`ptx/`) where there is no GPU: checks, bytes, golden outputs."""
+"""Kernels run in the emulator (`emulator/`) where there is no GPU: checks, bytes, golden outputs."""
 
-from rooflab.bench.emulate.emulating import emulating
+from rooflab.bench.emulate.ours import emulating
 
 __all__ = ["emulating"]

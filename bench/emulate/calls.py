@@ -12,7 +12,7 @@ import torch
 from rooflab.bench.calls.selection import choose_kernels
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate.checks import emulators
-from rooflab.bench.predict.cases import DEFAULT_GPU, Target, choose_scheme, choose_targets, identity, predict_all
+from rooflab.bench.predict.cases import DEFAULT_GPU, KernelCase, choose_scheme, choose_targets, identity, predict_all
 from rooflab.bench.predict.chip import chip_of
 from rooflab.bench.processes.child import ChildFailed
 from rooflab.bench.records.environment import snapshot
@@ -29,10 +29,10 @@ TILE = 16
 
 
 @dataclass(frozen=True)
-class Call:
+class EmulatedCall:
     """One emulated call."""
 
-    target: Target
+    target: KernelCase
     answer: Mapping[str, Any]
     """The answer of `run.run`."""
     prediction: str
@@ -53,7 +53,7 @@ class Call:
 
 def choose(
     op: str | None, names: Sequence[str], cases: Sequence[str], schemes: Sequence[str], config: str | None
-) -> list[Target]:
+) -> list[KernelCase]:
     """The kernels, cases and schemes that the texts name; a `.py` file stands for what it registers.
 
     Without a case each kernel gets the smallest of its op's most ragged ones: a missing mask shows only there.  Raises
@@ -87,14 +87,14 @@ def _ragged_case(kernel: Kernel, spec: OpSpec, scheme: Scheme) -> Case:
 
 
 def call(
-    target: Target,
+    target: KernelCase,
     seed: int = 0,
     schedule: int = 0,
     sample: int | None = None,
     races: bool = True,
     gpu: str = DEFAULT_GPU,
     save: Path | None = None,
-) -> Call:
+) -> EmulatedCall:
     """Emulates one call; `save` is a file that takes its outputs.  Raises `ValueError` where the process refuses or
     dies."""
     if sample is not None and sample < 0:
@@ -112,7 +112,7 @@ def call(
     }
     answer = ask(request)
     whole = answer["launches"] and answer["status"] == "OK" and answer["ran"] == answer["of"]
-    return Call(target, answer, _predicted(target, answer, device) if whole else "")
+    return EmulatedCall(target, answer, _predicted(target, answer, device) if whole else "")
 
 
 def ask(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def traffic_of(answer: Mapping[str, Any]) -> Traffic:
     return Traffic(read, wrote, len(moved), basis="counted")
 
 
-def _predicted(target: Target, answer: Mapping[str, Any], device: Device) -> str:
+def _predicted(target: KernelCase, answer: Mapping[str, Any], device: Device) -> str:
     found = predict_all([target], device, counted={target: traffic_of(answer)})[0]
     if found.prediction is None:
         return f"no time is predicted: {found.reason}"
@@ -142,7 +142,7 @@ def _predicted(target: Target, answer: Mapping[str, Any], device: Device) -> str
     return f"with these bytes {took * 1e6:.3g} us are predicted on {device.name}; the bound is {least * 1e6:.3g} us"
 
 
-def write(calls: Sequence[Call], folder: Path, seed: int) -> Path:
+def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
     """Writes a record of each call that ran all CTAs; returns the file."""
     writer, environment = RunWriter(folder), snapshot()
     for item in calls:

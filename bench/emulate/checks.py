@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from rooflab.bench.check.check import CheckResult
-from rooflab.bench.check.spread import TIMEOUT_S, Asked, check_outside
+from rooflab.bench.check.spread import TIMEOUT_S, CheckTask, check_outside
 from rooflab.bench.processes.child import Pool, command_for, environment_without
 
 WORKER = "rooflab.bench.emulate.worker"
@@ -21,7 +21,7 @@ def emulators() -> Pool:
     return Pool(command_for(WORKER), environment, TIMEOUT_S)
 
 
-def check_emulated(asked: Sequence[Asked]) -> Iterable[CheckResult]:
+def check_emulated(asked: Sequence[CheckTask]) -> Iterable[CheckResult]:
     """Makes the checks on all cores; gives their results in order."""
     pool = emulators()
     return pool.threads.map(lambda item: check_outside(item, pool, torch.device("cpu")), asked)

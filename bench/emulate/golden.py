@@ -21,7 +21,7 @@ from rooflab.bench.calls.selection import first_case
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.run import arguments_of
-from rooflab.bench.predict.cases import Target
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.records.environment import snapshot
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
@@ -45,7 +45,7 @@ class Difference:
     reason: str = ""
 
 
-def targets() -> list[Target]:
+def targets() -> list[KernelCase]:
     """The first smoke case that each kernel with compiled code takes, in every dtype."""
     found = []
     for kernel in (kernel for op in registry.ops() for kernel in registry.kernels(op).values() if has_code(kernel)):
@@ -53,11 +53,11 @@ def targets() -> list[Target]:
         for scheme in map(get_scheme, spec.schemes):
             case = first_case(kernel, spec, scheme, ["smoke"])
             if case is not None:
-                found.append(Target(kernel.op, kernel.name, case, scheme))
+                found.append(KernelCase(kernel.op, kernel.name, case, scheme))
     return found
 
 
-def outputs_of(target: Target, device: torch.device) -> Outputs:
+def outputs_of(target: KernelCase, device: torch.device) -> Outputs:
     """The kernel's outputs on `device` for inputs generated on the CPU; returned as CPU tensors."""
     spec, kernel = registry.get_op(target.op), registry.get_kernel(target.op, target.kernel)
     inputs = {
@@ -71,7 +71,7 @@ def outputs_of(target: Target, device: torch.device) -> Outputs:
     return tuple(output.detach().cpu() for output in outputs)
 
 
-def write(folder: Path, device: torch.device, chosen: Sequence[Target] | None = None) -> list[str]:
+def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | None = None) -> list[str]:
     """Runs `targets` on `device` and writes each one's outputs to a `.pt` file, the circumstances to `golden.json`.
 
     Kernels with a stored output do not run again, and their circumstances stay unchanged.  Returns all names.
@@ -90,7 +90,9 @@ def write(folder: Path, device: torch.device, chosen: Sequence[Target] | None = 
             write_whole(folder / f"{name}.pt", content.getvalue())
             kept[name] = target.to_json() | made
             # Written after each kernel, because a later kernel may end the process.
-            write_whole(index, json.dumps({"seed": SEED, "kernels": kept}, indent=1, sort_keys=True) + "\n")
+            write_whole(
+                index, json.dumps({"seed": SEED, "kernels": kept}, indent=1, sort_keys=True, allow_nan=False) + "\n"
+            )
         names.append(name)
     return names
 
@@ -102,12 +104,12 @@ def compare(folder: Path) -> list[Difference]:
         raise ValueError(f"golden: expected a folder with golden.json, got {folder}")
     found = []
     for name, about in sorted(json.loads(index.read_text())["kernels"].items()):
-        target = Target(about["op"], about["kernel"], Case(**about["case"]), get_scheme(about["scheme"]))
+        target = KernelCase(about["op"], about["kernel"], Case(**about["case"]), get_scheme(about["scheme"]))
         found.append(_difference(target, torch.load(folder / f"{name}.pt")))
     return found
 
 
-def _difference(target: Target, wanted: Outputs) -> Difference:
+def _difference(target: KernelCase, wanted: Outputs) -> Difference:
     spec = registry.get_op(target.op)
     with tempfile.TemporaryDirectory() as folder:
         answer = call(target, save=Path(folder) / "outputs.pt").answer
@@ -120,7 +122,7 @@ def _difference(target: Target, wanted: Outputs) -> Difference:
     return Difference(target.label, elements, equal, not wrong, "; ".join(wrong))
 
 
-def _wrong(spec: OpSpec, target: Target, outputs: Outputs, wanted: Outputs) -> list[str]:
+def _wrong(spec: OpSpec, target: KernelCase, outputs: Outputs, wanted: Outputs) -> list[str]:
     inputs: Inputs = spec.make_inputs(target.case, target.scheme, torch.device("cpu"), SEED)
     oracle = tuple(value.double() if value.is_floating_point() else value for value in wanted)
     return [error.describe() for error in spec.judge(outputs, oracle, inputs, target.scheme) if not error.passed]
@@ -130,5 +132,5 @@ def _bits(value: torch.Tensor) -> torch.Tensor:
     return value.contiguous().view(_BITS[value.element_size()])
 
 
-def _name(target: Target) -> str:
+def _name(target: KernelCase) -> str:
     return f"{target.op}-{target.kernel}-{target.scheme.name}"

@@ -14,9 +14,11 @@ import torch
 
 from rooflab.bench.check.failed import failure
 from rooflab.bench.check.gate import judge
-from rooflab.bench.emulate.emulating import Choice, emulating
+from rooflab.bench.emulate.ours import emulating
 from rooflab.bench.emulate.run import Answer, launch_answer
-from rooflab.bench.ptx.machine.run import EmulationError
+from rooflab.bench.emulator import Choice, EmulationError
+from rooflab.reference.spec import Scalar, scalar
+from rooflab.roofline.names import values_by_name
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -47,31 +49,21 @@ def function_of(text: str) -> Callable[..., Any]:
 def tensors(shapes: str, dtype: str, seed: int) -> dict[str, torch.Tensor]:
     """Normal numbers in the shapes of a text such as `x=64x96,weight=96:bf16`; a dtype behind a shape is its own."""
     generator = torch.Generator().manual_seed(seed)
-    found = {}
-    for item in filter(None, shapes.split(",")):
-        name, _, rest = item.strip().partition("=")
-        sizes, _, own = rest.partition(":")
-        if not name or (own or dtype) not in DTYPES or not all(size.isdigit() for size in sizes.split("x")):
-            raise ValueError(f"shape: expected name=64x96 or name=64x96:{'|'.join(DTYPES)}, got {item!r}")
-        shape = [int(size) for size in sizes.split("x")]
-        found[name] = torch.randn(shape, generator=generator).to(DTYPES[own or dtype])
-    return found
+
+    def drawn(name: str, value: str) -> torch.Tensor:
+        sizes, _, own = value.partition(":")
+        if (own or dtype) not in DTYPES or not all(size.isdecimal() for size in sizes.split("x")):
+            raise ValueError
+        return torch.randn([int(size) for size in sizes.split("x")], generator=generator).to(DTYPES[own or dtype])
+
+    expected = f"shape: expected name=64x96 or name=64x96:{'|'.join(DTYPES)}, each name once"
+    return values_by_name(filter(None, shapes.split(",")), expected, drawn)
 
 
-def scalars(text: str) -> dict[str, bool | int | float | str]:
+def scalars(text: str) -> dict[str, Scalar]:
     """Numbers, booleans and words of a text such as `eps=1e-6,causal=true`."""
-    found: dict[str, bool | int | float | str] = {}
-    for item in filter(None, text.split(",")):
-        name, separator, value = item.strip().partition("=")
-        if not name or not separator:
-            raise ValueError(f"argument: expected name=value, got {item!r}")
-        found[name] = {"true": True, "false": False}.get(value, value)
-        for kind in (float, int):
-            try:
-                found[name] = kind(value)
-            except ValueError:
-                continue
-    return found
+    expected = "argument: expected name=value, each name once"
+    return values_by_name(filter(None, text.split(",")), expected, lambda name, value: scalar(value))
 
 
 def run(

@@ -18,9 +18,8 @@ import torch
 from rooflab.bench.calls.calls import packed
 from rooflab.bench.check.failed import failure, known_errors
 from rooflab.bench.check.poison import poisoned_allocations
-from rooflab.bench.emulate.emulation import Launches, emulating_launches
-from rooflab.bench.ptx.machine.run import Checks, EmulationError
-from rooflab.bench.ptx.results import Result
+from rooflab.bench.emulate.ours import every_launch
+from rooflab.bench.emulator import Checks, EmulationError, Launches, LaunchResult
 from rooflab.kernels import registry
 from rooflab.kernels.configs import make_config
 from rooflab.kernels.registry import Kernel
@@ -67,7 +66,7 @@ def run(request: Mapping[str, Any]) -> Answer:
     spec, scheme = registry.get_op(request["op"]), get_scheme(request["scheme"])
     case = spec.check_case(Case(**request["case"]))
     inputs = spec.make_inputs(case, scheme, torch.device("cpu"), request["seed"])
-    with emulating_launches(Launches()):
+    with every_launch(Launches()):
         refusal = kernel.why_not_here(torch.device("cpu")) or kernel.why_not_args(inputs)
     if refusal:
         return {"status": refusal.status, "reason": refusal.reason, "launches": []}
@@ -77,7 +76,7 @@ def run(request: Mapping[str, Any]) -> Answer:
     status, why = "OK", ""
     outputs: Any = None
     try:
-        with emulating_launches(launches), poisoned_allocations(), launches.fresh:
+        with every_launch(launches), poisoned_allocations(), launches.fresh:
             outputs = kernel.fn(**given)
     except EmulationError as error:
         status, why = "RUNTIME_ERROR", str(error)
@@ -149,7 +148,7 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: Sa
     }
 
 
-def _written(output: torch.Tensor, results: Sequence[Result]) -> torch.Tensor:
+def _written(output: torch.Tensor, results: Sequence[LaunchResult]) -> torch.Tensor:
     """A mask of the elements to which the launches stored, by address, whatever the stored value, including NaN."""
     storage = output.untyped_storage()
     bytes_ = torch.zeros(storage.nbytes(), dtype=torch.bool)
@@ -162,7 +161,7 @@ def _written(output: torch.Tensor, results: Sequence[Result]) -> torch.Tensor:
     return torch.as_strided(elements, output.shape, output.stride(), output.storage_offset())
 
 
-def launch_answer(result: Result) -> Answer:
+def launch_answer(result: LaunchResult) -> Answer:
     """One launch as JSON values."""
     return {
         "kernel": result.kernel,

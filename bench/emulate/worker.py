@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from rooflab.bench.check.outside import Serving, kernel_of
-from rooflab.bench.check.trial import PLAIN, Layout, Runner, Seen, Trial
+from rooflab.bench.check.trial import PLAIN, Layout, Runner, Seen
 from rooflab.bench.emulate import outside
 from rooflab.bench.emulate import run as emulated_run
-from rooflab.bench.emulate.emulation import QUICK, Launches, emulating_launches
-from rooflab.bench.ptx.machine.run import Checks
+from rooflab.bench.emulate.ours import every_launch
+from rooflab.bench.emulator import QUICK, Checks, Launches
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import Inputs, OpSpec, Scheme
+from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
 
 
 @dataclass
@@ -51,15 +51,15 @@ class Emulating(Runner):
         super().__init__(replace(kernel, fn=counted), spec, scheme, device)
 
     def begin(self) -> None:
-        with emulating_launches(self._launches):
+        with every_launch(self._launches):
             super().begin()
 
-    def load(self, name: str, inputs: Inputs) -> bool:
-        with emulating_launches(self._launches):
-            return super().load(name, inputs)
+    def load(self, name: str, inputs: Inputs, packed_in: str | None = None) -> bool:
+        with every_launch(self._launches):
+            return super().load(name, inputs, packed_in)
 
-    def run(self, name: str, layout: Layout = PLAIN) -> Trial:
-        with emulating_launches(self._launches):
+    def run(self, name: str, layout: Layout = PLAIN) -> Outputs:
+        with every_launch(self._launches):
             return super().run(name, layout)
 
     def seen(self) -> Seen:

@@ -16,7 +16,7 @@ from rooflab.bench.records import files as record_files
 from rooflab.bench.records.record import Record
 from rooflab.bench.report.figures import bench_row
 from rooflab.bench.report.sources import find_files
-from rooflab.bench.report.trends.points import Chosen
+from rooflab.bench.report.trends.points import RecordFilter
 
 TOOLS = ("pytest-benchmark", "tritonbench", "flashinfer")
 FORMS: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
@@ -26,7 +26,7 @@ FORMS: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
 
 
 @dataclass(frozen=True)
-class Found:
+class ReadResults:
     """The results and definitions that were read."""
 
     imported: Imported
@@ -42,7 +42,7 @@ class Found:
         return {"definitions": self.definitions, "rows": self.rows(), "not_imported": skipped}
 
 
-def read(tool: str, paths: Sequence[Path], ops: Sequence[str] | None = None) -> Found:
+def read(tool: str, paths: Sequence[Path], ops: Sequence[str] | None = None) -> ReadResults:
     """Reads the results in another tool's files.  Raises `ValueError` on an unknown tool or a malformed file."""
     if tool not in TOOLS:
         raise ValueError(f"tool: expected one of {', '.join(TOOLS)} or published, got {tool!r}")
@@ -50,13 +50,13 @@ def read(tool: str, paths: Sequence[Path], ops: Sequence[str] | None = None) -> 
         raise ValueError(f"path: expected a file of {tool}, got none")
     if tool == "flashinfer":
         dataset = read_dataset(_only(paths))
-        return Found(dataset.records(), [row for row in dataset.rows() if not ops or row["op"] in ops])
+        return ReadResults(dataset.records(), [row for row in dataset.rows() if not ops or row["op"] in ops])
     if tool == "tritonbench":
         parts = [read_tritonbench(path, _only(ops) if ops else None) for path in paths]
     else:
         parts = [read_pytest_benchmark(path) for path in paths]
     records = tuple(record for part in parts for record in part.records)
-    return Found(Imported(records, tuple(skipped for part in parts for skipped in part.skipped)))
+    return ReadResults(Imported(records, tuple(skipped for part in parts for skipped in part.skipped)))
 
 
 def _only(values: Sequence[Any]) -> Any:
@@ -70,7 +70,7 @@ def keep(imported: Imported, out: Path | None) -> list[Path]:
     return write_records(imported.records, out) if out is not None and imported.records else []
 
 
-def export(form: str, paths: Sequence[Path], to: Path, chosen: Chosen) -> tuple[int, list[Skipped]]:
+def export(form: str, paths: Sequence[Path], to: Path, chosen: RecordFilter) -> tuple[int, list[Skipped]]:
     """Writes the chosen records to the file `to`; returns the number written, and the records that `form` cannot hold.
 
     Raises `ValueError` on an unknown form, or if no record is chosen.

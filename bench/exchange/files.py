@@ -209,7 +209,10 @@ def write_csv(records: Sequence[Record], path: Path) -> list[Skipped]:
     table.writeheader()
     for row in rows:
         table.writerow(
-            {key: json.dumps(value) if isinstance(value, list | dict) else value for key, value in row.items()}
+            {
+                key: json.dumps(value, allow_nan=False) if isinstance(value, list | dict) else value
+                for key, value in row.items()
+            }
         )
     write_whole(path, text.getvalue())
     return []

@@ -127,7 +127,7 @@ class Definition:
         return files.make_case({"definition": self.name, **axes})
 
 
-class Trace(NamedTuple):
+class FlashInferTrace(NamedTuple):
     """One result, and its place in the files."""
 
     definition: str
@@ -143,7 +143,7 @@ class DataSet:
     """The definitions and traces of a folder."""
 
     definitions: Mapping[str, Definition]
-    traces: tuple[Trace, ...]
+    traces: tuple[FlashInferTrace, ...]
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each definition: its name and type, and our op that computes it or the reason why no op does."""
@@ -166,9 +166,9 @@ class DataSet:
         times = [
             files.when(files.get(trace.evaluation, "timestamp", str, trace.place), trace.place) for trace in self.traces
         ]
-        content = json.dumps([(trace.uuid, trace.solution, trace.evaluation) for trace in self.traces])
+        content = json.dumps([(trace.uuid, trace.solution, trace.evaluation) for trace in self.traces], allow_nan=False)
         run = files.run_id(max(times), content) if times else ""
-        taken: list[tuple[Trace, str, Definition, Case]] = []
+        taken: list[tuple[FlashInferTrace, str, Definition, Case]] = []
         for trace, timestamp in zip(self.traces, times, strict=True):
             definition = self.definitions.get(trace.definition)
             if definition is None:
@@ -264,17 +264,17 @@ def _epsilon(tree: ast.Module) -> float | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _trace(values: Any, place: str) -> Trace:
+def _trace(values: Any, place: str) -> FlashInferTrace:
     name, workload = files.get(values, "definition", str, place), files.get(values, "workload", dict, place)
     axes = files.get(workload, "axes", dict, f"{place}, workload")
     for axis in axes:
         _size(axes, axis, f"{place}, workload.axes")
     uuid = files.get(workload, "uuid", str, f"{place}, workload")
     evaluation = files.get(values, "evaluation", dict, place)
-    return Trace(name, files.get(values, "solution", str, place), uuid, axes, evaluation, place)
+    return FlashInferTrace(name, files.get(values, "solution", str, place), uuid, axes, evaluation, place)
 
 
-def _record(trace: Trace, definition: Definition, case: Case, run: str, timestamp: str) -> Record:
+def _record(trace: FlashInferTrace, definition: Definition, case: Case, run: str, timestamp: str) -> Record:
     place, evaluation = f"{trace.place}, evaluation", trace.evaluation
     theirs = files.get(evaluation, "status", str, place)
     if theirs not in STATUSES:

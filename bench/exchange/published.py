@@ -74,7 +74,7 @@ def read_published(paths: Sequence[Path]) -> Published:
     """Reads wheels or folders of aiconfigurator-core, files that a description of ours knows, or descriptions (TOML).
 
     A description reads the files beside it.  Without a path: the installed aiconfigurator-core.  Raises `ValueError` on
-    what is none of these, a file that cannot be read, a missing column, or times that cannot be.
+    any other file, a file that cannot be read, a missing column, or times that cannot be.
     """
     found = Published()
     for path in paths or [_installed()]:
@@ -305,7 +305,7 @@ def write_published(placed: Sequence[Placed], folder: Path = FOLDER) -> Path:
     for name, content in files.items():
         write_whole(folder / name, content)
     entries = [{name: value for name, value in asdict(each.table).items() if name != "folder"} for each in placed]
-    return write_whole(folder / INDEX, json.dumps({"tables": entries}, indent=1) + "\n")
+    return write_whole(folder / INDEX, json.dumps({"tables": entries}, indent=1, allow_nan=False) + "\n")
 
 
 def _packed(placed: Placed) -> bytes:

@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(?:\(.*%
 
 
 @dataclass
-class _Reading:
+class _Values:
     """The values of one implementation on one input."""
 
     op: str
@@ -98,7 +98,7 @@ def _environment(around: Mapping[str, Any], name: str) -> dict[str, Any]:
     )
 
 
-def _from_csv(text: str, name: str, op: str, skipped: list[files.Skipped]) -> list[_Reading]:
+def _from_csv(text: str, name: str, op: str, skipped: list[files.Skipped]) -> list[_Values]:
     rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=";"))
     if not rows or len(rows[0]) < 2:
         raise ValueError(f"{name}, line 1: expected columns separated by ';', the first of them the input")
@@ -107,7 +107,7 @@ def _from_csv(text: str, name: str, op: str, skipped: list[files.Skipped]) -> li
     if twice:
         raise ValueError(f"{name}, line 1: expected each column once, got {twice[0]!r} twice")
     inputs: Counter[str] = Counter()
-    readings: list[_Reading] = []
+    readings: list[_Values] = []
     for line, row in enumerate(rows[1:], 2):
         place = f"{name}, line {line}"
         if not row:
@@ -121,19 +121,19 @@ def _from_csv(text: str, name: str, op: str, skipped: list[files.Skipped]) -> li
         case = _case(row[0], header[0])
         if inputs[row[0]] > 1:  # of another input that is written in the same way
             case = case.but(number=inputs[row[0]])
-        found: dict[str, _Reading] = {}
+        found: dict[str, _Values] = {}
         for column, cell in zip(header[1:], row[1:], strict=True):
             provider, separator, metric = column.rpartition("-")
             if not separator:  # a column of the input, not of an implementation
                 continue
-            reading = found.setdefault(provider, _Reading(op, provider, case, f"{place}, {provider}"))
+            reading = found.setdefault(provider, _Values(op, provider, case, f"{place}, {provider}"))
             _add(reading, metric, cell)
         readings += found.values()
     return readings
 
 
-def _from_json(metrics: Mapping[str, Any], name: str, skipped: list[files.Skipped]) -> list[_Reading]:
-    found: dict[tuple[str, str, str], _Reading] = {}
+def _from_json(metrics: Mapping[str, Any], name: str, skipped: list[files.Skipped]) -> list[_Values]:
+    found: dict[tuple[str, str, str], _Values] = {}
     for key, value in metrics.items():
         parts = _KEY.fullmatch(key)
         if _MEAN_KEY.fullmatch(key) or (parts and parts["x"] in ("average", "hashes")):
@@ -147,12 +147,12 @@ def _from_json(metrics: Mapping[str, Any], name: str, skipped: list[files.Skippe
         place = f"{parts['name']}[{parts['x']}-{parts['provider']}]"
         case = _case(parts["x"], "x")
         case = case.but(mode=mode) if mode == "fwd_no_grad" else case  # the op of `fwd` and of this mode is the same
-        reading = _Reading(op, parts["provider"], case, place)
+        reading = _Values(op, parts["provider"], case, place)
         _add(found.setdefault((parts["name"], parts["x"], parts["provider"]), reading), parts["metric"], value)
     return list(found.values())
 
 
-def _add(reading: _Reading, metric: str, value: object) -> None:
+def _add(reading: _Values, metric: str, value: object) -> None:
     if value is None or value == "":
         return
     if isinstance(value, int | float):
@@ -176,7 +176,7 @@ def _case(text: str, label: str) -> Case:
     return files.make_case(dict(zip(names, values, strict=True)))
 
 
-def _record(reading: _Reading, shared: Mapping[str, Any], skipped: list[files.Skipped]) -> Record | None:
+def _record(reading: _Values, shared: Mapping[str, Any], skipped: list[files.Skipped]) -> Record | None:
     """The record of a reading; None if the reading holds neither a time nor a failure."""
     metrics = dict(reading.metrics)
     latency = metrics.pop("latency", None)
@@ -204,7 +204,7 @@ def _record(reading: _Reading, shared: Mapping[str, Any], skipped: list[files.Sk
     )
 
 
-def _status(reading: _Reading, latency: float | None) -> tuple[Status, str]:
+def _status(reading: _Values, latency: float | None) -> tuple[Status, str]:
     """Status and reason from accuracy, latency and texts: tritonbench writes an error in place of the first metric."""
     message = reading.words.get("error_msg") or reading.words.get("latency")
     if message is None and not reading.metrics and reading.words:

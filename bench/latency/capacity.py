@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rooflab.bench.latency.clock import Settings, simulate
+from rooflab.bench.latency.clock import ClockSettings, simulate
 from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.bench.load.arrivals import Arrivals
 from rooflab.bench.load.metrics import times_of
@@ -28,7 +28,7 @@ BEFORE = 0.2
 """Share of the requests that are not judged, because the load has not settled."""
 
 
-def kv_blocks(model: KernelTimes, settings: Settings) -> int:
+def kv_blocks(model: KernelTimes, settings: ClockSettings) -> int:
     """Pages of the KV cache that fit beside weights and activations; 0 if none does."""
     tokens = max(settings.max_num_batched_tokens, PREFILL_CHUNK_TOKENS)
     used = weight_bytes(model.arch, model.weight_dtype, model.gpus)
@@ -38,7 +38,7 @@ def kv_blocks(model: KernelTimes, settings: Settings) -> int:
     return max(0, int(free / page))
 
 
-def holds(model: KernelTimes, plan: Plan, settings: Settings, limits: Mapping[str, float], q: float) -> bool:
+def holds(model: KernelTimes, plan: Plan, settings: ClockSettings, limits: Mapping[str, float], q: float) -> bool:
     """Whether the `q`-th percentiles of TTFT and ITL are within the limits in milliseconds, of all but the first."""
     later = simulate(model, plan, settings).requests[int(BEFORE * plan.num_prompts) :]
     found = [times for request in later if (times := times_of(request))]
@@ -48,7 +48,7 @@ def holds(model: KernelTimes, plan: Plan, settings: Settings, limits: Mapping[st
 
 
 def most_requests_per_s(
-    model: KernelTimes, plan: Plan, settings: Settings, limits: Mapping[str, float], q: float, near: float = 1.0
+    model: KernelTimes, plan: Plan, settings: ClockSettings, limits: Mapping[str, float], q: float, near: float = 1.0
 ) -> float:
     """The highest Poisson rate within the limits; 0 if no rate is, `HIGHEST` if each that is tried.
 
@@ -75,7 +75,7 @@ def most_requests_per_s(
 
 
 def capacities(
-    model: KernelTimes, plan: Plan, settings: Settings, limits: Mapping[str, float], q: float,
+    model: KernelTimes, plan: Plan, settings: ClockSettings, limits: Mapping[str, float], q: float,
     gpus: Iterable[int], chunks: Iterable[int],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A row for each number of GPUs and size of a chunk, with the rate, and the rate for each GPU.

@@ -294,7 +294,7 @@ def _gated(module: Any, args: Sequence[Any]) -> Key | None:
 
 
 def _rotary(module: Any, args: Sequence[Any]) -> Key | None:
-    """Of a module that turns queries and keys (vLLM's); transformers' makes cosines, and is none of our ops."""
+    """Of a module that turns queries and keys (vLLM's); transformers' makes cosines, which is not an op here."""
     D, rotary = getattr(module, "head_size", None), getattr(module, "rotary_dim", None)
     if D is None or D != rotary or len(args) < 3 or not isinstance(args[2], torch.Tensor):
         return None
@@ -363,7 +363,7 @@ def _engine(captured: Captured, operators: _Operators) -> Iterator[None]:
 def run_program(command: Sequence[str]) -> Captured:
     """Runs a Python program in this process, watched: `python app.py ...`, `python -m module ...`, or a script on PATH.
 
-    Raises `ValueError` on what is none of these, and on a program that fails.  The program's exit is not ours.
+    Raises `ValueError` on anything else, and on a program that fails.  The program's exit is not ours.
     """
     words = list(command)
     if words and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
@@ -378,7 +378,7 @@ def run_program(command: Sequence[str]) -> Captured:
         try:
             compile(Path(path).read_bytes(), path, "exec")
         except (SyntaxError, ValueError) as error:
-            raise ValueError(f"program: expected one of Python, got {path}, which is none: {error}") from error
+            raise ValueError(f"program: expected a program in Python, got {path}: {error}") from error
     before, folder = sys.argv, sys.path[0]
     sys.argv = [path, *words[2 if module else 1 :]]
     try:

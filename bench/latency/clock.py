@@ -13,11 +13,11 @@ from itertools import islice
 from types import SimpleNamespace
 from typing import Any, cast
 
-from rooflab.bench.latency.step_model import StepModel, Work
+from rooflab.bench.latency.step_model import StepModel, StepWork
 from rooflab.bench.load.data import Prompt
 from rooflab.bench.load.metrics import summarize
 from rooflab.bench.load.run import Plan
-from rooflab.bench.load.trace import Chunk, Request, Trace, phases
+from rooflab.bench.load.trace import Request, StreamEvent, Trace, phases
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.core import Core
 from rooflab.engine.model_runner import ModelRunner
@@ -27,7 +27,7 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 
 
 @dataclass(frozen=True)
-class Settings:
+class ClockSettings:
     """The scheduler's settings, as those of `LLM`.  Raises `ValueError` as it does."""
 
     num_kv_blocks: int
@@ -69,7 +69,7 @@ class _Runner:
         self.batch = SimpleNamespace(rows=list[EngineSequence]())
         self.seconds = 0.0
         """Of the last step."""
-        self.work = Work(0, 0)
+        self.work = StepWork(0, 0)
         self._model = model
 
     def join(self, sequence: EngineSequence, source: int) -> None:
@@ -91,12 +91,12 @@ class _Runner:
         ended = [chunk.sequence for chunk in step.chunks if chunk.last]
         keys = sum(len(sequence.token_ids) for sequence in rows)
         chunks = tuple((chunk.start, chunk.end) for chunk in step.chunks)
-        self.work = Work(len(rows), keys, chunks, len(rows) + len(ended))
+        self.work = StepWork(len(rows), keys, chunks, len(rows) + len(ended))
         self.seconds = self._model.seconds(self.work)
         return _Draw([*rows, *ended]) if rows or ended else None
 
 
-def simulate(model: StepModel, plan: Plan, settings: Settings, delay_s: float = 0.0) -> Trace:
+def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: float = 0.0) -> Trace:
     """The trace of a load on the clock.  `delay_s`: from a step's end until its tokens are at the client.
 
     Raises `ValueError` on a plan with a limit of requests on the client, on text, whose tokens only a server counts,
@@ -154,7 +154,7 @@ def _sequence(number: int, prompt: Prompt, arrival_s: float, tokens_matter: bool
 def _request(number: int, prompt: Prompt, due_s: float, times: Sequence[float]) -> Request:
     return Request(
         index=number, scheduled_s=due_s, free_s=due_s, sent_s=due_s, first_byte_s=times[0], end_s=times[-1],
-        chunks=tuple(Chunk(time_s, "text", 1) for time_s in times), asked_prompt_tokens=prompt.tokens,
+        chunks=tuple(StreamEvent(time_s, "text", 1) for time_s in times), asked_prompt_tokens=prompt.tokens,
         asked_output_tokens=prompt.output_tokens, prompt_tokens=prompt.tokens, output_tokens=len(times),
         finish_reason="length",
     )  # fmt: skip

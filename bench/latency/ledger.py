@@ -18,25 +18,28 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from rooflab.bench.ceilings.ceilings import ceilings_for
 from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of
 from rooflab.bench.latency.step_model import KernelTimes
+from rooflab.bench.timing.noise import noise
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.op_times import Spent, timed_ops, wrapped_ops
+from rooflab.engine.waiting import run_times, waiting_since
 from rooflab.kernels.choices import Phase, bucket_of
 from rooflab.kernels.registry import Kernel, get_op
 from rooflab.roofline.model import Ceilings, Cost, bound
-from rooflab.roofline.steps import decode_cost, prefill_cost
+from rooflab.roofline.steps import Kind, step_ops
 
-Kind = Literal["decode", "prefill"]
+MOST_OPS = 1.05
+"""Highest ratio of the ops' medians to the median step that they are parts of."""
 
 
 @dataclass(frozen=True)
-class Row:
+class LedgerRow:
     """All calls of one op on one shape in a step."""
 
     op: str
@@ -76,7 +79,7 @@ class Ledger:
     batch: int
     context: int
     """Tokens of a sequence; of a prefill, of the prompt."""
-    rows: tuple[Row, ...]
+    rows: tuple[LedgerRow, ...]
     host_ms: float
     """What a timed step takes beside its ops: the launch gaps and the host's work."""
     timers_ms: float
@@ -86,6 +89,8 @@ class Ledger:
     itl_ms: float | None
     """Between two tokens of `LLM.generate`; None where it was not measured."""
     dtype: str
+    noise: str = ""
+    """Why the times are NOISY; empty if they are not."""
 
     @property
     def ops_ms(self) -> float:
@@ -102,13 +107,14 @@ class Ledger:
         return (self.step_ms - self.ops_ms - self.host_ms + self.timers_ms) / self.step_ms
 
     def table(self) -> list[dict[str, Any]]:
-        """The rows, the largest first; then what is no op, and the sums."""
+        """The rows, the largest first; then what is no op, and the sums.  A NOISY step gives no ratio."""
         found = [row.to_row(self.step_ms) for row in sorted(self.rows, key=lambda row: -row.ms)]
         rest = [("host and gaps", self.host_ms), ("the timers' price", -self.timers_ms)] if self.host_ms else []
         rest += [("residual", self.residual * self.step_ms), ("step", self.step_ms)] if self.host_ms else []
         if self.itl_ms is not None:
             rest += [("between steps", self.itl_ms - self.step_ms), ("ITL", self.itl_ms)]
-        return found + [{"op": name, "ms": ms, "share": ms / self.step_ms} for name, ms in rest]
+        found += [{"op": name, "ms": ms, "share": ms / self.step_ms} for name, ms in rest]
+        return [row | {"share": None, "x_bound": None} for row in found] if self.noise else found
 
     def metrics(self) -> dict[str, float]:
         """The numbers of a record."""
@@ -124,15 +130,12 @@ class Ledger:
 
 def from_kernels(model: KernelTimes, kind: Kind, batch: int, context: int) -> Ledger:
     """The ledger of a step by published kernel times or bounds; there is no host in it but the one asked for."""
-    shape = context, model.weight_dtype, model.kv_dtype, model.gpus
-    if kind == "prefill":
-        costs, times = prefill_cost(model.arch, *shape), model.prefill(context)
-    else:
-        costs, times = decode_cost(model.arch, batch, *shape), model.decode(batch, context)
+    batch = 1 if kind == "prefill" else batch
+    costs = step_ops(model.arch, kind, batch, context, model.weight_dtype, model.kv_dtype, model.gpus)
     ceilings = model.device.ceilings()
     known = {(cost.op, cost.site): cost for cost in costs}
     rows = []
-    for one in times:
+    for one in model.ops(kind, batch, context):
         cost = known.get((one.op, one.site))
         rows.append(_priced(one.op, one.site, "", cost.calls if cost else 0, _text(cost.shape) if cost else "",
                             one.ms, cost.cost if cost else None, None, ceilings, one.basis))  # fmt: skip
@@ -154,6 +157,7 @@ def measured(
         raise ValueError(f"context: expected one prompt that a step computes, got {batch} of {context}")
     if batch > llm.scheduler.max_num_seqs or context + 2 * steps + 8 > llm.max_model_len:
         raise ValueError(f"batch: expected what the engine has room for, got {batch} of {context} tokens")
+    ceilings, began = ceilings or ceilings_for(llm.device), run_times()
     with stepping(llm, kind, batch, context, 2 * steps + 2) as step:
         step()
         calls = _calls_of(llm, step, kind, batch, context)
@@ -167,7 +171,7 @@ def measured(
                 whole.append(seconds_of(step))
             settle()
             each.append(spent)
-    rows, ceilings = [], ceilings or ceilings_for(llm.device)
+    rows = []
     for group in _grouped(calls):
         samples = [sum(spent[call.op][call.place] for call in group) for spent in each]
         one = group[0]
@@ -177,19 +181,23 @@ def measured(
     host = [one - sum(map(sum, spent.values())) for one, spent in zip(whole, each, strict=True)]
     timers = statistics.median(timed - bare for timed, bare in zip(whole, plain, strict=True))
     itl_ms = _itl_ms(llm, batch, context, 2 * steps) if kind == "decode" else None
+    step_ms, ops_ms = 1e3 * statistics.median(plain), sum(row.ms for row in rows)
+    why = noise(plain, waiting_since(began))
+    if not why and ops_ms > MOST_OPS * step_ms:
+        why = f"the ops together took {ops_ms / step_ms:.2f} times as long as the step"
     return Ledger(
         llm.arch.name, llm.device.type, kind, batch, context, tuple(rows), 1e3 * statistics.median(host),
-        1e3 * timers, 1e3 * statistics.median(plain), itl_ms, llm.dtype_name,
+        1e3 * timers, step_ms, itl_ms, llm.dtype_name, why,
     )  # fmt: skip
 
 
 def _priced(
     op: str, site: str, kernel: str, calls: int, shape: str, ms: float, cost: Cost | None, traffic: float | None,
     ceilings: Ceilings | None, basis: str,
-) -> Row:  # fmt: skip
+) -> LedgerRow:  # fmt: skip
     """`cost` and `traffic` are of one call, `ms` of all."""
     least = bound(cost, ceilings) if cost and ceilings else None
-    return Row(
+    return LedgerRow(
         op, site, kernel, calls, shape, ms, 1e3 * calls * least.seconds if least else None,
         least.limiter if least else "", calls * cost.flops if cost else 0.0, calls * cost.bytes if cost else 0.0,
         None if traffic is None else calls * traffic, basis,

@@ -8,7 +8,7 @@ from typing import Any
 
 from rooflab.bench.latency.ledger import Ledger
 from rooflab.bench.latency.study import Lab, Study
-from rooflab.bench.latency.whatif import Change
+from rooflab.bench.latency.whatif import PhaseChange
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Basis, Record
@@ -26,7 +26,8 @@ def ledger_record(ledger: Ledger, folder: Path) -> Path:
         Record(
             kind="engine",
             run_id=writer.run_id,
-            status="OK",
+            status="NOISY" if ledger.noise else "OK",
+            reason=ledger.noise,
             **snapshot().record_fields(),
             case_id=CASE_ID,
             case={**case, "context": ledger.context, "of": ledger.device, **kernels},
@@ -38,7 +39,7 @@ def ledger_record(ledger: Ledger, folder: Path) -> Path:
     return writer.path
 
 
-def change_records(changes: Sequence[Change], case: Mapping[str, Any], folder: Path) -> Path:
+def change_records(changes: Sequence[PhaseChange], case: Mapping[str, Any], folder: Path) -> Path:
     """Writes what other kernels change as records of a new run; returns its path.  `case`: the model and the step."""
     writer = RunWriter(folder)
     fields = snapshot().record_fields()
@@ -49,7 +50,8 @@ def change_records(changes: Sequence[Change], case: Mapping[str, Any], folder: P
             Record(
                 kind="engine",
                 run_id=writer.run_id,
-                status="OK",
+                status="NOISY" if one.noise else "OK",
+                reason=one.noise,
                 **fields,
                 case_id=f"whatif {one.op}={one.after} {one.figure}",
                 case={**case, **words},
@@ -68,7 +70,8 @@ def study_record(study: Study, lab: Lab, run_id: str) -> Record:
     return Record(
         kind="engine",
         run_id=run_id,
-        status="OK",
+        status="NOISY" if study.verdict == "NOISY" else "OK",
+        reason=study.number if study.verdict == "NOISY" else "",
         **snapshot().record_fields(),
         case_id=f"study {study.name}",
         case=case | ({"smoke": True} if lab.quick else {}),

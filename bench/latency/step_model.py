@@ -16,26 +16,17 @@ from rooflab.engine.scheduler import pairs_of
 from rooflab.roofline.architecture import Architecture
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import bound
-from rooflab.roofline.step_times import decode_time, prefill_time
-from rooflab.roofline.steps import (
-    ITEM_BYTES,
-    OpCost,
-    activation_dtype,
-    all_reduce_s,
-    check_arguments,
-    decode_cost,
-    link,
-    prefill_cost,
-)
+from rooflab.roofline.step_times import step_time
+from rooflab.roofline.steps import ITEM_BYTES, Kind, activation_dtype, all_reduce_s, check_arguments, link, step_ops
 
 WHOLE = 16
-"""Up to so many tokens each number has a time of its own; beyond, four to each doubling, and straight lines between."""
+"""Up to this number of tokens, each number has a time of its own; above, each doubling has four, and lines between."""
 _KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Tokens of a step between which a measured model is a straight line."""
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """What one step computes."""
 
     decodes: int
@@ -66,7 +57,7 @@ class StepModel(Protocol):
         """Whose times."""
         ...
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: StepWork) -> float:
         """The time from the step's begin to the next one's."""
         ...
 
@@ -155,28 +146,26 @@ class KernelTimes:
 
     @cached_property
     def _rest(self) -> _Line:
-        return _Line(lambda tokens: self._sum(self.decode(tokens, 1), (*_ATTENTION, *_HEAD), False), _MOST)
+        return _Line(lambda tokens: self._sum(self.ops("decode", tokens, 1), (*_ATTENTION, *_HEAD), False), _MOST)
 
     @cached_property
     def _head(self) -> _Line:
-        return _Line(lambda drawn: self._sum(self.decode(drawn, 1), _HEAD, True), _MOST)
+        return _Line(lambda drawn: self._sum(self.ops("decode", drawn, 1), _HEAD, True), _MOST)
 
     @cached_property
     def _prefill_attention(self) -> _Line:
-        return _Line(self._attention(self.prefill, self._bare.prefill), self.arch.max_position)
+        return _Line(self._attention("prefill", 1), self.arch.max_position)
 
     @cached_property
     def _decode_attention(self) -> Callable[[int], _Line]:
         def line(batch: int) -> _Line:
-            times, bounds = (partial(model.decode, batch) for model in (self, self._bare))
-            return _Line(self._attention(times, bounds), self.arch.max_position)
+            return _Line(self._attention("decode", batch), self.arch.max_position)
 
         return cache(line)
 
-    def _attention(
-        self, times: Callable[[int], list[OpMs]], bounds: Callable[[int], list[OpMs]]
-    ) -> Callable[[int], float]:
+    def _attention(self, kind: Kind, batch: int) -> Callable[[int], float]:
         """Milliseconds of attention by the length of a sequence."""
+        times, bounds = (partial(model.ops, kind, batch) for model in (self, self._bare))
 
         def known(length: int) -> bool:
             return any(one.site in _ATTENTION and one.basis != "bound" for one in times(length))
@@ -198,28 +187,22 @@ class KernelTimes:
     def basis(self) -> str:
         """Whose times."""
         length = min(1024, self.arch.max_position)
-        known = {one.op for one in (*self.decode(16, length), *self.prefill(length)) if one.basis != "bound"}
+        known = {
+            one.op for one in (*self.ops("decode", 16, length), *self.ops("prefill", 1, length)) if one.basis != "bound"
+        }
         parts = [name for name, ops in _PUBLISHED.items() if known & ops]
         where = f"of {self.gpus} x {self.device.name}"
         return (
             f"published kernel times {where} ({', '.join(parts)}), bounds of the rest" if parts else f"bounds {where}"
         )
 
-    def decode(self, batch: int, context: int) -> list[OpMs]:
-        """The ops of a decode step of `batch` sequences of `context` tokens.  Raises `ValueError` as `decode_cost`."""
-        shape = batch, context, self.weight_dtype, self.kv_dtype, self.gpus
-        published = None if self.bounds else decode_time(self.arch, self.device, *shape)
-        return self._ops(published, decode_cost(self.arch, *shape), batch)
-
-    def prefill(self, prompt: int) -> list[OpMs]:
-        """The ops of the prefill of one prompt.  Raises `ValueError` as `prefill_cost` does."""
-        shape = prompt, self.weight_dtype, self.kv_dtype, self.gpus
-        published = None if self.bounds else prefill_time(self.arch, self.device, *shape)
-        return self._ops(published, prefill_cost(self.arch, *shape), prompt)
-
-    def _ops(self, published: Any, costs: Sequence[OpCost], rows: int) -> list[OpMs]:
+    def ops(self, kind: Kind, batch: int, context: int) -> list[OpMs]:
+        """The ops of a step as `steps.step_ops` has it.  Raises `ValueError` as it does."""
+        shape = kind, batch, context, self.weight_dtype, self.kv_dtype, self.gpus
+        published = None if self.bounds else step_time(self.arch, self.device, *shape)
         if published is not None:
             return [OpMs(one.op, one.site, one.ms, one.basis) for one in published.ops]
+        costs, rows = step_ops(self.arch, *shape), batch * context if kind == "prefill" else batch
         ceilings = self.device.ceilings()
         found = [OpMs(x.op, x.site, 1e3 * x.calls * bound(x.cost, ceilings).seconds, "bound") for x in costs]
         size = rows * self.arch.hidden_size * ITEM_BYTES[activation_dtype(self.weight_dtype)]
@@ -229,7 +212,7 @@ class KernelTimes:
     def _sum(self, ops: Iterable[OpMs], sites: Sequence[str], inside: bool) -> float:
         return sum(one.ms for one in ops if (one.site in sites) == inside)
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: StepWork) -> float:
         """Seconds of a step."""
         ms = self.host_ms + self._rest(work.decodes + work.prompt_tokens) + self._head(work.drawn)
         if work.decodes:
@@ -257,7 +240,7 @@ class MeasuredSteps:
     """From a step's end to the next one's begin."""
     basis: str = "measured steps"
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: StepWork) -> float:
         """Seconds from a step's begin to the next one's."""
         told = work.decodes, work.keys, work.prompt_tokens, work.pairs, work.drawn
         return self.gap_s + float(np.dot(self.coefficients, _features(*told)))

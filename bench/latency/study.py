@@ -18,8 +18,8 @@ from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
 from rooflab.roofline.plot import own_settings
 
-Verdict = Literal["holds", "holds in part", "fails", "not tested"]
-"""`not tested`: this machine lacks what the claim is about."""
+Verdict = Literal["holds", "holds in part", "fails", "not tested", "NOISY"]
+"""`not tested`: this machine lacks what the claim is about; `NOISY`: it was busy, and the times decide nothing."""
 COLOURS = (READ, WRITTEN, LOST, INK)
 
 

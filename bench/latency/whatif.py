@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.latency.ledger import Kind, Ledger, Row, measured, seconds_of, stepping
+from rooflab.bench.latency.ledger import Ledger, LedgerRow, measured, seconds_of, stepping
+from rooflab.bench.timing.noise import noise
 from rooflab.bench.timing.timing import time_functions
 from rooflab.engine.llm import LLM
 from rooflab.engine.op_times import wrapped_ops
 from rooflab.engine.probes import PRODUCTS, packed, probes, real
+from rooflab.engine.waiting import run_times, waiting_since
 from rooflab.kernels.choices import bucket_of
 from rooflab.kernels.registry import Kernel
+from rooflab.roofline.steps import Kind
 
 ROUNDS = 30
 """Calls of each kernel alone."""
@@ -29,7 +32,7 @@ WON = 0.97
 
 
 @dataclass(frozen=True)
-class Change:
+class PhaseChange:
     """One phase before and after a swap; times in milliseconds."""
 
     figure: str
@@ -45,20 +48,25 @@ class Change:
     step_ms: float
     predicted_ms: float
     measured_ms: float | None = None
+    noise: str = ""
+    """Why the times are NOISY; empty if they are not."""
 
     def row(self) -> dict[str, Any]:
-        """One line of a table."""
+        """One line of a table.  NOISY times give no ratio."""
         predicted = self.predicted_ms / self.step_ms - 1
         actual = None if self.measured_ms is None else self.measured_ms / self.step_ms - 1
+        ratios = ("kernel", "share", "predicted_%", "measured_%") if self.noise else ()
         return {
             "figure": self.figure, "op": self.op, "before": self.before, "after": self.after,
             "kernel": self.kernel_ratio, "share": self.share, "before_ms": self.step_ms,
             "predicted_ms": self.predicted_ms, "measured_ms": self.measured_ms,
             "predicted_%": 100 * predicted, "measured_%": None if actual is None else 100 * actual,
-        }  # fmt: skip
+        } | dict.fromkeys(ratios)  # fmt: skip
 
     def verdict(self) -> str:
         """In words, whether the kernel's win is one of the engine."""
+        if self.noise:
+            return f"{self.figure} with {self.op}/{self.after}: NOISY, and so no verdict: {self.noise}"
         after = self.predicted_ms if self.measured_ms is None else self.measured_ms
         engine = after / self.step_ms
         kernel = f"{self.op}/{self.after} takes {self.kernel_ratio:.2f} of {self.before}'s time"
@@ -68,7 +76,7 @@ class Change:
         return f"{kernel}, {self.share:.0%} of the step; {said}"
 
 
-def scale(ledger: Ledger, factors: Mapping[str, float]) -> list[Change]:
+def scale(ledger: Ledger, factors: Mapping[str, float]) -> list[PhaseChange]:
     """One change for each op of the step whose kernel would take `factors[op]` of its time."""
     found = []
     for op, factor in factors.items():
@@ -78,15 +86,16 @@ def scale(ledger: Ledger, factors: Mapping[str, float]) -> list[Change]:
     return found
 
 
-def _predicted(ledger: Ledger, op: str, before: str, after: str, ratio: float, change_ms: float) -> Change:
+def _predicted(ledger: Ledger, op: str, before: str, after: str, ratio: float, change_ms: float) -> PhaseChange:
     figure = "ITL" if ledger.kind == "decode" else "TTFT"
     share = ledger.ms_of(op) / ledger.step_ms
-    return Change(figure, op, before, after, ratio, share, ledger.step_ms, ledger.step_ms + change_ms)
+    predicted_ms = ledger.step_ms + change_ms
+    return PhaseChange(figure, op, before, after, ratio, share, ledger.step_ms, predicted_ms, noise=ledger.noise)
 
 
 def swap(
     llm: LLM, op: str, kernel: Kernel, kind: Kind, batch: int, context: int, other: LLM | None = None
-) -> Change | None:
+) -> PhaseChange | None:
     """A step of `llm` with its own kernel for `op`, and with another: the change predicted, and measured in turn.
 
     `other` is an engine that has the kernel; without one, `llm` itself takes it in every second step (not for products,
@@ -104,6 +113,7 @@ def swap(
         return None
     bucket = bucket_of(kind, batch if kind == "decode" else context)
     current = next(one.kernel for one in llm.ops.choices if (one.op, one.bucket) == (op, bucket))
+    began = run_times()
     times = _alone_ms(own, kind, (current, kernel), llm, context)
     ratio = times[kernel.name] / times[current.name]
     found = _predicted(before, op, current.name, kernel.name, ratio, times[kernel.name] - times[current.name])
@@ -116,8 +126,10 @@ def swap(
         else:
             pair = first, stack.enter_context(stepping(other, kind, batch, context, steps))
         base, changed = _in_turn(pair, rounds, each)
+    why = found.noise or noise(base, waiting_since(began)) or noise(changed, None)
     # The ratio of both in turn, on the step of the ledger: what the machine does between them is in both.
-    return replace(found, measured_ms=found.step_ms * changed / base)
+    ratio = statistics.median(changed) / statistics.median(base)
+    return replace(found, measured_ms=found.step_ms * ratio, noise=why)
 
 
 def _taking(llm: LLM, op: str, kernel: Kernel, step: Callable[[], None]) -> Callable[[], None]:
@@ -131,18 +143,20 @@ def _taking(llm: LLM, op: str, kernel: Kernel, step: Callable[[], None]) -> Call
     return stepped
 
 
-def _in_turn(steps: Sequence[Callable[[], None]], rounds: int, each: int) -> tuple[float, float]:
-    """Median seconds of a step of each kind."""
+def _in_turn(steps: Sequence[Callable[[], None]], rounds: int, each: int) -> tuple[list[float], list[float]]:
+    """Seconds of steps of each kind."""
     samples: tuple[list[float], list[float]] = [], []
     for step in steps:
         step()
     for _ in range(rounds):
         for step, own in zip(steps, samples, strict=True):
             own += [seconds_of(step) for _ in range(each)]
-    return statistics.median(samples[0]), statistics.median(samples[1])
+    return samples
 
 
-def _alone_ms(rows: Sequence[Row], kind: Kind, kernels: Sequence[Kernel], llm: LLM, context: int) -> dict[str, float]:
+def _alone_ms(
+    rows: Sequence[LedgerRow], kind: Kind, kernels: Sequence[Kernel], llm: LLM, context: int
+) -> dict[str, float]:
     """Milliseconds of all calls of an op in a step, by kernel."""
     sums = dict.fromkeys((kernel.name for kernel in kernels), 0.0)
     for row in rows:
@@ -161,7 +175,7 @@ def _alone_ms(rows: Sequence[Row], kind: Kind, kernels: Sequence[Kernel], llm: L
     return sums
 
 
-def _probe_of(row: Row, kind: Kind, llm: LLM) -> dict[str, Any]:
+def _probe_of(row: LedgerRow, kind: Kind, llm: LLM) -> dict[str, Any]:
     """The arguments of such a call, as meta tensors."""
     first, *_ = sizes = [int(size) for size in re.findall(r"\d+", row.shape)]
     each = probes(row.op, kind, first, llm.limits)

@@ -6,22 +6,32 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 from rooflab.bench.load.client import Shot
-from rooflab.bench.load.trace import Chunk, Request
+from rooflab.bench.load.http import DROPPED
+from rooflab.bench.load.metrics import token_steps
+from rooflab.bench.load.trace import Request, StreamEvent
 
 LINE_END = re.compile(rb"\r\n|\n|\r")
 SHOWN = 200
 """Most characters of a server's message in a reason."""
+TEXTS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls")
+"""Where a chat's delta may have what a token wrote."""
+CUT = ("abort", "error", "cancelled")
+"""Finish reasons of an answer that the server broke off."""
+MOST_TOKENS = 1 << 24
+"""An answer has no more tokens than this."""
 
 
 def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str]]:
     """The data of each server-sent event with the time at which its last byte came, by the WHATWG's rules.
 
     Lines end with CR, LF or both, a line that begins with a colon is a comment, and an empty line ends an event.  Data
-    without an empty line behind it counts too: servers that close the connection leave it out.
+    without an empty line behind it counts too: servers that close the connection leave it out.  An event with
+    empty data is left out.
     """
     body, ends = b"".join(data for _, data in pieces), list(accumulate(len(data) for _, data in pieces))
     data: list[bytes] = []
@@ -33,7 +43,8 @@ def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str]]
             data.append(line[5:].removeprefix(b" "))
         if data and (not line or end == len(body)):
             last = found.start() if found else end - 1
-            yield pieces[bisect_right(ends, last)][0], b"\n".join(data).decode(errors="replace")
+            if (whole := b"\n".join(data)).strip():
+                yield pieces[bisect_right(ends, last)][0], whole.decode(errors="replace")
             data = []
         at = end
 
@@ -44,15 +55,19 @@ def read_answer(shot: Shot) -> Request:
     error = shot.error
     if shot.status not in (0, 200):
         error = f"HTTP {shot.status}: {_message(b''.join(data for _, data in shot.pieces).decode(errors='replace'))}"
-    elif not error or error == "connection dropped":
+    elif not error or error == DROPPED:
         for time_s, text in events(shot.pieces):
             if found := known.take(time_s, text):
                 error = error or found
+            if found or known.done:  # what comes behind is no part of the answer
+                break
+        if error == DROPPED and known.done:  # all that its user waits for had come
+            error = ""
         if not error and not known.reason and not known.done:
             error = "the stream ended with no finish_reason and no [DONE]"
-        if not error and not known.tokens_seen:
-            error = "the answer has no token"
-    return Request(
+        if not error and known.reason in CUT:
+            error = f"the server cut the answer: finish_reason {known.reason!r}"
+    request = Request(
         index=shot.index,
         scheduled_s=shot.scheduled_s,
         free_s=shot.free_s,
@@ -67,13 +82,17 @@ def read_answer(shot: Shot) -> Request:
         finish_reason=known.reason,
         error=error,
     )
+    if error or token_steps(request)[0]:
+        return request
+    said = f", and its usage says {request.output_tokens}" if request.output_tokens else ""
+    return replace(request, error=f"the answer has no token{said}")
 
 
 class _Known:
     """What the events so far have said."""
 
     def __init__(self) -> None:
-        self.chunks: list[Chunk] = []
+        self.chunks: list[StreamEvent] = []
         self.totals: list[int | None] = []
         """For each chunk the tokens of the answer so far, if it tells."""
         self.prompt_tokens: int | None = None
@@ -81,59 +100,73 @@ class _Known:
         self.reason: str | None = None
         self.done = False
 
-    @property
-    def tokens_seen(self) -> bool:
-        return any(chunk.kind == "text" or chunk.tokens for chunk in self.chunks) or bool(self.output_tokens)
-
     def take(self, time_s: float, text: str) -> str:
         """Adds an event; returns why the request has failed by it, or an empty text."""
         if text.strip() == "[DONE]":
             self.done = True
-            return self._add(Chunk(time_s, "done"))
+            return self._add(StreamEvent(time_s, "done"))
         try:
             event = json.loads(text)
-        except ValueError:
-            event = None
-        if not isinstance(event, dict):
-            return f"an event is no JSON object: {text[:40]!r}"
-        if event.get("error"):
+        except (ValueError, RecursionError):
+            return f"an event is no JSON: {text[:40]!r}"
+        if isinstance(event, dict) and event.get("error"):
             return f"an error in the stream: {_message(text)}"
-        total = None
-        if isinstance(usage := event.get("usage"), dict):
-            total = usage.get("completion_tokens")
-            self.output_tokens = self.output_tokens if total is None else total
-            self.prompt_tokens = usage.get("prompt_tokens", self.prompt_tokens)
+        if not _is_chunk(event):
+            return f"an event is no chunk of an answer: {text[:40]!r}"
+        usage = event.get("usage") or {}
+        total = usage.get("completion_tokens")
+        self.output_tokens = self.output_tokens if total is None else total
+        self.prompt_tokens = usage.get("prompt_tokens") or self.prompt_tokens
         choice = next(iter(event.get("choices") or ()), None)
         if choice is None:
-            return self._add(Chunk(time_s, "usage")) if total is not None else ""
+            return self._add(StreamEvent(time_s, "usage")) if total is not None else ""
         self.reason = choice.get("finish_reason") or self.reason
         delta = choice.get("delta") or {}
-        shown = [choice.get("text"), *(delta.get(key) for key in ("content", "reasoning_content", "reasoning"))]
-        if any(shown) or delta.get("tool_calls"):
+        if choice.get("text") or any(delta.get(name) for name in TEXTS):
             kind = "text"
+        elif delta.get("role"):  # sent at once: it has no token, whatever it says
+            return self._add(StreamEvent(time_s, "role"))
         else:
-            kind = "role" if delta.get("role") else "empty"
-        return self._add(Chunk(time_s, kind, _listed(choice)), total)
+            kind = "empty"
+        return self._add(StreamEvent(time_s, kind, _listed(choice)), total)
 
-    def _add(self, chunk: Chunk, total: int | None = None) -> str:
+    def _add(self, chunk: StreamEvent, total: int | None = None) -> str:
         self.chunks.append(chunk)
         self.totals.append(total)
         return ""
 
-    def counted(self) -> tuple[Chunk, ...]:
+    def counted(self) -> tuple[StreamEvent, ...]:
         """The chunks; where each with text says the total so far, with the differences as their tokens.
 
-        A total that only the last of several chunks has is that of the answer, and says nothing about the chunk.
+        A total that only the last of several chunks has is that of the answer, and says nothing about the chunk; nor
+        do totals that fall, or that are zero when a text has come.
         """
         texts = [total for chunk, total in zip(self.chunks, self.totals, strict=True) if chunk.kind == "text"]
-        if len(texts) < 2 or None in texts:
+        totals = [total for total in self.totals if total is not None]
+        if len(totals) < 2 or None in texts or not any(texts[:1]) or totals != sorted(totals):
             return tuple(self.chunks)
         found, before = [], 0
         for chunk, total in zip(self.chunks, self.totals, strict=True):
-            if total is not None and chunk.kind != "usage":
+            if total is not None:
                 chunk, before = chunk._replace(tokens=total - before), total
             found.append(chunk)
         return tuple(found)
+
+
+def _is_chunk(event: Any) -> bool:
+    """Whether the parts of an event that are read have the types of the protocol.  Null counts as left out."""
+
+    def has(where: Any, name: str, kind: type) -> bool:
+        return where.get(name) is None or isinstance(where[name], kind)
+
+    if not isinstance(event, dict) or not has(event, "choices", list) or not has(event, "usage", dict):
+        return False
+    usage, choices = event.get("usage") or {}, event.get("choices") or ()
+    counts = [usage[name] for name in ("prompt_tokens", "completion_tokens") if usage.get(name) is not None]
+    return all(type(count) is int and 0 <= count < MOST_TOKENS for count in counts) and all(
+        isinstance(choice, dict) and has(choice, "delta", dict) and has(choice, "finish_reason", str)
+        for choice in choices
+    )
 
 
 def _listed(choice: Mapping[str, Any]) -> int | None:
@@ -151,6 +184,6 @@ def _message(text: str) -> str:
         value = json.loads(text)
         error = value.get("error", value)
         text = str(error.get("message") or error) if isinstance(error, dict) else str(error)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         pass
-    return " ".join(text.split())[:SHOWN] or "no reason given"
+    return " ".join(text.encode(errors="replace").decode().split())[:SHOWN] or "no reason given"

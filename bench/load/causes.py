@@ -50,20 +50,33 @@ def spikes(trace: Trace) -> list[Spike]:
     """The long gaps of all answered requests; none where the server does not tell its steps."""
     if trace.steps is None:
         return []
-    return [spike for request in trace.counted if times_of(request) for spike in _of(request, trace.steps)]
+    page_s = page_seconds(trace.steps)
+    return [spike for request in trace.counted if times_of(request) for spike in _of(request, trace.steps, page_s)]
 
 
-def _of(request: Request, steps: Sequence[Mapping[str, Any]]) -> Iterable[Spike]:
+def page_seconds(steps: Sequence[Mapping[str, Any]]) -> float:
+    """What giving away a page costs: the median over the steps that only decoded and gave pages away, of what they
+    took longer than the median of those that gave none, for each page."""
+    decodes = [step for step in steps if not step["prompt_tokens"] and not step["preempted"]]
+    usual = [step["end_s"] - step["begin_s"] for step in decodes if not step["evicted"]]
+    plain = float(np.median(usual)) if usual else 0.0
+    prices = [(step["end_s"] - step["begin_s"] - plain) / step["evicted"] for step in decodes if step["evicted"]]
+    return float(np.median(prices)) if prices else 0.0
+
+
+def _of(request: Request, steps: Sequence[Mapping[str, Any]], page_s: float) -> Iterable[Spike]:
     times = [time_s for time_s, _ in token_steps(request)[0]]
     gaps = np.diff(times)
-    for place in np.flatnonzero(gaps > LONG * np.median(gaps)) if len(gaps) else ():
+    usual = float(np.median(gaps)) if len(gaps) else 0.0
+    for place in np.flatnonzero(gaps > LONG * usual):
         begin, end = times[place], times[place + 1]
-        yield Spike(request.index, begin, end, cause(begin, end, steps))
+        yield Spike(request.index, begin, end, cause(begin, end, steps, gaps[place] - usual, page_s))
 
 
-def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]]) -> str:
+def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]], over_s: float, page_s: float) -> str:
     """The cause of a gap.  A preemption in it comes first, for it may be of this request, which then computes its
-    prompt again; then what the steps did, beginning with the one that fills most of the gap."""
+    prompt again; then what the steps did, beginning with the one that fills most of the gap.  Pages that were given
+    away are the cause only if they cost, at `page_s` each, half of what the gap is longer than usual, `over_s`."""
 
     def inside(step: Mapping[str, Any]) -> float:
         return min(end_s, float(step["end_s"])) - max(begin_s, float(step["begin_s"]))
@@ -74,7 +87,7 @@ def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]]) -> s
     for step in own:
         if step["prompt_tokens"]:
             return f"prefill of {step['prompt_tokens']} tokens"
-        if step["evicted"]:
+        if step["evicted"] and step["evicted"] * page_s >= over_s / 2:
             return f"page fault of the prefix cache, {step['evicted']} pages"
         if (step["waited"] or 0.0) > WAITED:
             return "another process"

@@ -25,6 +25,8 @@ LEAD_S = 0.02
 """From the start of a run to the time that its arrivals count from."""
 SPIN_S = 1.5e-3
 """The loop's timers are exact to a millisecond; over the last of it the loop turns without sleeping."""
+DEAD = 20
+"""So many requests in a row that no server answered end a closed loop, which would go on to fail thousands a second."""
 
 
 @dataclass
@@ -50,7 +52,7 @@ class Shot:
 
 
 @dataclass
-class Target:
+class Endpoint:
     """The server, its endpoint, and the connections that are open and idle."""
 
     url: str
@@ -79,24 +81,29 @@ class Target:
 
         A new connection, where none is idle, is opened after the time of sending: its user waits for it too.
         """
-        shot.sent_s = clock()
+        shot.sent_s, connection = clock(), None
         try:
             async with asyncio.timeout(self.timeout_s):
                 connection = await self._connection()
                 data = self.head + b"%d\r\n\r\n" % len(shot.body) + shot.body
                 shot.error = await connection.request(data, shot.pieces)
-        except TimeoutError:
-            shot.error = f"no end after {self.timeout_s:g} s"
-            connection.close()
+        except TimeoutError as error:
+            # The system has a limit of its own for a connection, after which its error has a number.
+            limit = "the system's limit" if error.errno else f"{self.timeout_s:g} s"
+            shot.error = f"no {'end' if connection else 'connection'} after {limit}"
         except OSError as error:
-            shot.error = "connection refused" if isinstance(error, ConnectionRefusedError) else type(error).__name__
-        else:
-            shot.status = connection.framing.status
-            if connection.open:
-                self.idle.append(connection)
-            if not shot.error and shot.status == 200 and connection.framing.content_type != "text/event-stream":
-                shot.error = f"expected an event stream, got {connection.framing.content_type or 'no content type'}"
+            refused = isinstance(error, ConnectionRefusedError)
+            shot.error = "connection refused" if refused else f"no connection: {error.strerror or error}"
         shot.end_s = clock()
+        if connection is None:
+            return
+        shot.status, found = connection.framing.status, connection.framing.content_type
+        if connection.open and not shot.error:
+            self.idle.append(connection)
+        else:
+            connection.close()
+        if not shot.error and shot.status == 200 and found != "text/event-stream":
+            shot.error = f"expected an event stream, got {found or 'no content type'}"
 
     async def _connection(self) -> Connection:
         while self.idle:
@@ -112,7 +119,7 @@ class Target:
         self.idle.clear()
 
     def get(self, path: str) -> tuple[int, Any, float]:
-        """The status of a GET, its JSON (None where it is none), and the clock's time at half of the round trip.
+        """The status of a GET, its JSON (None where it is not JSON), and the clock's time at half of the round trip.
 
         Raises `ValueError` if nothing answers.
         """
@@ -135,7 +142,7 @@ class Target:
 
 
 async def open_loop(
-    target: Target, shots: Sequence[Shot], offsets_s: Sequence[float], max_concurrency: int | None
+    target: Endpoint, shots: Sequence[Shot], offsets_s: Sequence[float], max_concurrency: int | None
 ) -> float:
     """Sends each shot at its time, whatever became of those before; returns the time to which the offsets are added.
 
@@ -168,21 +175,26 @@ async def _until(due_s: float) -> None:
 
 
 async def closed_loop(
-    target: Target, shots: Iterable[Shot], concurrency: int, duration_s: float | None
+    target: Endpoint, shots: Iterable[Shot], concurrency: int, duration_s: float | None
 ) -> tuple[float, list[Shot]]:
     """Keeps `concurrency` requests in flight; returns when it began and the shots that it sent.
 
     A request is due when the one before has ended: the server sets the pace, so that a slow server hides its queue.
+    The loop ends early where the server is dead (`DEAD`), which the last of these requests says.
     """
-    begin, left, sent = clock(), iter(shots), list[Shot]()
+    begin, left, sent, silent = clock(), iter(shots), list[Shot](), 0
 
     async def user() -> None:
+        nonlocal silent
         for shot in left:
             shot.scheduled_s = shot.free_s = clock()
-            if duration_s is not None and shot.scheduled_s > begin + duration_s:
+            if silent >= DEAD or duration_s is not None and shot.scheduled_s > begin + duration_s:
                 return
             sent.append(shot)
             await target.send(shot)
+            silent = 0 if shot.status else silent + 1
+            if silent == DEAD:
+                shot.error += f"; the {DEAD}th in a row without an answer, so that the run ended"
 
     await asyncio.gather(*(user() for _ in range(concurrency)))
     return begin, sent

@@ -40,7 +40,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Data:
-    """A source of prompts.  Raises `ValueError` on lengths that are none."""
+    """A source of prompts.  Raises `ValueError` on a length below 1."""
 
     kind: str = "random"
     input_len: tuple[int, int] = (128, 128)

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from rooflab.bench.load.metrics import output_tokens, times_of
-from rooflab.bench.load.trace import Chunk, Request, Trace
+from rooflab.bench.load.trace import Request, StreamEvent, Trace
 
 
 @dataclass(frozen=True)
-class Reading:
+class DefinedTimes:
     """One request by one tool's definitions, in seconds."""
 
     ttft: float
@@ -41,7 +41,7 @@ class Tool:
     tpot: str
     e2e: str
     throughput: str
-    reading: Callable[[Request], Reading | None]
+    reading: Callable[[Request], DefinedTimes | None]
     seconds: Callable[[Trace, Sequence[Request]], float]
     """What output tokens are divided by."""
     percentile: Callable[[Sequence[float], int], float] = np.percentile
@@ -58,7 +58,7 @@ def _at_the_index(values: Sequence[float], q: int) -> float:
     return sorted(values)[min(len(values) - 1, len(values) * q // 100)]
 
 
-def _kinds(request: Request, *kinds: str) -> list[Chunk]:
+def _kinds(request: Request, *kinds: str) -> list[StreamEvent]:
     return [chunk for chunk in request.chunks if chunk.kind in kinds]
 
 
@@ -66,59 +66,61 @@ def _per_token(time_s: float, tokens: int) -> list[float]:
     return [time_s / (tokens - 1)] if tokens > 1 else []
 
 
-def _gaps(chunks: Sequence[Chunk]) -> list[float]:
+def _gaps(chunks: Sequence[StreamEvent]) -> list[float]:
     return [later.time_s - before.time_s for before, later in zip(chunks, chunks[1:], strict=False)]
 
 
-def _vllm(request: Request) -> Reading | None:
+def _vllm(request: Request) -> DefinedTimes | None:
     if not (chunks := _kinds(request, "text", "empty", "role")):
         return None
     ttft, e2e = (chunk.time_s - request.sent_s for chunk in (chunks[0], chunks[-1]))
-    return Reading(ttft, e2e, _gaps(chunks), _per_token(e2e - ttft, output_tokens(request)))
+    return DefinedTimes(ttft, e2e, _gaps(chunks), _per_token(e2e - ttft, output_tokens(request)))
 
 
-def _sglang(request: Request) -> Reading | None:
+def _sglang(request: Request) -> DefinedTimes | None:
     if not (texts := _kinds(request, "text")):
         return None
     ttft, e2e = (chunk.time_s - request.sent_s for chunk in (texts[0], request.chunks[-1]))
-    return Reading(ttft, e2e, _gaps(texts), _per_token(e2e - ttft, output_tokens(request)))
+    return DefinedTimes(ttft, e2e, _gaps(texts), _per_token(e2e - ttft, output_tokens(request)))
 
 
-def _aiperf(request: Request) -> Reading | None:
+def _aiperf(request: Request) -> DefinedTimes | None:
     if not (texts := _kinds(request, "text")):
         return None
     ttft, e2e = (chunk.time_s - request.sent_s for chunk in (texts[0], texts[-1]))
     tokens, first = output_tokens(request), texts[0].tokens or 1
     behind = tokens - first if 0 < first < tokens else tokens - 1
-    return Reading(ttft, e2e, [(e2e - ttft) / behind] if tokens > 1 else [], [])
+    return DefinedTimes(ttft, e2e, [(e2e - ttft) / behind] if tokens > 1 else [], [])
 
 
-def _guidellm(request: Request) -> Reading | None:
+def _guidellm(request: Request) -> DefinedTimes | None:
     if not (texts := _kinds(request, "text")):
         return None
     first, last = texts[0].time_s, texts[-1].time_s
     end = request.chunks[-1].time_s if request.end_s is None else request.end_s
     tokens, itl = output_tokens(request), _per_token(last - first, output_tokens(request))
     tpot = [(last - request.sent_s) / tokens] if tokens else []
-    return Reading(first - request.sent_s, end - request.sent_s, itl * (tokens - 1), tpot * tokens)
+    return DefinedTimes(first - request.sent_s, end - request.sent_s, itl * (tokens - 1), tpot * tokens)
 
 
-def _mlperf(request: Request) -> Reading | None:
+def _mlperf(request: Request) -> DefinedTimes | None:
     if not (texts := _kinds(request, "text")):
         return None
     ttft, e2e = (chunk.time_s - request.scheduled_s for chunk in (texts[0], texts[-1]))
-    return Reading(ttft, e2e, [], _per_token(e2e - ttft, output_tokens(request)))
+    return DefinedTimes(ttft, e2e, [], _per_token(e2e - ttft, output_tokens(request)))
 
 
-def _ours(request: Request) -> Reading | None:
+def _ours(request: Request) -> DefinedTimes | None:
     if (times := times_of(request)) is None:
         return None
     tpot = [] if times.tpot_ms is None else [times.tpot_ms / 1e3]
-    return Reading(times.ttft_ms / 1e3, times.e2e_ms / 1e3, [float(gap) / 1e3 for gap in times.itl_ms], tpot)
+    return DefinedTimes(times.ttft_ms / 1e3, times.e2e_ms / 1e3, [float(gap) / 1e3 for gap in times.itl_ms], tpot)
 
 
 def _last_text(requests: Sequence[Request]) -> float:
-    return max(chunk.time_s for request in requests for chunk in _kinds(request, "text"))
+    """Without any text, the last token of the answers."""
+    kinds = ("text",) if any(_kinds(request, "text") for request in requests) else ("empty",)
+    return max(chunk.time_s for request in requests for chunk in _kinds(request, *kinds))
 
 
 def _whole_run(trace: Trace, requests: Sequence[Request]) -> float:

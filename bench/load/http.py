@@ -7,11 +7,15 @@ would be read milliseconds late.  This takes the time first and does the rest af
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import cast
 
 clock = time.perf_counter
 BLANK = b"\r\n\r\n"
+DROPPED = "connection dropped"
+MOST_HEAD = 1 << 16
+"""Most bytes of an answer's head, and of the line with a chunk's size: more would be joined again at each piece."""
 
 
 class Framing:
@@ -23,11 +27,19 @@ class Framing:
         self._endless = False
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes of the body in `data` and what waited for it.  Raises `ValueError` on what is not HTTP/1.1."""
+        """The bytes of the body in `data` and what waited for it.  Raises `ValueError` on what is not HTTP/1.1.
+
+        If bytes follow the whole answer, the connection is closed: they may belong to another answer.
+        """
+        if self.whole:
+            self.keep = False
+            return b""
         data = self._rest + data
         self._rest = b""
-        if self._head:
+        while self._head:  # one of 103 or its like comes before the answer's own
             head, blank, data = data.partition(BLANK)
+            if len(head) > MOST_HEAD:
+                raise ValueError(f"answer: expected a head of at most {MOST_HEAD} bytes, got more")
             if not blank:
                 self._rest = head
                 return b""
@@ -35,8 +47,9 @@ class Framing:
         if self._chunked:
             return self._dechunk(data)
         if not self._endless:
+            data, behind = data[: self._left], data[self._left :]
             self._left -= len(data)
-            self.whole = self._left <= 0
+            self.whole, self.keep = self._left == 0, self.keep and not behind
         return data
 
     def ended(self) -> bool:
@@ -46,14 +59,17 @@ class Framing:
     def _read_head(self, head: bytes) -> None:
         first, *rows = head.decode("latin-1").split("\r\n")
         version, _, status = first.partition(" ")
-        if not version.startswith("HTTP/1.") or not status[:3].isdigit():
+        if not version.startswith("HTTP/1.") or not status[:3].isdecimal():
             raise ValueError(f"answer: expected HTTP/1.1, got {first[:40]!r}")
+        if 100 <= (found := int(status[:3])) < 200:
+            return
         fields = {name.strip().lower(): value.strip() for name, _, value in (row.partition(":") for row in rows)}
-        self._head, self.status = False, int(status[:3])
+        self._head, self.status = False, found
         self._chunked = "chunked" in fields.get("transfer-encoding", "").lower()
-        self._left = 0 if self._chunked else int(fields.get("content-length", -1))
-        self._endless = not self._chunked and self._left < 0
-        self.content_type = fields.get("content-type", "").partition(";")[0]
+        length = "0" if self._chunked or found in (204, 304) else fields.get("content-length")
+        self._endless = length is None
+        self._left = 0 if length is None else _number("a content length", length, 10)
+        self.content_type = fields.get("content-type", "").partition(";")[0].strip().lower()
         self.keep = fields.get("connection", "").lower() != "close" and version == "HTTP/1.1" and not self._endless
 
     def _dechunk(self, data: bytes) -> bytes:
@@ -63,21 +79,31 @@ class Framing:
         while at < len(data):
             if not self._left:
                 line = data.find(b"\r\n", at)
-                if line < 0:
+                if line < 0 and len(data) - at <= MOST_HEAD:
                     break
-                size = int(data[at:line].partition(b";")[0], 16)
+                size = _number("a chunk's size", data[at:line].decode("latin-1").partition(";")[0].strip(), 16)
                 if not size:  # behind the last chunk perhaps fields, and an empty line
                     if (end := data.find(BLANK, line)) >= 0:
                         self.whole, at = True, end + len(BLANK)
+                        self.keep = self.keep and at == len(data)
                     break
                 self._left, at = size + 2, line + 2
             part = data[at : at + self._left]
             at += len(part)
             cut = max(0, len(part) - max(0, 2 - (self._left - len(part))))
+            if part[cut:].strip(b"\r\n"):
+                raise ValueError(f"answer: expected a line end behind a chunk, got {part[cut:].decode('latin-1')!r}")
             body += part[:cut]
             self._left -= len(part)
         self._rest = data[at:]
         return body
+
+
+def _number(what: str, text: str, base: int) -> int:
+    """Python's own numbers may have a sign, blanks and underscores."""
+    if not re.fullmatch("[0-9]{1,15}" if base == 10 else "[0-9a-fA-F]{1,15}", text):
+        raise ValueError(f"answer: expected {what}, got {text[:40]!r}")
+    return int(text, base)
 
 
 class Connection(asyncio.Protocol):
@@ -86,7 +112,9 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._pending: list[tuple[float, bytes]] = []
-        self.open = True
+        self._pieces: list[tuple[float, bytes]] = []
+        self._done: asyncio.Future[str] = self._loop.create_future()
+        self.framing, self.open = Framing(), True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keeps the transport."""
@@ -94,9 +122,11 @@ class Connection(asyncio.Protocol):
 
     def request(self, data: bytes, pieces: list[tuple[float, bytes]]) -> asyncio.Future[str]:
         """Sends `data`, and fills `pieces` with the body; the future is why it did not end well, or empty."""
-        self.framing, self._pieces = Framing(), pieces
-        self._done: asyncio.Future[str] = self._loop.create_future()
-        self._transport.write(data)
+        self.framing, self._pieces, self._done = Framing(), pieces, self._loop.create_future()
+        if self.open:
+            self._transport.write(data)
+        else:  # the server closed it as soon as it was there
+            self._end(DROPPED)
         return self._done
 
     def data_received(self, data: bytes) -> None:
@@ -109,7 +139,7 @@ class Connection(asyncio.Protocol):
         """Ends the request under way."""
         self.open = False
         self._progress()
-        self._end("" if self.framing.ended() else "connection dropped")
+        self._end("" if self.framing.ended() else DROPPED)
 
     def close(self) -> None:
         """Ends the connection at once."""
@@ -124,6 +154,7 @@ class Connection(asyncio.Protocol):
             except ValueError as error:
                 self._end(str(error))
                 self.close()
+                break
         self._pending.clear()
         if self.framing.whole:
             self.open = self.open and self.framing.keep

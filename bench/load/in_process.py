@@ -18,7 +18,7 @@ def measure(
 ) -> dict[str, Any]:
     """Runs `count` requests that are all there at once, `latency` as one batch, and writes a record to `out`.
 
-    Raises `ValueError` on lengths that are none or that the model cannot serve.
+    Raises `ValueError` on lengths that are no lengths, and on those that the model cannot serve.
     """
     latency = name == "latency"
     for option, value in (

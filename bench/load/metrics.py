@@ -15,9 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from rooflab.bench.load.trace import Request, Trace
+from rooflab.roofline.names import values_by_name
 
 LATE_MS = 1.0
 """Highest median time by which the client may send late.  Above it the load is not the one that was asked for."""
+ANSWERED = 0.1
+"""Least share of answered requests of a run that has rates and is OK.  A server in overload that
+refuses half of the load gives a result; if it refuses nearly all, the few answers say nothing about that load."""
 LIMITS = ("ttft", "itl", "tpot", "e2e")
 
 
@@ -30,37 +34,39 @@ class Times:
     e2e_ms: float
     e2e_sent_ms: float
     tpot_ms: float | None
-    """(E2E - TTFT) over the tokens behind the first chunk; None if there are none."""
+    """(E2E - TTFT) over the tokens behind the first chunk; None for an answer in one chunk."""
     itl_ms: np.ndarray
+    """Empty where `tpot_ms` is None."""
     chunk_gap_ms: np.ndarray
     token_times_s: np.ndarray
     counted: str
     """How the tokens of chunks are known (`token_steps`)."""
 
     def meets(self, limits: Mapping[str, float]) -> bool:
-        """Whether every limit in milliseconds holds; that of `itl` for each single gap."""
-        own = {"ttft": self.ttft_ms, "tpot": self.tpot_ms or 0.0, "e2e": self.e2e_ms}
-        own["itl"] = float(self.itl_ms.max(initial=0.0))
-        return all(own[name] <= limit for name, limit in limits.items())
+        """Whether every limit in milliseconds holds, that of `itl` for each single gap.  What was not measured meets
+        none: an answer in one chunk shows no gap, however long its user waited for it."""
+        own = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}
+        own["itl"] = float(self.itl_ms.max()) if len(self.itl_ms) else None
+        return all((value := own[name]) is not None and value <= limit for name, limit in limits.items())
 
 
 def token_steps(request: Request) -> tuple[list[tuple[float, float]], str]:
     """When tokens came and how many, and how that is known; tokens are never counted by tokenising text again.
 
     `said`: the chunks say it, by ids, log-probabilities or a running usage.  `one each`: the usage is as high as the
-    number of chunks with text, or with a choice at all (a token whose character is not complete has no text), or one
-    higher (a token that ends the text has none).  `spread`: it is not, and each chunk behind the first gets the same
-    share.  `chunks`: there is no usage, and each chunk with text counts as one token.
+    number of chunks with text, or of those without text too (a token whose character is not complete has none), or one
+    higher (a token that ends the text has none).  A role, which may be sent at once, is no token.  `spread`: the usage
+    is another one, and each chunk behind the first gets the same share.  `chunks`: there is no usage, and each chunk
+    with text counts as one token.
     """
-    choices = [chunk for chunk in request.chunks if chunk.kind in ("text", "empty", "role")]
+    choices = [chunk for chunk in request.chunks if chunk.kind in ("text", "empty")]
     texts = [chunk for chunk in choices if chunk.kind == "text"]
     if texts and all(chunk.tokens is not None for chunk in texts):
         return [(chunk.time_s, float(chunk.tokens)) for chunk in choices if chunk.tokens], "said"
     total = request.output_tokens
     if total is None:
         return [(chunk.time_s, 1.0) for chunk in texts], "chunks"
-    without_role = [chunk for chunk in choices if chunk.kind != "role"]
-    for held in (texts, without_role, choices):
+    for held in (texts, choices):
         if len(held) == total:
             return [(chunk.time_s, 1.0) for chunk in held], "one each"
     if len(texts) == total - 1:
@@ -107,10 +113,10 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
     """The numbers of a run, without its warm-up; percentiles interpolate linearly, ITL is pooled over requests.
 
     `output_tokens_per_s` runs from the first arrival to the last token, and so has the cool-down in it;
-    `steady_output_tokens_per_s` counts the tokens that came before the last arrival, over that time.
+    `steady_output_tokens_per_s` counts the tokens that came before the last arrival, over that time.  A run of which
+    nearly all failed (`ANSWERED`) has no rates.
     """
-    requests = trace.counted
-    found = [times for request in requests if (times := times_of(request))]
+    requests, found = trace.counted, answers(trace)
     numbers = {"requests": float(len(requests)), "failed": float(len(requests) - len(found))}
     if not found:
         return numbers
@@ -128,6 +134,7 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
             numbers |= {f"{name}_p{q}_ms": float(np.percentile(values, q)) for q in (50, 90, 99)}
             numbers[f"{name}_mean_ms"] = float(np.mean(values))
     answered = [request for request in requests if not request.error]
+    asked = sum(request.asked_output_tokens or 0 for request in answered)
     begin = min(request.scheduled_s for request in requests)
     token_times = np.concatenate([times.token_times_s for times in found])
     span, steady = token_times.max() - begin, trace.last_arrival_s - begin
@@ -136,14 +143,52 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
         "prompt_tokens": float(sum(request.prompt_tokens or request.asked_prompt_tokens or 0 for request in answered)),
         "output_tokens": float(tokens),
         "seconds": float(span),
-        "requests_per_s": len(found) / span,
-        "output_tokens_per_s": tokens / span,
     }
+    numbers |= {"asked_output_tokens": float(asked)} if asked else {}
+    if len(found) < ANSWERED * len(requests):
+        return {name: float(value) for name, value in numbers.items()}
+    numbers |= {"requests_per_s": len(found) / span, "output_tokens_per_s": tokens / span}
     if steady >= 1.0:  # in less, a few tokens would decide
         numbers["steady_output_tokens_per_s"] = float((token_times <= trace.last_arrival_s).sum() / steady)
     if limits:
         numbers["goodput_requests_per_s"] = sum(times.meets(limits) for times in found) / span
     return {name: float(value) for name, value in numbers.items()}
+
+
+def answers(trace: Trace) -> list[Times]:
+    """The times of the requests that were answered, without the warm-up."""
+    return [times for request in trace.counted if (times := times_of(request))]
+
+
+def broken(trace: Trace) -> str:
+    """Why the run is no result, in one sentence; empty if it is one."""
+    total, answered = len(trace.counted), len(answers(trace))
+    reason = next(iter(failures(trace)), "none was sent")
+    if not answered:
+        return f"no request was answered: {reason}"
+    if answered < ANSWERED * total:
+        return f"{total - answered} of {total} requests failed, so that there are no rates; most often: {reason}"
+    return ""
+
+
+def remarks(trace: Trace) -> list[str]:
+    """What a reader of the numbers should know of the answers, a sentence each."""
+    requests = [request for request in trace.counted if times_of(request)]
+    found, of = answers(trace), f"of {len(requests)} answers"
+    lengths = [(request.asked_output_tokens, output_tokens(request)) for request in requests]
+    other = [(asked, got) for asked, got in lengths if asked and asked != got]
+    said = []
+    if other:
+        asked, got = (sum(numbers) for numbers in zip(*other, strict=True))
+        why = "; the server does not keep ignore_eos" if trace.case.get("ignore_eos") and got < asked else ""
+        said += [f"{len(other)} {of} have another length than asked: {asked:,} tokens asked, {got:,} got{why}"]
+    if spread := sum(times.counted == "spread" and times.tpot_ms is not None for times in found):
+        said += [f"ITL and TPOT are spread evenly in {spread} {of}: no chunk says how many tokens it has"]
+    if uncounted := sum(times.counted == "chunks" for times in found):
+        said += [f"{uncounted} {of} have no usage: each chunk counts as one token"]
+    if single := sum(times.tpot_ms is None for times in found):
+        said += [f"{single} {of} came in one chunk: they have no ITL and no TPOT, and meet no limit on them"]
+    return said
 
 
 def failures(trace: Trace) -> dict[str, int]:
@@ -163,14 +208,11 @@ def noise(trace: Trace) -> str:
 
 def check_limits(texts: Sequence[str]) -> dict[str, float]:
     """Limits of the form `ttft:500`, in milliseconds.  Raises `ValueError` on another form."""
-    limits: dict[str, float] = {}
-    for text in texts:
-        name, _, value = text.partition(":")
-        try:
-            limit = float(value)
-        except ValueError:
-            limit = 0.0
-        if name not in LIMITS or name in limits or not limit > 0:
-            raise ValueError(f"goodput: expected NAME:MILLISECONDS, once each of {', '.join(LIMITS)}, got {text!r}")
-        limits[name] = limit
-    return limits
+
+    def limit(name: str, value: str) -> float:
+        if name not in LIMITS or not float(value) > 0:
+            raise ValueError
+        return float(value)
+
+    expected = f"goodput: expected NAME:MILLISECONDS, once each of {', '.join(LIMITS)}"
+    return values_by_name(texts, expected, limit, ":")

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rooflab.bench.load.definitions import TOOLS, Reading
-from rooflab.bench.load.metrics import failures, noise, output_tokens, summarize
+from rooflab.bench.load.definitions import TOOLS, DefinedTimes
+from rooflab.bench.load.metrics import broken, failures, noise, output_tokens, summarize
 from rooflab.bench.load.run import Plan
 from rooflab.bench.load.trace import Request, Trace
 from rooflab.bench.records.environment import snapshot
@@ -22,18 +22,16 @@ VLLM = next(tool for tool in TOOLS if tool.name == "vLLM")
 
 def record_of(trace: Trace, limits: Mapping[str, float], run_id: str) -> Record:
     """The record of a run; its environment is the client's."""
-    metrics, why = summarize(trace, limits), noise(trace)
+    metrics, fault, unsure = summarize(trace, limits), broken(trace), noise(trace)
     answered = metrics["requests"] > metrics["failed"]
-    status: Status = "RUNTIME_ERROR" if not answered else "NOISY" if why else "OK"
-    if not answered:
-        why = f"no request was answered: {next(iter(failures(trace)), 'none was sent')}"
+    status: Status = "RUNTIME_ERROR" if fault else "NOISY" if unsure else "OK"
     goodput = {f"goodput_{name}_ms": limit for name, limit in limits.items()}
     case = {name: value for name, value in trace.case.items() if name != "seed"}
     return Record(
         kind="engine",
         run_id=run_id,
         status=status,
-        reason=why,
+        reason=fault or unsure,
         **snapshot().record_fields(),
         case_id="load",
         case={**case, **goodput},
@@ -46,7 +44,7 @@ def record_of(trace: Trace, limits: Mapping[str, float], run_id: str) -> Record:
 
 def exit_status(trace: Trace) -> str:
     """OK, NOISY, or RUNTIME_ERROR where a request failed."""
-    return "RUNTIME_ERROR" if failures(trace) else "NOISY" if noise(trace) else "OK"
+    return "RUNTIME_ERROR" if failures(trace) or broken(trace) else "NOISY" if noise(trace) else "OK"
 
 
 def vllm_json(trace: Trace, plan: Plan, limits: Mapping[str, float]) -> dict[str, Any]:
@@ -106,12 +104,12 @@ def vllm_json(trace: Trace, plan: Plan, limits: Mapping[str, float]) -> dict[str
     }
 
 
-def _good(own: Reading, limits: Mapping[str, float]) -> bool:
+def _good(own: DefinedTimes, limits: Mapping[str, float]) -> bool:
     values = {"ttft": own.ttft, "tpot": sum(own.tpot), "e2e": own.e2e}
     return all(1e3 * value <= limits.get(name, math.inf) for name, value in values.items())
 
 
-def _peaks(pairs: Sequence[tuple[Request, Reading]]) -> dict[str, float]:
+def _peaks(pairs: Sequence[tuple[Request, DefinedTimes]]) -> dict[str, float]:
     """Most chunks in a second of the clock from the first send, which vLLM calls tokens; most requests at once."""
     if not pairs:
         return {"max_output_tokens_per_s": 0.0, "max_concurrent_requests": 0}

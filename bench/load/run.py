@@ -14,7 +14,7 @@ import numpy as np
 from rooflab.bench.load.answers import read_answer
 from rooflab.bench.load.arrivals import Arrivals
 from rooflab.bench.load.causes import on_our_clock
-from rooflab.bench.load.client import Shot, Target, body_of, clock, closed_loop, open_loop, undisturbed
+from rooflab.bench.load.client import Endpoint, Shot, body_of, clock, closed_loop, open_loop, undisturbed
 from rooflab.bench.load.data import Data, Prompt
 from rooflab.bench.load.trace import Trace, phases
 
@@ -116,7 +116,7 @@ class Plan:
         return {name: value for name, value in kept.items() if value is not None} | extra
 
 
-def first_model(target: Target) -> str:
+def first_model(target: Endpoint) -> str:
     """The first model of the server.  Raises `ValueError` if it tells none."""
     status, value, _ = target.get("/v1/models")
     try:
@@ -125,7 +125,7 @@ def first_model(target: Target) -> str:
         raise ValueError(f"model: expected a name, for GET /v1/models gives none (status {status})") from error
 
 
-def run_load(target: Target, plan: Plan) -> Trace:
+def run_load(target: Endpoint, plan: Plan) -> Trace:
     """Runs the load.  Raises `ValueError` if the server refuses the first request of the warm-up."""
     _run(_warm_up(target, plan))
     with undisturbed():
@@ -137,18 +137,20 @@ def run_load(target: Target, plan: Plan) -> Trace:
     return Trace(begin, plan.warmup_s, last, marked, {**plan.case(), "seed": plan.seed}, steps_of(target))
 
 
-def steps_of(target: Target) -> tuple[Mapping[str, Any], ...] | None:
+def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
     """The steps of our server, on this clock; None of a server that has no `GET /steps`."""
     began = clock()
     try:
         status, value, half = target.get("/steps")
     except ValueError:
         return None
-    known = isinstance(value, dict) and "steps" in value and "now_s" in value
-    return on_our_clock(value["steps"], value["now_s"], half, clock() - began) if status == 200 and known else None
+    try:
+        return on_our_clock(value["steps"], value["now_s"], half, clock() - began) if status == 200 else None
+    except (TypeError, KeyError):  # another server's page of that name
+        return None
 
 
-async def _warm_up(target: Target, plan: Plan) -> None:
+async def _warm_up(target: Endpoint, plan: Plan) -> None:
     for shot in islice(plan.shots(plan.seed + WARMUP_SEED), plan.warmup):
         shot.scheduled_s = shot.free_s = clock()
         await target.send(shot)
@@ -160,7 +162,7 @@ async def _warm_up(target: Target, plan: Plan) -> None:
     target.close()  # the connections belong to this event loop
 
 
-async def _load(target: Target, plan: Plan) -> tuple[float, list[Shot]]:
+async def _load(target: Endpoint, plan: Plan) -> tuple[float, list[Shot]]:
     shots = plan.shots(plan.seed)
     if plan.arrivals is None:
         own = shots if plan.duration_s is not None else iter(list(islice(shots, plan.num_prompts)))

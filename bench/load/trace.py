@@ -18,7 +18,7 @@ from rooflab.kernels._files import write_whole
 Phase = Literal["warm-up", "measured", "cool-down"]
 
 
-class Chunk(NamedTuple):
+class StreamEvent(NamedTuple):
     """An event of a stream that carries something."""
 
     time_s: float
@@ -40,7 +40,7 @@ class Request:
     sent_s: float
     first_byte_s: float | None
     end_s: float | None
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[StreamEvent, ...]
     asked_prompt_tokens: int | None = None
     asked_output_tokens: int | None = None
     prompt_tokens: int | None = None
@@ -76,18 +76,20 @@ class Trace:
         """Writes the trace and returns its path."""
         head = {name: value for name, value in plain(asdict(self)).items() if name != "requests"}
         lines = [{"trace": 1, **head}, *(plain(asdict(request)) for request in self.requests)]
-        return write_whole(path, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+        return write_whole(
+            path, "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines)
+        )
 
 
 def load_trace(path: Path) -> Trace:
-    """A saved trace.  Raises `ValueError` if the file is none."""
+    """A saved trace.  Raises `ValueError` if the file holds no trace."""
     if not path.is_file():
         raise ValueError(f"trace: expected a file, got {str(path)!r}")
     try:
         head, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
         if head.pop("trace") != 1:
             raise ValueError("of another version")
-        requests = (Request(**{**row, "chunks": tuple(Chunk(*chunk) for chunk in row["chunks"])}) for row in rows)
+        requests = (Request(**{**row, "chunks": tuple(StreamEvent(*chunk) for chunk in row["chunks"])}) for row in rows)
         steps = None if head["steps"] is None else tuple(head["steps"])
         return Trace(**{**head, "steps": steps, "requests": tuple(requests)})
     except (ValueError, TypeError, KeyError, AttributeError) as error:

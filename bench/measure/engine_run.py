@@ -5,11 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal, cast
 
 from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import DeviceType, Record
 from rooflab.bench.timing.noise import noise
 from rooflab.engine.llm import LLM, RequestOutput, SamplingParams
@@ -108,26 +106,6 @@ def engine_record(llm: LLM, run: EngineRun, name: str, case: Mapping[str, Any], 
         basis="measured",
         metrics=metrics,
     )
-
-
-def write_engine_numbers(folder: Path, name: str, case: Mapping[str, Any], result: Mapping[str, Any]) -> Path:
-    """Writes the floats of `result`, timed by `perf_counter` on a CPU, as one record of a new run; returns its path."""
-    writer = RunWriter(folder)
-    writer.write(
-        Record(
-            kind="engine",
-            run_id=writer.run_id,
-            status="OK",
-            **snapshot().record_fields(),
-            case_id=name,
-            case=case,
-            device="cpu",
-            basis="measured",
-            timer="perf_counter",
-            metrics={key: value for key, value in result.items() if isinstance(value, float)},
-        )
-    )
-    return writer.path
 
 
 def kernel_names(llm: LLM) -> dict[str, str]:

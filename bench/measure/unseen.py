@@ -9,7 +9,7 @@ import torch
 
 from rooflab.bench.calls.calls import Rotation
 from rooflab.bench.check.cheats import alike, kept_names
-from rooflab.bench.check.data import Data
+from rooflab.bench.check.data import CheckData
 from rooflab.bench.check.poison import same_bits
 from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
 
@@ -36,7 +36,7 @@ class Unseen:
         original = spec.make_inputs(case, scheme, device, seed)
         self._values = {name: value for name, value in values.items() if _finite(original[name])}
         own = {name: value.clone() for name, value in self._values.items()}
-        self._expected = Data(spec, {**original, **own}, scheme)
+        self._expected = CheckData(spec, {**original, **own}, scheme)
         for inputs in copies:
             for name, value in own.items():
                 inputs[name].data.copy_(value)
@@ -56,7 +56,7 @@ class Unseen:
         found = {}
         for kernel, rotation in timed.items():
             for _, outputs in rotation.outputs():
-                if bad := wrong_outputs(outputs, self._expected, rotation.own_stream):
+                if bad := self._expected.faults(outputs, rotation.own_stream):
                     found[kernel] = bad + (": an input was changed while it was timed" if self._damaged() else "")
         return found
 
@@ -70,10 +70,3 @@ def _finite(value: object) -> bool:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return False
     return bool(torch.isfinite(value.float()).all())
-
-
-def wrong_outputs(outputs: Sequence[torch.Tensor], expected: Data, own_stream: bool = False) -> str:
-    """The faults of `outputs`, or ""."""
-    given = tuple(outputs)
-    judged = () if (misfit := expected.misfit(given)) else expected.judge(given, own_stream)
-    return misfit or "; ".join(stats.describe() for stats in judged if not stats.passed)

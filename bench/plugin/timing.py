@@ -12,7 +12,7 @@ import torch
 
 from rooflab.bench.calls.calls import COPIES, free_bytes
 from rooflab.bench.ceilings.ceilings import ceilings_for, limits_for
-from rooflab.bench.check.gate import Checked, copied, device_of, judge
+from rooflab.bench.check.gate import Checked, copied, device_of, wrong
 from rooflab.bench.check.poison import bits
 from rooflab.bench.measure.timed import open_clock
 from rooflab.bench.records.environment import snapshot
@@ -21,6 +21,7 @@ from rooflab.bench.timing.clocks import ClockWatch, shared
 from rooflab.bench.timing.reading import why_invalid
 from rooflab.bench.timing.timing import Samples, time_functions
 from rooflab.bench.timing.trace import Activity, NotRecorded, device_activity
+from rooflab.engine.waiting import others_since, processor_time
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Ceilings, Cost, bound
 
@@ -35,6 +36,10 @@ class Timed:
     activity: Activity
     wrong: str | None
     """What is wrong with the results of the timed calls; None if they are right."""
+    others: float | None = None
+    """The share of all processors' time that other processes took meanwhile; None if the system does not tell."""
+    probe_s: float | None = None
+    """Median seconds of `probe` in the same rounds, which tells how fast a CPU was meanwhile; None on a GPU."""
 
 
 def time_kernel(
@@ -49,7 +54,7 @@ def time_kernel(
     """Times `fn(*args)` with `timing.time_functions` on the device of its tensors, on several copies of `args`.
 
     Then it judges what the timed calls left, unless `fn` changes its inputs, and one more call.  `first_call_s` are the
-    seconds of the first call, which the check made.
+    seconds of the first call, which the check made.  On a CPU each round times `probe` too.
     """
     tensors = [value for value in (*args, checked.result) if isinstance(value, torch.Tensor)]
     device = device_of(*args, checked.result)
@@ -62,22 +67,42 @@ def time_kernel(
         turn = next(turns)
         last[turn] = fn(*copies[turn])
 
+    functions = {"fn": call} | ({"probe": probe()} if device.type == "cpu" else {})
     gpu = snapshot(device.index or 0).gpu if device.type == "cuda" else None
     device_clock, note = open_clock(device)
+    began = processor_time()
     with ClockWatch(gpu.uuid if gpu else None, device_clock) as watch:
         timed = time_functions(
-            {"fn": call}, device, budget_s=budget_s, more_s=budget_s, min_samples=min_samples, observe=watch.read
+            functions, device, budget_s=budget_s, more_s=budget_s, min_samples=min_samples, observe=watch.read
         )
+    others = others_since(began)
     clocks = {**(watch.summary() or {}), **note} or None
     activity = Activity((), None)
     if device.type == "cuda":
         with suppress(NotRecorded):  # another profiler runs: the reading then lists no device kernels
             activity = device_activity(call, device)
-    wrong = _wrong_afterwards(last, copies, args, checked.expected)
-    if wrong is None and checked.expected is not None:
-        wrong = _wrong_afterwards([fn(*copied(args))], [], args, checked.expected)
+    found = _wrong_afterwards(last, copies, args, checked.expected)
+    if found is None and checked.expected is not None:
+        found = _wrong_afterwards([fn(*copied(args))], [], args, checked.expected)
     samples = replace(timed["fn"], first_call_s=max(first_call_s, timed["fn"].first_call_s or 0.0))
-    return Timed(samples, device, clocks, activity, wrong)
+    probed_s = timed["probe"].median_s if "probe" in timed else None
+    return Timed(samples, device, clocks, activity, found, others, probed_s)
+
+
+def probe() -> Callable[[], None]:
+    """The same work on every machine and day: the softmax of 256 rows of 1,024 fp32 numbers.
+
+    It reads and computes, on torch's threads, as most kernels do; on one core of a Xeon it takes 0.4 ms.  A CPU that
+    shares its cores or its caches with what no counter here shows takes longer for it.
+    """
+    x = torch.randn(256, 1024, generator=torch.Generator().manual_seed(0))
+    out = torch.empty_like(x)
+    softmax = torch.softmax
+
+    def work() -> None:
+        softmax(x, -1, out=out)
+
+    return work
 
 
 def _wrong_afterwards(
@@ -87,9 +112,8 @@ def _wrong_afterwards(
     if expected is None or not all(_same(copy, args) for copy in copies):
         return None
     for result in results:
-        bad = [] if result is None else [stats for stats in judge(result, expected) if not stats.passed]
-        if bad:
-            return "; ".join(stats.describe() for stats in bad)
+        if result is not None and (bad := wrong(result, expected)):
+            return "; ".join(bad)
     return None
 
 
@@ -117,6 +141,8 @@ def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
         "samples": pack_samples(samples.seconds),
         "first_call_s": samples.first_call_s,
         "clocks": timed.clocks,
+        "others": timed.others,
+        "probe_s": timed.probe_s,
         "device_kernels": list(timed.activity.kernels or samples.kernels),
         "activity_hash": timed.activity.hash,
         **({"cost": asdict(cost)} if cost else {}),

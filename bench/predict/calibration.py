@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from rooflab.bench.predict import held_out
-from rooflab.bench.predict.cases import Predicted, Target, in_config, predict_all, timed_on
+from rooflab.bench.predict.cases import KernelCase, Predicted, in_config, predict_all, timed_on
 from rooflab.bench.predict.held_out import Kind
 from rooflab.bench.predict.model import Prediction
 from rooflab.bench.records import files as record_files
@@ -124,13 +124,13 @@ def calibrated(prediction: Prediction, kind: Kind, calibration: Calibration) -> 
 
 
 def observations(
-    records: Iterable[Record], predicted: Callable[[Sequence[Target], Device], list[Predicted]] = predict_all
+    records: Iterable[Record], predicted: Callable[[Sequence[KernelCase], Device], list[Predicted]] = predict_all
 ) -> list[Observation]:
     """The measured records of Hopper GPUs among `records`, each beside the prediction for its own card.
 
     Leaves out records that were not measured on a GPU with a cold L2, and kernels, cases and configs that are gone.
     """
-    by_device: dict[str, tuple[Device, list[tuple[Target, float]]]] = {}
+    by_device: dict[str, tuple[Device, list[tuple[KernelCase, float]]]] = {}
     for record in records:
         device, target = _device_of(record), _target_of(record)
         if device is None or target is None or record.latency_median_ms is None:
@@ -153,14 +153,14 @@ def _device_of(record: Record) -> Device | None:
     return device if device and device.compute_capability == (9, 0) else None
 
 
-def _target_of(record: Record) -> Target | None:
+def _target_of(record: Record) -> KernelCase | None:
     op, name, scheme = record.op, record.kernel, SCHEMES.get(record.scheme or "")
     if op not in registry.ops() or scheme is None or name not in registry.kernels(op):
         return None
     case = Case(**record.case)
     if set(case) != set(registry.get_op(op).cases["smoke"][0]):
         return None
-    return in_config(Target(op, name, case, scheme), record)
+    return in_config(KernelCase(op, name, case, scheme), record)
 
 
 def load(folder: Path = RESULTS) -> Calibration:
@@ -173,7 +173,7 @@ def load(folder: Path = RESULTS) -> Calibration:
     known = _read(path)
     if known is None:
         known = fit(observations(records))
-        write_whole(path, json.dumps({kind: asdict(found) for kind, found in known.items()}))
+        write_whole(path, json.dumps({kind: asdict(found) for kind, found in known.items()}, allow_nan=False))
     return known
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.compile.cases import has_code
-from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.predict.chip import chip_of
 from rooflab.bench.predict.model import Prediction, predict
@@ -24,7 +24,7 @@ from rooflab.roofline.device import Device, identify, resolve
 from rooflab.roofline.model import Ceilings, Cost, Traffic
 
 
-class Target(Request):
+class KernelCase(CompileRequest):
     """One kernel on one case."""
 
     @property
@@ -37,7 +37,7 @@ class Target(Request):
 class Predicted:
     """A target's prediction, or the reason why it has no prediction."""
 
-    target: Target
+    target: KernelCase
     cost: Cost
     traffic: Traffic | None
     prediction: Prediction | None
@@ -59,9 +59,9 @@ def identity(kernel: Kernel, case: Case, scheme: str, environment: Environment) 
 
 
 def predict_all(
-    targets: Sequence[Target],
+    targets: Sequence[KernelCase],
     device: Device,
-    counted: Mapping[Target, Traffic] | None = None,
+    counted: Mapping[KernelCase, Traffic] | None = None,
     ceilings: Ceilings | None = None,
 ) -> list[Predicted]:
     """Predicts every target on `device`, in the given order; compiles all kernels with code at once, on all cores.
@@ -93,7 +93,7 @@ def predict_all(
     return found
 
 
-def _refusal(kernel: Kernel, target: Target) -> str | None:
+def _refusal(kernel: Kernel, target: KernelCase) -> str | None:
     """Why the kernel cannot run this target on Hopper; None if it can."""
     if "cuda" not in kernel.devices:
         return f"UNSUPPORTED: {kernel.id} runs on {' and '.join(kernel.devices)}"
@@ -101,11 +101,11 @@ def _refusal(kernel: Kernel, target: Target) -> str | None:
     return str(refusal) if refusal else None
 
 
-def _inputs(target: Target) -> dict[str, object]:
+def _inputs(target: KernelCase) -> dict[str, object]:
     return get_op(target.op).make_inputs(target.case, target.scheme, torch.device("meta"), 0)
 
 
-def _price(target: Target) -> tuple[Cost, Traffic | None, float | None]:
+def _price(target: KernelCase) -> tuple[Cost, Traffic | None, float | None]:
     """Cost, traffic, and the kernel's matrix FLOPs with padding; traffic and FLOPs are None where they are unknown."""
     spec, kernel = get_op(target.op), get_kernel(target.op, target.kernel)
     if target.config is not None:
@@ -154,7 +154,7 @@ def choose_targets(
     schemes: Sequence[str],
     config: str | None = None,
     default: Case | None = None,
-) -> list[Target]:
+) -> list[KernelCase]:
     """The kernels on every case and scheme; without `cases` on `default`, or else on the largest case of the suite.
 
     Tunable kernels use `config` (`block_m=64,...`) if it is given.  Raises `ValueError` on an unknown name.
@@ -164,7 +164,7 @@ def choose_targets(
     found = []
     for scheme in (choose_scheme(spec, name) for name in names):
         for case in [default] if default and not cases else choose_cases(spec, cases, scheme):
-            found += [Target(spec.name, kernel.name, case, scheme, file, held) for kernel, file, held in picked]
+            found += [KernelCase(spec.name, kernel.name, case, scheme, file, held) for kernel, file, held in picked]
     return found
 
 
@@ -196,7 +196,7 @@ def timed_on(record: Record) -> Device | None:
     return identify(str(gpu["name"])) if timed and gpu and record.device == "cuda" else None
 
 
-def in_config(target: Target, record: Record) -> Target | None:
+def in_config(target: KernelCase, record: Record) -> KernelCase | None:
     """The target with a record's config; None where the kernel no longer has that config."""
     kernel = registry.get_kernel(target.op, target.kernel)
     if record.config is None or kernel.tuning is None:
@@ -208,15 +208,15 @@ def in_config(target: Target, record: Record) -> Target | None:
 
 
 def measured_in(
-    records: Iterable[Record], targets: Sequence[Target], device: Device
-) -> tuple[list[Target], dict[Target, float]]:
+    records: Iterable[Record], targets: Sequence[KernelCase], device: Device
+) -> tuple[list[KernelCase], dict[KernelCase, float]]:
     """The targets, each in the config that was measured, and the newest measured times on `device`, in ms.
 
     Leaves out readings of an A/B comparison, because they may be of another revision or slowed on purpose.  Leaves out
     readings with a warm L2 and of a config that no longer exists too.  Raises `ValueError` where no time is left.
     """
     wanted = {(target.op, target.kernel, target.case.id, target.scheme.name): target for target in targets}
-    found: dict[Target, tuple[Target, float]] = {}
+    found: dict[KernelCase, tuple[KernelCase, float]] = {}
     for record in sorted(records, key=lambda entry: entry.timestamp):
         target = wanted.get((record.op or "", record.kernel or "", record.case_id or "", record.scheme or ""))
         if target and record.stands_alone and record.latency_median_ms and timed_on(record) == device:
@@ -228,7 +228,7 @@ def measured_in(
     return [found[target][0] if target in found else target for target in targets], dict(found.values())
 
 
-def measure_here(targets: Sequence[Target], budget_s: float) -> list[Record]:
+def measure_here(targets: Sequence[KernelCase], budget_s: float) -> list[Record]:
     """Checks and times the targets on this machine's CUDA device, case by case, with a case's kernels interleaved."""
     from rooflab.bench.measure.measure import measure_op
 

@@ -15,7 +15,7 @@ Latencies of memory in clocks, by pointer chasing: 30 for shared memory, 21 for 
 of mt4g, TU Munich); 281 for L2 over both of its partitions (a GH200, github.com/markdewing/AI_kernels).  For HBM at
 random addresses these read 834 and 690.  A kernel's loads follow each other in open rows and pages: 500 is fitted to
 published times of public attention kernels (`held_out.py`), whose median error it lowers from 46% to 27%; 400 gives
-26%.  Only one of these kernels depends on it (`results/README.md`).  Arithmetic 4 (Jia et al., "Dissecting the NVIDIA
+26%.  Only one of these kernels depends on it (`docs/results.md`).  Arithmetic 4 (Jia et al., "Dissecting the NVIDIA
 Volta GPU Architecture via Microbenchmarking", 2018), mma.sync m16n8k16 33 (Sun et al., "Dissecting Tensor Cores via
 Microbenchmarks", 2022, A100).  Special functions (20) and shuffles (24) are assumptions without a published source.
 
@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rooflab.bench.compile.sass import WARPGROUP, Instruction
+from rooflab.bench.compile.sass import WARPGROUP, SassInstruction
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import Ceilings
 
@@ -86,7 +86,7 @@ class Chip:
         """Seconds from a load's issue to its first byte, with HBM idle."""
         return self.hbm_latency / self.clock_hz
 
-    def cycles(self, entry: Instruction) -> dict[Pipe, float]:
+    def cycles(self, entry: SassInstruction) -> dict[Pipe, float]:
         """Clocks for which one warp's instruction occupies each pipe of its SM, with all four schedulers at work."""
         found: dict[Pipe, float] = {"issue": 0.25}
         name = entry.name
@@ -120,7 +120,7 @@ class Chip:
             raise ValueError(f"dtype: expected one that the tensor cores multiply ({known}), got {dtype!r}")
         return self.tensor_flops_per_clock[dtype]
 
-    def latency(self, entry: Instruction, load_latency: float) -> float:
+    def latency(self, entry: SassInstruction, load_latency: float) -> float:
         """Clocks from the end of an instruction's time on its pipe to its result; `load_latency`: of global loads."""
         name = entry.name
         if entry.loads_global:
@@ -138,7 +138,7 @@ class Chip:
         return self.sfu_latency if name in _SFU else self.arithmetic_latency
 
 
-def _operand_bytes(entry: Instruction) -> float:
+def _operand_bytes(entry: SassInstruction) -> float:
     """Bytes of A and B that a wgmma reads from shared memory; A may lie in registers."""
     shape = entry.mma_shape
     assert shape is not None, "asked of matrix products only"
@@ -188,7 +188,7 @@ class Walk:
     _groups: list[float] = field(default_factory=list)
     """The clock at which each group of wgmma is done, in order."""
 
-    def run(self, code: Sequence[Instruction]) -> float:
+    def run(self, code: Sequence[SassInstruction]) -> float:
         """Walks through `code` once; returns the clocks until the next instruction can issue."""
         began = self.now
         for entry in code:
@@ -226,7 +226,7 @@ class Walk:
         del self._flying[: last + 1]
 
 
-def steady_cycles(body: Sequence[Instruction], chip: Chip, warps: int, load_latency: float) -> float:
+def steady_cycles(body: Sequence[SassInstruction], chip: Chip, warps: int, load_latency: float) -> float:
     """Clocks of one turn of a loop in the steady state, after earlier turns."""
     walk = Walk(chip, warps, load_latency)
     walk.run(body)
@@ -234,14 +234,14 @@ def steady_cycles(body: Sequence[Instruction], chip: Chip, warps: int, load_late
     return walk.run(body)
 
 
-def span_cycles(code: Sequence[Instruction], chip: Chip, warps: int, load_latency: float) -> float:
+def span_cycles(code: Sequence[SassInstruction], chip: Chip, warps: int, load_latency: float) -> float:
     """Clocks from the first instruction to the last result."""
     walk = Walk(chip, warps, load_latency)
     walk.run(code)
     return walk.finish()
 
 
-def bytes_in_flight(code: Sequence[Instruction], chip: Chip) -> int:
+def bytes_in_flight(code: Sequence[SassInstruction], chip: Chip) -> int:
     """Most bytes of a thread's plain loads in flight at the same time, when this code runs twice."""
     walk = Walk(chip, 1, chip.hbm_latency)
     walk.run(code)

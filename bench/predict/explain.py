@@ -8,18 +8,19 @@ from typing import Any
 
 from rooflab.bench.predict import model
 from rooflab.bench.predict.calibration import UNCALIBRATED, Calibration, calibrated, kind_of
-from rooflab.bench.predict.cases import Predicted, Target, predict_all
-from rooflab.bench.predict.work import Work
+from rooflab.bench.predict.cases import KernelCase, Predicted, predict_all
+from rooflab.bench.predict.work import LaunchWork
 from rooflab.kernels import registry
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import Limiter, Traffic
+from rooflab.roofline.numbers import three_digits
 
 UNEXPLAINED = "not explained"
 """The measured time minus the predicted time."""
 
 
 @dataclass(frozen=True)
-class Part:
+class TimePart:
     """One part of a time."""
 
     name: str
@@ -31,7 +32,7 @@ class Part:
 class Explanation:
     """The explanation of one kernel on one case; `reason` says why where there is no explanation."""
 
-    target: Target
+    target: KernelCase
     role: str
     gpu: str
     bytes: float
@@ -43,7 +44,7 @@ class Explanation:
     """`modelled` or `counted`; `least` where the kernel's traffic is unknown."""
     bound_ms: float | None = None
     limiter: Limiter | None = None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[TimePart, ...] = ()
     predicted_ms: float | None = None
     prediction_error: float | None = None
     calibration: str = UNCALIBRATED
@@ -106,15 +107,15 @@ class Explanation:
 
 
 def _us(ms: float) -> str:
-    return f"{ms * 1e3:.3g} us" if ms < 1 else f"{ms:.3g} ms"
+    return f"{three_digits(ms * 1e3)} us" if ms < 1 else f"{three_digits(ms)} ms"
 
 
 def explain(
-    targets: Sequence[Target],
+    targets: Sequence[KernelCase],
     device: Device,
-    measured_ms: Mapping[Target, float] | None = None,
+    measured_ms: Mapping[KernelCase, float] | None = None,
     calibration: Calibration | None = None,
-    counted: Mapping[Target, Traffic] | None = None,
+    counted: Mapping[KernelCase, Traffic] | None = None,
 ) -> list[Explanation]:
     """Explains every target on `device`, in order; with a measured time, the parts sum to the measured time."""
     answers = predict_all(targets, device, counted=counted)
@@ -137,11 +138,13 @@ def _explain(answer: Predicted, device: Device, measured_ms: float | None, calib
         launches = traffic.launches if traffic else cost.launches
         return Explanation(**known, launches=launches, reason=answer.reason)
     prediction, error, words = calibrated(answer.prediction, kind_of(target.op, cost), calibration)
-    parts = [Part(step.name, step.seconds * 1e3, step.why) for step in prediction.steps]
+    parts = [TimePart(step.name, step.seconds * 1e3, step.why) for step in prediction.steps]
     predicted_ms = prediction.seconds * 1e3
     if measured_ms is not None:
         ratio = measured_ms / predicted_ms
-        parts.append(Part(UNEXPLAINED, measured_ms - predicted_ms, f"measured is {ratio:.2f} times predicted, {words}"))
+        parts.append(
+            TimePart(UNEXPLAINED, measured_ms - predicted_ms, f"measured is {ratio:.2f} times predicted, {words}")
+        )
     return Explanation(
         **known,
         launches=prediction.launches,
@@ -156,7 +159,7 @@ def _explain(answer: Predicted, device: Device, measured_ms: float | None, calib
     )
 
 
-def _compiled_row(work: Work) -> dict[str, Any]:
+def _compiled_row(work: LaunchWork) -> dict[str, Any]:
     return {
         "name": work.name,
         "launches": work.launches,

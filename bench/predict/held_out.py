@@ -30,7 +30,7 @@ LAUNCHES_US = (0.0, *(0.25 * step for step in range(1, 41)))
 
 
 @dataclass(frozen=True)
-class Reading:
+class PublishedTime:
     """One published time of a public kernel beside its prediction."""
 
     kernel: str
@@ -50,7 +50,7 @@ class Reading:
     """The whole prediction, with the launches."""
 
 
-Model = Callable[[Reading], float]
+Model = Callable[[PublishedTime], float]
 """What a model says of everything except the launches, in microseconds."""
 MODELS: dict[str, Model] = {
     "bound": lambda reading: reading.bound_us,
@@ -60,19 +60,19 @@ MODELS: dict[str, Model] = {
 
 
 @dataclass(frozen=True)
-class Fit:
+class HeldOutFit:
     """A model's two constants."""
 
     launch_us: float
     factor: float
 
-    def error(self, model: Model, reading: Reading) -> float:
+    def error(self, model: Model, reading: PublishedTime) -> float:
         """Relative error without sign."""
         said = reading.launches * self.launch_us + self.factor * model(reading)
         return abs(said / reading.published_us - 1)
 
 
-def fit(model: Model, readings: Sequence[Reading], launches: bool = True) -> Fit:
+def fit(model: Model, readings: Sequence[PublishedTime], launches: bool = True) -> HeldOutFit:
     """The constants with the least mean error, each error counted as 1 at most; without `launches` the factor alone."""
 
     def factor(launch_us: float) -> float:
@@ -82,7 +82,7 @@ def fit(model: Model, readings: Sequence[Reading], launches: bool = True) -> Fit
         ]
         return math.exp(median(math.log(rest) for rest in rests))
 
-    tried = [Fit(us, factor(us)) for us in (LAUNCHES_US if launches else (0.0,))]
+    tried = [HeldOutFit(us, factor(us)) for us in (LAUNCHES_US if launches else (0.0,))]
     return min(tried, key=lambda own: fmean(min(own.error(model, entry), 1.0) for entry in readings))
 
 
@@ -103,7 +103,7 @@ def errors(values: Sequence[float]) -> Errors:
     return Errors(median(values), quantiles(values, n=10, method="inclusive")[-1], len(values))
 
 
-def by_shape(model: Model, readings: Sequence[Reading], launches: bool = True) -> Errors:
+def by_shape(model: Model, readings: Sequence[PublishedTime], launches: bool = True) -> Errors:
     """Fitted for each kernel to every second shape, and judged on the others."""
     found = []
     for kernel in dict.fromkeys(entry.kernel for entry in readings):
@@ -115,7 +115,7 @@ def by_shape(model: Model, readings: Sequence[Reading], launches: bool = True) -
     return errors(found)
 
 
-def by_kernel(model: Model, readings: Sequence[Reading], launches: bool = True) -> Errors | None:
+def by_kernel(model: Model, readings: Sequence[PublishedTime], launches: bool = True) -> Errors | None:
     """Fitted to the other kernels of the kind; None for a kind with one kernel."""
     kernels = list(dict.fromkeys(entry.kernel for entry in readings))
     if len(kernels) < 2:
@@ -127,12 +127,12 @@ def by_kernel(model: Model, readings: Sequence[Reading], launches: bool = True) 
     return errors(found)
 
 
-def unfitted(readings: Iterable[Reading]) -> Errors:
+def unfitted(readings: Iterable[PublishedTime]) -> Errors:
     """The errors of the prediction as `explain` prints it."""
     return errors([abs(entry.predicted_us / entry.published_us - 1) for entry in readings])
 
 
-def rows(readings: Sequence[Reading]) -> list[dict[str, str]]:
+def rows(readings: Sequence[PublishedTime]) -> list[dict[str, str]]:
     """The errors of each model on each kind, for a table."""
     found = []
     for kind in KINDS:
@@ -151,28 +151,28 @@ def rows(readings: Sequence[Reading]) -> list[dict[str, str]]:
     return found
 
 
-def write(readings: Iterable[Reading], path: Path) -> None:
+def write(readings: Iterable[PublishedTime], path: Path) -> None:
     """Writes readings as a table of comma-separated values."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow([column.name for column in fields(Reading)])
+    table.writerow([column.name for column in fields(PublishedTime)])
     for entry in readings:
         table.writerow([f"{value:.4g}" if isinstance(value, float) else value for value in astuple(entry)])
     write_whole(path, text.getvalue())
 
 
 @cache
-def read(path: Path = FILE) -> tuple[Reading, ...]:
+def read(path: Path = FILE) -> tuple[PublishedTime, ...]:
     """The readings of a file.  Raises `ValueError` if it is missing, or `write` has not written it."""
     if not path.is_file():
         raise ValueError(f"predictions: expected the file {path}, found none")
-    names = [column.name for column in fields(Reading)]
+    names = [column.name for column in fields(PublishedTime)]
     with path.open(newline="", encoding="utf-8") as file:
         columns, *rows = csv.reader(file)
     if columns != names:
         raise ValueError(f"predictions: expected the columns {', '.join(names)} in {path}, got {', '.join(columns)}")
     return tuple(
-        Reading(kernel, kind, gpu, shape, timing, float(us), float(bound), int(launches), *map(float, rest))  # type: ignore[arg-type]
+        PublishedTime(kernel, kind, gpu, shape, timing, float(us), float(bound), int(launches), *map(float, rest))  # type: ignore[arg-type]
         for kernel, kind, gpu, shape, timing, us, bound, launches, *rest in rows
     )
 

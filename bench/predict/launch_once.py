@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from rooflab.bench.calls.calls import Rotation
-from rooflab.bench.predict.cases import Target
+from rooflab.bench.calls.statuses import ExitStatus
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 
@@ -23,7 +24,7 @@ MARK = "rooflab: the call that counts"
 """Printed after the call has returned.  A missing mark means that the call failed, not that the tool found nothing."""
 
 
-def arguments(target: Target, seed: int, warm_up: int) -> list[str]:
+def arguments(target: KernelCase, seed: int, warm_up: int) -> list[str]:
     """The command line of this module, after the interpreter."""
     return ["-m", MODULE, json.dumps({**target.to_json(), "seed": seed, "warm_up": warm_up})]
 
@@ -72,4 +73,4 @@ if __name__ == "__main__":
         main(sys.argv[1])
     except ValueError as error:
         print(f"rooflab: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+        raise SystemExit(ExitStatus.USAGE) from error

@@ -31,10 +31,10 @@ from dataclasses import dataclass, field
 from rooflab.bench.compile.sass import parse_code
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.predict.chip import HBM_SUSTAINED, MMA_SYNC_SHARE, Chip, chip_of
-from rooflab.bench.predict.work import Share, Work, work_of
-from rooflab.bench.show import counted
+from rooflab.bench.predict.work import LaunchWork, Share, work_of
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
+from rooflab.roofline.numbers import counted
 
 LEAST, LAUNCH, SUSTAINED, BYTES = "least work", "launch", "sustained rate", "bytes over the minimum"
 PIPE, WAVES, LATENCY, CALIBRATION = "pipe", "waves and tail", "occupancy and latency", "calibration"
@@ -44,7 +44,7 @@ _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Step:
+class TimeStep:
     """One part of a predicted time."""
 
     name: str
@@ -58,11 +58,11 @@ class Prediction:
     """A kernel's predicted time and its parts."""
 
     bound: Bound
-    steps: tuple[Step, ...]
+    steps: tuple[TimeStep, ...]
     launches: int
     traffic_bytes: float
     least_bytes: float
-    works: tuple[Work, ...] = field(repr=False)
+    works: tuple[LaunchWork, ...] = field(repr=False)
     """One for each compiled kernel; empty where no compiled code was read."""
 
     @property
@@ -78,7 +78,7 @@ class Prediction:
     def scaled(self, factor: float, why: str) -> Prediction:
         """This prediction with everything except the launches scaled, as one more step."""
         extra = (factor - 1) * (self.seconds - self.launch_s)
-        steps = (*self.steps, Step(CALIBRATION, extra, why))
+        steps = (*self.steps, TimeStep(CALIBRATION, extra, why))
         return Prediction(self.bound, steps, self.launches, self.traffic_bytes, self.least_bytes, self.works)
 
 
@@ -113,7 +113,7 @@ def predict(
         ),
         (BYTES, max(memory, arithmetic), _bytes_why(cost, traffic)),
     ]
-    works: tuple[Work, ...] = ()
+    works: tuple[LaunchWork, ...] = ()
     if compiled:
         shares = _shares(compiled, cost, traffic, matrix_flops)
         works = tuple(work_of(info, device, chip, share) for info, share in zip(compiled, shares, strict=True))
@@ -145,15 +145,15 @@ def _sustained_why(bandwidth: float, by_memory: bool, chip: Chip) -> str:
     return f"the matrix rate at {chip.tensor_share * chip.clock_hz / 1e9:.2f} GHz"
 
 
-def _differences(stages: Sequence[tuple[str, float, str]]) -> Iterator[Step]:
+def _differences(stages: Sequence[tuple[str, float, str]]) -> Iterator[TimeStep]:
     """Each stage's time minus the time of the stage before; launches overlap with nothing and keep their whole time."""
     before = 0.0
     for name, seconds, why in stages:
         if name == LAUNCH:
-            yield Step(name, seconds, why)
+            yield TimeStep(name, seconds, why)
             continue
         added = seconds - before
-        yield Step(name, added if abs(added) > _ROUNDING * seconds else 0.0, why)
+        yield TimeStep(name, added if abs(added) > _ROUNDING * seconds else 0.0, why)
         before = seconds
 
 
@@ -182,7 +182,7 @@ def _shares(
 
 
 def _compiled_stages(
-    works: Sequence[Work],
+    works: Sequence[LaunchWork],
     shares: Sequence[Share],
     memory: float,
     moved: float,
@@ -214,23 +214,23 @@ def _compiled_stages(
     ]
 
 
-def _dependent_s(work: Work, chip: Chip) -> float:
+def _dependent_s(work: LaunchWork, chip: Chip) -> float:
     """Seconds of dependent steps: one CTA's seconds times the CTAs that run one after another in one place."""
     return work.launches * math.ceil(work.waves.waves) * work.cta_cycles / chip.clock_hz
 
 
-def _pipe_s(work: Work, chip: Chip, balanced: bool) -> float:
+def _pipe_s(work: LaunchWork, chip: Chip, balanced: bool) -> float:
     """Seconds of the busiest pipe: on the mean SM (`balanced`), or on the SM with most CTAs, each with most tiles."""
     ctas_per_sm = work.ctas / chip.sms if balanced else work.waves.busiest_sm_ctas * work.uneven
     return work.launches * max(work.pipe_cycles.values()) * ctas_per_sm / chip.clock_hz
 
 
-def _copies_s(work: Work, chip: Chip) -> float:
+def _copies_s(work: LaunchWork, chip: Chip) -> float:
     """Seconds of the copies to shared memory at L2's rate."""
     return work.launches * work.ctas * work.async_bytes / (chip.l2_bytes_per_clock * chip.clock_hz)
 
 
-def _memory_s(work: Work, moved: float, rate: float, chip: Chip, in_flight: bool) -> float:
+def _memory_s(work: LaunchWork, moved: float, rate: float, chip: Chip, in_flight: bool) -> float:
     """Seconds to move `moved` bytes; the full waves and the tail move them at the rate that their CTAs can reach."""
     per_cta = moved / (work.launches * work.ctas)
     places = work.occupancy.ctas_per_sm * chip.sms
@@ -245,7 +245,7 @@ def _memory_s(work: Work, moved: float, rate: float, chip: Chip, in_flight: bool
     return work.launches * seconds
 
 
-def _pipe_why(work: Work, chip: Chip) -> str:
+def _pipe_why(work: LaunchWork, chip: Chip) -> str:
     turns = f", {work.turns:.0f} turns of its loops" if work.turns else ""
     turns += f" in {work.roles} roles" if work.roles > 1 else ""
     if _copies_s(work, chip) > _pipe_s(work, chip, balanced=True):
@@ -255,7 +255,7 @@ def _pipe_why(work: Work, chip: Chip) -> str:
     return f"the busiest pipe is {pipe}{note}{turns}"
 
 
-def _waves_why(work: Work) -> str:
+def _waves_why(work: LaunchWork) -> str:
     found = work.waves
     if work.rounds > 1:
         return f"{counted(work.ctas, 'CTA')} of {work.rounds:.2f} tiles; the busiest does {work.most_rounds:.4g}"
@@ -265,7 +265,7 @@ def _waves_why(work: Work) -> str:
     )
 
 
-def _latency_why(work: Work, moved: float, rate: float, chip: Chip) -> str:
+def _latency_why(work: LaunchWork, moved: float, rate: float, chip: Chip) -> str:
     per_sm = work.occupancy.ctas_per_sm
     held = f"{counted(per_sm, 'CTA')} per SM ({work.occupancy.limiter})"
     pipes = _pipe_s(work, chip, balanced=False)

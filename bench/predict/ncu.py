@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.predict.cases import Target, identity
+from rooflab.bench.predict.cases import KernelCase, identity
 from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.launch_once import MARK, arguments
 from rooflab.bench.predict.model import LAUNCH
@@ -71,7 +71,7 @@ _UNITS |= {"nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0}
 
 
 @dataclass(frozen=True)
-class Counters:
+class NcuCounters:
     """What was counted in one launch."""
 
     kernel: str
@@ -96,8 +96,8 @@ class Counters:
 class Profile:
     """What was counted in one call, launch by launch."""
 
-    launches: tuple[Counters, ...]
-    whole: Counters | None = None
+    launches: tuple[NcuCounters, ...]
+    whole: NcuCounters | None = None
     """The bytes of a call whose launches run back to back; None where each launch was counted only separately."""
 
     @property
@@ -133,7 +133,7 @@ def find_tool(name: str) -> str | None:
 
 
 def command(
-    target: Target, seed: int, metrics: Sequence[str], log: Path, ncu: str = "ncu", whole: bool = False
+    target: KernelCase, seed: int, metrics: Sequence[str], log: Path, ncu: str = "ncu", whole: bool = False
 ) -> list[str]:
     """The whole command line; with `whole` the call is one range, and ncu empties the caches only before the range.
 
@@ -148,7 +148,7 @@ def command(
     ]
 
 
-def profile(target: Target, seed: int = 0, timeout_s: float = 600.0) -> Profile:
+def profile(target: KernelCase, seed: int = 0, timeout_s: float = 600.0) -> Profile:
     """Counts one call of `target` on this machine's GPU.
 
     Raises `ValueError` where ncu is missing, may not count, or counted nothing; the message says what to do.
@@ -173,7 +173,7 @@ def profile(target: Target, seed: int = 0, timeout_s: float = 600.0) -> Profile:
 
 
 def _take(
-    target: Target, seed: int, ncu: str, folder: Path, timeout_s: float, wanted: Sequence[str], whole: bool
+    target: KernelCase, seed: int, ncu: str, folder: Path, timeout_s: float, wanted: Sequence[str], whole: bool
 ) -> tuple[Profile, list[str]]:
     """Runs ncu, and repeats without unknown metrics; returns the profile and the metrics that ncu knows."""
     metrics = list(wanted)
@@ -234,7 +234,7 @@ def last_words(text: str) -> str:
     return (said or lines or ["it printed nothing"])[-1]
 
 
-def parse(text: str) -> list[Counters]:
+def parse(text: str) -> list[NcuCounters]:
     """The launches in the output of `ncu --csv --page raw`, without other lines of the tool and of the program.
 
     Raises `ValueError` on a table that is cut short.
@@ -255,7 +255,7 @@ def parse(text: str) -> list[Counters]:
             for name, unit, cell in zip(names, units, row, strict=True)
             if "__" in name and (number := _number(cell, unit)) is not None
         }
-        found.append(Counters(cells["Kernel Name"], cells.get("Grid Size", ""), cells.get("Block Size", ""), values))
+        found.append(NcuCounters(cells["Kernel Name"], cells.get("Grid Size", ""), cells.get("Block Size", ""), values))
     return found
 
 
@@ -301,7 +301,7 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
     return rows
 
 
-def settled(target: Target, profile: Profile) -> tuple[Traffic | None, str]:
+def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
     """The HBM bytes of a call, and a text that says which bytes ncu could not count; empty where it counted all.
 
     Writes that L2 still holds when the call ends go to HBM later, so the result has at least the cost's writes.

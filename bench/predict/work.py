@@ -32,13 +32,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rooflab.bench.compile.flow import Loop, find_loops
-from rooflab.bench.compile.sass import TMA_STORES, WARPGROUP, Function, Instruction, parse_code
+from rooflab.bench.compile.sass import TMA_STORES, WARPGROUP, SassFunction, SassInstruction, parse_code
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.predict.chip import Chip, Pipe, bytes_in_flight, span_cycles, steady_cycles
 from rooflab.roofline.device import Device
 from rooflab.roofline.occupancy import WARP, Occupancy, Waves, occupancy, waves
 
-Body = tuple[Instruction, ...]
+Body = tuple[SassInstruction, ...]
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class Role:
         return any(entry.mma_flops for entry in self.turn)
 
 
-def roles_of(code: Sequence[Instruction], threads: int, indirect: Mapping[int, tuple[int, ...]]) -> list[Role]:
+def roles_of(code: Sequence[SassInstruction], threads: int, indirect: Mapping[int, tuple[int, ...]]) -> list[Role]:
     """The roles of a kernel with `threads` threads per CTA; `indirect` gives the targets of its indirect branches.
 
     Where warps are specialised, the code that all warps run comes last, as a role without loops.
     """
     warps = max(1, threads // WARP)
     cuts = [entry.address for entry in code if entry.name == "USETMAXREG"]
-    every = find_loops(Function("kernel", tuple(code), indirect=indirect))
+    every = find_loops(SassFunction("kernel", tuple(code), indirect=indirect))
     loops = [loop for loop in every if not (_own(loop) & set(cuts))]
     polls = {address for loop in loops if loop.waits for address in _own(loop)}
     code = [entry for entry in code if entry.address not in polls and entry.name != "NOP"]
@@ -91,12 +91,12 @@ def _own(loop: Loop) -> set[int]:
     return {entry.address for entry in loop.instructions}
 
 
-def _inside(code: Sequence[Instruction], loop: Loop) -> Body:
+def _inside(code: Sequence[SassInstruction], loop: Loop) -> Body:
     own = _own(loop)
     return tuple(entry for entry in code if entry.address in own)
 
 
-def _working(code: Sequence[Instruction], loops: Sequence[Loop]) -> list[Loop]:
+def _working(code: Sequence[SassInstruction], loops: Sequence[Loop]) -> list[Loop]:
     """Innermost loops that do the work: loops that multiply and loops that copy for them; else loops that load."""
     inner = [(loop, _inside(code, loop)) for loop in loops if loop.innermost]
     multiplying = [body for _, body in inner if any(entry.mma_flops for entry in body)]
@@ -110,7 +110,7 @@ def _working(code: Sequence[Instruction], loops: Sequence[Loop]) -> list[Loop]:
     ]
 
 
-def _turn(code: Sequence[Instruction], loop: Loop) -> Body:
+def _turn(code: Sequence[SassInstruction], loop: Loop) -> Body:
     """The code of every turn.  Code that a branch can skip counts only if it multiplies matrices or starts copies."""
     body = _inside(code, loop)
     last = max((entry.address for entry in body if entry.target == loop.start), default=body[-1].address)
@@ -148,7 +148,7 @@ def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) ->
     return [*roles, Role(whole.warps, tuple(rest), (), ())]
 
 
-def _counted(code: Sequence[Instruction]) -> Iterator[int]:
+def _counted(code: Sequence[SassInstruction]) -> Iterator[int]:
     """Number of warps of each barrier that names a thread count: `BAR.SYNC 0x2, 0x80`."""
     for entry in code:
         if entry.name == "BAR" and len(entry.arguments) == 2 and entry.arguments[1].startswith("0x"):
@@ -180,7 +180,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Work:
+class LaunchWork:
     """One launch of one compiled kernel."""
 
     name: str
@@ -212,7 +212,7 @@ class Work:
         return self.most_rounds / self.rounds
 
 
-def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> Work:
+def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> LaunchWork:
     """The work of one of `info.launches` launches, which together do `share` of the op.
 
     Raises `ValueError` on code for another architecture, on a CTA that does not fit on an SM, and on an empty grid.
@@ -238,7 +238,7 @@ def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> Wor
     from_hbm = min(1.0, share.read_bytes * part / requested) if requested else 1.0
     latency = from_hbm * chip.hbm_latency + (1 - from_hbm) * chip.l2_latency
     busiest = _cta_cycles(roles, most, turns * most / rounds, loads.requested / chip.l2_share(ctas), latency, chip)
-    return Work(
+    return LaunchWork(
         name=info.name,
         launches=info.launches,
         ctas=ctas,
@@ -259,7 +259,7 @@ def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> Wor
 class _Loads:
     """Bytes that all lanes of a CTA load."""
 
-    def __init__(self, code: Sequence[Instruction], roles: Sequence[Role], info: CompiledInfo):
+    def __init__(self, code: Sequence[SassInstruction], roles: Sequence[Role], info: CompiledInfo):
         self._code, self._roles, self._info = code, roles, info
         self.copied = sum(self._copied(role.turn, role.warps) for role in roles)
         """Bytes that cp.async and TMA copy to shared memory in one turn."""
@@ -288,7 +288,7 @@ class _Loads:
         loads = [entry for role in self._roles for entry in role.turn if entry.fills_by_tma]
         return len(loads) / sum(_receivers(self._code, entry) for entry in loads) if loads else 1.0
 
-    def _copied(self, body: Sequence[Instruction], warps: int) -> float:
+    def _copied(self, body: Sequence[SassInstruction], warps: int) -> float:
         copied = sum(float(e.bytes_per_thread * WARP * warps) for e in body if e.loads_async and e.bytes_per_thread)
         if not any(entry.fills_by_tma for entry in body):
             return copied
@@ -297,19 +297,19 @@ class _Loads:
         return copied + (told or self._info.shared_bytes / max(1, self._info.num_stages))
 
 
-def _told(code: Sequence[Instruction], arrival: Instruction) -> int:
+def _told(code: Sequence[SassInstruction], arrival: SassInstruction) -> int:
     """Bytes that an arrival at an mbarrier announces; 0 where they are not constant, and for other instructions."""
     if arrival.opcode != "SYNCS.ARRIVE.TRANS64":
         return 0
     return _constant(code, arrival)
 
 
-def _receivers(code: Sequence[Instruction], load: Instruction) -> int:
+def _receivers(code: Sequence[SassInstruction], load: SassInstruction) -> int:
     """CTAs of the cluster that a copy reaches, by the constant mask of a multicast."""
     return max(1, _constant(code, load).bit_count()) if "MULTICAST" in load.modifiers else 1
 
 
-def _constant(code: Sequence[Instruction], entry: Instruction) -> int:
+def _constant(code: Sequence[SassInstruction], entry: SassInstruction) -> int:
     """The constant in the last operand's register; 0 where it is not constant."""
     register = entry.arguments[-1]
     setting = [e for e in code if e.address < entry.address and e.arguments and e.arguments[0] == register]
@@ -317,15 +317,15 @@ def _constant(code: Sequence[Instruction], entry: Instruction) -> int:
     return int(constant, 16) if constant.startswith("0x") else 0
 
 
-def _plain(body: Iterable[Instruction], warps: int) -> float:
+def _plain(body: Iterable[SassInstruction], warps: int) -> float:
     return sum(float(entry.bytes_per_thread * WARP * warps) for entry in body if entry.loads_global)
 
 
-def _flops(body: Iterable[Instruction], warps: int) -> float:
+def _flops(body: Iterable[SassInstruction], warps: int) -> float:
     return sum(e.mma_flops * (warps / WARPGROUP if e.is_wgmma else warps) for e in body)
 
 
-def _fma_flops(body: Iterable[Instruction], warps: int) -> float:
+def _fma_flops(body: Iterable[SassInstruction], warps: int) -> float:
     return sum(2.0 * WARP * warps for entry in body if entry.name == "FFMA")
 
 

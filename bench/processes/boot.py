@@ -27,9 +27,6 @@ READY = "ready\n"
 """The first line of output: all modules are imported."""
 HARNESS = ("bench", "engine")
 MEASURED = ("kernels", "reference", "roofline")
-BESIDE = ("rooflab.kernels._files", "rooflab.kernels._folders", "rooflab.roofline.names")
-"""Modules that `bench` uses itself, about files and names alone: they come with `bench`, since an older tree lacks
-them."""
 
 
 class OnlyHere:
@@ -38,15 +35,11 @@ class OnlyHere:
     Otherwise the finder of an editable installation would find modules that one of the trees lacks.
     """
 
-    def __init__(self, harness: Path):
-        self._harness = harness
-
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
         """The module's spec; None for other packages.  Raises `ModuleNotFoundError` if the folders lack it."""
         if not name.startswith("rooflab."):
             return None
-        beside = [str(self._harness / name.split(".")[1])]
-        spec = PathFinder.find_spec(name, beside if name in BESIDE else path)
+        spec = PathFinder.find_spec(name, path)
         if spec is None:
             raise ModuleNotFoundError(f"No module named {name!r} in this tree", name=name)
         return spec
@@ -65,7 +58,7 @@ def make_namespace(tree: Path, harness: Path) -> None:
         module.__path__ = [str(root / folder)]
         sys.modules[f"rooflab.{folder}"] = module
         setattr(package, folder, module)
-    sys.meta_path.insert(0, OnlyHere(harness))
+    sys.meta_path.insert(0, OnlyHere())
 
 
 def serve(answer: Callable[[Any], Any], lines: IO[str], answers: IO[str]) -> None:

@@ -72,15 +72,13 @@ class Stuck(ChildFailed):
         super().__init__("its process does not end, and holds the device")
 
 
-def command_for(
-    *modules: str, tree: Path | None = None, harness: Path = ROOT, python: str = sys.executable
-) -> list[str]:
+def command_for(*modules: str, tree: Path | None = None, python: str = sys.executable) -> list[str]:
     """The command of a child that imports `modules` and answers with `answer(request)` of the last one.
 
-    With `tree` it takes the kernels from `tree` and `bench` from `harness`.
+    With `tree` it takes the kernels from `tree` and `bench` from this one.
     """
     # -P: imports must not look into the script's folder first.
-    return [python, "-P", str(BOOT), *(("--tree", str(tree), str(harness)) if tree else ()), *modules]
+    return [python, "-P", str(BOOT), *(("--tree", str(tree), str(ROOT)) if tree else ()), *modules]
 
 
 def environment_without(*names: str) -> dict[str, str]:

@@ -72,8 +72,6 @@ def _be_the_child(answer: Callable[[Any], Any], log: int, requests: int) -> NoRe
         with os.fdopen(3, "r", closefd=False) as lines, os.fdopen(3, "w", closefd=False) as answers:
             serve(answer, lines, answers)
         status = 0
-    except SystemExit as ended:
-        status = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
     except BaseException:
         os.write(2, traceback.format_exc().encode())
     finally:

@@ -56,26 +56,18 @@ class Writer:
 
 
 class Reader:
-    """Reads what a `Writer` wrote in `folder`, by default in any."""
+    """Reads what a `Writer` wrote."""
 
-    def __init__(self, folder: str | None = None):
-        self._folder = folder
+    def __init__(self) -> None:
         self._path = ""
         self._room = torch.empty(0, dtype=torch.uint8)
 
     def read(self, message: Any, device: torch.device) -> Any:
-        """The value of a message; its tensors are copies on `device` with the same strides and alignment.
-
-        Raises `ValueError`, `TypeError`, `LookupError`, `RuntimeError`, `AttributeError` or `OSError` if it is no
-        message of a `Writer` in the folder.
-        """
-        path = str(message["file"])
-        if path != self._path:
-            if self._folder is not None and os.path.dirname(path) != self._folder:
-                raise ValueError(f"file: expected one in {self._folder}, got {path}")
-            with open(path, "r+b") as file:
+        """The value of a message; its tensors are copies on `device` with the same strides and alignment."""
+        if message["file"] != self._path:
+            self._path = message["file"]
+            with open(self._path, "r+b") as file:
                 self._room = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
-            self._path = path
         tensors = []
         for dtype, shape, stride, place, nbytes in message["tensors"]:
             own = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
@@ -87,7 +79,7 @@ class Reader:
 
 
 def shared_folder(bytes_: int) -> tempfile.TemporaryDirectory[str]:
-    """A folder in shared memory, or on the disk if shared memory has little room for so many bytes."""
+    """A folder in shared memory, or on the disk if shared memory has too little room for the bytes."""
     there = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 8 * bytes_
     return tempfile.TemporaryDirectory(prefix="rooflab-", dir=SHARED_MEMORY if there else None)
 

@@ -1,14 +1,8 @@
-"""The differences between two revisions: the files of `bench` that decide a reading, and the ops that a change touches.
-
-If the files that decide a reading are the same in both revisions, each side is measured by its own `bench`, which fits
-its own kernels and specs.  If they differ, the `bench` of the running program measures both sides; otherwise a change
-of the timer would look like a change of the kernels.
-"""
+"""The differences between two revisions: the ops and files that a change touches."""
 
 from __future__ import annotations
 
 import ast
-import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -16,64 +10,23 @@ from pathlib import Path, PurePosixPath
 from rooflab.bench.records.repository import import_roots
 from rooflab.bench.records.revisions import git
 
-START = "rooflab.bench.ab.worker"
-TIMES_NOTHING = (
-    "rooflab.bench.ab",
-    "rooflab.bench.ab.compare",
-    "rooflab.bench.check.check",
-    "rooflab.bench.records.revisions",
-    "rooflab.bench.show",
-)
-"""Modules that the process imports and that time nothing: `compare`, spec-less functions, check, revisions, tables."""
-
-
-def harness(tree: Path) -> dict[str, str]:
-    """SHA-256 of the deciding files by path below `tree`; empty for a tree without an A/B."""
-    found: dict[str, str] = {}
-    waiting = [START]
-    while waiting:
-        file = _file(tree, waiting.pop())
-        if file is None or str(file.relative_to(tree)) in found:
-            continue
-        text = file.read_bytes()
-        found[str(file.relative_to(tree))] = hashlib.sha256(text).hexdigest()
-        waiting.extend(name for name in _imported(ast.parse(text)) if name not in TIMES_NOTHING)
-    return found
-
-
-def _file(tree: Path, module: str) -> Path | None:
-    parts = module.split(".")[1:]
-    if not parts or parts[0] != "bench":
-        return None
-    places = (tree.joinpath(*parts).with_suffix(".py"), tree.joinpath(*parts, "__init__.py"))
-    return next((place for place in places if place.is_file()), None)
-
-
-def _imported(tree: ast.Module) -> Iterator[str]:
-    """Modules imported anywhere in a file, also inside functions: a function imports the stopwatch of its device."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):  # a relative one may have no module
-            named = [node.module] if node.module else []
-            yield from (*named, *(".".join([*named, alias.name]) for alias in node.names))
-
-
 MEASURED = ("kernels", "reference", "roofline")
 SETTINGS = ("pyproject.toml", "constraints.txt")
+DECIDES = (
+    "bench/ab/worker.py", "bench/calls/", "bench/measure/timed.py", "bench/measure/unseen.py",
+    "bench/processes/boot.py", "bench/timing/",
+)  # fmt: skip
+"""Beginnings of the paths of what decides a reading."""
 
 
 def touched_ops(
-    changed: Iterable[str],
-    ops: Sequence[str],
-    harness: Collection[str] = (),
-    users: Mapping[str, Collection[str]] | None = None,
+    changed: Iterable[str], ops: Sequence[str], users: Mapping[str, Collection[str]] | None = None
 ) -> list[str]:
     """The ops among `ops` that the changed files (paths from the checkout's root) touch, in the order of `ops`.
 
     A file of an op's folder, or its reference, touches the op and its `users`.  Any other file of `kernels`,
-    `reference` or `roofline`, the pinned packages, and the `harness` (files of `bench` that decide a reading) touch all
-    ops.  Documents, tests, results and the engine touch no op.
+    `reference` or `roofline`, the pinned packages, and what decides a reading (`DECIDES`) touch all ops.  Documents,
+    tests, results and the engine touch no op.
     """
     found: set[str] = set()
     for text in changed:
@@ -84,7 +37,7 @@ def touched_ops(
                 found |= {named, *(users or {}).get(named, ())}
             elif _is_code(parts):
                 return list(ops)
-        elif text in SETTINGS or text in harness:
+        elif text in SETTINGS or text.startswith(DECIDES):
             return list(ops)
     return [op for op in ops if op in found]
 
@@ -112,6 +65,16 @@ def _ops_imported(file: Path, ops: Collection[str]) -> Iterator[str]:
         for parts in (name.split(".") for name in names):
             if parts[0] == "rooflab" and parts[1:2] in (["reference"], ["kernels"]) and parts[2:3] and parts[2] in ops:
                 yield parts[2]
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Modules imported anywhere in a file, also inside functions: a function imports the stopwatch of its device."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):  # a relative one may have no module
+            named = [node.module] if node.module else []
+            yield from (*named, *(".".join([*named, alias.name]) for alias in node.names))
 
 
 def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterable[Path], root: Path) -> set[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from rooflab.roofline.names import visible
@@ -15,26 +16,44 @@ _PUNCTUATION = {ord(sign): f"&#{ord(sign)};" for sign in string.punctuation}
 
 
 def plain(value: Any) -> Any:
-    """`value` in JSON's types; numbers that JSON cannot hold become texts."""
+    """`value` in JSON's types; paths, and numbers that JSON cannot hold, become texts."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, Path) or isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 
 
-def markdown_cell(text: str) -> str:
+class Marked(str):
+    """A text that is Markdown already."""
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """The lines of a Markdown table; a column whose name ends with `:` holds numbers and is aligned to the right.
+
+    No character of a cell is markup, except in a `Marked` one; None is an empty cell.
+    """
+    rule = "".join("--:|" if name.endswith(":") else "---|" for name in columns)
+    return [_line(name.removesuffix(":") for name in columns), f"|{rule}", *map(_line, rows)]
+
+
+def _line(cells: Iterable[Any]) -> str:
+    shown = ("" if cell is None else cell if isinstance(cell, Marked) else markdown_cell(str(cell)) for cell in cells)
+    return f"| {' | '.join(shown)} |"
+
+
+def markdown_cell(text: str) -> Marked:
     """A text as one cell of a Markdown table, in which no character is markup."""
-    return re.sub(r"([\\`*<|\[~&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", visible(" ".join(text.split())))
+    return Marked(re.sub(r"([\\`*<|\[~&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", visible(" ".join(text.split()))))
 
 
-def markdown_code(name: str) -> str:
+def markdown_code(name: str) -> Marked:
     """A name as code in a cell; as entities where a code span cannot hold it: parsers differ on a backslash there."""
     shown = visible(name)
     if shown.strip() == shown and not set("`|\\") & set(shown):
-        return f"`{shown}`"
-    return f"<code>{shown.translate(_PUNCTUATION)}</code>"
+        return Marked(f"`{shown}`")
+    return Marked(f"<code>{shown.translate(_PUNCTUATION)}</code>")

@@ -14,7 +14,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any, Literal, get_args
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -215,15 +216,11 @@ class Record:
         missing = [name for name in ("kind", "run_id", "status", "environment") if name not in known]
         if missing:
             raise ValueError(f"record: expected the field {missing[0]!r}, got none")
-        try:
-            known["errors"] = tuple(
-                {**stats, **{name: float(stats[name]) for name in _ERROR_NUMBERS if name in stats}}
-                for stats in known.get("errors", ())
-            )
-            known |= {name: tuple(known.get(name, ())) for name in ("weak", "compiled", "device_kernels")}
-            return cls(**known)
-        except TypeError as error:
-            raise ValueError(f"record: a field has another type than the schema's: {error}") from error
+        errors = known.get("errors") or ()
+        known = {name: _field(name, _HINTS[name], value) for name, value in known.items()}
+        numbers = [{name: float(one[name]) for name in _ERROR_NUMBERS if name in one} for one in errors]
+        known["errors"] = tuple({**one, **floats} for one, floats in zip(errors, numbers, strict=True))
+        return cls(**known)
 
 
 _FIELDS = frozenset(item.name for item in fields(Record))
@@ -243,6 +240,39 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
     "verdict": (*get_args(Verdict), None),
     "traffic_basis": (*get_args(TrafficBasis), None),
 }
+
+
+_HINTS = get_type_hints(Record)
+
+
+def _field(name: str, hint: Any, value: Any) -> Any:
+    """A field of a record from its value in JSON.  Raises `ValueError` if the schema has another type for it."""
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
+    if value is None and NoneType in get_args(hint):
+        return None
+    kind, origin = kinds[0], get_origin(kinds[0]) or kinds[0]
+    if kind is float:
+        return number_of(name, value)
+    if kind in (int, bool, str) and type(value) is not kind:
+        raise ValueError(f"{name}: expected {kind.__name__}, got {value!r}")
+    if origin is Mapping and not isinstance(value, dict):
+        raise ValueError(f"{name}: expected an object, got {value!r}")
+    if origin is Mapping and get_args(kind)[1] is float:
+        return {key: number_of(f"{name}.{key}", item) for key, item in value.items()}
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"{name}: expected an array, got {value!r}")
+        return tuple(_field(name, get_args(kind)[0], item) for item in value)
+    return value
+
+
+def number_of(name: str, value: Any) -> float:
+    """A number of a record's line, in which `nan` and `inf` are texts.  Raises `ValueError` on anything else."""
+    if isinstance(value, str) and value in ("nan", "inf", "-inf"):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name}: expected a number, got {value!r}")
+    return value
 
 
 def _refused(number: str) -> None:

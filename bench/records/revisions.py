@@ -20,6 +20,7 @@ import torch
 
 from rooflab.bench.records.environment import git_state
 from rooflab.kernels._folders import cache_folder
+from rooflab.reference.spec import CONTRACT
 
 CONSTRAINTS = "constraints.txt"
 """This file and the dependencies in pyproject.toml decide the packages of an environment."""
@@ -115,6 +116,17 @@ def _remove(root: Path, path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
         with suppress(ValueError):
             git(root, "worktree", "prune")
+
+
+def check_contract(tree: Path, label: str, option: str = "base") -> None:
+    """Raises `ValueError` where the kernels and specs of `tree` have not the form that this `bench` measures."""
+    file = tree / "reference" / "spec.py"
+    found = re.search(r"^CONTRACT = (\d+)$", file.read_text() if file.is_file() else "", re.MULTILINE)
+    if found is None or int(found[1]) != CONTRACT:
+        got = f"contract {found[1]}" if found else "none"
+        raise ValueError(
+            f"{option}: expected a revision with contract {CONTRACT} in reference/spec.py, got {got} in {label}"
+        )
 
 
 def pins(tree: Path) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from math import exp, log
+from statistics import geometric_mean
 from typing import Any, get_args
 
 from rooflab.bench.records.environment import tree_hash
@@ -17,11 +17,11 @@ from rooflab.bench.records.record import NOT_RUN, Kind, Record
 from rooflab.bench.report import sources
 from rooflab.bench.report.facts import Machine, machines_of
 from rooflab.bench.report.figures import largest_cases
-from rooflab.bench.report.ladders import OpLadder, Row, op_ladders
+from rooflab.bench.report.ladders import LadderRow, OpLadder, op_ladders
 from rooflab.bench.report.ledgers import LedgerGroup, ledger_groups
 from rooflab.bench.report.rooflines import CeilingTable, Roofline, ceiling_tables, rooflines
 from rooflab.bench.report.tables import (
-    Comparison,
+    ComparisonRow,
     CompiledTable,
     EngineTable,
     comparisons_of,
@@ -98,7 +98,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Tally:
+class StatusCount:
     """How many records of a kind have each status."""
 
     kind: str
@@ -111,7 +111,7 @@ def standings(ops: Iterable[OpLadder]) -> tuple[Standing, ...]:
     found = []
     for op in ops:
         for ladder in op.ladders:
-            best: dict[str, list[Row]] = {}
+            best: dict[str, list[LadderRow]] = {}
             for block in ladder.blocks:
                 timed = [row for row in block.rows if row.latency_ms is not None]
                 if timed:
@@ -123,7 +123,7 @@ def standings(ops: Iterable[OpLadder]) -> tuple[Standing, ...]:
     return tuple(found)
 
 
-def _standing(machine: str, op: OpLadder, scheme: str, best: Sequence[Row]) -> Standing:
+def _standing(machine: str, op: OpLadder, scheme: str, best: Sequence[LadderRow]) -> Standing:
     over_library = [row.over_library for row in best if row.over_library]
     over_naive = [row.over_naive for row in best if row.over_naive]
     return Standing(
@@ -144,11 +144,11 @@ def span(values: Sequence[float]) -> Span | None:
     """Geometric mean, smallest and largest of positive ratios; None without values."""
     if not values:
         return None
-    return Span(exp(sum(log(value) for value in values) / len(values)), min(values), max(values), len(values))
+    return Span(geometric_mean(values), min(values), max(values), len(values))
 
 
 def problems(
-    located: Sequence[sources.Located], current: Sequence[sources.Located], comparisons: Iterable[Comparison]
+    located: Sequence[sources.Located], current: Sequence[sources.Located], comparisons: Iterable[ComparisonRow]
 ) -> tuple[Problem, ...]:
     """Failed and impossible results that no newer record of the same key has replaced, and verdicts that stop a merge.
 
@@ -205,13 +205,13 @@ def unmeasured(current: Sequence[sources.Located], located: Sequence[sources.Loc
     return tuple(gaps)
 
 
-def tallies(located: Sequence[sources.Located]) -> tuple[Tally, ...]:
+def tallies(located: Sequence[sources.Located]) -> tuple[StatusCount, ...]:
     """Records by kind and status."""
     found = []
     for kind in get_args(Kind):
         statuses = Counter(item.record.status for item in located if item.record.kind == kind)
         if statuses:
-            found.append(Tally(KIND_NAMES[kind], statuses.total(), tuple(statuses.most_common())))
+            found.append(StatusCount(KIND_NAMES[kind], statuses.total(), tuple(statuses.most_common())))
     return tuple(found)
 
 
@@ -244,13 +244,13 @@ class Content:
     noisy: tuple[Problem, ...]
     """Readings of a busy machine, or that spread or drift; the problems are failed, impossible or slower."""
     unmeasured: tuple[Gap, ...]
-    tallies: tuple[Tally, ...]
+    tallies: tuple[StatusCount, ...]
     commits: tuple[tuple[str, int], ...]
     """Commits with the number of their records, oldest record first; dirty and clean trees are separate."""
     machines: tuple[Machine, ...]
     rooflines: tuple[Roofline, ...]
     ops: tuple[OpLadder, ...]
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[ComparisonRow, ...]
     compiled: tuple[CompiledTable, ...]
     ceilings: tuple[CeilingTable, ...]
     engine: tuple[EngineTable, ...]

@@ -8,17 +8,8 @@ from typing import Any
 
 from rooflab.bench.records.record import Record
 from rooflab.bench.report.sources import Located, Source, machine_of
-from rooflab.bench.report.words import (
-    commit_text,
-    digits,
-    metric_label,
-    metric_text,
-    moment,
-    percent,
-    plain_value,
-    slug,
-)
-from rooflab.roofline.points import si
+from rooflab.bench.report.words import commit_text, metric_label, metric_text, moment, plain_value, slug
+from rooflab.roofline.numbers import digits, percent, si
 
 Facts = tuple[tuple[str, str], ...]
 

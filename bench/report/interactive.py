@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from rooflab.bench.report.rooflines import COLOURS, Place, Roofline
-from rooflab.bench.report.words import digits, percent, times
+from rooflab.bench.report.rooflines import COLOURS, PlacedPoint, Roofline
 from rooflab.roofline.model import CeilingKind, Ceilings
 from rooflab.roofline.names import visible
-from rooflab.roofline.points import KINDS, Role, arrows, roof_flops_per_s, si
+from rooflab.roofline.numbers import digits, percent, si, times
+from rooflab.roofline.points import KINDS, Role, arrows, roof_flops_per_s
 
 CONFIG: dict[str, Any] = {
     "displaylogo": False,
@@ -30,7 +30,13 @@ CONFIG: dict[str, Any] = {
     "showSendToCloud": False,
     "toImageButtonOptions": {"format": "svg", "filename": "roofline"},
 }
-SYMBOLS: Mapping[Role, str] = {"naive": "triangle-down", "library": "square", "optimized": "circle", "peer": "diamond"}
+SYMBOLS: Mapping[Role, str] = {
+    "naive": "triangle-down",
+    "library": "square",
+    "optimized": "circle",
+    "peer": "diamond",
+    "benchmark": "triangle-up",
+}
 DASHES: Mapping[CeilingKind, str] = {"measured": "solid", "datasheet": "dash", "at_clock": "dot"}
 INK, _GRID, _CLEAR = "#7b828b", "rgba(128,136,146,0.22)", "rgba(0,0,0,0)"
 CLOSE = 2.5
@@ -48,14 +54,14 @@ class Drawn(NamedTuple):
     main: bool = True
 
 
-class Panel(NamedTuple):
+class RooflinePanel(NamedTuple):
     """The kernels with FLOPs, or those without FLOPs, and their axes."""
 
-    places: Sequence[Place]
+    places: Sequence[PlacedPoint]
     axes: Mapping[str, str]
     colours: Mapping[str, str]
 
-    def spot(self, place: Place) -> tuple[float, float]:
+    def spot(self, place: PlacedPoint) -> tuple[float, float]:
         """Intensity and FLOP/s; bytes of a call and bytes/s without FLOPs."""
         point = place.point
         assert point.seconds, "only timed kernels have a place"
@@ -77,20 +83,26 @@ def figure(roofline: Roofline) -> go.Figure:
         ([place for place in roofline.places if place.point.flops > 0], {"xaxis": "x", "yaxis": "y"}),
         ([place for place in roofline.places if not place.point.flops], {"xaxis": "x2", "yaxis": "y2"}),
     )
-    panels = [Panel(places, axes, colours) for places, axes in halves if places]
+    panels = [RooflinePanel(places, axes, colours) for places, axes in halves if places]
     drawn = [Drawn(line) for panel in panels for line in _ceilings(panel, roofline.ceilings, panel is panels[0])]
     drawn += [Drawn(_legend(op, panels)) for op in ops]
     for panel in panels:
         drawn += _arrows(panel) + _points(panel)
-    bandwidth = max(ceiling.hbm_bytes_per_s for ceiling in roofline.ceilings)
-    slowest = min(panels[-1].spot(place)[1] for place in panels[-1].places)
     menu = _menu(drawn)
     for one, shown in zip(drawn, menu["buttons"][0]["args"][0]["visible"], strict=True):
         one.trace.visible = shown
     return go.Figure(
-        [one.trace for one in drawn],
-        {**_layout([panel.axes["xaxis"] for panel in panels], slowest, bandwidth), "updatemenus": [menu]},
+        [one.trace for one in drawn], {**_layout(_spans([one.trace for one in drawn])), "updatemenus": [menu]}
     )
+
+
+def _spans(traces: Sequence[go.Scatter]) -> dict[str, tuple[float, float]]:
+    """The least and the greatest value on each axis."""
+    found = dict[str, list[float]]()
+    for trace in traces:
+        for axis, values in ((trace.xaxis, trace.x), (trace.yaxis, trace.y)):
+            found.setdefault(axis, []).extend(value for value in values if value is not None)
+    return {axis: (min(values), max(values)) for axis, values in found.items()}
 
 
 def _menu(drawn: Sequence[Drawn]) -> dict[str, Any]:
@@ -114,14 +126,14 @@ def _shows(scheme: str | None, main: bool) -> Callable[[Drawn], bool]:
     return lambda one: one.scheme is None or (scheme in (None, one.scheme) and (one.main or not main))
 
 
-def _layout(axes: Sequence[str], slowest: float, bandwidth: float) -> dict[str, Any]:
-    """Axes, height and legend; the last panel's bytes/s reach from `slowest` to `bandwidth`.
+def _layout(spans: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+    """Axes, height and legend; an axis of rates has at least a decade, and so three ticks.
 
     The page sets the colours of background and text, by its light or dark mode.
     """
-    both = len(axes) > 1
+    both = "x" in spans and "x2" in spans
     found: dict[str, Any] = {
-        "height": {"x": 520, "x2": 300}[axes[0]] + 140 * both,
+        "height": (520 if "x" in spans else 300) + 140 * both,
         "margin": {"l": 56, "r": 10, "t": 48, "b": 50},
         "autosize": True,
         "paper_bgcolor": _CLEAR,
@@ -133,22 +145,24 @@ def _layout(axes: Sequence[str], slowest: float, bandwidth: float) -> dict[str, 
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": -0.15, "yanchor": "top"},
         "modebar": {"orientation": "h", "bgcolor": _CLEAR, "color": INK, "activecolor": COLOURS[0]},
     }
-    if "x" in axes:
-        found["xaxis"] = _axis("y", "FLOP per byte that the kernel moves", None)
-        found["yaxis"] = _axis("x", "FLOP/s", "", domain=[0.42 if both else 0, 1])
-    if "x2" in axes:
-        found["xaxis2"] = _axis("y2", "no FLOPs: bytes moved in a call", "B")
-        steps = (1, 2, 5) if bandwidth < 20 * slowest else (1,)
-        found["yaxis2"] = _axis("x2", "bytes/s", "B/s", steps, domain=[0, 0.22 if both else 1])
-        # From a third of the bandwidth or less, so that there is a tick.
-        found["yaxis2"]["range"] = [log10(min(slowest / 1.2, bandwidth / 3)), log10(1.2 * bandwidth)]
+    if "x" in spans:
+        found["xaxis"] = _axis("y", "FLOP per byte that the kernel moves", None, spans["x"])
+        slowest, fastest = spans["y"]
+        found["yaxis"] = _axis("x", "FLOP/s", "", spans["y"], domain=[0.42 if both else 0, 1])
+        found["yaxis"]["range"] = [log10(min(slowest / 1.5, fastest / 12)), log10(1.5 * fastest)]
+    if "x2" in spans:
+        slowest, bandwidth = spans["y2"]
+        found["xaxis2"] = _axis("y2", "no FLOPs: bytes moved in a call", "B", spans["x2"])
+        found["yaxis2"] = _axis("x2", "bytes/s", "B/s", spans["y2"], domain=[0, 0.22 if both else 1])
+        found["yaxis2"]["range"] = [log10(min(slowest / 1.2, bandwidth / 12)), log10(1.2 * bandwidth)]
     return found
 
 
-def _axis(anchor: str, title: str, unit: str | None, steps: Sequence[int] = (1,), **more: Any) -> dict[str, Any]:
-    """A logarithmic axis with ticks at `steps` of each power of ten, with SI prefixes if it has a unit."""
+def _axis(anchor: str, title: str, unit: str | None, span: tuple[float, float], **more: Any) -> dict[str, Any]:
+    """A logarithmic axis with SI prefixes if it has a unit; below two decades not only powers of ten have a tick."""
+    steps = (1, 2, 5) if span[1] < 100 * span[0] else (1,)
     ticks = [step * 10.0**power for power in range(-6, 19) for step in steps]
-    short = [f"{tick:g}" if 0.01 <= tick < 1000 else f"10<sup>{log10(tick):.0f}</sup>" for tick in ticks]
+    short = [f"{tick:,g}" if 0.01 <= tick < 1e6 else f"10<sup>{log10(tick):.0f}</sup>" for tick in ticks]
     return {
         "type": "log",
         "anchor": anchor,
@@ -164,9 +178,9 @@ def _axis(anchor: str, title: str, unit: str | None, steps: Sequence[int] = (1,)
     }
 
 
-def _points(panel: Panel) -> list[Drawn]:
+def _points(panel: RooflinePanel) -> list[Drawn]:
     """One trace for each combination of op, role, scheme, and main or other points."""
-    groups: dict[tuple[str, Role, str, bool], list[Place]] = {}
+    groups: dict[tuple[str, Role, str, bool], list[PlacedPoint]] = {}
     for place in panel.places:
         point = place.point
         key = (point.op, point.role, place.row.record.scheme or "", place.main)
@@ -192,14 +206,14 @@ def _points(panel: Panel) -> list[Drawn]:
     return found
 
 
-def _marker(group: Sequence[Place], role: Role, colour: str) -> dict[str, Any]:
+def _marker(group: Sequence[PlacedPoint], role: Role, colour: str) -> dict[str, Any]:
     """Hollow if the traffic is modelled, filled if it is counted."""
     forms = ["" if place.point.traffic_basis == "counted" else "-open" for place in group]
     symbols = [f"{SYMBOLS[role]}{form}" for form in forms]
     return {"size": 9, "color": colour, "symbol": symbols, "line": {"width": 1.7, "color": colour}}
 
 
-def _error_bars(group: Sequence[Place], spots: Sequence[tuple[float, float]], colour: str) -> dict[str, Any]:
+def _error_bars(group: Sequence[PlacedPoint], spots: Sequence[tuple[float, float]], colour: str) -> dict[str, Any]:
     """From p80, the slow and therefore lower end, to p20."""
     ends: dict[str, list[float]] = {"array": [], "arrayminus": []}
     for place, (_, y) in zip(group, spots, strict=True):
@@ -209,10 +223,11 @@ def _error_bars(group: Sequence[Place], spots: Sequence[tuple[float, float]], co
     return {"type": "data", "symmetric": False, **ends, "color": colour, "thickness": 1.2, "width": 3}
 
 
-def _hover_text(place: Place) -> str:
+def _hover_text(place: PlacedPoint) -> str:
     """Kernel, case, time, ratios, bound, rates, traffic, check, and the record's file and line, in short lines."""
     row, point, record = place.row, place.point, place.row.record
-    lines = [f"{record.role}, {record.backend}", str(record.case_id).replace(",", ", "), str(record.scheme)]
+    lines = [f"{point.role}, {record.backend}" if record.backend else point.role]
+    lines += [text.replace(",", ", ") for text in (record.case_id, record.scheme) if text]
     ends = [f"{name} {_us(ms)}" for name, ms in (("p20", record.latency_p20_ms), ("p80", record.latency_p80_ms)) if ms]
     lines.append(f"{_us(row.latency_ms or 0.0)} µs ({', '.join(ends)})")
     ratios = [(row.over_library, "library"), (row.over_naive, "naive")]
@@ -233,7 +248,7 @@ def _us(ms: float) -> str:
     return digits(1e3 * ms, 4)
 
 
-def _arrows(panel: Panel) -> list[Drawn]:
+def _arrows(panel: RooflinePanel) -> list[Drawn]:
     """Arrows from each case's naive kernel to its best optimized kernel, as in a figure file."""
     by_point = {id(place.point): place for place in panel.places}
     found = []
@@ -260,7 +275,7 @@ def _arrows(panel: Panel) -> list[Drawn]:
     return found
 
 
-def _legend(op: str, panels: Sequence[Panel]) -> go.Scatter:
+def _legend(op: str, panels: Sequence[RooflinePanel]) -> go.Scatter:
     """The legend's entry for an op: it has no point, so that no choice of the menu removes it."""
     panel = next(one for one in panels if any(place.point.op == op for place in one.places))
     marker = {"size": 10, "color": panel.colours[op], "symbol": "circle"}
@@ -268,7 +283,7 @@ def _legend(op: str, panels: Sequence[Panel]) -> go.Scatter:
     return go.Scatter(x=[None], y=[None], **panel.axes, mode="markers", marker=marker, **name)
 
 
-def _ceilings(panel: Panel, ceilings: Sequence[Ceilings], in_legend: bool) -> list[go.Scatter]:
+def _ceilings(panel: RooflinePanel, ceilings: Sequence[Ceilings], in_legend: bool) -> list[go.Scatter]:
     """One line with gaps for each kind: the bandwidth diagonal, and a flat roof for each rate of the panel's dtypes.
 
     Ceilings that a bound uses have a name, to the left of the ridge: no kernel can lie above the diagonal.
@@ -282,6 +297,7 @@ def _ceilings(panel: Panel, ceilings: Sequence[Ceilings], in_legend: bool) -> li
         else []
     )
     left, right = min(xs) / 3, max(*xs, *ridges) * 3 if ridges else max(xs) * 3
+    left = min([left, *(ridge / 10 for ridge in ridges)])  # a roof's name has room on a phone
     named = next((one.kind for one in ceilings if one.kind == "measured"), ceilings[0].kind)
     found = []
     for ceiling in ceilings:

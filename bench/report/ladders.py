@@ -15,7 +15,7 @@ from rooflab.bench.records.record import NOT_RUN, Record
 from rooflab.bench.report.facts import Facts, facts_of
 from rooflab.bench.report.sources import (
     NOT_WRONG,
-    Chosen,
+    BestRecord,
     Located,
     Source,
     benches_of,
@@ -48,7 +48,7 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Row:
+class LadderRow:
     """One kernel on one case."""
 
     record: Record
@@ -81,12 +81,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Block:
+class LadderCase:
     """One case in one scheme: the kernels that can be compared with each other."""
 
     case_id: str
     scheme: str
-    rows: tuple[Row, ...]
+    rows: tuple[LadderRow, ...]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Ladder:
     """One op on one machine."""
 
     machine: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[LadderCase, ...]
     unit: str
     """Unit of the times in its table: `us` or `ms`."""
 
@@ -173,9 +173,12 @@ def _beside(record: Record) -> tuple[str, ...]:
 
 
 def _ladder(
-    machine: str, chosen: Sequence[Chosen], history: Mapping[tuple[str, ...], Sequence[Located]], order: Sequence[str]
+    machine: str,
+    chosen: Sequence[BestRecord],
+    history: Mapping[tuple[str, ...], Sequence[Located]],
+    order: Sequence[str],
 ) -> Ladder:
-    groups: dict[tuple[str, ...], list[Chosen]] = {}
+    groups: dict[tuple[str, ...], list[BestRecord]] = {}
     for item in sorted(chosen, key=_size):
         if machine_of(item.record) == machine:
             groups.setdefault(kernel_key(item.record)[3:], []).append(item)
@@ -183,12 +186,12 @@ def _ladder(
     for (case_id, scheme), group in groups.items():
         group.sort(key=lambda item: _rank(item.record.kernel or "", item.record.role, order))
         past = history[_beside(group[0].record)]
-        blocks.append(Block(case_id, scheme, tuple(_row(item, group, past) for item in group)))
+        blocks.append(LadderCase(case_id, scheme, tuple(_row(item, group, past) for item in group)))
     times = [row.latency_ms for block in blocks for row in block.rows if row.latency_ms is not None]
     return Ladder(machine, tuple(blocks), time_unit(times))
 
 
-def _size(item: Chosen) -> tuple[str, float, float]:
+def _size(item: BestRecord) -> tuple[str, float, float]:
     """Small cases first within a scheme; cases of equal size keep their order."""
     return item.record.scheme or "", item.record.flops or 0.0, item.record.least_bytes or 0.0
 
@@ -198,17 +201,17 @@ def _rank(kernel: str, role: str | None, order: Sequence[str]) -> tuple[int, int
     return (_ROLES.index(role) if role in _ROLES else len(_ROLES)), place, kernel
 
 
-def _row(item: Chosen, group: Sequence[Chosen], past: Sequence[Located]) -> Row:
+def _row(item: BestRecord, group: Sequence[BestRecord], past: Sequence[Located]) -> LadderRow:
     record, latency, wrong = item.record, latency_ms(item.record), fault(item.record)
     status, reason = wrong or (record.status, record.reason)
     if latency is None and wrong is None and not reason:
         reason = "the record holds no time"
     library, naive = (_ratio(record, role, group, past) for role in ("library", "naive"))
     facts = facts_of(record, item.configs, item.counted)
-    return Row(record, item.source, status, reason, status not in NOT_WRONG, latency, library, naive, facts)
+    return LadderRow(record, item.source, status, reason, status not in NOT_WRONG, latency, library, naive, facts)
 
 
-def _ratio(record: Record, role: str, group: Sequence[Chosen], past: Sequence[Located]) -> Ratio | None:
+def _ratio(record: Record, role: str, group: Sequence[BestRecord], past: Sequence[Located]) -> Ratio | None:
     """Speed relative to the kernel of `role` in the same run, else in the newest other run."""
     own = latency_ms(record)
     if own is None or record.role == role:

@@ -30,7 +30,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Bar:
+class LedgerBar:
     """One record."""
 
     record: Record
@@ -48,7 +48,7 @@ class LedgerGroup:
     """The records of one step of one model on one machine, in the order of time."""
 
     title: str
-    bars: tuple[Bar, ...]
+    bars: tuple[LedgerBar, ...]
     names: tuple[tuple[str, str], ...]
     """Each segment's name and colour."""
 
@@ -58,7 +58,7 @@ def ledger_groups(located: Sequence[Located]) -> tuple[LedgerGroup, ...]:
     groups: dict[tuple[str, str], list[Located]] = {}
     for item in sorted(located, key=lambda item: item.record.timestamp):
         record = item.record
-        if record.kind == "engine" and record.case_id == CASE_ID:
+        if record.kind == "engine" and record.case_id == CASE_ID and record.status == "OK":
             case = plain(dict(record.case))
             title = f"{case['model']} in {case['dtype']}: {case['kind']} of {case['batch']} x {case['context']} tokens"
             groups.setdefault((machine_of(record), f"{title} on {case['of']}"), []).append(item)
@@ -81,7 +81,7 @@ def _group(title: str, items: Sequence[Located]) -> LedgerGroup:
         step_ms = item.record.metrics["step_ms"]
         other = ", ".join(f"{op}={name}" for op, name in sorted(mine - common))
         facts = facts_of(item.record)
-        bars.append(Bar(item.record, machine_of(item.record), step_ms, other, segments, facts, item.source))
+        bars.append(LedgerBar(item.record, machine_of(item.record), step_ms, other, segments, facts, item.source))
     return LedgerGroup(title, tuple(bars), tuple(colours.items()))
 
 

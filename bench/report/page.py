@@ -23,7 +23,7 @@ from rooflab.bench.report.sources import load
 from rooflab.bench.report.tables import BAD
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.names import visible
-from rooflab.roofline.points import si
+from rooflab.roofline.numbers import counted, digits, percent, si, times, whole
 
 _TEMPLATES = Path(__file__).parent
 
@@ -48,8 +48,8 @@ def render(content: Content, plots: bool = True) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    named = ("digits", "whole", "percent", "times", "some", "in_unit", "plain_value", "slug")
-    environment.filters |= {name: getattr(words, name) for name in named} | {"si": si, "breakable": breakable}
+    shown = (digits, whole, percent, times, counted, si, words.in_unit, words.plain_value, words.slug, breakable)
+    environment.filters |= {function.__name__: function for function in shown}
     drawn = {one.machine: _picture(one, number) for number, one in enumerate(content.rooflines if plots else (), 1)}
     machines = {machine.key: machine for machine in content.machines}
     return environment.get_template("page.html").render(

@@ -8,14 +8,15 @@ from math import isfinite
 
 from rooflab.bench.records.record import Record
 from rooflab.bench.report.figures import as_ceilings, largest_cases, points_of
-from rooflab.bench.report.ladders import OpLadder, Row
-from rooflab.bench.report.sources import Chosen, Located, Source, latency_ms, machine_of
-from rooflab.bench.report.words import digits, plain_value, whole
+from rooflab.bench.report.ladders import LadderRow, OpLadder
+from rooflab.bench.report.sources import BestRecord, Located, Source, latency_ms, machine_of
+from rooflab.bench.report.words import plain_value
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.device import Device, identify
 from rooflab.roofline.model import CeilingKind, Ceilings
-from rooflab.roofline.points import Point, si, that_matter
+from rooflab.roofline.numbers import digits, si, whole
+from rooflab.roofline.points import Point, that_matter
 
 COLOURS = "#1f83c4 #d1601f #1a9564 #c4569c #a7694f #8f7a12 #8d6fd1 #d6494c #148f96 #b0607a #6f9420 #b5771a".split()
 """Each colour is readable on a white and on a dark page: contrast of at least 3 to 1 to both, which a test checks."""
@@ -32,7 +33,7 @@ class CeilingRow:
 
 
 @dataclass(frozen=True)
-class Reading:
+class BestMicrokernel:
     """The best result of one microkernel, in its fastest launch shape."""
 
     name: str
@@ -54,7 +55,7 @@ class CeilingTable:
     """The quantities that bound a kernel."""
     sources: tuple[Source, ...]
     """The records with these ceilings; if empty, they come from the table of GPUs (`roofline/device.py`)."""
-    readings: tuple[Reading, ...]
+    readings: tuple[BestMicrokernel, ...]
     """The readings from which the measured ceilings were computed."""
 
 
@@ -136,7 +137,7 @@ def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
     return found | ({"launch floor": (floor, f"{digits(floor * 1e6)} µs")} if floor else {})
 
 
-def readings_of(items: Sequence[Located]) -> list[Reading]:
+def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
     """One reading for each microkernel of the newest run that timed it: its fastest launch shape."""
     groups: dict[tuple[str | None, str | None], list[tuple[float, str, Located]]] = {}
     for item in items:
@@ -153,7 +154,7 @@ def readings_of(items: Sequence[Located]) -> list[Reading]:
         _, text, item = max((one for one in own if one[2].record.run_id == last), key=lambda one: one[0])
         name = f"{kernel} {scheme}" if scheme and scheme not in str(kernel) else str(kernel)
         how = ", ".join(filter(None, (item.record.timer, plain_value(item.record.config or ""))))
-        found.append(Reading(name, text, how, item.source))
+        found.append(BestMicrokernel(name, text, how, item.source))
     return found
 
 
@@ -163,11 +164,11 @@ def under_one_name(ceilings: Sequence[Ceilings], name: str) -> list[Ceilings]:
 
 
 @dataclass(frozen=True)
-class Place:
+class PlacedPoint:
     """One point and the row from which it is drawn."""
 
     point: Point
-    row: Row
+    row: LadderRow
     main: bool
     """Whether it is one of the points that matter (`points.that_matter`), of each op's largest case in a scheme."""
 
@@ -179,13 +180,15 @@ class Roofline:
     machine: str
     name: str
     """The device's name, from its driver."""
-    places: tuple[Place, ...]
+    places: tuple[PlacedPoint, ...]
     ceilings: tuple[Ceilings, ...]
     unplaced: tuple[str, ...]
     """Kernels without a place, each with the reason."""
 
 
-def rooflines(located: Sequence[Located], chosen: Sequence[Chosen], ops: Sequence[OpLadder]) -> tuple[Roofline, ...]:
+def rooflines(
+    located: Sequence[Located], chosen: Sequence[BestRecord], ops: Sequence[OpLadder]
+) -> tuple[Roofline, ...]:
     """One roofline for each machine with a point, from the current records."""
     rows = {row.source: row for op in ops for ladder in op.ladders for block in ladder.blocks for row in block.rows}
     found = []
@@ -198,7 +201,7 @@ def rooflines(located: Sequence[Located], chosen: Sequence[Chosen], ops: Sequenc
         name = str(gpu.get("name") or next(iter(ceilings.values()))[0].device)
         roofs = under_one_name([one for one, _ in ceilings.values()], name)
         large = {id(record) for record in largest_cases([item.record for item in own])}
-        points: list[tuple[Point, Chosen]] = []
+        points: list[tuple[Point, BestRecord]] = []
         unplaced: list[str] = []
         for item in own:
             record = item.record
@@ -208,7 +211,7 @@ def rooflines(located: Sequence[Located], chosen: Sequence[Chosen], ops: Sequenc
                 continue
             points.append((point, item))
         main = {id(point) for point in that_matter([point for point, item in points if id(item.record) in large])}
-        places = tuple(Place(point, rows[item.source], id(point) in main) for point, item in points)
+        places = tuple(PlacedPoint(point, rows[item.source], id(point) in main) for point, item in points)
         if places:
             found.append(Roofline(machine, name, places, tuple(roofs), tuple(dict.fromkeys(unplaced))))
     return tuple(found)
@@ -219,16 +222,8 @@ def _point(record: Record, roofs: Sequence[Ceilings]) -> tuple[Point | None, str
     a kernel that was not timed, which is in the table."""
     if latency_ms(record) is None:
         return None, ""
-    if record.op not in registry.ops():
-        return None, "its op is not registered here, so its roof is not known"
-    if record.scheme not in SCHEMES:
-        return None, f"the scheme {record.scheme} is not known here"
-    if record.case_id is None or record.role is None or record.kernel is None:
-        return None, "its record names no case, kernel or role"
-    try:
-        registry.get_op(record.op).check_case(Case(**record.case))
-    except ValueError as error:
-        return None, str(error)
+    if "imported" not in record.environment and (why := _unknown(record)):
+        return None, why
     if record.bound_ms is None or not record.bound_ms > 0:
         return None, "its record holds no bound"
     points = points_of([record])
@@ -239,3 +234,18 @@ def _point(record: Record, roofs: Sequence[Ceilings]) -> tuple[Point | None, str
     if lacking:
         return None, f"no {' or '.join(lacking)} matrix rate for {dtype}"
     return points[0], ""
+
+
+def _unknown(record: Record) -> str:
+    """Why a record made here has no roof; an imported one brings its own cost and bound."""
+    if record.op not in registry.ops():
+        return "its op is not registered here, so its roof is not known"
+    if record.scheme not in SCHEMES:
+        return f"the scheme {record.scheme} is not known here"
+    if record.case_id is None or record.role is None or record.kernel is None:
+        return "its record names no case, kernel or role"
+    try:
+        registry.get_op(record.op).check_case(Case(**record.case))
+    except ValueError as error:
+        return str(error)
+    return ""

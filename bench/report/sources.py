@@ -7,19 +7,15 @@ current; this module also says what its time means.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args
 
 from rooflab.bench.records import files as record_files
-from rooflab.bench.records.record import NOT_RUN, Record
+from rooflab.bench.records.record import NOT_RUN, Record, number_of
 from rooflab.roofline.model import CeilingKind
-
-_NOT_FINITE = ("nan", "inf", "-inf")
-"""How a record writes numbers that JSON does not have."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,7 @@ def _lines(path: Path) -> list[tuple[int, str, Record]]:
 
 def _locate(record: Record, path: Path, number: int, line: int) -> Located:
     try:
-        checked = typed(record)
+        checked = whole(record)
         time = datetime.fromisoformat(checked.timestamp)
     except ValueError as error:
         raise ValueError(f"{path.name}, line {line}: {error}") from error
@@ -117,50 +113,17 @@ def _locate(record: Record, path: Path, number: int, line: int) -> Located:
     return Located(checked, Source(display_name(path), number, line, checked.run_id), time)
 
 
-_HINTS = get_type_hints(Record)
+def whole(record: Record) -> Record:
+    """`record` without its samples, which no report shows.
 
-
-def typed(record: Record) -> Record:
-    """`record` with `nan` and `inf` as numbers again, and without its samples, which no report shows.
-
-    Raises `ValueError` if a field's type differs from the schema's: the reader of a line does not check types, and a
-    page must not be made from half of a record.
+    Raises `ValueError` if its GPU or its ceilings are not what a page needs of them.
     """
-    values = {item.name: _value(item.name, _HINTS[item.name], getattr(record, item.name)) for item in fields(Record)}
-    gpu = values["environment"].get("gpu")
+    gpu = record.environment.get("gpu")
     if not isinstance(gpu, Mapping | None):
         raise ValueError(f"environment.gpu: expected an object, got {gpu!r}")
-    if values["ceilings"] is not None:
-        _check_ceilings(values["ceilings"])
-    return replace(record, **values | {"samples": None})
-
-
-def _value(name: str, hint: Any, value: Any) -> Any:
-    choices = [choice for choice in get_args(hint) if choice is not NoneType] if NoneType in get_args(hint) else [hint]
-    if value is None and NoneType in get_args(hint):
-        return None
-    origin = get_origin(choices[0]) or choices[0]
-    if choices[0] is float:
-        return _number(name, value)
-    if choices[0] in (int, bool, str) and type(value) is not choices[0]:
-        raise ValueError(f"{name}: expected {choices[0].__name__}, got {value!r}")
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{name}: expected an object, got {value!r}")
-        if get_args(choices[0])[1] is float:
-            return {key: _number(f"{name}.{key}", item) for key, item in value.items()}
-    if origin is tuple:
-        inner = get_args(choices[0])[0]
-        return tuple(_value(name, inner, item) for item in value)
-    return value
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, str) and value in _NOT_FINITE:
-        return float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name}: expected a number, got {value!r}")
-    return value
+    if record.ceilings is not None:
+        _check_ceilings(record.ceilings)
+    return replace(record, samples=None)
 
 
 def _check_ceilings(ceilings: Mapping[str, Any]) -> None:
@@ -169,7 +132,7 @@ def _check_ceilings(ceilings: Mapping[str, Any]) -> None:
         raise ValueError(f"ceilings.tensor_flops_per_s: expected an object, got {rates!r}")
     wanted = {name: ceilings.get(name) for name in ("hbm_bytes_per_s", "vector_flops_per_s")}
     for name, rate in {**wanted, **rates}.items():
-        if not _number(f"ceilings.{name}", rate) > 0:
+        if not number_of(f"ceilings.{name}", rate) > 0:
             raise ValueError(f"ceilings.{name}: expected above 0, got {rate!r}")
     if ceilings.get("kind") not in get_args(CeilingKind):
         raise ValueError(f"ceilings.kind: expected {', '.join(get_args(CeilingKind))}, got {ceilings.get('kind')!r}")
@@ -183,7 +146,7 @@ NOT_WRONG = (*FINE, "NOISY")
 
 
 @dataclass(frozen=True)
-class Chosen:
+class BestRecord:
     """The current record of its key, and the number of its run's configurations among which it was the fastest."""
 
     located: Located
@@ -259,7 +222,7 @@ def _is_profile(record: Record) -> bool:
     return record.status == "OK" and record.latency_median_ms is None
 
 
-def choose(benches: Sequence[Located]) -> list[Chosen]:
+def choose(benches: Sequence[Located]) -> list[BestRecord]:
     """The newest bench record of each machine, op, kernel, case and scheme; a profile only if there is no other record.
 
     If its run timed several configurations, as a search does, the fastest correct configuration.
@@ -276,7 +239,7 @@ def choose(benches: Sequence[Located]) -> list[Chosen]:
         timed = [(time, item) for item in run if (time := latency_ms(item.record)) is not None]
         if len(configs) > 1 and timed:
             last = min(timed, key=lambda pair: pair[0])[1]
-        chosen.append(_with_counted(Chosen(last, len(configs)), whole))
+        chosen.append(_with_counted(BestRecord(last, len(configs)), whole))
     return chosen
 
 
@@ -285,7 +248,7 @@ def _code_of(record: Record) -> tuple[object, ...]:
     return record.commit, *(record.environment.get(name) for name in ("tree", "kernel_file_sha256"))
 
 
-def _with_counted(chosen: Chosen, group: Sequence[Located]) -> Chosen:
+def _with_counted(chosen: BestRecord, group: Sequence[Located]) -> BestRecord:
     """`chosen`, with the traffic that a hardware profile counted for this very code and config, if there is one."""
     own = chosen.record
     profiles = [

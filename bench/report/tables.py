@@ -10,8 +10,9 @@ from rooflab.bench.records.record import Record
 from rooflab.bench.report.facts import Facts, facts_of, predicted, value_text
 from rooflab.bench.report.ledgers import CASE_ID
 from rooflab.bench.report.sources import FINE, NOT_WRONG, Located, Source, machine_of, newest
-from rooflab.bench.report.words import commit_text, metric_label, metric_text, percent, plain_value
+from rooflab.bench.report.words import commit_text, metric_label, metric_text, plain_value
 from rooflab.kernels import registry
+from rooflab.roofline.numbers import percent
 
 BROKEN_VERDICTS = ("INCORRECT", "FAILED", "INVALID", "MISSING", "SLOWER")
 """Verdicts that stop a merge; UNRESOLVED stops it only under --strict."""
@@ -19,7 +20,7 @@ _ORDER = ("NO VERDICT", *BROKEN_VERDICTS, "UNRESOLVED", "FASTER", "SAME")
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparisonRow:
     """Side B, the side of the record, against side A, its baseline.  Effects are ratios minus one: 0.03 is 3% more."""
 
     machine: str
@@ -35,7 +36,7 @@ class Comparison:
     source: Source
 
 
-def comparisons_of(located: Sequence[Located]) -> tuple[Comparison, ...]:
+def comparisons_of(located: Sequence[Located]) -> tuple[ComparisonRow, ...]:
     """The newest comparison of each machine, kernel, case, scheme and baseline; those that stop a merge come first."""
     items = newest(
         (item for item in located if item.record.kind == "ab"),
@@ -48,7 +49,7 @@ def comparisons_of(located: Sequence[Located]) -> tuple[Comparison, ...]:
         name = f"{record.op}/{record.kernel}" if record.op else record.kernel or "own function"
         stops = verdict in ("NO VERDICT", *BROKEN_VERDICTS) or record.status not in FINE
         where = machine_of(record), name, _baseline(record)
-        found.append(Comparison(*where, verdict, _why(record), stops, record, facts_of(record), item.source))
+        found.append(ComparisonRow(*where, verdict, _why(record), stops, record, facts_of(record), item.source))
     return tuple(sorted(found, key=lambda one: (_ORDER.index(one.verdict) if one.verdict in _ORDER else -1, one.name)))
 
 

@@ -1,4 +1,4 @@
-"""Numbers for a reader: few digits, one unit in a column, and the unit named once."""
+"""Words for a reader: metrics by name and unit, one unit in a column, JSON values in a line, moments, anchors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from math import isfinite
 from typing import Any
 
-from rooflab.roofline.points import si
+from rooflab.roofline.numbers import digits, percent, si, whole
 
 _SUFFIXES: tuple[tuple[str, str], ...] = (
     ("_bytes_per_s", "B/s"),
@@ -33,42 +33,6 @@ _INITIALS = {
     name: name.upper() for name in ("cpu", "ecc", "hbm", "itl", "l2", "mig", "os", "sfu", "sm", "tpot", "ttft")
 }
 _INITIALS |= {"sms": "SMs", "e2e": "end to end"}
-
-
-def digits(value: float, count: int = 3) -> str:
-    """`count` significant digits, but all digits before the point, and no exponent from 1e-4 to 1e7."""
-    if not isfinite(value):
-        return {"inf": "infinite", "-inf": "-infinite"}.get(str(value), "not a number")
-    if value == 0:
-        return "0"
-    exponent = int(f"{value:.{count - 1}e}".split("e")[1])
-    if not -4 <= exponent < 7:
-        return f"{value:.{count - 1}e}"
-    return f"{value:,.{max(0, count - 1 - exponent)}f}"
-
-
-def whole(value: float) -> str:
-    """A whole number without a point; any other number with four digits."""
-    return f"{value:,.0f}" if isfinite(value) and value == int(value) and abs(value) < 1e7 else digits(value, 4)
-
-
-def percent(value: float, signed: bool = False) -> str:
-    """`0.031` as `3.1%`; three digits below ten percent, otherwise at most one digit after the point."""
-    if not isfinite(value):
-        return digits(value)
-    sign = "+" if signed and value > 0 else ""
-    shown = f"{100 * value:.1f}" if abs(value) < 10 else f"{100 * value:,.0f}"
-    return f"{sign}{'0.0' if shown == '-0.0' else shown}%"
-
-
-def some(count: int, noun: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def times(value: float) -> str:
-    """A ratio, as `1.25×`."""
-    return f"{digits(value)}×"
 
 
 def time_unit(latencies_ms: list[float]) -> str:

@@ -20,17 +20,18 @@ from triton.backends.nvidia import driver
 
 from rooflab.bench import show
 from rooflab.bench.calls.selection import default_scheme
-from rooflab.bench.calls.statuses import EXIT_INCORRECT
+from rooflab.bench.calls.statuses import ExitStatus
 from rooflab.bench.ceilings.cuda import compile_microkernels
 from rooflab.bench.compile.capture import Launch
 from rooflab.bench.compile.cases import has_code
-from rooflab.bench.compile.worker import FAILURES, Refused, launches_of
+from rooflab.bench.compile.worker import FAILURES, CaseRefused, launches_of
 from rooflab.bench.processes.child import Pool, command_for, cores, environment_without
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Entry
 from rooflab.bench.suite.plan import make_plan, read_plan
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, Scheme, get_scheme
+from rooflab.roofline.numbers import counted
 
 ITSELF = "rooflab.bench.suite.ahead"
 LIMIT_S = 600.0
@@ -73,7 +74,7 @@ def answer(request: Mapping[str, Any]) -> Any:
                     if launch.source_hash not in compiled:
                         compiled.add(launch.source_hash)
                         _launcher(launch)
-            except Refused:
+            except CaseRefused:
                 continue  # the kernel does not take this case
             except FAILURES as error:  # it fails in the entry too, which says so of each case
                 failed.setdefault(f"{kernel.id} {case.id} {scheme.name}", f"{type(error).__name__}: {error}"[:200])
@@ -115,9 +116,9 @@ def main() -> None:
     total = sum(row.get("seconds", 0.0) for row in rows)
     failed = sum("failed" in row for row in rows)
     took = time.monotonic() - began
-    show.line(f"{total:.0f} s of a core, in {took:.0f} s; {failed} of {show.counted(len(rows), 'row')} failed")
+    show.line(f"{total:.0f} s of a core, in {took:.0f} s; {failed} of {counted(len(rows), 'row')} failed")
     if failed:
-        raise SystemExit(EXIT_INCORRECT)
+        raise SystemExit(ExitStatus.INCORRECT)
 
 
 if __name__ == "__main__":

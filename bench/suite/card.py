@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.records.environment import snapshot, tree_hash
-from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.bench.suite.step import context_of, end, parser
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.device import identify
@@ -19,12 +19,12 @@ PACKAGES = ("cupy", "pynvml", "plotly", "junitparser", "pytest_benchmark", "gguf
 """Packages that some commands need in addition to torch and triton."""
 
 
-def environment(context: Context) -> Outcome:
+def environment(context: Context) -> EntryOutcome:
     """The machine and its software, written to the run's `environment.json`, and whether the device answers at all."""
     found = snapshot()
     if context.device == "cuda" and found.gpu is None:
-        return Outcome("FAILED", "torch finds no CUDA device")
-    text = json.dumps(found.to_dict() | {"tree": tree_hash()}, indent=1)
+        return EntryOutcome("FAILED", "torch finds no CUDA device")
+    text = json.dumps(found.to_dict() | {"tree": tree_hash()}, indent=1, allow_nan=False)
     write_whole(context.run / FILE, text + "\n")
     figures: dict[str, Any] = {"python": found.python, "torch": found.torch, "triton": found.triton}
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
@@ -37,12 +37,12 @@ def environment(context: Context) -> Outcome:
     return _answers(context, figures)
 
 
-def _answers(context: Context, figures: dict[str, Any]) -> Outcome:
+def _answers(context: Context, figures: dict[str, Any]) -> EntryOutcome:
     ones = torch.ones(1000, 1000, device=context.device)
     total = float((ones @ ones).sum())
     if total != 1e9:
-        return Outcome("FAILED", f"the device computes {total} where 1e9 was expected", figures=figures)
-    return Outcome(figures=figures)
+        return EntryOutcome("FAILED", f"the device computes {total} where 1e9 was expected", figures=figures)
+    return EntryOutcome(figures=figures)
 
 
 if __name__ == "__main__":

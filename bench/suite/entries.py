@@ -106,7 +106,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EntryOutcome:
     """How an entry ended."""
 
     status: EntryStatus = "DONE"

@@ -21,7 +21,7 @@ from rooflab.bench.check.check import CheckResult, check_record
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import NOT_RUN
-from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.bench.suite.step import context_of, end, parser
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
@@ -36,7 +36,7 @@ RISK = ("triton", "cuda", "gluon")
 barriers hang."""
 
 
-def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None) -> Outcome:
+def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None) -> EntryOutcome:
     """Runs each kernel on one small case that it takes, in its own process with a time limit.
 
     With `trust`, what records in that folder say of the same code on a card of this name counts too.  A check that
@@ -87,7 +87,7 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
     figures["not here"] = len(risky) - len(good) - len(before) - len(excluded) - len(late)
     excluded |= dict.fromkeys(late, "no time was left for its first check")
     reason = "; ".join(faults + [f"no time for {name}" for name in late])
-    return Outcome("PARTIAL" if late else "DONE", reason, figures=figures, excluded=excluded)
+    return EntryOutcome("PARTIAL" if late else "DONE", reason, figures=figures, excluded=excluded)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rooflab.bench.calls.statuses import EXIT_BROKEN, EXIT_INCORRECT, EXIT_INVALID, EXIT_UNDECIDED
+from rooflab.bench.calls.statuses import ExitStatus
 from rooflab.bench.processes import running
 from rooflab.bench.processes.child import Child, ChildFailed, Died, Stuck, TimedOut, command_for
 from rooflab.bench.processes.running import Running, noted
 from rooflab.bench.suite import state
-from rooflab.bench.suite.entries import Entry, Outcome
+from rooflab.bench.suite.entries import Entry, EntryOutcome
 from rooflab.bench.suite.state import Progress, folder_of
 from rooflab.bench.suite.step import FILE, left_by, told
 from rooflab.kernels._files import write_whole
@@ -24,7 +24,7 @@ LEAST_SHARE = 0.4
 """An entry starts only if this share of its cost is left: entries that measure can use less time."""
 ATTEMPTS = 4
 """How often an entry is started; each new attempt excludes the kernel that broke the previous process."""
-IMPORTS = ("rooflab.bench.commands",)
+IMPORTS = ("rooflab.bench.checks", "rooflab.bench.commands")
 """What every process imports before it is told its command: torch and Triton take seconds."""
 WORKER = "rooflab.bench.suite.worker"
 PROBE = ("-m", "rooflab.bench.suite.card", "--probe")
@@ -36,14 +36,15 @@ DRY_ENTRY_S, DRY_LIMIT_S = 20.0, 180.0
 HUNG_S = 60.0
 """A kernel that runs alone for longer hangs, and its entry is ended; one that ran for less when its entry was ended for
 time is innocent: the entry was long."""
-WORDS = {0: "DONE", EXIT_INCORRECT: "DONE", EXIT_UNDECIDED: "PARTIAL", EXIT_INVALID: "DONE"}
+WORDS: dict[int, str] = {ExitStatus.UNDECIDED: "PARTIAL"}
+WORDS |= dict.fromkeys((ExitStatus.DONE, ExitStatus.INCORRECT, ExitStatus.INVALID), "DONE")
 """What a command's exit status says of its entry, FAILED by default: a wrong kernel and an impossible reading are
 results."""
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Settings:
+class SuiteSettings:
     """The options of a run."""
 
     out: Path
@@ -55,7 +56,7 @@ class Settings:
 
 
 def run_suite(
-    plan: Sequence[Entry], settings: Settings, note: Say, advance: Say, clock: Callable[[], float] = time.monotonic
+    plan: Sequence[Entry], settings: SuiteSettings, note: Say, advance: Say, clock: Callable[[], float] = time.monotonic
 ) -> Progress:
     """Runs `plan` within the budget and returns the final state.
 
@@ -68,7 +69,7 @@ def run_suite(
         raise ValueError(
             f"out: {settings.out} holds a suite run; add --resume to go on with it, or take another folder"
         )
-    run = _Run(plan, settings, clock, note, advance)
+    run = _SuiteRun(plan, settings, clock, note, advance)
     try:
         run.all()
     finally:
@@ -76,8 +77,10 @@ def run_suite(
     return run.progress
 
 
-class _Run:
-    def __init__(self, plan: Sequence[Entry], settings: Settings, clock: Callable[[], float], note: Say, advance: Say):
+class _SuiteRun:
+    def __init__(
+        self, plan: Sequence[Entry], settings: SuiteSettings, clock: Callable[[], float], note: Say, advance: Say
+    ):
         self.plan, self.settings, self.clock = plan, settings, clock
         self.note, self.advance = note, advance
         self.ends = clock() + settings.budget_s
@@ -91,7 +94,9 @@ class _Run:
         left = [entry for entry in plan if not self.progress.done(entry.id)]
         if self.before:
             note(f"going on: {len(plan) - len(left)} of {len(plan)} done")
-        write_whole(settings.out / state.PLAN, json.dumps([entry.to_json() for entry in plan], indent=1) + "\n")
+        write_whole(
+            settings.out / state.PLAN, json.dumps([entry.to_json() for entry in plan], indent=1, allow_nan=False) + "\n"
+        )
         self._exclude()
 
     def all(self) -> None:
@@ -108,7 +113,7 @@ class _Run:
                 break
         for entry in self.plan:
             if entry.id not in self.progress.outcomes:
-                self.progress.outcomes[entry.id] = Outcome("NOT_REACHED", self.progress.stopped or "the run ended")
+                self.progress.outcomes[entry.id] = EntryOutcome("NOT_REACHED", self.progress.stopped or "the run ended")
         self._summarize()
 
     def _summarize(self) -> None:
@@ -126,7 +131,9 @@ class _Run:
             if self.before.get(name) != now.get(name):
                 text = f"the {word} was {self.before.get(name)} and is {now.get(name)}"
                 if name == "machine_key":
-                    write_whole(self.settings.out / state.ENVIRONMENT, json.dumps(self.before, indent=1) + "\n")
+                    write_whole(
+                        self.settings.out / state.ENVIRONMENT, json.dumps(self.before, indent=1, allow_nan=False) + "\n"
+                    )
                     raise ValueError(f"out: expected a run of this machine, but {text}; take another folder")
                 self.note(f"{text}: what is done stays, and its records name their commit")
         if (self.before.get("gpu") or {}).get("uuid") != (now.get("gpu") or {}).get("uuid"):
@@ -135,7 +142,7 @@ class _Run:
                     del self.progress.outcomes[entry.id]
                     self.note(f"{entry.id}: another card of the kind, so it is done again")
 
-    def _keep(self, entry: Entry, outcome: Outcome) -> None:
+    def _keep(self, entry: Entry, outcome: EntryOutcome) -> None:
         self.progress.outcomes[entry.id] = outcome
         if outcome.status not in ("BLOCKED", "NOT_REACHED"):
             state.save(self.settings.out, entry.id, outcome)
@@ -147,60 +154,64 @@ class _Run:
 
     def _exclude(self) -> None:
         """Tells all processes which kernels must not run any more."""
-        write_whole(self.settings.out / "excluded.json", json.dumps(self.progress.excluded(), indent=1) + "\n")
+        write_whole(
+            self.settings.out / "excluded.json", json.dumps(self.progress.excluded(), indent=1, allow_nan=False) + "\n"
+        )
 
-    def _blocked(self, entry: Entry) -> Outcome | None:
+    def _blocked(self, entry: Entry) -> EntryOutcome | None:
         here = {other.id for other in self.plan}
         for name in entry.needs:
             known = self.progress.outcomes.get(name)
             if name in here and (known is None or known.status not in ("DONE", "PARTIAL")):
-                return Outcome("BLOCKED", f"needs {name}, which is {known.status if known else 'not done'}")
+                return EntryOutcome("BLOCKED", f"needs {name}, which is {known.status if known else 'not done'}")
         return None
 
-    def _unaffordable(self, entry: Entry) -> Outcome | None:
+    def _unaffordable(self, entry: Entry) -> EntryOutcome | None:
         left = self.ends - self.clock()
         cost_s = 1.0 if self.settings.dry_run else entry.cost_s
         known = self.progress.outcomes.get(entry.id)
         if left < LEAST_SHARE * cost_s:
             if known is not None and known.status == "PARTIAL":
                 return known
-            return Outcome("NOT_REACHED", f"{max(left, 0.0):.0f} s of the budget were left, and it takes {cost_s:.0f}")
+            return EntryOutcome(
+                "NOT_REACHED", f"{max(left, 0.0):.0f} s of the budget were left, and it takes {cost_s:.0f}"
+            )
         return None
 
-    def _one(self, entry: Entry) -> Outcome:
+    def _one(self, entry: Entry) -> EntryOutcome:
         """Runs one entry.  If a kernel breaks the process, the kernel is excluded and a fresh process does the rest."""
         if self.settings.dry_run and not entry.dry:
-            return Outcome("UNSUPPORTED", "it has no form that is short enough on a CPU")
+            return EntryOutcome("UNSUPPORTED", "it has no form that is short enough on a CPU")
         if entry.beside:
             return self._start_beside(entry)
         began, lost = self.clock(), dict[str, str]()
-        self._keep(entry, Outcome("RUNNING", "begun", excluded=lost))
+        self._keep(entry, EntryOutcome("RUNNING", "begun", excluded=lost))
         for _ in range(ATTEMPTS):
             outcome, blamed = self._attempt(entry)
             if not blamed:
                 break
             lost[blamed] = f"{entry.id}: {outcome.reason}"
             self.note(f"{entry.id}: goes on without {blamed}: {outcome.reason}")
-            self._keep(entry, Outcome("RUNNING", "begun", excluded=lost))
+            self._keep(entry, EntryOutcome("RUNNING", "begun", excluded=lost))
             if self.progress.stopped:
                 break
             if self.clock() >= self.ends:
-                outcome = Outcome("NOT_REACHED", f"no time was left without {blamed}")
+                outcome = EntryOutcome("NOT_REACHED", f"no time was left without {blamed}")
                 break
         seconds = round(self.clock() - began, 2)
         return replace(outcome, excluded=lost | dict(outcome.excluded), seconds=seconds)
 
-    def _start_beside(self, entry: Entry) -> Outcome:
+    def _start_beside(self, entry: Entry) -> EntryOutcome:
         """Starts an entry and waits for nothing: it ends by itself, or with the run."""
         gpu = identify((state.environment_in(self.settings.out).get("gpu") or {}).get("name", ""))
         if gpu is None or gpu.compute_capability != HOPPER:
-            return Outcome("UNSUPPORTED", "code is compiled ahead for Hopper alone")
+            return EntryOutcome("UNSUPPORTED", "code is compiled ahead for Hopper alone")
         process = self._process()
         process.post(self._request(entry.words, entry.id, entry.cost_s))
         self.beside.append(process)
-        return Outcome("DONE", "it runs beside the entries that follow")
+        return EntryOutcome("DONE", "it runs beside the entries that follow")
 
-    def _attempt(self, entry: Entry) -> tuple[Outcome, str]:
+    def _attempt(self, entry: Entry) -> tuple[EntryOutcome, str]:
         """The outcome that one process gives for an entry, and the kernel that broke it, or "".
 
         After a process that was ended, asks whether the device still answers.
@@ -221,22 +232,22 @@ class _Run:
             at = noted(self._note_path())
             blamed = len(at.kernels) == 1 and (not isinstance(failed, TimedOut) or self._hangs())
             if left < own_limit and self.clock() >= self.ends and not blamed:
-                return Outcome("NOT_REACHED", "the budget ended under it; what it had recorded is kept"), ""
+                return EntryOutcome("NOT_REACHED", "the budget ended under it; what it had recorded is kept"), ""
             self._probe()
-            return Outcome("FAILED", _during(at, _why(failed))), at.kernels[0] if blamed else ""
+            return EntryOutcome("FAILED", _during(at, _why(failed))), at.kernels[0] if blamed else ""
         at = noted(self._note_path())
         try:
             self._release(process)
         except Stuck as stuck:  # the answer counts, but the process holds the device
             self.note(f"{entry.id}: {_why(stuck)}")
             self._probe()
-        if status == EXIT_BROKEN:
+        if status == ExitStatus.BROKEN:
             self._probe()
             why = _during(at, "it broke the CUDA context")
-            return Outcome("FAILED", why), at.kernels[0] if len(at.kernels) == 1 else ""
+            return EntryOutcome("FAILED", why), at.kernels[0] if len(at.kernels) == 1 else ""
         return self._judged(entry, folder, status), ""
 
-    def _judged(self, entry: Entry, folder: Path, status: int) -> Outcome:
+    def _judged(self, entry: Entry, folder: Path, status: int) -> EntryOutcome:
         """What a step left, or what a command's exit status and records say."""
         outcome = left_by(folder)
         wrong, statuses = state.wrong_in(folder)
@@ -245,7 +256,7 @@ class _Run:
             figures: dict[str, object] = {"exit status": status} | ({"records": dict(statuses)} if statuses else {})
             said = self.log.read_text(errors="replace").strip().splitlines()[-1:] if word != "DONE" else []
             reason = "; ".join([*wrong.values()][:5] or said)[-500:]
-            outcome = Outcome(word, reason, figures=figures)  # type: ignore[arg-type]
+            outcome = EntryOutcome(word, reason, figures=figures)  # type: ignore[arg-type]
         found = dict(outcome.figures) | ({"invalid": statuses["INVALID"]} if statuses["INVALID"] else {})
         lost = {} if entry.searches else wrong
         return replace(outcome, figures=found, excluded=lost | dict(outcome.excluded))

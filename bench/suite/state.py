@@ -16,9 +16,9 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, get_args
 
-from rooflab.bench.records.plain import markdown_cell
+from rooflab.bench.records.plain import markdown_table
 from rooflab.bench.records.record import NOT_RUN
-from rooflab.bench.suite.entries import FINAL, EntryStatus, Outcome
+from rooflab.bench.suite.entries import FINAL, EntryOutcome, EntryStatus
 from rooflab.kernels._files import write_whole
 
 RESULT, PLAN, ENVIRONMENT = "result.json", "plan.json", "environment.json"
@@ -38,7 +38,7 @@ def folder_of(run: Path, entry_id: str) -> Path:
 class Progress:
     """The state of a run: the result of each entry so far."""
 
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    outcomes: dict[str, EntryOutcome] = field(default_factory=dict)
     stopped: str = ""
     """Why the run ended before the end of the plan."""
 
@@ -59,13 +59,13 @@ def load(run: Path, plan: Sequence[str]) -> Progress:
         path = folder_of(run, entry_id) / RESULT
         if path.is_file():
             try:
-                found.outcomes[entry_id] = Outcome(**json.loads(path.read_text()))
+                found.outcomes[entry_id] = EntryOutcome(**json.loads(path.read_text()))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{path}: expected the result of an entry, got {error}") from error
     return found
 
 
-def save(run: Path, entry_id: str, outcome: Outcome) -> None:
+def save(run: Path, entry_id: str, outcome: EntryOutcome) -> None:
     """Writes the result of an entry."""
     text = json.dumps(asdict(outcome), indent=1, allow_nan=False)
     write_whole(folder_of(run, entry_id) / RESULT, text + "\n")
@@ -125,7 +125,7 @@ def packed(folder: Path, archive: Path, every_s: float = PACK_S) -> Iterator[Non
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Fills a folder from such an archive, so that another machine can go on.  Raises `ValueError` if it is none."""
+    """Fills a folder from an archive, so that another machine can go on.  Raises `ValueError` on another file."""
     try:
         with tarfile.open(archive) as file:
             file.extractall(folder, filter="data")
@@ -141,7 +141,7 @@ def write_summary(run: Path, progress: Progress, titles: Mapping[str, str], opti
 
 
 def read_summary(run: Path) -> dict[str, Any]:
-    """The summary of the run in a folder, also of a killed run.  Raises `ValueError` if there is none."""
+    """The summary of the run in a folder, also of a killed run.  Raises `ValueError` if the folder holds no run."""
     path = run / PLAN
     if not path.is_file():
         raise ValueError(f"summary: expected a folder with a suite run, got {str(run)!r}")
@@ -179,7 +179,7 @@ def summarize(run: Path, progress: Progress, titles: Mapping[str, str], options:
     }
 
 
-def _row(run: Path, name: str, outcome: Outcome, title: str) -> dict[str, Any]:
+def _row(run: Path, name: str, outcome: EntryOutcome, title: str) -> dict[str, Any]:
     reason = "it runs, or the run was killed under it" if outcome.status == "RUNNING" else outcome.reason
     folder = folder_of(run, name)
     return {
@@ -193,7 +193,7 @@ def _row(run: Path, name: str, outcome: Outcome, title: str) -> dict[str, Any]:
     }
 
 
-def _bar(name: str, outcome: Outcome, title: str) -> dict[str, Any]:
+def _bar(name: str, outcome: EntryOutcome, title: str) -> dict[str, Any]:
     return {
         "bar": name.removeprefix("bar:"),
         "text": title,
@@ -226,16 +226,8 @@ def as_markdown(found: dict[str, Any]) -> str:
     lines = ["# Suite", "", f"{found['device']}; {head}; {found['seconds']:.0f} s in all.", ""]
     if found["stopped"]:
         lines += [found["stopped"], ""]
-    lines += ["## Bars", "", "| bar | outcome | needed | what came of it |", "|---|---|---|---|"]
-    for row in found["bar_rows"]:
-        cells = (row["bar"], row["outcome"], row["needed"], what(row))
-        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
-    lines += ["", "## Entries", "", "| entry | status | s | what came of it |", "|---|---|--:|---|"]
-    for row in found["entries"]:
-        cells = (row["entry"], row["status"], f"{row['seconds']:.0f}", what(row))
-        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+    bars = [(row["bar"], row["outcome"], row["needed"], what(row)[:300]) for row in found["bar_rows"]]
+    lines += ["## Bars", "", *markdown_table(("bar", "outcome", "needed", "what came of it"), bars)]
+    entries = [(row["entry"], row["status"], f"{row['seconds']:.0f}", what(row)[:300]) for row in found["entries"]]
+    lines += ["", "## Entries", "", *markdown_table(("entry", "status", "s:", "what came of it"), entries)]
     return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return markdown_cell(" ".join(text.split())[:300])

@@ -13,10 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from rooflab.bench.calls.statuses import EXIT_BROKEN, EXIT_INCORRECT, EXIT_UNDECIDED
+from rooflab.bench.calls.statuses import ExitStatus
 from rooflab.bench.processes.running import ContextBroken
 from rooflab.bench.records.plain import plain
-from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels._files import write_whole
 
 FILE = "outcome.json"
@@ -42,22 +42,22 @@ def context_of(options: argparse.Namespace) -> Context:
     return Context(options.out, device, options.dry_run, options.seconds, options.seed)
 
 
-def end(context: Context, function: Callable[[Context], Outcome]) -> NoReturn:
+def end(context: Context, function: Callable[[Context], EntryOutcome]) -> NoReturn:
     """Runs a step, leaves its outcome, and ends with its status."""
     try:
         outcome = function(context)
     except ContextBroken as broken:
         print(broken)
-        raise SystemExit(EXIT_BROKEN) from broken
-    write_whole(context.out / FILE, json.dumps(plain(asdict(outcome)), indent=1) + "\n")
-    status = {"PARTIAL": EXIT_UNDECIDED, "FAILED": EXIT_INCORRECT}.get(outcome.status, 0)
+        raise SystemExit(ExitStatus.BROKEN) from broken
+    write_whole(context.out / FILE, json.dumps(plain(asdict(outcome)), indent=1, allow_nan=False) + "\n")
+    status = {"PARTIAL": ExitStatus.UNDECIDED, "FAILED": ExitStatus.INCORRECT}.get(outcome.status, ExitStatus.DONE)
     raise SystemExit(status)
 
 
-def left_by(folder: Path) -> Outcome | None:
+def left_by(folder: Path) -> EntryOutcome | None:
     """The outcome that a step left; None if it left none."""
     path = folder / FILE
-    return Outcome(**json.loads(path.read_text())) if path.is_file() else None
+    return EntryOutcome(**json.loads(path.read_text())) if path.is_file() else None
 
 
 def told(words: Sequence[str], dry: bool = False) -> tuple[str, ...]:

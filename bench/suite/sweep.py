@@ -22,7 +22,7 @@ import ray
 
 from rooflab.bench.records.environment import ROOT, snapshot, tree_hash
 from rooflab.bench.suite.plan import make_plan
-from rooflab.bench.suite.runner import Settings, run_suite
+from rooflab.bench.suite.runner import SuiteSettings, run_suite
 from rooflab.bench.timing.cuda import first_line
 from rooflab.kernels._files import write_whole
 
@@ -71,7 +71,7 @@ class Sweep:
         return found
 
 
-class Worker:
+class SweepWorker:
     """A Ray actor: one GPU, or in a dry run one CPU."""
 
     def identify(self) -> dict[str, Any]:
@@ -88,7 +88,9 @@ class Worker:
         folder = Path(tempfile.gettempdir()) / place
         if not folder.exists():
             _write(folder, files)
-        settings = Settings(folder, shard.budget_s, shard.dry_run, resume=True, seed=shard.seed, only=(shard.name,))
+        settings = SuiteSettings(
+            folder, shard.budget_s, shard.dry_run, resume=True, seed=shard.seed, only=(shard.name,)
+        )
         end: dict[str, Any]
         try:
             if (here := snapshot().machine_key) != key:  # Ray may start a lost worker again on another node
@@ -156,7 +158,7 @@ def _start(count: int, dry_run: bool, state: Sweep, say: Say) -> list[tuple[Any,
     """Workers with the keys of their machines; unusable workers are in `state.refused`."""
     resources: dict[str, Any] = {"num_cpus": 1} if dry_run else {"num_cpus": 1, "num_gpus": 1}
     options = {"max_restarts": -1, "max_task_retries": AGAIN, **resources}
-    actors = [ray.remote(Worker).options(**options).remote() for _ in range(count)]
+    actors = [ray.remote(SweepWorker).options(**options).remote() for _ in range(count)]
     usable, tree = [], tree_hash(ROOT)
     for actor, asked in [(actor, actor.identify.remote()) for actor in actors]:
         try:
@@ -217,7 +219,7 @@ def _is_done(state: Sweep, name: str) -> bool:
 
 def _note(state: Sweep, out: Path, name: str, status: str, reason: str = "", **end: Any) -> None:
     state.shards[name] = {"status": status, "reason": reason, **end}
-    write_whole(out / FILE, json.dumps(asdict(state), indent=1) + "\n")
+    write_whole(out / FILE, json.dumps(asdict(state), indent=1, allow_nan=False) + "\n")
 
 
 def _read(folder: Path) -> dict[str, bytes]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from rooflab.bench.timing.cuda import GRID_CYCLES, GRID_READINGS, EventStopwatch
 from rooflab.bench.timing.stopwatch import Call, grid_of
-from rooflab.bench.timing.trace import CALL, Trace, TracedCall, record_calls, recorded
+from rooflab.bench.timing.trace import CALL, DeviceTrace, TracedCall, record_calls, recorded
 
 SHOWN = 3
 """Kernel names, joined for a sentence."""
@@ -81,7 +81,7 @@ class CuptiStopwatch(EventStopwatch):
             self.cuda.synchronize()
         return trace.calls(), late
 
-    def _enqueue(self, trace: Trace, call: Call) -> bool:
+    def _enqueue(self, trace: DeviceTrace, call: Call) -> bool:
         name, function, count = call
 
         def sample() -> None:

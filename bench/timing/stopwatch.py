@@ -3,7 +3,7 @@
 `timing.time_functions` decides what is read and in which order.  A flush by reading leaves clean lines, which the next
 kernel's data displaces at no cost.  A flush by writing leaves dirty lines, which are written back inside the timed
 kernel; but no card guarantees that reading displaces everything.  So both flushes are implemented, and
-`flush_comparison.compare_flushes` measures which flush is cleaner on a card.
+`compare_flushes` of `results/bars/flush.py` measures which flush is cleaner on a card.
 """
 
 from __future__ import annotations

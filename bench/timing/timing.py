@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import random
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -142,11 +141,12 @@ def time_functions(
        is drawn from `seed`, rotated by one each round and reversed every second round: each function gets each place.
     3. Before each sample the last-level cache is emptied by *reading* a buffer of twice the cache's reported size.
        The flush reads, because dirty lines of a flush would be written back inside the next sample.  `flush="write"`
-       writes, for cards on which that is cleaner (`flush_comparison`).  `cold=False` skips the flush.  The caller's
+       writes, for cards on which that is cleaner (`results/bars/flush.py`); `cold=False` skips it.  The caller's
        functions must cycle through several copies of the inputs and use random data; before each round but the
        last three `renew` changes their values.
     4. On a CPU (`timer="perf_counter"`) a sample is the difference of two `perf_counter` readings.  torch's
-       threads are pinned, or the method's name says why they are not.
+       threads are pinned, or the method's name says why they are not; the allocator keeps what a call frees
+       (`cpu.keep_freed_memory`).
     5. On CUDA every sample is enqueued behind a wait on the device that outlasts the host's work, so that the flush
        and the launches run back to back; a sample whose wait ran out is taken again with a longer wait.  The method's
        name says so where a function itself waits.  A sample is a pair of events on the current stream
@@ -166,12 +166,7 @@ def time_functions(
     works.  Raises `ValueError` on no functions, a budget that is not positive, fewer than one sample, or a timer that
     the device does not have.
     """
-    if not functions:
-        raise ValueError("functions: expected at least one, got none")
-    if not budget_s > 0:
-        raise ValueError(f"budget_s: expected a positive number of seconds, got {budget_s}")
-    if min_samples < 1:
-        raise ValueError(f"min_samples: expected at least 1, got {min_samples}")
+    _check_arguments(functions, budget_s, min_samples)
     watch = stopwatch or stopwatch_for(torch.device(device), cold, observe, timer, flush)
     threads = torch.get_num_threads()
     with _collector_resting():
@@ -209,7 +204,7 @@ def time_functions(
             if closing:
                 take(closing)
             waiting = watch.waiting()
-        replaced = tamper.timer_tampered() or _other_threads(threads)
+        replaced = tamper.tampered(threads)
         lacking = too_few()
         return {
             name: replace(
@@ -219,6 +214,15 @@ def time_functions(
             )
             for name, values in readings.items()
         }
+
+
+def _check_arguments(functions: Mapping[str, Function], budget_s: float, min_samples: int) -> None:
+    if not functions:
+        raise ValueError("functions: expected at least one, got none")
+    if not budget_s > 0:
+        raise ValueError(f"budget_s: expected a positive number of seconds, got {budget_s}")
+    if min_samples < 1:
+        raise ValueError(f"min_samples: expected at least 1, got {min_samples}")
 
 
 def _first_call_s(watch: Stopwatch, name: str, function: Function) -> float:
@@ -238,13 +242,6 @@ def _room(ends: Sequence[float], rounds: int, budget_s: float) -> int:
     """
     median_s = float(np.median(np.diff(ends))) / rounds if len(ends) > 1 else 0.0
     return min(MAX_SAMPLES, int((1 - WARM_UP_SHARE) * budget_s / median_s)) if median_s > 0 else 0
-
-
-def _other_threads(before: int) -> str | None:
-    """The fault of a function that has changed the number of torch's CPU threads, for every other one too."""
-    now = torch.get_num_threads()
-    torch.set_num_threads(before)
-    return None if now == before else f"the number of torch's threads changed from {before} to {now} while timed"
 
 
 def _samples(
@@ -306,7 +303,3 @@ def _collector_resting() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-tamper.watch(__name__, sys.modules[__name__], ("np", "random", "_samples"))
-tamper.watch(f"{__name__}.Samples", Samples)

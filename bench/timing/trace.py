@@ -85,7 +85,7 @@ class TracedCall:
 
 
 @dataclass
-class Trace:
+class DeviceTrace:
     """A recording; `events` is filled when the recording ends."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -104,13 +104,13 @@ class Trace:
 
 
 @contextmanager
-def recorded(device_type: str, memory: bool = False) -> Iterator[Trace]:
+def recorded(device_type: str, memory: bool = False) -> Iterator[DeviceTrace]:
     """Records the work inside `with`: kernels on a `cuda` device, and with `memory` every allocation on a CPU.
 
     Leaving the block waits for the device.  Raises `NotRecorded` where torch's profiler runs already.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else Kineto writes two lines to standard error per recording
-    trace = Trace()
+    trace = DeviceTrace()
     use_device = "cuda" if device_type == "cuda" else None
     if _profiler_enabled():
         raise NotRecorded("cupti: expected no other profiler, and one of torch's runs already")

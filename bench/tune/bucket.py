@@ -17,12 +17,12 @@ import torch
 from rooflab.bench.calls.calls import Rotation, copies_of
 from rooflab.bench.check.check import check_kernel
 from rooflab.bench.check.failed import failure, known_errors
-from rooflab.bench.compile.static import CompileFailure, Request, compile_kernels
+from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
 from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record, Status
 from rooflab.bench.timing.timing import stopwatch_for, time_functions
-from rooflab.bench.tune.search import Found, Seconds, least_s, search
+from rooflab.bench.tune.search import SearchResult, Seconds, least_s, search
 from rooflab.kernels.configs import config_for, legal_configs, tuning_of, with_config
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, Scheme
@@ -92,7 +92,9 @@ class DeviceTimes:
         if self._device.type != "cuda" or self._kernel.backend not in ("triton", "gluon") or not ours:
             return {}
         case = self._cases[0]
-        requests = [Request(self._spec.name, self._kernel.name, case, self._scheme, config=config) for config in new]
+        requests = [
+            CompileRequest(self._spec.name, self._kernel.name, case, self._scheme, config=config) for config in new
+        ]
         answers = zip(new, compile_kernels(requests), strict=True)
         return {config: str(answer) for config, answer in answers if isinstance(answer, CompileFailure)}
 
@@ -113,7 +115,7 @@ FINAL_S, LEAST_FINAL_S = 0.5, 0.02
 
 
 @dataclass(frozen=True)
-class Result:
+class BucketResult:
     """The result of one kernel in one bucket of rows."""
 
     kernel: str
@@ -149,7 +151,7 @@ class Result:
 
 
 @dataclass
-class Tuning:
+class TuningState:
     """The state of a tuning run."""
 
     spec: OpSpec
@@ -162,7 +164,7 @@ class Tuning:
     writer: RunWriter
     seed: int = 0
     dry_run: bool = False
-    results: list[Result] = field(default_factory=list)
+    results: list[BucketResult] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
 
     def bucket(self, name: str, cases: Sequence[Case], seconds: float) -> None:
@@ -195,7 +197,7 @@ class Tuning:
         found = legal_configs(kernel, cases[-1], self.scheme)
         return [config for config in found if all(is_legal(config, case, self.scheme) for case in cases)]
 
-    def _search(self, kernel: Kernel, cases: Sequence[Case], ends: float) -> tuple[Any, Found]:
+    def _search(self, kernel: Kernel, cases: Sequence[Case], ends: float) -> tuple[Any, SearchResult]:
         """The launcher's own choice for the largest case, and the result of a search on the largest and smallest."""
         probes = list(dict.fromkeys((cases[-1], cases[0])))
         own = config_for(kernel, cases[-1], self.scheme, self.device)
@@ -253,7 +255,7 @@ class Tuning:
         self.records += found
         return found
 
-    def _counts(self, kernel: Kernel, bucket: str, cases: Sequence[Case], found: Found) -> dict[str, Any]:
+    def _counts(self, kernel: Kernel, bucket: str, cases: Sequence[Case], found: SearchResult) -> dict[str, Any]:
         offered = set(tuning_of(kernel).configs(cases[-1], self.scheme)) | {
             config_for(kernel, cases[-1], self.scheme, self.device)
         }
@@ -269,7 +271,7 @@ class Tuning:
             "left": found.left,
         }
 
-    def _dry_result(self, kernel: Kernel, own: Any, found: Found, counts: dict[str, Any]) -> Result:
+    def _dry_result(self, kernel: Kernel, own: Any, found: SearchResult, counts: dict[str, Any]) -> BucketResult:
         """The config with the least made-up time, checked on one small case."""
         small = self.spec.get_cases("smoke")[0]
         config = next(iter(found.finalists(own)), own)
@@ -277,17 +279,17 @@ class Tuning:
             with_config(kernel, config), self.spec, small, self.scheme, self.device, self.seed, planted=False
         )
         reason = "" if outcome.status == "OK" else f"{outcome.status}: {outcome.reason}"
-        return Result(**counts, best=asdict(config), reason=reason, status=outcome.status)
+        return BucketResult(**counts, best=asdict(config), reason=reason, status=outcome.status)
 
     def _result(
-        self, kernel: Kernel, own: Any, found: Found, counts: dict[str, Any], records: Sequence[Record]
-    ) -> Result:
+        self, kernel: Kernel, own: Any, found: SearchResult, counts: dict[str, Any], records: Sequence[Record]
+    ) -> BucketResult:
         """The fastest contender of a kernel over all cases, by the recorded times.
 
         The launcher may choose another config for each case; its time on a case is that of its choice for the case.
         """
         if own in found.failures:
-            return Result(**counts, reason=f"the launcher's own choice failed: {found.failures[own]}")
+            return BucketResult(**counts, reason=f"the launcher's own choice failed: {found.failures[own]}")
         by_config: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}
         launched: dict[str, float] = {}
         wanted = {str(record.case_id) for record in records}
@@ -301,13 +303,13 @@ class Tuning:
         if launched.keys() != wanted:
             faults = [record for record in records if record.kernel == kernel.name and record.status != "OK"]
             reason = f"{faults[0].case_id}: {faults[0].status}: {faults[0].reason}" if faults else "nothing was timed"
-            return Result(**counts, reason=reason)
+            return BucketResult(**counts, reason=reason)
         default = sum(launched.values())
         complete = [(values, sum(times.values())) for values, times in by_config.values() if times.keys() == wanted]
         values, total = min(complete, key=lambda entry: entry[1], default=({}, default))
         if total >= default:
-            return Result(**counts)
-        return Result(**counts, best=values, faster=math.exp((default - total) / len(wanted)))
+            return BucketResult(**counts)
+        return BucketResult(**counts, best=values, faster=math.exp((default - total) / len(wanted)))
 
 
 @cache

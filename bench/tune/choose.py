@@ -36,7 +36,7 @@ def write_choices(records: Sequence[Record], folder: Path = KERNELS) -> list[Pat
         path = folder / op / "choices.json"
         known = json.loads(path.read_text()) if path.is_file() else {}
         known[card] = choose(op, own)
-        write_whole(path, json.dumps(known, indent=2) + "\n")
+        write_whole(path, json.dumps(known, indent=2, allow_nan=False) + "\n")
         written[path] = None
     return list(written)
 

@@ -5,10 +5,10 @@ This module uses no device: the caller gives the least time and the measured tim
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from statistics import geometric_mean
 from typing import Any
 
 from rooflab.kernels.tuning import Footprint
@@ -28,7 +28,7 @@ Times = Callable[[Sequence[Any]], Mapping[Any, Seconds | str]]
 
 
 @dataclass
-class Found:
+class SearchResult:
     """The result of a search."""
 
     scores: dict[Any, float] = field(default_factory=dict)
@@ -54,7 +54,7 @@ def search(
     times: Times,
     deadline: float,
     clock: Callable[[], float] = time.monotonic,
-) -> Found:
+) -> SearchResult:
     """Looks for a config faster than `own`, the launcher's own choice, until `deadline`.
 
     The search first tries the configs that differ from the best so far in the fewest fields, so it moves in small
@@ -62,7 +62,7 @@ def search(
     Each group is timed interleaved with the best config so far and scored relative to it, so a card that slows down
     during the search slows both.
     """
-    found = Found()
+    found = SearchResult()
     first = times([own])[own]
     if isinstance(first, str):
         found.failures[own] = first
@@ -107,7 +107,7 @@ def _distance(one: Any, other: Any) -> int:
 
 def _mean(seconds: Seconds) -> float:
     """Geometric mean."""
-    return math.exp(sum(math.log(max(value, 1e-12)) for value in seconds) / len(seconds))
+    return geometric_mean(max(value, 1e-12) for value in seconds)
 
 
 def least_s(cost: Cost, ceilings: Ceilings, footprint: Footprint | None, sms: int) -> float:

@@ -19,7 +19,7 @@ from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record
-from rooflab.bench.tune.bucket import Result, Tuning
+from rooflab.bench.tune.bucket import BucketResult, TuningState
 from rooflab.kernels import registry
 from rooflab.kernels.choices import ROW_KEYS, launch_bucket, rows_of
 from rooflab.kernels.registry import Kernel
@@ -31,10 +31,10 @@ COLUMNS = ("kernel", "bucket", "cases", "configs", "illegal", "bounded", "droppe
 
 
 @dataclass(frozen=True)
-class Report:
+class TuningReport:
     """The result of a tuning run."""
 
-    results: tuple[Result, ...]
+    results: tuple[BucketResult, ...]
     records: tuple[Record, ...]
     files: tuple[str, ...] = ()
     stopped: str = ""
@@ -63,7 +63,7 @@ def tune_op(
     seed: int = 0,
     clean: bool = False,
     exclude: Collection[str] = (),
-) -> Report:
+) -> TuningReport:
     """Searches the configs of `kernels` (by default all tunable kernels of `op`) in about `budget_s` seconds.
 
     A dry run times nothing: it makes up times, checks its winner on one small case, and writes no record.
@@ -88,7 +88,7 @@ def tune_op(
         raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {scheme!r}")
     beside = [] if dry_run else _others(op, tunable, chosen.device, exclude)
     writer = RunWriter(out)
-    run = Tuning(spec, tunable, beside, schemes[0], chosen.device, writer, seed, dry_run)
+    run = TuningState(spec, tunable, beside, schemes[0], chosen.device, writer, seed, dry_run)
     buckets: dict[str, list[Case]] = {}
     for case in chosen.cases_of(spec):
         buckets.setdefault(launch_bucket(op, _rows(op, case)), []).append(case)
@@ -101,7 +101,7 @@ def tune_op(
             break
         run.bucket(name, own_cases, left / (len(buckets) - number))
     files = (writer.path.name,) if run.records else ()
-    return Report(tuple(run.results), tuple(run.records), files, stopped)
+    return TuningReport(tuple(run.results), tuple(run.records), files, stopped)
 
 
 def _rows(op: str, case: Case) -> int:

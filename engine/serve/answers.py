@@ -18,7 +18,7 @@ from rooflab.engine.stopping import StopText
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """What a token adds to an answer."""
 
     index: int
@@ -29,7 +29,7 @@ class Piece:
     logprobs: dict[str, Any] | None
 
 
-class Format(ABC):
+class BodyFormat(ABC):
     """The bodies of one kind of request."""
 
     prefix: str
@@ -42,11 +42,11 @@ class Format(ABC):
         self._head = {"id": self.id, "created": int(time.time()), "model": model}
 
     @abstractmethod
-    def choice(self, piece: Piece) -> dict[str, Any]:
+    def choice(self, piece: AnswerPiece) -> dict[str, Any]:
         """An answer in a whole body."""
 
     @abstractmethod
-    def delta(self, piece: Piece) -> dict[str, Any]:
+    def delta(self, piece: AnswerPiece) -> dict[str, Any]:
         """An answer in an event."""
 
     @abstractmethod
@@ -61,23 +61,23 @@ class Format(ABC):
         """What comes before an answer's tokens."""
         return None
 
-    def whole(self, choices: list[dict[str, Any]], usage: Mapping[str, Any]) -> dict[str, Any]:
+    def whole(self, choices: list[dict[str, Any]], usage: Mapping[str, Any]) -> bytes:
         """The body of a reply without a stream."""
-        return {**self._head, "object": self.object, "choices": choices, "usage": usage}
+        return _json({**self._head, "object": self.object, "choices": choices, "usage": usage})
 
     def event(self, choices: list[dict[str, Any]], **usage: Any) -> bytes:
         """An event of a stream."""
         body = {**self._head, "object": self.chunk_object, "choices": choices, **usage}
-        return b"data: %b\n\n" % json.dumps(body, separators=(",", ":")).encode()
+        return b"data: %b\n\n" % _json(body)
 
 
-class Completion(Format):
+class CompletionBody(BodyFormat):
     """`POST /v1/completions`."""
 
     prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
-    def choice(self, piece: Piece) -> dict[str, Any]:
-        """As `Format`."""
+    def choice(self, piece: AnswerPiece) -> dict[str, Any]:
+        """As `BodyFormat`."""
         return {
             "index": piece.index, "text": piece.text, "logprobs": piece.logprobs, "finish_reason": piece.finish_reason,
         }  # fmt: skip
@@ -85,64 +85,66 @@ class Completion(Format):
     delta = choice
 
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
-        """As `Format`; among the likeliest is always the drawn one, so that there may be one more."""
-        decode = self.texts.decode
-        top = {decode([each]): value for each, value in logprobs.items()} if n else None
+        """As `BodyFormat`; among the likeliest is always the drawn one, so that there may be one more."""
+        top: dict[str, float] = {}
+        for each, value in logprobs.items() if n else ():
+            name = self.texts.named(each)[0]
+            top[f"token_id:{each}" if name in top else name] = value  # two tokens may have one text
         return {
-            "tokens": [decode([token])], "token_logprobs": [logprobs[token]], "top_logprobs": [top],
+            "tokens": [self.texts.named(token)[0]], "token_logprobs": [logprobs[token]], "top_logprobs": [top or None],
             "text_offset": [offset],
         }  # fmt: skip
 
     def joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """As `Format`."""
+        """As `BodyFormat`."""
         names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         return {name: [value for part in parts for value in part[name]] for name in names}
 
 
-class Chat(Format):
+class Chat(BodyFormat):
     """`POST /v1/chat/completions`."""
 
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def first(self, index: int) -> dict[str, Any] | None:
-        """As `Format`: the role."""
+        """As `BodyFormat`: the role."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def choice(self, piece: Piece) -> dict[str, Any]:
-        """As `Format`."""
+    def choice(self, piece: AnswerPiece) -> dict[str, Any]:
+        """As `BodyFormat`."""
         message = {"role": "assistant", "content": piece.text, "refusal": None}
         return {
             "index": piece.index, "message": message, "logprobs": piece.logprobs, "finish_reason": piece.finish_reason,
         }  # fmt: skip
 
-    def delta(self, piece: Piece) -> dict[str, Any]:
-        """As `Format`."""
+    def delta(self, piece: AnswerPiece) -> dict[str, Any]:
+        """As `BodyFormat`."""
         delta = {"content": piece.text}
         return {
             "index": piece.index, "delta": delta, "logprobs": piece.logprobs, "finish_reason": piece.finish_reason,
         }  # fmt: skip
 
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
-        """As `Format`."""
+        """As `BodyFormat`."""
         drawn, *others = (self._one(each, value) for each, value in logprobs.items())
         # Where the drawn token is one of the likeliest, it is not there twice.
         top = others if len(logprobs) > n else sorted([drawn, *others], key=lambda one: -one["logprob"])
         return {"content": [{**drawn, "top_logprobs": top}], "refusal": None}
 
     def _one(self, token: int, value: float) -> dict[str, Any]:
-        text = self.texts.decode([token])
-        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+        name, own = self.texts.named(token)
+        return {"token": name, "logprob": value, "bytes": list(own)}
 
     def joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """As `Format`."""
+        """As `BodyFormat`."""
         return {"content": [each for part in parts for each in part["content"]], "refusal": None}
 
 
 class Answer:
     """One answer as its tokens come: its text ends before a stop text."""
 
-    def __init__(self, format: Format, params: SamplingParams, index: int):
+    def __init__(self, format: BodyFormat, params: SamplingParams, index: int):
         self.index = index
         self.count = 0
         """Tokens so far."""
@@ -151,7 +153,7 @@ class Answer:
         self._length = 0
         self._n = params.logprobs or 0
 
-    def push(self, token: Token) -> Piece:
+    def push(self, token: Token) -> AnswerPiece:
         """What `token` adds."""
         self.count += 1
         last = token.finish_reason is not None
@@ -164,12 +166,16 @@ class Answer:
         if token.logprobs is not None:
             shown = self._format.shown(self._length, token.token_id, token.logprobs, self._n)
         self._length += len(piece)
-        return Piece(self.index, piece, token.finish_reason, shown)
+        return AnswerPiece(self.index, piece, token.finish_reason, shown)
 
-    def cut(self) -> Piece:
+    def cut(self) -> AnswerPiece:
         """The end of an answer that was broken off."""
         self._stopping.end()
-        return Piece(self.index, self._stopping.take(last=True), "abort", None)
+        return AnswerPiece(self.index, self._stopping.take(last=True), "abort", None)
+
+
+def _json(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
 
 
 def usage_of(calls: Sequence[Call], completion_tokens: int) -> dict[str, Any]:

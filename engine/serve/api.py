@@ -9,32 +9,34 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from http import HTTPStatus
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
-from rooflab.engine.serve.answers import Chat, Completion, Format
+from rooflab.engine.serve.answers import BodyFormat, Chat, CompletionBody
 from rooflab.engine.serve.client import Engine, EngineDied
 from rooflab.engine.serve.counters import Counters
-from rooflab.engine.serve.errors import ApiError, ErrorReply, of_engine, of_status, of_validation
+from rooflab.engine.serve.errors import ApiError, ErrorReply, of_engine, of_status, of_timeout, of_validation
 from rooflab.engine.serve.limits import Guard, Limits
-from rooflab.engine.serve.requests import ChatRequest, CompletionRequest, Sampling, TokenizeRequest
+from rooflab.engine.serve.requests import Asked, ChatRequest, CompletionRequest, TokenizeRequest
 from rooflab.engine.serve.streams import EventStream, while_there
 from rooflab.engine.serve.texts import Texts
-from rooflab.engine.serve.work import Work
-from rooflab.engine.tokenizer import Prompt
+from rooflab.engine.serve.work import RequestWork
+from rooflab.engine.tokenizer import Prompt, is_chat
 
-COMPLETION_TOKENS = 16
-"""OpenAI's default of `max_tokens` for completions."""
 LIVE_S = 0.1
 """How often the page hears of the engine."""
+STEPS_AT_ONCE = 200
+"""Lines of steps that are written in one turn of the event loop: 2 ms."""
+TOO_LONG = "context_length_exceeded"
 SLOW_READER_S = 60.0
 """How long after its deadline a stream may still be read."""
 PAGE = Path(__file__).with_name("page.html")
@@ -46,7 +48,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream
 TraceParent = Annotated[str | None, Header()]
 
 
-class Model(BaseModel):
+class ServedModel(BaseModel):
     """A model that is served."""
 
     id: str
@@ -60,7 +62,7 @@ class Models(BaseModel):
     """All models that are served: one."""
 
     object: str = "list"
-    data: list[Model]
+    data: list[ServedModel]
 
 
 class Tokens(BaseModel):
@@ -78,69 +80,92 @@ class Service:
         self.engine, self.texts, self.model, self.limits = engine, texts, model, limits
         self.draining = False
         """Whether new requests are refused, because the server is about to end."""
-        self.created = int(time.time())
+        self.created, info = int(time.time()), engine.info
+        self.context = min(info.max_model_len, info.num_blocks * info.block_size)
+        """Most tokens of a prompt and its answer."""
+        self._places = info.max_num_seqs + limits.max_queue
         self.counters = Counters(engine, model)
         engine.observe = self.counters.stepped
-        engine.ended = self.counters.ended
+        engine.gap, engine.ended = self.counters.gap, self.counters.ended
         self._encoder = ThreadPoolExecutor(1, "encode")  # one: a tokenizer may not be used by two threads at once
 
     async def encode(self, prompt: Prompt, param: str) -> list[int]:
-        """Token ids, made beside the event loop.  Raises `ApiError` with `param` on a prompt that has none."""
+        """Token ids, made beside the event loop.  Raises `ApiError` with `param` on a prompt that has none, or is too
+        long whatever its tokens are."""
+        given: Any = prompt
+        least = sum(len(one["content"]) for one in given) if is_chat(given) else len(given)
+        if isinstance(given, str) or is_chat(given):
+            least //= self.texts.longest
+        if least >= self.context:
+            raise self._too_long(param, f"at least {least}")
         try:
             return await asyncio.get_running_loop().run_in_executor(self._encoder, self.texts.encode, prompt)
         except ValueError as error:
             raise ApiError(400, f"{param}: {str(error).partition(': ')[2]}", param) from error
 
     def admit(self, model: str, answers: int) -> None:
-        """Raises `ApiError` unless the server takes a request for so many answers now."""
+        """Raises `ApiError` unless the server takes a request for this number of answers now."""
         if model != self.model:
             raise ApiError(404, f"The model `{model}` does not exist; this server has `{self.model}`", "model",
                            "model_not_found")  # fmt: skip
         if self.draining or self.engine.died.is_set():
             raise ApiError(503, "the server is about to end", code="shutting_down")
+        if answers > self._places:
+            raise ApiError(400, f"n: expected at most {self._places} answers, n for each prompt, got {answers}", "n")
         there = sum(call.params.n for call in self.engine.calls.values())
-        most = self.engine.info.max_num_seqs + self.limits.max_queue
-        if there + answers > most:
-            raise ApiError(429, f"{there} answers are in the engine and {answers} more were asked for; at most {most}"
-                           " may be there", code="queue_full")  # fmt: skip
+        if there + answers > self._places:
+            raise ApiError(429, f"{there} answers are in the engine and {answers} more were asked for; at most"
+                           f" {self._places} may be there", code="queue_full")  # fmt: skip
 
-    def most_tokens(self, asked: int | None, param: str, default: int | None, longest_prompt: int) -> int:
+    def _too_long(self, param: str, tokens: str) -> ApiError:
+        sentence = f"{param}: expected fewer tokens than the context, which has {self.context}, got {tokens}"
+        return ApiError(400, sentence, param, TOO_LONG)
+
+    def most_tokens(self, asked: Asked, longest_prompt: int) -> int:
         """The limit of an answer.  Raises `ApiError` if more was asked for than can be."""
-        room = self.engine.info.max_model_len - longest_prompt
+        room = self.context - longest_prompt
         most = room if self.limits.max_tokens is None else min(room, self.limits.max_tokens)
-        if most < 1:
-            raise ApiError(400, f"prompt: expected fewer tokens than the context, which has"
-                           f" {self.engine.info.max_model_len}, got {longest_prompt}", "prompt")  # fmt: skip
-        if asked is not None and asked > most:
-            raise ApiError(400, f"{param}: expected at most {most} behind a prompt of {longest_prompt} tokens, got"
-                           f" {asked}", param)  # fmt: skip
-        return asked if asked is not None else min(default or most, most)
+        if room < 1:
+            raise self._too_long(asked.field, str(longest_prompt))
+        if asked.most is not None and asked.most > most:
+            code = TOO_LONG if asked.most > room else None
+            raise ApiError(400, f"{asked.most_field}: expected at most {most} behind a prompt of {longest_prompt}"
+                           f" tokens, got {asked.most}", asked.most_field, code)  # fmt: skip
+        return asked.most if asked.most is not None else min(asked.default or most, most)
 
-    async def answer(
-        self,
-        request: Request,
-        body: Sampling,
-        format: Format,
-        prompts: list[list[int]],
-        max_tokens: int,
-        logprobs: int | None,
-    ) -> Response:
+    async def answer(self, request: Request, body: CompletionRequest | ChatRequest, format: BodyFormat) -> Response:
         """The reply to a request: a stream of events, or one body."""
-        loop = asyncio.get_running_loop()
+        loop, arrival_s = asyncio.get_running_loop(), request.state.arrival_s
+        deadline_s = loop.time() + self.limits.timeout_s - (time.perf_counter() - arrival_s)
+        work = RequestWork(self.engine, format, deadline_s)
+        asked = body.asked()
+
+        async def begin() -> None:
+            async with asyncio.timeout_at(deadline_s):
+                ids = [await self.encode(prompt, asked.field) for prompt in asked.prompts]
+                params = body.params(self.most_tokens(asked, max(map(len, ids))), asked.logprobs)
+                parent = request.headers.get("traceparent")
+                await work.open(ids, params, arrival_s, body.priority or 0, parent)
+
+        self.admit(body.model, len(asked.prompts) * (body.n or 1))
         try:
-            params = body.params(max_tokens, logprobs)
-            work = Work(self.engine, format, loop.time() + self.limits.timeout_s)
-            parent = request.headers.get("traceparent")
-            arrival_s: float = request.state.arrival_s
-            await while_there(request.receive, work.open(prompts, params, arrival_s, body.priority or 0, parent))
+            await while_there(request.receive, begin())
         except ValueError as error:
             raise of_engine(error) from error
-        headers = {"x-request-id": format.id}
-        if not body.stream:
-            return JSONResponse(await while_there(request.receive, work.whole()), headers=headers)
-        options = body.stream_options
-        usage, continuous = (options.include_usage, options.continuous_usage_stats) if options else (False, False)
-        return EventStream(work.events(usage, continuous), self.limits.timeout_s + SLOW_READER_S, headers)
+        except TimeoutError as error:
+            raise of_timeout() from error
+        reply: Response
+        if body.stream:
+            options = body.stream_options
+            usage, continuous = (options.include_usage, options.continuous_usage_stats) if options else (False, False)
+            reply = EventStream(work.events(usage, continuous), self.limits.timeout_s + SLOW_READER_S, work.close)
+        else:
+            try:
+                reply = Response(await while_there(request.receive, work.whole()), media_type="application/json")
+            finally:
+                work.close()
+        reply.headers["x-request-id"] = format.id
+        return reply
 
     async def live(self) -> AsyncGenerator[bytes, None]:
         """The engine for the page, ten times a second: its state and the steps since the last event."""
@@ -149,9 +174,9 @@ class Service:
         engine.watch(True)
         try:
             yield _event({"info": {"name": self.model, **asdict(info)}})
-            while not engine.died.is_set():
+            while not (engine.died.is_set() or engine.ending):
                 fresh = []
-                for line in reversed(engine.steps):
+                for line in islice(reversed(engine.steps), STEPS_AT_ONCE):  # more, where its reader was slow
                     if line.number <= seen:
                         break
                     fresh.append(asdict(line))
@@ -184,32 +209,21 @@ def make_app(service: Service, hosts: list[str] | None = None, alone: bool = Tru
 def _add_openai(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", responses=_STREAM)
     async def completions(body: CompletionRequest, request: Request, traceparent: TraceParent = None) -> Response:
-        prompts = body.prompts()
-        service.admit(body.model, len(prompts) * (body.n or 1))
-        ids = [await service.encode(prompt, "prompt") for prompt in prompts]
-        most = service.most_tokens(body.max_tokens, "max_tokens", COMPLETION_TOKENS, max(map(len, ids)))
-        return await service.answer(request, body, Completion(service.texts, service.model), ids, most, body.logprobs)
+        return await service.answer(request, body, CompletionBody(service.texts, service.model))
 
     @app.post("/v1/chat/completions", responses=_STREAM)
     async def chat(body: ChatRequest, request: Request, traceparent: TraceParent = None) -> Response:
-        service.admit(body.model, body.n or 1)
-        ids = await service.encode([message.plain() for message in body.messages], "messages")
-        asked, name = body.max_completion_tokens, "max_completion_tokens"
-        if asked is None:
-            asked, name = body.max_tokens, "max_tokens"
-        most = service.most_tokens(asked, name, None, len(ids))
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return await service.answer(request, body, Chat(service.texts, service.model), [ids], most, logprobs)
+        return await service.answer(request, body, Chat(service.texts, service.model))
 
-    def own() -> Model:
-        return Model(id=service.model, created=service.created, max_model_len=service.engine.info.max_model_len)
+    def own() -> ServedModel:
+        return ServedModel(id=service.model, created=service.created, max_model_len=service.engine.info.max_model_len)
 
     @app.get("/v1/models")
     async def models() -> Models:
         return Models(data=[own()])
 
     @app.get("/v1/models/{model:path}")
-    async def model(model: str) -> Model:
+    async def model(model: str) -> ServedModel:
         if model != service.model:
             raise ApiError(404, f"The model `{model}` does not exist", "model", "model_not_found")
         return own()
@@ -227,8 +241,9 @@ def _add_own(app: FastAPI, service: Service) -> None:
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        if engine.died.is_set() or service.draining:
-            raise ApiError(503, "the engine has ended" if engine.died.is_set() else "the server is about to end")
+        engine.check()
+        if service.draining:
+            raise ApiError(503, "the server is about to end")
         return {"status": "ok"}
 
 
@@ -240,12 +255,22 @@ def _add_views(app: FastAPI, service: Service) -> None:
         return Response(service.counters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/steps")
-    async def steps() -> dict[str, Any]:
-        return {"now_s": time.perf_counter(), "steps": [asdict(line) for line in engine.steps]}
+    async def steps() -> Response:
+        async def parts() -> AsyncGenerator[str, None]:
+            lines = iter(list(engine.steps))
+            yield f'{{"now_s": {time.perf_counter()}, "steps": ['
+            before = ""
+            while some := list(islice(lines, STEPS_AT_ONCE)):
+                yield before + ", ".join(json.dumps(asdict(line), allow_nan=False) for line in some)
+                before = ", "
+                await asyncio.sleep(0)
+            yield "]}"
+
+        return StreamingResponse(parts(), media_type="application/json")
 
     @app.get("/live", response_class=Response)
     async def live() -> Response:
-        return EventStream(service.live(), None)
+        return EventStream(service.live(), None, lambda: None)
 
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
@@ -275,4 +300,4 @@ def _handle_errors(app: FastAPI) -> None:
 
 
 def _event(body: dict[str, Any]) -> bytes:
-    return b"data: %b\n\n" % json.dumps(body).encode()
+    return b"data: %b\n\n" % json.dumps(body, allow_nan=False).encode()

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +24,9 @@ from rooflab.engine.serve import worker
 from rooflab.engine.serve.wire import (
     Abort,
     Accepted,
-    Failed,
+    ModelNotLoaded,
+    PromptRefused,
     Ready,
-    Refused,
     State,
     StepLine,
     Stepped,
@@ -39,12 +39,16 @@ from rooflab.engine.serve.wire import (
 
 KEPT_STEPS = 20_000
 """Steps whose lines are kept for `GET /steps`."""
+TOKENS_AT_ONCE = 256
+"""Tokens that one reader takes in one turn of the event loop: 8 ms."""
 END_S = 10.0
 """How long an engine may take to end its last step."""
+STALLED_S = 60.0
+"""How long an engine with work may say nothing.  It speaks after each step; 2,048 tokens of a prompt are one."""
 
 
 class EngineDied(RuntimeError):
-    """The engine's process has ended, and with it all that it computed."""
+    """The engine no longer works, and what it computed is lost."""
 
 
 @dataclass(eq=False)
@@ -81,26 +85,27 @@ class Inbox:
     def __init__(self) -> None:
         self._tokens: deque[tuple[Call, Token]] = deque()
         self._some = asyncio.Event()
-        self._error: EngineDied | None = None
+        self._error: EngineDied | TimeoutError | None = None
 
     def put(self, call: Call, token: Token) -> None:
         """Adds a token."""
         self._tokens.append((call, token))
         self._some.set()
 
-    def fail(self, error: EngineDied) -> None:
+    def fail(self, error: EngineDied | TimeoutError) -> None:
         """No token comes any more."""
         self._error = error
         self._some.set()
 
     async def get(self) -> list[tuple[Call, Token]]:
-        """All tokens that are there, at least one.  Raises `EngineDied` if none can come."""
+        """Some of the tokens that are there, at least one.  Raises what `fail` got if none can come."""
         await self._some.wait()
         if not self._tokens and self._error is not None:
             raise self._error
-        found = list(self._tokens)
-        self._tokens.clear()
-        if self._error is None:
+        if len(self._tokens) > TOKENS_AT_ONCE:  # its reader was slow
+            await asyncio.sleep(0)
+        found = [self._tokens.popleft() for _ in range(min(len(self._tokens), TOKENS_AT_ONCE))]
+        if not self._tokens and self._error is None:
             self._some.clear()
         return found
 
@@ -108,7 +113,8 @@ class Inbox:
 class Engine:
     """The engine's process.  `start` it first; all methods belong to one event loop.
 
-    `observe` hears of every step and `ended` of every call that has ended or was dropped.
+    `observe` hears of every step, `gap` of the time between two tokens of an answer, and `ended` of every call that has
+    ended or was dropped.
     """
 
     def __init__(self, options: Mapping[str, Any], threads: int | None = None):
@@ -116,8 +122,11 @@ class Engine:
         self.state = State()
         self.steps: deque[StepLine] = deque(maxlen=KEPT_STEPS)
         self.observe: Callable[[Stepped], None] = lambda stepped: None
+        self.gap: Callable[[float], None] = lambda seconds: None
         self.ended: Callable[[Call], None] = lambda call: None
-        self.died = asyncio.Event()
+        self.died, self.ending = asyncio.Event(), False
+        self._why, self._heard_s = "", 0.0
+        """When it last said something, or got its first work."""
         self.calls: dict[int, Call] = {}
         """Those that have not ended."""
         self._keys = itertools.count()
@@ -136,7 +145,7 @@ class Engine:
     async def start(self) -> None:
         """Loads the model.  Raises `ValueError` with the engine's sentence if it cannot be."""
         self._process.start()
-        asyncio.get_running_loop().add_reader(self._process.sentinel, self._lost)
+        asyncio.get_running_loop().add_reader(self._process.sentinel, self._process_ended)
         first = asyncio.ensure_future(self._socket.recv())
         lost = asyncio.ensure_future(self.died.wait())
         await asyncio.wait((first, lost), return_when=asyncio.FIRST_COMPLETED)
@@ -145,20 +154,34 @@ class Engine:
             first.cancel()
             raise ValueError(f"model: the engine's process ended with status {self._process.exitcode} while it loaded")
         message = pickle.loads(first.result())
-        if isinstance(message, Failed):
+        if isinstance(message, ModelNotLoaded):
             raise ValueError(message.reason)
         self.info = message
-        self._receiver = asyncio.create_task(self._receive())
+        self._receiver = self.keep(self._receive(), "receive")
+
+    def keep(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Runs a task that others wait for.  If it ends with an error, the engine counts as dead, and they go on."""
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def check(self) -> None:
+        """Raises `EngineDied` if it has ended, or says nothing while it has work."""
+        silent_s = time.perf_counter() - self._heard_s
+        if self.died.is_set():
+            raise self.death()
+        if self.calls and silent_s > STALLED_S:
+            raise EngineDied(f"the engine has work, and has not made a step for {silent_s:.0f} s")
 
     async def stop(self) -> None:
         """Ends the process; what it still computes is lost."""
-        if self._process.is_alive():
+        if self._process.is_alive() and hasattr(self, "info"):  # while it loads, it does not listen
             self._say(Stop())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.died.wait(), END_S)
-        if self._process.is_alive():
+        if self._process.pid is not None:
             self._process.kill()
-        self._process.join()
+            self._process.join()
         if hasattr(self, "_receiver"):
             self._receiver.cancel()
         self._socket.close(linger=0)
@@ -183,6 +206,8 @@ class Engine:
         accepted = asyncio.get_running_loop().create_future()
         call = Call(next(self._keys), len(token_ids), arrival_s, params, inbox, accepted)
         call.token_times_s = [[] for _ in range(params.n)]
+        if not self.calls:
+            self._heard_s = time.perf_counter()
         self.calls[call.key] = call
         self._say(Submit(call.key, list(token_ids), params, arrival_s, priority))
         try:
@@ -215,10 +240,11 @@ class Engine:
     async def _receive(self) -> None:
         while True:
             message = pickle.loads(await self._socket.recv())
-            match message:
-                case Accepted(key) if key in self.calls:
+            self._heard_s = time.perf_counter()
+            match message:  # a caller that left has cancelled its future, and drops the call in its next turn
+                case Accepted(key) if key in self.calls and not self.calls[key].accepted.done():
                     self.calls[key].accepted.set_result(None)
-                case Refused(key, reason) if key in self.calls:
+                case PromptRefused(key, reason) if key in self.calls and not self.calls[key].accepted.done():
                     self.calls[key].accepted.set_exception(ValueError(reason))
                 case Stepped():
                     self._stepped(message)
@@ -236,7 +262,10 @@ class Engine:
             call = self.calls.get(token.key)
             if call is None:
                 continue  # dropped since
-            call.token_times_s[token.answer].append(now)
+            times = call.token_times_s[token.answer]
+            if times:
+                self.gap(now - times[-1])
+            times.append(now)
             if token.finish_reason is not None:
                 call.finish_reasons[token.answer] = token.finish_reason
             call.inbox.put(call, token)
@@ -244,15 +273,32 @@ class Engine:
                 del self.calls[call.key]
                 self.ended(call)
 
-    def _lost(self) -> None:
+    def _process_ended(self) -> None:
         asyncio.get_running_loop().remove_reader(self._process.sentinel)
+        self._lost(f"the engine's process ended with status {self._process.exitcode}")
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._lost(f"the server's task {task.get_name()!r} ended: {error!r}")
+
+    def _lost(self, why: str) -> None:
+        self._why = self._why or why
         self.died.set()
-        for call in list(self.calls.values()):
-            call.inbox.fail(self.death())
-            if not call.accepted.done():
-                call.accepted.set_exception(self.death())
+        for call in self.calls.values():
+            self._end(call, self.death())
         self.calls.clear()
+
+    def cut(self) -> None:
+        """Ends all calls with what has come, because the server ends; their readers drop them."""
+        self.ending = True
+        for call in self.calls.values():
+            self._end(call, TimeoutError())
+
+    def _end(self, call: Call, error: EngineDied | TimeoutError) -> None:
+        call.inbox.fail(error)
+        if not call.accepted.done():
+            call.accepted.set_exception(EngineDied(self._why or "the server ends"))
 
     def death(self) -> EngineDied:
         """How it ended."""
-        return EngineDied(f"the engine's process ended with status {self._process.exitcode}")
+        return EngineDied(self._why)

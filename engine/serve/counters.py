@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rooflab.engine.serve.client import Call, Engine
@@ -64,6 +62,10 @@ class Counters:
             self._preempted.inc(step.preempted)
             self._evicted.inc(step.evicted)
 
+    def gap(self, seconds: float) -> None:
+        """Notes the time between two tokens of an answer, as they come: a long answer's at its end took seconds."""
+        self._itl.observe(seconds)
+
     def ended(self, call: Call) -> None:
         """Notes the times of a request that has ended, or was dropped."""
         reasons = set(call.finish_reasons.values()) if call.ended else {"abort"}
@@ -80,9 +82,6 @@ class Counters:
         first = min(own[0] for own in times)
         self._ttft.observe(first - call.arrival_s)
         self._prefill.observe(first - call.started_s)
-        for own in times:
-            for before, after in itertools.pairwise(own):
-                self._itl.observe(after - before)
         if call.ended:
             last = max(own[-1] for own in times)
             self._e2e.observe(last - call.arrival_s)

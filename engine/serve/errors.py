@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
@@ -12,6 +13,16 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
+
+_SHORT = 80
+"""Most characters of what a message shows of a body."""
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = _SHORT
+_SHOWN.maxlevel = 1  # below, it would sort a dict of any size
+_NOT_YET = {
+    **dict.fromkeys(("role", "tools", "tool_calls", "functions"), " (there are no tools yet)"),
+    "type": " (there is nothing but text yet)",
+}
 
 _OF_UNION = re.compile(r"str|(list|dict|constrained|literal)\W.*")
 """What pydantic adds to a place where a field has one of several types."""
@@ -38,7 +49,8 @@ class ApiError(Exception):
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.message, self.code = status, _in_utf8(message), code
+        self.param = None if param is None else _in_utf8(param)
 
     def body(self) -> dict[str, Any]:
         """As JSON."""
@@ -47,7 +59,7 @@ class ApiError(Exception):
 
     def event(self) -> bytes:
         """As an event of a stream that has begun."""
-        return b"data: %b\n\n" % json.dumps(self.body()).encode()
+        return b"data: %b\n\n" % json.dumps(self.body(), allow_nan=False).encode()
 
     def reply(self, headers: dict[str, str] | None = None) -> JSONResponse:
         """As a reply."""
@@ -61,19 +73,34 @@ def of_engine(error: ValueError) -> ApiError:
 
 
 def of_validation(errors: Sequence[Any]) -> ApiError:
-    """What pydantic found wrong in a body: the first that names the most specific field."""
-    first = max(errors, key=lambda error: len(error["loc"]) if error["type"] != "extra_forbidden" else 99)
-    place = [str(part) for part in first["loc"] if part != "body" and not _OF_UNION.fullmatch(str(part))]
+    """What pydantic found wrong in a body: a name (as a part's `type`, whose other fields are then unknown), an unknown
+    field, a value, or a type (a field of one of several types is not of each of them); of several the deepest."""
+    ranks = {"literal_error": 3, "extra_forbidden": 2}
+    first = max(errors, key=lambda one: (ranks.get(one["type"], not one["type"].endswith("_type")), len(one["loc"])))
+    place = [str(part)[:_SHORT] for part in first["loc"] if part != "body" and not _OF_UNION.fullmatch(str(part))]
     if first["type"] == "json_invalid":
         return ApiError(400, f"body: expected JSON: {first['ctx']['error']}")
     if first["type"] == "extra_forbidden":
-        return ApiError(400, f"Unrecognized request argument supplied: {place[-1]}", place[-1], "unknown_parameter")
+        message = f"Unrecognized request argument supplied: {place[-1]}{_NOT_YET.get(place[-1], '')}"
+        return ApiError(400, message, place[-1], "unknown_parameter")
+    message = first["msg"].removeprefix("Value error, ")
     if not place:  # a combination of fields, or no body at all
-        message = first["msg"].removeprefix("Value error, ")
         return ApiError(400, message, message.partition(":")[0] if first["type"] == "value_error" else None)
-    given = repr(first["input"])
-    found = "" if first["type"] == "missing" else f", got {given[:80]}{'...' * (len(given) > 80)}"
-    return ApiError(400, f"{'.'.join(place)}: {first['msg']}{found}", place[0])
+    if first["type"] == "value_error":
+        return ApiError(400, f"{'.'.join(place)}: {message}", place[0])
+    given = "an object" if isinstance(first["input"], dict) else _SHOWN.repr(first["input"])
+    found = "" if first["type"] == "missing" else f", got {given}"
+    return ApiError(400, f"{'.'.join(place)}: {message}{_NOT_YET.get(place[-1], '')}{found}", place[0])
+
+
+def _in_utf8(text: str) -> str:
+    """`text` with an escape for what UTF-8 cannot hold: JSON's `"\\ud800"` is half a character."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def of_timeout() -> ApiError:
+    """An answer that did not come in time."""
+    return ApiError(408, "the answer took longer than the server's timeout", code="timeout")
 
 
 def of_status(status: int, detail: object) -> ApiError:

@@ -21,7 +21,8 @@ class Limits:
 
     max_queue: int = 256
     """Answers that may wait for their first step, beside those that run."""
-    max_body_bytes: int = 4 << 20
+    max_body_bytes: int = 1 << 20
+    """It is parsed on the event loop: 1 MiB in up to 50 ms."""
     max_tokens: int | None = None
     """Most tokens of an answer; None: what the context holds."""
     timeout_s: float = 600.0

@@ -36,11 +36,11 @@ HEALTH_S = 2.0
 
 @dataclass(frozen=True)
 class Replicas:
-    """How many engines.  Raises `ValueError` on numbers that are none."""
+    """The number of engines.  Raises `ValueError` on a number below 1."""
 
     count: int
     most: int | None = None
-    """With it, Ray starts up to so many: one for each full batch of requests that run or wait."""
+    """The most engines: Ray starts one for each full batch of requests that run or wait."""
     cluster: str | None = None
     """Address of a Ray cluster, `auto` for the one that this machine belongs to; None starts one here."""
 
@@ -66,8 +66,7 @@ class Replica:
 
     async def check_health(self) -> None:
         """What Ray asks every `HEALTH_S` seconds; it replaces a replica that raises."""
-        if self._engine.died.is_set():
-            raise self._engine.death()
+        self._engine.check()
 
 
 def serve_replicas(

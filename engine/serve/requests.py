@@ -1,33 +1,92 @@
 """What a user may ask, field by field: OpenAI's fields, and those that vLLM adds to them.
 
-A field that OpenAI has and this server has not may only have the value that means off.  The names, types and ranges
-are those of OpenAI's API reference; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids`,
-`ignore_eos` and `priority` are vLLM's.
+A field that OpenAI has and this server has not may only have the value that means off, be null or be empty.  The
+names, types and ranges are those of OpenAI's API reference; `top_k`, `min_p`, `repetition_penalty`, `min_tokens`,
+`stop_token_ids`, `ignore_eos` and `priority` are vLLM's.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence, Sized
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rooflab.engine.sequence import MOST_LOGPROBS, PENALTIES, SamplingParams
+from rooflab.engine.tokenizer import Prompt
 
+COMPLETION_TOKENS = 16
+"""OpenAI's default of `max_tokens` for completions."""
 MOST_ANSWERS = 128
 MOST_STOPS = 4
+MOST_STOP_CHARACTERS = 1024
+MOST_STOP_IDS = 128
+MOST_BIASES = 300
+"""OpenAI's limit.  With 49,152 a step took 57 ms, for all who were in it."""
+MOST_PROMPTS = 2048
+MOST_MESSAGES = 2048
+MOST_PARTS = 128
+MOST_IDS = 2**17
+"""Tokens of a prompt that is given by ids, whatever the model: they are checked on the event loop, in 7 ms."""
+MOST_PAIRS = 16
+"""OpenAI's limit of `metadata`."""
+
+
+def _at_most(most: int) -> BeforeValidator:
+    """Refuses what has more items, before these are looked at: each wrong one would be an error of its own."""
+
+    def check(value: object) -> object:
+        if isinstance(value, Sized) and not isinstance(value, str) and len(value) > most:
+            raise ValueError(f"expected at most {most} items, got {len(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Text = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1, max_length=MOST_STOP_CHARACTERS)]
+Label = Annotated[str, Field(max_length=512)]
+Ids = Annotated[list[TokenId], Field(max_length=MOST_IDS, fail_fast=True)]
+Biases = Annotated[
+    dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Bias], Field(max_length=MOST_BIASES), _at_most(MOST_BIASES)
+]
+Pairs = Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=MOST_PAIRS), _at_most(MOST_PAIRS)]
 Off = Literal[False] | None
-Nothing = Literal[None]
 
 
 class Strict(BaseModel):
     """Refuses unknown fields, values of another type, and numbers that are not finite."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, data: Any) -> Any:
+        """Leaves out unknown fields that say nothing, of which `model_dump()` in OpenAI's client makes many.  Of a
+        million others one is an error, and not each."""
+        fields = cls.__pydantic_fields__
+        if not isinstance(data, dict) or data.keys() <= fields.keys():
+            return data
+        said = (name for name, value in data.items() if name not in fields and value not in (None, "", [], {}))
+        one = next(said, None)
+        return {name: value for name, value in data.items() if name in fields or name == one}
+
+
+class Asked(NamedTuple):
+    """What a request asks for, whichever its kind."""
+
+    field: str
+    prompts: Sequence[Prompt]
+    """The value of `field`."""
+    most_field: str
+    most: int | None
+    """Tokens of an answer, the value of `most_field`."""
+    default: int | None
+    """As many if nothing is said; None: what the context holds."""
+    logprobs: int | None
 
 
 class StreamOptions(Strict):
@@ -44,28 +103,26 @@ class StreamOptions(Strict):
 class Sampling(Strict):
     """The fields that completions and chats have in common."""
 
-    model: str
+    model: Label
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
     seed: Seed | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None = (
-        None
-    )
+    logit_bias: Biases | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: Label | None = None
 
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     """0 and -1 keep all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=PENALTIES[0], le=2)] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOP_IDS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
 
@@ -107,17 +164,21 @@ class Sampling(Strict):
 class CompletionRequest(Sampling):
     """The body of `POST /v1/completions`."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: (
+        str
+        | Annotated[list[str], Field(max_length=MOST_PROMPTS, fail_fast=True)]
+        | Ids
+        | Annotated[list[Ids], Field(max_length=MOST_PROMPTS, fail_fast=True)]
+    )
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     best_of: Literal[1] | None = None
     echo: Off = None
-    suffix: Nothing = None
 
-    def prompts(self) -> list[str | list[int]]:
-        """One prompt or several, as a list.  Raises `ValueError` if there is none."""
-        if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)
+    def asked(self) -> Asked:
+        """What both kinds of requests have."""
+        one = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
+        prompts: Any = [self.prompt] if one else self.prompt
+        return Asked("prompt", prompts, "max_tokens", self.max_tokens, COMPLETION_TOKENS, self.logprobs)
 
 
 class TextPart(Strict):
@@ -131,13 +192,24 @@ class Message(Strict):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
-    name: str | None = None
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_PARTS, fail_fast=True)] | None
+    """None only of an assistant."""
+    name: Label | None = None
+
+    @model_validator(mode="after")
+    def _some_content(self) -> Message:
+        if self.content is None and self.role != "assistant":
+            raise ValueError("expected content, got null")
+        return self
 
     def plain(self) -> dict[str, str]:
         """As chat templates take it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
 
 
 class TextFormat(Strict):
@@ -149,20 +221,27 @@ class TextFormat(Strict):
 class ChatRequest(Sampling):
     """The body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     response_format: TextFormat | None = None
-    modalities: list[Literal["text"]] | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    metadata: Pairs | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
     service_tier: Literal["auto", "default"] | None = None
     store: Off = None
     parallel_tool_calls: bool | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
+
+    def asked(self) -> Asked:
+        """As `CompletionRequest`."""
+        name, most = "max_completion_tokens", self.max_completion_tokens
+        if most is None:
+            name, most = "max_tokens", self.max_tokens
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return Asked("messages", [[message.plain() for message in self.messages]], name, most, None, logprobs)
 
     @model_validator(mode="after")
     def _combinations(self) -> ChatRequest:
@@ -176,9 +255,9 @@ class ChatRequest(Sampling):
 class TokenizeRequest(Strict):
     """The body of `POST /tokenize`: a text or a chat."""
 
-    model: str | None = None
+    model: Label | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
 
     @model_validator(mode="after")
     def _one(self) -> TokenizeRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ from rooflab.engine.serve.texts import texts_of
 from rooflab.engine.serve.tracing import exporter
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LAST_S = 4.0
+"""How long a reader may take for what was written when the server ends."""
 _POLL_S = 0.05
 
 
@@ -45,8 +48,20 @@ class Server(uvicorn.Server):
         if service.engine.died.is_set():
             return True
         if service.draining and self._draining is None:
-            self._draining = asyncio.create_task(self._drain())
+            self._draining = service.engine.keep(self._drain(), "drain")
         return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[Socket] | None = None) -> None:
+        """What uvicorn calls last: it waits for replies to end."""
+
+        def hang_up() -> None:
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+
+        self._service.draining = True
+        self._service.engine.cut()
+        asyncio.get_running_loop().call_later(LAST_S, hang_up)
+        await super().shutdown(sockets)
 
     async def _drain(self) -> None:
         with suppress(TimeoutError):
@@ -57,11 +72,13 @@ class Server(uvicorn.Server):
 
 
 def bound(host: str, port: int) -> Socket:
-    """A socket with that address.  Raises `ValueError` if it is taken."""
+    """A socket bound to that address: no other process can take it.  Raises `ValueError` if it is taken."""
     socket = Socket(AF_INET6 if ":" in host else AF_INET)
     socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
     try:
         socket.bind((host, port))
+        # With it, a second server could have the address until one listens, and both would load their models.
+        socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 0)
     except OSError as error:
         socket.close()
         raise ValueError(f"port: cannot listen on {host}:{port}: {error.strerror}") from error
@@ -115,10 +132,12 @@ async def serve(
             traced, finish = exporter(otlp_endpoint, service.model)
             engine.ended = _both(service.counters.ended, traced)
         app = make_app(service, hosts_of(host))
-        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=int(LAST_S) + 1)
         url = url_of(host, socket.getsockname()[1])
         server = Server(config, service, drain_s)
-        telling = asyncio.create_task(_tell(server, url, ready))
+        gc.freeze()  # else each collection while a body is parsed looks at all of torch: 0.5 s for 1 MiB of lists
+        socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)  # its connections' end then stops no next server
+        telling = engine.keep(_tell(server, url, ready), "tell")
         await server.serve([socket])
         telling.cancel()
         if engine.died.is_set():

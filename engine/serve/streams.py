@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -41,22 +41,25 @@ class EventStream(Response):
     """Server-sent events, each sent as soon as it is there.
 
     The generator is closed when the reader leaves, and when the stream takes longer than `limit_s` seconds: a reader
-    that does not read would hold it for ever.
+    that does not read would hold it for ever.  `close` is called behind it, also if not even the first event was made.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], limit_s: float | None, headers: Mapping[str, str] = {}):
-
-        self.status_code, self.background, self._events, self._limit_s = 200, None, events, limit_s
+    def __init__(self, events: AsyncGenerator[bytes, None], limit_s: float | None, close: Callable[[], None]):
+        self.status_code, self.background = 200, None
+        self._events, self._limit_s, self._close = events, limit_s, close
         # A proxy must neither keep a stream nor gather its events.
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI."""
-        with suppress(ClientDisconnect, TimeoutError):
-            async with asyncio.timeout(self._limit_s):
-                await while_there(receive, self._send(send))
+        try:
+            with suppress(ClientDisconnect, TimeoutError):
+                async with asyncio.timeout(self._limit_s):
+                    await while_there(receive, self._send(send))
+        finally:
+            self._close()
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._events) as events:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from rooflab.engine.model_files import DEFAULT_MODEL, fetch
-from rooflab.engine.tokenizer import Prompt, TextStream, Tokenizer, as_token_ids, check_text, is_chat
+from rooflab.engine.pieces import TextStream
+from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, check_text, is_chat
 
 
 class Texts(Protocol):
     """What a server asks of a tokenizer."""
 
+    longest: int
+    """Most characters of a token."""
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a string, of chat messages, or of token ids.  Raises `ValueError` on an empty prompt."""
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens."""
+    def named(self, token_id: int) -> tuple[str, bytes]:
+        """A token's name in answers, and its bytes, which may be a part of a character."""
 
     def stream(self) -> TextStream:
         """A new incremental decoder."""
@@ -26,6 +29,8 @@ class Texts(Protocol):
 class Numbers:
     """In place of a tokenizer, for a model of random weights: the bytes of a text are its ids, and a token's text is
     its id."""
+
+    longest = 1
 
     def __init__(self, vocab_size: int):
         self._vocab_size = vocab_size
@@ -43,13 +48,13 @@ class Numbers:
             raise ValueError("prompt: expected at least one token, got an empty prompt")
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The ids, each behind a space."""
-        return "".join(f" {token}" for token in token_ids)
+    def named(self, token_id: int) -> tuple[str, bytes]:
+        """As `Texts`: the id behind a space."""
+        return f" {token_id}", f" {token_id}".encode()
 
     def stream(self) -> TextStream:
         """As `Texts`."""
-        return TextStream(self)
+        return TextStream(lambda token: self.named(token)[1])
 
 
 def texts_of(model: str, dummy: bool, vocab_size: int) -> Texts:

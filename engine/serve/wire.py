@@ -59,7 +59,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class ModelNotLoaded:
     """The model cannot be loaded."""
 
     reason: str
@@ -73,7 +73,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class PromptRefused:
     """The engine cannot serve a prompt."""
 
     key: int
@@ -159,4 +159,4 @@ class Stepped:
 
 
 ToEngine = Submit | Abort | Watch | Stop
-FromEngine = Ready | Failed | Accepted | Refused | Stepped
+FromEngine = Ready | ModelNotLoaded | Accepted | PromptRefused | Stepped

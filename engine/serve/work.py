@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from rooflab.engine.sequence import SamplingParams
-from rooflab.engine.serve.answers import Answer, Format, Piece, usage_of
+from rooflab.engine.serve.answers import Answer, AnswerPiece, BodyFormat, usage_of
 from rooflab.engine.serve.client import Call, Engine, EngineDied, Inbox
-from rooflab.engine.serve.errors import ApiError
+from rooflab.engine.serve.errors import ApiError, of_timeout
 
 
-class Work:
+class RequestWork:
     """The calls of one request; `open` queues them, and `close` drops those that have not ended."""
 
-    def __init__(self, engine: Engine, format: Format, deadline_s: float):
+    def __init__(self, engine: Engine, format: BodyFormat, deadline_s: float):
         self.format = format
         self.calls: list[Call] = []
         self._engine = engine
@@ -45,7 +45,7 @@ class Work:
         self._answers = {name: Answer(self.format, params, index) for index, name in enumerate(numbers)}
 
     def close(self) -> None:
-        """Drops what has not ended."""
+        """Drops what has not ended.  The reader of `events` calls it: a generator that was not begun cannot."""
         self._engine.drop(self.calls)
 
     @property
@@ -53,8 +53,8 @@ class Work:
         """The tokens so far."""
         return usage_of(self.calls, sum(answer.count for answer in self._answers.values()))
 
-    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
-        """What comes, until every answer has ended; at the deadline those that have not are cut.
+    async def pieces(self) -> AsyncGenerator[list[AnswerPiece], None]:
+        """What comes, until every answer has ended; at the deadline, or when the server ends, others are cut.
 
         Raises `EngineDied`.
         """
@@ -94,24 +94,25 @@ class Work:
             yield b"data: [DONE]\n\n"
         except EngineDied as error:
             yield ApiError(500, str(error)).event()
-        finally:
-            self.close()
 
-    async def whole(self) -> dict[str, Any]:
-        """The body of a reply.  Raises `EngineDied`, and `ApiError` with 408 if the time is up."""
-        texts: dict[int, list[Piece]] = {}
-        try:
-            async for pieces in self.pieces():
-                for piece in pieces:
-                    texts.setdefault(piece.index, []).append(piece)
-        finally:
-            self.close()
-        if any(own[-1].finish_reason == "abort" for own in texts.values()):
-            raise ApiError(408, "the answer took longer than the server's timeout", code="timeout")
+    async def whole(self) -> bytes:
+        """The body of a reply, made beside the event loop.
+
+        Raises `EngineDied`, and `ApiError` with 408 if the time is up.
+        """
+        texts: dict[int, list[AnswerPiece]] = {}
+        async for pieces in self.pieces():
+            for piece in pieces:
+                texts.setdefault(piece.index, []).append(piece)
+        if not self._engine.ending and any(own[-1].finish_reason == "abort" for own in texts.values()):
+            raise of_timeout()
+        return await asyncio.to_thread(self._body, texts)
+
+    def _body(self, texts: Mapping[int, Sequence[AnswerPiece]]) -> bytes:
         choices = [self.format.choice(self._joined(texts[index])) for index in sorted(texts)]
         return self.format.whole(choices, self.usage)
 
-    def _joined(self, pieces: Sequence[Piece]) -> Piece:
+    def _joined(self, pieces: Sequence[AnswerPiece]) -> AnswerPiece:
         shown = [piece.logprobs for piece in pieces if piece.logprobs is not None]
         logprobs = self.format.joined(shown) if shown else None
-        return Piece(pieces[0].index, "".join(piece.text for piece in pieces), pieces[-1].finish_reason, logprobs)
+        return AnswerPiece(pieces[0].index, "".join(piece.text for piece in pieces), pieces[-1].finish_reason, logprobs)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
+import shutil
 import signal
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, assert_never
 
 import torch
@@ -21,10 +25,10 @@ from rooflab.engine.sequence import Sequence
 from rooflab.engine.serve.wire import (
     Abort,
     Accepted,
-    Failed,
     FromEngine,
+    ModelNotLoaded,
+    PromptRefused,
     Ready,
-    Refused,
     Started,
     State,
     StepLine,
@@ -37,15 +41,13 @@ from rooflab.engine.serve.wire import (
 )
 from rooflab.engine.waiting import run_times, waiting_since
 
-IDLE_MS = 500
-"""How often an engine without work looks whether its server still exists."""
-
 
 def run(address: str, options: Mapping[str, Any], threads: int | None) -> None:
     """Loads `LLM(**options)` and serves the server at `address` until it says `Stop`, or is gone.
 
     `threads` are torch's on a CPU; None leaves torch's own number.
     """
+    threading.Thread(target=_end_with_server, args=(address,), daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to both; the server drains and says Stop
         signal.signal(number, signal.SIG_IGN)
     socket = zmq.Context().socket(zmq.DEALER)
@@ -56,13 +58,22 @@ def run(address: str, options: Mapping[str, Any], threads: int | None) -> None:
     try:
         llm = LLM(**options)
     except (ValueError, OSError, MemoryError) as error:
-        socket.send(pickle.dumps(Failed(str(error))))
+        socket.send(pickle.dumps(ModelNotLoaded(str(error))))
         socket.close()
         return
     worker = Worker(llm, socket)
     worker.say(ready(llm))
     worker.run()
     socket.close()
+
+
+def _end_with_server(address: str) -> None:
+    """Ends this process as soon as its server has ended, however that was and whatever is done here."""
+    server = multiprocessing.parent_process()
+    if server is not None:  # it is, where `run` is the target of a process
+        server.join()
+        shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
+        os._exit(1)
 
 
 def ready(llm: LLM) -> Ready:
@@ -80,7 +91,6 @@ class Worker:
     def __init__(self, llm: LLM, socket: zmq.Socket[bytes]):
         self.llm = llm
         self._socket = socket
-        self._parent = os.getppid()
         self._answers: dict[int, list[Sequence]] = {}
         """By the server's key."""
         self._name: dict[Sequence, tuple[int, int]] = {}
@@ -94,11 +104,10 @@ class Worker:
         self._watching = ExitStack()
 
     def run(self) -> None:
-        """Steps until the server says `Stop`, or is gone."""
-        while os.getppid() == self._parent:
-            busy = self.llm.has_work
-            if not busy and not self._socket.poll(IDLE_MS):
-                continue
+        """Steps until the server says `Stop`."""
+        while True:
+            if not self.llm.has_work:
+                self._socket.poll()
             while self._socket.poll(0):
                 message: ToEngine = pickle.loads(self._socket.recv())
                 if isinstance(message, Stop):
@@ -134,7 +143,7 @@ class Worker:
         try:
             answers = self.llm.submit(message.token_ids, message.params, message.arrival_s, message.priority)
         except ValueError as error:
-            self.say(Refused(message.key, str(error)))
+            self.say(PromptRefused(message.key, str(error)))
             return
         self._answers[message.key] = answers
         for number, sequence in enumerate(answers):

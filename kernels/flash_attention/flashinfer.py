@@ -90,7 +90,7 @@ def _planned(
     heads: tuple[int, int, int],
     causal: bool,
     options: tuple[tuple[str, Any], ...],
-) -> adapter.Plan:
+) -> adapter.FlashInferPlan:
     """A plan with its own wrapper, for sequences of equal length; `lengths`: B, T and S; `heads`: H, H_kv and D."""
     B, T, S = lengths
     wrapper = adapter.make_wrapper("BatchPrefillWithRaggedKVCacheWrapper", device, "NHD")

@@ -4,14 +4,7 @@ The scales of q and k go into the factor of the exponent, once per tile; the sca
 are e4m3 between 2**-9 and 2**8: their exponents are shifted by 8, and the sum that divides them is too.  fp32 registers
 add each tile's product with the values, because the fp8 accumulator keeps 14 bits (see gemm_fp8/promoted.py).
 
-wgmma takes e4m3 only if the summed index is contiguous, which for the values is the key.  TMA loads values that are
-stored so (FlashAttention-3's V_colmajor) directly.  Triton would transpose other values in registers and store them
-byte by byte: 4,224 shared-memory wavefronts for 128 keys with a head_dim of 128 (counted in the emulator), while the
-products of 128 rows take 1,024 clocks.  Instead they are converted to fp16 (exactly; 640 wavefronts) and multiplied at
-half the rate, with weights in fp16 and sums in fp32.  Heads wider than 128 are converted too, because a tile's products
-and the sums would spill.
-
-Triton's interpreter rounds to e4m3 wrongly if a carry reaches the exponent (31.5 becomes 16).
+Tried, predicted, not built: docs/notes/flash_attention.md.
 """
 
 from __future__ import annotations

@@ -6,48 +6,7 @@ while the tensor cores work for the other.  Each also starts the next block's sc
 values, so its own products overlap its exponentials too.  Gluon has no named barriers: the turn is one mbarrier each,
 and costs a barrier of four warps; a step has five.
 
-Masks are only in the blocks that the diagonal, the window's far end or the end of the keys crosses: the last block of a
-tile, and separate loops.  CTAs are persistent, and tiles have the order of persistent (see `place`).  With it the
-busiest of 132 CTAs has at most 3.2% more blocks than the mean in the causal shapes of
-tests/test_flash_attention_ping_pong.py (computed, for tiles of 128 rows).
-
-For 128 keys and a head_dim of 128, a step takes 2048 tensor-core clocks for both consumers, and about 510 instructions
-per warp, with two warps per scheduler; 66 are exponentials at 8 clocks each (read in the SASS): the tensor cores are
-the predicted bound.  For a head_dim of 64 it takes 1024 clocks, and 1056 of exponentials, but a step of one consumer
-depends on itself for 1420, which two warps cannot fill.  So long inputs take three consumers there, with 160 registers
-each and no turns (`_step`): 424 instructions a step instead of 470, three barriers instead of five.
-
-A model of one scheduler (the steady loops' SASS in order, with its control codes, assumed latencies, barriers of 20 to
-60 clocks; the tensor cores take products first come, first served or in rotation, with 2 or 64 waiting) predicts for a
-consumer's step of 128 keys, head_dim 64: 847 to 912 clocks for two, 663 to 666 for three; exponentials take 528.
-`rooflab explain` at 8k, 32 heads of 64, on an H100: 690 us instead of 959, causal 366 us instead of 490.  Predictions,
-unmeasured on a GPU.  No loop spills; causal, outside of the loops, four scalars of a tile are in local memory for two
-consumers and a head_dim of 128, and 14 for three.
-
-`lazy` keeps a row's peak until a score is 2**8 times as heavy, and a warp skips the 64 products of its rescaling if no
-row of it has a new one: FlashAttention-4's conditional rescaling.  Weights are then up to 256, sums in fp32 as exact,
-and results right to the same tolerance.  In the emulator a step at a head_dim of 128 takes a tenth fewer instructions;
-the model's time is the same, because the tensor cores are full, and at 64 the extra comparison costs 0.5%
-(`results/predicted/levers.md`).  What a shorter turn is worth, a GPU must say; until then it is a config to search.
-
-Tried, with results seen in the compiled code and in this model:
-- rescaling the accumulator after the wait for the value product, as FlashAttention-3 does, instead of between the two
-  products: at a head_dim of 128 the 62 multiplications leave the turn, which is held 400 clocks instead of 523, but
-  the model's step stays at 1024 clocks of tensor cores with 64 products waiting, and is 1129 instead of 1114 with 2;
-  with the turn passed between the two products, 1106.  The other consumer's products run under them;
-- three consumers as two: 24 spills a step in 160 registers, 783 clocks.  With scores first and one wait for both
-  products, 670, but 810 where tensor cores alternate, as consumers fall into step.  With 64 keys a block, 814 for 128.
-  With turns, 673.  At a head_dim of 128, 7 spills with 128 keys a block; with 64, 1024 to 1550 clocks for 128 keys;
-- two consumers that wait for both products: 950 clocks at a head_dim of 64, 1180 at 128;
-- the wait for the value product without a loop before it, which the assembler moved before the exponentials although
-  it was declared to depend on their sum; weights kept between steps as 16-bit tensors, which took 64 permutations per
-  step, or, by two consumers, in fp32, which rounds them between the two products; all sections from long to short,
-  which gave the busiest CTA up to 30% more blocks.
-
-Not done: FlashAttention-3's 176 keys per block (Gluon's tiles are powers of two, so head_dims of 80, 96 and 192 are
-padded to 128 and 256 too; 128 and 64 keys as two tiles would need 232 of 240 registers by the count below, where 184
-already leave four scalars in local memory); a change for a head_dim of 256, where the model has the tensor cores full
-(1024 clocks a step, 1119 with 2 products waiting); heads of a group packed into one tile.
+Tried, predicted, not built: docs/notes/flash_attention.md.
 """
 
 from __future__ import annotations

@@ -39,11 +39,11 @@ def plan_of(
     softmax_scale: float | None,
     window: int | None,
     softcap: float | None,
-) -> adapter.Plan:
+) -> adapter.FlashInferPlan:
     """A plan for `run`, in the wrapper of all calls (`kept`) or in a new one; q and k may be on `meta`."""
     T, H, D = q.shape
     if not T * len(k):
-        return adapter.Plan(None, None)
+        return adapter.FlashInferPlan(None, None)
     device = cu_seqlens_q.device
     queries, keys = cu_seqlens_q.cpu(), cu_seqlens_k.cpu()
     wrapper = adapter.wrapper_for(kept, "BatchPrefillWithRaggedKVCacheWrapper", device, q.dtype, D, "NHD")
@@ -51,7 +51,7 @@ def plan_of(
     return adapter.plan_ragged(wrapper, (queries, keys), (H, k.shape[1], D), causal, device, options)
 
 
-def plan(inputs: Arguments) -> adapter.Plan:
+def plan(inputs: Arguments) -> adapter.FlashInferPlan:
     """Work that an engine does once per step for all layers; waits for the device."""
     offsets = inputs.cu_seqlens_q, inputs.cu_seqlens_k
     options = inputs.causal, inputs.softmax_scale, inputs.window, inputs.softcap
@@ -76,7 +76,7 @@ def flash_attention_varlen(
     window: int | None = None,
     softcap: float | None = None,
     return_lse: bool = False,
-    plan: adapter.Plan | None = None,
+    plan: adapter.FlashInferPlan | None = None,
 ) -> Returned:
     """`BatchPrefillWithRaggedKVCacheWrapper`.  q: (T, H, D); k, v: (S, H_kv, D); returns (T, H, D).
 

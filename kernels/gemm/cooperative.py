@@ -8,27 +8,7 @@ TMA loads a residual into the same memory during the products.  Consumers hold m
 CUTLASS's cooperative warp-specialized GEMM (NVIDIA, CUTLASS 3.x, example 48) and ThunderKittens (Spector et al.,
 2024); CUTLASS also multicasts within a cluster, which Gluon 3.6 cannot: `multicast` does.
 
-At small K the epilogue takes more of a tile's time.  What does not need the last product comes before the wait for it:
-the bias, the next tile's place, the wait for the staged memory (the assembler moves some of the place back).  From that
-wait to the next tile's first product a warp has 163 instructions in the mean of both consumers (197 without this
-order), with a bias 378 (518), with a residual too 699 (863); in bf16, for tiles of 128 x 256.  For the rest there are
-two options, both unmeasured:
-
-- `lead` starts one consumer some steps of K ahead of the other, so that their epilogues do not coincide.
-- `turns` gives each consumer whole tiles, of 128 x 128, and one stores while the other multiplies: CUTLASS's ping-pong
-  kernel.  An operand is then shared by nobody: two such tiles load 64 KB for 64 of K, where one of 128 x 256 loads 48.
-
-No prediction says that turns win without multicast, so the heuristic leaves them to the search on a GPU.  64 of K are
-1170 clocks of products in either shape (128 x 256 outputs at the sustained rate), so turns need 56 bytes per clock from
-L2.  The lab assumes 48.5 for an SM, with which they take 1351 clocks.  That costs more than the epilogue's 430 clocks
-(1770 with bias and residual; both from a walk through the compiled code, which overlaps nothing) from K = 152 on (626).
-Below, memory is about as slow or slower: at an SM's share of HBM a tile's stores take 5250 clocks (10500 with the loads
-of a residual), and the products of K = 152 take 2780 (of 626, 11440).  Should L2 give 56 bytes, turns gain the
-epilogue: 5% at K = 512.  `rooflab explain` does not see the difference: it lets one consumer's epilogue overlap the
-other's products in any case, and counts one slot for a step of both.
-
-In Gluon a consumer is a partition of four warps, which synchronizes before each wait on and arrival at an mbarrier,
-twice per step of K; the product in flight hides this.
+Tried, predicted, not built: docs/notes/gemm.md.
 """
 
 from __future__ import annotations

@@ -5,16 +5,7 @@ wgmma computes 64 rows by n columns, n a multiple of 8: a batch of 1 is padded t
 K is split over a cluster of CTAs.  Their partial sums meet in distributed shared memory in a fixed order, without a
 workspace, a second launch, or a counter that must be zero before the next launch.
 
-Within `_pdl.pdl()` the ring fills with the weight while the kernel before ends; the warp that loads a and the epilogue
-wait for it.  Behind `fused_add_rmsnorm` and `silu_and_mul`, which let the next kernel start when they do, all that they
-do can hide: rings of 13 to 26 MB on all SMs take an H100's HBM 4 to 8 us.  Behind a kernel that says nothing, such as
-attention, only this kernel's launch and barriers can, about 1 us.  Unmeasured on a GPU.
-
-A warp of its own for a shortens the steps of those that load the weight: 34 to 58 registers, where 76 to 79 were, and
-for N = K = 4096 on an H100 a prediction of 12.7, 12.8 and 13.2 us at 1, 16 and 64 rows, where 13.4, 13.9 and 16.8 were.
-
-Tiles come by cp.async, not TMA, into the layout that wgmma reads: a tensor map needs the driver and code in `_cuda.py`,
-cp.async allows an edge anywhere in a row, and at HBM's rate it takes a seventh of an SM's issue slots.
+Tried, predicted, not built: docs/notes/gemm.md.
 """
 
 from __future__ import annotations

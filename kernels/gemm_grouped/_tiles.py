@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -19,6 +19,7 @@ from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.gemm._tiled import grouped_tile, tile_footprint
+from rooflab.kernels.gemm._tma import Tiled
 from rooflab.kernels.gemm_grouped._operands import group_rows
 from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA, Footprint
@@ -79,18 +80,6 @@ def config_of(kernel: str, a: torch.Tensor, b: torch.Tensor) -> Any:
 def stages_that_fit(stage_bytes: int, bytes_beside: int) -> int:
     """Stages of the deepest ring, at most eight, that an SM's shared memory holds in addition to `bytes_beside`."""
     return min((SHARED_BYTES_PER_CTA - BARRIERS_BYTES - bytes_beside) // stage_bytes, MOST_STAGES)
-
-
-class Tiled(Protocol):
-    """A config with tile sizes."""
-
-    @property
-    def block_m(self) -> int:
-        """Rows per tile."""
-
-    @property
-    def block_n(self) -> int:
-        """Columns per tile."""
 
 
 Config = TypeVar("Config", bound=Tiled)

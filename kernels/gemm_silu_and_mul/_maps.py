@@ -72,7 +72,7 @@ def stages_that_fit(stage_bytes: int, bytes_beside: int) -> int:
     return min((SHARED_BYTES_PER_CTA - BARRIERS_BYTES - bytes_beside) // stage_bytes, MOST_STAGES)
 
 
-class Tiled(Protocol):
+class TiledPair(Protocol):
     """A config with tile sizes."""
 
     @property
@@ -84,7 +84,7 @@ class Tiled(Protocol):
         """Columns of gate per tile, and as many of up."""
 
 
-Config = TypeVar("Config", bound=Tiled)
+Config = TypeVar("Config", bound=TiledPair)
 
 
 def least_work(candidates: Sequence[Config], case: Case) -> Config:

@@ -11,8 +11,5 @@ dequant_dot  over naive, any rows of a: codes become the left operand of wgmma i
              groups of 32, whose rows of 16 bytes are half of what L2 sends
 marlin       peer: Marlin's fp16 kernel, symmetric groups of 128; its time includes conversions
 
-gemv and dequant_dot read one packed form, so a model keeps one copy.  Both multiply code - zero exactly, and scale fp32
-sums; naive, library and marlin round each weight once.  Their times are unmeasured on a GPU.  Predicted by `rooflab
-explain` at N=K=8192 in groups of 128: gemv at M=1 13.2 us on an H100 SXM (bound 10.3) and 9.8 us on an H200 (7.2);
-dequant_dot on an H100 16.6 us at M=16 (10.5) and 20.1 us at M=64 (11.0), with K split in both.
+Tried, predicted, not built: docs/notes/gemm_w4a16.md.
 """

@@ -25,7 +25,7 @@ CPU_MULTIPLES = {"N": 16, "K": 2}
 
 
 @dataclass(frozen=True)
-class PackedWeight:
+class TinygemmWeight:
     """Codes in torch's layout for one device."""
 
     tensor: torch.Tensor
@@ -47,7 +47,7 @@ class PackedWeight:
         return self.tensor.device
 
 
-def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> PackedWeight:
+def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> TinygemmWeight:
     """b, (N, K/2) uint8, with the op's scale and zero, in torch's layouts for its device.
 
     Raises `ValueError` if torch cannot pack them.
@@ -64,7 +64,7 @@ def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> Pac
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
     offset = torch.zeros_like(scale) if zero is None else (SYMMETRIC_ZERO - zero.to(scale.dtype)) * scale
     pairs = torch.stack((scale.mT, offset.mT), dim=-1)
-    return PackedWeight(packed, pairs, N, K, nbytes(packed, pairs))
+    return TinygemmWeight(packed, pairs, N, K, nbytes(packed, pairs))
 
 
 def _why_not(N: int, K: int, device: torch.device) -> str | None:
@@ -77,7 +77,7 @@ def _why_not(N: int, K: int, device: torch.device) -> str | None:
 
 
 def why_not_taken(
-    a: torch.Tensor, b: torch.Tensor | PackedWeight, scale: torch.Tensor, bias: torch.Tensor | None
+    a: torch.Tensor, b: torch.Tensor | TinygemmWeight, scale: torch.Tensor, bias: torch.Tensor | None
 ) -> str | None:
     """Why torch (2.11 to 2.13) cannot take the operands (its source checks this), or None; b may be packed already."""
     if bias is not None:
@@ -95,7 +95,7 @@ def why_not_taken(
 def traffic(inputs: Arguments) -> Traffic:
     """Every operand once, and one offset per scale."""
     a, b = inputs.a, inputs.b
-    packed = b.nbytes if isinstance(b, PackedWeight) else nbytes(b) + 2 * nbytes(inputs.scale)
+    packed = b.nbytes if isinstance(b, TinygemmWeight) else nbytes(b) + 2 * nbytes(inputs.scale)
     return Traffic(read_bytes=nbytes(a, inputs.bias) + packed, write_bytes=a.shape[0] * b.shape[0] * a.element_size())
 
 
@@ -105,7 +105,7 @@ def traffic(inputs: Arguments) -> Traffic:
 )  # fmt: skip
 def gemm_w4a16(
     a: torch.Tensor,
-    b: PackedWeight,
+    b: TinygemmWeight,
     scale: torch.Tensor,
     zero: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
@@ -115,7 +115,7 @@ def gemm_w4a16(
     a: (M, K) bf16; b: from `pack`, which contains scale, (N, K / group) bf16, and zero, uint8 of that shape or None for
     8; returns (M, N) bf16; torch's call takes no `out`.  Raises `ValueError` on other operands, and on a bias.
     """
-    if not isinstance(b, PackedWeight):
+    if not isinstance(b, TinygemmWeight):
         raise ValueError(f"b: expected a weight packed by this kernel's prepare, got {type(b).__name__}")
     M, _, K, _ = check_operands(a, b.tensor.new_empty(b.shape, dtype=torch.uint8, device="meta"), scale, zero, bias)
     reason = why_not_taken(a, b, scale, bias)

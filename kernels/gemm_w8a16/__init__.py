@@ -11,7 +11,5 @@ packed       over library, on a CPU: library's call for few rows; for many rows 
 native       over packed, on a CPU, in C++: codes in panels that every product reads once, in order; they become fp32 as
              they are loaded
 
-gemv and dequant_dot read one packed form, so a model keeps one copy.  Both multiply codes exactly, and scale fp32 sums.
-Their times are unmeasured on a GPU.  Predicted by `rooflab explain` for gemv at M=1, N=K=8192: 24.0 us on an H100 SXM
-(bound 20.0), 17.3 us on an H200 (14.0).
+Tried, predicted, not built: docs/notes/gemm_w8a16.md.
 """

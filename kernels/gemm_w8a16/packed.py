@@ -6,15 +6,7 @@ codes becomes bf16, which is exact, in a buffer as large as a core's L2, and one
 its fp32 sums: no weight is rounded, and only codes come from memory.  With a bias, or a scale of another dtype, the
 block is scaled instead, which rounds each weight once.
 
-`prepare` stores the codes as rows of output channels at an aligned address, as the call for few rows needs; it copies
-nothing if they are stored so already.  Medians on one core of an AMD EPYC with AVX-512, torch 2.13.0, N=K=4096, in ms
-(in brackets library, interleaved; and, from a run minutes later with another clock, gemm in bf16 by
-torch.nn.functional.linear and by gemm/packed; records in results/cpu): M=1 1.6 (1.6, 3.5, 2.5), M=4 2.4 (2.4, 3.2,
-2.0), M=16 8.5 (8.4, 5.0, 3.5), M=24 8.8 (13, 6.4, 5.0), M=64 15 (32, 12, 11), M=512 87 (259, 90, 85).  So it is faster
-than bf16 where only bytes count, takes up to 2.4 times as long in between, and as long at many rows, with half the
-memory; the bound at M=1 (codes at the rate of a sum over fp32) was 0.6.  Integer products (VNNI) of activations split
-exactly into digits of seven bits were no faster than library at M=1 (both wait for memory), and slower than bf16 at
-M=16.
+Tried, predicted, not built: docs/notes/gemm_w8a16.md.
 """
 
 from __future__ import annotations

@@ -42,12 +42,12 @@ def why_not_taken(q: torch.Tensor, kv_cache: torch.Tensor, latent_dim: int) -> s
 
 def plan_of(
     kept: bool, q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor, scale: float
-) -> adapter.Plan:
+) -> adapter.FlashInferPlan:
     """A plan for `run`, in the wrapper of all calls (`kept`) or in a new one; q and kv_cache may be on `meta`."""
     B, H, _ = q.shape
     pages = adapter.read_pages(block_table, seq_lens, kv_cache.shape[1])
     if not B or not len(pages.indices):
-        return adapter.Plan(None, None)
+        return adapter.FlashInferPlan(None, None)
     bounds = torch.arange(B + 1, dtype=torch.int32)
     wrapper = adapter.wrapper_for(kept, "BatchMLAPagedAttentionWrapper", block_table.device, q.dtype, LATENT)
     wrapper.plan(
@@ -64,10 +64,10 @@ def plan_of(
         q_data_type=q.dtype,
         kv_data_type=kv_cache.dtype,
     )
-    return adapter.Plan(wrapper, adapter.unseeing_rows(bounds, pages.lengths, True, block_table.device))
+    return adapter.FlashInferPlan(wrapper, adapter.unseeing_rows(bounds, pages.lengths, True, block_table.device))
 
 
-def plan(inputs: Arguments) -> adapter.Plan:
+def plan(inputs: Arguments) -> adapter.FlashInferPlan:
     """Work that an engine does once per step for all layers; waits for the device."""
     return plan_of(False, inputs.q, inputs.kv_cache, inputs.block_table, inputs.seq_lens, inputs.softmax_scale)
 
@@ -86,7 +86,7 @@ def mla_decode(
     softmax_scale: float,
     *,
     return_lse: bool = False,
-    plan: adapter.Plan | None = None,
+    plan: adapter.FlashInferPlan | None = None,
 ) -> Returned:
     """FlashInfer's attention over latents.  q: (B, H, D); returns (B, H, latent_dim).
 

@@ -6,13 +6,7 @@ chunks: Agrawal et al., "SARATHI", 2023).  The grid is an upper bound from T, B 
 sequence in cu_seqlens_q by bisection, so the host does not wait for the device.  The last tiles, which see the most
 keys, come first.
 
-Keys that all rows of a tile see need no mask: only the steps on the causal diagonal, and with a window at its far edge,
-are masked.  The pages of a step's keys are looked up one step ahead; otherwise table and keys would share the stages of
-the pipeline.
-
-Predictions, unmeasured on a GPU: the gather costs one pointer per 16 bytes, a dense tile one in all, which shows with
-small pages but not in bytes.  The decode rows of a mixed batch are not split, so one long sequence among short chunks
-is the launch's tail, about 20 us per 1,000 keys (`split_kv` has no such tail, but takes no chunks).
+Tried, predicted, not built: docs/notes/paged_attention.md.
 """
 
 from __future__ import annotations

@@ -45,14 +45,14 @@ def plan_of(
     cu_seqlens_q: torch.Tensor | None,
     window: int | None,
     softcap: float | None,
-) -> adapter.Plan:
+) -> adapter.FlashInferPlan:
     """A plan for `run`, in the wrapper of all calls (`kept`) or in a new one; q and k_cache may be on `meta`."""
     T, H, D = q.shape
     _, block_size, H_kv, _ = k_cache.shape
     device = block_table.device
     pages = adapter.read_pages(block_table, seq_lens, block_size)
     if not T or not len(pages.indices):
-        return adapter.Plan(None, None)
+        return adapter.FlashInferPlan(None, None)
     bounds = torch.arange(T + 1, dtype=torch.int32) if cu_seqlens_q is None else cu_seqlens_q.cpu()
     unseeing = adapter.unseeing_rows(bounds, pages.lengths, True, device)
     options = adapter.plan_options(q, softmax_scale, window, softcap)
@@ -69,10 +69,10 @@ def plan_of(
             bounds, indptr = adapter.seeing_apart(bounds, pages.lengths), adapter.without_keys(indptr)
             last = torch.stack((torch.zeros_like(last), last), dim=1).flatten()
         wrapper.plan(bounds, indptr, pages.indices, last, H, H_kv, D, block_size, causal=True, **options)
-    return adapter.Plan(wrapper, unseeing)
+    return adapter.FlashInferPlan(wrapper, unseeing)
 
 
-def plan(inputs: Arguments) -> adapter.Plan:
+def plan(inputs: Arguments) -> adapter.FlashInferPlan:
     """Work that an engine does once per step for all layers; waits for the device."""
     pages = inputs.k_cache, inputs.block_table, inputs.seq_lens
     return plan_of(False, inputs.q, *pages, inputs.softmax_scale, inputs.cu_seqlens_q, inputs.window, inputs.softcap)
@@ -94,7 +94,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     return_lse: bool = False,
-    plan: adapter.Plan | None = None,
+    plan: adapter.FlashInferPlan | None = None,
 ) -> Returned:
     """FlashInfer's batch decode or batch prefill.  q: (T, H, D); returns (T, H, D).
 

@@ -5,33 +5,7 @@ the longest sequence needs if lengths differ.  Here the units of 16 keys of all 
 share begins and ends anywhere in it (flash-decoding, Dao et al. 2023, splits each sequence; equal shares come from
 Stream-K, Osama et al. 2023).  The device computes the shares from seq_lens, so the host does not wait.
 
-A part of a sequence is kept as an fp32 output and its log-sum-exp.  Of the warps that have parts of a head, the last
-one to arrive at a counter adds them, always in the same order: two runs agree bit for bit, and no warp waits.  Of more
-than 12 parts, about sqrt(n) warps each add as many, and one adds their sums.  The counters wrap to zero by themselves;
-`_split_counters.py` says why launches that run at once have different ones, also in CUDA graphs.  A second launch took
-about 3 us for this (a launch, lengths, log-sum-exps, parts); the last warp takes three round trips to L2 (a fence, an
-atomic, the parts of up to 4 shares at once): by arithmetic about 1.5 us, or 4 us for one sequence in 132 shares.  A
-part that is not a CTA's last one should cost nothing: while its warp adds, HBM serves the others.
-
-A warp streams 16 keys at a time through its own ring by cp.async, looks up pages one unit ahead, and waits for no other
-warp, because in a decode step only the bytes in flight count.  The loop over units ends where a sequence ends, the one
-multiplied or the one loaded, and holds no search for the next one: 288 PTX instructions a unit, as the emulator counts
-them, instead of 331.  It takes 183 registers instead of 163; at head_dim 256 a few values that the loop does not use
-spill (48 bytes).  HBM at 4.8 TB/s (H200) and about 1 us per round trip needs 36 KB in flight per SM (25 KB on an H100);
-at head_dim 128 in bf16, 8 warps with two units of 8 KB each ahead have 128 KB.  All CTAs are resident, so there is one
-wave without a tail.
-
-`bulk` gives the CTA one ring, which one more warp fills: a lane copies a token's keys of all the CTA's heads, another
-its values, by one cp.async.bulk of 2 KB for 8 heads of 128 in bf16, where a warp copies its head's 256 bytes and drifts
-apart from its neighbours.  DRAM then gets requests of whole runs, and warps neither look up pages nor compute
-addresses: 197 instead of 257 thousand warp instructions on a small case, the same bits (`results/predicted/levers.md`).
-A warp waits for the slowest of the CTA a ring later.  No prediction sees DRAM's pages, so the times are equal; until a
-GPU has judged, it is a config to search.
-
-Predicted by `rooflab explain` for an H100, unmeasured on a GPU, with 32 heads on 8 of 128 in bf16: 93 us at 64
-sequences of 1,024 keys (86% of HBM's rate), 360 us at 4,096 (89%); at 16 sequences 30 us (67%) and 92 us (87%); 92 us
-at one of 65,536 (87%).  In addition a launch reads seq_lens (about 1.5 us) and adds its last parts.  With a second
-launch and the search in the loop, the same model took the search for the loop, and predicted 221, 849, 60, 213 and 223.
+Tried, predicted, not built: docs/notes/paged_attention.md.
 """
 
 from __future__ import annotations

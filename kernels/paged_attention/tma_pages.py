@@ -6,20 +6,7 @@ block's exponentials, as in flash_attention's ping_pong but without turns (Shah 
 2407.08608).  Rows are queries with their group's heads, as in chunked; CTAs are persistent.  A page may hold NaN past
 the end of its sequence, so the producer writes zeros there before consumers get the last block's values.
 
-A block's page numbers come in one load, a number in each lane, a block ahead; keys and values use the same.  A copy
-takes all columns of a page's rows, which the tensor map has in wgmma's order, if head_dim is a multiple of 64; of other
-head_dims it takes 64 columns.
-
-Compiled code, for a block of 128 keys at head_dim 128 and block_size 16: 16 copies of 4 KB and one load of page
-numbers in 311 instructions of the producer; at block_size 8, 32 copies in 535.  It was 32 copies of 2 KB, and 16 loads
-that were each waited for, in about 420.  The producer's loop no longer spills at 24 registers; what a consumer spills
-(56 bytes) is outside of its loops.  A consumer's block takes 473 instructions, not 527.  Predictions, unmeasured on a
-GPU: at some 3 cycles an instruction the producer needs 1,000 of the 2,000 cycles that the products of 128 rows take,
-and at block_size 8 about 1,600, so pages should cost nothing.  The model says 164 us, and said 174 us (184 us at
-block_size 8), for 4 requests of 4,096 keys and 512 queries on 32 heads and 8 KV heads.
-
-Tried: 40 registers for the producer and 232 for the consumers, which then spill 4 loads and 4 stores in the loop of
-their products.  All copies of a block unrolled: 5 stores and 10 loads of spills in the producer's loop at block_size 8.
+Tried, predicted, not built: docs/notes/paged_attention.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from rooflab.kernels._checks import check_contiguous, check_float, check_last_di
 from rooflab.reference.rules import check_dtype, check_shape
 
 
-class Sizes(NamedTuple):
+class RopeSizes(NamedTuple):
     """Sizes of one call; `rotary` is R, the number of rotated columns."""
 
     T: int
@@ -35,7 +35,7 @@ def check_operands(
     v_scale: torch.Tensor | None = None,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
-) -> Sizes:
+) -> RopeSizes:
     """The sizes.
 
     Raises `ValueError` unless q and q_out are (T, H, D), k and v (T, H_kv, D) of one float dtype, cos and sin
@@ -91,4 +91,4 @@ def check_operands(
             raise ValueError(f"{name}: expected a tensor on {q.device}, got {other.device}")
     check_values("positions", positions, 0, cos.shape[0] - 1)
     check_slots(slot_mapping, k_cache.shape[0] * k_cache.shape[1])
-    return Sizes(T, H, H_kv, D, 2 * cos.shape[1])
+    return RopeSizes(T, H, H_kv, D, 2 * cos.shape[1])

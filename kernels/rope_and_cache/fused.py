@@ -14,7 +14,7 @@ from rooflab.kernels._pdl import pdl_arguments
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.rope_and_cache._operands import Sizes, check_operands
+from rooflab.kernels.rope_and_cache._operands import RopeSizes, check_operands
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
@@ -46,7 +46,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """fp32 registers for both halves of a program's heads, and for their cosines and sines."""
     threads = 32 * config.num_warps
-    sizes = Sizes(*(int(case[key]) for key in ("T", "H", "H_kv", "D", "rotary")))
+    sizes = RopeSizes(*(int(case[key]) for key in ("T", "H", "H_kv", "D", "rotary")))
     half, *blocks = _blocks(config, sizes)
     ctas = sum(
         cdiv(sizes.T, tokens) * cdiv(all_heads, heads)
@@ -61,7 +61,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return Config(tile=512 if int(case["T"]) < FEW_TOKENS else 1024, num_warps=4)
 
 
-def _blocks(config: Config, sizes: Sizes) -> tuple[int, tuple[int, int], tuple[int, int]]:
+def _blocks(config: Config, sizes: RopeSizes) -> tuple[int, tuple[int, int], tuple[int, int]]:
     """The tile of a program: at least half of a head; then tokens and heads, of q and of k."""
     half = int(next_power_of_2(cdiv(sizes.D, 2)))
     rows = max(config.tile // half, 1)

@@ -14,17 +14,18 @@ W0, W1 = 0x9E3779B9, 0xBB67AE85
 
 
 def philox(
-    seed: torch.Tensor, position: torch.Tensor, block: torch.Tensor, stream: int = 0
+    seed: torch.Tensor, position: torch.Tensor, block: torch.Tensor, stream: torch.Tensor | int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Philox's four words for key = seed and counter = (position, block, stream, 0), int64 in [0, 2**32).
 
-    The three int64 tensors broadcast.  The steps are in place once all words have the full shape.
+    The int64 tensors broadcast.  The steps are in place once all words have the full shape.
     """
     k0, k1 = seed & LOW, (seed >> 32) & LOW
     c0 = (position & LOW) + 0 * (seed + block)  # of the full shape
     shape = c0.shape
     c1 = block.expand(shape)
-    c2, c3 = block.new_full((), stream).expand(shape), block.new_zeros(()).expand(shape)
+    c2 = (stream if isinstance(stream, torch.Tensor) else block.new_full((), stream)).expand(shape)
+    c3 = block.new_zeros(()).expand(shape)
     for _ in range(10):
         first, second = c0 * M0, c2 * M1
         c0 = (second >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(LOW)
@@ -34,10 +35,11 @@ def philox(
     return c0, c1, c2, c3
 
 
-def words_of_rows(seed: torch.Tensor, position: torch.Tensor, V: int) -> torch.Tensor:
-    """The words (B, V) of all tokens for seed and position (B,): a call of Philox serves four tokens."""
+def words_of_rows(seed: torch.Tensor, position: torch.Tensor, V: int, stream: torch.Tensor | int = 0) -> torch.Tensor:
+    """The words (B, V) of all tokens for seed, position and stream (B,): a call of Philox serves four tokens."""
     blocks = torch.arange(-(-V // 4), device=seed.device)
-    return torch.stack(philox(seed[:, None], position[:, None], blocks), dim=-1).flatten(1)[:, :V]
+    streams = stream[:, None] if isinstance(stream, torch.Tensor) else stream
+    return torch.stack(philox(seed[:, None], position[:, None], blocks, streams), dim=-1).flatten(1)[:, :V]
 
 
 def words_of_tokens(seed: torch.Tensor, position: torch.Tensor, token: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,9 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 @triton.jit
-def race(p_ptr, q_ptr, drafted, seed, position, V, HAS_Q: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr):
+def race(
+    p_ptr, q_ptr, drafted, seed, position, stream, V, HAS_Q: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
+):
     """The winner of the race over max(p - q, 0), or over p, and its score."""
     lane_best = tl.full((BLOCK,), float("-inf"), tl.float32)
     lane_token = tl.full((BLOCK,), 0, tl.int32)
@@ -66,7 +68,7 @@ def race(p_ptr, q_ptr, drafted, seed, position, V, HAS_Q: tl.constexpr, RESIDUAL
             else:
                 weight = tl.where(tokens == drafted, weight - 1.0, weight)
         blocks = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
-        w0, w1, w2, w3 = tl.philox(seed, position, blocks, 0, 0)
+        w0, w1, w2, w3 = tl.philox(seed, position, blocks, stream, 0)
         words = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
         score = tl.log(tl.where(weight > 0.0, weight, 1.0)) - log_exponential(words)
         better = (weight > 0.0) & (score > lane_best)
@@ -104,10 +106,11 @@ def fused_kernel(
     drafted = tl.sum(tl.where(place == accepted, draft, 0), 0)
     token = 0
     best = float("-inf")
+    stream = tl.where(accepted < drafts, 2, 0).to(tl.uint32)  # `RECOVERY` of the reference
     if accepted < drafts:
-        token, best = race(p_ptr, q_ptr, drafted, seed, here, V, HAS_Q, True, BLOCK)
+        token, best = race(p_ptr, q_ptr, drafted, seed, here, stream, V, HAS_Q, True, BLOCK)
     if best == float("-inf"):
-        token, best = race(p_ptr, q_ptr, drafted, seed, here, V, HAS_Q, False, BLOCK)
+        token, best = race(p_ptr, q_ptr, drafted, seed, here, stream, V, HAS_Q, False, BLOCK)
     out = tl.where(place < accepted, draft, tl.where(place == accepted, token, -1)).to(tl.int64)
     tl.store(tokens_ptr + b * (K + 1) + place, out, mask=place <= K)
     tl.store(accepted_ptr + b, accepted)

@@ -7,6 +7,7 @@ import torch
 from rooflab.kernels.registry import Arguments, register
 from rooflab.kernels.sample._philox import log_exponential, philox, words_of_rows
 from rooflab.kernels.speculative_verify._args import Verified, check_args, outputs
+from rooflab.reference.speculative_verify import RECOVERY
 from rooflab.roofline.model import Traffic
 
 
@@ -57,7 +58,8 @@ def speculative_verify(
     left = target if not K else (target - draft_probs[rows, count.clamp(max=K - 1)]).clamp(min=0)
     whole = (count >= num_drafts) | ~left.any(1)
     weights = torch.where(whole[:, None], target, left)
-    scores = weights.log() - log_exponential(words_of_rows(seed, position + count, V))
+    stream = torch.where(count < num_drafts, RECOVERY, 0)
+    scores = weights.log() - log_exponential(words_of_rows(seed, position + count, V, stream))
     tokens.fill_(-1)
     tokens[:, :K] = torch.where(going > 0, draft_tokens, -1)
     tokens[rows, count] = scores.argmax(1)

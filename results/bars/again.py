@@ -12,7 +12,7 @@ from bars.measures import cases_of, dispatched, usable
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.record import Record
 from rooflab.bench.suite import state
-from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.bench.tune.tune import tune_op
 from rooflab.kernels import registry
 
@@ -20,7 +20,7 @@ WORST = 4
 """How many cases of a bar are searched: those with the lowest ratios."""
 
 
-def missed_in(run: Path, names: Sequence[str]) -> dict[str, tuple[Outcome, list[Record]]]:
+def missed_in(run: Path, names: Sequence[str]) -> dict[str, tuple[EntryOutcome, list[Record]]]:
     """Those of the bars that a run missed, with what came of them and their records."""
     known = state.load(run, names).outcomes
     return {
@@ -30,7 +30,7 @@ def missed_in(run: Path, names: Sequence[str]) -> dict[str, tuple[Outcome, list[
     }
 
 
-def again(context: Context, bars: Mapping[str, Mapping[str, Any]]) -> Outcome:
+def again(context: Context, bars: Mapping[str, Mapping[str, Any]]) -> EntryOutcome:
     """Searches configs for the worst cases of each missed bar among `bars`, in equal shares of the time.
 
     `bars` has each bar's arguments by its id.  The bar itself stays missed: it is about the configs that a user gets.
@@ -42,7 +42,7 @@ def again(context: Context, bars: Mapping[str, Mapping[str, Any]]) -> Outcome:
         before = missed[name][1] if name in missed else []
         seconds = context.left_s / (max(len(missed), 1) - place)
         figures[name.removeprefix("bar:")] = _searched(context, bars[name], before, seconds)
-    return Outcome("DONE", "" if missed else "no bar against the library was missed", figures=figures)
+    return EntryOutcome("DONE", "" if missed else "no bar against the library was missed", figures=figures)
 
 
 def _searched(context: Context, bar: Mapping[str, Any], before: list[Record], seconds: float) -> str:

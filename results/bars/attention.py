@@ -22,7 +22,7 @@ from bars.measures import (
 )
 
 from rooflab.bench.records.record import Record
-from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.entries import Context, EntryOutcome
 
 TOKENS = 16384
 """Tokens in all sequences of a case together, as in FlashAttention's own benchmark."""
@@ -47,7 +47,7 @@ def _decode(B: int, context: int) -> str:
     return f"B={B},context={context},H=32,H_kv=8,D=128,block_size=16,ragged=false"
 
 
-def ragged_lengths(context: Context, op: str, even: str, ragged: str, least: float) -> Outcome:
+def ragged_lengths(context: Context, op: str, even: str, ragged: str, least: float) -> EntryOutcome:
     """The best bandwidth that a rung reaches with ragged lengths, over the best with even ones."""
     cases = cases_of(context, op, (even, ragged), dry=2)
     records, cut = measure(context, op, optimized(context, op), cases, "bf16")
@@ -62,7 +62,7 @@ def ragged_lengths(context: Context, op: str, even: str, ragged: str, least: flo
     return answer(context, ratio >= least, needed, figures)
 
 
-def paged_prefill(context: Context, op: str, pairs: Mapping[str, str], most: float) -> Outcome:
+def paged_prefill(context: Context, op: str, pairs: Mapping[str, str], most: float) -> EntryOutcome:
     """The best paged rung's time over the best contiguous rung's, at the worst pair; `pairs` have equal work."""
     texts = {op: list(pairs), "flash_attention": list(pairs.values())}
     needed = f"paged over contiguous <= {most:.2f}"
@@ -84,7 +84,7 @@ def paged_prefill(context: Context, op: str, pairs: Mapping[str, str], most: flo
     return answer(context, worst <= most, needed, {"paged over contiguous, worst": worst})
 
 
-def fp8_prefill(context: Context, op: str, cases: Sequence[str], scheme: str) -> Outcome:
+def fp8_prefill(context: Context, op: str, cases: Sequence[str], scheme: str) -> EntryOutcome:
     """Speedup of fp8 over the library's kernel, which dequantises to bf16 in the timed call; no bar is set on it."""
     wanted = cases_of(context, op, cases)
     records, cut = measure(context, op, contenders(context, op), wanted, scheme)
@@ -96,7 +96,7 @@ def fp8_prefill(context: Context, op: str, cases: Sequence[str], scheme: str) ->
         if (shared := base.keys() & own.keys())
     }
     reason = "" if figures and not cut else why_unmeasured(records)
-    return Outcome("PARTIAL" if cut else "DONE", reason, figures=figures)
+    return EntryOutcome("PARTIAL" if cut else "DONE", reason, figures=figures)
 
 
 RIVALS = ("sdpa_cudnn", "flash_attention_3")

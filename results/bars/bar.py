@@ -2,7 +2,7 @@
 
 Each other file here holds `BARS`, a tuple of bars; there is no common list.  A bar with a common measure
 (`measures.against_library`, `measures.of_bandwidth`) is data alone.  Any other bar names a function of its own file,
-which takes a `Context` and the bar's arguments and returns an `Outcome`.
+which takes a `Context` and the bar's arguments and returns an `EntryOutcome`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from rooflab.bench.suite.entries import Entry, Outcome
+from rooflab.bench.suite.entries import Entry, EntryOutcome
 from rooflab.bench.suite.step import told
 
 
@@ -19,7 +19,7 @@ class Bar(NamedTuple):
 
     id: str
     text: str
-    call: Callable[..., Outcome]
+    call: Callable[..., EntryOutcome]
     arguments: Mapping[str, Any]
     cost_s: float
     value: float
@@ -60,7 +60,7 @@ class Bar(NamedTuple):
 
 
 def bar(
-    id: str, text: str, call: Callable[..., Outcome], *more_ops: str, cost_s: float, value: float, **arguments: Any
+    id: str, text: str, call: Callable[..., EntryOutcome], *more_ops: str, cost_s: float, value: float, **arguments: Any
 ) -> Bar:
     """A bar about kernels of `more_ops` and of the op that begins its id; `call` gets that op and the arguments."""
     op = id.partition(".")[0]

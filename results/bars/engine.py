@@ -15,7 +15,7 @@ from bars.measures import answer
 from rooflab.bench.ceilings.ceilings import ceilings_for
 from rooflab.bench.measure.engine_run import EngineRun, engine_record, run_batch, warm_up
 from rooflab.bench.records.files import going_on
-from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.bench.timing.sm_clock import sm_clock_under_load
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.ops import FIRST_ON_CUDA
@@ -24,7 +24,7 @@ from rooflab.kernels._files import write_whole
 from rooflab.roofline.architecture import Architecture
 from rooflab.roofline.device import identify
 from rooflab.roofline.llm import weight_bytes
-from rooflab.roofline.steps import prefill_cost
+from rooflab.roofline.steps import step_ops
 
 NEW_TOKENS = 32
 """Tokens generated for each request."""
@@ -106,7 +106,7 @@ def _swaps() -> dict[str, str]:
     return {op: "naive" if kernel is None or kernel.nondeterministic else "library" for op, kernel in kept.items()}
 
 
-def engine(context: Context, model: str, batches: Sequence[int], contexts: Sequence[int]) -> Outcome:
+def engine(context: Context, model: str, batches: Sequence[int], contexts: Sequence[int]) -> EntryOutcome:
     """TTFT, ITL and throughput of a model with random weights, one record for each batch at each context."""
     if context.dry_run:
         batches, contexts = batches[:1], (DRY_CONTEXT,)
@@ -127,10 +127,10 @@ def engine(context: Context, model: str, batches: Sequence[int], contexts: Seque
         figures[f"batch {batch}, context {length}"] = told
     left = len(wanted) - len(figures)
     reason = f"no time for {left} of {len(wanted)} runs" if left else ""
-    return Outcome("PARTIAL" if left else "DONE", reason, figures=figures)
+    return EntryOutcome("PARTIAL" if left else "DONE", reason, figures=figures)
 
 
-def serving(context: Context, model: str, itl: float, ttft: float, batches: Sequence[int]) -> Outcome:
+def serving(context: Context, model: str, itl: float, ttft: float, batches: Sequence[int]) -> EntryOutcome:
     """ITL of one sequence against reading the weights, TTFT against the tensor peak, and decoding with and without
     graphs at `batches`, on which no bar is set."""
     batches = batches[:1] if context.dry_run else batches
@@ -172,7 +172,7 @@ def read_bytes(arch: Architecture) -> int:
 
 def prompt_flops(arch: Architecture, prompt: int) -> float:
     """Tensor FLOPs that the engine computes of a prompt: the last layer behind its attention is for one token alone."""
-    whole = sum(op.calls * sum(op.cost.tensor_flops.values()) for op in prefill_cost(arch, prompt))
+    whole = sum(op.calls * sum(op.cost.tensor_flops.values()) for op in step_ops(arch, "prefill", 1, prompt))
     left_out = 2.0 * arch.hidden_size * (arch.num_heads * arch.head_dim + 3 * arch.intermediate_size)
     return whole - (prompt - 1) * left_out
 

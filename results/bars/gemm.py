@@ -27,7 +27,7 @@ from bars.measures import (
 )
 
 from rooflab.bench.processes.running import note
-from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.bench.tune.tune import tune_op
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
@@ -61,7 +61,7 @@ SKINNY = tuple(_case(M, N, K) for N, K in LAYERS_8B for M in SKINNY_ROWS)
 
 def skinny(
     context: Context, op: str, cases: Sequence[str], geomean: float, slow_geomean: float, slow_share: float, own: Own
-) -> Outcome:
+) -> EntryOutcome:
     """The kernels that a launcher takes against the library: over all cases, and over those with a slow library.
 
     Slow means below `slow_share` of the read bandwidth measured on this card; there the bar requires `slow_geomean`.
@@ -95,7 +95,7 @@ NEAR_ZERO = 10
 _LONGEST = "M=2048,N=4096,K=16384,scales=tensor,bias=false"
 
 
-def within(context: Context, op: str, case: str, scheme: str, limits_us: Mapping[str, float]) -> Outcome:
+def within(context: Context, op: str, case: str, scheme: str, limits_us: Mapping[str, float]) -> EntryOutcome:
     """The best optimized kernel's time on one case, against the limit of the card whose name holds the key."""
     (wanted,) = cases_of(context, op, [case])
     needed = ", ".join(f"at most {limit:g} us on {card}" for card, limit in limits_us.items())
@@ -128,7 +128,7 @@ def errors(found: torch.Tensor, oracle: torch.Tensor) -> dict[str, float]:
     }
 
 
-def accumulated(context: Context, op: str, case: str, scheme: str, most: float) -> Outcome:
+def accumulated(context: Context, op: str, case: str, scheme: str, most: float) -> EntryOutcome:
     """The accuracy that sums lose: each of an optimized kernel's `errors` over that of fp32 sums, the naive kernel's.
 
     Both also differ from the fp64 oracle by the rounding of their output.  Every kernel that takes the case must stay
@@ -153,11 +153,13 @@ def accumulated(context: Context, op: str, case: str, scheme: str, most: float) 
     needed = f"at most {most:g} times the error of fp32 sums"
     if not found or context.dry_run:
         why = "dry run" if context.dry_run else "; ".join(refused) or "no optimized kernel was found right at first"
-        return Outcome("DONE", why, "UNMEASURED", needed, found)
-    return Outcome("DONE", "", "MET" if all(ratio <= most for ratio in found.values()) else "MISSED", needed, found)
+        return EntryOutcome("DONE", why, "UNMEASURED", needed, found)
+    return EntryOutcome(
+        "DONE", "", "MET" if all(ratio <= most for ratio in found.values()) else "MISSED", needed, found
+    )
 
 
-def searched(context: Context, op: str, kernel: str, cases: Sequence[str], scheme: str) -> Outcome:
+def searched(context: Context, op: str, kernel: str, cases: Sequence[str], scheme: str) -> EntryOutcome:
     """The configs of one kernel, searched on these cases in the time that there is."""
     report = tune_op(
         op, [kernel], cases=[case.id for case in cases_of(context, op, cases)],
@@ -166,7 +168,7 @@ def searched(context: Context, op: str, kernel: str, cases: Sequence[str], schem
         exclude=list(registry.excluded()),
     )  # fmt: skip
     figures = {f"{result.kernel} {result.bucket}": result.summary for result in report.results}
-    return Outcome("DONE", report.stopped, figures=figures)
+    return EntryOutcome("DONE", report.stopped, figures=figures)
 
 
 BARS = (

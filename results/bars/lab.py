@@ -9,7 +9,7 @@ import torch
 from bars.bar import Bar
 from bars.commands import run_command
 
-from rooflab.bench.suite.entries import BarStatus, Context, Outcome
+from rooflab.bench.suite.entries import BarStatus, Context, EntryOutcome
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 
@@ -18,7 +18,7 @@ ROUND_S = 100.0
 """Seconds for an A/A round of the six kernels on a 2-core CPU; faster cores need less and end a round early."""
 
 
-def false_alarms(context: Context, arguments: Sequence[str], repeats: int, most: int) -> Outcome:
+def false_alarms(context: Context, arguments: Sequence[str], repeats: int, most: int) -> EntryOutcome:
     """Counts the wrong verdicts of a self-test: FASTER or SLOWER on identical code, SAME on slowed code.
 
     It has `repeats` rounds of identical code and one round of slowed code, which share the entry's time.
@@ -28,7 +28,7 @@ def false_alarms(context: Context, arguments: Sequence[str], repeats: int, most:
     words += ["--repeats", str(repeats), "--budget", str(max(1, int(context.seconds / (repeats + 1))))]
     status, value, errors = run_command(words)
     if not isinstance(value, dict) or "tables" not in value:
-        return Outcome("FAILED", f"exit status {status}: {errors[-300:]}", "UNMEASURED", needed)
+        return EntryOutcome("FAILED", f"exit status {status}: {errors[-300:]}", "UNMEASURED", needed)
     write_whole(context.out / "bar-ab.json", json.dumps(value, indent=1) + "\n")
     runs = [rows for title, rows in value["tables"].items() if "slowed" not in title]
     slowed = [row for title, rows in value["tables"].items() if "slowed" in title for row in rows]
@@ -37,14 +37,14 @@ def false_alarms(context: Context, arguments: Sequence[str], repeats: int, most:
     unmeasured = sum(row["verdict"] in ("INVALID", "MISSING", "FAILED") for rows in [*runs, slowed] for row in rows)
     figures = {"comparisons": sum(map(len, runs)), "false alarms": alarms, "slowed and called SAME": missed}
     if unmeasured or not slowed:
-        return Outcome("DONE", f"{unmeasured} comparisons without a reading", "UNMEASURED", needed, figures)
-    return Outcome("DONE", "", "MET" if alarms <= most and not missed else "MISSED", needed, figures)
+        return EntryOutcome("DONE", f"{unmeasured} comparisons without a reading", "UNMEASURED", needed, figures)
+    return EntryOutcome("DONE", "", "MET" if alarms <= most and not missed else "MISSED", needed, figures)
 
 
 LEAST = 20
 
 
-def golden(context: Context) -> Outcome:
+def golden(context: Context) -> EntryOutcome:
     """Keeps the outputs of every kernel that may run on this card, and reports their number."""
     from rooflab.bench.emulate import golden as files
 
@@ -52,7 +52,7 @@ def golden(context: Context) -> Outcome:
     chosen = [target for target in files.targets() if f"{target.op}/{target.kernel}" not in registry.excluded()]
     names = files.write(context.out / "golden", torch.device(context.device), chosen)
     status: BarStatus = "MET" if len(names) >= LEAST else "MISSED"
-    return Outcome("DONE", "", status, needed, {"kept": len(names)})
+    return EntryOutcome("DONE", "", status, needed, {"kept": len(names)})
 
 
 BARS = (

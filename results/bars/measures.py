@@ -18,7 +18,7 @@ from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.processes.running import ContextBroken, note
 from rooflab.bench.records.files import going_on
 from rooflab.bench.records.record import Record
-from rooflab.bench.suite.entries import BarStatus, Context, Outcome
+from rooflab.bench.suite.entries import BarStatus, Context, EntryOutcome
 from rooflab.kernels import registry
 from rooflab.kernels.choices import chosen, launch_bucket, rows_of
 from rooflab.kernels.registry import Kernel
@@ -208,18 +208,18 @@ def why_unmeasured(records: Sequence[Record]) -> str:
     return "; ".join(list(faults)[:4]) or "no optimized kernel was timed on every case"
 
 
-def unmeasured(records: Sequence[Record], cut: bool, needed: str) -> Outcome:
+def unmeasured(records: Sequence[Record], cut: bool, needed: str) -> EntryOutcome:
     """The outcome of a bar without a figure, because of a fault or for lack of time; a resumed run may have it."""
     why = why_unmeasured(records)
     reason = f"no time for every case; {why}" if cut else why
-    return Outcome("PARTIAL" if cut else "DONE", reason, "UNMEASURED", needed)
+    return EntryOutcome("PARTIAL" if cut else "DONE", reason, "UNMEASURED", needed)
 
 
-def answer(context: Context, met: bool, needed: str, figures: Mapping[str, Any], lacks: str = "") -> Outcome:
+def answer(context: Context, met: bool, needed: str, figures: Mapping[str, Any], lacks: str = "") -> EntryOutcome:
     """A bar's outcome; a dry run gives no answer, and neither does a run that `lacks` what the bar is compared with."""
     reason = "dry run" if context.dry_run else lacks
     bar: BarStatus = "UNMEASURED" if reason else "MET" if met else "MISSED"
-    return Outcome("DONE", reason, bar, needed, figures)
+    return EntryOutcome("DONE", reason, bar, needed, figures)
 
 
 def without_bandwidth(records: Sequence[Record]) -> str:
@@ -238,7 +238,7 @@ def against_library(
     scheme: str = "bf16",
     rungs: Sequence[str] = (),
     rivals: Sequence[str] = (),
-) -> Outcome:
+) -> EntryOutcome:
     """The kernels that a launcher takes against the library's: geometric mean over the cases, and the worst.
 
     `own` says which it takes, `launched`; the best of all rungs, which is known only afterwards, is a figure beside it.
@@ -306,7 +306,7 @@ def of_bandwidth(
     access: str,
     scheme: str = "bf16",
     rivals: Sequence[str] = (),
-) -> Outcome:
+) -> EntryOutcome:
     """The least bytes of the kernel `own` over its time, as a share of what an `access` reached on this card.
 
     `least` maps each case to the share that the bar requires there.  The best of all rungs is a figure beside it.  With

@@ -17,7 +17,7 @@ from rooflab.bench.measure.timed import time_together
 from rooflab.bench.processes.running import ContextBroken, note
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record
-from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.bench.timing.reading import reading_fields, why_invalid
 from rooflab.bench.timing.stopwatch import Function
 from rooflab.bench.timing.timing import Samples
@@ -31,7 +31,7 @@ DEPTHS = {"rope_and_cache": 2, "rmsnorm": 1, "fused_add_rmsnorm": 1, "silu_and_m
 A test reads them in the compiled code."""
 
 
-def one_token(context: Context, op: str, case: str, depth: int, most: float) -> Outcome:
+def one_token(context: Context, op: str, case: str, depth: int, most: float) -> EntryOutcome:
     """The best optimized kernel's time over the time of one CTA of `depth` dependent loads and a store, interleaved.
 
     In a dry run, the naive kernel and a torch indexing replace both, because a CPU can time neither of them.
@@ -46,11 +46,11 @@ def one_token(context: Context, op: str, case: str, depth: int, most: float) -> 
         return unmeasured(records, cut, needed)
     floor, wrong = _floor(context, depth)
     if floor is None:
-        return Outcome("DONE", wrong, "UNMEASURED", needed)
+        return EntryOutcome("DONE", wrong, "UNMEASURED", needed)
     timed, faults = _beside(context, op, good, wanted, floor)
     RunWriter(context.out, good[0].run_id).write(*(_record(timed, record) for record in good if record.kernel in timed))
     if FLOOR not in timed or len(timed) == 1:
-        return Outcome("DONE", "; ".join(faults), "UNMEASURED", needed)
+        return EntryOutcome("DONE", "; ".join(faults), "UNMEASURED", needed)
     best = min((name for name in timed if name != FLOOR), key=lambda name: timed[name].median_s)
     ratio = timed[best].median_s / timed[FLOOR].median_s
     figures = {

@@ -8,7 +8,7 @@ from math import inf
 from bars.bar import Bar, bar
 from bars.measures import answer, cases_of, contenders, latencies, measure, unmeasured, without_bandwidth
 
-from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.entries import Context, EntryOutcome
 
 VALUES = 2**26
 """Values of each input: 128 MiB in bf16, so that at least 256 MB move."""
@@ -18,7 +18,7 @@ LONG = {65536: 0.93, 262144: 0.93}
 """Widths of rows, and the share of a copy's bandwidth that each must reach."""
 
 
-def of_copy(context: Context, op: str, least: Mapping[str, float]) -> Outcome:
+def of_copy(context: Context, op: str, least: Mapping[str, float]) -> EntryOutcome:
     """The best rung of each case: its least bytes over its time, as a share of what a copy moved on this card, and its
     speed over the best of torch, torch.compile and the peers.  `least` maps a case to the share that it must reach."""
     cases = cases_of(context, op, list(least))

@@ -9,13 +9,15 @@ from bars.bar import bar
 from bars.gemm import within
 from bars.measures import answer, cases_of, contenders, latencies, measure, unmeasured, without_bandwidth
 
-from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.entries import Context, EntryOutcome
 
 CUTS = ("top_k=50,top_p=1.0", "top_k=0,top_p=0.95", "top_k=50,top_p=0.95")
 CASE = "B={B},V=128256,temperature=1.0,{cut},min_p=0.0,sigma={sigma}"
 
 
-def reads(context: Context, op: str, cases: Sequence[str], scheme: str, most: float, over_library: float) -> Outcome:
+def reads(
+    context: Context, op: str, cases: Sequence[str], scheme: str, most: float, over_library: float
+) -> EntryOutcome:
     """The best rung of each case: how often a copy would have read the logits in its time, at most `most`; its speed
     over torch's, at least `over_library`; and over the best peer's, at least 1."""
     wanted = cases_of(context, op, cases)

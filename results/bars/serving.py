@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from bars.bar import Bar
 from bars.commands import run_command
 
-from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.engine.ops import FIRST_ON_CUDA
 
 
 def serving(
     context: Context, model: str, rates: Sequence[float], num_prompts: int = 200, data: str = "sharegpt"
-) -> Outcome:
+) -> EntryOutcome:
     """Serves `model` and loads it at each of `rates` requests a second, with `data`'s lengths."""
     command = [sys.executable, "-m", "rooflab.bench", "serve", model, "--dummy", "--device", context.device]
     with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as server:
         try:
             url = next((line.split()[0] for line in server.stdout or () if " answers" in line), "")
             if not url:
-                return Outcome("FAILED", f"the server of {model} ended with status {server.wait()}")
+                return EntryOutcome("FAILED", f"the server of {model} ended with status {server.wait()}")
             sweep = ",".join(f"{rate:g}" for rate in rates)
             asked = ["--sweep", sweep, "--data", data, "--num-prompts", str(num_prompts), "--seed", "0"]
             status, value, errors = run_command(["load", "--url", url, *asked, "--out", str(context.out), "--json"])
@@ -30,7 +30,7 @@ def serving(
             server.terminate()
     loaded = isinstance(value, dict) and bool(value.get("files"))
     figures = {"exit status": status}
-    return Outcome("DONE" if loaded else "FAILED", " ".join(errors.split())[-500:], figures=figures)
+    return EntryOutcome("DONE" if loaded else "FAILED", " ".join(errors.split())[-500:], figures=figures)
 
 
 BARS = (

@@ -10,14 +10,14 @@ from bars.again import missed_in
 from bars.bar import Bar
 from bars.commands import run_command
 
-from rooflab.bench.suite.entries import Context, Outcome
+from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels._files import write_whole
 
 MOST = 2
 """Kernels that are counted: ncu runs a call dozens of times, for ten to thirty seconds."""
 
 
-def count_worst(context: Context, bars: Sequence[str]) -> Outcome:
+def count_worst(context: Context, bars: Sequence[str]) -> EntryOutcome:
     """Counts bytes, pipe use and stalls of the best rung of each of the two bars that were missed by most."""
     missed = [one for one in missed_in(context.run, bars).values() if "worst case" in one[0].figures]
     figures: dict[str, Any] = {}
@@ -36,7 +36,7 @@ def count_worst(context: Context, bars: Sequence[str]) -> Outcome:
         write_whole(file, json.dumps(value, indent=1) + "\n")
         figures[f"{best.op}/{best.kernel} at {case}"] = f"{outcome.figures['worst']:.3f} of the library"
     reason = "; ".join(failed) or ("" if missed else "no bar against the library was missed")
-    return Outcome("FAILED" if failed else "DONE", reason, figures=figures)
+    return EntryOutcome("FAILED" if failed else "DONE", reason, figures=figures)
 
 
 def bar_for(bars: Sequence[Bar]) -> Bar:

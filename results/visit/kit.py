@@ -12,9 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from next_visit import known_in, page  # noqa: E402
+from wheelhouse import ROOT, download, fill
 
 from rooflab.bench.records.environment import COMMIT, git_state, tree_hash
-from rooflab.bench.suite.wheelhouse import ROOT, download, fill
 
 LIGER = "liger-kernel==0.8.5"
 FA3 = ("fa3-fwd", "0.0.3")

@@ -21,29 +21,29 @@ SPECIAL_TOLERANCE = 2e-3
 
 
 @dataclass(frozen=True)
-class Shape:
+class ArithmeticShape:
     """A launch shape: threads per block, blocks per SM, and the independent points or sums of each thread."""
 
     threads: int
     blocks_per_sm: int
     pairs: int
     steps: int
-    """Steps in the unrolled loop body: so many that the loop's own instructions are less than 1%."""
+    """Steps in the unrolled loop body: the loop's own instructions are less than 1% of them."""
 
 
-FMA_SHAPES = (Shape(256, 8, 4, 64), Shape(512, 2, 8, 32), Shape(256, 4, 4, 64))
-SPECIAL_SHAPES = (Shape(256, 8, 4, 64), Shape(512, 2, 4, 64))
+FMA_SHAPES = (ArithmeticShape(256, 8, 4, 64), ArithmeticShape(512, 2, 8, 32), ArithmeticShape(256, 4, 4, 64))
+SPECIAL_SHAPES = (ArithmeticShape(256, 8, 4, 64), ArithmeticShape(512, 2, 4, 64))
 SPECIALS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"ex2": torch.exp2, "rsqrt": torch.rsqrt}
 
 
 def groups(card: microkernel.Card, load: microkernel.Load) -> microkernel.Groups:
     """Yields the group of the fp32 pipe, then one group for each special function."""
-    yield microkernel.Group("fma", [_fma(card, load, shape) for shape in FMA_SHAPES])
+    yield microkernel.MicrokernelGroup("fma", [_fma(card, load, shape) for shape in FMA_SHAPES])
     for name in SPECIALS:
-        yield microkernel.Group(name, [_special(card, load, shape, name) for shape in SPECIAL_SHAPES])
+        yield microkernel.MicrokernelGroup(name, [_special(card, load, shape, name) for shape in SPECIAL_SHAPES])
 
 
-def _defines(shape: Shape, special: str) -> tuple[str, ...]:
+def _defines(shape: ArithmeticShape, special: str) -> tuple[str, ...]:
     return microkernel.defines(
         THREADS=shape.threads,
         BLOCKS_PER_SM=shape.blocks_per_sm,
@@ -53,7 +53,7 @@ def _defines(shape: Shape, special: str) -> tuple[str, ...]:
     )
 
 
-def _fma(card: microkernel.Card, load: microkernel.Load, shape: Shape) -> microkernel.Microkernel:
+def _fma(card: microkernel.Card, load: microkernel.Load, shape: ArithmeticShape) -> microkernel.Microkernel:
     """The microkernel of one shape, on random points that are the same for every block."""
     blocks = card.sms * shape.blocks_per_sm
     generator = torch.Generator(card.device).manual_seed(0)
@@ -80,7 +80,9 @@ def _fma(card: microkernel.Card, load: microkernel.Load, shape: Shape) -> microk
     return run.measuring("fma", "flop", work, config)
 
 
-def _special(card: microkernel.Card, load: microkernel.Load, shape: Shape, name: str) -> microkernel.Microkernel:
+def _special(
+    card: microkernel.Card, load: microkernel.Load, shape: ArithmeticShape, name: str
+) -> microkernel.Microkernel:
     """The microkernel of one shape and one function; arguments start in [1, 2) and grow to at most 3."""
     blocks = card.sms * shape.blocks_per_sm
     function = SPECIALS[name]

@@ -31,7 +31,7 @@ class TooLittleMemory(Exception):
 
 
 @dataclass(frozen=True)
-class Shape:
+class MemoryShape:
     """A launch shape: threads per block, blocks per SM, vectors that each thread has in flight."""
 
     threads: int
@@ -46,9 +46,15 @@ class Shape:
         return self.threads * self.unroll
 
 
-SHAPES = (Shape(256, 8, 4), Shape(512, 4, 4), Shape(1024, 2, 2), Shape(512, 2, 8), Shape(256, 4, 8))
+SHAPES = (
+    MemoryShape(256, 8, 4),
+    MemoryShape(512, 4, 4),
+    MemoryShape(1024, 2, 2),
+    MemoryShape(512, 2, 8),
+    MemoryShape(256, 4, 8),
+)
 """In flight per SM: 64 KiB with the third shape, 128 KiB with the others; 4.8 TB/s on 132 SMs at 700 ns need 26 KiB."""
-ONE_CHUNK_SHAPES = (Shape(256, 8, 4, every_chunk=True), Shape(512, 4, 2, every_chunk=True))
+ONE_CHUNK_SHAPES = (MemoryShape(256, 8, 4, every_chunk=True), MemoryShape(512, 4, 2, every_chunk=True))
 """Shapes for HBM only, where a chunk takes long enough to pay for its own block."""
 ACCESSES = {"read": 1, "write": 1, "copy": 2, "triad": 3}
 """Number of arrays that each kind of access reads or writes."""
@@ -60,11 +66,13 @@ def groups(card: microkernel.Card, load: microkernel.Load) -> microkernel.Groups
     for access in ACCESSES:
         shapes = SHAPES + (ONE_CHUNK_SHAPES if access != "read" else ())
         kernels = [_kernel(card, load, access, shape, arrays, HBM_PASSES) for shape in shapes]
-        yield microkernel.Group(f"hbm_{access}", kernels)
+        yield microkernel.MicrokernelGroup(f"hbm_{access}", kernels)
     for access, count in ACCESSES.items():
         words = _whole_chunks(card.l2_bytes / L2_SHARE / count)
         small = tuple(array[:words] for array in arrays)
-        yield microkernel.Group(f"l2_{access}", [_kernel(card, load, access, shape, small) for shape in SHAPES])
+        yield microkernel.MicrokernelGroup(
+            f"l2_{access}", [_kernel(card, load, access, shape, small) for shape in SHAPES]
+        )
 
 
 def _whole_chunks(nbytes: float) -> int:
@@ -89,7 +97,7 @@ def _kernel(
     card: microkernel.Card,
     load: microkernel.Load,
     access: str,
-    shape: Shape,
+    shape: MemoryShape,
     arrays: tuple[torch.Tensor, ...],
     passes: int | None = None,
 ) -> microkernel.Microkernel:
@@ -101,7 +109,7 @@ def _kernel(
     kernel = load(microkernel.source("memory"), f"stream_{access}", options=options)
     if access == "triad":  # the same count as its launch bounds
         shape = replace(shape, blocks_per_sm=(shape.blocks_per_sm + 1) // 2)
-    stream = _Stream(card, shape, arrays, kernel)
+    stream = _StreamRun(card, shape, arrays, kernel)
     launch: Callable[[int], None] = getattr(stream, access)
     check: Callable[[int], str] = getattr(stream, f"wrong_{access}")
     return microkernel.Microkernel(
@@ -121,11 +129,15 @@ def _kernel(
     )
 
 
-class _Stream:
+class _StreamRun:
     """Launches and checks one shape on one set of arrays."""
 
     def __init__(
-        self, card: microkernel.Card, shape: Shape, arrays: tuple[torch.Tensor, ...], kernel: microkernel.Launchable
+        self,
+        card: microkernel.Card,
+        shape: MemoryShape,
+        arrays: tuple[torch.Tensor, ...],
+        kernel: microkernel.Launchable,
     ):
         self._shape = shape
         self._a, self._b, self._c = arrays

@@ -60,14 +60,14 @@ class Microkernel:
 
 
 @dataclass(frozen=True)
-class Group:
+class MicrokernelGroup:
     """Microkernels that measure the same limit; the fastest one sets the limit."""
 
     limit: str
     kernels: Sequence[Microkernel]
 
 
-Groups = Iterator[Group]
+Groups = Iterator[MicrokernelGroup]
 
 
 @cache

@@ -13,7 +13,7 @@ RESTART = 8
 
 
 @dataclass(frozen=True)
-class Shape:
+class MmaShape:
     """Threads per block, blocks per SM, and a warp's product: tiles of 16 rows, tiles of 8 columns, and steps of K."""
 
     threads: int
@@ -23,7 +23,7 @@ class Shape:
     steps: int
 
 
-SHAPES = (Shape(256, 2, 2, 4, 4), Shape(128, 2, 4, 4, 2), Shape(128, 4, 2, 4, 4))
+SHAPES = (MmaShape(256, 2, 2, 4, 4), MmaShape(128, 2, 4, 4, 2), MmaShape(128, 4, 2, 4, 4))
 
 
 def groups(card: microkernel.Card, load: microkernel.Load) -> microkernel.Groups:
@@ -31,7 +31,7 @@ def groups(card: microkernel.Card, load: microkernel.Load) -> microkernel.Groups
     if card.sm < 80:
         return
     for dtype in dtypes_of(card.sm):
-        yield microkernel.Group(f"{dtype} mma.sync", [_kernel(card, load, dtype, shape) for shape in SHAPES])
+        yield microkernel.MicrokernelGroup(f"{dtype} mma.sync", [_kernel(card, load, dtype, shape) for shape in SHAPES])
 
 
 def dtypes_of(sm: int) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ def prelude(dtype: str) -> str:
     return f'#define MMA(d, a, b) asm volatile("{text}" : {outputs} : {inputs})\n'
 
 
-def _kernel(card: microkernel.Card, load: microkernel.Load, dtype: str, shape: Shape) -> microkernel.Microkernel:
+def _kernel(card: microkernel.Card, load: microkernel.Load, dtype: str, shape: MmaShape) -> microkernel.Microkernel:
     """The microkernel of one dtype and shape, in which all warps compute the same product."""
     options = microkernel.defines(
         THREADS=shape.threads,

@@ -18,7 +18,7 @@ Source = Literal["shared", "registers"]
 
 
 @dataclass(frozen=True)
-class Shape:
+class WgmmaLaunch:
     """The instruction's N, and the warpgroups per block; one block per SM."""
 
     n: int
@@ -33,7 +33,7 @@ class Shape:
         return STAGES * ROW_BYTES * (self.n + (self.m if a_from == "shared" else 0))
 
 
-SHAPES = (Shape(256, 2), Shape(256, 1), Shape(128, 2))
+SHAPES = (WgmmaLaunch(256, 2), WgmmaLaunch(256, 1), WgmmaLaunch(128, 2))
 """Two warpgroups take turns on the tensor cores, so that one waits while the other computes."""
 
 
@@ -42,10 +42,10 @@ def groups(card: microkernel.Card, load: microkernel.Load) -> microkernel.Groups
     if card.sm != 90:
         return
     for dtype in microkernel.DTYPES:
-        yield microkernel.Group(
+        yield microkernel.MicrokernelGroup(
             f"{dtype} wgmma shared", [_kernel(card, load, dtype, shape, "shared") for shape in SHAPES]
         )
-        yield microkernel.Group(
+        yield microkernel.MicrokernelGroup(
             f"{dtype} wgmma registers", [_kernel(card, load, dtype, shape, "registers") for shape in SHAPES]
         )
 
@@ -76,7 +76,7 @@ def _macro(name: str, dtype: str, n: int, a_from: Source) -> str:
 
 
 def _kernel(
-    card: microkernel.Card, load: microkernel.Load, dtype: str, shape: Shape, a_from: Source
+    card: microkernel.Card, load: microkernel.Load, dtype: str, shape: WgmmaLaunch, a_from: Source
 ) -> microkernel.Microkernel:
     """The microkernel of one dtype and shape, in which all blocks compute the same product."""
     options = microkernel.defines(N=shape.n, WARPGROUPS=shape.warpgroups, STAGES=STAGES, RESTART=RESTART)

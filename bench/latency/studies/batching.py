@@ -12,7 +12,7 @@ from typing import Any
 
 from rooflab.bench.latency.calibrate import calibrated
 from rooflab.bench.latency.capacity import kv_blocks
-from rooflab.bench.latency.clock import Settings, simulate
+from rooflab.bench.latency.clock import ClockSettings, simulate
 from rooflab.bench.latency.step_model import StepModel
 from rooflab.bench.latency.study import Curve, Lab, Study, at_least, spread
 from rooflab.bench.load.arrivals import Arrivals
@@ -50,7 +50,7 @@ def run(lab: Lab) -> Study:
     options = {"max_num_seqs": batch, "max_model_len": 256, "num_kv_blocks": 512, "prefix_caching": False}
     rows: list[dict[str, Any]] = []
     llm = lab.llm(**options)
-    settings = Settings(512, max_num_seqs=batch)
+    settings = ClockSettings(512, max_num_seqs=batch)
     model = calibrated(llm, lab.size(128, 16))
     sizes = (8, 32, 128) if not lab.quick else (8,)
     samples: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -108,11 +108,13 @@ def _tokens_per_s(llm: LLM, plan: Plan) -> float:
     return sum(one.output_tokens for one in shots) / (time.perf_counter() - began)
 
 
-def _throughput(model: StepModel, plan: Plan, settings: Settings) -> float:
+def _throughput(model: StepModel, plan: Plan, settings: ClockSettings) -> float:
     return summarize(simulate(model, plan, settings))["output_tokens_per_s"]
 
 
 def _on_h100(lab: Lab, kind: str, batch: int) -> float:
     plan = Plan(arrivals=INFINITE, num_prompts=lab.size(1000, 40), data=Data("sharegpt"))
-    settings = Settings(kv_blocks(lab.h100, Settings(0)), max_num_seqs=batch, continuous_batching=kind == "continuous")
+    settings = ClockSettings(
+        kv_blocks(lab.h100, ClockSettings(0)), max_num_seqs=batch, continuous_batching=kind == "continuous"
+    )
     return _throughput(lab.h100, plan, settings)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from rooflab.bench.latency.calibrate import calibrated, recorded_steps
-from rooflab.bench.latency.step_model import Work
+from rooflab.bench.latency.step_model import StepWork
 from rooflab.bench.latency.study import Curve, Lab, Study, at_least, at_most, spread, worst
-from rooflab.engine.llm import SamplingParams
+from rooflab.engine.llm import LLM, SamplingParams
 
 
 def run(lab: Lab) -> Study:
@@ -21,28 +21,13 @@ def run(lab: Lab) -> Study:
     model = calibrated(llm, lab.size(520, 40))
     rows: list[dict[str, Any]] = []
     for chunk in chunks:
-        longest, ttft = [], []
-        for turn in range(lab.size(3, 1)):
-            llm.scheduler.prefill_chunk = long
-            for prompt in lab.prompts(llm, others, 16, seed=turn):
-                llm.add_request(prompt, SamplingParams(max_tokens=long // chunks[0] + 24, ignore_eos=True))
-            for _ in range(4):
-                llm.step()
-            llm.scheduler.prefill_chunk = chunk
-            (prompt,) = lab.prompts(llm, 1, long, seed=100 + turn)
-            llm.add_request(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
-            with recorded_steps(llm) as steps:
-                while llm.scheduler.waiting or llm.scheduler.prefilling:
-                    llm.step()
-            took = [1e3 * (step["end_s"] - step["begin_s"]) for step in steps]
-            longest.append(max(took))
-            ttft.append(sum(took))
-            while llm.has_work:
-                llm.step()
-        gap, whole = spread(longest), spread(ttft)
-        works = [Work(others, others * 40, ((at, min(at + chunk, long)),), others) for at in range(0, long, chunk)]
+        answer = SamplingParams(max_tokens=long // chunks[0] + 24, ignore_eos=True)
+        took = [_steps_ms(lab, llm, chunk, long, others, answer, turn) for turn in range(lab.size(3, 1))]
+        gap, whole = spread([max(steps) for steps in took]), spread([sum(steps) for steps in took])
+        works = [StepWork(others, others * 40, ((at, min(at + chunk, long)),), others) for at in range(0, long, chunk)]
         far = [
-            Work(64, 64 * 1024, ((at, min(at + 16 * chunk, 16 * long)),), 64) for at in range(0, 16 * long, 16 * chunk)
+            StepWork(64, 64 * 1024, ((at, min(at + 16 * chunk, 16 * long)),), 64)
+            for at in range(0, 16 * long, 16 * chunk)
         ]
         predicted, on_h100 = ([1e3 * of.seconds(work) for work in own] for of, own in ((model, works), (lab.h100, far)))
         rows.append({
@@ -72,3 +57,21 @@ def run(lab: Lab) -> Study:
         ),
         x="tokens of a chunk", y="ms", log=True, about=f"{lab.about(llm)}, a prompt of {long} tokens beside {others}",
     )  # fmt: skip
+
+
+def _steps_ms(lab: Lab, llm: LLM, chunk: int, long: int, others: int, answer: SamplingParams, turn: int) -> list[float]:
+    """Milliseconds of each step in which one long prompt is computed beside `others` that decode."""
+    llm.scheduler.prefill_chunk = long
+    for prompt in lab.prompts(llm, others, 16, seed=turn):
+        llm.add_request(prompt, answer)
+    for _ in range(4):
+        llm.step()
+    llm.scheduler.prefill_chunk = chunk
+    (prompt,) = lab.prompts(llm, 1, long, seed=100 + turn)
+    llm.add_request(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
+    with recorded_steps(llm) as steps:
+        while llm.scheduler.waiting or llm.scheduler.prefilling:
+            llm.step()
+    while llm.has_work:
+        llm.step()
+    return [1e3 * (step["end_s"] - step["begin_s"]) for step in steps]

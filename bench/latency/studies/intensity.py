@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from rooflab.bench.ceilings.ceilings import ceilings_for
-from rooflab.bench.latency.ledger import Kind, measured
+from rooflab.bench.latency.ledger import measured
 from rooflab.bench.latency.study import Curve, Lab, Study, at_least, worst
 from rooflab.roofline.model import Ceilings
-from rooflab.roofline.steps import decode_cost, prefill_cost
+from rooflab.roofline.steps import Kind, step_ops
 
 
 def run(lab: Lab) -> Study:
@@ -81,8 +81,14 @@ def _h100_ridge(lab: Lab) -> float:
 def _on_h100(lab: Lab) -> list[Curve]:
     found = []
     for name, steps in (
-        ("decode", [(lab.h100.decode(n, 1024), decode_cost(lab.h100.arch, n, 1024)) for n in (1, 8, 64, 256)]),
-        ("prefill", [(lab.h100.prefill(n), prefill_cost(lab.h100.arch, n)) for n in (128, 512, 4096)]),
+        (
+            "decode",
+            [(lab.h100.ops("decode", n, 1024), step_ops(lab.h100.arch, "decode", n, 1024)) for n in (1, 8, 64, 256)],
+        ),
+        (
+            "prefill",
+            [(lab.h100.ops("prefill", 1, n), step_ops(lab.h100.arch, "prefill", 1, n)) for n in (128, 512, 4096)],
+        ),
     ):
         flops = [sum(x.calls * x.cost.flops for x in costs) for _, costs in steps]
         moved = [sum(x.calls * x.cost.bytes for x in costs) for _, costs in steps]

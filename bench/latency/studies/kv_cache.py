@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rooflab.bench.latency.ledger import seconds_of, stepping
-from rooflab.bench.latency.step_model import Work
+from rooflab.bench.latency.step_model import StepWork
 from rooflab.bench.latency.study import Curve, Lab, Study, at_least, at_most, spread, worst
 from rooflab.engine.llm import LLM, SamplingParams
 
@@ -28,7 +28,8 @@ def run(lab: Lab) -> Study:
     for length in lengths:
         (own, *_), (prefill, *_), (again, low, high) = map(spread, zip(*samples[length], strict=True))
         h100 = [
-            1e3 * lab.h100.seconds(work) for work in (Work(1, 8 * length, (), 1), Work(0, 0, ((0, 8 * length),), 1))
+            1e3 * lab.h100.seconds(work)
+            for work in (StepWork(1, 8 * length, (), 1), StepWork(0, 0, ((0, 8 * length),), 1))
         ]
         rows.append({
             "tokens": length, "cache_ms": own, "no_cache_ms": again, "low_ms": low, "high_ms": high,

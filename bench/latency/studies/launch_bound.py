@@ -10,7 +10,7 @@ from rooflab.bench.latency.study import Curve, Lab, Study, at_least, at_most, sp
 from rooflab.engine.llm import LLM
 from rooflab.engine.op_times import wrapped_ops
 from rooflab.roofline.architecture import Architecture, get_architecture
-from rooflab.roofline.steps import decode_cost
+from rooflab.roofline.steps import step_ops
 
 LAUNCH_US = 3.5
 """Of one kernel without a graph: the floor that QuACK's notes give for an H100.  A launch from Python costs more."""
@@ -95,12 +95,12 @@ def _times(llm: LLM, batch: int, few: int) -> tuple[float, float]:
 
 
 def _launches(arch: Architecture, batch: int, context: int) -> int:
-    return sum(cost.calls for cost in decode_cost(arch, batch, context))
+    return sum(cost.calls for cost in step_ops(arch, "decode", batch, context))
 
 
 def _on_h100(lab: Lab, name: str, batch: int) -> float:
     """The time of a step whose launches come one by one, over that of its kernels: the host is never ahead."""
     model = replace(lab.h100, arch=get_architecture(name))
-    kernels_ms = sum(one.ms for one in model.decode(batch, 1024))
+    kernels_ms = sum(one.ms for one in model.ops("decode", batch, 1024))
     launches = _launches(model.arch, batch, 1024)
     return max(kernels_ms, 1e-3 * LAUNCH_US * launches) / kernels_ms

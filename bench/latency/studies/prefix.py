@@ -6,7 +6,7 @@ from typing import Any
 
 from rooflab.bench.latency.calibrate import calibrated
 from rooflab.bench.latency.ledger import seconds_of
-from rooflab.bench.latency.step_model import StepModel, Work
+from rooflab.bench.latency.step_model import StepModel, StepWork
 from rooflab.bench.latency.study import Curve, Lab, Study, at_least, spread
 from rooflab.engine.llm import SamplingParams
 
@@ -30,8 +30,8 @@ def run(lab: Lab) -> Study:
                 if number:  # the first puts the prefix into the cache
                     samples.setdefault(kind, []).append(1e3 * took)
         cold, warm = (spread(samples[kind]) for kind in ("cold", "warm"))
-        works = [Work(0, 0, ((start, length + suffix),), 1) for start in (0, length)]
-        far = [Work(0, 0, ((start, 8 * (length + suffix)),), 1) for start in (0, 8 * length)]
+        works = [StepWork(0, 0, ((start, length + suffix),), 1) for start in (0, length)]
+        far = [StepWork(0, 0, ((start, 8 * (length + suffix)),), 1) for start in (0, 8 * length)]
         rows.append({
             "prefix": length, "cold_ms": cold[0], "warm_ms": warm[0], "low_ms": warm[1], "high_ms": warm[2],
             **_ms("predicted", model, works), **_ms("h100", lab.h100, far),
@@ -60,7 +60,7 @@ def run(lab: Lab) -> Study:
     )  # fmt: skip
 
 
-def _ms(name: str, model: StepModel, works: list[Work]) -> dict[str, float]:
+def _ms(name: str, model: StepModel, works: list[StepWork]) -> dict[str, float]:
     return {f"{name}_{kind}_ms": 1e3 * model.seconds(work) for kind, work in zip(("cold", "warm"), works, strict=True)}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.latency.ledger import seconds_of, stepping
-from rooflab.bench.latency.step_model import Work
+from rooflab.bench.latency.step_model import StepWork
 from rooflab.bench.latency.study import Curve, Lab, Study, at_least, at_most, spread, worst
 from rooflab.engine.llm import LLM, SamplingParams
 
@@ -43,7 +43,7 @@ def run(lab: Lab) -> Study:
     for row in rows:
         row |= {"gain": rows[0]["itl_ms"] / row["itl_ms"], "predicted": rows[0]["bits"] / row["bits"]}
     far = replace(lab.h100, weight_dtype="fp8_e4m3")
-    h100 = [1e3 * of.seconds(Work(1, 2048, (), 1)) for of in (lab.h100, far)]
+    h100 = [1e3 * of.seconds(StepWork(1, 2048, (), 1)) for of in (lab.h100, far)]
     first, last, widths = rows[0], rows[-1], [row["bits"] for row in rows]
     return Study(
         name="quantisation",

@@ -23,10 +23,11 @@ from matplotlib.text import Text
 from rooflab.bench.records.environment import Environment
 from rooflab.bench.records.record import Record
 from rooflab.bench.report.pictures.levels import PREFIX
-from rooflab.bench.report.pictures.schedule import Schedule
+from rooflab.bench.report.pictures.schedule import TileSchedule
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.names import visible
+from rooflab.roofline.numbers import three_digits
 from rooflab.roofline.plot import own_settings
 
 READ, WRITTEN, LOST, INK, PALE = "#0072b2", "#e69f00", "#d55e00", "#333333", "#8a8a8a"
@@ -117,11 +118,11 @@ def _moved(record: Record, level: str) -> Bar:
         return Bar((), "not seen, inside torch's kernels")
     read, write, modelled = (float(values[name] or 0.0) / MEGA for name in ("read", "write", "modelled"))
     parts = (Part(read - modelled, READ), Part(modelled, READ, hatched=True), Part(write, WRITTEN))
-    text = f"{number(read + write)} MB: {number(read)} read, {number(write)} written"
+    text = f"{three_digits(read + write)} MB: {three_digits(read)} read, {three_digits(write)} written"
     sectors = [record.metrics.get(f"{PREFIX}{level}_{name}_sector_bytes") for name in ("read", "write")]
     in_sectors = sum(value or 0.0 for value in sectors) / MEGA
     if in_sectors > read + write:
-        text += f"; in sectors {number(in_sectors)}"
+        text += f"; in sectors {three_digits(in_sectors)}"
     return Bar(tuple(part for part in parts if part.value > 0), text)
 
 
@@ -130,15 +131,8 @@ def _turns(record: Record) -> Bar:
     if taken is None or least is None:
         return Bar((), "not seen, inside torch's kernels")
     parts = (Part(least / KILO, PALE), Part((taken - least) / KILO, LOST))
-    lost = f"{number((taken - least) / KILO)} of them lost to bank conflicts" if taken > least else "no bank conflict"
-    return Bar(tuple(part for part in parts if part.value > 0), f"{number(taken / KILO)} thousand, {lost}")
-
-
-def number(value: float) -> str:
-    """Three significant digits, but all digits before the point."""
-    if value == 0:
-        return "0"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    lost = f"{three_digits(parts[1].value)} of them lost to bank conflicts" if taken > least else "no bank conflict"
+    return Bar(tuple(part for part in parts if part.value > 0), f"{three_digits(taken / KILO)} thousand, {lost}")
 
 
 @own_settings
@@ -166,7 +160,7 @@ def draw_levels(records: Sequence[Record], folder: Path) -> Path:
     least = (first.least_bytes or 0.0) / MEGA
     rows[0].axvline(least, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
     rows[0].set_title(
-        f"{first.case_id}, {first.scheme}; the op needs {number(least)} MB (dashed)",
+        f"{first.case_id}, {first.scheme}; the op needs {three_digits(least)} MB (dashed)",
         fontsize=8.5,
         loc="right",
         color=INK,
@@ -211,7 +205,7 @@ SCHEDULE_NOTES = {
 
 @own_settings
 def draw_schedules(
-    schedules: Sequence[Schedule], case: Case, scheme: Scheme, environment: Environment, folder: Path
+    schedules: Sequence[TileSchedule], case: Case, scheme: Scheme, environment: Environment, folder: Path
 ) -> Path:
     """Writes `schedule-flash_attention.png` and returns its path.  Raises `ValueError` if there is no schedule."""
     if not schedules:
@@ -240,7 +234,7 @@ def draw_schedules(
     return save(figure, folder / "schedule-flash_attention.png")
 
 
-def _draw_schedule(axes: Any, schedule: Schedule, colours: ScalarMappable) -> None:
+def _draw_schedule(axes: Any, schedule: TileSchedule, colours: ScalarMappable) -> None:
     height = 1 / schedule.ctas_per_sm
     by_lane: dict[int, list[Any]] = {}
     for tile in schedule.tiles:

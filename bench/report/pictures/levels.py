@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rooflab.bench.calls.selection import choose_kernels
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate import calls as emulated_calls
-from rooflab.bench.predict.cases import Target, choose_cases, choose_scheme, identity
-from rooflab.bench.ptx.machine.counting import SECTOR
+from rooflab.bench.emulator import SECTOR
+from rooflab.bench.predict.cases import KernelCase, choose_cases, choose_scheme, identity
 from rooflab.bench.records.environment import Environment, snapshot
 from rooflab.bench.records.record import Record, new_run_id
 from rooflab.kernels import registry
@@ -40,7 +40,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Call:
+class TorchCall:
     """One call of torch that moves data, in bytes."""
 
     name: str
@@ -70,7 +70,7 @@ class TorchCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[Call] = []
+        self.calls: list[TorchCall] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs a call and adds it to the list."""
@@ -85,7 +85,7 @@ class TorchCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def calls_of(run: Callable[[], object]) -> list[Call]:
+def calls_of(run: Callable[[], object]) -> list[TorchCall]:
     """The torch calls in `run` that move data, in order."""
     seen = TorchCalls()
     with seen:
@@ -93,7 +93,7 @@ def calls_of(run: Callable[[], object]) -> list[Call]:
     return seen.calls
 
 
-def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Call | None:
+def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> TorchCall | None:
     """The call; None for a view or an allocation."""
     name = func._schema.name.removeprefix("aten::")
     changed, given = _operands(func, args, kwargs)
@@ -113,7 +113,7 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: A
     else:
         pointwise = torch.Tag.pointwise in func.tags or name in ELEMENTWISE
         asked = sum(item.itemsize * (max(item.numel(), size) if pointwise else item.numel()) for item in read)
-    return Call(
+    return TorchCall(
         name=name,
         hbm_read=sum(_held(item) for item in read),
         hbm_write=sum(_held(item) for item in results),
@@ -180,7 +180,7 @@ def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, 
 
 
 def _emulated(kernel: Kernel, case: Case, scheme: Scheme, seed: int) -> dict[str, Any]:
-    answer = emulated_calls.call(Target(kernel.op, kernel.name, case, scheme), seed, races=False).answer
+    answer = emulated_calls.call(KernelCase(kernel.op, kernel.name, case, scheme), seed, races=False).answer
     if answer["status"] != "OK" or not answer["launches"]:
         raise ValueError(f"kernel: {kernel.id} at {case.id}: {answer['status']}: {answer['reason']}")
     metrics = levels([launch["bytes"] for launch in answer["launches"]])

@@ -31,7 +31,7 @@ DECODE_BATCHES = {1: PALE, 16: WRITTEN, 64: LOST}
 
 
 @dataclass(frozen=True)
-class Curve:
+class LibraryCurve:
     """One library's fraction of the bound."""
 
     panel: str
@@ -45,7 +45,7 @@ class Curve:
         return f"{self.points[x][1]:.0%}" if x in self.points else ""
 
 
-def curves(gpu: str) -> list[Curve]:
+def curves(gpu: str) -> list[LibraryCurve]:
     """The curves of a GPU by its name in `roofline/device.py`.  Raises `ValueError` without published times of it."""
     engine = [table for table in committed() if table.framework == "vllm"]
     tables = [table for table in engine if table.gpu == gpu]
@@ -53,16 +53,16 @@ def curves(gpu: str) -> list[Curve]:
         known = ", ".join(dict.fromkeys(table.gpu for table in engine)) or "none: they are in a checkout's results"
         raise ValueError(f"gpu: expected one with published times ({known}), got {gpu!r}")
     found = [
-        Curve("products", *PRODUCTS[table.kernel], _products(table))
+        LibraryCurve("products", *PRODUCTS[table.kernel], _products(table))
         for table in tables
         if table.op in ("gemm", "gemm_fp8") and table.kernel in PRODUCTS
     ]
     for table in tables:
         if table.op == "flash_attention":
-            found.append(Curve("attention", "FA3 prefill, one prompt", READ, _attention(table, 1)))
+            found.append(LibraryCurve("attention", "FA3 prefill, one prompt", READ, _attention(table, 1)))
         if table.op == "paged_attention" and table.scheme == "bf16":
             for batch, colour in DECODE_BATCHES.items():
-                found.append(Curve("attention", f"FA3 decode, batch {batch}", colour, _attention(table, batch)))
+                found.append(LibraryCurve("attention", f"FA3 decode, batch {batch}", colour, _attention(table, batch)))
     return found
 
 
@@ -105,7 +105,7 @@ def draw_published(gpu: str, folder: Path) -> Path:
     return save(figure, folder / f"published-{gpu}.png")
 
 
-def _draw(axes: Axes, found: list[Curve]) -> None:
+def _draw(axes: Axes, found: list[LibraryCurve]) -> None:
     for curve in found:
         x = list(curve.points)
         low, middle, high = zip(*curve.points.values(), strict=True)

@@ -45,7 +45,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TileSchedule:
     """All tiles of a launch."""
 
     kernel: str
@@ -100,7 +100,7 @@ class _Shape:
         return blocks * self.block_n * self.block_m / BLOCK**2
 
 
-def planned(name: str, case: Case, scheme: Scheme, sms: int = HOPPER_SMS) -> Schedule:
+def planned(name: str, case: Case, scheme: Scheme, sms: int = HOPPER_SMS) -> TileSchedule:
     """The order in which a kernel deals its tiles, without timing: a block of scores takes 1, everything else takes 0.
 
     Raises `ValueError` on a kernel whose order this module does not know, and on a case that the kernel does not take.
@@ -110,7 +110,7 @@ def planned(name: str, case: Case, scheme: Scheme, sms: int = HOPPER_SMS) -> Sch
     inputs = _inputs(name, case, scheme, META, 0)
     shape = _shape(name, case, scheme, inputs["k"], sms, config_for(get_kernel(OP, name), case, scheme, META))
     tiles = tuple(_ORDERS[name](shape))
-    return Schedule(name, "schedule", sms, shape.ctas_per_sm, tiles)
+    return TileSchedule(name, "schedule", sms, shape.ctas_per_sm, tiles)
 
 
 def _inputs(name: str, case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
@@ -185,7 +185,7 @@ _ORDERS: Mapping[str, Callable[[_Shape], Iterable[Tile]]] = {
 }
 
 
-def timed(name: str, case: Case, scheme: Scheme, device: torch.device, seed: int = 0) -> Schedule:
+def timed(name: str, case: Case, scheme: Scheme, device: torch.device, seed: int = 0) -> TileSchedule:
     """When and on which SM each tile ran, in the second of two launches; microseconds from the first tile's start.
 
     Raises `ValueError` on a kernel that writes no timestamps, or on a case that it does not take.
@@ -204,7 +204,7 @@ def timed(name: str, case: Case, scheme: Scheme, device: torch.device, seed: int
     return _read(name, shape, timeline.tolist())
 
 
-def _read(name: str, shape: _Shape, rows: Sequence[Sequence[int]]) -> Schedule:
+def _read(name: str, shape: _Shape, rows: Sequence[Sequence[int]]) -> TileSchedule:
     """Converts the rows of a timeline to tiles.  Raises `ValueError` if a tile never ran."""
     missing = [number for number, row in enumerate(rows) if NEVER in row]
     if missing:
@@ -225,4 +225,4 @@ def _read(name: str, shape: _Shape, rows: Sequence[Sequence[int]]) -> Schedule:
     found = tuple(
         Tile(sm * held + place, start, end, row, head, shape.work(row)) for sm, place, start, end, row, head in tiles
     )
-    return Schedule(name, "timestamps", shape.sms, held, found)
+    return TileSchedule(name, "timestamps", shape.sms, held, found)

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from rooflab.bench.report.trends.points import KEY, Points, commit_order, repository
-from rooflab.bench.report.trends.trend import THRESHOLD, Step, Trend, build_trends
+from rooflab.bench.report.trends.trend import THRESHOLD, LevelStep, Trend, build_trends
 
 
 def find_trends(points: Points, repo: Path | None, last: int, threshold: float = THRESHOLD) -> list[Trend]:
@@ -44,12 +44,12 @@ def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:
     }
 
 
-def _step(trend: Trend, step: Step) -> dict[str, Any]:
+def _step(trend: Trend, step: LevelStep) -> dict[str, Any]:
     told = {name: value for name, value in vars(step).items() if name != "index"}
     return {"point": step.index, **told, "next": _next(trend, step)}
 
 
-def _next(trend: Trend, step: Step) -> str:
+def _next(trend: Trend, step: LevelStep) -> str:
     """The command that finds the commit behind a regression, if a command can find it."""
     committed = trend.by_commit and "+" not in step.before + step.after and step.before != step.after
     if step.effect < 0 or step.cause or not committed:

@@ -31,7 +31,7 @@ IMPORTED = "imported: "
 
 
 @dataclass(frozen=True)
-class Chosen:
+class RecordFilter:
     """Which records a history contains; an empty field selects all."""
 
     ops: Sequence[str] = ()
@@ -61,12 +61,12 @@ class Points:
     files: int
 
 
-def read_points(paths: Sequence[Path], chosen: Chosen | None = None) -> Points:
+def read_points(paths: Sequence[Path], chosen: RecordFilter | None = None) -> Points:
     """The points of every record in `paths`: files, or folders with all below them.
 
     Raises `ValueError` on a missing path, on a file with other content, and if no record is selected.
     """
-    chosen = chosen or Chosen()
+    chosen = chosen or RecordFilter()
     files = find_files(paths)
     found = [(file, record) for file in files for record in record_files.read(file)]
     taken = [(file, record) for file, record in found if chosen.takes(record)]

@@ -117,7 +117,7 @@ def unusual_z(points: int) -> float:
 
 
 @dataclass(frozen=True)
-class Step:
+class LevelStep:
     """A change of level."""
 
     index: int
@@ -142,7 +142,7 @@ class Trend:
     """Whether the points follow the git history; otherwise they follow their times."""
     marks: Mapping[int, str]
     """By point, what changed there outside our own code."""
-    steps: tuple[Step, ...]
+    steps: tuple[LevelStep, ...]
     z: tuple[float | None, ...]
     """The robust z of each point against the level before it; None if that level is too short."""
     state: State
@@ -244,15 +244,15 @@ def _step(
     ordered: pd.DataFrame,
     by_commit: bool,
     marks: Mapping[int, str],
-) -> Step:
+) -> LevelStep:
     edges = [0, *starts, len(logs)]
     where = edges.index(index)
     before, after = np.median(logs[edges[where - 1] : index]), np.median(logs[index : edges[where + 1]])
     names = [label(ordered.iloc[point], by_commit) for point in (index - 1, index)]
-    return Step(index, math.expm1(float(after - before)), names[0], names[1], marks.get(index, ""))
+    return LevelStep(index, math.expm1(float(after - before)), names[0], names[1], marks.get(index, ""))
 
 
-def _state(z: float | None, side: int, steps: Sequence[Step], count: int, last: int, limit: float) -> State:
+def _state(z: float | None, side: int, steps: Sequence[LevelStep], count: int, last: int, limit: float) -> State:
     step = steps[-1] if steps else None
     if side and (step is None or step.index < count - 2):
         return "SUSPECT"

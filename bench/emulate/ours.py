@@ -1,0 +1,106 @@
+"""This lab's launchers in the emulator: they take CPU tensors there, and NVRTC compiles their CUDA C++ to PTX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from rooflab.bench import emulator
+from rooflab.bench.check.emulating import emulation
+from rooflab.bench.emulator import Emulation, Launches, PtxLaunch, TensorMap, emulating_launches
+from rooflab.kernels import _cuda
+from rooflab.kernels._tensor_map import ELEMENTS, ROW_BYTES, CudaMap
+
+ARCHITECTURE = "compute_90a"
+"""Hopper with wgmma and TMA; a virtual architecture, so that NVRTC stops at PTX."""
+Handle = Callable[[PtxLaunch, tuple[int, ...], list[Any]], None]
+"""Takes a kernel with its block and shared memory, its grid and its arguments, as `launch.emulate` does."""
+
+
+@lru_cache(maxsize=64)
+def compile_ptx(source: str, *, options: tuple[str, ...] = ()) -> str:
+    """The PTX of CUDA C++ `source`; needs no GPU.
+
+    `options` are NVRTC's (`-DTILE=64`).  The PTX says which line of kernel.cu each instruction comes from.  Headers are
+    found as `kernels/_cuda.py` finds them.  Raises `CudaCompileError` with the compiler's log, and `ValueError` where
+    CuPy or NVRTC is not installed.
+    """
+    headers = _cuda.include_folders() if "#include" in source else ()
+    standard = () if any(option.startswith(("-std", "--std")) for option in options) else (_cuda.STANDARD,)
+    given = (f"--gpu-architecture={ARCHITECTURE}", *standard, "-lineinfo", *options, *(f"-I{path}" for path in headers))
+    nvrtc: Any = _cuda._nvrtc()
+    program = nvrtc.createProgram(source, "kernel.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, given)
+        ptx = nvrtc.getPTX(program)
+        return str(ptx.decode() if isinstance(ptx, bytes) else ptx).replace("\0", "")
+    except nvrtc.NVRTCError as error:
+        raise _cuda.CudaCompileError(_cuda._log(nvrtc, program) or str(error)) from error
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+@contextmanager
+def emulating(**options: Any) -> Iterator[Emulation]:
+    """`emulator.emulating` with its options, for this lab's launchers too."""
+    with emulator.emulating(**options) as run, emulation(), emulating_cuda(run.run):
+        yield run
+
+
+@contextmanager
+def every_launch(launches: Launches) -> Iterator[None]:
+    """Gives each launch of Triton, Gluon and this lab's CUDA C++ to `launches`.
+
+    Raises `RuntimeError` in a process that interprets Triton's kernels.
+    """
+    with emulating_launches(launches), emulation(), emulating_cuda(launches.run):
+        yield
+
+
+@contextmanager
+def emulating_cuda(handle: Handle) -> Iterator[None]:
+    """Gives each launch of a `kernels._cuda.CudaKernel` to `handle` instead of a GPU.
+
+    This changes the class itself, so it works however a kernel's module imported `load`.  Arguments are those
+    of a launch, with CPU tensors; arguments that a launch would refuse raise `ValueError` here as well.
+    """
+    call = _cuda.CudaKernel.__call__
+
+    def instead(
+        self: _cuda.CudaKernel, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0
+    ) -> None:
+        values = [_argument(index, argument) for index, argument in enumerate(arguments)]
+        launch = PtxLaunch(compile_ptx(self.source, options=self.options), self.name, _triple(block), int(shared_bytes))
+        handle(launch, tuple(int(size) for size in grid), values)
+
+    _cuda.CudaKernel.__call__ = instead  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _cuda.CudaKernel.__call__ = call  # type: ignore[method-assign]
+
+
+def _triple(sizes: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = (*(int(size) for size in sizes), 1, 1)[:3]
+    return x, y, z
+
+
+def _argument(index: int, value: Any) -> Any:
+    """A tensor or a tensor map unchanged; any other argument as the bytes that a launch copies."""
+    checked = value if isinstance(value, torch.Tensor) else _cuda._value(index, value)
+    if isinstance(checked, CudaMap):
+        return _encoded(checked)
+    return checked if isinstance(checked, torch.Tensor) else np.asarray(checked).tobytes()
+
+
+def _encoded(made: CudaMap) -> TensorMap:
+    """The map that the driver would encode."""
+    return TensorMap(
+        made.base.data_ptr(), ELEMENTS[made.base.dtype][0], (made.columns, made.rows),
+        (made.stride * made.base.element_size(),), made.box, swizzle=ROW_BYTES, base=made.base,
+    )  # fmt: skip

@@ -1,0 +1,20 @@
+"""An emulator of GPU kernels: runs what Triton and Gluon compiled for Hopper on the CPU, and says what a GPU would do.
+
+`emulating()` runs every launch inside its `with` block; afterwards `launches`, `bytes` and `findings` are what was
+run, moved and found.  `emulate` runs one compiled kernel or one text of PTX.  README.md in this folder says how it is
+built.  Everything else in this folder is its inside.
+"""
+
+from rooflab.bench.emulator.arguments import PtxLaunch
+from rooflab.bench.emulator.emulating import Choice, Emulation, Finding, emulating, users_part
+from rooflab.bench.emulator.launch import emulate
+from rooflab.bench.emulator.launches import QUICK, Launches, emulating_launches
+from rooflab.bench.emulator.machine.counting import SECTOR
+from rooflab.bench.emulator.machine.run import Checks, EmulationError
+from rooflab.bench.emulator.results import Bytes, LaunchResult
+from rooflab.bench.emulator.tiles.tensor_map import TensorMap
+
+__all__ = [
+    "QUICK", "SECTOR", "Bytes", "Checks", "Choice", "Emulation", "EmulationError", "Finding", "LaunchResult",
+    "Launches", "PtxLaunch", "TensorMap", "emulate", "emulating", "emulating_launches", "users_part",
+]  # fmt: skip

@@ -1,0 +1,135 @@
+"""A launch: its kernel, the memory of its tensors, and its arguments as the bytes that the kernel reads."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from operator import index
+from typing import Any
+
+import numpy as np
+import torch
+
+from rooflab.bench.emulator.machine.memory import GlobalMemory
+from rooflab.bench.emulator.text.syntax import Parameter, PtxKernel, Triple
+from rooflab.bench.emulator.tiles.tensor_map import TensorMap
+
+_FLOATS = {"f16": "<e", "f32": "<f", "f64": "<d", "b32": "<f", "b64": "<d"}
+"""By parameter type: the `struct` format of a float.  b16 is missing, because it may hold f16 or bf16."""
+
+
+@dataclass(frozen=True)
+class PtxLaunch:
+    """A kernel with the settings of its launch, except the grid and the arguments."""
+
+    ptx: str
+    name: str | None = None
+    block: Triple | None = None
+    """Threads of a CTA; None where the PTX gives them (`.reqntid`)."""
+    dynamic_shared: int = 0
+    """Bytes of `extern .shared` memory."""
+    cluster: Triple = (1, 1, 1)
+    names: tuple[str, ...] = ()
+    """The parameters' names in the source, for messages; if empty, messages use the PTX's names."""
+
+
+def whole_numbers(name: str, values: Iterable[int]) -> list[int]:
+    """`values` as a list.  Raises `ValueError` where `values` is not a list of integers."""
+    try:
+        return [index(value) for value in values]
+    except TypeError:
+        raise ValueError(f"{name}: expected a list of integers, got {_shown(values)}") from None
+
+
+def checked_tensors(name: str, values: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """`values` as a list.  Raises `ValueError` where `values` is not a list of tensors."""
+    tensors = [values] if isinstance(values, torch.Tensor | str) else list(values)
+    if any(not isinstance(value, torch.Tensor) for value in tensors) or isinstance(values, torch.Tensor):
+        raise ValueError(f"{name}: expected a list of tensors, got {_shown(values)}")
+    return tensors
+
+
+def bound_arguments(kernel: PtxKernel, args: Sequence[Any], memory: GlobalMemory, names: Sequence[str]) -> bytes:
+    """The bytes of the parameters; tensors among `args` are added to `memory`.
+
+    `names` are the parameters' names in the source.  Raises `ValueError` on an argument that does not fit.
+    """
+    if not isinstance(args, list | tuple):
+        raise ValueError(f"args: expected a list, got {_shown(args)}")
+    if len(args) != len(kernel.parameters):
+        wanted = ", ".join(f"{parameter.type} {parameter.name}" for parameter in kernel.parameters)
+        raise ValueError(f"args: expected {len(kernel.parameters)} for {kernel.name} ({wanted}), got {len(args)}")
+    raw = b""
+    for place, (value, parameter) in enumerate(zip(args, kernel.parameters, strict=True)):
+        if place < len(names):
+            parameter = replace(parameter, name=names[place])
+        raw += bytes(-len(raw) % parameter.align)
+        raw += _packed(value, parameter, memory)
+    return raw
+
+
+def add_tensor(memory: GlobalMemory, tensor: torch.Tensor, name: str) -> int:
+    """Registers a tensor's storage; returns its address.  Raises `ValueError` on a tensor without memory on the CPU."""
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name}: expected a tensor on the CPU, got one on {tensor.device}")
+    if tensor.layout != torch.strided:
+        raise ValueError(f"{name}: expected a tensor in plain memory, got one of layout {tensor.layout}")
+    storage = tensor.untyped_storage()
+    memory.add(name, storage.data_ptr(), storage.nbytes(), tensor)
+    return tensor.data_ptr()
+
+
+def mark_unwritten(memory: GlobalMemory, tensor: torch.Tensor) -> None:
+    """Marks a tensor's storage as never written.  Raises `ValueError` on a tensor that is not in `memory`."""
+    storage = tensor.untyped_storage()
+    if not storage.nbytes():
+        return
+    allocation = memory.find(storage.data_ptr())
+    if allocation is None:
+        raise ValueError("unwritten: expected tensors among the arguments, got another")
+    allocation.written = np.zeros(allocation.size, np.bool_)
+
+
+def _packed(value: Any, parameter: Parameter, memory: GlobalMemory) -> bytes:
+    """An argument's bytes."""
+    name, kind = parameter.name, parameter.type
+    if isinstance(value, TensorMap):
+        if value.base is not None:
+            add_tensor(memory, value.base, name)
+        value = value.pack()
+    if isinstance(value, bytes):
+        if len(value) != parameter.size:
+            raise ValueError(f"{name}: expected {parameter.size} bytes, got {len(value)}")
+        return value
+    if kind == "bytes":
+        raise ValueError(f"{name}: expected {parameter.size} bytes or a TensorMap, got {type(value).__name__}")
+    if isinstance(value, torch.Tensor):
+        if kind not in ("u64", "b64", "s64"):
+            raise ValueError(f"{name}: expected a number (.{kind}), got a tensor")
+        return add_tensor(memory, value, name).to_bytes(8, "little")
+    if value is None:
+        value = 0
+    return _number(value.item() if isinstance(value, np.generic) else value, parameter)
+
+
+def _number(value: Any, parameter: Parameter) -> bytes:
+    kind, limit = parameter.type, 1 << 8 * parameter.size
+    misfit = ValueError(f"{parameter.name}: expected a number that fits .{kind}, got {_shown(value)}")
+    if not isinstance(value, bool | int | float):
+        raise misfit
+    if isinstance(value, float) or kind.startswith("f"):
+        # A float in an untyped parameter is passed as C would pass it.
+        try:
+            return struct.pack(_FLOATS[kind], float(value))
+        except (KeyError, OverflowError):
+            raise misfit from None
+    if not -(limit // 2) <= value < limit:
+        raise misfit
+    return (int(value) % limit).to_bytes(parameter.size, "little")
+
+
+def _shown(value: Any) -> str:
+    """A value in one line: numbers and texts as they are, other values by their type."""
+    text = repr(value) if isinstance(value, bool | int | float | str | list | tuple | None) else ""
+    return text if 0 < len(text) <= 80 and "\n" not in text else f"a value of type {type(value).__name__}"

@@ -1,0 +1,221 @@
+"""Branches, barriers, mbarriers, register moves, exchanges within a warp (PTX ISA 8.7, sections 9.7.12, 13, 20)."""
+
+from __future__ import annotations
+
+from rooflab.bench.emulator.emit.generator import Generator, emits, unknown
+from rooflab.bench.emulator.emit.memory import located
+from rooflab.bench.emulator.text.kinds import dtype_of
+from rooflab.bench.emulator.text.syntax import Address, Immediate, Instruction, OperandGroup, PtxError, Register, Sink
+
+_REDUCTIONS = ("popc", "and", "or")
+
+
+@emits("bra", "ret", "exit")
+def branch(g: Generator, instruction: Instruction) -> None:
+    """`bra`, `ret`, `exit`: one predicate decides for all lanes, or each lane has its own predicate."""
+    (target,) = g.flow.targets(instruction.number)
+    following = instruction.number + 1
+    if g.guard is None:
+        g.line(f"return {target}")
+        return
+    name = g.temporary()
+    g.line(f"{name} = {g.guard}")
+    g.line(f"return ({target} if {name} else {following}) if {name}.__class__ is bool_ else"
+           f" c.branch({name}, {target}, {following})")  # fmt: skip
+
+
+@emits("brx")
+def many_ways(g: Generator, instruction: Instruction) -> None:
+    """`brx.idx`."""
+    targets = g.flow.targets(instruction.number)
+    index = g.value(instruction.operands[0], "u4")
+    if g.guard is not None:  # lanes whose predicate is false go on after the branch
+        index = f"choose({g.guard}, {index}, {g.constant(len(targets), 'u4')})"
+        targets = (*targets, instruction.number + 1)
+    g.line(f"return c.many_ways({index}, {targets})")
+
+
+@emits("trap", "brkpt")
+def trap(g: Generator, instruction: Instruction) -> None:
+    """`trap`: the kernel stops with a fault."""
+    g.line(f"synchronising.fail({g.guard or 'np.bool_(True)'}, 'the kernel trapped', {instruction.number})")
+    g.line(f"return {instruction.number + 1}")
+
+
+@emits("call")
+def call(g: Generator, instruction: Instruction) -> None:
+    """Calls of the driver's functions: a failed assertion ends the run; printing is ignored."""
+    if "assertfail" in instruction.opcode:
+        text = "a device-side assertion failed"
+        g.line(f"synchronising.fail({g.guard or 'np.bool_(True)'}, {text!r}, {instruction.number})")
+
+
+@emits("nanosleep")
+def sleep(g: Generator, instruction: Instruction) -> None:
+    """`nanosleep`: other contexts get a turn."""
+    g.line("c.steps += 1")
+
+
+@emits("bar", "barrier")
+def barrier(g: Generator, instruction: Instruction) -> None:
+    """`bar.sync`, `bar.arrive`, `bar.red`, `bar.warp.sync`, also by the name `barrier`; `barrier.cluster`."""
+    parts, operands = instruction.parts, list(instruction.operands)
+    following = instruction.number + 1
+    if parts[1] == "warp":
+        (_,) = operands  # the scheduler reads the mask, and brings these lanes here together
+    elif parts[1] == "cluster":
+        name = "cluster_arrive" if "arrive" in parts else "cluster_wait"
+        release = "relaxed" not in parts
+        g.unguarded(instruction)
+        if name == "cluster_wait":
+            g.line(f"return waiting_of(c.group).clusters.wait(c, {following}, {instruction.number})")
+            g.ends()
+        else:
+            g.line(f"waiting_of(c.group).clusters.arrive(c, {release}, {instruction.number})")
+    elif "red" in parts:
+        _reduction(g, instruction)
+    else:
+        number = g.value(operands[0], "u4")
+        count = g.value(operands[1], "u4") if len(operands) > 1 else "None"
+        name = "arrive" if "arrive" in parts else "sync"
+        g.line(
+            f"return synchronising.{name}(c, {number}, {count}, {following}, {instruction.number}, {g.guard or 'None'})"
+        )
+        g.ends()
+
+
+def _reduction(g: Generator, instruction: Instruction) -> None:
+    operands, operation = instruction.operands, next(part for part in instruction.parts if part in _REDUCTIONS)
+    g.unguarded(instruction)
+    target, number, *rest = operands
+    count = g.value(rest[0], "u4") if len(rest) > 1 else "None"
+    if not isinstance(target, Register):
+        raise PtxError(f"PTX: expected a register for the result of {instruction.text!r}")
+    predicate = g.value(rest[-1], "?")
+    g.line(f"return synchronising.reduce(c, {target.index}, {operation!r}, {g.value(number, 'u4')}, {count},"
+           f" {predicate}, {instruction.number + 1}, {instruction.number})")  # fmt: skip
+    g.ends()
+
+
+@emits("mbarrier")
+def mbarrier(g: Generator, instruction: Instruction) -> None:
+    """`mbarrier` and its operations."""
+    parts, operands = instruction.parts, list(instruction.operands)
+    name = parts[1]
+    if "relaxed" in parts and name not in ("expect_tx", "complete_tx"):
+        raise PtxError(f"PTX: expected an mbarrier that orders memory, got {instruction.text!r} at {instruction.place}")
+    if name in ("try_wait", "test_wait"):
+        _wait(g, instruction)
+        return
+    target = operands.pop(0) if not isinstance(operands[0], Address) else Sink()
+    at = located(g, operands.pop(0), "shared", instruction)
+    mask, number = g.guard or "None", instruction.number
+    values = [g.value(item, "u4") for item in operands]
+    one = g.constant(1, "u4")
+    if name == "init":
+        g.line(f"waiting_of(c.group).mbarriers.init(c, {at}, {values[0]}, {mask}, {number})")
+    elif name == "inval":
+        g.line(f"waiting_of(c.group).mbarriers.inval(c, {at}, {mask}, {number})")
+    elif name in ("arrive", "arrive_drop"):
+        expect = values[0] if "expect_tx" in parts else "None"
+        count = values[0] if values and "expect_tx" not in parts else one
+        how = f"drop={name == 'arrive_drop'}, may_complete={'noComplete' not in parts}"
+        call = f"synchronising.update_mbarrier(c, 'arrive', {at}, {count}, {expect}, {mask}, {number}, {how})"
+        g.define(target, call, "u8")
+    elif name == "expect_tx":
+        g.line(f"synchronising.update_mbarrier(c, 'expect', {at}, {values[0]}, {mask}, {number})")
+    elif name == "complete_tx":
+        g.line(f"synchronising.update_mbarrier(c, 'complete', {at}, {values[0]}, {mask}, {number})")
+    else:
+        raise unknown(instruction)
+
+
+def _wait(g: Generator, instruction: Instruction) -> None:
+    parts, operands = instruction.parts, instruction.operands
+    target, where = operands[0], located(g, operands[1], "shared", instruction)
+    parity = "parity" in parts
+    state = g.value(operands[2], "u4" if parity else "u8")
+    blocks = parts[1] == "try_wait"
+    result = g.temporary()
+    g.line(f"{result} = synchronising.mbarrier_wait(c, {where}, {state}, {blocks},"
+           f" {g.guard or 'None'}, {instruction.number})")  # fmt: skip
+    if blocks:
+        g.line(f"if {result} is None: return -1")
+    g.define(target, result, "?")
+
+
+@emits("setmaxnreg")
+def set_registers(g: Generator, instruction: Instruction) -> None:
+    """`setmaxnreg`."""
+    count = instruction.operands[0]
+    if not isinstance(count, Immediate):
+        raise PtxError(f"PTX: expected a constant number of registers in {instruction.text!r}")
+    g.unguarded(instruction)
+    increase = instruction.parts[1] == "inc"
+    g.line(f"synchronising.set_registers(c, {count.value}, {increase}, {instruction.number})")
+
+
+@emits("shfl")
+def shuffle(g: Generator, instruction: Instruction) -> None:
+    """`shfl.sync`."""
+    mode = instruction.parts[2]
+    target, value, lane, clamp, _ = instruction.operands  # the scheduler reads the mask
+    both = isinstance(target, OperandGroup)
+    first = target.items[0] if isinstance(target, OperandGroup) else target
+    dtype = g.kept[value.index] if isinstance(value, Register) else "u4"
+    given = f"{g.value(value, dtype)}, {g.value(lane, 'u4')}, {g.value(clamp, 'u4')}"
+    name, valid = g.temporary(), g.temporary()
+    g.line(f"{name}, {valid} = warps.shuffle(c, {mode!r}, {given}, {both})")
+    g.define(first, name, dtype)
+    if isinstance(target, OperandGroup):
+        g.define(target.items[1], valid, "?")
+
+
+@emits("vote")
+def vote(g: Generator, instruction: Instruction) -> None:
+    """`vote.sync`."""
+    mode = instruction.parts[2]
+    target, predicate, mask = instruction.operands
+    call = f"warps.vote(c, {mode!r}, {g.value(predicate, '?')}, {g.value(mask, 'u4')}, {g.guard or 'None'})"
+    g.define(target, call, "u4" if mode == "ballot" else "?")
+
+
+@emits("match")
+def match(g: Generator, instruction: Instruction) -> None:
+    """`match.any.sync`, `match.all.sync`."""
+    mode = instruction.parts[1]
+    target, value, mask = instruction.operands
+    dtype = dtype_of(instruction.parts[-1])
+    name, same = g.temporary(), g.temporary()
+    g.line(f"{name}, {same} = warps.match(c, {mode!r}, {g.value(value, dtype)}, {g.value(mask, 'u4')})")
+    g.define(target.items[0] if isinstance(target, OperandGroup) else target, name, "u4")
+    if isinstance(target, OperandGroup):
+        g.define(target.items[1], same, "?")
+
+
+@emits("redux")
+def reduce(g: Generator, instruction: Instruction) -> None:
+    """`redux.sync`."""
+    parts = instruction.parts
+    target, value, mask = instruction.operands
+    dtype = dtype_of(parts[-1])
+    call = f"warps.reduce(c, {parts[2]!r}, {g.value(value, dtype)}, {g.value(mask, 'u4')}, {g.guard or 'None'})"
+    g.define(target, call, dtype)
+
+
+@emits("elect")
+def elect(g: Generator, instruction: Instruction) -> None:
+    """`elect.sync`: the lowest lane of the mask."""
+    target, mask = instruction.operands
+    name, chosen = g.temporary(), g.temporary()
+    g.line(f"{name}, {chosen} = warps.elect(c, {g.value(mask, 'u4')})")
+    items = g.items(target)
+    if isinstance(items[0], Register):
+        g.define(items[0], name, "u4")
+    g.define(items[1], chosen, "?")
+
+
+@emits("activemask")
+def active_mask(g: Generator, instruction: Instruction) -> None:
+    """`activemask`."""
+    g.define(instruction.operands[0], "warps.active_mask(c)", "u4")

@@ -1,0 +1,345 @@
+"""Generates the Python of a basic block: each PTX instruction becomes one or two lines on NumPy vectors of lanes.
+
+A block's function takes a context (the lanes that run it) and the context's registers.  Values that only this block
+uses stay Python locals; values that a later block needs go back to the registers.  A value is a vector with one element
+per lane, or one NumPy scalar for all lanes: the same line works for both, and most address arithmetic stays scalar.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rooflab.bench.emulator.text import syntax
+from rooflab.bench.emulator.text.flow import BRANCHES, BasicBlock, Flow
+from rooflab.bench.emulator.text.kinds import storage
+from rooflab.bench.emulator.text.program import BlockFunction
+from rooflab.bench.emulator.text.wgmma_registers import accumulators
+
+_WORDS = frozenset(
+    # types
+    "pred b1 b8 u8 s8 b16 u16 s16 f16 bf16 f16x2 bf16x2 u16x2 s16x2 b32 u32 s32 f32 tf32 b64 u64 s64 f64 b128 b1024"
+    " e4m3 e5m2 e4m3x2 e5m2x2 u2 s2 u4 s4"
+    # roundings, and the treatment of values that do not fit
+    " rn rz rm rp rna rni rzi rmi rpi ftz noftz sat satfinite relu approx full NaN xorsign abs"
+    # parts of products and carries
+    " lo hi wide cc"
+    # comparisons and logic
+    " eq ne lt le gt ge ls hs equ neu ltu leu gtu geu num nan and or xor popc finite infinite number notanumber"
+    " normal subnormal"
+    # shifts and permutations
+    " l r wrap clamp f4e b4e rc8 ecl ecr rc16 shiftamt idx up down bfly any all uni ballot"
+    # spaces and addresses
+    " global shared local param const entry func to"
+    # orders and scopes
+    " volatile relaxed acquire release acq_rel sc weak mmio cta cluster gpu gl sys"
+    # caches
+    " ca cg cs cv lu wb wt nc cache_hint no_allocate evict_first evict_last evict_normal evict_unchanged L1 L2 level"
+    " fractional"
+    # atomics
+    " add min max inc dec exch cas"
+    # barriers
+    " sync aligned arrive red warp wait init inval arrive_drop expect_tx complete_tx try_wait test_wait parity"
+    " noComplete mbarrier mbarrier_init noinc"
+    # copies and fences
+    " async bulk tensor commit_group wait_group wait_all read bulk_group bytes multicast tile prefetch reduce proxy"
+    " alias tensormap generic cp_fenceproxy replace launch_dependents mask"
+    " global_address rank box_dim global_dim global_stride element_stride elemtype interleave_layout swizzle_mode"
+    " fill_mode"
+    # matrices
+    " mma_async fence row col trans"
+    # conversions
+    " pack"
+    # driver's calls
+    " vprintf __assertfail __cuda_assertfail".split()
+)
+_PATTERNS = re.compile(r"m\d+n\d+(?:k\d+)?|[1-5]d|x[124]|v[248]|(?:L2::)?(?:64|128|256)B")
+Emitter = Callable[["Generator", syntax.Instruction], None]
+EMITTERS: dict[str, Emitter] = {}
+"""For each family of instructions, the function that writes its Python."""
+
+
+def _unknown_modifier(parts: list[str]) -> str | None:
+    """The first unknown part of an opcode after its family; None if all parts are known."""
+    for part in parts[1:]:
+        for word in part.split("::"):
+            if word not in _WORDS and not _PATTERNS.fullmatch(word):
+                return part
+    return None
+
+
+def unknown(instruction: syntax.Instruction) -> syntax.PtxError:
+    """The error that an emitter raises on an instruction that it does not know."""
+    return syntax.PtxError(f"PTX: expected an instruction that is known, got {instruction.text!r}")
+
+
+def address_of(operand: syntax.Operand, instruction: syntax.Instruction) -> syntax.Address:
+    """The operand as an address.  Raises `PtxError` if the operand is not an address."""
+    if not isinstance(operand, syntax.Address):
+        raise syntax.PtxError(f"PTX: expected an address in {instruction.text!r}")
+    return operand
+
+
+def emits(*families: str) -> Callable[[Emitter], Emitter]:
+    """Registers an emitter, which writes the Python of `families`."""
+
+    def register(emitter: Emitter) -> Emitter:
+        for name in families:
+            if name in EMITTERS:
+                raise ValueError(f"PTX: {name} is emitted twice")
+            EMITTERS[name] = emitter
+        return emitter
+
+    return register
+
+
+def _named(operand: syntax.Operand) -> str:
+    return type(operand).__name__.removeprefix("Operand").lower()
+
+
+class Generator:
+    """Writes the functions of one kernel's blocks."""
+
+    def __init__(self, flow: Flow, helpers: dict[str, Any]):
+        self.flow = flow
+        self.kernel = flow.kernel
+        self.kept = storage(flow.kernel)
+        self.namespace = dict(helpers)
+        self._constants: dict[tuple[str, Any], str] = {}
+        self._lines: list[str] = []
+        self._known: set[int] = set()
+        """Registers that are already locals of the block."""
+        self._changed: set[int] = set()
+        self._views: dict[tuple[int, str], str] = {}
+        self._guard: str | None = None
+        self._temporaries = 0
+        self._ended = False
+        self._accumulators = accumulators(flow.kernel)
+        self._perhaps_unwritten = self._live(0)
+        self._looked_at: set[int] = set()
+        """Accumulators that were already checked since the last wgmma of the block."""
+
+    # For emitters.
+
+    def line(self, text: str) -> None:
+        """Adds a line."""
+        self._lines.append(text)
+
+    @property
+    def guard(self) -> str | None:
+        """The expression of the instruction's predicate; None if it has no predicate."""
+        return self._guard
+
+    def temporary(self) -> str:
+        """A name that is free."""
+        self._temporaries += 1
+        return f"t{self._temporaries}"
+
+    def constant(self, value: Any, dtype: str) -> str:
+        """A name for a NumPy scalar of a type; `value` wraps around to the type's width."""
+        if dtype == "?":
+            return self.bind(np.bool_(bool(value)), ("?", bool(value)))
+        bits = 8 * int(dtype[1])
+        scalar = np.array(int(value) % (1 << bits), f"u{dtype[1]}").view(dtype)[()]
+        return self.bind(scalar, (dtype, int(value) % (1 << bits)))
+
+    def bind(self, value: Any, key: tuple[str, Any]) -> str:
+        """A name for any value in the functions' namespace; the same key always gives the same name."""
+        if key not in self._constants:
+            name = f"k{len(self._constants)}"
+            self._constants[key] = name
+            self.namespace[name] = value
+        return self._constants[key]
+
+    def value(self, operand: syntax.Operand, dtype: str) -> str:
+        """The expression of an operand's value, as a NumPy type of the operand's width."""
+        if isinstance(operand, syntax.Register):
+            return self._register(operand, dtype)
+        if isinstance(operand, syntax.Immediate):
+            return self.constant(_immediate(operand, dtype), dtype)
+        if isinstance(operand, syntax.Negated):
+            return f"~{self._register(operand.register, '?')}"
+        if isinstance(operand, syntax.Special):
+            return self._special(operand, dtype)
+        if isinstance(operand, syntax.Symbol):
+            text = f"c.address({operand.name!r}, {dtype!r})"
+            return f"({text} + {self.constant(operand.offset, dtype)})" if operand.offset else text
+        raise syntax.PtxError(f"PTX: expected a value, got a {_named(operand)}")
+
+    def define(self, operand: syntax.Operand, expression: str, dtype: str) -> None:
+        """Assigns an expression of a NumPy type to a register, in the lanes whose predicate is true."""
+        if isinstance(operand, syntax.Sink):
+            self.line(expression)
+            return
+        if not isinstance(operand, syntax.Register):
+            raise syntax.PtxError(f"PTX: expected a register for a result, got a {_named(operand)}")
+        kept, name = self.kept[operand.index], f"r{operand.index}"
+        if kept != dtype:
+            expression = self._convert(expression, dtype, kept)
+        if self._guard is not None:
+            old = self._register(operand, kept)
+            expression = f"choose({self._guard}, {expression}, {old})"
+        self.line(f"{name} = {expression}")
+        self._known.add(operand.index)
+        self._changed.add(operand.index)
+        for key in [key for key in self._views if key[0] == operand.index]:
+            del self._views[key]
+
+    def define_many(self, targets: tuple[syntax.Operand, ...], expression: str, dtype: str) -> None:
+        """Assigns the values of an expression to registers, in their order."""
+        names = [self.temporary() for _ in targets]
+        self.line(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {expression}")
+        for target, name in zip(targets, names, strict=True):
+            if not isinstance(target, syntax.Sink):
+                self.define(target, name, dtype)
+
+    def unguarded(self, instruction: syntax.Instruction) -> None:
+        """Raises `PtxError` if an instruction has a predicate, which its emitter does not support."""
+        if self._guard is not None:
+            where = f"{instruction.text!r} at {instruction.place}"
+            raise syntax.PtxError(f"PTX: expected {instruction.parts[0]} without a predicate, got {where}")
+
+    def ends(self) -> None:
+        """Says that the last line leaves the block."""
+        self._ended = True
+
+    def is_local(self, name: str) -> bool:
+        """Whether a name is a parameter of a call, which is kept in local memory."""
+        variable = self.kernel.variables.get(name)
+        return variable is not None and variable.space == "local"
+
+    def items(self, operand: syntax.Operand) -> tuple[syntax.Operand, ...]:
+        """The members of a group, or the operand alone."""
+        return operand.items if isinstance(operand, syntax.OperandGroup) else (operand,)
+
+    # For this class alone.
+
+    def _convert(self, expression: str, dtype: str, kept: str) -> str:
+        if dtype == "?" or kept == "?":
+            raise syntax.PtxError("PTX: expected predicates where they are wanted alone, got one beside a number")
+        if dtype[1] == kept[1]:
+            return f"({expression}).view({kept})"
+        # A result narrower than its register is extended by zeros or by its sign, as its own type says (ld, cvt).
+        wide = f"i{kept[1]}" if dtype[0] == "i" else f"u{kept[1]}"
+        bits = f"({expression}).view(u{dtype[1]})" if dtype[0] == "f" else f"({expression})"
+        extended = f"{bits}.astype({wide})"
+        return extended if wide == kept else f"{extended}.view({kept})"
+
+    def _register(self, register: syntax.Register, dtype: str) -> str:
+        index, kept = register.index, self.kept[register.index]
+        if index not in self._known:
+            self.line(f"r{index} = R[{index}]")
+            if index in self._perhaps_unwritten:
+                # Poison, as in `context.merged`: a compiler may copy it, and then not select the copy.
+                self.line(f"if r{index} is None: r{index} = {self.constant(-1, kept)}")
+            self._known.add(index)
+        if dtype == kept:
+            return f"r{index}"
+        key = (index, dtype)
+        if key not in self._views:
+            if "?" in (dtype, kept):
+                raise syntax.PtxError(f"PTX: expected {register.name} to be used as what it is, a .{register.type}")
+            name = self.temporary()
+            if dtype[1] == kept[1]:
+                self.line(f"{name} = r{index}.view({dtype})")
+            else:  # the low bits of a wider register
+                unsigned = f"u{dtype[1]}"
+                low = f"r{index}.view(u{kept[1]}).astype({unsigned})"
+                self.line(f"{name} = {low}" if dtype == unsigned else f"{name} = {low}.view({dtype})")
+            self._views[key] = name
+        return self._views[key]
+
+    def _special(self, operand: syntax.Special, dtype: str) -> str:
+        text = f"c.special({operand.name!r})"
+        kept = "u8" if operand.name in ("clock64", "globaltimer") else "u4"
+        return text if dtype == kept or operand.name == "is_explicit_cluster" else self._convert(text, kept, dtype)
+
+    def source(self, block: BasicBlock) -> str:
+        """The text of a block's function."""
+        self._lines, self._known, self._changed, self._views = [], set(), set(), {}
+        self._temporaries, self._ended, self._looked_at = 0, False, set()
+        for instruction in self.kernel.instructions[block.start : block.end]:
+            self._instruction(instruction)
+        ended = self._ended
+        needed = set[int]().union(*(self._live(start) for start in block.following))
+        stores = [f"R[{index}] = r{index}" for index in sorted(self._changed & needed)]
+        body = self._lines
+        if ended:
+            # The branch is the last line, so registers that the next block needs are stored before it.
+            body = [*body[:-1], *stores, body[-1]]
+        else:
+            body = [*body, *stores, f"return {block.end}"]
+        return "\n".join([f"def block(c, R):  # {block.start}", *(f"    {line}" for line in body)])
+
+    def _live(self, start: int) -> frozenset[int]:
+        return self.flow.live.get(start, frozenset())
+
+    def _instruction(self, instruction: syntax.Instruction) -> None:
+        name, where = instruction.opcode.split(".", 1)[0], f"{instruction.text!r} at {instruction.place}"
+        if name not in EMITTERS:
+            raise syntax.PtxError(f"PTX: expected an instruction that is known, got {where}")
+        if (modifier := _unknown_modifier(instruction.parts)) is not None:
+            raise syntax.PtxError(f"PTX: expected an instruction that is known, got .{modifier} in {where}")
+        try:
+            self._emit(EMITTERS[name], instruction)
+        except syntax.PtxError as error:
+            raise error if instruction.text in str(error) else syntax.PtxError(f"{error} in {where}") from None
+        except (ValueError, IndexError, KeyError, StopIteration) as error:
+            # An emitter raises these errors when it unpacks operands or looks up modifiers.
+            raise syntax.PtxError(f"PTX: expected the operands and modifiers of .{name}, got {where}") from error
+        if name in BRANCHES:
+            self._ended = True
+
+    def _emit(self, emitter: Emitter, instruction: syntax.Instruction) -> None:
+        self._guard = None
+        if instruction.predicate is not None:
+            text = self._register(instruction.predicate, "?")
+            self._guard = f"~{text}" if instruction.negated else text
+            if instruction.predicate in syntax.definitions(instruction):
+                guard, self._guard = self._guard, self.temporary()
+                self.line(f"{self._guard} = {guard}")
+        if self._accumulators:
+            self._look_at(instruction)
+        emitter(self, instruction)
+        self._guard = None
+
+    def _look_at(self, instruction: syntax.Instruction) -> None:
+        """Checks accumulators that an instruction other than a copy reads."""
+        if instruction.opcode.startswith("wgmma"):
+            self._looked_at.clear()
+            return
+        if instruction.opcode.startswith("mov"):
+            return
+        for register in syntax.uses(instruction):
+            if register.index in self._accumulators and register.index not in self._looked_at:
+                self._looked_at.add(register.index)
+                name = self._register(register, self.kept[register.index])
+                self.line(f"if c.group.accumulators: matrices.check_settled(c, {name}, {instruction.number})")
+
+    def function(self, block: BasicBlock) -> BlockFunction:
+        """A block's function."""
+        text = self.source(block)
+        code = compile(text, f"<PTX {self.kernel.name} {block.start}>", "exec")
+        made_names: dict[str, Any] = {}
+        exec(code, self.namespace, made_names)
+        made: BlockFunction = made_names["block"]
+        return made
+
+
+def _immediate(operand: syntax.Immediate, dtype: str) -> int:
+    """The bits of a constant in a type."""
+    if not operand.float_bits:
+        return operand.value
+    bits = {"4": 32, "8": 64}.get(dtype[1:])
+    if bits is None:
+        raise syntax.PtxError(
+            "PTX: expected an integer where neither 32 nor 64 bits are wanted, got the constant of a float"
+        )
+    if operand.float_bits == bits:
+        return operand.value
+    # The constant was written as a float of the other width.
+    wide = np.array(operand.value, f"u{operand.float_bits // 8}").view(f"f{operand.float_bits // 8}")
+    return int(wide.astype(f"f{dtype[1]}").view(f"u{dtype[1]}"))

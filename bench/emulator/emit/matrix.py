@@ -1,0 +1,109 @@
+"""Matrix instructions: `ldmatrix`, `stmatrix`, `mma`, `wgmma` (PTX ISA 8.7, sections 9.7.14, 9.7.15)."""
+
+from __future__ import annotations
+
+import re
+
+from rooflab.bench.emulator.emit.generator import Generator, emits, unknown
+from rooflab.bench.emulator.emit.memory import address
+from rooflab.bench.emulator.execute.matrices import WgmmaShape
+from rooflab.bench.emulator.text.syntax import Address, Immediate, Instruction, OperandGroup, PtxError
+from rooflab.bench.emulator.tiles.mma import BYTES
+from rooflab.bench.emulator.tiles.shared_layout import K_BYTES
+
+
+@emits("ldmatrix", "stmatrix")
+def move_matrices(g: Generator, instruction: Instruction) -> None:
+    """`ldmatrix`, `stmatrix`."""
+    g.unguarded(instruction)
+    parts, operands = instruction.parts, instruction.operands
+    loads = parts[0] == "ldmatrix"
+    registers, where = operands if loads else operands[::-1]
+    if "m8n8" not in parts or "b16" not in parts or not isinstance(where, Address):
+        raise unknown(instruction)
+    number = int(next(part for part in parts if re.fullmatch(r"x[124]", part))[1])
+    items = g.items(registers)
+    if len(items) != number:
+        raise PtxError(f"PTX: expected {number} registers for .x{number}, got {instruction.text!r}")
+    values = str(number) if loads else f"({', '.join(g.value(item, 'u4') for item in items)},)"
+    how = f"{address(g, where, 'shared')}, {values}, {'trans' in parts}, {instruction.number}"
+    if loads:
+        g.define_many(items, f"matrices.load(c, {how})", "u4")
+    else:
+        g.line(f"matrices.store(c, {how})")
+
+
+@emits("mma")
+def multiply(g: Generator, instruction: Instruction) -> None:
+    """`mma.sync`."""
+    parts = instruction.parts
+    shape = next(part for part in parts if re.fullmatch(r"m\d+n\d+k\d+", part))
+    kinds = parts[parts.index("col") + 1 :] if "col" in parts else []
+    kinds = [kind for kind in kinds if kind not in ("satfinite", "and", "xor", "popc")]
+    if len(kinds) != 4 or "sp" in parts or "row" not in parts:
+        raise unknown(instruction)
+    d_type, a_type, b_type, c_type = kinds
+    dtypes = {"f32": "f4", "f64": "f8"}
+    result, operand = dtypes.get(d_type, "u4"), "f8" if a_type == "f64" else "u4"
+    a, b = (", ".join(g.value(item, operand) for item in g.items(group)) for group in instruction.operands[1:3])
+    c = ", ".join(g.value(item, dtypes.get(c_type, "u4")) for item in g.items(instruction.operands[3]))
+    call = (
+        f"matrices.multiply(c, {shape!r}, {a_type!r}, {b_type!r}, {d_type!r}, ({a},), ({b},), ({c},),"
+        f" {'satfinite' in parts}, {instruction.number})"
+    )
+    g.define_many(g.items(instruction.operands[0]), call, result)
+
+
+@emits("wgmma")
+def warpgroup(g: Generator, instruction: Instruction) -> None:
+    """`wgmma` and its fences and groups."""
+    parts = instruction.parts
+    name = parts[1]
+    g.unguarded(instruction)
+    if name == "fence":
+        return  # `wgmma_registers.unfenced` checks the fences in the kernel's text
+    if name == "commit_group":
+        g.line(f"matrices.commit(c, {instruction.number})")
+    elif name == "wait_group":
+        count = instruction.operands[0]
+        assert isinstance(count, Immediate)
+        g.line(f"matrices.wait(c, {count.value}, {instruction.number})")
+    elif name == "mma_async" and "sp" not in parts:
+        _multiply_async(g, instruction)
+    else:
+        raise unknown(instruction)
+
+
+def _multiply_async(g: Generator, instruction: Instruction) -> None:
+    parts, operands = instruction.parts, instruction.operands
+    place = next(index for index, part in enumerate(parts) if re.fullmatch(r"m64n\d+k\d+", part))
+    n, k = map(int, re.findall(r"\d+", parts[place])[1:])
+    d_type, a_type, b_type = [part for part in parts[place + 1 :] if part != "satfinite"]
+    if a_type in BYTES and k * BYTES[a_type] != K_BYTES:
+        raise PtxError(f"PTX: expected a K of {K_BYTES // BYTES[a_type]} for {a_type}, got {instruction.text!r}")
+    rest = [item.value if isinstance(item, Immediate) else None for item in operands[4:]]
+    scale_a, scale_b = (1, 1) if d_type == "s32" else (_scale(rest[0]), _scale(rest[1]))
+    transposed = [bool(value) for value in rest[2:]] if d_type != "s32" else []
+    from_registers = isinstance(operands[1], OperandGroup)
+    a_transposed = transposed[0] if transposed and not from_registers else False
+    b_transposed = transposed[-1] if transposed else False
+    shape = WgmmaShape(n, d_type, a_type, b_type, scale_a, scale_b, a_transposed, b_transposed, "satfinite" in parts)
+    result = {"f32": "f4"}.get(d_type, "u4")
+    d = ", ".join(g.value(item, result) for item in g.items(operands[0]))
+    if isinstance(operands[1], OperandGroup):
+        a = "(" + ", ".join(g.value(item, "u4") for item in operands[1].items) + ",)"
+    else:
+        a = g.value(operands[1], "u8")
+    scale = operands[3]
+    keeps = g.constant(scale.value, "?") if isinstance(scale, Immediate) else g.value(scale, "?")
+    name = g.bind(shape, ("shape", shape))
+    call = (
+        f"matrices.multiply_async(c, ({d},), {a}, {g.value(operands[2], 'u8')}, {keeps}, {name}, {instruction.number})"
+    )
+    g.define_many(g.items(operands[0]), call, result)
+
+
+def _scale(value: int | None) -> int:
+    if value not in (1, -1):
+        raise PtxError(f"PTX: expected a scale of 1 or -1 in wgmma, got {value}")
+    return value

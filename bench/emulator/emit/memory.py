@@ -1,0 +1,268 @@
+"""Loads, stores, atomics, fences, asynchronous copies and tensor maps (PTX ISA 8.7, sections 9.7.9, 9.7.13.4 to 6)."""
+
+from __future__ import annotations
+
+from rooflab.bench.emulator.emit.generator import Generator, address_of, emits, unknown
+from rooflab.bench.emulator.text import syntax
+from rooflab.bench.emulator.text.kinds import DTYPES, dtype_of
+
+STRONG = frozenset(("volatile", "relaxed", "acquire", "mmio"))
+"""A thread may wait for another thread's store with loads of these orders."""
+SPACES = ("global", "shared", "local", "param", "const")
+_OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
+_REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+
+
+def space_of(instruction: syntax.Instruction) -> str:
+    """The state space that an opcode names; `generic` if it names no space."""
+    for part in instruction.parts[1:]:
+        if part.split("::")[0] in SPACES:
+            return part.split("::")[0]
+    return "generic"
+
+
+def address(g: Generator, operand: syntax.Address, space: str) -> str:
+    """The expression of an address in its space: uint32 in shared memory, uint64 elsewhere."""
+    size = "u4" if space == "shared" else "u8"
+    base, offset = operand.base, operand.offset
+    if isinstance(base, syntax.Symbol):
+        text = f"c.address({base.name!r}, {size})"
+    elif isinstance(base, syntax.Immediate):
+        text = g.constant(base.value, size)
+    else:
+        kept = g.kept[base.index]
+        # Some compilers keep a shared address in 64 bits, or a generic address in 32 bits.
+        text = g.value(base, size) if int(kept[1]) >= int(size[1]) else f"{g.value(base, 'u' + kept[1])}.astype({size})"
+    return f"{text} + {g.constant(offset, size)}" if offset else text
+
+
+def width(kind: str) -> int:
+    """Bytes of a value of a type."""
+    return int(dtype_of(kind)[1])
+
+
+@emits("ld", "ldu")
+def load(g: Generator, instruction: syntax.Instruction) -> None:
+    """`ld`."""
+    parts, space = instruction.parts, space_of(instruction)
+    kind = parts[-1]
+    target, source = instruction.operands[0], address_of(instruction.operands[1], instruction)
+    if space == "param" and isinstance(source.base, syntax.Symbol) and g.is_local(source.base.name):
+        space = "local"
+    if kind == "b128":
+        raise syntax.PtxError(f"PTX: expected a type of at most 64 bits in {instruction.text!r}")
+    items = g.items(target)
+    names = [g.temporary() for _ in items]
+    left = ", ".join(names) + ("," if len(names) == 1 else "")
+    where = address(g, source, space)
+    mask = g.guard or "None"
+    if not STRONG.isdisjoint(parts):
+        at = g.temporary()
+        g.line(f"{at} = {where}")
+        g.line(f"c.polls({instruction.number}, {at})")
+        where = at
+    g.line(f"{left} = access.load(c, {space!r}, {where}, {mask}, {width(kind)}, {len(items)}, {instruction.number})")
+    dtype = dtype_of(kind)
+    for item, name in zip(items, names, strict=True):
+        if not isinstance(item, syntax.Sink):
+            g.define(item, name if dtype[0] == "u" else f"{name}.view({dtype})", dtype)
+
+
+@emits("st")
+def store(g: Generator, instruction: syntax.Instruction) -> None:
+    """`st`."""
+    parts, space = instruction.parts, space_of(instruction)
+    if "bulk" in parts or "async" in parts and len(instruction.operands) != 3:
+        raise unknown(instruction)
+    target, source = address_of(instruction.operands[0], instruction), instruction.operands[1]
+    if space == "param" and isinstance(target.base, syntax.Symbol) and g.is_local(target.base.name):
+        space = "local"
+    size = width(parts[-1])
+    values = ", ".join(g.value(item, f"u{size}") for item in g.items(source))
+    where = address(g, target, space)
+    if "async" in parts:
+        at = address(g, address_of(instruction.operands[2], instruction), "shared")
+        g.line(f"bulk.store_remote(c, {where}, ({values},), {size}, {at}, {g.guard or 'None'}, {instruction.number})")
+        return
+    g.line(f"access.store(c, {space!r}, {where}, ({values},), {g.guard or 'None'}, {size}, {instruction.number})")
+
+
+@emits("atom", "red")
+def atomic(g: Generator, instruction: syntax.Instruction) -> None:
+    """`atom` and `red`."""
+    parts, space = instruction.parts, space_of(instruction)
+    operation = next((part for part in parts if part in _OPERATIONS), None)
+    kind = next(part for part in reversed(parts) if part in DTYPES)
+    if operation is None or "async" in parts or "noftz" in parts and kind not in ("f16", "bf16", "f16x2", "bf16x2"):
+        raise unknown(instruction)
+    operands = list(instruction.operands)
+    target = operands.pop(0) if parts[0] == "atom" else syntax.Sink()
+    where = address_of(operands.pop(0), instruction)
+    dtype = dtype_of(kind)
+    groups = [g.items(item) for item in operands]
+    results = g.items(target)
+    order = next((part for part in parts if part in ("acquire", "release", "acq_rel")), "relaxed")
+    if "cta" in parts:
+        order = "relaxed"  # for other CTAs
+    for place in range(len(groups[0])):
+        values = ", ".join(g.value(group[place], dtype) for group in groups)
+        at = address(g, where, space)
+        if place:
+            at = f"({at}) + {g.constant(place * width(kind), 'u8')}"
+        call = (
+            f"atomics.atomic(c, {space!r}, {at}, {operation!r}, {kind!r}, ({values},), {g.guard or 'None'},"
+            f" {order!r}, {instruction.number})"
+        )
+        result = results[place] if len(results) > place else syntax.Sink()
+        if isinstance(result, syntax.Register):
+            g.define(result, call, dtype)
+        else:
+            g.line(call)
+
+
+@emits("fence", "membar")
+def fence(g: Generator, instruction: syntax.Instruction) -> None:
+    """Fences; the race detector is told about proxy fences."""
+    parts = instruction.parts
+    if "proxy" in parts or any(part.startswith("mbarrier_init") for part in parts):
+        kind, mask = ".".join(parts[1:]), g.guard or "None"
+        if "tensormap::generic" in parts and isinstance(where := (*instruction.operands, None)[0], syntax.Address):
+            g.line(f"tensor_maps.fence(c, {address(g, where, 'generic')}, {mask})")
+        g.line(f"synchronising.proxy_fence(c, {kind!r}, {mask})")
+    elif "cta" not in parts:  # in this model only barriers order accesses within a CTA
+        g.unguarded(instruction)
+        g.line(f"synchronising.fence(c, {instruction.number})")
+
+
+@emits("prefetch", "prefetchu", "applypriority", "discard", "createpolicy", "griddepcontrol", "pmevent")
+def hints(g: Generator, instruction: syntax.Instruction) -> None:
+    """Instructions that change no value."""
+    if instruction.parts[0] == "createpolicy":
+        g.define(instruction.operands[0], g.constant(0, "u8"), "u8")
+
+
+def located(g: Generator, operand: syntax.Operand, space: str, instruction: syntax.Instruction) -> str:
+    """The expression of an operand's address in its space; a shared address may be given as a generic one."""
+    where = address_of(operand, instruction)
+    if space == "shared" and isinstance(where.base, syntax.Register) and g.kept[where.base.index][1] == "8":
+        return f"({address(g, where, 'generic')}).astype(u4)"
+    return address(g, where, space)
+
+
+@emits("cp")
+def copy(g: Generator, instruction: syntax.Instruction) -> None:
+    """`cp.async` and the bulk copies."""
+    opcode, operands = instruction.opcode, instruction.operands
+    mask, number = g.guard or "None", instruction.number
+    if "prefetch" in instruction.parts:
+        return
+    if opcode.startswith(("cp.async.bulk", "cp.reduce.async.bulk")):
+        _bulk(g, instruction, mask, number)
+    elif opcode.startswith("cp.async.mbarrier.arrive"):
+        at = located(g, operands[0], "shared", instruction)
+        g.line(f"copying.arrive_after(c, {at}, {'noinc' in instruction.parts}, {mask}, {number})")
+    elif opcode == "cp.async.commit_group":
+        g.unguarded(instruction)
+        g.line("copying.commit(c)")
+    elif opcode == "cp.async.wait_group":
+        g.unguarded(instruction)
+        g.line(f"copying.wait(c, {_constant(operands[0])})")
+    elif opcode == "cp.async.wait_all":
+        g.unguarded(instruction)
+        g.line("copying.wait(c, None)")
+    elif opcode.startswith("cp.async.c"):
+        target, source = located(g, operands[0], "shared", instruction), located(g, operands[1], "global", instruction)
+        size = _constant(operands[2])
+        if "cg" in instruction.parts and size != 16:
+            raise syntax.PtxError(f"PTX: expected 16 bytes for cp.async.cg, got {instruction.text!r}")
+        # A fourth operand is the source's size or a predicate, or a cache policy if the opcode says `cache_hint`.
+        given = operands[3] if len(operands) > 3 and not (len(operands) == 4 and "cache_hint" in opcode) else None
+        taken = "None" if given is None else _taken(g, given, size)
+        g.line(f"copying.copy(c, {target}, {source}, {size}, {taken}, {mask}, {number})")
+    else:
+        raise unknown(instruction)
+
+
+def _taken(g: Generator, given: syntax.Operand, size: int) -> str:
+    """Bytes that come from the source: the given number, or 0 if a predicate says to ignore the source."""
+    if isinstance(given, syntax.Negated) or isinstance(given, syntax.Register) and given.type == "pred":
+        return f"choose({g.value(given, '?')}, {g.constant(0, 'u4')}, {g.constant(size, 'u4')})"
+    return g.value(given, "u4")
+
+
+def _constant(operand: syntax.Operand) -> int:
+    if not isinstance(operand, syntax.Immediate):
+        raise syntax.PtxError(f"PTX: expected a constant, got {operand}")
+    return operand.value
+
+
+def _bulk(g: Generator, instruction: syntax.Instruction, mask: str, number: int) -> None:
+    opcode, operands, parts = instruction.opcode, instruction.operands, instruction.parts
+    if "commit_group" in parts:
+        g.line(f"bulk.commit_bulk(c, {mask})")
+        return
+    if "wait_group" in parts:
+        g.line(f"bulk.wait_bulk(c, {_constant(operands[0])}, {'read' in parts}, {mask})")
+        return
+    operation = next((part for part in parts if part in _REDUCTIONS), None) if opcode.startswith("cp.reduce") else None
+    if ".global" not in opcode:
+        _between(g, instruction, mask)
+        return
+    into_shared = opcode.index(".shared") < opcode.index(".global")
+    if "tensor" in parts:
+        if any(part.startswith(("im2col", "tile::")) for part in parts):
+            raise unknown(instruction)
+        _tensor(g, instruction, into_shared, operation, mask)
+        return
+    size = g.value(operands[2], "u4")
+    if into_shared:
+        target, source = located(g, operands[0], "shared", instruction), located(g, operands[1], "global", instruction)
+        barrier = located(g, operands[3], "shared", instruction)
+        multicast = g.value(operands[4], "u2") if "multicast::cluster" in opcode else "None"
+        g.line(f"bulk.bulk_load(c, {target}, {source}, {size}, {barrier}, {multicast}, {mask}, {number})")
+    else:
+        target, source = located(g, operands[0], "global", instruction), located(g, operands[1], "shared", instruction)
+        kind = parts[-1] if operation else ""
+        g.line(f"bulk.bulk_store(c, {target}, {source}, {size}, {operation!r}, {kind!r}, {mask}, {number})")
+
+
+def _between(g: Generator, instruction: syntax.Instruction, mask: str) -> None:
+    operands = instruction.operands
+    if instruction.opcode.startswith("cp.reduce") or len(operands) != 4:
+        raise unknown(instruction)
+    target, source, barrier = (located(g, operands[place], "shared", instruction) for place in (0, 1, 3))
+    size = g.value(operands[2], "u4")
+    g.line(f"bulk.copy_between(c, {target}, {source}, {size}, {barrier}, {mask}, {instruction.number})")
+
+
+def _tensor(g: Generator, instruction: syntax.Instruction, into_shared: bool, operation: str | None, mask: str) -> None:
+    operands, number = instruction.operands, instruction.number
+    place = 1 if into_shared else 0
+    tensor = address_of(operands[place], instruction)
+    where = address(g, syntax.Address(tensor.base, tensor.offset), "generic")
+    coordinates = ", ".join(g.value(item, "i4") for item in tensor.coordinates)
+    shared = located(g, operands[1 - place], "shared", instruction)
+    if into_shared:
+        barrier = located(g, operands[2], "shared", instruction)
+        multicast = g.value(operands[3], "u2") if "multicast::cluster" in instruction.opcode else "None"
+        g.line(f"bulk.tensor_load(c, {shared}, {where}, ({coordinates},), {barrier}, {multicast}, {mask}, {number})")
+    else:
+        g.line(f"bulk.tensor_store(c, {where}, ({coordinates},), {shared}, {operation!r}, {mask}, {number})")
+
+
+@emits("tensormap")
+def tensor_maps(g: Generator, instruction: syntax.Instruction) -> None:
+    """`tensormap.replace`, `tensormap.cp_fenceproxy`."""
+    parts, operands = instruction.parts, instruction.operands
+    mask, number = g.guard or "None", instruction.number
+    if parts[1] == "cp_fenceproxy":
+        target, source = located(g, operands[0], "global", instruction), located(g, operands[1], "shared", instruction)
+        g.line(f"tensor_maps.copy(c, {target}, {source}, {mask}, {number})")
+        return
+    space = "shared" if any(part.startswith("shared") for part in parts) else "generic"
+    at = located(g, operands[0], space, instruction)
+    field = parts[3]
+    ordinal = _constant(operands[1]) if len(operands) == 3 else 0
+    size = "u8" if parts[-1] == "b64" else "u4"
+    value = g.value(operands[-1], size)
+    g.line(f"tensor_maps.replace(c, {space!r}, {at}, {field!r}, {ordinal}, {value}, {mask}, {number})")

@@ -1,0 +1,244 @@
+"""Moves, selections, comparisons and conversions (PTX ISA 8.7, sections 9.7.6, 9.7.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rooflab.bench.emulator.emit.arithmetic import rounding_of
+from rooflab.bench.emulator.emit.generator import Generator, emits, unknown
+from rooflab.bench.emulator.machine.memory import LOCAL_WINDOW, PARAM_WINDOW, RANK_SHIFT, SHARED_WINDOW
+from rooflab.bench.emulator.text.kinds import DTYPES, dtype_of
+from rooflab.bench.emulator.text.syntax import Instruction, Operand, OperandGroup, PtxError, Register, Sink
+
+_COMPARISONS = {
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+    "lo": "<", "ls": "<=", "hi": ">", "hs": ">=",
+}  # fmt: skip
+_UNORDERED = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
+"""Comparisons that are also true for NaN, without equ and neu; each is the negation of the comparison given here."""
+_WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
+
+
+@emits("mov")
+def move(g: Generator, instruction: Instruction) -> None:
+    """`mov`, with packing and unpacking."""
+    target, source = instruction.operands
+    dtype = dtype_of(instruction.parts[-1])
+    if isinstance(target, OperandGroup):
+        _unpack(g, target, source)
+    elif isinstance(source, OperandGroup):
+        _pack(g, target, source)
+    elif isinstance(target, Register):
+        kept = g.kept[target.index]
+        wanted = kept if kept == "?" or kept[1] == dtype[1] else dtype
+        g.define(target, g.value(source, wanted), wanted)
+
+
+def _pack(g: Generator, target: Operand, source: OperandGroup) -> None:
+    if not isinstance(target, Register):
+        raise PtxError("PTX: expected a register that takes what is packed")
+    size = int(g.kept[target.index][1])
+    part = size // len(source.items)
+    text = ""
+    for place, item in enumerate(source.items):
+        value = f"{g.value(item, f'u{part}')}.astype(u{size})"
+        text += f" | ({value} << {g.constant(8 * part * place, f'u{size}')})" if place else value
+    g.define(target, text, f"u{size}")
+
+
+def _unpack(g: Generator, target: OperandGroup, source: Operand) -> None:
+    if not isinstance(source, Register):
+        raise PtxError("PTX: expected a register that is taken apart")
+    size = int(g.kept[source.index][1])
+    part = size // len(target.items)
+    whole = g.temporary()
+    g.line(f"{whole} = {g.value(source, f'u{size}')}")
+    for place, item in enumerate(target.items):
+        if isinstance(item, Sink):
+            continue
+        shifted = f"({whole} >> {g.constant(8 * part * place, f'u{size}')})" if place else whole
+        g.define(item, f"{shifted}.astype(u{part})", f"u{part}")
+
+
+@emits("selp")
+def select(g: Generator, instruction: Instruction) -> None:
+    """`selp`."""
+    target, a, b, predicate = instruction.operands
+    dtype = dtype_of(instruction.parts[-1])
+    if isinstance(target, Register) and g.kept[target.index][1:] == dtype[1:]:
+        dtype = g.kept[target.index]
+    values = f"{g.value(predicate, '?')}, {g.value(a, dtype)}, {g.value(b, dtype)}"
+    g.define(target, f"choose({values})", dtype)
+
+
+@emits("slct")
+def select_by_sign(g: Generator, instruction: Instruction) -> None:
+    """`slct`: by the sign of the last operand."""
+    kinds = [part for part in instruction.parts if part in DTYPES]
+    target, a, b, sign = instruction.operands
+    dtype = dtype_of(kinds[0])
+    test = f"{_flushed(g.value(sign, dtype_of(kinds[1])), kinds[1], 'ftz' in instruction.parts)} >= 0"
+    g.define(target, f"choose({test}, {g.value(a, dtype)}, {g.value(b, dtype)})", dtype)
+
+
+def comparison(g: Generator, name: str, kind: str, a: Operand, b: Operand, ftz: bool) -> str:
+    """The expression of a comparison, given by its name in PTX."""
+    return _compared(name, kind, *(_flushed(g.value(side, dtype_of(kind)), kind, ftz) for side in (a, b)))
+
+
+def _flushed(value: str, kind: str, ftz: bool) -> str:
+    """A value as a comparison uses it: with `ftz`, subnormals become zeros."""
+    if not ftz:
+        return value
+    return f"half.flush({value}, {kind!r})" if kind in ("f16", "bf16") else f"bits.flush({value})"
+
+
+def _compared(name: str, kind: str, left: str, right: str) -> str:
+    half = kind in ("f16", "bf16")
+    dtype = dtype_of(kind)
+    if kind.endswith("x2"):
+        raise PtxError(f"PTX: expected a comparison of single numbers, got one of .{kind}")
+    if half:
+        left, right = (f"formats.decode({value}, {kind!r})" for value in (left, right))
+    if name == "num":
+        return f"({left} == {left}) & ({right} == {right})"
+    if name == "nan":
+        return f"({left} != {left}) | ({right} != {right})"
+    if name == "equ":
+        return f"({left} == {right}) | ({left} != {left}) | ({right} != {right})"
+    if name == "neu":
+        return f"{left} != {right}"
+    if name in _UNORDERED:
+        return f"~({left} {_UNORDERED[name]} {right})"
+    if name == "ne" and dtype[0] == "f" or half and name == "ne":
+        # An ordered comparison: false if an operand is NaN.
+        return f"({left} < {right}) | ({left} > {right})"
+    if name not in _COMPARISONS:
+        raise PtxError(f"PTX: expected a comparison that is known, got {name}")
+    return f"{left} {_COMPARISONS[name]} {right}"
+
+
+@emits("setp")
+def set_predicate(g: Generator, instruction: Instruction) -> None:
+    """`setp`; it may combine the result with another predicate, and may also give the negated result."""
+    parts = [part for part in instruction.parts if part != "ftz"]
+    name, kind, ftz = parts[1], parts[-1], "ftz" in instruction.parts
+    target, a, b, *more = instruction.operands
+    result = g.temporary()
+    values = [result, f"~{result}"]
+    if kind.endswith("x2"):
+        # One predicate for each half.
+        values[1] = g.temporary()
+        shift = g.constant(16, "u4")
+        for value, move in zip(values, ("", f" >> {shift}"), strict=True):
+            sides = (_flushed(f"({g.value(side, 'u4')}{move}).astype(u2)", kind[:-2], ftz) for side in (a, b))
+            g.line(f"{value} = {_compared(name, kind[:-2], *sides)}")
+    else:
+        g.line(f"{result} = {comparison(g, name, kind, a, b, ftz)}")
+    results = target.items if isinstance(target, OperandGroup) else (target,)
+    if len(parts) == 4:
+        sign = {"and": "&", "or": "|", "xor": "^"}[parts[2]]
+        # The register of the first result may also be the register of this operand.
+        third = g.temporary()
+        g.line(f"{third} = {g.value(more[0], '?')}")
+        values = [f"({value}) {sign} {third}" for value in values]
+    for item, value in zip(results, values, strict=False):
+        if not isinstance(item, Sink):
+            g.define(item, value, "?")
+
+
+@emits("set")
+def set_value(g: Generator, instruction: Instruction) -> None:
+    """`set`: all ones, or 1.0, if the comparison is true."""
+    parts = [part for part in instruction.parts if part != "ftz"]
+    result, kind = parts[-2], parts[-1]
+    target, a, b = instruction.operands[:3]
+    dtype = dtype_of(result)
+    if "f16" in result:
+        raise unknown(instruction)
+    yes = g.constant(0x3F800000, "u4") + ".view(f4)" if result == "f32" else g.constant(-1, dtype)
+    no = g.constant(0, dtype)
+    text = comparison(g, parts[1], kind, a, b, "ftz" in instruction.parts)
+    if len(parts) == 5:
+        sign = {"and": "&", "or": "|", "xor": "^"}[parts[2]]
+        text = f"({text}) {sign} {g.value(instruction.operands[3], '?')}"
+    g.define(target, f"choose({text}, {yes}, {no})", dtype)
+
+
+@emits("cvt")
+def convert(g: Generator, instruction: Instruction) -> None:
+    """`cvt`."""
+    parts, operands = instruction.parts, instruction.operands
+    kinds = [part for part in parts if part in DTYPES]
+    to, source = kinds[0], kinds[-1]
+    if "pack" in parts:
+        to = parts[parts.index("sat") + 1]
+        values = ", ".join(g.value(item, "i4") for item in operands[1:3])
+        third = f", {g.value(operands[3], 'u4')}" if len(operands) == 4 else ""
+        g.define(operands[0], f"formats.cvt_pack({values}, {to!r}{third})", "u4")
+        return
+    flags = [name for name in ("ftz", "sat", "relu", "satfinite") if name in parts]
+    given = "".join(f", {name}=True" for name in flags)
+    rounding = rounding_of(parts) or next((part for part in parts if part in ("rni", "rzi", "rmi", "rpi")), "")
+    result = dtype_of(to)
+    if to.endswith("x2"):
+        _check_packed(instruction, to, source, rounding)
+    if to.endswith("x2") and source == "f32":
+        both = ", ".join(g.value(item, "f4") for item in operands[1:3])
+        how = f"{to!r}, {rounding!r}{_only(flags, 'relu', 'satfinite')}"
+        plain = to == "bf16x2" and rounding == "rn" and not flags
+        call = f"formats.cvt_rn_bf16x2_f32({both})" if plain else f"formats.cvt_pair({both}, {how})"
+        g.define(operands[0], call, result)
+    elif to.endswith("x2"):
+        value = g.value(operands[1], dtype_of(source))
+        name = "cvt_fp8x2_f16x2" if source == "f16x2" else "cvt_f16x2_fp8x2"
+        kind = to if source == "f16x2" else source
+        g.define(operands[0], f"formats.{name}({value}, {kind!r}{_only(flags, 'relu')})", result)
+    elif to[0] in "us" and source[0] in "us" and not flags:
+        value = g.value(operands[1], dtype_of(source))
+        g.define(operands[0], f"{value}.astype({result})", result)
+    else:
+        value = g.value(operands[1], dtype_of(source))
+        g.define(operands[0], f"formats.cvt({value}, {to!r}, {source!r}, {rounding!r}{given})", result)
+
+
+def _check_packed(instruction: Instruction, to: str, source: str, rounding: str) -> None:
+    """Raises `PtxError` if the conversion of a pair lacks a modifier that PTX requires."""
+    small = to.startswith("e")
+    roundings = ("rn",) if small or source != "f32" else ("rn", "rz")
+    if rounding not in roundings or small and "satfinite" not in instruction.parts:
+        wanted = " or ".join(f".{name}" for name in roundings) + (".satfinite" if small else "")
+        raise PtxError(f"PTX: expected cvt{wanted} into a pair of {to.removesuffix('x2')}, got {instruction.text!r}")
+
+
+def _only(flags: Sequence[str], *names: str) -> str:
+    return "".join(f", {name}=True" for name in names if name in flags)
+
+
+@emits("cvta", "isspacep", "mapa", "getctarank")
+def addresses(g: Generator, instruction: Instruction) -> None:
+    """Converts addresses from one space to another."""
+    parts, operands = instruction.parts, instruction.operands
+    name = parts[0]
+    heads = (part.split("::")[0] for part in parts[1:])
+    space = next((head for head in heads if head in (*_WINDOWS, "global", "const")), "")
+    size = "u8" if parts[-1].endswith("64") else "u4"
+    if name == "cvta":
+        value = g.value(operands[1], size)
+        if space in _WINDOWS:
+            inner = g.constant((1 << 60) - 1, size)
+            window = g.constant(_WINDOWS[space], size)
+            value = f"{value} & {inner}" if "to" in parts else f"{value} | {window}"
+        g.define(operands[0], value, size)
+    elif name == "isspacep":
+        if space == "const":
+            raise PtxError(f"PTX: expected a space that addresses tell apart, got {instruction.text!r}")
+        wanted = g.constant(_WINDOWS.get(space, 0) >> 60, "u8")
+        g.define(operands[0], f"({g.value(operands[1], 'u8')} >> {g.constant(60, 'u8')}) == {wanted}", "?")
+    elif name == "mapa":
+        inside = (1 << RANK_SHIFT) - 1 | (SHARED_WINDOW if size == "u8" else 0)
+        own = f"{g.value(operands[1], size)} & {g.constant(inside, size)}"
+        rank = f"{g.value(operands[2], 'u4')}.astype({size}) + {g.constant(1, size)}"
+        g.define(operands[0], f"({own}) | (({rank}) << {g.constant(RANK_SHIFT, size)})", size)
+    else:
+        g.define(operands[0], f"synchronising.rank_of(c, {g.value(operands[1], size)})", "u4")

@@ -1,0 +1,133 @@
+"""`emulating`: runs any launcher's kernels on the CPU, with no GPU and nothing registered.
+
+from rooflab.bench.emulator import emulating
+
+with emulating() as run:
+    out = my_launcher(x, weight)
+print(run.findings, run.bytes, run.launches)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from rooflab.bench.emulator.launches import Launches, emulating_launches
+from rooflab.bench.emulator.machine.run import Checks, EmulationError
+from rooflab.bench.emulator.pretended import OnGpu, pretended_gpu
+from rooflab.bench.emulator.results import LaunchResult
+
+OWN = str(Path(__file__).parents[1])
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with a kernel although it ran."""
+
+    kind: str
+    """`race`: a GPU may compute something else.  `note`: ptxas mends it."""
+    kernel: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.kernel}: {self.text}"
+
+
+@dataclass
+class Emulation(Launches):
+    """What was launched inside `emulating`, and what was found."""
+
+    memory: tuple[torch.Tensor, ...] = ()
+    """Tensors that kernels find by pointers in memory, beside those whose address was asked for inside."""
+    gpu: OnGpu | None = None
+
+    def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
+        """Emulates one launch."""
+        with torch._C.DisableTorchFunction():
+            super().run(compiled, grid, args)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What was found in all launches, races first."""
+        kinds = (("race", "races"), ("note", "notes"))
+        found = [
+            Finding(kind, x.kernel, text) for kind, name in kinds for x in self.results for text in getattr(x, name)
+        ]
+        return list(dict.fromkeys(found))
+
+    @property
+    def launches(self) -> list[LaunchResult]:
+        """Each launch: kernel, grid, bytes by level, counts, races."""
+        return self.results
+
+    @property
+    def reached(self) -> list[torch.Tensor]:
+        """What kernels may find by pointers."""
+        return [*self.memory, *(self.gpu.addressed.values() if self.gpu else ())]
+
+
+Choice = Mapping[str, Any] | float | None
+"""Of an autotuned kernel: values of the config that runs; or seconds in which all run, one after another; or None for
+the first."""
+
+
+@contextmanager
+def emulating(
+    *, races: bool = True, configs: Choice = None, memory: Iterable[torch.Tensor] = (), seed: int = 0
+) -> Iterator[Emulation]:
+    """Runs every launch of Triton and Gluon inside the `with` block in the emulator, as an H100 would.
+
+    Tensors are on the CPU; inside they say that they are on the GPU, and `torch.cuda` answers for an H100.  An
+    autotuned kernel runs with its first config, or as `configs` says.  `races=False` is faster.  `seed` above 0 makes
+    the order of warps and copies random.  `memory` are tensors that kernels find by pointers in memory and whose
+    addresses were asked for before.
+
+    Raises `EmulationError`, which names the kernel's source line, where a kernel reads or writes out of bounds, reads
+    what nobody wrote, or never ends; races are in `findings`.  Raises `ValueError` where no config is as asked.
+    """
+    run = Emulation(checks=Checks(races=races), seed=seed, memory=tuple(memory))
+    try:
+        with (
+            emulating_launches(run, None if configs is None else _chosen(configs)),
+            pretended_gpu() as run.gpu,
+            run.fresh,
+        ):
+            yield run
+    except EmulationError as error:
+        # Another one, because contextlib gives the same one its whole traceback back.
+        raise EmulationError(*error.args).with_traceback(users_part(error.__traceback__)) from None
+
+
+def _chosen(configs: Mapping[str, Any] | float) -> Callable[[list[Any], dict[str, Any]], Iterator[Any]]:
+    def choose(known: list[Any], values: dict[str, Any]) -> Iterator[Any]:
+        if isinstance(configs, Mapping):
+            wanted = configs.items()
+            found = [config for config in known if wanted <= config.all_kwargs().items()]
+            if not found:
+                raise ValueError(f"configs: expected one of {'; '.join(map(str, known))}, got {dict(configs)}")
+            yield found[0]
+            return
+        yield known[0]
+        end = time.monotonic() + configs
+        for config in known[1:]:
+            if time.monotonic() < end:
+                yield config
+
+    return choose
+
+
+def users_part(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without frames of this package and of Triton behind the user's last."""
+    if trace is None:
+        return None
+    rest = users_part(trace.tb_next)
+    file = trace.tb_frame.f_code.co_filename
+    foreign = file.startswith(OWN) or "/triton/" in file or "/torch/" in file
+    return rest if foreign and rest is None else TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)

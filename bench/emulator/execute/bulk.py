@@ -1,0 +1,325 @@
+"""Runs bulk copies, TMA, and stores into another CTA's shared memory (PTX ISA 8.7, sections 9.7.9.12, 25, 27)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.emulator.execute import tensor_maps
+from rooflab.bench.emulator.machine import access
+from rooflab.bench.emulator.machine.access import check_written, shared_offsets
+from rooflab.bench.emulator.machine.context import LaneContext, value_of
+from rooflab.bench.emulator.machine.memory import POISON, RANK_SHIFT, SHIFT, WIDE
+from rooflab.bench.emulator.machine.run import CtaGroup, Fault
+from rooflab.bench.emulator.machine.transfers import Transfer
+from rooflab.bench.emulator.machine.waiting import waiting_of
+from rooflab.bench.emulator.races.vector_clocks import LOAD
+from rooflab.bench.emulator.tiles import tensor_map
+from rooflab.bench.emulator.tiles.tensor_map import TileIndex, tile_index
+
+Units = npt.NDArray[Any]
+"""The data of a copy, as items of 1 to 16 bytes."""
+MAP_ALIGNMENT = 64
+"""Bytes: the address of a tensor map that a copy uses is a multiple of this (`alignas` of the driver's CUtensorMap)."""
+
+
+def _destinations(group: CtaGroup, slot: int, barrier_slot: int, multicast: int | None, instruction: int) -> list[int]:
+    """Slots of the CTAs that receive a copy; each receiver has an mbarrier of its own."""
+    if multicast is None:
+        if barrier_slot != slot:
+            raise Fault("the copy's destination and its mbarrier lie in different CTAs", instruction)
+        return [slot]
+    if multicast >> len(group.ctas):
+        raise Fault(f"a multicast to 0x{multicast:x}, and the cluster has {len(group.ctas)} CTAs", instruction)
+    return [rank for rank in range(len(group.ctas)) if multicast >> rank & 1]
+
+
+def _place_of(slot: int, address: int) -> tuple[int, int]:
+    """The slot of a shared::cluster address, and the address within that slot."""
+    rank = address >> RANK_SHIFT
+    return (rank - 1 if rank else slot), address & ((1 << RANK_SHIFT) - 1)
+
+
+def _tensor(c: LaneContext, address: int, lane: int, instruction: int) -> tensor_map.TensorMap:
+    if address % MAP_ALIGNMENT:
+        raise Fault(f"a tensor map at 0x{address:x}, not a multiple of {MAP_ALIGNMENT} bytes", instruction)
+    try:
+        return tensor_map.unpack(tensor_maps.read_map(c, address, lane, instruction))
+    except ValueError as error:
+        raise Fault(str(error), instruction) from None
+
+
+def tensor_load(
+    c: LaneContext,
+    shared: Any,
+    tensor: Any,
+    coordinates: tuple[Any, ...],
+    barrier: Any,
+    multicast: Any,
+    guard: Any,
+    instruction: int,
+) -> None:
+    """`cp.async.bulk.tensor` from global to shared memory."""
+    group = c.group
+    for lane in map(int, c.lanes_under(guard)):
+        own = int(c.slots[lane])
+        box = _tensor(c, value_of(tensor, lane), lane, instruction)
+        slot, inside = _place_of(own, value_of(shared, lane))
+        coords = [value_of(item, lane) for item in coordinates]
+        bar_slot, bar = _place_of(own, value_of(barrier, lane))
+        mask = None if multicast is None else value_of(multicast, lane)
+        tile = _tile(box, coords, inside, instruction)
+        read = cache(partial(_gathered, c, box, tile, lane, instruction))  # reads once, even for several receivers
+        _check_room(group, inside, box.box_bytes, instruction)
+        for to in _destinations(group, slot, bar_slot, mask, instruction):
+            base, unit = to * group.shared_size, tile.unit_bytes
+            index = (tile.shared_addresses + base) >> SHIFT[unit]
+            _start_load(c, lane, base + inside, box.box_bytes, unit, index, read, base + bar, instruction)
+
+
+def _tile(tensor: tensor_map.TensorMap, coords: list[int], shared: int, instruction: int) -> TileIndex:
+    try:
+        return tile_index(tensor, coords, shared)
+    except ValueError as error:
+        raise Fault(str(error), instruction) from None
+
+
+def _chunks(start: int, size: int) -> slice:
+    """A range of bytes of the group's shared memory, as a slice of the memory's view by 16 bytes."""
+    return slice(start >> 4, (start + size) >> 4)
+
+
+def _start_load(
+    c: LaneContext, lane: int, start: int, size: int, unit: int, index: Any, read: Callable[[], Units], barrier: int,
+    instruction: int,
+) -> None:  # fmt: skip
+    """Starts a copy of `size` bytes to the place `start` of the group's shared memory.
+
+    When the copy runs, `read` gives the data in units of `unit` bytes; the data goes to `index` of the memory's view by
+    such units.  Then the copy reports its bytes to the mbarrier at `barrier`.
+    """
+    group, observer = c.group, c.group.run.observer
+    transfer = None if observer is None else observer.load_begins(c, lane, start, size, barrier, instruction)
+    if group.run.checks.asynchronous:
+        group.shared[start : start + size] = POISON
+    if group.written is not None:
+        group.written[start : start + size] = True
+
+    def run() -> None:
+        group.views[unit][index] = read()
+        if transfer is not None and group.run.observer is not None:
+            group.run.observer.load_ends(group, transfer, barrier)
+        waiting_of(group).mbarriers.complete_bytes(barrier, size, instruction)
+
+    waiting_of(group).transfers.start(Transfer(run, instruction))
+
+
+def _check_room(group: CtaGroup, shared: int, size: int, instruction: int) -> None:
+    """Raises `Fault` if `size` bytes from an address of shared memory reach beyond the memory's end."""
+    if shared + size > group.run.shared_limit:
+        raise Fault(f"a box of {size} bytes at shared address 0x{shared:x} ends outside the CTA's memory", instruction)
+
+
+def _gathered(c: LaneContext, tensor: tensor_map.TensorMap, tile: TileIndex, lane: int, instruction: int) -> Units:
+    unit = tile.unit_bytes
+    addresses = tile.global_addresses.astype(np.uint64)
+    if tile.inside is None:
+        data = tensor_maps.load_bytes(c, addresses, unit, instruction, lane=lane)
+    else:
+        data = np.empty(len(addresses), WIDE[unit])
+        data[:] = tensor_map.fill_unit(tensor, unit).view(WIDE[unit])[0]
+        if tile.inside.any():
+            data[tile.inside] = tensor_maps.load_bytes(c, addresses[tile.inside], unit, instruction, lane=lane)
+    if tensor.element.startswith("tf32") or tensor.element.endswith(".ftz"):
+        words = np.ascontiguousarray(data).view(f"u{tensor.element_bytes}")
+        data = tensor_map.loaded(words, tensor.element).view(WIDE[unit])
+    return np.asarray(data)
+
+
+def tensor_store(
+    c: LaneContext,
+    tensor: Any,
+    coordinates: tuple[Any, ...],
+    shared: Any,
+    operation: str | None,
+    guard: Any,
+    instruction: int,
+) -> None:
+    """`cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor` from shared to global memory."""
+    group = c.group
+    for lane in map(int, c.lanes_under(guard)):
+        box = _tensor(c, value_of(tensor, lane), lane, instruction)
+        slot, inside = _place_of(int(c.slots[lane]), value_of(shared, lane))
+        tile = _tile(box, [value_of(item, lane) for item in coordinates], inside, instruction)
+        _check_room(group, inside, box.box_bytes, instruction)
+        base = slot * group.shared_size
+        _start_store(c, lane, base + inside, tile, base, box, operation, instruction)
+
+
+def _start_store(
+    c: LaneContext,
+    lane: int,
+    start: int,
+    tile: TileIndex,
+    base: int,
+    tensor: tensor_map.TensorMap,
+    operation: str | None,
+    instruction: int,
+) -> None:
+    group, unit = c.group, tile.unit_bytes
+    if operation is not None and tensor.element not in tensor_map.REDUCIBLE[operation]:
+        raise Fault(f"a reduction that there is not: {operation} of {tensor.element}", instruction)
+    mark = None
+    if group.run.observer is not None:
+        mark = group.run.observer.store_begins(c, lane, start, tensor.box_bytes, instruction)
+    addresses, places = tile.global_addresses.astype(np.uint64), tile.shared_addresses + base
+    if tile.inside is not None:
+        addresses, places = addresses[tile.inside], places[tile.inside]
+    if group.written is not None and len(places):
+        check_written(c, places, unit, instruction)
+
+    read = cache(lambda: group.views[unit].take(places >> SHIFT[unit]))
+
+    def run() -> None:
+        data = read()
+        if len(addresses):
+            if operation is not None:
+                if len(np.unique(addresses)) < len(addresses):
+                    raise Fault("a reduction into a tensor whose elements overlap, which is not emulated", instruction)
+                old = tensor_maps.load_bytes(c, addresses, unit, instruction, lane=lane, reduces=True)
+                words = f"u{tensor.element_bytes}"
+                new = tensor_map.reduce_values(operation, old.view(words), data.view(words), tensor.element)
+                data = np.ascontiguousarray(new).view(WIDE[unit])
+            tensor_maps.store_bytes(c, addresses, data, unit, instruction, lane=lane, reduces=operation is not None)
+
+    waiting_of(group).transfers.start(Transfer(run, instruction, read, mark=mark), int(c.lanes[lane]))
+
+
+def _check_aligned(size: int, target: int, source: int, instruction: int) -> None:
+    if size % 16 or target % 16 or source % 16:
+        raise Fault("cp.async.bulk wants addresses and a size that are multiples of 16 bytes", instruction)
+
+
+def bulk_load(
+    c: LaneContext, shared: Any, source: Any, size: Any, barrier: Any, multicast: Any, guard: Any, instruction: int
+) -> None:
+    """`cp.async.bulk` from global to shared memory."""
+    group = c.group
+    for lane in map(int, c.lanes_under(guard)):
+        own, count = int(c.slots[lane]), value_of(size, lane)
+        slot, inside = _place_of(own, value_of(shared, lane))
+        _check_aligned(count, inside, value_of(source, lane), instruction)
+        if not count:
+            continue
+        _check_room(group, inside, count, instruction)
+        bar_slot, bar = _place_of(own, value_of(barrier, lane))
+        mask = None if multicast is None else value_of(multicast, lane)
+        addresses = np.arange(0, count, 16, dtype=np.uint64) + np.uint64(value_of(source, lane))
+        read = cache(partial(tensor_maps.load_bytes, c, addresses, 16, instruction, lane=lane))
+        for to in _destinations(group, slot, bar_slot, mask, instruction):
+            start, place = to * group.shared_size + inside, to * group.shared_size + bar
+            _start_load(c, lane, start, count, 16, _chunks(start, count), read, place, instruction)
+
+
+def bulk_store(
+    c: LaneContext, target: Any, shared: Any, size: Any, operation: str | None, kind: str, guard: Any, instruction: int
+) -> None:
+    """`cp.async.bulk` and `cp.reduce.async.bulk` from shared to global memory."""
+    group = c.group
+    for lane in map(int, c.lanes_under(guard)):
+        count, (slot, inside) = value_of(size, lane), _place_of(int(c.slots[lane]), value_of(shared, lane))
+        _check_aligned(count, inside, value_of(target, lane), instruction)
+        if not count:
+            continue
+        _check_room(group, inside, count, instruction)
+        start = slot * group.shared_size + inside
+        addresses = np.arange(0, count, 16, dtype=np.uint64) + np.uint64(value_of(target, lane))
+        element = {"b": "u"}.get(kind[:1], kind[:1]) + kind[1:] if kind else "u8"
+        tile = TileIndex(addresses.view(np.int64), np.arange(start, start + count, 16), None, 16)
+        flat = _Flat(element, count, tensor_map.ELEMENT_BYTES[element])
+        _start_store(c, lane, start, tile, 0, flat, operation, instruction)  # type: ignore[arg-type]
+
+
+class _Flat(NamedTuple):
+    """The fields of a tensor map that a store needs, for a copy without a tensor map."""
+
+    element: str
+    box_bytes: int
+    element_bytes: int
+
+
+def commit_bulk(c: LaneContext, guard: Any) -> None:
+    """`cp.async.bulk.commit_group`."""
+    waiting_of(c.group).transfers.commit_bulk(c.lanes[c.lanes_under(guard)])
+
+
+def wait_bulk(c: LaneContext, newest: int, only_reads: bool, guard: Any) -> None:
+    """`cp.async.bulk.wait_group`."""
+    done = waiting_of(c.group).transfers.wait_bulk(c.lanes[c.lanes_under(guard)], newest, only_reads=only_reads)
+    if done and c.group.run.observer is not None:
+        c.group.run.observer.stores_done(c.group, [(copy.lane, copy.mark) for copy in done])
+
+
+def copy_between(
+    c: LaneContext, target: Any, source: Any, size: Any, barrier: Any, guard: Any, instruction: int
+) -> None:
+    """`cp.async.bulk.shared::cluster.shared::cta`."""
+    group = c.group
+    for lane in map(int, c.lanes_under(guard)):
+        own, count = int(c.slots[lane]), value_of(size, lane)
+        to, inside = _place_of(own, value_of(target, lane))
+        slot, start = _place_of(own, value_of(source, lane))
+        _check_aligned(count, inside, start, instruction)
+        _check_room(group, inside, count, instruction)
+        _check_room(group, start, count, instruction)
+        first = slot * group.shared_size + start
+        if group.written is not None:
+            check_written(c, np.arange(first, first + count, 16), 16, instruction)
+        bar_slot, bar = _place_of(own, value_of(barrier, lane))
+
+        def read(first: int = first, count: int = count) -> Units:
+            return group.views[16][_chunks(first, count)].copy()
+
+        place = bar_slot * group.shared_size + bar
+        to_start = to * group.shared_size + inside
+        _start_load(c, lane, to_start, count, 16, _chunks(to_start, count), read, place, instruction)
+
+
+def store_remote(
+    c: LaneContext, addresses: Any, values: access.Values, width: int, barrier: Any, guard: Any, instruction: int
+) -> None:
+    """`st.async`: a store that reports its bytes to an mbarrier; the emulator does the store at once."""
+    run, mbarriers = c.group.run, waiting_of(c.group).mbarriers
+    places = mbarriers.lots(c, barrier, guard, instruction)
+    size = width * len(values)
+    _watch(c, addresses, size, [place for place, _ in places], guard, instruction)
+    observer, run.observer = run.observer, None
+    try:
+        access.store(c, "shared", addresses, values, guard, width, instruction)
+    finally:
+        run.observer = observer
+    for place, lanes in places:
+        mbarriers.complete_bytes(place, len(lanes) * size, instruction)
+    waiting_of(c.group).wake_mbarriers()
+
+
+def _watch(c: LaneContext, addresses: Any, size: int, places: list[int], guard: Any, instruction: int) -> None:
+    """Reports the stores to the race detector: one copy for each CTA whose memory they write."""
+    group = c.group
+    lanes = c.lanes_under(guard)
+    if group.races is None or not len(lanes):
+        return
+    where = c.vector(addresses)
+    offsets = np.asarray(shared_offsets(c, where[lanes], size, lanes, instruction)).astype(np.int64)
+    warps = np.unique(c.warps[lanes] % group.race_warps)
+    for slot in np.unique(offsets // group.shared_size):
+        own = offsets[offsets // group.shared_size == slot]
+        transfer = group.races.begin_async(int(own[0]) // group.race_bytes, warps, LOAD)
+        group.races.async_write(transfer, own, size, instruction)
+        for place in places:
+            if place // group.shared_size == slot:
+                group.races.signal_async(transfer, place)

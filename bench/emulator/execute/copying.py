@@ -1,0 +1,121 @@
+"""Runs `cp.async`: each lane copies 4 to 16 bytes (PTX ISA 8.7, section 9.7.9.25.3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.emulator.machine.access import WRITTEN, shared_offsets
+from rooflab.bench.emulator.machine.context import LaneContext
+from rooflab.bench.emulator.machine.global_memory import lane_of, load_located
+from rooflab.bench.emulator.machine.memory import POISON, SHIFT, WIDE
+from rooflab.bench.emulator.machine.run import Fault
+from rooflab.bench.emulator.machine.transfers import Copies, Transfer
+from rooflab.bench.emulator.machine.waiting import waiting_of
+
+_POISON = {size: np.full(size, POISON, np.uint8).view(kind)[0] for size, kind in WIDE.items()}
+
+
+def copy(c: LaneContext, targets: Any, sources: Any, size: int, taken: Any, guard: Any, instruction: int) -> None:
+    """`cp.async`: copies `size` bytes for each lane: the first `taken` bytes from memory, then zeros."""
+    if size not in (4, 8, 16):
+        raise Fault(f"cp.async copies 4, 8 or 16 bytes, got {size}", instruction)
+    lanes = c.lanes_under(guard)
+    if not len(lanes):
+        return
+    where = c.vector(targets)[lanes]
+    source = c.vector(sources)[lanes]
+    wanted = np.full(len(lanes), size) if taken is None else c.vector(taken)[lanes].astype(np.int64)
+    offsets = np.asarray(shared_offsets(c, where, size, lanes, instruction)).astype(np.int64)
+    if taken is not None:
+        _check_pieces(c, source, wanted, size, lanes, instruction)
+    group = c.group
+    if group.run.observer is not None:
+        group.run.observer.copy_async(c, lanes, offsets, size, instruction)
+    if group.run.checks.asynchronous:
+        group.views[size][offsets >> SHIFT[size]] = _POISON[size]
+    if group.written is not None:
+        group.written.view(WIDE[size])[offsets >> SHIFT[size]] = WRITTEN[size]
+    index = offsets >> SHIFT[size]
+
+    def run(mask: npt.NDArray[np.bool_] | None) -> None:
+        chosen = slice(None) if mask is None else mask
+        units = _read_some(c, source[chosen], wanted[chosen], size, lanes[chosen], instruction)
+        group.views[size][index[chosen]] = units
+
+    waiting_of(group).transfers.copy(Copies(c.lanes[lanes], 0, run))
+
+
+def _check_pieces(
+    c: LaneContext,
+    sources: npt.NDArray[Any],
+    wanted: npt.NDArray[Any],
+    size: int,
+    lanes: npt.NDArray[np.intp],
+    instruction: int,
+) -> None:
+    """Raises `Fault` on a source larger than the copy, and on an address that is not aligned for a whole copy."""
+    if (most := int(wanted.max())) > size:
+        text = f"cp.async takes at most its {size} bytes from memory, and here are {most}"
+        raise Fault(text, instruction, lane_of(c, wanted, most, lanes))
+    bad = sources[(wanted > 0) & (sources & np.uint64(size - 1) != 0)]
+    if len(bad):
+        text = f"address 0x{int(bad[0]):x} is not a multiple of {size} bytes"
+        raise Fault(text, instruction, lane_of(c, sources, bad[0], lanes))
+
+
+def _read_some(
+    c: LaneContext,
+    sources: npt.NDArray[Any],
+    wanted: npt.NDArray[Any],
+    size: int,
+    lanes: npt.NDArray[np.intp],
+    instruction: int,
+) -> npt.NDArray[Any]:
+    whole = wanted == size
+    if whole.all():
+        return np.asarray(load_located(c, sources, size, lanes, instruction, copy=True))
+    units = np.zeros(len(sources), WIDE[size])
+    if whole.any():
+        units[whole] = load_located(c, sources[whole], size, lanes[whole], instruction, copy=True)
+    for place in np.flatnonzero(~whole & (wanted > 0)):
+        # This goes byte by byte, because a part of a copy may have any length.
+        count = int(wanted[place])
+        piece = np.zeros(size, np.uint8)
+        addresses = sources[place] + np.arange(count, dtype=np.uint64)
+        piece[:count] = load_located(c, addresses, 1, lanes[place].repeat(count), instruction, copy=True)
+        units[place] = piece.view(WIDE[size])[0]
+    return units
+
+
+def commit(c: LaneContext) -> None:
+    """`cp.async.commit_group`."""
+    waiting_of(c.group).transfers.commit(c)
+    if c.group.run.observer is not None:
+        c.group.run.observer.commit_copies(c)
+
+
+def wait(c: LaneContext, newest: int | None) -> None:
+    """`cp.async.wait_group`, `cp.async.wait_all`."""
+    waiting_of(c.group).transfers.wait(c, newest)
+    if c.group.run.observer is not None:
+        c.group.run.observer.wait_copies(c, newest)
+
+
+def arrive_after(c: LaneContext, addresses: Any, counted: bool, guard: Any, instruction: int) -> None:
+    """`cp.async.mbarrier.arrive`: arrives at an mbarrier when the lanes' earlier copies are complete."""
+    mbarriers = waiting_of(c.group).mbarriers
+    for place, lanes in mbarriers.lots(c, addresses, guard, instruction):
+        if not counted:
+            # Without .noinc the arrival is added to the arrivals that the mbarrier was initialised for.
+            mbarriers.more_pending(place, len(lanes), instruction)
+        if c.group.run.observer is not None:
+            c.group.run.observer.signal_copies(c, lanes, place)
+
+        def run(place: int = place, own: npt.NDArray[np.int64] = c.lanes[lanes]) -> None:
+            waiting_of(c.group).transfers.finish_copies(own)
+            mbarriers.arrived(place, len(own), instruction)
+
+        waiting_of(c.group).transfers.start(Transfer(run, instruction))

@@ -1,0 +1,171 @@
+"""Runs barriers, mbarriers, fences, traps and register moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rooflab.bench.emulator.machine.context import SPLIT, LaneContext
+from rooflab.bench.emulator.machine.memory import RANK_SHIFT
+from rooflab.bench.emulator.machine.run import Fault, Lanes
+from rooflab.bench.emulator.machine.waiting import waiting_of
+
+
+def _one(value: Any) -> int | None:
+    """The value that all lanes share; None if the lanes' values differ."""
+    if isinstance(value, np.generic | int):
+        return int(value)
+    return int(value[0]) if (value == value[0]).all() else None
+
+
+def _split(c: LaneContext, keys: Any) -> int:
+    """Splits the context by the lanes' keys; all parts go on at the same instruction."""
+    c.children = [c.part(keys == key, c.place) for key in np.unique(keys)]
+    return SPLIT
+
+
+def _barrier(c: LaneContext, number: Any, count: Any, instruction: int) -> tuple[int, int | None] | int:
+    """The number and the thread count of the barrier that all lanes name; `SPLIT` if they name several barriers."""
+    for value in (number, count):
+        if value is not None and _one(value) is None:
+            return _split(c, value)
+    which, threads = int(_one(number) or 0), None if count is None else _one(count)
+    late = waiting_of(c.group).barriers.too_many(c, which, threads, instruction)
+    return (which, threads) if late is None else _split(c, late)
+
+
+def sync(c: LaneContext, number: Any, count: Any, following: int, instruction: int, guard: Any) -> int:
+    """`bar.sync`."""
+    if isinstance(guard, np.ndarray) and not guard.all():
+        if not guard.any():
+            return following
+        c.children = [c.part(guard, c.place), c.part(~guard, following)]
+        return SPLIT
+    if isinstance(guard, np.bool_) and not guard:
+        return following
+    barrier = _barrier(c, number, count, instruction)
+    if isinstance(barrier, int):
+        return barrier
+    return waiting_of(c.group).barriers.sync(c, *barrier, following, instruction)
+
+
+def arrive(c: LaneContext, number: Any, count: Any, following: int, instruction: int, guard: Any) -> int:
+    """`bar.arrive`."""
+    if guard is not None and not np.all(guard):
+        raise Fault("bar.arrive under a predicate that does not hold for all its threads", instruction)
+    if count is None:
+        raise Fault("bar.arrive wants the number of threads that the barrier waits for", instruction)
+    barrier = _barrier(c, number, count, instruction)
+    if isinstance(barrier, int):
+        return barrier
+    waiting_of(c.group).barriers.arrive(c, *barrier, instruction)
+    return following
+
+
+def reduce(
+    c: LaneContext,
+    target: int,
+    operation: str,
+    number: Any,
+    count: Any,
+    predicate: Any,
+    following: int,
+    instruction: int,
+) -> int:
+    """`bar.red`: a barrier that also adds up its threads' predicates."""
+    barrier = _barrier(c, number, count, instruction)
+    if isinstance(barrier, int):
+        return barrier
+    c.registers[target] = None
+
+    def settle(votes: int, voters: int) -> None:
+        results = {"popc": np.uint32(votes), "and": np.bool_(votes == voters), "or": np.bool_(votes > 0)}
+        c.registers[target] = results[operation]
+
+    return waiting_of(c.group).barriers.sync(c, *barrier, following, instruction, (c.vector(predicate), settle))
+
+
+def proxy_fence(c: LaneContext, kind: str, guard: Any) -> None:
+    """`fence.proxy.*`, `fence.mbarrier_init`."""
+    observer = c.group.run.observer
+    active = None if guard is None else np.flatnonzero(np.broadcast_to(guard, c.size))
+    if observer is not None and (active is None or len(active)):
+        observer.proxy_fence(c, active, kind)
+
+
+def fence(c: LaneContext, instruction: int) -> None:
+    """`fence`, `membar`."""
+    observer = c.group.run.observer
+    if observer is not None:
+        observer.fence(c, instruction)
+
+
+def fail(guard: Any, text: str, instruction: int) -> None:
+    """Raises `Fault` if the guard is true for any lane."""
+    if np.any(guard):
+        raise Fault(text, instruction)
+
+
+def rank_of(c: LaneContext, address: Any) -> Any:
+    """`getctarank`."""
+    ranks = (address >> address.dtype.type(RANK_SHIFT)) & address.dtype.type(0xFF)
+    own = np.uint32(c.special("cluster_ctarank"))
+    return np.where(ranks > 0, ranks - 1, own).astype(np.uint32)[()]
+
+
+def update_mbarrier(c: LaneContext, operation: str, *given: Any, **options: bool) -> Any:
+    """Calls a method of `MBarriers` (`mbarrier.arrive`, `expect_tx`, `complete_tx`), which may end a phase."""
+    waiting = waiting_of(c.group)
+    result = getattr(waiting.mbarriers, operation)(c, *given, **options)
+    waiting.wake_mbarriers()
+    return result
+
+
+def mbarrier_wait(c: LaneContext, addresses: Any, state: Any, blocks: bool, guard: Any, instruction: int) -> Any:
+    """`mbarrier.try_wait`, `mbarrier.test_wait`: for each lane, whether the phase is over.
+
+    The result is None if no lane may go on: the context then waits.  If only some lanes may go on, the other lanes get
+    False, as after a time-out.
+    """
+    mbarriers = waiting_of(c.group).mbarriers
+    waits: list[tuple[int, int]] = []
+    over: list[Lanes] = []
+    pending = 0
+    for place, lanes in mbarriers.lots(c, addresses, guard, instruction):
+        for wanted, own in _by_parity(state, lanes):
+            if mbarriers.is_complete(place, wanted, instruction):
+                mbarriers.acquired(c, place, own, instruction)
+                over.append(own)
+            else:
+                waits.append((place, wanted))
+                pending += len(own)
+    if not waits:
+        return np.bool_(True)
+    if blocks and pending == c.size:
+        waiting_of(c.group).park_at_mbarriers(c, waits)
+        return None
+    c.polls(instruction, addresses)
+    if not over:
+        return np.bool_(False)
+    done = np.zeros(c.size, np.bool_)
+    done[np.concatenate(over)] = True
+    return done
+
+
+def _by_parity(state: Any, lanes: Lanes) -> list[tuple[int, Lanes]]:
+    """The lanes that wait for odd phases, and the lanes that wait for even phases.
+
+    A token is the number of its phase.  Only the lowest bit of a parity counts: Triton passes -1 for 1.
+    """
+    if isinstance(state, np.generic):
+        return [(int(state) & 1, lanes)]
+    odd = state[lanes] & 1 == 1
+    return [(wanted, own) for wanted, own in ((1, lanes[odd]), (0, lanes[~odd])) if len(own)]
+
+
+def set_registers(c: LaneContext, count: int, increase: bool, instruction: int) -> None:
+    """`setmaxnreg`: how many registers the warps have from now on."""
+    if not 24 <= count <= 256 or count % 8:
+        raise Fault(f"setmaxnreg wants a multiple of 8 from 24 to 256, got {count}", instruction)
+    waiting_of(c.group).registers.set(c, count, increase, instruction)

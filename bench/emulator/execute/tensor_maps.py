@@ -1,0 +1,144 @@
+"""Tensor maps in memory: TMA reads them; `tensormap.replace` and `.cp_fenceproxy` make them (PTX ISA 8.7, 9.7.9.28)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.emulator.machine.context import LaneContext, value_of
+from rooflab.bench.emulator.machine.global_memory import load_located, store_located
+from rooflab.bench.emulator.machine.memory import PARAM_WINDOW, SHARED_WINDOW
+from rooflab.bench.emulator.machine.run import Fault
+from rooflab.bench.emulator.tiles import tensor_map
+
+
+def load_bytes(
+    c: LaneContext, addresses: Any, size: int, instruction: int, *, lane: int = 0, reduces: bool = False
+) -> npt.NDArray[Any]:
+    """Units of `size` bytes at addresses of global memory, read by a copy that `lane` issued."""
+    lanes = np.full(np.size(addresses), lane)
+    return np.asarray(load_located(c, addresses, size, lanes, instruction, copy=True, reduces=reduces))
+
+
+def store_bytes(
+    c: LaneContext,
+    addresses: Any,
+    data: npt.NDArray[Any],
+    size: int,
+    instruction: int,
+    *,
+    lane: int,
+    reduces: bool = False,
+) -> None:
+    """Writes units of `size` bytes to global memory for a copy that `lane` issued."""
+    store_located(c, addresses, data, size, np.full(np.size(addresses), lane), instruction, copy=True, reduces=reduces)
+
+
+def read_map(c: LaneContext, address: int, lane: int, instruction: int) -> bytes:
+    """The bytes of a tensor map at a generic address, for TMA."""
+    if c.group.maps is not None:
+        maker = c.group.maps.use(*_warp(c, lane), address)
+        if maker is not None:
+            c.group.run.map_races[instruction, maker] = None
+    return map_bytes(c, address, lane, instruction)
+
+
+def map_bytes(c: LaneContext, address: int, lane: int, instruction: int) -> bytes:
+    """The bytes of a tensor map at a generic address."""
+    window = address >> 60
+    if window == PARAM_WINDOW >> 60:
+        start = address & ((1 << 40) - 1)
+        return bytes(c.group.run.parameter_bytes[start : start + tensor_map.BYTES])
+    if window == SHARED_WINDOW >> 60:
+        return shared_map(c, address & 0xFFFFFFFF, lane, instruction)
+    places = np.uint64(address) + np.arange(0, tensor_map.BYTES, 16, dtype=np.uint64)
+    return load_bytes(c, places, 16, instruction, lane=lane).tobytes()
+
+
+def shared_map(c: LaneContext, address: int, lane: int, instruction: int) -> bytes:
+    """The bytes of a tensor map in the lane's CTA's shared memory; bytes that no store wrote count as zero."""
+    start = _shared_start(c, address, lane, instruction)
+    group, places = c.group, np.arange(start, start + tensor_map.BYTES, 16)
+    if group.run.observer is not None:
+        group.run.observer.shared_read(c, np.full(len(places), lane), places, 16, instruction)
+    raw = group.shared[start : start + tensor_map.BYTES].copy()
+    if group.written is not None:
+        raw[~group.written[start : start + tensor_map.BYTES]] = 0
+    return raw.tobytes()
+
+
+def write_map(c: LaneContext, address: int, data: bytes, lane: int, instruction: int) -> None:
+    """Writes a tensor map to a generic address."""
+    if address >> 60 == SHARED_WINDOW >> 60:
+        write_shared_map(c, address & 0xFFFFFFFF, data, lane, instruction)
+        return
+    if c.group.maps is not None:
+        c.group.maps.write(*_warp(c, lane), address, instruction)
+    places = np.uint64(address) + np.arange(0, tensor_map.BYTES, 16, dtype=np.uint64)
+    store_bytes(c, places, np.frombuffer(data, np.complex128), 16, instruction, lane=lane)
+
+
+def write_shared_map(c: LaneContext, address: int, data: bytes, lane: int, instruction: int) -> None:
+    """Writes a tensor map into the lane's CTA's shared memory."""
+    start = _shared_start(c, address, lane, instruction)
+    places = np.arange(start, start + tensor_map.BYTES, 16)
+    if c.group.run.observer is not None:
+        c.group.run.observer.shared_write(c, np.full(len(places), lane), places, 16, instruction, None)
+    c.group.shared[start : start + tensor_map.BYTES] = np.frombuffer(data, np.uint8)
+    if c.group.written is not None:
+        c.group.written[start : start + tensor_map.BYTES] = True
+
+
+def _warp(c: LaneContext, lane: int) -> tuple[int, int]:
+    """The slot of a lane for the race detector, and the lane's warp in that slot."""
+    return divmod(int(c.warps[lane]), c.group.race_warps)
+
+
+def _shared_start(c: LaneContext, address: int, lane: int, instruction: int) -> int:
+    if address + tensor_map.BYTES > c.group.run.shared_limit:
+        raise Fault(f"a tensor map at shared address 0x{address:x} ends outside the CTA's memory", instruction)
+    return int(c.slots[lane]) * c.group.shared_size + address
+
+
+def replace(
+    c: LaneContext, space: str, addresses: Any, field: str, ordinal: int, value: Any, guard: Any, instruction: int
+) -> None:
+    """`tensormap.replace`."""
+    for lane in map(int, c.lanes_under(guard)):
+        address = value_of(addresses, lane)
+        read, write = (shared_map, write_shared_map) if space == "shared" else (map_bytes, write_map)
+        unit = 16 if c.group.run.old_strides else 1
+        try:
+            made = tensor_map.replace(
+                read(c, address, lane, instruction), field, ordinal, value_of(value, lane), stride_unit=unit
+            )
+        except ValueError as error:
+            raise Fault(str(error), instruction) from None
+        write(c, address, made, lane, instruction)
+
+
+def copy(c: LaneContext, targets: Any, sources: Any, guard: Any, instruction: int) -> None:
+    """`tensormap.cp_fenceproxy`: a finished map from shared to global memory, once for each warp."""
+    for lane in _one_lane_each(c, targets, guard):
+        data = shared_map(c, value_of(sources, lane) & 0xFFFFFFFF, lane, instruction)
+        write_map(c, value_of(targets, lane), data, lane, instruction)
+
+
+def fence(c: LaneContext, addresses: Any, guard: Any) -> None:
+    """`fence.proxy.tensormap::generic`, of the map at an address."""
+    if c.group.maps is not None:
+        for lane in _one_lane_each(c, addresses, guard):
+            c.group.maps.fence(*_warp(c, lane), value_of(addresses, lane))
+
+
+def _one_lane_each(c: LaneContext, addresses: Any, guard: Any) -> Iterator[int]:
+    """One lane for each warp and each address that the warp gives."""
+    seen: set[tuple[int, int]] = set()
+    for lane in map(int, c.lanes_under(guard)):
+        what = int(c.warps[lane]), value_of(addresses, lane)
+        if what not in seen:
+            seen.add(what)
+            yield lane

@@ -1,0 +1,197 @@
+"""Instructions that move values between the lanes of a warp (PTX ISA 8.7, sections 9.7.9.6, 9.7.13.7 to 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.emulator.machine.context import LaneContext
+from rooflab.bench.emulator.machine.memory import POISON
+from rooflab.bench.emulator.numbers.bits import COMBINE
+
+WARP = 32
+_BITS = np.arange(WARP, dtype=np.uint64)
+_NEUTRAL = {"add": 0, "and": -1, "or": 0, "xor": 0}
+
+
+def in_warps(c: LaneContext, value: Any, absent: int = 0) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp] | None]:
+    """A value as (warps, 32), and each lane's place in that array; None for the places of whole warps in order.
+
+    The elements of lanes that are not in the context consist of bytes `absent`.
+    """
+    vector = c.vector(value)
+    places = _places(c)
+    if places is None:
+        return vector.reshape(-1, WARP), None
+    count = (int(places.max()) // WARP + 1) * WARP
+    whole = np.full(count * vector.itemsize, absent, np.uint8).view(vector.dtype)
+    whole[places] = vector
+    return whole.reshape(-1, WARP), places
+
+
+def _places(c: LaneContext) -> npt.NDArray[np.intp] | None:
+    if not c.warps_known:
+        c.warps_known = True
+        _, index = np.unique(c.warps, return_inverse=True)
+        places = index * WARP + (c.lanes & (WARP - 1))
+        whole = c.size == (int(places[-1]) // WARP + 1) * WARP and bool((places == np.arange(c.size)).all())
+        c.warp_places = None if whole else places
+    return c.warp_places
+
+
+def present(c: LaneContext) -> npt.NDArray[np.bool_]:
+    """Which lanes of its warps a context contains: (warps, 32)."""
+    return in_warps(c, np.ones(c.size, np.bool_))[0]
+
+
+def _back(rows: npt.NDArray[Any], places: npt.NDArray[np.intp] | None) -> npt.NDArray[Any]:
+    flat = rows.reshape(-1)
+    return flat if places is None else flat[places]
+
+
+@lru_cache(maxsize=1024)
+def _sources(mode: str, lane: int, clamp: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    own = np.arange(WARP)
+    return _source_lanes(mode, own, np.full(WARP, lane), clamp)
+
+
+def _source_lanes(mode: str, own: Any, lane: Any, clamp: Any) -> tuple[Any, Any]:
+    """The lane that each lane reads, and whether that lane is in the segment (PTX ISA, `shfl.sync`, semantics)."""
+    segment = clamp >> 8 & 31
+    limit = clamp & 31
+    lowest = own & segment
+    highest = lowest | limit & ~segment & 31
+    lane = lane & 31
+    if mode == "up":
+        source = own - lane
+    elif mode == "down":
+        source = own + lane
+    elif mode == "bfly":
+        source = own ^ lane
+    else:
+        source = lowest | lane & ~segment & 31
+    valid = source >= highest if mode == "up" else source <= highest
+    return np.where(valid, source, own), valid
+
+
+def shuffle(c: LaneContext, mode: str, value: Any, lane: Any, clamp: Any, wants_valid: bool) -> tuple[Any, Any]:
+    """`shfl.sync`: another lane's value, and whether that lane is in range; poison if that lane takes no part."""
+    fixed = isinstance(lane, np.generic) and isinstance(clamp, np.generic)
+    if isinstance(value, np.generic):
+        if not wants_valid:
+            return value, None
+        if fixed:
+            return value, _sources(mode, int(lane), int(clamp))[1][c.lanes & (WARP - 1)]
+    rows, places = in_warps(c, value, POISON)
+    if fixed:
+        source, valid = _sources(mode, int(lane), int(clamp))
+        moved = rows[:, source]
+        return _back(moved, places), _back(np.broadcast_to(valid, rows.shape), places) if wants_valid else None
+    own = np.broadcast_to(np.arange(WARP), rows.shape)
+    lanes = in_warps(c, lane)[0].astype(np.int64)
+    clamps = in_warps(c, clamp)[0].astype(np.int64)
+    source, valid = _source_lanes(mode, own, lanes, clamps)
+    return _back(np.take_along_axis(rows, source, axis=1), places), _back(valid, places)
+
+
+def _by_mask(mask: Any, one: Callable[[np.uint32], tuple[Any, ...]]) -> tuple[Any, ...]:
+    """The results of `one` for each lane's mask: lanes of one warp may name different masks."""
+    if isinstance(mask, np.generic):
+        return one(np.uint32(mask))
+    masks = np.unique(mask)
+    results = one(masks[0])
+    for value in masks[1:]:
+        own = mask == value
+        results = tuple(
+            None if new is None else np.where(own, new, old) for new, old in zip(one(value), results, strict=True)
+        )
+    return results
+
+
+def _members(c: LaneContext, mask: np.uint32, guard: Any) -> npt.NDArray[np.bool_]:
+    """Which lanes take part: (warps, 32)."""
+    named = np.uint32(mask) >> np.arange(WARP, dtype=np.uint32) & 1 == 1
+    members: npt.NDArray[np.bool_] = named & present(c)
+    if guard is not None:
+        members &= in_warps(c, guard)[0]
+    return members
+
+
+def vote(c: LaneContext, mode: str, predicate: Any, mask: Any, guard: Any) -> Any:
+    """`vote.sync`: all, any, uniform or ballot of the members' predicates."""
+    return _by_mask(mask, lambda named: (_vote(c, mode, predicate, named, guard),))[0]
+
+
+def _vote(c: LaneContext, mode: str, predicate: Any, mask: np.uint32, guard: Any) -> Any:
+    members = _members(c, mask, guard)
+    rows, places = in_warps(c, predicate)
+    yes = rows & members
+    if mode == "ballot":
+        return _spread(_bits(yes), places)
+    count, all_ = yes.sum(axis=1), members.sum(axis=1)
+    answers = {"any": count > 0, "all": count == all_, "uni": (count == all_) | (count == 0)}[mode]
+    return _spread(answers, places)
+
+
+def _bits(rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
+    bits: npt.NDArray[np.uint32] = (rows.astype(np.uint64) << _BITS).sum(axis=1).astype(np.uint32)
+    return bits
+
+
+def _spread(values: npt.NDArray[Any], places: npt.NDArray[np.intp] | None) -> Any:
+    """Gives each warp's value to all lanes of the warp; a scalar if all warps have the same value."""
+    if (values == values[0]).all():
+        return values[0]
+    return _back(np.repeat(values, WARP), places)
+
+
+def match(c: LaneContext, mode: str, value: Any, mask: Any) -> tuple[Any, ...]:
+    """`match.any.sync`: the lanes with the same value; `match.all.sync`: all members if they have one value."""
+    return _by_mask(mask, lambda named: _match(c, mode, value, named))
+
+
+def _match(c: LaneContext, mode: str, value: Any, mask: np.uint32) -> tuple[Any, Any]:
+    members = _members(c, mask, None)
+    rows, places = in_warps(c, value)
+    same = (rows[:, :, None] == rows[:, None, :]) & members[:, None, :]
+    bits = (same.astype(np.uint64) << _BITS).sum(axis=2).astype(np.uint32)
+    if mode == "any":
+        return _back(bits, places), None
+    whole = _bits(members)
+    agree = ((bits == whole[:, None]) | ~members).all(axis=1)
+    return _spread(np.where(agree, whole, np.uint32(0)), places), _spread(agree, places)
+
+
+def reduce(c: LaneContext, operation: str, value: Any, mask: Any, guard: Any) -> Any:
+    """`redux.sync`: a reduction over the members."""
+    return _by_mask(mask, lambda named: (_reduce(c, operation, value, named, guard),))[0]
+
+
+def _reduce(c: LaneContext, operation: str, value: Any, mask: np.uint32, guard: Any) -> Any:
+    members = _members(c, mask, guard)
+    rows, places = in_warps(c, value)
+    limits = np.iinfo(rows.dtype)
+    neutral = {"min": limits.max, "max": limits.min, **_NEUTRAL}[operation]
+    filled = np.where(members, rows, np.array(neutral).astype(rows.dtype))
+    return _spread(COMBINE[operation].reduce(filled, axis=1, dtype=rows.dtype), places)
+
+
+def elect(c: LaneContext, mask: Any) -> tuple[Any, ...]:
+    """`elect.sync`: the lowest member's number, and a predicate that holds for it."""
+    return _by_mask(mask, lambda named: _elect(c, named))
+
+
+def _elect(c: LaneContext, mask: np.uint32) -> tuple[Any, Any]:
+    members = _members(c, mask, None)
+    leader = members.argmax(axis=1)
+    chosen = np.arange(WARP) == leader[:, None]
+    return _spread(leader.astype(np.uint32), _places(c)), _back(chosen, _places(c))
+
+
+def active_mask(c: LaneContext) -> Any:
+    """`activemask`: the lanes that run this instruction together."""
+    return _spread(_bits(present(c)), _places(c))

@@ -1,0 +1,197 @@
+"""Binds a launch's arguments and runs it: `emulate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rooflab.bench.emulator.arguments import (
+    PtxLaunch,
+    add_tensor,
+    bound_arguments,
+    checked_tensors,
+    mark_unwritten,
+    whole_numbers,
+)
+from rooflab.bench.emulator.loader import load
+from rooflab.bench.emulator.machine.grid import execute
+from rooflab.bench.emulator.machine.memory import GlobalMemory
+from rooflab.bench.emulator.machine.run import MOST_THREADS, SHARED_LIMIT, Checks, Run, VariableLayout
+from rooflab.bench.emulator.results import LaunchResult, result_of
+from rooflab.bench.emulator.text.syntax import Parameter, PtxKernel, Reference, Triple, Variable
+from rooflab.bench.emulator.triton_kernels import bound, in_ctas
+
+MOST_EMULATED = 1 << 22
+"""Most CTAs of a grid, run or not: each takes up to 400 bytes of the race detector, and 0.1 ms or more to run."""
+MOST_CTAS = (2**31 - 1, 65535, 65535)
+MOST_CLUSTER = 16
+"""Most CTAs of a cluster: 8 are portable; a kernel may opt in to more."""
+
+
+def emulate(
+    compiled: PtxLaunch | Any,
+    grid: Sequence[int],
+    args: Sequence[Any],
+    *,
+    checks: Checks | None = None,
+    seed: int = 0,
+    ctas: Iterable[int] | None = None,
+    unwritten: Iterable[torch.Tensor] = (),
+    memory: Iterable[torch.Tensor] = (),
+    short_accumulator: bool = False,
+) -> LaunchResult:
+    """Runs a compiled kernel on the CPU, on CPU tensors, in place.
+
+    `compiled` is a `PtxLaunch`, or a kernel that Triton compiled.  `args` are the kernel's arguments: tensors, numbers,
+    `TensorMap`s, Triton's tensor descriptors.  `grid` has one to three sizes, in CTAs; for Triton in programs of
+    `num_ctas` CTAs.  `seed` 0 runs each CTA's warps together as far as possible; another seed makes the order of warps
+    and of copies random.  `ctas` are the numbers of the CTAs to run, by default all; if given, the result lists their
+    stores.  `unwritten` are tensors among the arguments without valid contents: reading them is an error.  `memory` are
+    further tensors that the kernel reaches by pointers.  `short_accumulator` makes fp8 products keep about 14 bits, as
+    Hopper does.
+
+    Raises `PtxError` on PTX that is not for Hopper or not known, `ValueError` on arguments that do not fit, and
+    `EmulationError` where the kernel breaks a rule of the GPU.
+    """
+    if not isinstance(compiled, PtxLaunch):
+        if not hasattr(compiled, "asm"):
+            wanted = "a Launch or a kernel that Triton compiled"
+            raise ValueError(f"compiled: expected {wanted}, got a value of type {type(compiled).__name__}")
+        grid = in_ctas(compiled, _grid(grid))
+        compiled, args, reached = bound(compiled, grid, args)
+        memory = [*memory, *reached]
+    if not isinstance(compiled.ptx, str):
+        raise ValueError(f"ptx: expected a text, got a value of type {type(compiled.ptx).__name__}")
+    program = load(compiled.ptx, compiled.name)
+    sizes = _grid(grid)
+    count = sizes[0] * sizes[1] * sizes[2]
+    if count > MOST_EMULATED:
+        raise ValueError(f"grid: expected at most {MOST_EMULATED} CTAs, of which each takes memory, got {tuple(grid)}")
+    checks = Checks() if checks is None else checks
+    if not isinstance(checks, Checks):
+        raise ValueError(f"checks: expected Checks, got a value of type {type(checks).__name__}")
+    blank = checked_tensors("unwritten", unwritten)
+    known = GlobalMemory()
+    raw = bound_arguments(program.kernel, args, known, compiled.names)
+    for tensor in checked_tensors("memory", memory):
+        add_tensor(known, tensor, "memory")
+    for tensor in blank if checks.uninitialised else ():
+        mark_unwritten(known, tensor)
+    block, cluster = _sizes(program.kernel, compiled, sizes)
+    layout = _layout(program.kernel, known)
+    dynamic = _dynamic_shared(compiled, layout)
+    run = Run(program, sizes, block, cluster, known, raw, layout, dynamic, checks, seed, short_accumulator)
+    run.stored = None if ctas is None else []
+    execute(run, range(count) if ctas is None else _chosen(ctas, count))
+    return result_of(run, compiled.ptx)
+
+
+def _chosen(ctas: Iterable[int], count: int) -> list[int]:
+    chosen = whole_numbers("ctas", ctas)
+    for cta in chosen:
+        if not 0 <= cta < count:
+            raise ValueError(f"ctas: expected numbers from 0 to {count - 1}, got {cta}")
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"ctas: expected each number once, got {chosen}")
+    return chosen
+
+
+def _grid(grid: Sequence[int]) -> Triple:
+    sizes = whole_numbers("grid", grid)
+    if not 1 <= len(sizes) <= 3 or any(not 1 <= size <= most for size, most in zip(sizes, MOST_CTAS, strict=False)):
+        raise ValueError(f"grid: expected one to three positive sizes that CUDA allows, got {tuple(sizes)}")
+    x, y, z = [*sizes, 1, 1][:3]
+    return x, y, z
+
+
+def _sizes(kernel: PtxKernel, launch: PtxLaunch, grid: Triple) -> tuple[Triple, Triple]:
+    """The block and the cluster of a launch."""
+    block = kernel.block if launch.block is None else _three("block", launch.block)
+    if block is None:
+        raise ValueError(f"block: expected the threads of a CTA, which the PTX of {kernel.name} does not say")
+    if kernel.block is not None and block != kernel.block:
+        raise ValueError(f"block: expected {kernel.block}, which the PTX of {kernel.name} says, got {block}")
+    threads, most = block[0] * block[1] * block[2], min(MOST_THREADS, kernel.most_threads or MOST_THREADS)
+    if not 1 <= threads <= most or min(block) < 1:
+        raise ValueError(f"block: expected 1 to {most} threads for {kernel.name}, got {block}")
+    cluster = _three("cluster", launch.cluster)
+    if kernel.cluster is not None and cluster not in ((1, 1, 1), kernel.cluster):
+        raise ValueError(f"cluster: expected {kernel.cluster}, which the PTX of {kernel.name} says, got {cluster}")
+    cluster = kernel.cluster or cluster
+    if min(cluster) < 1 or cluster[0] * cluster[1] * cluster[2] > MOST_CLUSTER:
+        raise ValueError(f"cluster: expected 1 to {MOST_CLUSTER} CTAs, got {cluster}")
+    if any(size % own for size, own in zip(grid, cluster, strict=True)):
+        raise ValueError(f"grid: expected multiples of the cluster {cluster}, got {grid}")
+    return block, cluster
+
+
+def _dynamic_shared(launch: PtxLaunch, layout: VariableLayout) -> int:
+    (dynamic,) = whole_numbers("dynamic_shared", [launch.dynamic_shared])
+    static, held = layout.static_shared, layout.static_shared + dynamic
+    if dynamic < 0 or held > SHARED_LIMIT:
+        raise ValueError(
+            f"shared memory: expected 0 to {SHARED_LIMIT} bytes, got {held}, of which {static} are the kernel's own"
+        )
+    return dynamic
+
+
+def _three(name: str, sizes: Sequence[int]) -> Triple:
+    numbers = whole_numbers(name, sizes)
+    if len(numbers) != 3:
+        raise ValueError(f"{name}: expected three sizes, got {tuple(numbers)}")
+    x, y, z = numbers
+    return x, y, z
+
+
+def _layout(kernel: PtxKernel, memory: GlobalMemory) -> VariableLayout:
+    addresses: dict[str, int] = {}
+    ends = {"shared": 0, "local": 0, "param": 0}
+    dynamic = []
+
+    def place(item: Variable | Parameter, space: str) -> None:
+        addresses[item.name] = -(-ends[space] // item.align) * item.align
+        ends[space] = addresses[item.name] + item.size
+
+    for parameter in kernel.parameters:
+        place(parameter, "param")
+    for variable in kernel.variables.values():
+        if variable.space in ("global", "const"):
+            addresses[variable.name] = _placed(variable, memory)
+        elif variable.space == "shared" and not variable.size:
+            dynamic.append(variable)
+        else:
+            place(variable, variable.space)
+    for variable in kernel.variables.values():
+        for reference in variable.references:
+            _point(variable, reference, addresses, memory)
+    for variable in dynamic:
+        place(variable, "shared")
+    return VariableLayout(addresses, ends["shared"], ends["local"])
+
+
+def _placed(variable: Variable, memory: GlobalMemory) -> int:
+    """The address of a variable of the module, initialised for this launch."""
+    align = max(variable.align, 16)
+    data = np.zeros(-(-variable.size // 16) * 16 + align, np.uint8)
+    shift = -data.ctypes.data % align
+    data[shift : shift + len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+    base = data.ctypes.data + shift
+    memory.add(variable.name, base, variable.size, data, read_only=variable.space == "const")
+    return base
+
+
+def _point(variable: Variable, reference: Reference, addresses: dict[str, int], memory: GlobalMemory) -> None:
+    """Writes an address into the initial value of a variable."""
+    if reference.symbol not in addresses:
+        return  # the symbol is a function: the parser refuses calls by pointers
+    value = (addresses[reference.symbol] + reference.offset) & reference.mask
+    value >>= (reference.mask & -reference.mask).bit_length() - 1
+    allocation = memory.find(addresses[variable.name])
+    assert allocation is not None
+    first = addresses[variable.name] - allocation.base + reference.at
+    allocation.view(1)[first : first + reference.size] = np.frombuffer(
+        (value % (1 << 8 * reference.size)).to_bytes(reference.size, "little"), np.uint8
+    )

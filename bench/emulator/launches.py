@@ -1,0 +1,159 @@
+"""Runs kernels in the emulator: every launch of Triton and Gluon of this process, on CPU tensors."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rooflab.bench.compile.cases import SM, properties
+from rooflab.bench.emulator.launch import emulate
+from rooflab.bench.emulator.machine.run import Checks
+from rooflab.bench.emulator.results import Bytes, LaunchResult
+
+_ATEN = torch.ops.aten
+_EMPTY = (_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.empty_permuted, _ATEN.new_empty,
+    _ATEN.new_empty_strided)  # fmt: skip
+
+
+class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While active, records tensors from `torch.empty` and similar functions until another torch function uses them.
+
+    A view shares the memory and does not count as a use.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tensors: dict[int, torch.Tensor] = {}
+        """Tensors by address of their storage; held so that no other tensor can get the same memory."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        if func.overloadpacket in _EMPTY and not kwargs.keys() & {"out"}:
+            if found.device.type == "cpu" and found.layout == torch.strided and found.untyped_storage().nbytes():
+                self._tensors[found.untyped_storage().data_ptr()] = found
+        elif self._tensors and not _is_view(func):
+            self.forget(tensors_in((args, kwargs)))
+        return found
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._tensors.clear()
+
+    def among(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors of `tensors` that have not been written."""
+        return [tensor for tensor in tensors if _address(tensor) in self._tensors]
+
+    def forget(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Marks `tensors` as possibly written from now on."""
+        for tensor in tensors:
+            self._tensors.pop(_address(tensor), None)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors among arguments: in lists, tuples and mappings, and below tensor descriptors (`base`)."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    base = getattr(value, "base", None)
+    return [base] if isinstance(base, torch.Tensor) else []
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+
+
+def _is_view(func: Any) -> bool:
+    """Whether a function returns its argument's memory and writes nothing."""
+    returns = [item.alias_info for item in func._schema.returns]
+    return bool(returns) and all(info is not None and not info.is_write for info in returns)
+
+
+QUICK = Checks(races=False, counts=False)
+"""Checks of a later run: only values, under another order of warps and copies."""
+
+
+@dataclass
+class Launches:
+    """The emulated launches of one or several calls, and their results."""
+
+    results: list[LaunchResult] = field(default_factory=list)
+    """Results of the launches with all checks."""
+    checks: Checks = field(default_factory=Checks)
+    seed: int = 0
+    ctas: tuple[int, ...] | None = None
+    """Numbers of the CTAs that run; None for all."""
+    launched: int = 0
+    fresh: FreshMemory = field(default_factory=FreshMemory)
+    """Active while a kernel's function runs; knows which memory has not been written."""
+
+    def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
+        """Emulates one launch."""
+        chosen = None if self.ctas is None else [cta for cta in self.ctas if cta < math.prod(grid)]
+        found = self.emulated(compiled, grid, args, chosen)
+        if self.checks.counts or self.checks.races:
+            self.results.append(found)
+
+    def emulated(self, compiled: Any, grid: tuple[int, ...], args: list[Any], ctas: list[int] | None) -> LaunchResult:
+        """Emulates the CTAs `ctas` of one launch; None means all CTAs."""
+        self.launched += 1
+        given = tensors_in(args)
+        # Later calls check only values, and the poison in fresh memory is such a value.
+        unwritten = self.fresh.among(given) if self.checks.races else []
+        self.fresh.forget(given)
+        return emulate(
+            compiled,
+            grid,
+            args,
+            checks=self.checks,
+            seed=self.seed,
+            ctas=ctas,
+            unwritten=unwritten,
+            memory=self.reached,
+        )
+
+    @property
+    def reached(self) -> list[torch.Tensor]:
+        """Tensors that kernels may find by pointers in memory."""
+        return []
+
+    @property
+    def races(self) -> tuple[str, ...]:
+        """The races of all launches, each once."""
+        return tuple(dict.fromkeys(race for result in self.results for race in result.races))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What ptxas mends in all launches, each once."""
+        return tuple(dict.fromkeys(note for result in self.results for note in result.notes))
+
+    @property
+    def bytes(self) -> Bytes:
+        """The bytes of all launches, added up."""
+        names = Bytes.__dataclass_fields__
+        return Bytes(**{name: sum(getattr(result.bytes, name) for result in self.results) for name in names})
+
+
+@contextmanager
+def emulating_launches(launches: Launches, configs: Callable[..., Any] | None = None) -> Iterator[None]:
+    """Sends every launch of Triton and Gluon to `launches`; `configs` is that of `emulating_triton`.
+
+    Raises `RuntimeError` in a process that interprets Triton's kernels.
+    """
+    if os.environ.get("TRITON_INTERPRET", "0") == "1":
+        raise RuntimeError("the emulator runs compiled kernels, and this process interprets them (TRITON_INTERPRET=1)")
+    # Imported only here, because the first import of Triton fixes its mode for the process.
+    from rooflab.bench.emulator.triton_kernels import emulating_triton
+
+    with emulating_triton(SM, properties(), launches.run, configs):
+        yield

@@ -1,0 +1,50 @@
+"""Loads a kernel of a PTX text: parses it, and binds its generator to the functions that generated code calls."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from rooflab.bench.emulator.emit import arithmetic, control, matrix, memory, moves
+from rooflab.bench.emulator.emit.generator import Generator
+from rooflab.bench.emulator.execute import atomics, bulk, copying, matrices, synchronising, tensor_maps, warps
+from rooflab.bench.emulator.machine import access
+from rooflab.bench.emulator.machine.waiting import waiting_of
+from rooflab.bench.emulator.numbers import approximate, bitfields, bits, floats, formats, half, integers
+from rooflab.bench.emulator.text.parse import parse
+from rooflab.bench.emulator.text.program import Program
+from rooflab.bench.emulator.text.syntax import PtxError
+
+EMITTERS = (arithmetic, control, matrix, memory, moves)
+"""Importing these modules registers the instructions that they emit."""
+
+
+def choose(predicate: Any, value: Any, otherwise: Any) -> Any:
+    """`value` where the predicate holds, and `otherwise` elsewhere."""
+    if predicate.__class__ is np.bool_:
+        return value if predicate else otherwise
+    return np.where(predicate, value, otherwise)
+
+
+def _names() -> dict[str, Any]:
+    """The names that generated code may use."""
+    modules = (
+        access, approximate, atomics, bitfields, bits, bulk, copying, floats, formats, half, integers, matrices,
+        synchronising, tensor_maps, warps,
+    )  # fmt: skip
+    names: dict[str, Any] = {module.__name__.rsplit(".", 1)[-1]: module for module in modules}
+    types = {f"{kind}{size}": np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)}
+    types |= {f"f{size}": np.dtype(f"f{size}") for size in (4, 8)}
+    return names | types | {"np": np, "bool_": np.bool_, "choose": choose, "waiting_of": waiting_of}
+
+
+@lru_cache(maxsize=64)
+def load(text: str, name: str | None = None) -> Program:
+    """The kernel `name` of a PTX text; without `name` its only kernel.  Raises `PtxError`."""
+    module = parse(text)
+    if name is None and len(module.entries) != 1:
+        raise PtxError(f"kernel: expected a name, as the PTX has {', '.join(module.entries) or 'no kernel'}")
+    kernel = module.kernel(next(iter(module.entries)) if name is None else name)
+    return Program(module.version, kernel, lambda flow: Generator(flow, _names()).function)

@@ -1,0 +1,309 @@
+"""Loads and stores of every state space, for the lanes of a context (PTX ISA 8.7, sections 5.1, 9.7.9).
+
+Values are unsigned, as wide as one element; the instruction decides what they mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.emulator.machine.context import LaneContext
+from rooflab.bench.emulator.machine.global_memory import lane_of, load_located, store_located
+from rooflab.bench.emulator.machine.memory import (
+    LOCAL_WINDOW,
+    PARAM_WINDOW,
+    POISON,
+    RANK_SHIFT,
+    SHARED_WINDOW,
+    SHIFT,
+    WIDE,
+    assign,
+)
+from rooflab.bench.emulator.machine.run import Fault
+
+WRITTEN = {size: np.ones(size, np.bool_).view(WIDE[size])[0] for size in WIDE}
+"""By size of a unit: the flags of a unit whose bytes are all written."""
+INSIDE = (1 << 60) - 1
+"""The bits of a generic address within its window."""
+Values = tuple[Any, ...]
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_FAR = 0xFFFFFFF0
+_WINDOWS = {SHARED_WINDOW >> 60: "shared", LOCAL_WINDOW >> 60: "local", PARAM_WINDOW >> 60: "param"}
+
+
+def load(c: LaneContext, space: str, addresses: Any, mask: Any, width: int, count: int, instruction: int) -> Values:
+    """`count` values of `width` bytes for each lane in `mask` (None: all lanes); 0 for lanes outside `mask`."""
+    active = _active(mask, c.size)
+    if active is not None and not len(active):
+        return (_UNSIGNED[width](0),) * count
+    chosen = addresses if active is None or isinstance(addresses, np.generic) else addresses[active]
+    units = _LOADS[space](c, chosen, width * count, active, instruction)
+    values = _unpacked(units, width, count)
+    if active is None:
+        return values
+    return tuple(_scattered(value, active, c.size) for value in values)
+
+
+def store(c: LaneContext, space: str, addresses: Any, values: Values, mask: Any, width: int, instruction: int) -> None:
+    """Stores values of `width` bytes side by side, from each lane in `mask`."""
+    active = _active(mask, c.size)
+    if active is not None:
+        if not len(active):
+            return
+        addresses = addresses if isinstance(addresses, np.generic) else addresses[active]
+        values = tuple(value if isinstance(value, np.generic) else value[active] for value in values)
+    lanes = c.size if active is None else len(active)
+    c.group.run.changes += 1
+    _STORES[space](c, addresses, _packed(values, width, lanes), width * len(values), active, instruction)
+
+
+def _active(mask: Any, size: int) -> npt.NDArray[np.int64] | None:
+    """The lanes in a mask; None for all lanes."""
+    if mask is None or isinstance(mask, np.bool_):
+        return None if mask is None or mask else np.empty(0, np.int64)
+    active = np.flatnonzero(mask)
+    return None if len(active) == size else active
+
+
+def _scattered(value: Any, active: npt.NDArray[np.int64], size: int) -> Any:
+    whole = np.zeros(size, value.dtype)
+    whole[active] = value
+    return whole
+
+
+def _unpacked(raw: Any, width: int, count: int) -> Values:
+    """One value or vector for each of `count` elements."""
+    if count == 1:
+        return (raw,)
+    kind = _UNSIGNED[width]
+    if isinstance(raw, np.generic):
+        return tuple(np.array([raw]).view(kind))
+    return tuple(np.ascontiguousarray(raw.view(kind).reshape(-1, count).T))
+
+
+def _packed(values: Values, width: int, lanes: int) -> Any:
+    """The elements of each lane as one unit; a scalar where all elements are scalars."""
+    if len(values) == 1:
+        return values[0]
+    kind, unit = _UNSIGNED[width], WIDE[width * len(values)]
+    if all(isinstance(value, np.generic) for value in values):
+        return np.array(values, kind).view(unit)[0]
+    whole = np.empty((lanes, len(values)), kind)
+    for place, value in enumerate(values):
+        whole[:, place] = value
+    return whole.view(unit)[:, 0]
+
+
+# Shared memory, of a CTA and of its cluster
+
+
+def shared_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
+    """Places in the group's shared memory.  Raises `Fault` on addresses outside the CTA's own memory or not aligned."""
+    limit = c.group.run.shared_limit - size
+    scalar = isinstance(addresses, np.generic)
+    top = int(addresses) if scalar else int(addresses.max())
+    bits = top if scalar else int(np.bitwise_or.reduce(addresses))
+    if bits & (size - 1):
+        bad = top if scalar else int(addresses[(addresses & (size - 1)) != 0][0])
+        lane = lane_of(c, addresses, bad, active)
+        raise Fault(f"shared address 0x{bad:x} is not a multiple of {size} bytes", instruction, lane)
+    base = c.shared_base
+    if top > limit:
+        if 1 <= top >> RANK_SHIFT <= len(c.group.ctas) and _reaches_cluster(c, instruction):
+            return _cluster_offsets(c, addresses, limit, active, instruction)
+        text = f"{size} bytes at shared address 0x{top:x} lie outside the {c.group.run.shared_limit} there"
+        raise Fault(text, instruction, lane_of(c, addresses, top, active))
+    if isinstance(base, int):
+        return addresses if not base else addresses + np.int64(base)
+    base = base if active is None else base[active]
+    return base + addresses
+
+
+def _reaches_cluster(c: LaneContext, instruction: int) -> bool:
+    """Whether an instruction may name another CTA's memory: `.shared` alone means the CTA's own."""
+    opcode = c.group.program.kernel.instructions[instruction].opcode
+    return "shared::cluster" in opcode or ".shared" not in opcode
+
+
+def _cluster_offsets(c: LaneContext, addresses: Any, limit: int, active: Any, instruction: int) -> Any:
+    ranks = (np.asarray(addresses) >> RANK_SHIFT).astype(np.int64)
+    inside = (np.asarray(addresses) & ((1 << RANK_SHIFT) - 1)).astype(np.int64)
+    if int(inside.max()) > limit:
+        raise Fault(
+            f"shared::cluster address 0x{int(np.max(addresses)):x} lies outside the cluster's memory", instruction
+        )
+    own = c.slots if active is None else c.slots[active]
+    slots = np.where(ranks > 0, ranks - 1, own if ranks.ndim else own[0])
+    for slot in map(int, np.unique(slots)):
+        first = slot * c.group.lanes_per_cta
+        if not c.group.alive[first : first + c.group.lanes_per_cta].any():
+            raise Fault(f"the shared memory of CTA {c.group.ctas[slot]}, which has ended", instruction)
+    offsets = slots * c.group.shared_size + inside
+    return offsets if offsets.ndim else np.int64(offsets)
+
+
+def load_shared(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
+    """Loads units of `size` bytes."""
+    offsets = shared_offsets(c, addresses, size, active, instruction)
+    group = c.group
+    if group.run.observer is not None:
+        group.run.observer.shared_read(c, active, offsets, size, instruction)
+    if group.written is not None:
+        check_written(c, offsets, size, instruction)
+    index = offsets >> SHIFT[size]
+    view = group.views[size]
+    return view.take(index)
+
+
+def check_written(c: LaneContext, offsets: Any, size: int, instruction: int) -> None:
+    """Raises `Fault` on a read of shared memory that was never written."""
+    written = c.group.written
+    assert written is not None
+    known = np.take(written.view(WIDE[size]), np.atleast_1d(offsets) >> SHIFT[size]).view(np.bool_)
+    if not known.all():
+        at = int(np.atleast_1d(offsets)[int(np.flatnonzero(~known)[0]) // size]) % c.group.shared_size
+        raise Fault(f"a read of shared memory at 0x{at:x}, which nobody has written", instruction)
+
+
+def store_shared(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
+    """Stores units of `size` bytes."""
+    offsets = shared_offsets(c, addresses, size, active, instruction)
+    group = c.group
+    if group.run.observer is not None:
+        group.run.observer.shared_write(c, active, offsets, size, instruction, value)
+    index = offsets >> SHIFT[size]
+    if group.written is not None:
+        np.put(group.written.view(WIDE[size]), index, WRITTEN[size])
+    assign(group.views[size], index, value)
+
+
+# Local memory and parameters
+
+
+def _local_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> npt.NDArray[np.int64]:
+    group = c.group
+    room = group.run.local_size
+    if group.local is None:
+        group.local = np.full(len(group.alive) * room, POISON, np.uint8)
+        group.local_written = np.zeros(len(group.local), np.bool_) if group.run.checks.uninitialised else None
+    inside = np.asarray(addresses).astype(np.int64) & INSIDE
+    top = int(inside.max())
+    if top > room - size:
+        lane = lane_of(c, inside, top, active)
+        raise Fault(f"{size} bytes at local address 0x{top:x} lie outside the {room} there", instruction, lane)
+    _check_aligned(inside, size, "local", instruction)
+    lanes = c.lanes if active is None else c.lanes[active]
+    return lanes * room + inside
+
+
+def _check_aligned(inside: Any, size: int, space: str, instruction: int) -> None:
+    if int(np.bitwise_or.reduce(inside, axis=None)) & (size - 1):
+        bad = int(np.atleast_1d(inside)[np.atleast_1d(inside) & (size - 1) != 0][0])
+        raise Fault(f"{space} address 0x{bad:x} is not a multiple of {size} bytes", instruction)
+
+
+def load_local(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
+    """Loads units of `size` bytes of the lanes' own memory.  Raises `Fault` on bytes that the lane has not written."""
+    offsets = _local_offsets(c, addresses, size, active, instruction)
+    assert c.group.local is not None
+    index, written = offsets >> SHIFT[size], c.group.local_written
+    # The result of a call (`ld.param`) is written by the function, which is not emulated.
+    if written is not None and ".param" not in c.group.program.kernel.instructions[instruction].opcode:
+        known = written.view(WIDE[size]).take(index).view(np.bool_)
+        if not known.all():
+            place = int(np.flatnonzero(~known)[0]) // size
+            lane = int((c.lanes if active is None else c.lanes[active])[place])
+            at = int(offsets[place]) % c.group.run.local_size
+            raise Fault(f"a read of local memory at 0x{at:x}, which the thread has not written", instruction, lane)
+    return c.group.local.view(WIDE[size]).take(index)
+
+
+def store_local(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
+    """Stores units of `size` bytes."""
+    offsets = _local_offsets(c, addresses, size, active, instruction)
+    assert c.group.local is not None
+    c.group.local.view(WIDE[size])[offsets >> SHIFT[size]] = value
+    if c.group.local_written is not None:
+        c.group.local_written.view(WIDE[size])[offsets >> SHIFT[size]] = WRITTEN[size]
+
+
+def load_param(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
+    """Loads units of `size` bytes of the kernel's parameters."""
+    data = c.group.run.parameter_bytes
+    inside = np.asarray(addresses).astype(np.int64) & INSIDE
+    if int(inside.max()) > len(data) - size:
+        raise Fault(f"{size} bytes at parameter address 0x{int(inside.max()):x} lie behind the last", instruction)
+    _check_aligned(inside, size, "parameter", instruction)
+    units = data.view(WIDE[size])[inside >> SHIFT[size]]
+    return units if isinstance(units, np.ndarray) and units.ndim else units[()]
+
+
+def store_param(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
+    """Raises `Fault`: parameters are constant."""
+    raise Fault("a store to a kernel's parameter", instruction)
+
+
+def _store_const(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
+    raise Fault("a store to constant memory", instruction)
+
+
+# Generic addresses
+
+
+def _spaces(addresses: Any) -> Any:
+    return np.asarray(addresses) >> np.uint64(60)
+
+
+def _inner(space: str, addresses: Any) -> Any:
+    if space == "shared":
+        # An offset beyond 32 bits must not wrap into a valid one.
+        return np.minimum(addresses & np.uint64(INSIDE), np.uint64(_FAR)).astype(np.uint32)
+    return addresses
+
+
+def _load_generic(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
+    kinds = _spaces(addresses)
+    first = int(kinds) if not kinds.ndim else int(kinds[0])
+    if not kinds.ndim or (kinds == first).all():
+        space = _WINDOWS.get(first, "global")
+        return _LOADS[space](c, _inner(space, addresses), size, active, instruction)
+    units = np.empty(len(addresses), WIDE[size])
+    for kind in np.unique(kinds):
+        own = np.flatnonzero(kinds == kind)
+        space, lanes = _WINDOWS.get(int(kind), "global"), own if active is None else active[own]
+        units[own] = _LOADS[space](c, _inner(space, addresses[own]), size, lanes, instruction)
+    return units
+
+
+def _store_generic(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
+    kinds = _spaces(addresses)
+    for kind in np.unique(kinds):
+        space = _WINDOWS.get(int(kind), "global")
+        if not kinds.ndim or (kinds == kind).all():
+            _STORES[space](c, _inner(space, addresses), value, size, active, instruction)
+            return
+        own = np.flatnonzero(kinds == kind)
+        part = value if isinstance(value, np.generic) else value[own]
+        lanes = own if active is None else active[own]
+        _STORES[space](c, _inner(space, addresses[own]), part, size, lanes, instruction)
+
+
+_LOADS = {
+    "global": load_located,
+    "const": load_located,
+    "shared": load_shared,
+    "local": load_local,
+    "param": load_param,
+    "generic": _load_generic,
+}
+_STORES = {
+    "global": store_located,
+    "const": _store_const,
+    "shared": store_shared,
+    "local": store_local,
+    "param": store_param,
+    "generic": _store_generic,
+}

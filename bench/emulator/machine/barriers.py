@@ -1,0 +1,324 @@
+"""Barriers of CTAs (`bar`, `barrier`) and of clusters, and registers moved between warps (PTX ISA 8.7, 9.7.13, 20)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.emulator.machine.context import PARKED, LaneContext
+from rooflab.bench.emulator.machine.run import CtaGroup, Fault, Lanes
+
+BARRIERS = 16
+"""Barriers of a CTA."""
+_KEY = "cluster"
+
+
+def _order_all(group: CtaGroup, warps: Lanes) -> None:
+    """Orders all threads that still run: all meet now at the barriers of their CTAs.  `warps`: by lane, in order."""
+    if group.races is None:
+        return
+    each = warps[np.flatnonzero(np.diff(warps, prepend=-1))]
+    per_cta = group.lanes_per_cta // 32
+    ctas = each // per_cta
+    if not group.run.has_clusters and len(each) == (ctas[-1] - ctas[0] + 1) * per_cta:
+        group.races.barrier(np.arange(ctas[0], ctas[-1] + 1), each[:per_cta] % per_cta)
+        return
+    for cta in np.unique(ctas):
+        group.races.barrier(group.race_slot(int(cta)), each[ctas == cta] % group.race_warps)
+
+
+@dataclass
+class _BarrierState:
+    """One barrier of one CTA between two completions."""
+
+    arrived: int = 0
+    wanted: int | None = None
+    """Number of threads that the instruction gives; None for all threads of the CTA that have not ended."""
+    whole: bool = False
+    """Whether a thread waits without a count, which means for all threads of the CTA."""
+    parked: list[LaneContext] = field(default_factory=list)
+    votes: int = 0
+    voters: int = 0
+    settlers: list[Callable[[int, int], None]] = field(default_factory=list)
+    """Functions that give the threads of one `bar.red` their result, from the votes and the voters."""
+    waiters: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    """Warps that wait, without the warps of a `bar.arrive`."""
+
+
+class Barriers:
+    """The barriers of a group, by CTA and number."""
+
+    def __init__(self, group: CtaGroup, resume: Callable[[list[LaneContext]], None]):
+        self._group = group
+        self._resume = resume
+        self._states: dict[tuple[int, int], _BarrierState] = {}
+        self._missing: dict[int, int] = {}
+        """By the id of a context, the number of CTAs whose barriers it still waits for."""
+
+    def any(self) -> bool:
+        """Whether a context waits."""
+        return any(state.parked for state in self._states.values())
+
+    def sync(
+        self,
+        context: LaneContext,
+        number: int,
+        count: int | None,
+        following: int,
+        instruction: int,
+        vote: tuple[np.ndarray[Any, Any], Callable[[int, int], None]] | None = None,
+    ) -> int:
+        """Arrives and waits.  Returns the place where the context goes on, or `PARKED`.
+
+        `vote` belongs to a `bar.red`: each lane's predicate, and a function that takes the votes and the voters.
+        """
+        group = self._group
+        if vote is not None:
+            if context.slot is None:
+                raise Fault("bar.red runs one CTA at a time", instruction)
+            state = self._states.setdefault((context.slot, number), _BarrierState())
+            state.votes += int(np.count_nonzero(vote[0]))
+            state.voters += context.size
+            state.settlers.append(vote[1])
+        slots = np.unique(context.slots) if context.slot is None else [context.slot]
+        everyone = context.slot is None and context.size == np.count_nonzero(group.alive)
+        if everyone and count is None and vote is None and not self._states:
+            _order_all(group, context.warps)
+            return following
+        context.place, missing = following, 0
+        for slot in map(int, slots):
+            lanes = context.lanes[context.slots == slot]
+            missing += not self._arrive(context, slot, lanes, number, count, waits=True, instruction=instruction)
+        if not missing:
+            return following
+        self._missing[id(context)] = missing
+        return PARKED
+
+    def too_many(
+        self, context: LaneContext, number: int, count: int | None, instruction: int
+    ) -> npt.NDArray[np.bool_] | None:
+        """Lanes that the barrier's phase does not need, so that they begin the next phase; None for no lanes.
+
+        Raises `Fault` on a number or a count that no barrier has.
+        """
+        if not 0 <= number < BARRIERS:
+            raise Fault(f"a barrier's number is 0 to {BARRIERS - 1}, got {number}", instruction)
+        if count is None:
+            return None
+        if count <= 0 or count % 32:
+            raise Fault(f"a barrier wants a multiple of 32 threads, got {count}", instruction)
+        if context.warps[0] == context.warps[-1]:
+            return None
+        late = np.zeros(context.size, np.bool_)
+        for slot in map(int, np.unique(context.slots)):
+            state = self._states.get((slot, number))
+            warps = np.unique(context.warps[context.slots == slot])
+            room = (count - state.arrived if state is not None else count) // 32
+            if len(warps) > room > 0:
+                late |= (context.slots == slot) & (context.warps >= warps[room])
+        return late if late.any() else None
+
+    def arrive(self, context: LaneContext, number: int, count: int | None, instruction: int) -> None:
+        """Arrives without waiting."""
+        for slot in map(int, np.unique(context.slots)):
+            lanes = context.lanes[context.slots == slot]
+            self._arrive(context, slot, lanes, number, count, waits=False, instruction=instruction)
+
+    def _arrive(
+        self,
+        context: LaneContext,
+        slot: int,
+        lanes: np.ndarray[Any, Any],
+        number: int,
+        count: int | None,
+        *,
+        waits: bool,
+        instruction: int,
+    ) -> bool:
+        """Lanes arrive; returns whether they complete the barrier."""
+        group, state = self._group, self._states.setdefault((slot, number), _BarrierState())
+        warps = np.unique(lanes >> 5)
+        state.whole |= count is None
+        if state.wanted is None:
+            state.wanted = count
+        all_threads = group.lanes_per_cta
+        counts = {given for given in (state.wanted, count, all_threads if state.whole else None) if given is not None}
+        if state.wanted is not None and len(counts) > 1:
+            texts = " and by ".join(str(given) for given in sorted(counts))
+            raise Fault(f"barrier {number} is awaited by {texts} threads", instruction)
+        # Every warp counts as 32 threads, even where some of its threads have ended.
+        state.arrived += 32 * len(warps)
+        if waits:
+            state.parked.append(context)
+            state.waiters.append(warps)
+        elif group.races is not None:  # the barrier does not order later accesses of these warps
+            group.races.signal(group.race_slot(slot), warps % group.race_warps, ("barrier", slot, number))
+        if not self._complete(slot, state):
+            return False
+        if waits:
+            state.parked.remove(context)
+        self._release(slot, number, state)
+        return True
+
+    def _complete(self, slot: int, state: _BarrierState) -> bool:
+        wanted = state.wanted
+        if wanted is None:
+            first = slot * self._group.lanes_per_cta
+            alive = self._group.alive[first : first + self._group.lanes_per_cta].reshape(-1, 32).any(axis=1)
+            wanted = 32 * int(np.count_nonzero(alive))
+        return state.arrived >= wanted > 0
+
+    def _release(self, slot: int, number: int, state: _BarrierState) -> None:
+        group = self._group
+        del self._states[(slot, number)]
+        for settle in state.settlers:
+            settle(state.votes, state.voters)
+        waiters = np.concatenate(state.waiters) if state.waiters else np.empty(0, np.int64)
+        if group.races is not None:
+            own = np.unique(waiters % group.race_warps)
+            group.races.barrier(group.race_slot(slot), own, ("barrier", slot, number))
+        went = []
+        for context in state.parked:
+            left = self._missing.pop(id(context), 1) - 1
+            if left:
+                self._missing[id(context)] = left
+            else:
+                went.append(context)
+        self._resume(went)
+
+    def recheck(self) -> bool:
+        """Checks the barriers again after threads have ended; returns whether a context can go on."""
+        went = False
+        for (slot, number), state in list(self._states.items()):
+            if state.parked and self._complete(slot, state):
+                self._release(slot, number, state)
+                went = True
+        return went
+
+    def describe(self) -> list[tuple[LaneContext, str]]:
+        """Each waiting context, and what it waits for."""
+        waits = []
+        for (_, number), state in self._states.items():
+            wanted = "all" if state.wanted is None else str(state.wanted)
+            text = f"for barrier {number}, where {state.arrived} of {wanted} threads are,"
+            waits += [(context, text) for context in state.parked]
+        return waits
+
+
+class ClusterBarrier:
+    """`barrier.cluster` (PTX ISA 8.7, section 9.7.13.4): all threads of the cluster arrive, and wait later."""
+
+    def __init__(self, group: CtaGroup, resume: Callable[[list[LaneContext]], None]):
+        self._group = group
+        self._resume = resume
+        self._arrived = np.zeros(len(group.alive), np.int64)
+        self._waited = np.zeros(len(group.alive), np.int64)
+        self._parked: list[LaneContext] = []
+        self._phase = 0
+        """Number of times that all threads have arrived."""
+
+    def any(self) -> bool:
+        """Whether a context waits."""
+        return bool(self._parked)
+
+    def arrive(self, context: LaneContext, release: bool, instruction: int) -> None:
+        """Threads arrive.  Raises `Fault` where they arrived before and have not waited since."""
+        if (self._arrived > self._waited)[context.lanes].any():
+            raise Fault("a thread arrives at the cluster's barrier again before it has waited there", instruction)
+        self._arrived[context.lanes] += 1
+        if self._group.races is not None:
+            for slot, warps in self._warps(context):
+                (self._group.races.signal if release else self._group.races.signal_inits)(slot, warps, _KEY)
+        self.recheck()
+
+    def wait(self, context: LaneContext, following: int, instruction: int) -> int:
+        """Waits until all threads have arrived as often as the context's.  Raises `Fault` if those did not arrive."""
+        if (self._arrived == self._waited)[context.lanes].any():
+            raise Fault("a thread waits at the cluster's barrier and has not arrived there", instruction)
+        self._waited[context.lanes] += 1
+        context.place = following
+        if self._complete(context):
+            self._learn(context)
+            return following
+        self._parked.append(context)
+        return PARKED
+
+    def _complete(self, context: LaneContext) -> bool:
+        wanted = int(self._arrived[context.lanes].max())
+        return bool((self._arrived[self._group.alive] >= wanted).all())
+
+    def _learn(self, context: LaneContext) -> None:
+        if self._group.races is not None:
+            for slot, warps in self._warps(context):
+                self._group.races.wait(slot, warps, _KEY)
+
+    def _warps(self, context: LaneContext) -> list[tuple[int, np.ndarray[Any, Any]]]:
+        """A context's warps by slot of the race detector; a cluster is one slot."""
+        each, per_slot = np.unique(context.warps), self._group.race_warps
+        return [(int(slot), each[each // per_slot == slot] % per_slot) for slot in np.unique(each // per_slot)]
+
+    def recheck(self) -> bool:
+        """Resumes contexts that can go on; returns whether there were any."""
+        alive = self._group.alive
+        phase = int(self._arrived[alive].min()) if alive.any() else self._phase
+        if phase > self._phase:
+            self._phase = phase
+            if self._group.races is not None:  # waiting contexts learn what was released up to now
+                for slot in range(self._group.races.slots):
+                    self._group.races.complete(slot, _KEY)
+        went = [context for context in self._parked if self._complete(context)]
+        for context in went:
+            self._learn(context)
+        self._parked = [context for context in self._parked if context not in went]
+        self._resume(went)
+        return bool(went)
+
+    def describe(self) -> list[tuple[LaneContext, str]]:
+        """Each waiting context, and what it waits for."""
+        return [(context, "for the cluster's barrier") for context in self._parked]
+
+
+class Registers:
+    """`setmaxnreg` (PTX ISA 8.7, section 9.7.20.5): a CTA's registers, moved between its warps.
+
+    The order in which warps give registers back depends on timing, so only the sum at the end is checked.
+    """
+
+    def __init__(self, group: CtaGroup):
+        self._group = group
+        warps = len(group.alive) // 32
+        self._at_launch = group.program.kernel.max_registers
+        self._of_warp = np.full(warps, self._at_launch or 0)
+        self._last = -1
+
+    def set(self, context: LaneContext, count: int, increase: bool, instruction: int) -> None:
+        """Gives the warps of `context` `count` registers per thread.  Raises `Fault` where the GPU forbids this."""
+        if self._at_launch is None:
+            raise Fault("setmaxnreg needs a kernel with .maxnreg, which says what the warps begin with", instruction)
+        warps = np.unique(context.warps)
+        have = int(self._of_warp[warps].max()) if increase else int(self._of_warp[warps].min())
+        if increase and count < have or not increase and count > have:
+            raise Fault(f"setmaxnreg.{'inc' if increase else 'dec'} from {have} to {count} registers", instruction)
+        self._of_warp[warps] = count
+        self._last = instruction
+        per_cta = self._group.lanes_per_cta // 32
+        first = int(warps[0]) // per_cta * per_cta
+        own = self._of_warp[first : first + per_cta]
+        budget = self._at_launch * per_cta * 32
+        if 32 * int(own[warps - first].sum()) > budget:
+            raise Fault(f"setmaxnreg asks for more registers than the CTA's {budget}", instruction)
+
+    def check(self) -> None:
+        """Raises `Fault` where the warps of a CTA hold more registers than the CTA got at launch."""
+        if self._last < 0 or self._at_launch is None:
+            return
+        per_cta = self._group.lanes_per_cta // 32
+        for first in range(0, len(self._of_warp), per_cta):
+            held = 32 * int(self._of_warp[first : first + per_cta].sum())
+            if held > self._at_launch * per_cta * 32:
+                text = f"the CTA's warps hold {held} registers in the end, of {self._at_launch * per_cta * 32} there"
+                raise Fault(text, self._last)

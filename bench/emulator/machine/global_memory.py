@@ -1,0 +1,113 @@
+"""Loads and stores of global memory, each in the allocation that its addresses name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.emulator.machine.context import LaneContext
+from rooflab.bench.emulator.machine.memory import WIDE, Allocation, BadAccess, assign
+from rooflab.bench.emulator.machine.run import Fault
+
+
+def lane_of(c: LaneContext, addresses: Any, wanted: int, active: Any) -> int:
+    """The first lane (of `active`, None for all) whose address is `wanted`, counted through the group."""
+    place = 0 if isinstance(addresses, np.generic) or not addresses.ndim else int((addresses == wanted).argmax())
+    return int(c.lanes[place if active is None else active[place]])
+
+
+def load_located(
+    c: LaneContext,
+    addresses: Any,
+    size: int,
+    active: Any,
+    instruction: int,
+    *,
+    copy: bool = False,
+    reduces: bool = False,
+) -> Any:
+    """Loads units of `size` bytes of global memory; `copy` says that a copy reads them instead of the lanes; `reduces`
+    says that their combined value is stored in the same step."""
+    located = _located(c, addresses, size, active, instruction)
+    if located is None:
+        return _each(c, addresses, size, active, instruction, copy, reduces)
+    allocation, index = located
+    if c.group.run.observer is not None:
+        c.group.run.observer.global_read(c, active, allocation, addresses, size, instruction, copy, reduces)
+    if allocation.written is not None:
+        _check_written(allocation, addresses, size, instruction)
+    view = allocation.view(size)
+    return view[index] if isinstance(index, int) else view.take(index)
+
+
+def store_located(
+    c: LaneContext,
+    addresses: Any,
+    value: Any,
+    size: int,
+    active: Any,
+    instruction: int,
+    *,
+    copy: bool = False,
+    reduces: bool = False,
+) -> None:
+    """Stores units of `size` bytes; `reduces` says that they were combined with the old values in the same step."""
+    located = _located(c, addresses, size, active, instruction)
+    if located is None:
+        for place, address in enumerate(addresses):
+            item = value if isinstance(value, np.generic) else value[place]
+            lane = np.array([place if active is None else active[place]])
+            store_located(c, address, item, size, lane, instruction, copy=copy, reduces=reduces)
+        return
+    allocation, index = located
+    if allocation.read_only:
+        raise Fault(f"a store to {allocation.name}, which is constant", instruction)
+    if c.group.run.observer is not None:
+        view = allocation.view(size)
+        old = lambda: view[index] if isinstance(index, int) else view.take(index)  # noqa: E731
+        c.group.run.observer.global_write(
+            c, active, allocation, addresses, size, instruction, copy, reduces, value, old
+        )
+    if allocation.written is not None:
+        start = np.atleast_1d(addresses).astype(np.int64) - allocation.base
+        for byte in range(size):
+            allocation.written[start + byte] = True
+    if c.group.run.stored is not None:
+        c.group.run.stored.append((np.atleast_1d(addresses).astype(np.int64), size))
+    assign(allocation.view(size), index, value)
+
+
+def _located(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> tuple[Allocation, Any] | None:
+    try:
+        return c.group.memory.locate(addresses, size)
+    except BadAccess as bad:
+        raise Fault(str(bad), instruction, lane_of(c, addresses, bad.address, active)) from None
+
+
+def _each(
+    c: LaneContext,
+    addresses: npt.NDArray[np.uint64],
+    size: int,
+    active: Any,
+    instruction: int,
+    copy: bool,
+    reduces: bool,
+) -> npt.NDArray[Any]:
+    """Loads units from several allocations, one unit at a time."""
+    units = np.empty(len(addresses), WIDE[size])
+    for place, address in enumerate(addresses):
+        lane = np.array([place if active is None else active[place]])
+        units[place] = load_located(c, address, size, lane, instruction, copy=copy, reduces=reduces)
+    return units
+
+
+def _check_written(allocation: Allocation, addresses: Any, size: int, instruction: int) -> None:
+    assert allocation.written is not None
+    start = np.atleast_1d(addresses).astype(np.int64) - allocation.base
+    for byte in range(size):
+        known = allocation.written[start + byte]
+        if not known.all():
+            at = int(start[~known][0]) + byte
+            raise Fault(f"a read of byte {at} of {allocation.name}, which nobody has written", instruction)

@@ -1,0 +1,139 @@
+"""Runs the CTAs of a grid in lots: a lot is one cluster, or as many CTAs as one vector holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rooflab.bench.emulator.machine.run import SHARED_LIMIT, SMS, CtaGroup, EmulationError, Fault, Run
+from rooflab.bench.emulator.machine.schedule import Schedule
+from rooflab.bench.emulator.races.shared_races import SharedRaces
+from rooflab.bench.emulator.races.vector_clocks import MapOrder
+
+MOST_LANES = 8192
+"""Lanes of one vector: more CTAs at once gain nothing, because their registers no longer fit the caches."""
+MOST_WATCHED_LANES = 4096
+"""Lanes of one vector under the race detector, which keeps 100 bytes or more for each lane."""
+MOST_SHARED_BYTES = 64 << 20
+"""Shared and local memory of CTAs that run at once."""
+MOST_POLLS = 5000
+"""Rounds in which all threads only poll and no memory changes; after that they would poll for ever."""
+MOST_NAMED = 6
+"""The most waits that one message names."""
+MOST_RESIDENT = 8
+"""CTAs of a multiprocessor that may run at once while some wait for others."""
+
+
+def _lots(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
+    """CTAs that run in one vector, or as one cluster."""
+    per_cluster = run.cluster[0] * run.cluster[1] * run.cluster[2]
+    if per_cluster > 1:
+        yield from _clusters(run, ctas)
+        return
+    if run.program.sequential:
+        yield from ([cta] for cta in ctas)
+        return
+    lanes = -(-run.block[0] * run.block[1] * run.block[2] // 32) * 32
+    limit = MOST_WATCHED_LANES if run.checks.races else MOST_LANES
+    many = max(1, limit // lanes)
+    own = run.shared_size + lanes * run.local_size
+    if own:
+        many = max(1, min(many, MOST_SHARED_BYTES // own))
+    for start in range(0, len(ctas), many):
+        yield list(ctas[start : start + many])
+
+
+def _clusters(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
+    lots: dict[tuple[int, ...], list[int]] = {}
+    for cta in ctas:
+        place = (cta % run.grid[0], cta // run.grid[0] % run.grid[1], cta // (run.grid[0] * run.grid[1]))
+        lots.setdefault(tuple(at // size for at, size in zip(place, run.cluster, strict=True)), []).append(cta)
+    wanted = run.cluster[0] * run.cluster[1] * run.cluster[2]
+    for members in lots.values():
+        if len(members) != wanted:
+            raise EmulationError(f"ctas: expected whole clusters of {wanted}, got {members}")
+        yield sorted(members)  # a CTA's place is its rank
+
+
+def execute(run: Run, ctas: Iterable[int]) -> None:
+    """Runs these CTAs.  Raises `EmulationError`."""
+    resident = _resident(run)
+    waiting = _lots(run, ctas if isinstance(ctas, range) else list(ctas))
+    going: list[tuple[Schedule, Iterator[bool]]] = []
+    idle = 0
+    with np.errstate(all="ignore"):
+        while True:
+            if not going:
+                lot = next(waiting, None)
+                if lot is None:
+                    return
+                going.append(_begin(run, lot))
+            before, idle = run.changes, idle + 1
+            for item in list(going):
+                schedule, turns = item
+                polled = next(turns, None)
+                if polled is None:
+                    _end(run, schedule)
+                    going.remove(item)
+                if not polled:
+                    idle = 0
+            if run.changes != before:
+                idle = 0
+            if idle > MOST_POLLS:
+                raise EmulationError(_waits_for_ever(run, [schedule for schedule, _ in going]))
+            # These lots take long, or wait for CTAs that have not begun: begin the next lot.
+            if going and len(going) < resident and (lot := next(waiting, None)) is not None:
+                going.append(_begin(run, lot))
+
+
+def _resident(run: Run) -> int:
+    """Lots of CTAs that may run at once: as many as fit the device's shared memory."""
+    each = max(1, min(MOST_RESIDENT, (SHARED_LIMIT + 1024) // (run.shared_limit + 1024)))
+    return SMS * each
+
+
+def _waits_for_ever(run: Run, schedules: Sequence[Schedule]) -> str:
+    texts = [text for schedule in schedules for text in schedule.describe()]
+    more = f"; and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
+    name = run.program.kernel.name
+    return f"{name}: nothing can go on: all wait for what nobody writes; {'; '.join(texts[:MOST_NAMED])}{more}"
+
+
+def _begin(run: Run, ctas: list[int]) -> tuple[Schedule, Iterator[bool]]:
+    group = CtaGroup(run, ctas)
+    ordered = run.global_races if run.orders_ctas else None
+    if run.checks.races and (run.shared_size or ordered is not None):
+        group.races = _races(run, group)
+        group.maps = MapOrder(group.races)
+        if ordered is not None:
+            for place, cta in enumerate(ctas):
+                slot, first = divmod(place * group.lanes_per_cta // 32, group.race_warps)
+                ordered.attach(cta, group.races, slot, first, ctas[0] if run.has_clusters else None)
+    schedule = Schedule(group, run.seed or None)
+    return schedule, schedule.run()
+
+
+def _races(run: Run, group: CtaGroup) -> SharedRaces:
+    """The race detector of a group: a cluster is one slot, because its CTAs reach each other's memory."""
+    size, warps = run.shared_size or 1024, group.race_warps
+    if not run.has_clusters:
+        return SharedRaces(len(group.ctas), warps, size, run.program.granules["shared"])
+    many = len(group.ctas)
+    return SharedRaces(1, warps, many * size, run.program.granules["shared"], async_slots=64 * many, ctas=group.ctas)
+
+
+def _end(run: Run, schedule: Schedule) -> None:
+    group = schedule.group
+    try:
+        schedule.waiting.transfers.drain()
+        schedule.waiting.registers.check()
+    except Fault as fault:
+        raise EmulationError(schedule.text(fault, group.ctas[:1])) from None
+    if group.races is not None:
+        for slot in range(group.races.slots):
+            group.races.end(slot)
+        for race in group.races.found:
+            slot, address = divmod(race.slot * group.races.size + race.address, run.shared_size or 1024)
+            run.shared_races.append(replace(race, slot=group.ctas[slot], address=address))

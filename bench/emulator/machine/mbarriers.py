@@ -1,0 +1,212 @@
+"""mbarriers: arrivals and bytes that a phase waits for (PTX ISA 8.7, section 9.7.13.15).
+
+An mbarrier is identified by its place in the group's shared memory; the emulator does not use its eight bytes there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rooflab.bench.emulator.machine.access import shared_offsets
+from rooflab.bench.emulator.machine.context import LaneContext
+from rooflab.bench.emulator.machine.run import CtaGroup, Fault, Lanes
+
+MOST_BYTES = (1 << 20) - 1
+"""Largest tx-count."""
+Lot = tuple[int, Lanes]
+"""An mbarrier's place, and the lanes that address it, by their place in the context."""
+Wait = tuple[int, int]
+"""An mbarrier's place, and the parity of the phase that is waited for."""
+
+
+@dataclass
+class _State:
+    count: int
+    """Arrivals of a phase."""
+    pending: int
+    bytes: int = 0
+    phase: int = 0
+    """Number of completed phases."""
+
+
+class MBarriers:
+    """The mbarriers of a group."""
+
+    def __init__(self, group: CtaGroup):
+        self._group = group
+        self._states: dict[int, _State] = {}
+
+    def lots(self, context: LaneContext, addresses: Any, mask: Any, instruction: int) -> list[Lot]:
+        """Each mbarrier that the lanes of `mask` address, and the lanes that address it."""
+        lanes = context.lanes_under(mask)
+        if not len(lanes):
+            return []
+        active = None if len(lanes) == context.size else lanes
+        where = addresses if active is None or isinstance(addresses, np.generic) else addresses[lanes]
+        offsets = shared_offsets(context, where, 8, active, instruction)
+        if isinstance(offsets, np.generic | int):
+            return [(int(offsets), lanes)]
+        places, which = np.unique(offsets, return_inverse=True)
+        return [(int(place), lanes[which == index]) for index, place in enumerate(places)]
+
+    def init(self, context: LaneContext, addresses: Any, counts: Any, mask: Any, instruction: int) -> None:
+        """`mbarrier.init`."""
+        for place, lanes in self.lots(context, addresses, mask, instruction):
+            count = _total(counts, lanes[:1])
+            if not 0 < count < 1 << 20:
+                raise Fault(f"mbarrier.init wants a count from 1 to 1048575, got {count}", instruction)
+            self._states[place] = _State(count, count)
+            self._made(context, place, lanes, instruction, "mbarrier_init")
+            if self._group.written is not None:
+                self._group.written[place : place + 8] = True
+
+    def inval(self, context: LaneContext, addresses: Any, mask: Any, instruction: int) -> None:
+        """`mbarrier.inval`."""
+        for place, lanes in self.lots(context, addresses, mask, instruction):
+            self._state(place, instruction)
+            del self._states[place]
+            self._made(context, place, lanes, instruction, "mbarrier_inval")
+
+    def arrive(
+        self,
+        context: LaneContext,
+        addresses: Any,
+        count: Any,
+        expect: Any,
+        mask: Any,
+        instruction: int,
+        *,
+        drop: bool,
+        may_complete: bool,
+    ) -> Any:
+        """`mbarrier.arrive`, which first announces `expect` bytes; `drop` removes the arrivals from later phases too.
+
+        Returns the tokens: for each lane the number of the phase that it arrived in.  Raises `Fault` where arrivals
+        with `.noComplete` end the phase.
+        """
+        lots = self.lots(context, addresses, mask, instruction)
+        tokens = np.zeros(context.size, np.uint64)
+        for place, lanes in lots:
+            state, arrivals = self._state(place, instruction), _total(count, lanes)
+            tokens[lanes] = state.phase
+            self._signal(context, place, lanes, instruction)
+            if expect is not None:
+                self._expect(place, _total(expect, lanes), instruction)
+            if drop:
+                if arrivals > state.count:
+                    raise Fault(f"{arrivals} arrivals are dropped of the {state.count} of an mbarrier", instruction)
+                state.count -= arrivals
+            self.arrived(place, arrivals, instruction)
+            if not may_complete and state.phase != tokens[lanes[0]]:
+                raise Fault("an arrival with .noComplete ends the phase of its mbarrier", instruction)
+        return tokens if len(lots) > 1 else tokens[lots[0][1][0] if lots else 0]
+
+    def expect(self, context: LaneContext, addresses: Any, size: Any, mask: Any, instruction: int) -> None:
+        """`mbarrier.expect_tx`."""
+        for place, lanes in self.lots(context, addresses, mask, instruction):
+            self._use(context, place, lanes, instruction)
+            self._expect(place, _total(size, lanes), instruction)
+            self._settle(place, self._state(place, instruction))
+
+    def complete(self, context: LaneContext, addresses: Any, size: Any, mask: Any, instruction: int) -> None:
+        """`mbarrier.complete_tx`."""
+        for place, lanes in self.lots(context, addresses, mask, instruction):
+            self.complete_bytes(place, _total(size, lanes), instruction)
+
+    def complete_bytes(self, place: int, size: int, instruction: int) -> None:
+        """Counts `size` bytes that a transfer has brought."""
+        state = self._state(place, instruction)
+        state.bytes -= size
+        if state.bytes < -MOST_BYTES:
+            raise Fault("an mbarrier was told of more bytes than its count holds", instruction)
+        self._settle(place, state)
+
+    def _expect(self, place: int, size: int, instruction: int) -> None:
+        state = self._state(place, instruction)
+        state.bytes += size
+        if state.bytes > MOST_BYTES:
+            raise Fault(f"an mbarrier expects {state.bytes} bytes, more than its {MOST_BYTES}", instruction)
+
+    def arrived(self, place: int, count: int, instruction: int) -> None:
+        """Counts arrivals, of threads or of copies that have ended."""
+        state = self._state(place, instruction)
+        if count > state.pending:
+            raise Fault(f"{count} arrivals at an mbarrier that expects {state.pending} more in its phase", instruction)
+        state.pending -= count
+        self._settle(place, state)
+
+    def more_pending(self, place: int, count: int, instruction: int) -> None:
+        """Makes the phase wait for more arrivals than the mbarrier was initialised with."""
+        self._state(place, instruction).pending += count
+
+    def _settle(self, place: int, state: _State) -> None:
+        if not state.pending and not state.bytes:
+            state.phase += 1
+            state.pending = state.count
+            if self._group.races is not None:
+                self._group.races.complete(place // self._group.race_bytes, place)
+
+    # Reports to the race detector.
+
+    def _watch(self, context: LaneContext, tell: Any, lanes: Lanes) -> None:
+        races, per_slot = self._group.races, self._group.race_warps
+        if races is None:
+            return
+        warps = context.warps[lanes]
+        for slot in np.unique(warps // per_slot):
+            tell(races, int(slot), np.unique(warps[warps // per_slot == slot]) - int(slot) * per_slot)
+
+    def _made(self, context: LaneContext, place: int, lanes: Lanes, instruction: int, what: str) -> None:
+        tell = lambda races, slot, warps: getattr(races, what)(slot, int(warps[0]), place, instruction)
+        self._watch(context, tell, lanes)
+
+    def _use(self, context: LaneContext, place: int, lanes: Lanes, instruction: int) -> None:
+        self._watch(context, lambda races, slot, warps: races.mbarrier_use(slot, warps, place, instruction), lanes)
+
+    def _signal(self, context: LaneContext, place: int, lanes: Lanes, instruction: int) -> None:
+        self._use(context, place, lanes, instruction)
+        self._watch(context, lambda races, slot, warps: races.signal(slot, warps, place), lanes)
+
+    def acquired(self, context: LaneContext, place: int, lanes: Lanes, instruction: int) -> None:
+        """Reports that lanes have seen a phase end."""
+        self._use(context, place, lanes, instruction)
+        self._watch(context, lambda races, slot, warps: races.wait(slot, warps, place), lanes)
+
+    def _state(self, place: int, instruction: int) -> _State:
+        if place not in self._states:
+            inside = place % max(1, self._group.shared_size)
+            raise Fault(f"shared memory at 0x{inside:x} holds no mbarrier that was initialised", instruction)
+        return self._states[place]
+
+    def is_complete(self, place: int, parity: int, instruction: int) -> bool:
+        """Whether the phase of this parity is over."""
+        return self._state(place, instruction).phase & 1 != parity & 1
+
+    def any_complete(self, waits: list[Wait]) -> bool:
+        """Whether one of the awaited phases is over, or its mbarrier is gone."""
+        return any(place not in self._states or self._states[place].phase & 1 != parity for place, parity in waits)
+
+    def describe(self, waits: list[Wait]) -> str:
+        """The awaited phases in words."""
+        texts = []
+        for place, parity in waits:
+            state = self._states.get(place)
+            inside = place % max(1, self._group.shared_size)
+            if state is None:
+                texts.append(f"the mbarrier at 0x{inside:x}, which is gone")
+            else:
+                texts.append(
+                    f"phase {parity} of the mbarrier at 0x{inside:x} (in phase {state.phase & 1}, {state.pending} of"
+                    f" {state.count} arrivals and {state.bytes} bytes missing)"
+                )
+        return " and ".join(texts)
+
+
+def _total(value: Any, lanes: Lanes) -> int:
+    """The sum of a value over some lanes."""
+    if isinstance(value, int | np.generic):
+        return int(value) * len(lanes)
+    return int(value[lanes].sum(dtype=np.int64))

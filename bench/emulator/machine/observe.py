@@ -1,0 +1,300 @@
+"""Tells the race detectors and the counter what the lanes and their copies do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.emulator.machine.counting import Acting, Counter
+from rooflab.bench.emulator.machine.memory import Allocation, GlobalMemory
+from rooflab.bench.emulator.races.global_races import GlobalRaces
+from rooflab.bench.emulator.races.shared_races import SharedRaces
+from rooflab.bench.emulator.races.vector_clocks import BULK, LOAD, WGMMA, AsyncOperation
+from rooflab.bench.emulator.text.syntax import PtxKernel
+
+Lanes = npt.NDArray[np.int64]
+MOST_BLOCK = 1024
+"""Bytes of the largest block that the race detector takes at once."""
+
+
+class Ctas(Protocol):
+    """The part of a group of CTAs that the observer uses."""
+
+    ctas: list[int]
+    memory: GlobalMemory
+    views: dict[int, npt.NDArray[Any]]
+    shared_size: int
+    races: SharedRaces | None
+    race_warps: int
+    race_bytes: int
+
+
+class Watched(Acting, Protocol):
+    """Lanes that act together, with their CTAs."""
+
+    slot: int | None
+    slots: Lanes
+
+    @property
+    def group(self) -> Ctas: ...
+
+
+class Observer:
+    """Watches one launch: races on the shared memory of each group, races on global memory, and counts."""
+
+    def __init__(
+        self,
+        kernel: PtxKernel,
+        strong: Mapping[int, str],
+        actors_per_cta: int,
+        has_clusters: bool,
+        counter: Counter | None,
+        global_races: GlobalRaces | None,
+    ):
+        self._kernel, self._strong = kernel, strong
+        self._actors_per_cta, self._has_clusters = actors_per_cta, has_clusters
+        self.counter = counter
+        self.global_races = global_races
+
+    # Shared memory
+
+    def _who(self, c: Watched, active: Any) -> tuple[Any, Lanes]:
+        """The race detector's slots, and warps within them, of the lanes that act."""
+        per_slot = c.group.race_warps
+        warps = c.warps if active is None else c.warps[active]
+        if self._has_clusters:
+            return 0, warps
+        if c.slot is not None:
+            return c.slot, warps - c.slot * per_slot
+        slots = c.slots if active is None else c.slots[active]
+        return slots, warps % per_slot
+
+    def shared_read(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int) -> None:
+        """Reports that lanes read shared memory."""
+        if self.counter is not None:
+            self.counter.shared_access(c, active, offsets, size, instruction, "read")
+        if c.group.races is not None:
+            slots, warps = self._who(c, active)
+            c.group.races.read(slots, warps, _addresses(offsets, len(warps)), size, instruction)
+
+    def shared_write(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int, value: Any) -> None:
+        """Reports that lanes write shared memory."""
+        if self.counter is not None:
+            self.counter.shared_access(c, active, offsets, size, instruction, "write")
+        if c.group.races is not None:
+            slots, warps = self._who(c, active)
+            where = _addresses(offsets, len(warps))
+            old = None if value is None else lambda: c.group.views[size].take(where // size)
+            c.group.races.write(slots, warps, where, size, instruction, value, old)
+
+    def shared_atomic(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int) -> None:
+        """Reports that lanes do an atomic operation on shared memory."""
+        if self.counter is not None:
+            self.counter.add("shared_read_bytes", size * len(active), instruction)
+            self.counter.add("shared_write_bytes", size * len(active), instruction)
+        if c.group.races is not None:
+            slots, warps = self._who(c, active)
+            c.group.races.atomic(slots, warps, _addresses(offsets, len(warps)), size, instruction)
+
+    def proxy_fence(self, c: Watched, active: Any, kind: str) -> None:
+        """Reports a fence between the proxies."""
+        if "mbarrier_init" in kind:
+            self._each_slot(c, lambda races, slot, warps: races.fence_mbarrier_init(slot, warps), active)
+        elif "async" in kind and "global" not in kind:
+            self._each_slot(c, lambda races, slot, warps: races.fence_proxy_async(slot, warps), active)
+
+    # Copies
+
+    def copy_async(self, c: Watched, lanes: Lanes, offsets: Lanes, size: int, instruction: int) -> None:
+        """Reports `cp.async`."""
+        if self.counter is not None:
+            self.counter.add("shared_write_bytes", size * len(lanes), instruction)
+        if c.group.races is not None:
+            slots, warps = self._who(c, lanes)
+            c.group.races.copy_async(slots, warps, offsets, size, instruction)
+
+    def commit_copies(self, c: Watched) -> None:
+        """Reports `cp.async.commit_group`."""
+        self._each_slot(c, lambda races, slot, warps: races.commit_copies(slot, warps))
+
+    def wait_copies(self, c: Watched, newest: int | None) -> None:
+        """Reports `cp.async.wait_group`; None waits for all copies."""
+        if newest is None:
+            self.commit_copies(c)
+        self._each_slot(c, lambda races, slot, warps: races.wait_copies(slot, warps, newest or 0))
+
+    def signal_copies(self, c: Watched, active: Lanes, place: int) -> None:
+        """Reports `cp.async.mbarrier.arrive` of some lanes."""
+        self._each_slot(c, lambda races, slot, warps: races.signal_copies(slot, warps, place), active)
+
+    def _each_slot(self, c: Watched, act: Any, active: Any = None) -> None:
+        if c.group.races is None:
+            return
+        slots, warps = self._who(c, active)
+        for slot in np.unique(slots):
+            own = warps if isinstance(slots, int) else warps[slots == slot]
+            act(c.group.races, int(slot), np.unique(own))
+
+    def wgmma_read(self, group: Ctas, warps: Lanes, chunks: Lanes, instruction: int) -> AsyncOperation | None:
+        """Reports that a wgmma of a warpgroup reads 16-byte chunks."""
+        if self.counter is not None:
+            self.counter.add("shared_matrix_bytes", 16 * len(chunks), instruction)
+        if group.races is None:
+            return None
+        transfer = group.races.begin_async(int(warps[0]) // group.race_warps, warps % group.race_warps, WGMMA)
+        group.races.async_read(transfer, chunks, 16, instruction)
+        return transfer
+
+    @staticmethod
+    def wgmma_done(group: Ctas, warps: Lanes, marks: list[AsyncOperation]) -> None:
+        """Reports `wgmma.wait_group`."""
+        if group.races is not None:
+            for mark in marks:
+                group.races.acquire_async(int(warps[0]) // group.race_warps, warps % group.race_warps, mark)
+
+    def load_begins(
+        self, c: Watched, lane: int, start: int, size: int, barrier: int, instruction: int
+    ) -> AsyncOperation | None:
+        """Reports that a lane issues a bulk copy into shared memory."""
+        if self.counter is not None:
+            self.counter.add("tma_load_bytes", size, instruction)
+        races = c.group.races
+        if races is None:
+            return None
+        slots, warps = self._who(c, np.array([lane]))
+        transfer = races.begin_async(start // c.group.race_bytes, warps, LOAD)
+        blocks, width = _blocks(start, size)
+        races.async_write(transfer, blocks, width, instruction)
+        # A CTA's own mbarrier needs no fence in a cluster either: Triton emits one only where other CTAs signal.
+        foreign = int(c.slots[lane]) != barrier // c.group.shared_size
+        races.mbarrier_use_async(transfer, barrier, instruction, needs_fence=foreign)
+        return transfer
+
+    @staticmethod
+    def load_ends(group: Ctas, transfer: AsyncOperation, barrier: int) -> None:
+        """Reports that a bulk copy into shared memory has arrived at its mbarrier."""
+        if group.races is not None:
+            group.races.signal_async(transfer, barrier)
+
+    def store_begins(self, c: Watched, lane: int, start: int, size: int, instruction: int) -> AsyncOperation | None:
+        """Reports that a lane issues a bulk copy out of shared memory."""
+        if self.counter is not None:
+            self.counter.add("tma_store_bytes", size, instruction)
+        races = c.group.races
+        if races is None:
+            return None
+        slots, warps = self._who(c, np.array([lane]))
+        transfer = races.begin_async(int(np.atleast_1d(slots)[0]), warps, BULK)
+        blocks, width = _blocks(start, size)
+        races.async_read(transfer, blocks, width, instruction)
+        return transfer
+
+    @staticmethod
+    def stores_done(group: Ctas, done: Iterable[tuple[int, AsyncOperation | None]]) -> None:
+        """Reports `cp.async.bulk.wait_group`: copies that are over, each with the lane that issued it."""
+        for lane, mark in done:
+            if mark is not None and group.races is not None:
+                # Only the thread that issued the copy has waited for it.
+                slot, warp = divmod(lane // 32, group.race_warps)
+                group.races.acquire_async(slot, np.array([warp]), mark)
+
+    # Global memory
+
+    def global_read(
+        self, c: Watched, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int,
+        copy: bool, reduces: bool,
+    ) -> None:  # fmt: skip
+        """Reports that lanes, or a copy, read global memory."""
+        if self.counter is not None:
+            self.counter.global_access(c, active, allocation, addresses, size, instruction, "read", copy)
+        races = self.global_races
+        # The read of a reduction is reported with its write, which is atomic.
+        if races is not None and not allocation.read_only and not reduces:
+            actors, where = self._actors(c, active, addresses)
+            if self._is_strong(instruction):
+                races.poll(actors, where, size, instruction, self._is_near(instruction))
+                self._synchronise(actors, where, self._strong[instruction], instruction, stores=False)
+            else:
+                races.read(actors, where, size, instruction)
+
+    def global_write(
+        self, c: Watched, active: Any, allocation: Allocation, addresses: Any, size: int, instruction: int,
+        copy: bool, reduces: bool, value: Any, old: Callable[[], Any],
+    ) -> None:  # fmt: skip
+        """Reports that lanes, or a copy, write `value` to global memory; `old` returns what is there."""
+        if self.counter is not None:
+            self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)
+        races = self.global_races
+        if races is not None:
+            actors, where = self._actors(c, active, addresses)
+            if reduces:
+                races.atomic(actors, where, size, instruction)
+            elif self._is_strong(instruction):
+                races.atomic(actors, where, size, instruction, self._is_near(instruction))
+                self._synchronise(actors, where, self._strong[instruction], instruction)
+            else:
+                races.write(actors, where, size, instruction, value, old)
+
+    def _actors(self, c: Watched, active: Any, addresses: Any) -> tuple[Lanes, Any]:
+        """The actor of `GlobalRaces`, and the address, of each lane."""
+        slots, warps = (c.slots, c.warps) if active is None else (c.slots[active], c.warps[active])
+        count = self._actors_per_cta
+        actors = np.asarray(c.group.ctas)[slots] * count + warps % count
+        where = np.full(len(slots), addresses) if isinstance(addresses, np.generic) else addresses
+        return actors, where
+
+    def _is_strong(self, instruction: int) -> bool:
+        return instruction in self._strong and not self._within_cta(instruction)
+
+    def _within_cta(self, instruction: int) -> bool:
+        """Whether the instruction's scope is the CTA: then other CTAs see a plain access."""
+        parts = self._kernel.instructions[instruction].parts
+        return "cta" in parts or "cluster" in parts and not self._has_clusters
+
+    def _is_near(self, instruction: int) -> bool:
+        """Whether the instruction's scope is the cluster."""
+        return "cluster" in self._kernel.instructions[instruction].parts
+
+    def _synchronise(self, actors: Lanes, where: Any, order: str, instruction: int, *, stores: bool = True) -> None:
+        assert self.global_races is not None
+        release, acquire = order in ("release", "acq_rel"), order in ("acquire", "acq_rel")
+        near = self._is_near(instruction)
+        # In the lanes' order, in which `atomics` gives them their values: the last one has seen all others.
+        for actor, address in dict.fromkeys(zip(actors.tolist(), where.tolist(), strict=True)):
+            self.global_races.synchronise(actor, address, release, acquire, stores, near)
+
+    def global_atomic(self, c: Watched, active: Lanes, addresses: Any, size: int, order: str, instruction: int) -> None:
+        """Reports that lanes do an atomic operation on global memory."""
+        if self.counter is not None:
+            self.counter.atomic(c.group.memory, addresses, size, instruction)
+        races = self.global_races
+        if races is None:
+            return
+        actors, where = self._actors(c, active, addresses)
+        if self._within_cta(instruction):
+            races.write(actors, where, size, instruction)
+            return
+        races.atomic(actors, where, size, instruction, self._is_near(instruction))
+        self._synchronise(actors, where, order, instruction)
+
+    def fence(self, c: Watched, instruction: int) -> None:
+        """Reports a fence of cluster, device or system scope."""
+        if self.global_races is not None and not self._within_cta(instruction):
+            for actor in np.unique(self._actors(c, None, np.uint64(0))[0]):
+                self.global_races.fence(int(actor), self._is_near(instruction))
+
+
+def _addresses(offsets: Any, lanes: int) -> Any:
+    where = np.asarray(offsets).astype(np.int64)
+    return np.full(lanes, where) if not where.ndim else where
+
+
+def _blocks(start: int, size: int) -> tuple[Lanes, int]:
+    """A range of bytes as equal blocks, each at a multiple of its size."""
+    width = MOST_BLOCK
+    while start % width or size % width:
+        width //= 2
+    return np.arange(start, start + size, width), width

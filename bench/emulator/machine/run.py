@@ -1,0 +1,309 @@
+"""One launch: its inputs, its CTAs that run at once, and the observations of the emulator."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.emulator.machine.counting import Counter
+from rooflab.bench.emulator.machine.memory import POISON, WIDE, GlobalMemory
+from rooflab.bench.emulator.machine.observe import Observer
+from rooflab.bench.emulator.races.global_races import GlobalRaces
+from rooflab.bench.emulator.races.shared_races import SharedRaces
+from rooflab.bench.emulator.races.vector_clocks import MapOrder
+from rooflab.bench.emulator.text.program import Program
+from rooflab.bench.emulator.text.syntax import PtxError, Triple
+
+MOST_THREADS = 1024
+SMS = 132
+"""Multiprocessors of an H100."""
+SHARED_LIMIT = 227 << 10
+"""Bytes of shared memory that a CTA may have on Hopper."""
+Lanes = npt.NDArray[np.int64]
+"""Numbers of lanes."""
+
+
+class EmulationError(RuntimeError):
+    """The kernel broke a rule, whether or not a GPU would report it; the text names the source line."""
+
+
+class Fault(Exception):
+    """A fault of one instruction; the scheduler turns a fault into an `EmulationError`.
+
+    `lane` is the lane at fault, numbered through the group of CTAs; None where the lane is not known.
+    """
+
+    def __init__(self, text: str, instruction: int, lane: int | None = None):
+        super().__init__(text)
+        self.instruction = instruction
+        self.lane = lane
+
+
+@dataclass(frozen=True)
+class Checks:
+    """The checks that the emulator makes besides computing values; each check costs time."""
+
+    races: bool = True
+    """Accesses to shared and global memory that nothing orders."""
+    uninitialised: bool = True
+    """Reads of memory that was never written."""
+    asynchronous: bool = True
+    """Copies end as late as they may, and until then their destinations hold poison."""
+    counts: bool = True
+    """Bytes, sectors, bank conflicts, instructions."""
+
+    @classmethod
+    def none(cls) -> Checks:
+        """No checks: only values are computed."""
+        return cls(False, False, False, False)
+
+
+class VariableLayout(NamedTuple):
+    """Where the variables and parameters of a kernel lie, each in its own space."""
+
+    addresses: dict[str, int]
+    static_shared: int
+    """Bytes of shared memory without the dynamic bytes that the launch adds."""
+    local_size: int
+    """Bytes of local memory of a lane."""
+
+
+class Run:
+    """A launch of `program` on `grid` CTAs."""
+
+    def __init__(
+        self,
+        program: Program,
+        grid: Triple,
+        block: Triple,
+        cluster: Triple,
+        memory: GlobalMemory,
+        parameters: bytes,
+        layout: VariableLayout,
+        dynamic_shared: int,
+        checks: Checks,
+        seed: int = 0,
+        short_accumulator: bool = False,
+    ):
+        self.program, self.grid, self.block, self.cluster = program, grid, block, cluster
+        self.has_clusters = cluster != (1, 1, 1)
+        self.memory = memory
+        self.parameter_bytes: npt.NDArray[np.uint8] = np.frombuffer(parameters + bytes(-len(parameters) % 16), np.uint8)
+        self.addresses = layout.addresses
+        """Addresses of variables and parameters, each in its own space."""
+        self.dynamic_shared = dynamic_shared
+        self.shared_limit = layout.static_shared + dynamic_shared
+        self.shared_size = -(-self.shared_limit // 1024) * 1024
+        self.local_size = -(-layout.local_size // 16) * 16
+        self.checks = checks
+        self.seed = seed
+        self.random = random.Random(seed) if seed else None
+        self.short_accumulator = short_accumulator
+        self.steps = 0
+        self.stored: list[tuple[Any, int]] | None = None
+        """Addresses and width of every store to global memory; None where the caller did not ask for them."""
+        self.changes = 0
+        """Number of stores, and of atomics that changed a value."""
+        self.strong = program.strong
+        version = [int(part) for part in program.version.split(".")]
+        self.old_strides = version < [8, 6]
+        """Before PTX 8.6, ptxas took the strides of `tensormap.replace` in units of 16 bytes."""
+        self.counter = Counter() if checks.counts else None
+        ctas = grid[0] * grid[1] * grid[2]
+        self.orders_ctas = program.orders_ctas or self.has_clusters
+        self.actors_per_cta = -(-block[0] * block[1] * block[2] // 32) if self.orders_ctas else 1
+        """The warps of a CTA where CTAs may wait for one another and each warp's knowledge matters; else 1."""
+        self.global_races: GlobalRaces | None = None
+        if checks.races and ctas > 1:
+            self.global_races = GlobalRaces(ctas, program.granules["global"], warps=self.actors_per_cta)
+            for allocation in memory.allocations:
+                self.global_races.add(allocation.base, allocation.size)
+        watched = self.counter is not None or checks.races
+        self.observer: Observer | None = None
+        if watched:
+            self.observer = Observer(
+                program.kernel, self.strong, self.actors_per_cta, self.has_clusters, self.counter, self.global_races
+            )
+        self.shared_races: list[Any] = []
+        self.register_races: dict[int, None] = {}
+        """Instructions that read an accumulator whose wgmma may still be running."""
+        self.map_races: dict[tuple[int, int], None] = {}
+        """Uses of tensor maps that lack a fence, each with the instruction that made the map."""
+
+    def count(self, place: int, grain: int, lanes: int) -> None:
+        """Counts a block that was run."""
+        self.steps += 1
+        if self.counter is not None:
+            self.counter.blocks[(place, grain)] += lanes
+
+
+class CtaGroup:
+    """The CTAs `ctas` (numbers in the grid) of a launch, which run at once: a cluster, or CTAs that share nothing."""
+
+    def __init__(self, run: Run, ctas: list[int]):
+        self.run = run
+        self.program = run.program
+        self.memory = run.memory
+        self.ctas = ctas
+        self.block, self.grid = run.block, run.grid
+        threads = self.block[0] * self.block[1] * self.block[2]
+        self.lanes_per_cta = -(-threads // 32) * 32
+        self.pieces_per_cta = -(-self.lanes_per_cta // 128)
+        self.shared_size = run.shared_size
+        self.shared: npt.NDArray[np.uint8] = np.full(len(ctas) * self.shared_size, POISON, np.uint8)
+        self.views = {width: self.shared.view(dtype) for width, dtype in WIDE.items()}
+        """Shared memory by access width."""
+        self.written = np.zeros(len(self.shared), bool) if run.checks.uninitialised else None
+        self.local: npt.NDArray[np.uint8] | None = None
+        self.local_written: npt.NDArray[np.bool_] | None = None
+        lanes = np.arange(len(ctas) * self.lanes_per_cta)
+        self.alive = lanes % self.lanes_per_cta < threads
+        self.race_warps = len(lanes) // 32 if run.has_clusters else self.lanes_per_cta // 32
+        """Warps of a slot of the race detector: a slot is a CTA, or a cluster, whose CTAs reach each other's memory."""
+        self.race_bytes = len(self.shared) if run.has_clusters else self.shared_size
+        """Bytes of shared memory of a slot."""
+        self.races: SharedRaces | None = None
+        self.maps: MapOrder | None = None
+        self.waiting: Any = None
+        """The group's `waiting.Waiting`, for `waiting.waiting_of`; untyped, because waiting.py imports this file."""
+        self.accumulators: dict[int, Any] = {}
+        """Chains of wgmmas, by their buffer."""
+        self.warpgroups: dict[int, Any] = {}
+        """Groups of wgmmas, by warpgroup."""
+        self._specials: dict[str, Any] = {}
+        self._live: dict[int, list[int]] = {}
+
+    def race_slot(self, slot: int) -> int:
+        """The race detector's slot of the CTA in `slot`."""
+        return 0 if self.run.has_clusters else slot
+
+    def all_lanes(self) -> Lanes:
+        """The lanes of all threads that have not ended."""
+        return np.flatnonzero(self.alive)
+
+    def live(self, place: int) -> list[int]:
+        """Registers whose values the program at `place` still needs."""
+        if place not in self._live:
+            self._live[place] = sorted(self.program.flow.live.get(place, ()))
+        return self._live[place]
+
+    def pieces(self, lanes: Lanes, grain: int) -> Lanes:
+        """Number of the warp or warpgroup of each lane."""
+        if grain == 32:
+            return lanes >> 5
+        slots, inside = np.divmod(lanes, self.lanes_per_cta)
+        numbers: Lanes = slots * self.pieces_per_cta + (inside >> 7)
+        return numbers
+
+    def whole(self, lanes: Lanes, grain: int) -> bool:
+        """Whether `lanes` hold all threads that still run of each of their warps (32) or warpgroups (128)."""
+        if len(lanes) == int(np.count_nonzero(self.alive)):
+            return True
+        key = f"alive {grain}"
+        if key not in self._specials:
+            self._specials[key] = np.bincount(self.pieces(self.all_lanes(), grain))
+        own = np.bincount(self.pieces(lanes, grain))
+        return bool(((own == 0) | (own == self._specials[key][: len(own)])).all())
+
+    def end(self, lanes: Lanes) -> None:
+        """Marks these threads as ended."""
+        self.alive[lanes] = False
+        for key in ("alive 32", "alive 128"):
+            self._specials.pop(key, None)
+
+    def time(self, name: str) -> Any:
+        """A clock that counts steps; a kernel can rely only on its growth."""
+        value = self.run.steps
+        return np.uint64(value) if name in ("clock64", "globaltimer") else np.uint32(value % (1 << 32))
+
+    def special(self, name: str, lanes: Lanes, slots: Lanes) -> Any:
+        """The value of a special register for `lanes`; `slots` gives the CTA of each lane."""
+        if (fixed := self._fixed(name)) is not None:
+            return fixed
+        inside = lanes % self.lanes_per_cta
+        if name == "laneid":
+            return (inside & 31).astype(np.uint32)
+        if name == "warpid":
+            return _scalar_if_same((inside >> 5).astype(np.uint32))
+        if name.startswith("lanemask_"):
+            return _lane_mask(name.removeprefix("lanemask_"), (inside & 31).astype(np.uint64))
+        base, _, axis = name.partition(".")
+        if base == "tid":
+            return _axis(inside, self.block, axis)
+        return self._of_cta(base, axis, slots)
+
+    def _of_cta(self, base: str, axis: str, slots: Lanes) -> Any:
+        numbers = np.asarray(self.ctas)[slots]
+        cluster = self.run.cluster
+        if base == "ctaid":
+            return _scalar_if_same(_axis(numbers, self.grid, axis))
+        place = [
+            numbers % self.grid[0],
+            numbers // self.grid[0] % self.grid[1],
+            numbers // self.grid[0] // self.grid[1],
+        ]
+        within = [where % size for where, size in zip(place, cluster, strict=True)]
+        if base == "cluster_ctaid":
+            return _scalar_if_same(within["xyz".index(axis)].astype(np.uint32))
+        if base == "cluster_ctarank":
+            rank = within[0] + cluster[0] * (within[1] + cluster[1] * within[2])
+            return _scalar_if_same(rank.astype(np.uint32))
+        if base == "clusterid":
+            index = "xyz".index(axis)
+            return _scalar_if_same((place[index] // cluster[index]).astype(np.uint32))
+        if base == "smid":
+            return _scalar_if_same((numbers % SMS).astype(np.uint32))
+        raise PtxError(f"PTX: expected a special register that is known, got %{base}")
+
+    def _fixed(self, name: str) -> Any:
+        base, _, axis = name.partition(".")
+        sizes: dict[str, Triple] = {
+            "ntid": self.block,
+            "nctaid": self.grid,
+            "cluster_nctaid": self.run.cluster,
+            "nclusterid": tuple(size // own for size, own in zip(self.grid, self.run.cluster, strict=True)),  # type: ignore[dict-item]
+        }
+        if base in sizes:
+            return np.uint32(sizes[base]["xyz".index(axis)])
+        cluster = self.run.cluster
+        numbers = {
+            "nwarpid": self.lanes_per_cta // 32,
+            "nsmid": SMS,
+            "gridid": 0,
+            "cluster_nctarank": cluster[0] * cluster[1] * cluster[2],
+            "dynamic_smem_size": self.run.dynamic_shared,
+            "total_smem_size": self.shared_size,
+        }
+        if name == "is_explicit_cluster":
+            return np.bool_(cluster != (1, 1, 1))
+        return np.uint32(numbers[name]) if name in numbers else None
+
+
+def _axis(numbers: npt.NDArray[np.int64], sizes: Triple, axis: str) -> npt.NDArray[np.uint32]:
+    x, y, _ = sizes
+    if axis == "x":
+        return (numbers % x).astype(np.uint32)
+    if axis == "y":
+        return (numbers // x % y).astype(np.uint32)
+    return (numbers // (x * y)).astype(np.uint32)
+
+
+def _scalar_if_same(values: npt.NDArray[np.uint32]) -> Any:
+    return values[0] if (values == values[0]).all() else values
+
+
+def _lane_mask(kind: str, lane: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
+    one, all_ = np.uint64(1), np.uint64(0xFFFFFFFF)
+    below = (one << lane) - one
+    masks = {
+        "eq": one << lane,
+        "lt": below,
+        "le": below | one << lane,
+        "gt": all_ & ~(below | one << lane),
+        "ge": all_ & ~below,
+    }
+    return masks[kind].astype(np.uint32)

@@ -1,0 +1,282 @@
+"""Runs the contexts of a group: chooses the next context, joins contexts that meet, finds contexts that wait for ever.
+
+Without a seed, the context furthest back in the program goes next, so that lanes that took two branches meet again.
+With a seed, warps begin in random pieces and the next context is random: another order shows other faults.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rooflab.bench.emulator.machine.context import PARKED, SPLIT, LaneContext, merged
+from rooflab.bench.emulator.machine.run import CtaGroup, EmulationError, Fault
+from rooflab.bench.emulator.machine.waiting import Waiting
+from rooflab.bench.emulator.text.syntax import Immediate, Instruction, Register
+
+WITH_MASK = ("shfl.sync", "vote.sync", "match", "redux.sync", "bar.warp.sync", "elect.sync")
+TURN = 2000
+"""Blocks that a context runs before other contexts get a turn: it may wait for them in a loop."""
+SHORT_TURN = 20
+"""Blocks of a turn for a context that was seen to spin."""
+MEETS = 0.9
+"""Probability, in a random order, that of the parts of one warp the part furthest back goes on."""
+MERGED_REGISTERS = 48
+"""Whole warps are joined only where at most this many registers are live: joining accumulators takes 0.1 ms."""
+
+
+def may_run(context: LaneContext, instruction: Instruction) -> bool:
+    """Whether the context has all lanes that the instruction's member masks name and that have not ended."""
+    if instruction.opcode.startswith("activemask"):
+        return True
+    if not instruction.opcode.startswith(WITH_MASK):
+        return False
+    mask = member_mask(context, instruction)
+    group = context.group
+    for warp in np.unique(context.warps):
+        first = int(warp) * 32
+        own = context.lanes[context.warps == warp]
+        wanted = mask if isinstance(mask, int) else int(np.bitwise_or.reduce(mask[context.warps == warp]))
+        named = {first + bit for bit in range(32) if wanted >> bit & 1 and group.alive[first + bit]}
+        if not named <= set(map(int, own)):
+            return False
+    return True
+
+
+def member_mask(context: LaneContext, instruction: Instruction) -> Any:
+    """The last operand of an instruction with a member mask: an integer, or one integer per lane."""
+    operand = instruction.operands[-1]
+    if isinstance(operand, Immediate):
+        return operand.value & 0xFFFFFFFF
+    assert isinstance(operand, Register)
+    value = context.registers[operand.index]
+    if isinstance(value, np.generic):
+        return int(value.view(np.uint32)) if value.dtype.itemsize == 4 else int(value)
+    return value.view(np.uint32)
+
+
+class Schedule:
+    """The contexts of one group."""
+
+    def __init__(self, group: CtaGroup, seed: int | None):
+        self.group = group
+        self.program = group.program
+        self.waiting = Waiting(group, self._resume)
+        group.waiting = self.waiting
+        self._random = random.Random(seed) if seed else None
+        self.ready: list[LaneContext] = self._first()
+        self.meeting: list[LaneContext] = []
+        """Parts of warps or warpgroups, before an instruction that needs all of them."""
+
+    def _first(self) -> list[LaneContext]:
+        lanes = self.group.all_lanes()
+        count = len(self.program.kernel.registers)
+        if not self.program.sequential and self._random is None:
+            return [LaneContext(self.group, lanes, [None] * count, 0)]
+        pieces = [lanes[lanes // self.group.lanes_per_cta == slot] for slot in range(len(self.group.ctas))]
+        if self._random is not None:
+            pieces = [part for piece in pieces for part in self._cut(piece)]
+        return [LaneContext(self.group, piece, [None] * count, 0) for piece in pieces]
+
+    def _cut(self, lanes: np.ndarray) -> list[np.ndarray]:
+        """Cuts a CTA's lanes into random pieces of whole warps."""
+        assert self._random is not None
+        warps = np.unique(lanes >> 5)
+        cuts = [warp for warp in warps[1:] if self._random.random() < 0.5]
+        return [part for part in np.split(lanes, np.searchsorted(lanes >> 5, cuts)) if len(part)]
+
+    def _resume(self, contexts: list[LaneContext]) -> None:
+        self.ready += contexts
+
+    def run(self) -> Iterator[bool]:
+        """Runs all contexts to their end, and pauses now and then, so that other groups get a turn.
+
+        Each pause yields whether a context was polling, which is a way to wait.
+        """
+        while True:
+            if not self.ready:
+                if not self.meeting and not self.waiting.any():
+                    return
+                if not self._wake():
+                    name = self.program.kernel.name
+                    raise EmulationError("; ".join([f"{name}: nothing can go on (deadlock)", *self.describe()]))
+            context = self._next()
+            for _ in range(SHORT_TURN if context.spins else TURN):
+                steps = context.steps
+                if not self._step(context):
+                    break
+                if context.steps > steps:
+                    self.ready.append(context)
+                    self._wake()
+                    yield True
+                    break
+                if self.ready and self._switch(context):
+                    if context.size:  # 0 where it was joined into another context
+                        self.ready.append(context)
+                    break
+            else:
+                self.ready.append(context)
+                context.steps += 1
+                if context.repeats():
+                    self._wake()
+                yield context.spins
+
+    def _wake(self) -> bool:
+        """Resumes contexts that meet, or whose transfers end; returns whether there are any."""
+        try:
+            return self._meet() or self.waiting.advance()
+        except Fault as fault:
+            raise EmulationError(self.text(fault, self.group.ctas)) from None
+
+    def _next(self) -> LaneContext:
+        if self._random is not None:
+            return self._drawn(self._random)
+        best = min(range(len(self.ready)), key=lambda index: (self.ready[index].steps, self.ready[index].place))
+        return self.ready.pop(best)
+
+    def _drawn(self, draws: random.Random) -> LaneContext:
+        """A random context.  Of the parts of one warp mostly the part furthest back, or they would never meet again."""
+        drawn = self.ready[draws.randrange(len(self.ready))]
+        if drawn.grain == 1 and draws.random() < MEETS:
+            kin = [other for other in self.ready if other.grain == 1 and _overlap(drawn, other)]
+            drawn = min(kin, key=lambda other: (other.steps, other.place))
+            alike = [other for other in kin if (other.steps, other.place) == (drawn.steps, drawn.place)]
+            if len(alike) > 1 and self._joinable(alike[0], alike[1]):
+                self.ready = [other for other in self.ready if other not in alike]
+                joined = merged(alike)
+                joined.steps = drawn.steps
+                return joined
+        self.ready.remove(drawn)
+        return drawn
+
+    def _switch(self, context: LaneContext) -> bool:
+        """Whether another context should go on; joins `context` into a context at the same place."""
+        if self._random is not None:
+            return self._random.random() < (0.1 if context.grain > 1 else 0.5)
+        place = context.place
+        for other in self.ready:
+            if other.place == place and self._joinable(context, other):
+                self.ready.remove(other)
+                joined = merged([context, other])
+                joined.steps = max(context.steps, other.steps)
+                self.ready.append(joined)
+                context.size = 0
+                return True
+        return any(other.place < place and other.steps <= context.steps for other in self.ready)
+
+    def _joinable(self, a: LaneContext, b: LaneContext) -> bool:
+        if any(any(chain.in_flight) for chain in self.group.accumulators.values()):
+            return False  # a copy of an accumulator would miss what a wgmma in flight writes later
+        if self.program.sequential and a.slot != b.slot:
+            return False
+        return min(a.grain, b.grain) == 1 or len(self.group.live(a.place)) <= MERGED_REGISTERS
+
+    def _step(self, context: LaneContext) -> bool:
+        """Runs one block; returns whether the context still runs."""
+        if not context.size:
+            return False
+        place, program = context.place, self.program
+        if place >= program.size:  # the context waited at the last instruction
+            self._end(context)
+            return False
+        if program.together[place] > context.grain and not may_run(context, program.kernel.instructions[place]):
+            self.meeting.append(context)
+            self._meet(place)
+            return False
+        run = self.group.run
+        run.count(place, context.grain, context.size)
+        try:
+            following = program.function(place, context.grain)(context, context.registers)
+        except Fault as fault:
+            raise EmulationError(self._where(context, fault)) from None
+        if following >= program.size:
+            self._end(context)
+            return False
+        if following >= 0:
+            context.place = following
+            return True
+        if following == SPLIT:
+            for child in context.children:
+                child.steps = context.steps
+            self.ready += [child for child in context.children if child.place < program.size]
+            for child in context.children:
+                if child.place >= program.size:
+                    self._end(child)
+        elif following != PARKED:
+            raise AssertionError(f"a block returned {following}")
+        return False
+
+    def _end(self, context: LaneContext) -> None:
+        self.group.end(context.lanes)
+        for other in (*self.ready, *self.meeting):
+            other.regrain()
+        self.waiting.ended()
+
+    def _meet(self, place: int | None = None) -> bool:
+        """Joins pieces that wait at one place; returns whether any piece can go on."""
+        went = False
+        places = {context.place for context in self.meeting} if place is None else {place}
+        for at in places:
+            here = [context for context in self.meeting if context.place == at]
+            need = self.program.together[at]
+            instruction = self.program.kernel.instructions[at]
+            for piece in self._pieces(here, need):
+                joined = piece[0] if len(piece) == 1 else merged(piece)
+                joined.regrain()
+                if joined.grain >= need or may_run(joined, instruction):
+                    self.meeting = [context for context in self.meeting if context not in piece]
+                    self.ready.append(joined)
+                    went = True
+        return went
+
+    def _pieces(self, contexts: list[LaneContext], need: int) -> list[list[LaneContext]]:
+        """Lists of contexts that share a warp or a warpgroup."""
+        lots: list[tuple[set[int], list[LaneContext]]] = []
+        for context in contexts:
+            own = set(map(int, np.unique(self.group.pieces(context.lanes, need))))
+            shared = [lot for lot in lots if lot[0] & own]
+            members = [context]
+            for lot in shared:
+                own |= lot[0]
+                members = lot[1] + members
+                lots.remove(lot)
+            lots.append((own, members))
+        return [members for _, members in lots]
+
+    def _where(self, context: LaneContext, fault: Fault) -> str:
+        if fault.lane is None:
+            return self.text(fault, sorted({self.group.ctas[slot] for slot in np.unique(context.slots)}))
+        slot, thread = divmod(fault.lane, self.group.lanes_per_cta)
+        return self.text(fault, [self.group.ctas[slot]], f", thread {thread}")
+
+    def text(self, fault: Fault, ctas: list[int], who: str = "") -> str:
+        """A fault in words, with the kernel, its line and the CTAs."""
+        instruction = self.program.kernel.instructions[fault.instruction]
+        shown = ", ".join(map(str, ctas[:3])) + (", ..." if len(ctas) > 3 else "")
+        return f"{self.program.kernel.name}: {instruction.describe()}, CTA {shown}{who}: {fault}"
+
+    def describe(self) -> list[str]:
+        """What each context waits for, in words; contexts that are ready only poll."""
+        waits = [(context, "polling", min(context.place, self.program.size - 1)) for context in self.ready]
+        rest = "waiting for the rest of its warp or warpgroup"
+        waits += [(context, rest, context.place) for context in self.meeting]
+        waits += [(context, f"waiting {text}", number) for context, text, number in self.waiting.describe()]
+        at = self.program.kernel.instructions
+        return [f"{describe(context)}: {text} at {at[number].describe()}" for context, text, number in waits]
+
+
+def _overlap(a: LaneContext, b: LaneContext) -> bool:
+    """Whether two contexts may have lanes of one warp."""
+    return bool(a.warps[0] <= b.warps[-1] and b.warps[0] <= a.warps[-1])
+
+
+def describe(context: LaneContext) -> str:
+    """`CTA 3, warps 0 to 3`."""
+    per_cta = context.group.lanes_per_cta // 32
+    warps = sorted({int(warp) % per_cta for warp in np.unique(context.warps)})
+    ctas = sorted({context.group.ctas[slot] for slot in np.unique(context.slots)})
+    shown = f"warp {warps[0]}" if len(warps) == 1 else f"warps {warps[0]} to {warps[-1]}"
+    return f"CTA {', '.join(map(str, ctas[:3]))}, {shown}"

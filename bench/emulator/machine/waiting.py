@@ -1,0 +1,71 @@
+"""Everything that contexts wait for: barriers, mbarriers, and transfers in flight (PTX ISA 8.7, section 9.7.13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rooflab.bench.emulator.machine.barriers import Barriers, ClusterBarrier, Registers
+from rooflab.bench.emulator.machine.context import LaneContext
+from rooflab.bench.emulator.machine.mbarriers import MBarriers, Wait
+from rooflab.bench.emulator.machine.run import CtaGroup
+from rooflab.bench.emulator.machine.transfers import Transfers
+
+Resume = Callable[[list[LaneContext]], None]
+
+
+def waiting_of(group: CtaGroup) -> Waiting:
+    """The barriers and transfers of a group."""
+    waiting: Waiting = group.waiting
+    return waiting
+
+
+class Waiting:
+    """Everything in one group that a context may have to wait for."""
+
+    def __init__(self, group: CtaGroup, resume: Resume):
+        self._resume = resume
+        self.barriers = Barriers(group, resume)
+        self.mbarriers = MBarriers(group)
+        self.transfers = Transfers(group)
+        self.clusters = ClusterBarrier(group, resume)
+        self.registers = Registers(group)
+        self._at_mbarriers: list[tuple[LaneContext, list[Wait]]] = []
+
+    def any(self) -> bool:
+        """Whether a context waits."""
+        return bool(self._at_mbarriers) or self.barriers.any() or self.clusters.any()
+
+    def park_at_mbarriers(self, context: LaneContext, waits: list[Wait]) -> None:
+        """Keeps `context` until one of the phases is over; then the context checks again."""
+        self._at_mbarriers.append((context, waits))
+
+    def wake_mbarriers(self) -> bool:
+        """Resumes contexts whose awaited phase is complete; returns whether there were any."""
+        went = [item for item in self._at_mbarriers if self.mbarriers.any_complete(item[1])]
+        if went:
+            self._at_mbarriers = [item for item in self._at_mbarriers if item not in went]
+            self._resume([context for context, _ in went])
+        return bool(went)
+
+    def advance(self) -> bool:
+        """Finishes transfers until a context can go on; returns whether one can."""
+        if self.wake_mbarriers():
+            return True
+        while self.transfers.finish_one():
+            if self.wake_mbarriers():
+                return True
+        return self.barriers.recheck() or self.clusters.recheck()
+
+    def ended(self) -> None:
+        """Checks barriers of all threads after threads have ended: the barriers no longer count these."""
+        self.barriers.recheck()
+        self.clusters.recheck()
+
+    def describe(self) -> list[tuple[LaneContext, str, int]]:
+        """Each waiting context, what it waits for, and at which instruction."""
+        at_mbarriers = [
+            (context, f"for {self.mbarriers.describe(waits)}", context.place) for context, waits in self._at_mbarriers
+        ]
+        # At these barriers a context's place is already that of the next instruction.
+        others = self.barriers.describe() + self.clusters.describe()
+        return at_mbarriers + [(context, text, context.place - 1) for context, text in others]

@@ -1,0 +1,117 @@
+"""The `.approx` and `.full` instructions of PTX on float32: the float64 result, rounded to float32.
+
+The hardware computes these instructions from tables, so the bits of its results differ.  Each function below gives the
+error bound that PTX ISA 8.7 states for its instruction.  With `ftz`, denormal operands and results become zeros of the
+same sign.  Operands and results are float32, unless the name says f64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rooflab.bench.emulator.numbers.bits import Value, flush, pick, some, with_sign
+
+_F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
+_ONE = np.float32(1)
+_FAR = np.float32(2.0**126)
+_HIGH_WORD = np.uint64(0xFFFFFFFF00000000)
+_F64_EXPONENT, _F64_SIGN = np.uint64(0x7FF0000000000000), np.uint64(0x8000000000000000)
+_F64_NAN = np.uint64(0x7FFFFFFF00000000)
+
+
+def ex2(a: Value, ftz: bool = False) -> Value:
+    """2**a.  The hardware is at most 2 ulp from the correctly rounded result."""
+    return _through(np.exp2, a, ftz)
+
+
+def lg2(a: Value, ftz: bool = False) -> Value:
+    """log2(a); NaN if a is negative.  The hardware's error: 2**-22, absolute for a in (0.5, 2), else relative."""
+    return _through(np.log2, a, ftz)
+
+
+def sin(a: Value, ftz: bool = False) -> Value:
+    """sin(a), a in radians.  The hardware's absolute error: 2**-20.5 within 2 pi of 0, 2**-14.7 within 100 pi."""
+    return _through(np.sin, a, ftz)
+
+
+def cos(a: Value, ftz: bool = False) -> Value:
+    """cos(a), a in radians.  The hardware's absolute error: 2**-20.5 within 2 pi of 0, 2**-14.7 within 100 pi."""
+    return _through(np.cos, a, ftz)
+
+
+def tanh(a: Value) -> Value:
+    """tanh(a).  The hardware's relative error: 2**-11."""
+    return _through(np.tanh, a, False)
+
+
+def rsqrt(a: Value, ftz: bool = False) -> Value:
+    """1 / sqrt(a); -0 gives minus infinity.  The hardware's relative error: 2**-22.9."""
+    return _through(lambda x: 1 / np.sqrt(x), a, ftz)
+
+
+def rcp(a: Value, ftz: bool = False) -> Value:
+    """1 / a.  The hardware is at most 1 ulp off."""
+    return flush(_ONE / flush(a)) if ftz else _ONE / a
+
+
+def sqrt(a: Value, ftz: bool = False) -> Value:
+    """The square root.  The hardware's relative error: 2**-23."""
+    return np.sqrt(flush(a) if ftz else a)
+
+
+def div(a: Value, b: Value, ftz: bool = False) -> Value:
+    """`div.approx`: a / b.  The hardware is at most 2 ulp off where b's magnitude is in [2**-126, 2**126].
+
+    As on the hardware, a larger b gives a zero with the quotient's sign, or NaN if a is infinite.
+    """
+    if ftz:
+        a, b = flush(a), flush(b)
+    quotient = a / b
+    far = np.isfinite(b) & (np.abs(b) > _FAR)
+    if some(far):
+        zero = with_sign(np.zeros_like(quotient)[()], a.view(np.uint32) ^ b.view(np.uint32))
+        # The hardware multiplies the infinite a by the reciprocal of b, which is 0.
+        quotient = pick(far, pick(np.isfinite(a), zero, np.float32(np.nan)), quotient)
+    return flush(quotient) if ftz else quotient
+
+
+def div_full(a: Value, b: Value, ftz: bool = False) -> Value:
+    """`div.full`: a / b.  The hardware is at most 2 ulp off."""
+    return flush(flush(a) / flush(b)) if ftz else a / b
+
+
+def rcp_ftz_f64(a: Value) -> Value:
+    """`rcp.approx.ftz.f64`: 1 / a, from the upper 32 bits of a float64 to the upper 32 bits of the result.
+
+    PTX states no error for this instruction; code that uses the instruction refines the result.
+    """
+    return _upper_words(lambda x: 1 / x, a)
+
+
+def rsqrt_ftz_f64(a: Value) -> Value:
+    """`rsqrt.approx.ftz.f64`: 1 / sqrt(a), from the upper 32 bits of a float64 to the upper 32 bits of the result."""
+    return _upper_words(lambda x: 1 / np.sqrt(x), a)
+
+
+def rsqrt_f64(a: Value) -> Value:
+    """`rsqrt.approx.f64`: 1 / sqrt(a) in float64, rounded twice.  PTX states no error for this instruction."""
+    return 1 / np.sqrt(a)
+
+
+def _through(function: Callable[[Value], Value], a: Value, ftz: bool) -> Value:
+    if ftz:
+        a = flush(a)
+    result = function(a.astype(_F64)).astype(_F32)
+    return flush(result) if ftz else result
+
+
+def _upper_words(function: Callable[[Value], Value], a: Value) -> Value:
+    result = function(_flushed(a.view(np.uint64) & _HIGH_WORD).view(np.float64))
+    bits = _flushed(result.view(np.uint64) & _HIGH_WORD)
+    return pick(result != result, _F64_NAN, bits).view(np.float64)
+
+
+def _flushed(bits: Value) -> Value:
+    return pick((bits & _F64_EXPONENT) != 0, bits, bits & _F64_SIGN)

@@ -1,0 +1,318 @@
+"""Float32 and float64 instructions of PTX: add, sub, mul, fma, div, rcp, sqrt; min, max, abs, neg, copysign, testp.
+
+PTX ISA 8.7, section "Floating Point Instructions".  Operands are of one float type, which is also the type of the
+result.  A NaN result has the bits that NumPy gives it, because PTX does not specify them.  `.ftz` applies to float32
+alone.  Every function with a `rounding` raises `ValueError` on a mode that PTX lacks.
+
+The `exact_` functions use rational arithmetic, one lane after another.  A lane costs about 10 us, so these functions
+serve only the rare lanes and modes that vector arithmetic gets wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from rooflab.bench.emulator.numbers.bits import (
+    Value,
+    canonical,
+    check_rounding,
+    flush,
+    full,
+    narrow,
+    odd_sum,
+    pick,
+    saturate,
+    some,
+    unsigned,
+    with_sign,
+)
+
+_DIGITS = 53
+_LEAST = -1074  # exponent of the smallest denormal
+_LARGEST = (2**53 - 1) * 2**971
+_F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
+_BEYOND_F32 = np.uint64(0x1FFFFFFF)  # the bits of a float64 that a normal float32 lacks
+_TIE = np.uint64(0x10000000)
+_SIGN, _TWO = np.uint64(1), np.uint64(2)
+_NORMAL_F32 = np.uint64((0x381 << 53) - 2)  # twice the bits of 2**-126, minus two, as the code below compares
+_SPLIT = np.float64(2**27 + 1)
+
+
+def round_fraction(value: Fraction, rounding: str) -> float:
+    """A nonzero rational number as a float64, rounded once; overflow follows IEEE 754 for the mode."""
+    sign, size = (-1 if value < 0 else 1), abs(value)
+    exponent = size.numerator.bit_length() - size.denominator.bit_length()
+    if size < Fraction(2) ** exponent:
+        exponent -= 1
+    last = max(exponent - _DIGITS + 1, _LEAST)
+    scaled = size / Fraction(2) ** last
+    whole, rest = divmod(scaled.numerator, scaled.denominator)
+    if rest and _away(rounding, sign, whole, 2 * rest, scaled.denominator):
+        whole += 1
+    if whole * Fraction(2) ** last > _LARGEST:
+        return sign * math.inf if rounding == "rn" or _away(rounding, sign, 1, 1, 1) else sign * float(_LARGEST)
+    return sign * math.ldexp(whole, last)
+
+
+def _away(rounding: str, sign: int, whole: int, twice_rest: int, unit: int) -> bool:
+    """Whether a value that lies between two neighbours goes to the one farther from zero."""
+    if rounding == "rn":
+        return twice_rest > unit or (twice_rest == unit and whole % 2 == 1)
+    return (rounding == "rp" and sign > 0) or (rounding == "rm" and sign < 0)
+
+
+def exact_fma(a: float, b: float, c: float, rounding: str) -> float:
+    """a * b + c, rounded once."""
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return a * b + c
+    if not math.isfinite(c):
+        return c
+    value = Fraction(a) * Fraction(b) + Fraction(c)
+    if value:
+        return round_fraction(value, rounding)
+    negative = math.copysign(1.0, a) * math.copysign(1.0, b) < 0
+    if negative == (math.copysign(1.0, c) < 0):
+        return c
+    return -0.0 if rounding == "rm" else 0.0
+
+
+def exact_multiply(a: float, b: float, rounding: str) -> float:
+    """a * b, rounded once."""
+    if not (math.isfinite(a) and math.isfinite(b)) or a == 0 or b == 0:
+        return a * b
+    return round_fraction(Fraction(a) * Fraction(b), rounding)
+
+
+def exact_divide(a: float, b: float, rounding: str) -> float:
+    """a / b, rounded once."""
+    if not (math.isfinite(a) and math.isfinite(b)) or a == 0 or b == 0:
+        return float(np.float64(a) / np.float64(b))
+    return round_fraction(Fraction(a) / Fraction(b), rounding)
+
+
+def exact_square_root(a: float, rounding: str) -> float:
+    """The square root of a, rounded once; NaN if a is negative."""
+    if not a > 0 or math.isinf(a):
+        return float(np.sqrt(np.float64(a)))
+    # Scaled so that the integer root has at least 64 bits; a last bit of one marks an inexact root.
+    numerator, denominator = a.as_integer_ratio()
+    shift = 64 + denominator.bit_length()
+    square = (numerator << (2 * shift)) // denominator
+    root = math.isqrt(square)
+    inexact = root * root != square or square * denominator != numerator << (2 * shift)
+    return round_fraction(Fraction(2 * root + inexact, 2 << shift), rounding)
+
+
+def exact_lanes(function: Callable[..., float], rounding: str, *operands: Value) -> Value:
+    """Calls `function` with the float64 operands of each lane and the rounding mode."""
+    spread = np.broadcast_arrays(*operands)
+    values = [function(*row, rounding) for row in zip(*(x.ravel().tolist() for x in spread), strict=True)]
+    return np.array(values, np.float64).reshape(spread[0].shape)[()]
+
+
+def add(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
+    """a + b."""
+    exact = lambda x, y, mode: exact_fma(x, 1.0, y, mode)
+    return _rounded(np.add, exact, lambda x, y: odd_sum(x, y, rounding), (a, b), rounding, ftz, sat)
+
+
+def sub(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
+    """a - b."""
+    return add(a, -b, rounding, ftz, sat)
+
+
+def mul(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
+    """a * b."""
+    return _rounded(np.multiply, exact_multiply, np.multiply, (a, b), rounding, ftz, sat)
+
+
+def fma(a: Value, b: Value, c: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
+    """a * b + c, rounded once; `mad` of floats does the same."""
+    nearest = fma_rn_f64 if a.itemsize == 8 else fma_rn_f32
+    wide = lambda x, y, z: odd_sum(x * y, z, rounding)
+    return _rounded(nearest, exact_fma, wide, (a, b, c), rounding, ftz, sat)
+
+
+def div(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
+    """a / b, correctly rounded."""
+    # A quotient of two 24-bit numbers is a float32 or a tie, or differs from both by more than a float64's last bit.
+    return _rounded(np.divide, exact_divide, np.divide, (a, b), rounding, ftz, sat)
+
+
+def rcp(a: Value, rounding: str = "rn", ftz: bool = False) -> Value:
+    """1 / a, correctly rounded."""
+    return div(a.dtype.type(1), a, rounding, ftz)
+
+
+def sqrt(a: Value, rounding: str = "rn", ftz: bool = False) -> Value:
+    """The square root, correctly rounded; NaN if a is negative."""
+    return _rounded(np.sqrt, exact_square_root, np.sqrt, (a,), rounding, ftz, False)
+
+
+def _rounded(
+    nearest: Callable[..., Value], exact: Callable[..., float], wide: Callable[..., Value], operands: Sequence[Value],
+    rounding: str, ftz: bool, sat: bool,
+) -> Value:  # fmt: skip
+    """`nearest` of the operands; in another mode `exact` in float64, or `wide`, which computes float32 in float64."""
+    if ftz:
+        operands = [flush(x) for x in operands]
+    if rounding == "rn":
+        result = nearest(*operands)
+    else:
+        check_rounding(rounding)
+        if operands[0].itemsize == 8:
+            result = exact_lanes(exact, rounding, *operands)
+        else:
+            result = narrow(wide(*(x.astype(_F64) for x in operands)), _F32, rounding)
+    if ftz:
+        result = flush(result)
+    return saturate(result) if sat else result
+
+
+def fma_rn_f32(a: Value, b: Value, c: Value) -> Value:
+    """`fma.rn.f32`: correctly rounded.
+
+    The product is exact in float64.  The sum is first rounded to float64.  This changes the result only if the rounded
+    sum is a tie of float32; such sums are computed again, rounded to odd.
+    """
+    product, addend = a.astype(_F64) * b.astype(_F64), c.astype(_F64)
+    total = product + addend
+    bits = total.view(np.uint64)
+    # The bits of a tie of normal results end in a one and 28 zeros.  A denormal's tie bit lies elsewhere, so all
+    # denormals count as ties.  Doubling the bits drops the sign; minus two, a zero wraps to the largest number.
+    tie = ((bits & _BEYOND_F32) == _TIE) | ((bits << _SIGN) - _TWO < _NORMAL_F32)
+    if some(tie):
+        total = odd_sum(product, addend)
+    return total.astype(_F32)
+
+
+def fma_rn_f64(a: Value, b: Value, c: Value) -> Value:
+    """`fma.rn.f64`: correctly rounded.
+
+    Lanes that cannot overflow or underflow use error-free transformations and one rounding to odd (Boldo and Melquiond
+    2008); the other lanes use rational arithmetic.
+    """
+    product, below = _product_and_error(a, b)
+    high, low = _sum_and_error(c, below)
+    total, rest = _sum_and_error(product, high)
+    result = total + odd_sum(low, rest)
+    size = np.abs(product)
+    safe = ((size > 2.0**-900) | (a == 0) | (b == 0)) & (size < 2.0**1000) & (np.abs(c) < 2.0**1000)
+    safe &= (np.abs(a) < 2.0**990) & (np.abs(b) < 2.0**990)
+    if full(safe):
+        # An exact zero takes the sign of the plain sum.
+        return pick(result == 0, product + c, result)
+    return _redone(exact_fma, ~safe, pick(result == 0, product + c, result), a, b, c)
+
+
+def _product_and_error(a: Value, b: Value) -> tuple[Value, Value]:
+    """The rounded product and its rounding error (Dekker 1971)."""
+    product = a * b
+    a_high, b_high = _SPLIT * a, _SPLIT * b
+    a_high, b_high = a_high - (a_high - a), b_high - (b_high - b)
+    a_low, b_low = a - a_high, b - b_high
+    return product, a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
+
+
+def _sum_and_error(a: Value, b: Value) -> tuple[Value, Value]:
+    """The rounded sum and its rounding error (Knuth's TwoSum)."""
+    total = a + b
+    other = total - a
+    return total, (a - (total - other)) + (b - other)
+
+
+def _redone(function: Callable[..., float], where: Value, result: Value, *operands: Value) -> Value:
+    """`result`; `function`, which takes single floats, computes the lanes of `where` again, rounded to nearest."""
+    if not np.ndim(result):
+        return exact_lanes(function, "rn", *operands)
+    rows = [np.broadcast_to(x, result.shape)[where] for x in operands]
+    again = result.copy()
+    again[where] = exact_lanes(function, "rn", *rows)
+    return again
+
+
+def fmin(
+    a: Value, b: Value, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False, absolute: bool = False
+) -> Value:
+    """`min`: if one operand is NaN, the other operand is the result; -0 is less than +0.
+
+    With `nan` the result is the canonical NaN if either operand is NaN.  `absolute` compares magnitudes; `xorsign_abs`
+    also compares magnitudes, and the result's sign is the exclusive or of the operands' signs.
+    """
+    return _extreme(np.fmin, np.minimum, np.bitwise_or, a, b, ftz, nan, xorsign_abs, absolute)
+
+
+def fmax(
+    a: Value, b: Value, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False, absolute: bool = False
+) -> Value:
+    """`max`, by the rules and with the modifiers of `fmin`."""
+    return _extreme(np.fmax, np.maximum, np.bitwise_and, a, b, ftz, nan, xorsign_abs, absolute)
+
+
+def _extreme(
+    number: Callable[..., Value],
+    strict: Callable[..., Value],
+    zeros: Callable[..., Value],
+    a: Value,
+    b: Value,
+    ftz: bool,
+    nan: bool,
+    xorsign_abs: bool,
+    absolute: bool,
+) -> Value:
+    if ftz:
+        a, b = flush(a), flush(b)
+    sign = unsigned(a) ^ unsigned(b) if xorsign_abs else None
+    if xorsign_abs or absolute:
+        a, b = np.abs(a), np.abs(b)
+    result = canonical(strict(a, b)) if nan else number(a, b)
+    if not full(result):
+        # NumPy may return either of two zeros; the bits of equal operands decide.
+        same = zeros(unsigned(a), unsigned(b)).view(result.dtype)
+        result = pick((result == 0) & (a == b), same, result)
+    if sign is None:
+        return result
+    return pick(result != result, result, with_sign(result, sign))
+
+
+def fabs(a: Value, ftz: bool = False) -> Value:
+    """`abs`."""
+    return np.abs(flush(a) if ftz else a)
+
+
+def fneg(a: Value, ftz: bool = False) -> Value:
+    """`neg`."""
+    return -(flush(a) if ftz else a)
+
+
+def copysign(a: Value, b: Value) -> Value:
+    """`copysign`: b with the sign of a, in PTX's order of operands."""
+    return with_sign(b, unsigned(a))
+
+
+def testp(a: Value, property: str) -> Value:
+    """`testp`: bool_ whether a is `finite`, `infinite`, `number`, `notanumber`, `normal` or `subnormal`.
+
+    Zeros are normal.  Raises `ValueError` on any other property.
+    """
+    if property not in _PROPERTIES:
+        raise ValueError(f"property: expected one of {', '.join(_PROPERTIES)}, got {property!r}")
+    return _PROPERTIES[property](a)
+
+
+def _subnormal(a: Value) -> Value:
+    return (np.abs(a) < np.finfo(a.dtype).tiny) & (a != 0)
+
+
+_PROPERTIES: dict[str, Callable[[Value], Value]] = {
+    "finite": np.isfinite,
+    "infinite": np.isinf,
+    "number": lambda a: a == a,
+    "notanumber": lambda a: a != a,
+    "normal": lambda a: np.isfinite(a) & ~_subnormal(a),
+    "subnormal": _subnormal,
+}

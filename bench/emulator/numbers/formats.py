@@ -1,0 +1,372 @@
+"""The small float formats of PTX (f16, bf16, e4m3, e5m2, tf32), and `cvt` and `cvt.pack` between all types.
+
+PTX ISA 8.7, sections "Alternate Floating-Point Data Formats", "cvt" and "cvt.pack".  Codes are uint16 (f16, bf16) or
+uint8 (e4m3, e5m2); tf32 has float32's exponent and 10 bits of mantissa, and is kept as a float32.  e4m3 has no
+infinity: its codes 0x7f and 0xff are NaN and its largest number is 448.  A NaN is encoded as its format's canonical
+NaN: 0x7fff, 0x7fff, 0x7f, 0x7f and 0x7fffffff.
+
+`cvt` names types as PTX does.  An integer has the NumPy type of its sign and width; f32 and f64 are floats; f16 and
+bf16 are raw uint16; tf32 and packed pairs are raw uint32; pairs of fp8 are raw uint16.  If a source is wider than its
+type, `cvt` converts the low bits of the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from rooflab.bench.emulator.numbers import floats
+from rooflab.bench.emulator.numbers.bits import (
+    F32_NAN,
+    UNSIGNED,
+    Value,
+    flush,
+    narrow,
+    narrow_odd,
+    odd_sum,
+    pack_pair,
+    parts,
+    pick,
+    rectify,
+    saturate,
+    some,
+    unsigned,
+    whole,
+)
+
+_F16, _F32 = np.dtype(np.float16), np.dtype(np.float32)
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+_HALF, _LOWER, _ONE = np.uint32(16), np.uint32(0xFFFF), np.uint32(1)
+INTEGERS = {
+    f"{sign}{8 * size}": np.dtype(f"{code}{size}") for sign, code in (("u", "u"), ("s", "i")) for size in (1, 2, 4, 8)
+}
+"""NumPy's type of each of PTX's integer types."""
+FLOATS: dict[str, np.dtype] = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
+SMALL = ("f16", "bf16", "tf32")
+"""Float types that are kept as raw bits."""
+_WHOLE = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+_F64 = np.dtype(np.float64)
+_LOW_WORD = 0xFFFFFFFF
+_BELOW_TIE, _UPPER = np.uint32(0x7FFF), np.uint32(0xFFFF0000)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A float format with fewer bits than float32."""
+
+    name: str
+    bits: int
+    """Bits of a code."""
+    mantissa: int
+    """Bits of the mantissa, the leading one not counted."""
+    bias: int
+    largest: np.float32
+    """The largest finite number."""
+    nan: int
+    """The code of the canonical NaN."""
+    overflow: int
+    """The code, without its sign, of values that are too large if `.satfinite` is absent."""
+    roundings: tuple[str, ...]
+    """The rounding modes for the encoding of float32."""
+
+
+FORMATS = {
+    "f16": Format("f16", 16, 10, 15, np.float32(65504), 0x7FFF, 0x7C00, ("rn", "rz", "rm", "rp")),
+    "bf16": Format("bf16", 16, 7, 127, np.uint32(0x7F7F0000).view(_F32), 0x7FFF, 0x7F80, ("rn", "rz", "rm", "rp")),
+    "tf32": Format("tf32", 32, 10, 127, np.uint32(0x7F7FE000).view(_F32), 0x7FFFFFFF, 0x7F800000, ("rn", "rz", "rna")),
+    "e4m3": Format("e4m3", 8, 3, 7, np.float32(448), 0x7F, 0x7F, ("rn",)),
+    "e5m2": Format("e5m2", 8, 2, 15, np.float32(57344), 0x7F, 0x7C, ("rn",)),
+}
+"""Formats by PTX's name."""
+
+
+def get_format(name: str) -> Format:
+    """The format of a name.  Raises `ValueError` on an unknown name."""
+    if name not in FORMATS:
+        raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {name!r}")
+    return FORMATS[name]
+
+
+def _table(form: Format) -> np.ndarray:
+    """Every code's value as float32: shape (256,)."""
+    codes = np.arange(256, dtype=np.int64)
+    size = codes & 0x7F
+    exponent, mantissa = size >> form.mantissa, size & ((1 << form.mantissa) - 1)
+    normal = exponent > 0
+    unit = 1 << form.mantissa
+    value = np.ldexp(mantissa + normal * unit, np.maximum(exponent, 1) - form.bias - form.mantissa)
+    value = np.where(size > form.overflow, np.nan, np.where(size == form.overflow, np.inf, value))
+    if form.overflow == form.nan:
+        value[form.nan :: 128] = np.nan
+    return np.where(codes >= 128, -value, value).astype(np.float32)
+
+
+_TABLES = {name: _table(FORMATS[name]) for name in ("e4m3", "e5m2")}
+
+
+def decode(codes: Value, name: str) -> Value:
+    """The exact float32 values of codes.  A tf32 may be a float32 or its bits.
+
+    Raises `ValueError` on an unknown format.
+    """
+    if name == "bf16":
+        return (codes.astype(np.uint32) << _HALF).view(np.float32)
+    if name == "f16":
+        return codes.view(np.float16).astype(np.float32)
+    if name == "tf32":
+        return (codes.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+    get_format(name)
+    return _TABLES[name][codes]
+
+
+def encode(x: Value, name: str, rounding: str = "rn", saturate: bool = False, relu: bool = False) -> Value:
+    """The codes of float32 or float64 values, rounded once.
+
+    `saturate` is `.satfinite`: values beyond the largest finite number, infinities included, become that number;
+    without it they become infinity, or NaN in e4m3.  `relu` makes negative values +0.  A tf32 result is a float32.
+    Raises `ValueError` on a format or mode that PTX lacks.
+    """
+    form = get_format(name)
+    if rounding not in form.roundings:
+        raise ValueError(f"rounding: expected one of {', '.join(form.roundings)} for {name}, got {rounding!r}")
+    if x.itemsize == 8 and name != "f16":
+        # A value beyond float32 becomes float32's largest number, which is odd: directed modes then round correctly.
+        x = narrow_odd(x)
+    if relu:
+        x = rectify(x)
+    if form.bits == 8:
+        return _encode_byte(x, name, saturate)
+    if saturate:
+        x = np.minimum(np.maximum(x, -form.largest), form.largest)
+    return _ENCODERS[name](x, rounding)
+
+
+def _with_nan(codes: Value, x: Value, form: Format) -> Value:
+    strange = x != x
+    return pick(strange, codes.dtype.type(form.nan), codes) if some(strange) else codes
+
+
+def _encode_f16(x: Value, rounding: str) -> Value:
+    return _with_nan(narrow(x, _F16, rounding).view(np.uint16), x, FORMATS["f16"])
+
+
+def _dropped(bits: Value, count: int, rounding: str) -> Value:
+    """Float32 bits rounded at the last `count` bits, which the caller then drops."""
+    half = 1 << (count - 1)
+    if rounding == "rn":
+        return bits + np.uint32(half - 1) + ((bits >> count) & _ONE)
+    if rounding == "rz":
+        return bits
+    if rounding == "rna":
+        return bits + np.uint32(half)
+    negative = bits > _MAGNITUDE
+    return bits + (negative if rounding == "rm" else ~negative) * np.uint32(2 * half - 1)
+
+
+def _encode_bf16(x: Value, rounding: str) -> Value:
+    codes = (_dropped(x.view(np.uint32), 16, rounding) >> _HALF).astype(np.uint16)
+    return _with_nan(codes, x, FORMATS["bf16"])
+
+
+def _encode_tf32(x: Value, rounding: str) -> Value:
+    value = (_dropped(x.view(np.uint32), 13, rounding) & np.uint32(0xFFFFE000)).view(np.float32)
+    strange = x != x
+    return pick(strange, F32_NAN, value) if some(strange) else value
+
+
+def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
+    """Codes of 8 bits, looked up by the upper half of a float32.
+
+    If the lower half is not 0, the last bit of the upper half becomes 1: this is rounding to odd.  The upper half has 8
+    bits of significand, at least two more than an 8-bit format has, so the second rounding gives the correct result.
+    """
+    bits = x.view(np.uint32)
+    return _byte_table(name, saturate)[(bits >> _HALF) | ((bits & _LOWER) != 0)]
+
+
+@cache
+def _byte_table(name: str, saturate: bool) -> np.ndarray:
+    """The code of every float32 whose lower half is zero, by its upper half: uint8 of shape (65536,)."""
+    form = FORMATS[name]
+    bits = np.arange(1 << 16, dtype=np.uint32) << _HALF
+    x = np.abs(bits.view(np.float32))
+    if saturate:
+        x = np.minimum(x, form.largest)
+    dropped, least_normal = 23 - form.mantissa, 2.0 ** (1 - form.bias)
+    normal = (_dropped(x.view(np.uint32), dropped, "rn") >> dropped) - np.uint32((127 - form.bias) << form.mantissa)
+    small = np.rint(np.fmin(x, least_normal) * 2.0 ** (form.bias - 1 + form.mantissa)).astype(np.uint32)
+    codes = np.where(x < least_normal, small, normal)
+    finite = np.flatnonzero(_TABLES[name] == form.largest)[0]
+    codes = np.where(codes > finite, form.overflow, codes) | ((bits >> 24) & 0x80)
+    return np.where(x == x, codes, form.nan).astype(np.uint8)
+
+
+_ENCODERS: dict[str, Callable[[Value, str], Value]] = {"f16": _encode_f16, "bf16": _encode_bf16, "tf32": _encode_tf32}
+
+
+def cvt(
+    x: Value,
+    to: str,
+    source: str,
+    rounding: str = "",
+    ftz: bool = False,
+    sat: bool = False,
+    relu: bool = False,
+    satfinite: bool = False,
+) -> Value:
+    """x, of type `source`, as a value of type `to`.
+
+    `rounding` is rn, rz, rm, rp (rna for tf32) for a float result, and rni, rzi, rmi, rpi for a whole number; without
+    it a float result is rounded to nearest, an integer result toward zero.  A float saturates to the range of the
+    integer type.  NaN becomes 0; if `source` is f64 or the integer has 64 bits, NaN becomes the integer with only the
+    highest bit set.  Raises `ValueError` on a type or mode that PTX lacks.
+    """
+    if source in INTEGERS:
+        value = _integer(x, INTEGERS[source])
+        if to in INTEGERS:
+            return _resized(value, INTEGERS[to], sat)
+        return _from_integer(value, to, rounding or "rn", sat)
+    value = _decoded(x, source, ftz)
+    if to in INTEGERS:
+        return _to_integer(value, INTEGERS[to], source, rounding or "rzi")
+    return _to_float(value, to, source, rounding, ftz, sat, relu, satfinite)
+
+
+def cvt_pair(
+    high: Value, low: Value, to: str, rounding: str = "rn", relu: bool = False, satfinite: bool = False
+) -> Value:
+    """`cvt.f16x2.f32`, `cvt.bf16x2.f32`, `cvt.e4m3x2.f32`, `cvt.e5m2x2.f32`: packs two float32 into a pair.
+
+    PTX's first source is the high half.  `to` is the type with or without its x2; fp8 always saturates.
+    """
+    kind = to.removesuffix("x2")
+    saturated = satfinite or kind in ("e4m3", "e5m2")
+    return pack_pair(encode(high, kind, rounding, saturated, relu), encode(low, kind, rounding, saturated, relu))
+
+
+def cvt_rn_bf16x2_f32(high: Value, low: Value) -> Value:
+    """`cvt.rn.bf16x2.f32` without modifiers."""
+    upper, lower = high.view(np.uint32), low.view(np.uint32)
+    strange = (high != high) | (low != low)
+    if some(strange):
+        return pack_pair(encode(high, "bf16"), encode(low, "bf16"))
+    # This rounds both halves in place, in half the time of encoding and packing.
+    upper = upper + ((upper >> _HALF & _ONE) + _BELOW_TIE)
+    lower = lower + ((lower >> _HALF & _ONE) + _BELOW_TIE)
+    return (upper & _UPPER) | (lower >> _HALF)
+
+
+def cvt_fp8x2_f16x2(x: Value, to: str, relu: bool = False) -> Value:
+    """`cvt.rn.satfinite.e4m3x2.f16x2` and e5m2x2: a pair of f16 (uint32) as a pair of fp8 (uint16)."""
+    codes = encode(decode(parts(unsigned(x), np.uint16), "f16"), to.removesuffix("x2"), "rn", True, relu)
+    return whole(codes, np.uint16)
+
+
+def cvt_f16x2_fp8x2(x: Value, source: str, relu: bool = False) -> Value:
+    """`cvt.rn.f16x2.e4m3x2` and e5m2x2: a pair of fp8 (uint16) as a pair of f16 (uint32); exact."""
+    values = decode(parts(unsigned(x), np.uint8), source.removesuffix("x2"))
+    return whole(encode(values, "f16", "rn", False, relu), np.uint32)
+
+
+def cvt_pack(a: Value, b: Value, to: str, c: Value | None = None) -> Value:
+    """`cvt.pack.sat`: saturates two s32 to a narrow integer and packs them, a above b, in the low bits of a uint32.
+
+    The bits above them are the low bits of c.  `to` is u16 or s16, or with c any of u8, s8, u4, s4, u2, s2; any other
+    `to` raises `ValueError`.
+    """
+    if to not in ("u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2"):
+        raise ValueError(f"to: expected an integer of 16, 8, 4 or 2 bits, got {to!r}")
+    bits = int(to[1:])
+    least, most = (0, (1 << bits) - 1) if to[0] == "u" else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    mask = np.uint32((1 << bits) - 1)
+    high, low = (np.minimum(np.maximum(x.view(np.int32), least), most).view(np.uint32) & mask for x in (a, b))
+    pair = (high << bits) | low
+    return pair if c is None else pair | (c.view(np.uint32) << (2 * bits))
+
+
+def _integer(x: Value, dtype: np.dtype) -> Value:
+    """The low bits of an integer as a type of at most its width."""
+    if x.dtype == dtype:
+        return x
+    if x.itemsize != dtype.itemsize:
+        x = unsigned(x).astype(UNSIGNED[dtype.itemsize])
+    return x.view(dtype)
+
+
+def _resized(x: Value, dtype: np.dtype, sat: bool) -> Value:
+    if sat:
+        own, other = np.iinfo(x.dtype), np.iinfo(dtype)
+        x = np.minimum(np.maximum(x, max(own.min, other.min)), min(own.max, other.max))
+    return x.astype(dtype)
+
+
+def _decoded(x: Value, source: str, ftz: bool) -> Value:
+    if source in FLOATS:
+        x = x.view(FLOATS[source])
+    elif source in SMALL:
+        x = decode(_integer(x, np.dtype(np.uint32 if source == "tf32" else np.uint16)), source)
+    else:
+        raise ValueError(f"source: expected a type of cvt, got {source!r}")
+    return flush(x) if ftz and source == "f32" else x
+
+
+def _to_integer(x: Value, dtype: np.dtype, source: str, rounding: str) -> Value:
+    if rounding not in _WHOLE:
+        raise ValueError(f"rounding: expected one of {', '.join(_WHOLE)} for an integer, got {rounding!r}")
+    info, wide = np.iinfo(dtype), dtype.itemsize == 8
+    value = _WHOLE[rounding](x).astype(_F64)
+    # A conversion to 64 bits is defined only up to the largest float64 below 2**63 or 2**64.
+    most = np.nextafter(_F64.type(info.max), 0) if wide else _F64.type(info.max)
+    made = np.fmin(np.fmax(value, _F64.type(info.min)), most).astype(dtype)
+    if wide:
+        made = pick(value > most, dtype.type(info.max), made)
+    strange = x != x
+    if some(strange):
+        highest = np.array(1 << (8 * dtype.itemsize - 1), UNSIGNED[dtype.itemsize]).view(dtype)[()]
+        made = pick(strange, highest if wide or source == "f64" else dtype.type(0), made)
+    return made
+
+
+def _from_integer(x: Value, to: str, rounding: str, sat: bool) -> Value:
+    if rounding == "rn" and to in FLOATS:
+        made = x.astype(FLOATS[to])
+    elif to == "f64" and x.itemsize < 8:
+        made = x.astype(_F64)
+    elif to == "f64":
+        high, low = _words(x)
+        made = floats.exact_lanes(floats.exact_fma, rounding, high, np.float64(1), low)
+    else:
+        value = x.astype(_F64) if x.itemsize < 8 else odd_sum(*_words(x))
+        if to == "f32":
+            made = narrow(value, FLOATS["f32"], rounding)
+        else:
+            return _to_float(value, to, "f64", rounding, False, sat, False, False)
+    return saturate(made) if sat else made
+
+
+def _words(x: Value) -> tuple[Value, Value]:
+    """A 64-bit integer as the sum of two float64, both exact."""
+    return (x >> 32).astype(_F64) * 2.0**32, (x & x.dtype.type(_LOW_WORD)).astype(_F64)
+
+
+def _to_float(
+    x: Value, to: str, source: str, rounding: str, ftz: bool, sat: bool, relu: bool, satfinite: bool
+) -> Value:
+    if rounding in _WHOLE:
+        x, rounding = _WHOLE[rounding](x), "rn"
+    rounding = rounding or "rn"
+    if to in SMALL:
+        if source == "f64" and to != "f16":
+            x = narrow_odd(x)
+        made = encode(saturate(x) if sat else x, to, rounding, satfinite, relu)
+        return made.view(np.uint32) if to == "tf32" else made
+    if to not in FLOATS:
+        raise ValueError(f"to: expected a type of cvt, got {to!r}")
+    if x.dtype != FLOATS[to]:
+        x = narrow(x, FLOATS[to], rounding)
+    if ftz and to == "f32":
+        x = flush(x)
+    return saturate(x) if sat else x

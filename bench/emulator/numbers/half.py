@@ -1,0 +1,111 @@
+"""Arithmetic of f16 and bf16, single and packed: add, sub, mul, fma, min, max, abs, neg, ex2, tanh.
+
+PTX ISA 8.7, section "Half Precision Floating Point Instructions".  Operands are raw: uint16, or uint32 for a packed
+pair (`.f16x2`, `.bf16x2`), whose halves are computed separately; all operands of a call have one size, which selects
+the case.  `kind` is "f16" or "bf16" in both cases; any other `kind` raises `ValueError`.  Each result is rounded once,
+to nearest.  `.ftz` makes denormal operands and results zeros of the same sign; `.sat` clamps to [0, 1] and makes NaN
++0; `.relu` makes negative values +0.  A NaN result is 0x7fff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rooflab.bench.emulator.numbers import floats
+from rooflab.bench.emulator.numbers.bits import Value, full, odd_sum, parts, pick, rectify, saturate, whole
+from rooflab.bench.emulator.numbers.formats import decode, encode, get_format
+
+_SIGN, _MAGNITUDE = np.uint16(0x8000), np.uint16(0x7FFF)
+
+
+def add(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
+    """a + b."""
+    # A float32 has at least 2 p + 2 bits for the p bits of either format: first rounding to float32 changes no result.
+    return _each(lambda x, y: x + y, kind, ftz, sat, a, b)
+
+
+def sub(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
+    """a - b."""
+    return _each(lambda x, y: x - y, kind, ftz, sat, a, b)
+
+
+def mul(a: Value, b: Value, kind: str, ftz: bool = False, sat: bool = False) -> Value:
+    """a * b."""
+    # Products are exact in float32, except those of bf16 below 2**-135, a quarter of bf16's smallest number.
+    return _each(lambda x, y: x * y, kind, ftz, sat, a, b)
+
+
+def fma(a: Value, b: Value, c: Value, kind: str, ftz: bool = False, sat: bool = False, relu: bool = False) -> Value:
+    """a * b + c."""
+
+    def fused(x: Value, y: Value, z: Value) -> Value:
+        product, addend = x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64)
+        # The exponents of f16 are so close that a float64 sum never becomes a tie; those of bf16 are not.
+        total = product + addend if kind == "f16" else odd_sum(product, addend)
+        return rectify(total) if relu else total
+
+    return _each(fused, kind, ftz, sat, a, b, c)
+
+
+def fmin(a: Value, b: Value, kind: str, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False) -> Value:
+    """`min`, with the modifiers of `floats.fmin`."""
+    return _each(lambda x, y: floats.fmin(x, y, False, nan, xorsign_abs), kind, ftz, False, a, b)
+
+
+def fmax(a: Value, b: Value, kind: str, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False) -> Value:
+    """`max`, with the modifiers of `floats.fmax`."""
+    return _each(lambda x, y: floats.fmax(x, y, False, nan, xorsign_abs), kind, ftz, False, a, b)
+
+
+def ex2(a: Value, kind: str, ftz: bool = False) -> Value:
+    """`ex2.approx`: 2**a rounded once.
+
+    The hardware's bits differ: its relative error is at most 2**-9.9 for f16 and 2**-7 for bf16 (PTX ISA 8.7, "ex2").
+    """
+    return _each(lambda x: np.exp2(x.astype(np.float64)), kind, ftz, False, a)
+
+
+def tanh(a: Value, kind: str) -> Value:
+    """`tanh.approx`, rounded once.
+
+    The hardware's bits differ: its absolute error is at most 2**-10.987 for f16 and 2**-8 for bf16 (PTX ISA 8.7,
+    "tanh").
+    """
+    return _each(lambda x: np.tanh(x.astype(np.float64)), kind, False, False, a)
+
+
+def absolute(a: Value, kind: str, ftz: bool = False) -> Value:
+    """`abs`: the sign bit cleared."""
+    return _raw(lambda x: x & _MAGNITUDE, kind, ftz, a)
+
+
+def negative(a: Value, kind: str, ftz: bool = False) -> Value:
+    """`neg`: the sign bit inverted."""
+    return _raw(lambda x: x ^ _SIGN, kind, ftz, a)
+
+
+def flush(codes: Value, kind: str) -> Value:
+    """Codes (uint16) in which denormals become zeros of the same sign."""
+    form = get_format(kind)
+    normal = (codes & np.uint16(form.overflow)) != 0
+    return codes if full(normal) else pick(normal, codes, codes & _SIGN)
+
+
+def _each(function: Callable[..., Value], kind: str, ftz: bool, sat: bool, *operands: Value) -> Value:
+    packed = operands[0].itemsize == 4
+    codes = [parts(x, np.uint16) for x in operands] if packed else [x.view(np.uint16) for x in operands]
+    if ftz:
+        codes = [flush(x, kind) for x in codes]
+    result = function(*(decode(x, kind) for x in codes))
+    made = encode(saturate(result) if sat else result, kind)
+    if ftz:
+        made = flush(made, kind)
+    return whole(made, np.uint32) if packed else made
+
+
+def _raw(function: Callable[[Value], Value], kind: str, ftz: bool, a: Value) -> Value:
+    codes = parts(a, np.uint16) if a.itemsize == 4 else a.view(np.uint16)
+    made = function(flush(codes, kind) if ftz else codes)
+    return whole(made, np.uint32) if a.itemsize == 4 else made

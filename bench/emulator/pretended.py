@@ -1,0 +1,153 @@
+"""An H100 that is not there: tensors on the CPU say that they are on it, and `torch.cuda` answers for it.
+
+A launcher asks for the device of its tensors, makes outputs there, and asks the card for its SMs and streams.  What
+cannot be answered without a card, such as a time, is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any, NoReturn
+from unittest.mock import patch
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from rooflab.bench.compile.cases import device_for, properties
+
+GPU = torch.device("cuda", 0)
+_CPU = torch.device("cpu")
+_ITSELF = (torch.Tensor.cuda, torch.Tensor.pin_memory)
+"""What these return is the tensor itself."""
+_GETTERS: dict[Any, Callable[[torch.device], Any]] = {
+    torch.Tensor.device.__get__: lambda real: GPU if real == _CPU else real,
+    torch.Tensor.is_cuda.__get__: lambda real: real == _CPU,  # type: ignore[attr-defined]
+    torch.Tensor.is_cpu.__get__: lambda real: False,  # type: ignore[attr-defined]
+    torch.Tensor.get_device: lambda real: 0 if real == _CPU else -1,
+}
+
+
+class OnGpu(TorchFunctionMode):
+    """While active, tensors on the CPU are on `GPU` for whoever asks, and what is to go there stays on the CPU.
+
+    It remembers the tensors whose addresses were asked for: a kernel may find them by pointers in memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addressed: dict[int, torch.Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.device:
+            return func(*args, **kwargs)
+        if func in _ITSELF:
+            return args[0]
+        if func in _GETTERS:
+            with torch._C.DisableTorchFunction():
+                return _GETTERS[func](args[0].device)
+        if func is torch.Tensor.data_ptr:
+            self.addressed[args[0].untyped_storage().data_ptr()] = args[0]
+        if "device" in kwargs:
+            kwargs["device"] = _on_cpu(kwargs["device"])
+        return func(*(_on_cpu(value) if isinstance(value, torch.device | str) else value for value in args), **kwargs)
+
+
+def _on_cpu(device: Any) -> Any:
+    """The CPU in place of any CUDA device."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        return _CPU
+    is_gpu = device.type == "cuda" if isinstance(device, torch.device) else str(device).split(":")[0] == "cuda"
+    return _CPU if is_gpu else device
+
+
+class _Event:
+    """An event: everything before it is done."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record(self, stream: Any = None) -> None:
+        """Nothing is under way."""
+
+    wait = synchronize = record
+
+    def query(self) -> bool:
+        """Whether it happened."""
+        return True
+
+    def elapsed_time(self, other: Any) -> NoReturn:
+        """Raises `RuntimeError`."""
+        raise RuntimeError("torch.cuda.Event.elapsed_time: the emulator has no times")
+
+
+class _Stream(_Event):
+    """The one stream."""
+
+    cuda_stream, stream_id, device = 0, 0, GPU
+
+    def record_event(self, event: Any = None) -> Any:
+        """An event on it."""
+        return event or _Event()
+
+    wait_stream = wait_event = _Event.record
+
+
+class _Guard(nullcontext[None]):
+    """`torch.cuda.device` and its like: they are on the one device."""
+
+    idx = prev_idx = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+
+class _Graph:
+    """A CUDA graph, which there is not; a class, because annotations name it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("torch.cuda.CUDAGraph: the emulator cannot answer this without a card")
+
+
+def _refused(name: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(f"torch.cuda.{name}: the emulator cannot answer this without a card")
+
+    return refuse
+
+
+@contextmanager
+def pretended_gpu() -> Iterator[OnGpu]:
+    """An H100 for torch inside the `with` block."""
+    card, limits = device_for(), properties()
+    known = SimpleNamespace(
+        name=card.full_name, major=9, minor=0, total_memory=int(card.hbm_bytes), multi_processor_count=card.sms,
+        max_threads_per_multi_processor=limits["max_threads_per_sm"], warp_size=limits["warpSize"],
+        L2_cache_size=card.l2_bytes, regs_per_multiprocessor=limits["max_num_regs"],
+        shared_memory_per_block=48 << 10, shared_memory_per_multiprocessor=limits["shared_mem_per_sm"],
+        shared_memory_per_block_optin=limits["max_shared_mem"],
+    )  # fmt: skip
+    stream = _Stream()
+    answers: dict[str, Any] = {
+        "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
+        "get_device_capability": (9, 0), "get_device_name": card.full_name, "get_device_properties": known,
+        "is_bf16_supported": True, "is_current_stream_capturing": False, "synchronize": None, "set_device": None,
+        "empty_cache": None, "init": None, "_lazy_init": None, "current_stream": stream, "default_stream": stream,
+    }  # fmt: skip
+    refused = ("memory_allocated", "max_memory_allocated", "mem_get_info", "memory_stats", "get_rng_state")
+    instead: dict[str, Any] = {name: _refused(name) for name in refused}
+    instead |= {name: (lambda *args, value=value, **kwargs: value) for name, value in answers.items()}
+    instead |= dict.fromkeys(("device", "device_of", "stream"), _Guard)
+    # Inductor holds the function that calls it.
+    instead |= {"_get_device_properties": lambda *args: known, "Event": _Event, "Stream": _Stream, "CUDAGraph": _Graph}
+    with (
+        patch.multiple(torch.cuda, create=True, **instead),
+        patch.object(torch.version, "cuda", "12.8"),
+        patch.object(torch._C, "_get_accelerator", lambda *args: GPU),
+        patch.object(torch._C, "_cuda_getCurrentRawStream", lambda *args: 0, create=True),
+        patch.object(torch.accelerator, "device_index", _Guard),
+        OnGpu() as mode,
+    ):
+        yield mode

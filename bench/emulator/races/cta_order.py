@@ -1,0 +1,204 @@
+"""The order between the CTAs of a grid, kept as sets of epochs, because few CTAs ever synchronise with another CTA.
+
+An epoch is what a CTA did between two of its releases or, where its warps are distinguished, what a warp did between
+two steps of its clock.  Epochs are numbered over the grid as they begin; 0 means no epoch.  A set of epochs is
+an integer with one bit per epoch, and a vector clock is the set of epochs that an actor knows.
+
+CTAs learn of each other through atomics (and strong loads and stores) on one global address (PTX ISA 8.7, section
+"Memory Consistency Model"): a release pattern is a .release, or a fence before the access; an acquire pattern is an
+.acquire, or a fence after the access.  Fences and atomics of .cta scope order nothing here.  Fences and atomics of
+.cluster scope (`near`) order only CTAs of one cluster, so their releases are kept separately.  A warp releases what it
+has done, and what its CTA's other warps had done when it last met them; they learn from it in the same way.  `attach`
+gives the clocks that record these meetings; CTAs of a cluster share clocks.  Without clocks a CTA counts as one actor.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
+from functools import reduce
+from operator import or_
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.emulator.races.vector_clocks import GENERIC, VectorClocks
+
+_CLOCK_SHIFT = 32
+"""The number of bits of a stamp below its clock."""
+_CLOSED = -1
+"""Stands for a clock where the next access begins an epoch."""
+
+
+class _Log:
+    """The sets of epochs that the warps of a CTA had, each with the warp and its clock."""
+
+    def __init__(self, warps: int) -> None:
+        self._clocks: list[list[int]] = [[] for _ in range(warps)]
+        self._sets: list[list[int]] = [[] for _ in range(warps)]
+
+    def add(self, warp: int, clock: int, epochs: int) -> None:
+        """`warp` has `epochs` from `clock` on; its clock only grows."""
+        sets = self._sets[warp]
+        sets.append(epochs | (sets[-1] if sets else 0))
+        self._clocks[warp].append(clock)
+
+    def seen_by(self, limits: Sequence[int]) -> int:
+        """The union of the sets that each warp had at clocks below its limit."""
+        seen = 0
+        for clocks, sets, limit in zip(self._clocks, self._sets, limits, strict=True):
+            count = bisect_left(clocks, limit)
+            if count:
+                seen |= sets[count - 1]
+        return seen
+
+
+_Logs = dict[int, _Log]
+"""Logs by CTA, or by the leader of its cluster."""
+
+
+class CtaOrder:
+    """Epochs of `ctas` CTAs of `warps` warps; `warps` is 1 where warps are not distinguished.
+
+    An actor is a warp of the grid, number `cta * warps + warp`.  Raises `ValueError` on fewer than one CTA or warp.
+    """
+
+    def __init__(self, ctas: int, warps: int = 1) -> None:
+        if ctas < 1:
+            raise ValueError(f"ctas: expected at least 1, got {ctas}")
+        if warps < 1:
+            raise ValueError(f"warps: expected at least 1, got {warps}")
+        self.ctas, self.warps = ctas, warps
+        self.restart()
+
+    def restart(self) -> None:
+        """Clears the whole state before another grid begins."""
+        count = self.ctas * self.warps
+        self.current: npt.NDArray[np.int32] = np.zeros(count, np.int32)
+        """By actor: its epoch; 0 before it first did something."""
+        self.owners: list[int] = [-1]
+        """By epoch: its CTA."""
+        self._since: npt.NDArray[np.int64] = np.full(count, _CLOSED, np.int64)
+        self._clocks: dict[int, tuple[VectorClocks, int, int]] = {}
+        """By CTA: its clocks, the slot there and its first warp in the slot."""
+        self._leaders: dict[int, int] = {}
+        """By CTA that shares clocks with others: the CTA whose log it uses."""
+        self._own: dict[int, int] = {}
+        """By CTA: its epochs."""
+        self._clusters: dict[int, int] = {}
+        """By leader: the epochs of its cluster."""
+        self._known: _Logs = {}
+        self._fenced: _Logs = {}
+        self._observed: _Logs = {}
+        self._fenced_near: _Logs = {}
+        self._observed_near: _Logs = {}
+        self._released: dict[Hashable, int] = {}
+
+    def attach(self, cta: int, clocks: VectorClocks, slot: int, first: int = 0, leader: int | None = None) -> None:
+        """From now on the warps of `cta` are those of `slot`, beginning with warp `first`.
+
+        CTAs of a cluster share a slot, and all of them name the same CTA of the cluster as their `leader`.
+        """
+        self._clocks[cta] = clocks, slot, first
+        if leader is not None:
+            self._leaders[cta] = leader
+
+    def epochs(self, actors: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+        """The current epochs of `actors` (n,); an actor begins one if it has none or its clock has gone on."""
+        if self._clocks:
+            # A warp's lanes are adjacent: finding the few runs of equal actors costs less than finding distinct values.
+            for actor in map(int, actors[np.flatnonzero(np.diff(actors, prepend=-1))]):
+                if self._since[actor] != self._clock(actor):
+                    self._begin(actor)
+            return self.current.take(actors)
+        if (self._since.take(actors) == _CLOSED).any():
+            for actor in map(int, np.unique(actors[self._since.take(actors) == _CLOSED])):
+                self._begin(actor)
+        return self.current.take(actors)
+
+    def fence(self, actor: int, near: bool = False) -> None:
+        """A fence: acquires what was observed; later atomics release what was done before it.  See `synchronise`."""
+        seen = self._seen(self._observed_near, actor) | (0 if near else self._seen(self._observed, actor))
+        if seen:
+            self._note(self._known, actor, seen)
+        self._note(self._fenced_near if near else self._fenced, actor, self._seen(self._known, actor))
+        self._since[actor] = _CLOSED
+
+    def synchronise(
+        self,
+        actor: int,
+        address: int,
+        release: bool = False,
+        acquire: bool = False,
+        stores: bool = True,
+        near: bool = False,
+    ) -> None:
+        """An atomic, a strong store or, without `stores`, a strong load on `address`; `near`: of .cluster scope.
+
+        Call this in addition to `GlobalRaces.atomic` or `poll`.
+        """
+        places: list[tuple[Hashable, _Logs, tuple[_Logs, ...]]] = []
+        if not near:
+            places.append((address, self._observed, (self._fenced,)))
+        if self._leaders:
+            own = address, self._leaders[actor // self.warps]
+            places.append((own, self._observed_near, (self._fenced, self._fenced_near)))
+        for place, observed, _ in places:
+            if seen := self._released.get(place, 0):
+                self._note(self._known if acquire else observed, actor, seen)
+        if not stores:
+            return  # no other CTA can observe a load
+        for place, _, fenced in places:
+            done = (self._seen(log, actor) for log in ((self._known,) if release else fenced))
+            self._released[place] = reduce(or_, done, self._released.get(place, 0))
+        if release:
+            self._since[actor] = _CLOSED
+
+    def unknown(self, actor: int, epochs: int, beyond: bool = False) -> int:
+        """The members of `epochs` that are of other CTAs and not ordered before what `actor` does now.
+
+        With `beyond` only the epochs of other clusters.
+        """
+        cta = actor // self.warps
+        others = epochs & ~(self._clusters.get(self._leaders[cta], 0) if beyond else self._own.get(cta, 0))
+        return others and others & ~self._seen(self._known, actor)
+
+    def _begin(self, actor: int) -> None:
+        cta, epoch = actor // self.warps, len(self.owners)
+        self.owners.append(cta)
+        self.current[actor] = epoch
+        self._since[actor] = self._clock(actor)
+        self._own[cta] = self._own.get(cta, 0) | 1 << epoch
+        if (leader := self._leaders.get(cta)) is not None:
+            self._clusters[leader] = self._clusters.get(leader, 0) | 1 << epoch
+        self._note(self._known, actor, 1 << epoch)
+
+    def _clock(self, actor: int) -> int:
+        cta, warp = divmod(actor, self.warps)
+        if cta not in self._clocks:
+            return 0
+        clocks, slot, first = self._clocks[cta]
+        return int(clocks.current[slot, first + warp]) >> _CLOCK_SHIFT
+
+    def _limits(self, actor: int) -> Sequence[int]:
+        cta, warp = divmod(actor, self.warps)
+        if cta not in self._clocks:
+            return [1] * self.warps
+        clocks, slot, first = self._clocks[cta]
+        limits: list[int] = (clocks.known[GENERIC, slot, first + warp, : clocks.warps] >> _CLOCK_SHIFT).tolist()
+        return limits
+
+    def _note(self, logs: _Logs, actor: int, epochs: int) -> None:
+        cta, warp = divmod(actor, self.warps)
+        leader, first, count = cta, 0, self.warps
+        if cta in self._clocks:
+            clocks, _, first = self._clocks[cta]
+            leader, count = self._leaders.get(cta, cta), clocks.warps
+        if leader not in logs:
+            logs[leader] = _Log(count)
+        logs[leader].add(first + warp, self._clock(actor), epochs)
+
+    def _seen(self, logs: _Logs, actor: int) -> int:
+        cta = actor // self.warps
+        log = logs.get(self._leaders.get(cta, cta))
+        return 0 if log is None else log.seen_by(self._limits(actor))

@@ -1,0 +1,296 @@
+"""Races on global memory between the CTAs of a grid, found in whatever order the emulator runs the CTAs.
+
+A race: two CTAs touch one granule, at least one of them writes it, not both use atomics, and nothing orders them
+(`CtaOrder`).  Accesses within one CTA are not compared.  Callers report a store that sets a flag (.relaxed, .release,
+.volatile) as an atomic, and a load that polls a flag as `poll`: such operations do not race with each other.
+
+The epochs that touched a granule form a set; each distinct set is kept once and has a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.emulator.races.cta_order import CtaOrder
+from rooflab.bench.emulator.races.reports import Findings, Race
+from rooflab.bench.emulator.races.shadow_memory import GRANULES, Bools, Values, chosen, equal
+
+Ints = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int32]
+
+
+class EpochSets:
+    """Sets of epochs by number, each kept once; set 0 is empty."""
+
+    def __init__(self) -> None:
+        self.members: list[int] = [0]
+        self._numbers: dict[int, int] = {0: 0}
+        self._joined: dict[tuple[int, int], int] = {}
+        self._single: Numbers = np.zeros(1024, np.int32)
+
+    def of_epochs(self, epochs: Numbers) -> Numbers:
+        """(n,): the sets of one epoch each."""
+        if int(epochs.max()) >= self._single.size:
+            self._single = np.concatenate([self._single, np.zeros(int(epochs.max()) + 1, np.int32)])
+        sets = self._single.take(epochs)
+        if not sets.all():
+            for epoch in np.unique(epochs[sets == 0]):
+                self._single[epoch] = self._number(1 << int(epoch))
+            sets = self._single.take(epochs)
+        return sets
+
+    def joined(self, number: int, epoch: int) -> int:
+        """The number of the set `number` with `epoch` added."""
+        known = self._joined.get((number, epoch))
+        if known is None:
+            known = self._joined[(number, epoch)] = self._number(self.members[number] | 1 << epoch)
+        return known
+
+    def _number(self, members: int) -> int:
+        number = self._numbers.setdefault(members, len(self.members))
+        if number == len(self.members):
+            self.members.append(members)
+        return number
+
+
+class Touched:
+    """By granule: the set of epochs that touched it in one way since its last write, and the last instruction."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.untouched = True
+
+    def join(self, cells: Ints, epochs: Numbers, instruction: int, sets: EpochSets) -> None:
+        """Adds each lane's epoch (n,) to the sets of its `cells` (n, k)."""
+        mine = sets.of_epochs(epochs)[:, None]
+        self._touch()
+        before = self.sets.take(cells)
+        self.instructions[cells] = instruction
+        if ((before == 0) | (before == mine)).all():
+            self.sets[cells] = mine
+            if (mine == mine[0]).all() or (self.sets.take(cells) == mine).all():
+                return
+        # Other epochs have touched these granules too, before or in this instruction.
+        for epoch in np.unique(epochs):
+            own = cells[epochs == epoch]
+            before = self.sets.take(own)
+            if before.min() == before.max():
+                self.sets[own] = sets.joined(int(before.flat[0]), int(epoch))
+            else:
+                numbers, inverse = np.unique(before, return_inverse=True)
+                joined = np.array([sets.joined(int(number), int(epoch)) for number in numbers], np.int32)
+                self.sets[own] = joined[inverse].reshape(own.shape)
+
+    def replace(self, cells: Ints, numbers: Numbers, instruction: int) -> None:
+        """Replaces the sets of `cells` (n, k) by each lane's set (n,)."""
+        self._touch()
+        self.sets[cells] = numbers[:, None]
+        self.instructions[cells] = instruction
+
+    def clear(self, cells: Ints) -> None:
+        """Makes the sets of `cells` empty."""
+        if not self.untouched:
+            self.sets[cells] = 0
+
+    def _touch(self) -> None:
+        """Makes the tables at the first touch: most grids need two of the five kinds."""
+        if self.untouched:
+            self.untouched = False
+            self.sets: Numbers = np.zeros(self._count, np.int32)
+            self.instructions: Numbers = np.zeros(self._count, np.int32)
+
+
+class GlobalRaces(CtaOrder):
+    """Shadow memory of the allocations that a grid of `ctas` CTAs uses, in granules of `granule_bytes`.
+
+    `granule_bytes` is a power of two, at most 16.  The actors are those of `CtaOrder`: CTAs, or their `warps`.  At most
+    `limit` different races are kept.  Raises `ValueError` on another granule, and on fewer than one CTA or warp.
+    """
+
+    def __init__(self, ctas: int, granule_bytes: int = 4, limit: int = 100, warps: int = 1) -> None:
+        if granule_bytes not in GRANULES:
+            raise ValueError(f"granule_bytes: expected 1, 2, 4, 8 or 16, got {granule_bytes}")
+        self.findings = Findings(limit)
+        self._shift = granule_bytes.bit_length() - 1
+        self._bases, self._ends = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._moves = np.zeros(0, np.int64)
+        self._spans: dict[int, Ints] = {}
+        super().__init__(ctas, warps)
+
+    @property
+    def found(self) -> list[Race]:
+        """The races so far."""
+        return self.findings.races
+
+    def restart(self) -> None:
+        """Begins another grid: all accesses so far are ordered before it."""
+        super().restart()
+        count = int(((self._ends - self._bases) >> self._shift).sum())
+        self._writes, self._readers, self._atomics, self._polls, self._near = (Touched(count) for _ in range(5))
+        self._sets = EpochSets()
+
+    def add(self, base: int, size: int) -> None:
+        """Registers `size` bytes at `base`, joined with allocations that they overlap.  Restarts the grid.
+
+        Raises `ValueError` on a size below one.
+        """
+        if size < 1:
+            raise ValueError(f"size: expected at least 1 byte, got {size}")
+        start = base >> self._shift << self._shift
+        end = -(-(base + size) >> self._shift) << self._shift
+        joined = (start < self._ends) & (self._bases < end)
+        bases = np.append(self._bases[~joined], min(start, *self._bases[joined], start))
+        ends = np.append(self._ends[~joined], max(end, *self._ends[joined], end))
+        order = bases.argsort()
+        self._bases, self._ends = bases[order], ends[order]
+        sizes = self._ends - self._bases
+        self._moves = np.cumsum(sizes) - sizes - self._bases
+        self.restart()
+
+    def read(self, actors: Ints, addresses: Ints, width: int, instruction: int) -> None:
+        """Lanes of `actors` (n,) read `width` bytes, a multiple of the granule, at `addresses` (n,).
+
+        All addresses have to lie in allocations.
+        """
+        epochs, cells = self.epochs(actors), self._cells(addresses, width)
+        self._meet("write-read", self._writes, actors, epochs, cells, instruction)
+        self._meet("write-read", self._atomics, actors, epochs, cells, instruction)
+        self._readers.join(cells, epochs, instruction, self._sets)
+
+    def write(
+        self,
+        actors: Ints,
+        addresses: Ints,
+        width: int,
+        instruction: int,
+        values: Values | None = None,
+        old: Callable[[], Values] | None = None,
+    ) -> None:
+        """Lanes write; arguments as of `read`.
+
+        `values` are the stored registers; `old` returns the earlier values, and is called only at a race.  With both,
+        a race is marked where the write does not change the value.
+        """
+        epochs, cells = self.epochs(actors), self._cells(addresses, width)
+        for kind, touched in (
+            ("write-write", self._writes),
+            ("read-write", self._readers),
+            ("read-write", self._polls),
+        ):
+            self._meet(kind, touched, actors, epochs, cells, instruction, values, old)
+        # An atomic that comes after the write changes the value once more, whatever it left before the write.
+        self._meet("write-write", self._atomics, actors, epochs, cells, instruction)
+        # An access that is ordered after this write is also ordered after all that came before it.
+        self._readers.clear(cells)
+        self._atomics.clear(cells)
+        self._polls.clear(cells)
+        self._near.clear(cells)
+        self._writes.replace(cells, self._sets.of_epochs(epochs), instruction)
+        self._collide(actors, epochs, cells, instruction, values)
+
+    def atomic(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
+        """Lanes do an atomic operation; arguments as of `read`.  This call orders nothing; `synchronise` does.
+
+        For other clusters, an operation of .cluster scope (`near`) is not atomic.
+        """
+        epochs, cells = self.epochs(actors), self._cells(addresses, width)
+        self._meet("write-write", self._writes, actors, epochs, cells, instruction)
+        self._meet("read-write", self._readers, actors, epochs, cells, instruction)
+        self._meet("write-write", self._near, actors, epochs, cells, instruction, beyond=True)
+        if near:
+            self._meet("write-write", self._atomics, actors, epochs, cells, instruction, beyond=True)
+            self._meet("read-write", self._polls, actors, epochs, cells, instruction, beyond=True)
+            self._near.join(cells, epochs, instruction, self._sets)
+        self._atomics.join(cells, epochs, instruction, self._sets)
+
+    def poll(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
+        """Lanes poll: they read, and do not race with atomics; arguments as of `atomic`."""
+        epochs, cells = self.epochs(actors), self._cells(addresses, width)
+        self._meet("write-read", self._writes, actors, epochs, cells, instruction)
+        others = self._atomics if near else self._near
+        self._meet("write-read", others, actors, epochs, cells, instruction, beyond=True)
+        self._polls.join(cells, epochs, instruction, self._sets)
+
+    def _cells(self, addresses: Ints, width: int) -> Ints:
+        """(n, k): granules, counted over all allocations; at least the granule that holds the access."""
+        count = width >> self._shift or 1
+        span = self._spans.get(count)
+        if span is None:
+            span = self._spans[count] = np.arange(count)
+        flat = addresses.astype(np.int64, copy=False)
+        moves = self._moves.take(self._bases.searchsorted(flat, side="right") - 1)
+        return ((flat + moves) >> self._shift)[:, None] + span
+
+    def _meet(
+        self,
+        kind: str,
+        touched: Touched,
+        actors: Ints,
+        epochs: Numbers,
+        cells: Ints,
+        instruction: int,
+        values: Values | None = None,
+        old: Callable[[], Values] | None = None,
+        beyond: bool = False,
+    ) -> None:
+        """Reports CTAs that touched `cells` and are not ordered before the CTA that touches them now.
+
+        With `beyond` only CTAs of other clusters.
+        """
+        if touched.untouched:
+            return
+        sets = touched.sets.take(cells)
+        others = (sets != 0) & (sets != self._sets.of_epochs(epochs)[:, None])
+        if not others.any():
+            return
+        lanes, columns = np.nonzero(others)
+        pairs, inverse = np.unique(actors[lanes] << 32 | sets[others], return_inverse=True)
+        unknown = [self.unknown(int(pair) >> 32, self._sets.members[int(pair) & 0xFFFFFFFF], beyond) for pair in pairs]
+        if not any(unknown):
+            return
+        same = np.zeros(actors.size, np.bool_)
+        if values is not None and old is not None:
+            same = equal(values, old(), actors.size)
+        keys = touched.instructions[cells[others]].astype(np.int64) << 32 | inverse << 1 | same[lanes]
+        for first, count in zip(*np.unique(keys, return_index=True, return_counts=True)[1:], strict=True):
+            epochs_left = unknown[int(inverse[first])]
+            if epochs_left:
+                lane, cell = int(lanes[first]), int(cells[lanes[first], columns[first]])
+                owner = self.owners[(epochs_left & -epochs_left).bit_length() - 1]
+                earlier = int(touched.instructions[cell])
+                cta = int(actors[lane]) // self.warps
+                self._add(kind, earlier, instruction, owner, cta, cell, bool(same[lane]), int(count))
+
+    def _collide(self, actors: Ints, epochs: Numbers, cells: Ints, instruction: int, values: Values | None) -> None:
+        """Reports CTAs that wrote one granule in one instruction."""
+        mine = self._sets.of_epochs(epochs)
+        first = cells[:, 0]
+        lost = self._writes.sets.take(first) != mine
+        if not lost.any():
+            return
+        losers = np.flatnonzero(lost)
+        # A granule keeps the write of its last lane.
+        order = first.argsort(kind="stable")
+        last = order[first[order].searchsorted(first[losers], side="right") - 1]
+        apart = actors[losers] // self.warps != actors[last] // self.warps
+        losers, last = losers[apart], last[apart]
+        same: Bools = np.zeros(losers.size, np.bool_)
+        if values is not None:
+            same = equal(chosen(values, losers), chosen(values, last), losers.size)
+        for leaves_same in (False, True):
+            which = np.flatnonzero(same == leaves_same)
+            if which.size:
+                index = int(which[0])
+                one, other = (int(actors[lane]) // self.warps for lane in (losers[index], last[index]))
+                cell = int(first[losers[index]])
+                self._add("write-write", instruction, instruction, one, other, cell, leaves_same, which.size)
+
+    def _add(self, kind: str, first: int, second: int, owner: int, cta: int, cell: int, same: bool, count: int) -> None:
+        flat = cell << self._shift
+        place = int((self._bases + self._moves).searchsorted(flat, side="right")) - 1
+        address = flat - int(self._moves[place])
+        names = f"CTA {owner}", f"CTA {cta}"
+        self.findings.add(Race("global", kind, first, second, *names, address, -1, same_value=same, count=count))

@@ -1,0 +1,269 @@
+"""Stamps of every granule of shared memory, and which of them are not ordered before an instruction's accesses.
+
+A granule has the stamp of its last write and of every reader's last read.
+
+Each block of 1 KiB also has the latest stamp of each reader.  A reader's clock only grows.  So where a block's latest
+read is ordered before a write, all reads of the block are, and the granules need no check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.emulator.races.vector_clocks import (
+    ACTOR,
+    ACTOR_BITS,
+    ASYNC,
+    GENERIC,
+    INIT,
+    AsyncOperation,
+    Stamps,
+    VectorClocks,
+)
+
+BLOCK_SHIFT = 10
+"""Log2 of the bytes of a block."""
+GRANULES = (1, 2, 4, 8, 16)
+"""Possible sizes of a granule in bytes; no lane accesses more bytes at once than the largest size."""
+
+Ints = npt.NDArray[np.int64]
+Value = npt.NDArray[np.generic] | np.generic
+"""(n,), or one value for all lanes; of any type of up to 8 bytes, or complex128 for 16 bytes."""
+Values = Value | Sequence[Value]
+"""The values of a store: a whole unit per lane, or a register for each element of the store's vector."""
+Bools = npt.NDArray[np.bool_]
+_LANES = np.arange(1024, dtype=np.int32)
+
+
+class Cells(NamedTuple):
+    """The granules and blocks of n accesses of k granules each."""
+
+    granules: Ints
+    """(n, k)."""
+    blocks: Ints
+    """(n,): the block in which each access lies."""
+
+
+class Late(NamedTuple):
+    """The m stamps that are not ordered before the n checked accesses."""
+
+    access: Ints
+    """(m,): the number of the access, below n."""
+    granules: Ints
+    """(m,): the granule of each stamp."""
+    stamps: Stamps
+    """(m,)."""
+
+
+class LastOf:
+    """The last stamp of each of `actors` on each of `granules`; an actor's later stamp replaces its earlier stamp."""
+
+    def __init__(self, actors: int, granules: int, shift: int) -> None:
+        self._actors, self._granules = actors, granules
+        self._stamps: Stamps = np.zeros(actors * granules, np.int64)
+        blocks = (granules >> (BLOCK_SHIFT - shift)) + 1
+        self._blocks: Stamps = np.zeros((blocks, actors), np.int64)
+        self._flat_blocks = self._blocks.reshape(-1)
+
+    def record(self, actors: Ints, cells: Cells, stamps: Stamps) -> None:
+        """Stamps the accesses' granules, with one actor (n,) and one stamp (n,) for each access."""
+        first = cells.granules + (actors * self._granules)[:, None]
+        self._stamps[first] = stamps[:, None]
+        self._flat_blocks[cells.blocks * self._actors + actors] = stamps
+
+    def record_one(self, actor: int, cells: Cells, stamp: int) -> None:
+        """Stamps all accesses' granules as `actor`'s, with one stamp."""
+        self._stamps[actor * self._granules : (actor + 1) * self._granules][cells.granules] = stamp
+        self._blocks[cells.blocks, actor] = stamp
+
+    def late(self, cells: Cells, known: Stamps) -> Late | None:
+        """Stamps that are not below `known` (n or 1, actors); None without such stamps, which is the fast case."""
+        blocks = self._blocks.take(cells.blocks, axis=0) >= known
+        if not blocks.any():
+            return None
+        access, actor = np.nonzero(blocks)
+        granules = cells.granules[access]
+        stamps = self._stamps[granules + (actor * self._granules)[:, None]]
+        limits = np.broadcast_to(known, blocks.shape)[access, actor]
+        row, column = np.nonzero(stamps >= limits[:, None])
+        return Late(access[row], granules[row, column], stamps[row, column]) if row.size else None
+
+
+class Shadow:
+    """Stamps of `size` bytes in granules of 2 ** `shift` bytes: writes, reads, and atomics once there is one."""
+
+    def __init__(self, size: int, shift: int, readers: int, warps: int) -> None:
+        self.shift = shift
+        self._warps = warps
+        self._count = size >> shift
+        self.writes: Stamps = np.zeros(self._count, np.int64)
+        self.reads = LastOf(readers, self._count, shift)
+        self.atomics: LastOf | None = None
+        self.winners: npt.NDArray[np.int32] = np.zeros(self._count, np.int32)
+        """Scratch space: the access of one instruction that wrote a granule last."""
+        self._spans: dict[int, Ints] = {}
+
+    def cells(self, addresses: npt.NDArray[np.integer], width: int) -> Cells:
+        """Granules of n accesses of `width` bytes at flat byte `addresses` (n,)."""
+        count = width >> self.shift
+        span = self._spans.get(count)
+        if span is None:
+            span = self._spans[count] = np.arange(count)
+        flat = addresses.astype(np.int64, copy=False)
+        return Cells((flat >> self.shift)[:, None] + span, flat >> BLOCK_SHIFT)
+
+    def all_atomics(self) -> LastOf:
+        """`atomics`, made at the first call: most kernels have no atomics."""
+        if self.atomics is None:
+            self.atomics = LastOf(self._warps, self._count, self.shift)
+        return self.atomics
+
+
+class Lanes:
+    """Accesses by lanes, or with `copies` by their warps' cp.async streams, through the generic proxy."""
+
+    def __init__(
+        self,
+        clocks: VectorClocks,
+        shadow: Shadow,
+        slots: Ints | int,
+        warps: Ints,
+        addresses: Ints,
+        width: int,
+        instruction: int,
+        copies: bool = False,
+    ) -> None:
+        self._clocks, self._shadow = clocks, shadow
+        if not addresses.ndim:
+            addresses = np.broadcast_to(addresses, warps.shape)
+        self.cells: Cells = shadow.cells(addresses, width)
+        self._rows = slots * clocks.warps + warps
+        self.actors: Ints = clocks.copies + warps if copies else warps
+        self.stamps: Stamps = clocks.current.take(slots * clocks.actors + self.actors) + (instruction << ACTOR_BITS)
+
+    def late_writes(self, of_mbarrier: bool = False) -> Late | None:
+        """Last writes that are not ordered before the lanes; for uses of an mbarrier a fence of its init is enough."""
+        known = self._clocks.known[GENERIC].reshape(-1)
+        stamps = self._shadow.writes.take(self.cells.granules)
+        late = stamps >= known.take((stamps & ACTOR) + (self._rows * self._clocks.actors)[:, None])
+        if of_mbarrier and late.any():
+            known = self._clocks.known[INIT].reshape(-1)
+            late &= stamps >= known.take((stamps & ACTOR) + (self._rows * self._clocks.actors)[:, None])
+        return _late(late, self.cells, stamps) if late.any() else None
+
+    def late(self, table: LastOf | None, actors: int) -> Late | None:
+        """Stamps of a table of `actors` that are not ordered before the lanes; None where there is no table."""
+        if table is None:
+            return None
+        known = self._clocks.known[GENERIC, :, :, :actors].reshape(-1, actors)
+        return table.late(self.cells, known.take(self._rows, axis=0))
+
+    def actors_of(self, late: Late) -> Ints:
+        """(m,): the actor whose access met each of `late`."""
+        return self.actors[late.access]
+
+    def but_for_proxy(self, late: Late) -> Bools:
+        """(m,): whether only a proxy fence is missing: never, because the generic proxy needs no such fence."""
+        return np.zeros(late.access.size, np.bool_)
+
+    def collisions(self) -> tuple[Ints, Ints] | None:
+        """Pairs of accesses to one granule in the instruction: an access, and the last access; None without pairs.
+
+        Widths are equal and addresses aligned, so accesses overlap completely or not at all: first granules decide.
+        """
+        first = self.cells.granules[:, 0]
+        lanes = _LANES[: first.size] if first.size <= _LANES.size else np.arange(first.size, dtype=np.int32)
+        self._shadow.winners[first] = lanes
+        winners = self._shadow.winners.take(first)
+        clash = winners != lanes
+        if not clash.any():
+            return None
+        losers = np.flatnonzero(clash)
+        return losers, winners[losers].astype(np.int64)
+
+
+class Operation:
+    """Accesses by one asynchronous operation, through the async proxy."""
+
+    def __init__(self, shadow: Shadow, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
+        self._shadow, self._transfer = shadow, transfer
+        self.cells: Cells = shadow.cells(addresses, width)
+        self.stamp = transfer.stamp + (instruction << ACTOR_BITS)
+
+    def late_writes(self, plane: int = ASYNC) -> Late | None:
+        """Last writes that are not ordered before the operation in a plane."""
+        stamps = self._shadow.writes.take(self.cells.granules)
+        late = stamps >= self._transfer.known[plane].take(stamps & ACTOR)
+        return _late(late, self.cells, stamps) if late.any() else None
+
+    def late(self, table: LastOf | None, actors: int, plane: int = ASYNC) -> Late | None:
+        """Stamps of a table of `actors` that are not ordered before the operation; None where there is no table."""
+        if table is None:
+            return None
+        return table.late(self.cells, self._transfer.known[plane, None, :actors])
+
+    def actors_of(self, late: Late) -> Ints:
+        """(m,): the operation, for each of `late`."""
+        return np.full(late.access.size, self._transfer.actor)
+
+    def but_for_proxy(self, late: Late) -> Bools:
+        """(m,): whether each stamp is ordered in the generic plane, so that only a proxy fence is missing."""
+        known = self._transfer.known[GENERIC].take(late.stamps & ACTOR)
+        ordered: Bools = late.stamps < known
+        return ordered
+
+
+def equal(values: Values, others: Values, accesses: int) -> Bools:
+    """(accesses,): whether all registers hold the same bits; NaNs with the same bits are equal."""
+    same = np.ones(accesses, np.bool_)
+    for value, other in zip(_registers(values), _registers(others), strict=True):
+        same &= (_words(value) == _words(other)).all(axis=1)
+    return same
+
+
+ROUNDING = 2.0**-18
+"""Difference of two sums in fp32, relative to the largest that an instruction writes, whose terms were rounded in
+another order or not at all (a fused multiply-add), for some tens of terms."""
+
+
+def nearly_equal(values: Values, others: Values, accesses: int) -> Bools:
+    """(accesses,): whether all registers are fp32 numbers that differ by rounding alone."""
+    near = np.ones(accesses, np.bool_)
+    for value, other in zip(_registers(values), _registers(others), strict=True):
+        if value.dtype.itemsize % 4:
+            return np.zeros(accesses, np.bool_)
+        with np.errstate(invalid="ignore", over="ignore"):
+            # A vector's registers are the columns.
+            a, b = (_columns(each).view(np.float32).astype(np.float64) for each in (value, other))
+            # Not each value's own size: a sum that cancels keeps the rounding of its terms.
+            scale = np.abs(np.where(np.isfinite(a), a, 0)).max(initial=0.0)
+            near &= (np.isfinite(a) & (np.abs(a - b) <= ROUNDING * scale)).all(1)
+    return near
+
+
+def chosen(values: Values, lanes: Ints) -> Values:
+    """The registers of some lanes."""
+    return [value[lanes] if isinstance(value, np.ndarray) else value for value in _registers(values)]
+
+
+def _registers(values: Values) -> Sequence[Value]:
+    return [values] if isinstance(values, np.ndarray | np.generic) else values
+
+
+def _words(value: Value) -> npt.NDArray[np.unsignedinteger]:
+    """The bits as words: (n or 1, words)."""
+    column = _columns(value)
+    words: npt.NDArray[np.unsignedinteger] = column.view(f"u{min(column.itemsize, 8)}")
+    return words
+
+
+def _columns(value: Value) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(value).reshape(-1, 1)
+
+
+def _late(late: Bools, cells: Cells, stamps: Stamps) -> Late:
+    return Late(np.nonzero(late)[0], cells.granules[late], stamps[late])

@@ -1,0 +1,248 @@
+"""Races on shared memory, found by vector clocks in whatever order the emulator runs the warps.
+
+The lanes of a warp run in lockstep here: the actions of one warp are ordered, and a race between lanes of one warp is
+reported only where one instruction writes different values to one address.  Order is known per warp, not per thread: a
+barrier that half of a warp reaches counts for the warp.
+
+All addresses are flat bytes: slot s owns [s * size, (s + 1) * size).  `width` is a power of two from the granule to
+1024 bytes and the addresses are multiples of it, as PTX requires of every access; this file does not check it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rooflab.bench.emulator.races.reports import Findings, Race
+from rooflab.bench.emulator.races.shadow_memory import (
+    GRANULES,
+    Bools,
+    Ints,
+    Lanes,
+    Late,
+    Operation,
+    Shadow,
+    Values,
+    chosen,
+    equal,
+    nearly_equal,
+)
+from rooflab.bench.emulator.races.vector_clocks import (
+    ACTOR,
+    ACTOR_BITS,
+    GENERIC,
+    INIT,
+    LOWER,
+    AsyncOperation,
+    VectorClocks,
+)
+
+MBARRIER_BYTES = 8
+
+
+class SharedRaces(VectorClocks):
+    """Clocks and shadow memory of `slots` CTAs (or of a cluster, `ctas`) of `warps` warps with `size` bytes each.
+
+    `granule_bytes` (a power of two up to 16) is the kernel's narrowest access, `async_slots` the number of TMA loads
+    of a CTA that are distinguished, `limit` the number of different races that are kept.  Raises `ValueError` on a size
+    that is no multiple of 1024, another granule, or too many actors per slot.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        warps: int,
+        size: int,
+        granule_bytes: int = 4,
+        async_slots: int = 64,
+        limit: int = 100,
+        ctas: Sequence[int] = (),
+    ) -> None:
+        super().__init__(slots, warps, async_slots, ctas)
+        if size <= 0 or size % 1024:
+            raise ValueError(f"size: expected a positive multiple of 1024 bytes, got {size}")
+        if granule_bytes not in GRANULES:
+            raise ValueError(f"granule_bytes: expected 1, 2, 4, 8 or 16, got {granule_bytes}")
+        self.size = size
+        self.findings = Findings(limit)
+        self._shadow = Shadow(slots * size, granule_bytes.bit_length() - 1, self.readers, warps)
+        self._inits: set[int] = set()
+        """Instructions that made or ended an mbarrier."""
+
+    @property
+    def found(self) -> list[Race]:
+        """The races so far."""
+        return self.findings.races
+
+    def read(
+        self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int, of_mbarrier: bool = False
+    ) -> None:
+        """Lanes read: `slots` (n,) or one for all, `warps` (n,), `addresses` (n,) or one for all."""
+        access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
+        self._meet(access, access.late_writes(of_mbarrier), "write-read", instruction)
+        self._meet(access, access.late(self._shadow.atomics, self.warps), "write-read", instruction)
+        self._shadow.reads.record(access.actors, access.cells, access.stamps)
+
+    def write(
+        self,
+        slots: Ints | int,
+        warps: Ints,
+        addresses: Ints,
+        width: int,
+        instruction: int,
+        values: Values | None = None,
+        old: Callable[[], Values] | None = None,
+    ) -> None:
+        """Lanes write; the first arguments as of `read`.
+
+        With `values`, lanes of one instruction that write one address are compared.  `old` returns the earlier values,
+        and is called only at a race: with `old`, a race is marked where the write does not change the value.
+        """
+        access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
+        self._meet_all(access, instruction, values, old)
+        self._shadow.writes[access.cells.granules] = access.stamps[:, None]
+        if warps.size > 1:
+            self._collide(access, instruction, values)
+
+    def atomic(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
+        """Lanes do an atomic operation, which races with reads and writes, but not with other atomics.
+
+        This orders nothing; report a lock that a kernel builds with atomics by `signal`, `complete` and `wait`.
+        """
+        access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
+        self._meet(access, access.late_writes(), "write-write", instruction)
+        self._meet(access, access.late(self._shadow.reads, self.readers), "read-write", instruction)
+        self._shadow.all_atomics().record(access.actors, access.cells, access.stamps)
+
+    def copy_async(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
+        """Lanes issue cp.async to `addresses`: the warp itself learns of these writes only by `wait_copies`."""
+        access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction, copies=True)
+        self._meet_all(access, instruction)
+        self._shadow.writes[access.cells.granules] = access.stamps[:, None]
+        self.latest.reshape(-1)[slots * self.actors + access.actors] = access.stamps
+        self._collide(access, instruction, None)
+
+    def async_read(self, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
+        """A transfer of kind WGMMA or BULK reads `addresses` (n,) of `width` bytes, all through the async proxy.
+
+        It is cheapest to give a tile as whole blocks of 1024 bytes.
+        """
+        access = Operation(self._shadow, transfer, addresses, width, instruction)
+        self._meet(access, access.late_writes(), "write-read", instruction)
+        self._meet(access, access.late(self._shadow.atomics, self.warps), "write-read", instruction)
+        self._shadow.reads.record_one(transfer.actor, access.cells, access.stamp)
+        self.latest[transfer.slot, transfer.actor] = access.stamp
+
+    def async_write(self, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
+        """A transfer of kind LOAD writes `addresses` (n,).
+
+        Earlier writes need a proxy fence before it.  For earlier reads any ordering is enough: CUTLASS relies on this.
+        The same holds for mbarriers at that place: Triton 3.7 makes some that it never uses, and loads over those.
+        """
+        access = Operation(self._shadow, transfer, addresses, width, instruction)
+        self._meet(access, access.late_writes(), "write-write", instruction)
+        self._meet(access, access.late(self._shadow.reads, self.readers, GENERIC), "read-write", instruction)
+        self._meet(access, access.late(self._shadow.atomics, self.warps), "write-write", instruction)
+        self._shadow.writes[access.cells.granules] = access.stamp
+        self.latest[transfer.slot, transfer.actor] = access.stamp
+
+    def end(self, slot: int) -> None:
+        """The CTA in `slot` ends and another gets its shared memory: the CTA's asynchronous operations must be over."""
+        for stamp in self.never_awaited(slot):
+            instruction, actor = (stamp & LOWER) >> ACTOR_BITS, self.name_of(stamp & ACTOR)
+            self.findings.add(Race("shared", "end", instruction, instruction, actor, actor, 0, slot))
+
+    def mbarrier_init(self, slot: int, warp: int, address: int, instruction: int) -> None:
+        """mbarrier.init by a lane: a write, which must be ordered after all earlier uses of the 8 bytes."""
+        self._inits.add(instruction)
+        self.write(slot, np.array([warp]), np.array([address]), MBARRIER_BYTES, instruction)
+
+    def mbarrier_use(self, slot: int, warps: Ints, address: int, instruction: int) -> None:
+        """Arrive, expect_tx or a wait by `warps` (n,): each must be ordered after the init, not after the others."""
+        self.read(slot, warps, np.array(address), MBARRIER_BYTES, instruction, of_mbarrier=True)
+
+    def mbarrier_use_async(
+        self, transfer: AsyncOperation, address: int, instruction: int, needs_fence: bool = True
+    ) -> None:
+        """complete_tx by a transfer.
+
+        The init must be ordered before the transfer's issue; with `needs_fence`, `fence_mbarrier_init` or
+        `fence_proxy_async` must order it.  Triton 3.7 emits no fence where a CTA is its own cluster.
+        """
+        access = Operation(self._shadow, transfer, np.array([address]), MBARRIER_BYTES, instruction)
+        self._meet(access, access.late_writes(INIT if needs_fence else GENERIC), "write-read", instruction)
+
+    def mbarrier_inval(self, slot: int, warp: int, address: int, instruction: int) -> None:
+        """mbarrier.inval by a lane: a write, which must be ordered after all uses, also after TMA loads that arrive.
+
+        Those loads are known if `signal_async` got the flat address as its key.
+        """
+        self.mbarrier_init(slot, warp, address, instruction)
+        within = address % self.size
+        for actor in self.unwaited(slot, warp, address):
+            first, second = self.name_of(actor), self.name_of(warp)
+            self.findings.add(Race("shared", "read-write", instruction, instruction, first, second, within, slot))
+
+    def _meet_all(
+        self, access: Lanes, instruction: int, values: Values | None = None, old: Callable[[], Values] | None = None
+    ) -> None:
+        for kind, late in (
+            ("write-write", access.late_writes()),
+            ("read-write", access.late(self._shadow.reads, self.readers)),
+            ("write-write", access.late(self._shadow.atomics, self.warps)),
+        ):
+            if late is not None:
+                same = None if values is None or old is None else equal(values, old(), access.actors.size)
+                self._meet(access, late, kind, instruction, same)
+
+    def _meet(
+        self, access: Lanes | Operation, late: Late | None, kind: str, instruction: int, same: Bools | None = None
+    ) -> None:
+        """Reports the stamps in `late`; `same` (n,) says which of the n accesses do not change the value."""
+        if late is None:
+            return
+        actors, ordered = access.actors_of(late), access.but_for_proxy(late)
+        equals = np.zeros(late.stamps.size, np.bool_) if same is None else same[late.access]
+        keys = (late.stamps & LOWER) * 4 + ordered * 2 + equals
+        for index, count in zip(*np.unique(keys, return_index=True, return_counts=True)[1:], strict=True):
+            slot, address = divmod(int(late.granules[index]) << self._shadow.shift, self.size)
+            stamp, second = int(late.stamps[index]), self.name_of(int(actors[index]))
+            first = (stamp & LOWER) >> ACTOR_BITS
+            if kind == "write-write" and ordered[index] and first in self._inits:
+                continue
+            self.findings.add(
+                Race(
+                    "shared", kind, first, instruction, self.name_of(stamp & ACTOR), second, address, slot,
+                    bool(ordered[index]), bool(equals[index]), int(count),
+                )
+            )  # fmt: skip
+
+    def _collide(self, access: Lanes, instruction: int, values: Values | None) -> None:
+        """Reports lanes that wrote one place in one instruction: of two warps, or of one warp with different values."""
+        pairs = access.collisions()
+        if pairs is None:
+            return
+        losers, winners = pairs
+        across = access.actors[losers] != access.actors[winners]
+        same = near = np.zeros(losers.size, np.bool_)
+        if values is not None:
+            lost, won = chosen(values, losers), chosen(values, winners)
+            same, near = equal(lost, won, losers.size), nearly_equal(lost, won, losers.size)
+        for kind, leaves_same, which in (
+            ("write-write", True, across & same),
+            ("write-write", False, across & ~same),
+            ("lanes", False, ~across & ~same & ~near & (values is not None)),
+            ("rounding", False, ~across & ~same & near),
+        ):
+            if not which.any():
+                continue
+            index = int(which.argmax())
+            slot, address = divmod(int(access.cells.granules[losers[index], 0]) << self._shadow.shift, self.size)
+            first, second = (self.name_of(int(access.actors[pair[index]])) for pair in pairs)
+            self.findings.add(
+                Race(
+                    "shared", kind, instruction, instruction, first, second, address, slot,
+                    same_value=leaves_same, count=int(which.sum()),
+                )
+            )  # fmt: skip

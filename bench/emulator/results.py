@@ -1,0 +1,224 @@
+"""The result of an emulated launch: bytes by level of memory, counts, races."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.emulator.machine.counting import SECTOR
+from rooflab.bench.emulator.machine.run import Run
+from rooflab.bench.emulator.mended import FENCE, WAIT, notes_of
+from rooflab.bench.emulator.races.reports import Race, describe
+from rooflab.bench.emulator.text.syntax import Instruction, PtxKernel, Triple
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes that a launch moved.  A sector counts as 32 bytes, the size of an L2 sector."""
+
+    hbm_read: int = 0
+    """Sectors that were read at least once: the least that memory must deliver, if L2 keeps everything."""
+    hbm_write: int = 0
+    """Sectors that were written at least once."""
+    global_read: int = 0
+    """Bytes that the lanes' loads request."""
+    global_read_sectors: int = 0
+    """Sectors of those requests, counted per warp's request: the bytes between L1 and L2 if no request hits in L1."""
+    global_write: int = 0
+    global_write_sectors: int = 0
+    copy_read: int = 0
+    """Bytes read from global memory by `cp.async` and TMA."""
+    copy_write: int = 0
+    tma_load: int = 0
+    """Bytes that TMA writes into shared memory, with filled elements."""
+    tma_store: int = 0
+    shared_read: int = 0
+    shared_write: int = 0
+    shared_matrix: int = 0
+    """Bytes that wgmma reads from shared memory."""
+    atomic: int = 0
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """The counts and the races of a launch."""
+
+    kernel: str
+    bytes: Bytes
+    instructions: Mapping[str, int]
+    """Threads that executed each opcode, predicated-off threads included."""
+    lines: Mapping[tuple[str, int], Mapping[str, int]]
+    """By file and line: `threads` that executed the line's instructions, and what these instructions moved."""
+    tensor_flops: Mapping[str, int]
+    """Multiplications and additions of the tensor cores, by the operands' type."""
+    shared_wavefronts: int
+    """Turns that shared memory took for loads and stores, without those for wgmma and TMA."""
+    shared_wavefronts_least: int
+    """Turns that shared memory would take without bank conflicts."""
+    races: tuple[str, ...]
+    """One sentence for each pair of instructions that a GPU may run in another order."""
+    notes: tuple[str, ...]
+    """Breaks of PTX's rules that ptxas mends, as its own notes on this PTX say; and sums of which the last bits are
+    undefined, as Triton 3.9 makes them."""
+    ctas: int
+    """CTAs in the grid."""
+    grid: Triple
+    stored: tuple[tuple[npt.NDArray[np.int64], int], ...] = ()
+    """If only some of the CTAs ran: addresses and width of their stores to global memory."""
+
+    @property
+    def flops(self) -> int:
+        """The sum of `tensor_flops`."""
+        return sum(self.tensor_flops.values())
+
+
+_COUNTED = {
+    field.name: field.name.replace("sectors", "sector") + "_bytes" for field in fields(Bytes) if field.name[:3] != "hbm"
+}
+"""By field of `Bytes`, without the first two: the counter's name."""
+
+
+def result_of(run: Run, ptx: str) -> LaunchResult:
+    """The result of a run of a kernel of the text `ptx`."""
+    kernel, counter = run.program.kernel, run.counter
+    totals: Mapping[str, int] = counter.totals if counter is not None else {}
+    executed = _executed(run)
+    moved = {name: totals.get(key, 0) for name, key in _COUNTED.items()}
+    held = run.memory.allocations
+    read = sum(int(item.sectors_read.sum()) for item in held if item.sectors_read is not None)
+    written = sum(int(item.sectors_written.sum()) for item in held if item.sectors_written is not None)
+    grid = run.grid
+    races, notes = _races(run, ptx) if run.checks.races else ((), ())
+    return LaunchResult(
+        kernel=kernel.name,
+        bytes=Bytes(hbm_read=SECTOR * read, hbm_write=SECTOR * written, **moved),
+        instructions=_by_opcode(kernel, executed),
+        lines=_by_line(run, executed),
+        tensor_flops=_tensor_flops(kernel, executed),
+        shared_wavefronts=totals.get("shared_wavefronts", 0),
+        shared_wavefronts_least=totals.get("shared_wavefronts_least", 0),
+        races=races,
+        notes=notes,
+        ctas=grid[0] * grid[1] * grid[2],
+        grid=grid,
+        stored=tuple(run.stored or ()),
+    )
+
+
+def _executed(run: Run) -> dict[int, int]:
+    """Threads that executed each instruction."""
+    threads: Tally[int] = Tally()
+    if run.counter is not None:
+        for (place, grain), lanes in run.counter.blocks.items():
+            block = run.program.block(place, grain)
+            for number in range(block.start, block.end):
+                threads[number] += lanes
+    return threads
+
+
+def _by_opcode(kernel: PtxKernel, executed: Mapping[int, int]) -> dict[str, int]:
+    counts: Tally[str] = Tally()
+    for number, lanes in executed.items():
+        counts[kernel.instructions[number].opcode] += lanes
+    return dict(counts.most_common())
+
+
+def _by_line(run: Run, executed: Mapping[int, int]) -> dict[tuple[str, int], dict[str, int]]:
+    kernel = run.program.kernel
+    lines: dict[tuple[str, int], dict[str, int]] = {}
+
+    def at(number: int) -> dict[str, int]:
+        place = kernel.instructions[number].place
+        # A line of an inlined function counts at its call in the kernel's own source.
+        key = ("", 0) if place is None else place.caller or (place.file, place.line)
+        return lines.setdefault(key, {})
+
+    for number, lanes in executed.items():
+        item = at(number)
+        item["threads"] = item.get("threads", 0) + lanes
+    if run.counter is not None:
+        for (number, what), amount in run.counter.by_instruction.items():
+            item = at(number)
+            item[what] = item.get(what, 0) + amount
+    return dict(sorted(lines.items()))
+
+
+def _tensor_flops(kernel: PtxKernel, executed: Mapping[int, int]) -> dict[str, int]:
+    flops: Tally[str] = Tally()
+    for number, lanes in executed.items():
+        opcode = kernel.instructions[number].opcode
+        shape = re.search(r"\.m(\d+)n(\d+)k(\d+)\.", opcode)
+        if shape is None or not opcode.startswith(("wgmma.mma", "mma.sync")):
+            continue
+        m, n, k = map(int, shape.groups())
+        parts = opcode.split(".")
+        kind = parts[-2] if opcode.startswith("wgmma") else parts[-3]
+        flops[kind] += 2 * m * n * k * (lanes // (128 if opcode.startswith("wgmma") else 32))
+    return dict(flops)
+
+
+def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Races, and what would be one if ptxas did not mend it."""
+
+    def name(number: int) -> str:
+        return run.program.kernel.instructions[number].describe()
+
+    found = _unlike((race for race in run.shared_races if not race.harmless), name)
+    rounded = [describe(race, name) for race in found if race.kind == "rounding"]
+    texts = [describe(race, name) for race in found if race.kind != "rounding"]
+    if run.global_races is not None:
+        between = _unlike((race for race in run.global_races.found if not race.harmless), name)
+        texts += [_in_an_allocation(run, race, name) for race in between]
+    texts += [
+        f"{name(use)} uses a tensor map that {name(maker)} made, with no fence.proxy.tensormap between"
+        for use, maker in run.map_races
+    ]
+    texts += [
+        f"{writer.describe()} writes a register of A of {wgmma.describe()}, which may still have to read it: no"
+        " wgmma.wait_group between"
+        for writer, wgmma in run.program.rewritten
+    ]
+    doubtful = {
+        WAIT: [
+            f"{name(number)} reads an accumulator of a wgmma that may still be running: no wgmma.wait_group between"
+            for number in run.register_races
+        ],
+        FENCE: [_unfenced(wgmma, writer) for wgmma, writer in run.program.unfenced],
+    }
+    mended = notes_of(ptx) if any(doubtful.values()) else frozenset()
+    texts += [text for code, broken in doubtful.items() if code not in mended for text in broken]
+    notes = [
+        f"{text} (ptxas puts one there, note {code}, and the products no longer overlap)"
+        for code, broken in doubtful.items()
+        if code in mended
+        for text in broken
+    ]
+    return tuple(dict.fromkeys(texts)), tuple(dict.fromkeys([*rounded, *notes]))
+
+
+def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
+    """Keeps one of the races that differ only in place and actors, such as turns of an unrolled loop."""
+    first: dict[tuple[object, ...], Race] = {}
+    for race in races:
+        first.setdefault((race.kind, name(race.first), name(race.second), race.proxy, race.same_value), race)
+    return list(first.values())
+
+
+def _in_an_allocation(run: Run, race: Race, name: Callable[[int], str]) -> str:
+    """A race on global memory in words, with the place in its argument instead of the address."""
+    allocation = run.memory.find(race.address)
+    if allocation is None:
+        return describe(race, name)
+    place = f"byte {race.address - allocation.base} of {allocation.name}"
+    return describe(race, name).replace(f"global memory at {race.address:#x}", f"global memory, {place}", 1)
+
+
+def _unfenced(wgmma: Instruction, other: Instruction | None) -> str:
+    if other is None:
+        return f"{wgmma.describe()} comes first, with no wgmma.fence before it"
+    return f"{wgmma.describe()} takes a register that {other.describe()} touches, with no wgmma.fence between"

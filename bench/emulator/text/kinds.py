@@ -1,0 +1,103 @@
+"""The NumPy type of each register: the type that most of its uses need, so that few uses need another view.
+
+The declared type of a PTX register says only its width: Triton keeps floats in `.b32` registers.
+"""
+
+from __future__ import annotations
+
+from rooflab.bench.emulator.text.syntax import (
+    Instruction,
+    Operand,
+    OperandGroup,
+    PtxError,
+    PtxKernel,
+    Register,
+    definitions,
+)
+
+DTYPES = {
+    "pred": "?",
+    "b8": "u1", "u8": "u1", "s8": "i1",
+    "b16": "u2", "u16": "u2", "s16": "i2", "f16": "u2", "bf16": "u2", "e4m3x2": "u2", "e5m2x2": "u2",
+    "b32": "u4", "u32": "u4", "s32": "i4", "f32": "f4", "f16x2": "u4", "bf16x2": "u4", "tf32": "u4",
+    "u16x2": "u4", "s16x2": "u4",
+    "b64": "u8", "u64": "u8", "s64": "i8", "f64": "f8",
+}  # fmt: skip
+"""NumPy type by PTX type."""
+FLOAT = {"f32": "f4", "f64": "f8"}
+COPIES = ("mov", "selp", "shfl", "slct")
+"""Families that copy operands of any type to their result."""
+
+
+def dtype_of(kind: str) -> str:
+    """NumPy's code of a PTX type.  Raises `PtxError` on an unknown type."""
+    if kind not in DTYPES:
+        raise PtxError(f"PTX: expected a type that is known, got .{kind}")
+    return DTYPES[kind]
+
+
+def storage(kernel: PtxKernel) -> list[str]:
+    """The NumPy type code of each register, in the order of the registers."""
+    votes = [0] * len(kernel.registers)
+    links: list[tuple[int, int]] = []
+    for instruction in kernel.instructions:
+        _vote(instruction, votes)
+        if instruction.parts[0] in COPIES:
+            links += _links(instruction)
+    # The source and the destination of a copy have one type; two rounds carry the type through a loop's copies.
+    for _ in range(2):
+        for target, source in links + links[::-1]:
+            if not votes[target]:
+                votes[target] = _sign(votes[source])
+            if not votes[source]:
+                votes[source] = _sign(votes[target])
+    return [_kept(register, votes[register.index]) for register in kernel.registers]
+
+
+def _sign(value: int) -> int:
+    return (value > 0) - (value < 0)
+
+
+def _kept(register: Register, votes: int) -> str:
+    width = DTYPES[register.type] if register.type in DTYPES else None
+    if width is None:
+        raise PtxError(f"PTX: expected a register of at most 64 bits, got {register.name} of .{register.type}")
+    if width == "?":
+        return "?"
+    size = width[1]
+    return f"f{size}" if votes > 0 and size in "48" else f"u{size}"
+
+
+def _vote(instruction: Instruction, votes: list[int]) -> None:
+    parts = instruction.parts
+    kinds = [part for part in parts if part in DTYPES]
+    if not kinds or parts[0] in ("wgmma", "mma"):
+        if parts[0] in ("wgmma", "mma") and "f32" in parts:
+            for register in definitions(instruction):
+                votes[register.index] += 2
+        return
+    result, source = (kinds[0], kinds[-1]) if parts[0] in ("cvt", "set") else (kinds[-1], kinds[-1])
+    made = {register.index for register in definitions(instruction)}
+    for operand in instruction.operands:
+        for register in _plain(operand):
+            kind = result if register.index in made else source
+            if kind in FLOAT:
+                votes[register.index] += 1
+            elif kind[0] in "us":
+                votes[register.index] -= 1
+
+
+def _plain(operand: Operand) -> list[Register]:
+    if isinstance(operand, Register):
+        return [operand]
+    if isinstance(operand, OperandGroup):
+        return [item for item in operand.items if isinstance(item, Register)]
+    return []
+
+
+def _links(instruction: Instruction) -> list[tuple[int, int]]:
+    target = instruction.operands[0]
+    if not isinstance(target, Register):
+        return []
+    sources = [item for item in instruction.operands[1:] if isinstance(item, Register)]
+    return [(target.index, item.index) for item in sources if item.type == target.type]

@@ -1,0 +1,335 @@
+"""Parses PTX into kernels: makes scopes and labels unique, puts called functions in place, keeps source lines.
+
+Grammar: PTX ISA 8.7, sections 4 to 7 and 11.  An unknown construct raises `PtxError`; the parser skips nothing.  The
+parser reads a function again for each call.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import lru_cache, partial
+
+from rooflab.bench.emulator.text import syntax
+from rooflab.bench.emulator.text.statements import (
+    Function,
+    declared_parameters,
+    declared_registers,
+    declared_variable,
+    parse_operand,
+    special_register,
+    split,
+    split_module,
+    statements,
+    strip_comments,
+)
+
+_INSTRUCTION = re.compile(r"(?:@\s*(!?)\s*([\w$%]+)\s+)?([\w.:$]+)\s*(.*)$", re.DOTALL)
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(?:.*inlined_at\s+(\d+)\s+(\d+))?")
+_CALLED = re.compile(r" called (\S+) (\d+)")
+_FAMILY = re.compile(r"(.*?)(\d+)$")
+HOST_CALLS = ("vprintf", "__assertfail", "__cuda_assertfail")
+"""Functions of the driver: the emulator treats a call of such a function as an instruction."""
+REGISTERS = 65536
+"""Registers of a multiprocessor."""
+MOST_REGISTERS = 256
+"""The most registers of a thread (255), rounded up to the unit of allocation (8)."""
+TARGETS = ("sm_90", "sm_90a")
+"""The targets that the emulator accepts.  They have the instructions of older targets, not Blackwell's instructions."""
+
+
+class Scope:
+    """The names declared within one pair of braces."""
+
+    def __init__(self, number: int):
+        self.number = number
+        self.names: dict[str, syntax.Register] = {}
+        self.families: dict[str, tuple[str, int]] = {}
+        """Type and count by prefix.  A kernel declares thousands of registers; a register is made at its first use."""
+        self.variables: dict[str, str] = {}
+
+
+class Body:
+    """Collects instructions, registers, labels and variables."""
+
+    def __init__(
+        self,
+        functions: dict[str, Function],
+        files: dict[int, str],
+        outer: dict[str, syntax.Variable],
+        own: list[syntax.Parameter],
+    ):
+        self.registers: list[syntax.Register] = []
+        self.instructions: list[syntax.Instruction] = []
+        self.labels: dict[str, int] = {}
+        self.tables: dict[str, tuple[str, ...]] = {}
+        self.variables = dict(outer)
+        self._functions = functions
+        self._files = files
+        self._scopes: list[Scope] = []
+        self._count = 0
+        self._place: syntax.Place | None = None
+        self._ends: list[str] = []
+        """Labels after the calls whose functions the parser is reading, the innermost last."""
+        self._calls: list[str] = []
+        self._parameters = {parameter.name for parameter in own}
+
+    def read(self, text: str) -> None:
+        """Reads the statements of a body in a new scope."""
+        base = len(self._scopes)
+        self._scopes.append(self._new_scope())
+        for kind, statement in statements(text):
+            if kind == "open":
+                self._scopes.append(self._new_scope())
+            elif kind == "close":
+                self._scopes.pop()
+            elif kind == "label":
+                self.labels[f"{statement}@{self._scopes[-1].number}"] = len(self.instructions)
+            elif kind == "line":
+                self._line(statement)
+            else:
+                self._statement(statement)
+        if len(self._scopes) != base + 1:
+            raise syntax.PtxError("PTX: expected as many '}' as '{' in a body")
+        self._scopes.pop()
+
+    def _new_scope(self) -> Scope:
+        self._count += 1
+        return Scope(self._count)
+
+    def _line(self, text: str) -> None:
+        if parts := _LOC.match(text):
+            file, line, caller, at = parts.groups()
+            name = self._files.get(int(file), f"file {file}")
+            outer = (self._files.get(int(caller), f"file {caller}"), int(at)) if caller else None
+            if called := _CALLED.search(text):
+                outer = (self._full_name(called[1]), int(called[2]))
+            # Line 0 marks code without a source line.
+            self._place = syntax.Place(name, int(line), outer) if int(line) else self._place
+
+    def _full_name(self, name: str) -> str:
+        return next((path for path in self._files.values() if path.rsplit("/", 1)[-1] == name), name)
+
+    def _statement(self, text: str) -> None:
+        if text.startswith((".pragma", ".noreturn")):
+            return
+        if (found := declared_registers(text)) is not None:
+            for name, count in found[1]:
+                if count is None:
+                    self._scopes[-1].names[name] = self._register(name, found[0])
+                else:
+                    self._scopes[-1].families[name] = (found[0], count)
+        elif text.startswith((".callprototype", ".calltargets")):
+            raise syntax.PtxError(
+                f"PTX: expected calls of functions by their names, got one by a pointer at {self._place}"
+            )
+        elif text.startswith(".branchtargets"):
+            self._table(text)
+        elif (declared := declared_variable(text)) is not None:
+            space = "local" if declared.space == "param" else declared.space
+            self._declare(declared.name, declared.size, declared.align, space)
+        elif text.startswith("."):
+            raise syntax.PtxError(f"PTX: expected a directive that is known, got {text!r}")
+        else:
+            self._instruction(text)
+
+    def _declare(self, name: str, size: int, align: int, space: str) -> str:
+        unique = f"{name}@{self._scopes[-1].number}"
+        self._scopes[-1].variables[name] = unique
+        self.variables[unique] = syntax.Variable(unique, space, size, align)
+        return unique
+
+    def _table(self, text: str) -> None:
+        # The label before the table is its name, not a place in the code.
+        key = next(reversed(self.labels))
+        del self.labels[key]
+        names = [self._label_key(name) for name in split(text.removeprefix(".branchtargets"))]
+        self.tables[key] = tuple(names)
+
+    def _label_key(self, name: str) -> str:
+        """The name with all open scopes, innermost first: `find_label` looks it up later, when all labels are known."""
+        return "|".join([name, *(str(scope.number) for scope in reversed(self._scopes))])
+
+    def _register(self, name: str, kind: str) -> syntax.Register:
+        register = syntax.Register(len(self.registers), name, kind)
+        self.registers.append(register)
+        return register
+
+    def _resolve(self, name: str) -> syntax.Operand:
+        for scope in reversed(self._scopes):
+            if name in scope.names:
+                return scope.names[name]
+            if name in scope.variables:
+                return syntax.Symbol(scope.variables[name])
+            numbered = _FAMILY.match(name)
+            if numbered and numbered[1] in scope.families and int(numbered[2]) < scope.families[numbered[1]][1]:
+                scope.names[name] = self._register(name, scope.families[numbered[1]][0])
+                return scope.names[name]
+        if (special := special_register(name)) is not None:
+            return special
+        if name == "WARP_SZ":
+            return syntax.Immediate(32)
+        if name in self.variables or name in self._parameters:
+            return syntax.Symbol(name)
+        raise syntax.PtxError(f"PTX: expected a name that is declared, got {name!r}")
+
+    def _instruction(self, text: str) -> None:
+        parts = _INSTRUCTION.match(text)
+        if parts is None:
+            raise syntax.PtxError(f"PTX: expected an instruction, got {text!r}")
+        negated, guard, opcode, rest = parts.groups()
+        predicate = None
+        if guard is not None:
+            resolved = self._resolve(guard)
+            if not isinstance(resolved, syntax.Register):
+                raise syntax.PtxError(f"PTX: expected a predicate, got {guard!r} in {text!r}")
+            predicate = resolved
+        family = opcode.split(".")[0]
+        if family == "call":
+            self._call(rest, text, predicate, negated == "!")
+            return
+        if family == "ret" and self._ends:
+            opcode = "bra.uni" if predicate is None else "bra"
+            self._add(opcode, (syntax.Label(self._ends[-1]),), predicate, negated == "!", text)
+            return
+        own: tuple[syntax.Operand, ...]
+        if family == "bra":
+            own = (syntax.Label(self._label_key(rest.strip())),)
+        elif family == "brx":
+            index, table = split(rest)
+            own = (parse_operand(index, self._resolve), syntax.Label(self._label_key(table)))
+        else:
+            own = tuple(parse_operand(item, self._resolve) for item in split(rest))
+        self._add(opcode, own, predicate, negated == "!", " ".join(text.split()))
+
+    def _add(
+        self, opcode: str, own: tuple[syntax.Operand, ...], predicate: syntax.Register | None, negated: bool, text: str
+    ) -> None:
+        self.instructions.append(
+            syntax.Instruction(len(self.instructions), opcode, own, predicate, negated, self._place, text)
+        )
+
+    def _call(self, rest: str, text: str, predicate: syntax.Register | None, negated: bool) -> None:
+        items = split(rest)
+        returns = split(items.pop(0)[1:-1]) if items[0].startswith("(") else []
+        name = items.pop(0)
+        given = split(items.pop(0)[1:-1]) if items else []
+        if name in HOST_CALLS:
+            self._add(f"call.{name}", tuple(self._resolve(item) for item in given), predicate, negated, text)
+            return
+        if name not in self._functions:
+            plain = " ".join(text.split())
+            raise syntax.PtxError(f"PTX: expected a call of a function with a body, got {plain!r} at {self._place}")
+        if name in self._calls or predicate is not None:
+            plain = f"{' '.join(text.split())!r} at {self._place}"
+            raise syntax.PtxError(f"PTX: expected a call that is neither recursive nor guarded, got {plain}")
+        function = self._functions[name]
+        variables: dict[str, str] = {}
+        wanted = [*split(function.returns), *split(function.parameters)]
+        if len(wanted) != len(returns) + len(given):
+            raise syntax.PtxError(f"PTX: expected {len(wanted)} parameters and results of {name}, got {text!r}")
+        for declared, value in zip(wanted, [*returns, *given], strict=True):
+            parameter, actual = declared_variable(declared), self._resolve(value)
+            if parameter is None or not isinstance(actual, syntax.Symbol):
+                raise syntax.PtxError(f"PTX: expected parameters in the .param space, got {text!r}")
+            variables[parameter.name] = actual.name
+        self._inline(function, variables)
+
+    def _inline(self, function: Function, variables: dict[str, str]) -> None:
+        self._count += 1
+        end = f"end of {function.name}@{self._count}"
+        self._calls.append(function.name)
+        self._ends.append(end)
+        outer, place = self._scopes, self._place
+        scope = self._new_scope()
+        scope.variables |= variables
+        self._scopes = [scope]
+        self.read(function.body)
+        self._scopes, self._place = outer, place
+        self._ends.pop()
+        self._calls.pop()
+        self.labels[end] = len(self.instructions)
+
+
+def find_label(labels: dict[str, int], name: str) -> str:
+    """The key in `labels` of a branch's target.  Raises `PtxError` if there is no such label."""
+    if name in labels:
+        return name
+    target, *scopes = name.split("|")
+    for scope in scopes:
+        if f"{target}@{scope}" in labels:
+            return f"{target}@{scope}"
+    raise syntax.PtxError(f"PTX: expected a label, got {target!r}, which stands nowhere")
+
+
+@lru_cache(maxsize=256)
+def parse(text: str) -> syntax.Module:
+    """The module of a PTX text; each kernel is parsed only when a caller asks for it.
+
+    Raises `PtxError` on a text that is not PTX, and on a target other than Hopper.
+    """
+    plain = strip_comments(text)
+    version = re.search(r"^\s*\.version\s+([\d.]+)", plain, re.MULTILINE)
+    target = re.search(r"^\s*\.target\s+(\w+)", plain, re.MULTILINE)
+    if version is None or target is None:
+        raise syntax.PtxError(f"PTX: expected a text with .version and .target, got {text[:60]!r}")
+    if target[1] not in TARGETS:
+        raise syntax.PtxError(f"PTX: expected the target {' or '.join(TARGETS)}, got {target[1]}")
+    outer, functions = split_module(plain)
+    shared: dict[str, syntax.Variable] = {}
+    for piece in outer:
+        for statement in statements(piece):
+            if statement.kind == "text" and (declared := declared_variable(statement.text)) is not None:
+                shared[declared.name] = declared
+    files = {int(number): name for number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', plain)}
+    callable_ = {function.name: function for function in functions if not function.is_entry}
+    module = syntax.Module(version[1])
+    for function in functions:
+        if function.is_entry:
+            module.entries[function.name] = partial(_kernel, function, shared, callable_, files)
+    return module
+
+
+def _kernel(
+    function: Function, outer: dict[str, syntax.Variable], functions: dict[str, Function], files: dict[int, str]
+) -> syntax.PtxKernel:
+    own = declared_parameters(function.parameters)
+    body = Body(functions, files, outer, own)
+    body.read(function.body)
+    block, most = (_triple(function.directives, name) for name in ("reqntid", "maxntid"))
+    return syntax.PtxKernel(
+        name=function.name,
+        parameters=own,
+        registers=body.registers,
+        instructions=body.instructions,
+        labels=body.labels,
+        tables=body.tables,
+        variables=body.variables,
+        block=block,
+        most_threads=math.prod(most) if most else None,
+        cluster=_triple(function.directives, "reqnctapercluster"),
+        max_registers=_single(function.directives, "maxnreg") or _share(function.directives, block or most),
+    )
+
+
+def _triple(directives: str, name: str) -> tuple[int, int, int] | None:
+    directive = re.search(rf"\.{name}\s+([\d\s,]+)", directives)
+    if not directive:
+        return None
+    sizes = [int(size) for size in split(directive[1])]
+    x, y, z = (sizes + [1, 1])[:3]
+    return x, y, z
+
+
+def _share(directives: str, block: tuple[int, int, int] | None) -> int | None:
+    """The registers that a thread may have if `.minnctapersm` CTAs share a multiprocessor."""
+    ctas = _single(directives, "minnctapersm")
+    if not ctas or block is None:
+        return None
+    threads = -(-block[0] * block[1] * block[2] // 32) * 32
+    return min(REGISTERS // (ctas * threads) // 8 * 8, MOST_REGISTERS)
+
+
+def _single(directives: str, name: str) -> int | None:
+    directive = re.search(rf"\.{name}\s+(\d+)", directives)
+    return int(directive[1]) if directive else None

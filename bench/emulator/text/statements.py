@@ -1,0 +1,314 @@
+"""Cuts a PTX text into functions and statements, and reads their operands and declarations.
+
+The statements of a body are braces that open and close scopes, labels, directives and instructions.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from rooflab.bench.emulator.text import syntax
+
+_COMMENT = re.compile(r'("[^"\n]*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+"""A comment or a string; a `//` in a string does not begin a comment."""
+_INLINED = re.compile(r"(\.loc[^\n/]*)//[^\n]*@\[\s*([^\s:\]]+):(\d+):\d+[\s\]]*$", re.MULTILINE)
+"""LLVM's comment after a `.loc` names the inlined calls; the outermost call comes last."""
+_SPACE = re.compile(r"\s+")
+_LABEL = re.compile(r"([\w$%]+)\s*:(?!:)\s*")
+_LINE = re.compile(r"\.(?:loc|file|version|target|address_size)\b[^\n]*")
+_STATEMENT = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.)*")*?;')
+_ENTRY = re.compile(r"\.(?:entry|func)\b")
+_NAME = re.compile(r"[\w$.%]+")
+Resolve = Callable[[str], syntax.Operand]
+"""Gives the meaning of a name in the current scope."""
+_NUMBER = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?$")
+_FLOAT = re.compile(r"0([fFdD])([0-9a-fA-F]+)$")
+_DECIMAL = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$")
+_DISPLACED = re.compile(r"([A-Za-z_$%][\w$]*)\s*([+-]\s*\w+)$")
+SPECIALS = re.compile(
+    r"%(?:(?:tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)(?:\.[xyz])?|laneid|warpid|nwarpid"
+    r"|smid|nsmid|gridid|is_explicit_cluster|cluster_ctarank|cluster_nctarank|lanemask_(?:eq|le|lt|ge|gt)|clock(?:_hi|64)?"
+    r"|globaltimer(?:_lo|_hi)?|dynamic_smem_size|total_smem_size|aggr_smem_size|envreg\d+|pm\d+)$"
+)
+_VARIABLE = re.compile(
+    r"(?:\.(?:visible|extern|weak|common)\s+)*\.(shared|global|const|local|param)\b(?:::\w+)?\s*(.*)$", re.DOTALL
+)
+_ATTRIBUTE = re.compile(r"\.attribute\s*\([^)]*\)")
+_REGISTERS = re.compile(r"\.reg\s*\.(\w+)\s+(.*)$", re.DOTALL)
+_REFERENCE = re.compile(
+    r"(?:0[xX]([0-9a-fA-F]+)\()?(?:generic\(([A-Za-z_$%][\w$]*)\)|([A-Za-z_$%][\w$]*))\s*([+-]\s*\d+)?\)?$"
+)
+_MANY = re.compile(r"([\w$%]+)<(\d+)>$")
+
+
+class Statement(NamedTuple):
+    """A statement without its semicolon; `kind` is `open`, `close`, `label`, `line` (`.loc`, `.file`) or `text`."""
+
+    kind: str
+    text: str
+
+
+class Function(NamedTuple):
+    """A `.entry` or `.func`: its head, and its body without the braces."""
+
+    is_entry: bool
+    name: str
+    returns: str
+    parameters: str
+    directives: str
+    body: str
+
+
+def strip_comments(text: str) -> str:
+    """The text without comments; line ends stay, because a line end also ends a `.loc`.
+
+    If the comment after a `.loc` names inlined calls, the outermost call stays, as `.loc 2 43 17 called name line`.
+    """
+    return _COMMENT.sub(lambda found: found[1] or " ", _INLINED.sub(r"\1 called \2 \3", text))
+
+
+def statements(body: str) -> Iterator[Statement]:
+    """The statements of a body, in order."""
+    place, end = 0, len(body)
+    while place < end:
+        if found := _SPACE.match(body, place):
+            place = found.end()
+            continue
+        sign = body[place]
+        if sign in "{}":
+            yield Statement("open" if sign == "{" else "close", "")
+            place += 1
+        elif sign == ";":
+            place += 1
+        elif found := _LINE.match(body, place):
+            yield Statement("line", found[0])
+            place = found.end()
+        elif found := _LABEL.match(body, place):
+            yield Statement("label", found[1])
+            place = found.end()
+        elif found := _STATEMENT.match(body, place):
+            yield Statement("text", found[0][:-1].strip())
+            place = found.end()
+        else:
+            raise syntax.PtxError(f"PTX: expected a statement that ends with ';', got {body[place : place + 60]!r}")
+
+
+def split_module(text: str) -> tuple[list[str], list[Function]]:
+    """The module's own directives and declarations, and its functions.  `text` has no comments."""
+    outer: list[str] = []
+    functions: list[Function] = []
+    place = 0
+    while found := _ENTRY.search(text, place):
+        start = max(text.rfind(sign, place, found.start()) for sign in ";}\n") + 1
+        outer.append(text[place : max(start, place)])
+        function, place = _function(text, found)
+        if function is not None:
+            functions.append(function)
+    rest = text[place:]
+    # Sections of debug information follow the code.
+    outer.append(re.split(r"(?m)^\s*\.section\b", rest)[0])
+    return outer, functions
+
+
+def _function(text: str, head: re.Match[str]) -> tuple[Function | None, int]:
+    place = _skip(text, head.end())
+    returns = ""
+    if text[place] == "(":
+        close = _closing(text, place, "()")
+        returns, place = text[place + 1 : close], _skip(text, close + 1)
+    name = _NAME.match(text, place)
+    if name is None:
+        raise syntax.PtxError(f"PTX: expected the name of a function, got {text[place : place + 40]!r}")
+    place = _skip(text, name.end())
+    parameters = ""
+    if text[place] == "(":
+        close = _closing(text, place, "()")
+        parameters, place = text[place + 1 : close], close + 1
+    opening, ending = text.find("{", place), text.find(";", place)
+    if opening < 0 or 0 <= ending < opening:
+        return None, ending + 1  # a declaration has no body
+    close = _closing(text, opening, "{}")
+    is_entry = head[0] == ".entry"
+    return (Function(is_entry, name[0], returns, parameters, text[place:opening], text[opening + 1 : close]), close + 1)
+
+
+def _skip(text: str, place: int) -> int:
+    space = _SPACE.match(text, place)
+    return space.end() if space else place
+
+
+def _closing(text: str, place: int, pair: str) -> int:
+    depth = 0
+    for sign in re.compile(f"[{re.escape(pair)}]").finditer(text, place):
+        depth += 1 if sign[0] == pair[0] else -1
+        if not depth:
+            return sign.start()
+    raise syntax.PtxError(f"PTX: expected {pair[1]!r} for the {pair[0]!r} of {text[place : place + 40]!r}")
+
+
+def split(text: str) -> list[str]:
+    """The operands of a list, split at the commas that are outside all brackets."""
+    items, depth, start = [], 0, 0
+    for place, sign in enumerate(text):
+        if sign in "{[(":
+            depth += 1
+        elif sign in "}])":
+            depth -= 1
+        elif sign == "," and not depth:
+            items.append(text[start:place].strip())
+            start = place + 1
+    items.append(text[start:].strip())
+    return [item for item in items if item]
+
+
+def number(text: str) -> int:
+    """An integer constant.  Raises `PtxError` on anything else."""
+    if not _NUMBER.match(text):
+        raise syntax.PtxError(f"PTX: expected an integer constant, got {text!r}")
+    digits = text.rstrip("U")
+    # A leading zero means octal in PTX, as in C.
+    if re.match(r"[-+]?0\d", digits):
+        return int(digits, 8)
+    return int(digits, 0)
+
+
+def parse_operand(text: str, resolve: Resolve) -> syntax.Operand:
+    """An operand, with its names resolved.  Raises `PtxError` on a text that is not an operand."""
+    if text.startswith("["):
+        return _address(text[1:-1].strip(), resolve)
+    if text.startswith(("{", "(")):
+        return syntax.OperandGroup(tuple(parse_operand(item, resolve) for item in split(text[1:-1])))
+    if "|" in text:
+        return syntax.OperandGroup(tuple(parse_operand(item.strip(), resolve) for item in text.split("|")))
+    if text == "_":
+        return syntax.Sink()
+    if text.startswith("!"):
+        register = resolve(text[1:].strip())
+        if not isinstance(register, syntax.Register):
+            raise syntax.PtxError(f"PTX: expected a predicate after '!', got {text!r}")
+        return syntax.Negated(register)
+    if displaced := _DISPLACED.match(text):
+        symbol = resolve(displaced[1])
+        if not isinstance(symbol, syntax.Symbol):
+            raise syntax.PtxError(f"PTX: expected a variable's address, got {text!r}")
+        return symbol._replace(offset=number(displaced[2].replace(" ", "")))
+    return _constant(text) or resolve(text)
+
+
+def _constant(text: str) -> syntax.Immediate | None:
+    if _NUMBER.match(text):
+        return syntax.Immediate(number(text))
+    if bits := _FLOAT.match(text):
+        return syntax.Immediate(int(bits[2], 16), 32 if bits[1] in "fF" else 64)
+    if _DECIMAL.match(text):
+        return syntax.Immediate(struct.unpack("<Q", struct.pack("<d", float(text)))[0], 64)
+    return None
+
+
+def _address(text: str, resolve: Resolve) -> syntax.Address:
+    parts = split(text)
+    coordinates: tuple[syntax.Operand, ...] = ()
+    for part in parts[1:]:
+        coordinate = parse_operand(part, resolve)
+        coordinates += coordinate.items if isinstance(coordinate, syntax.OperandGroup) else (coordinate,)
+    base, offset = parts[0], 0
+    if sum_ := re.match(r"(.+?)\s*([+-])\s*(-?\w+)$", base):
+        base, offset = sum_[1], number(sum_[3]) * (-1 if sum_[2] == "-" else 1)
+    operand = _constant(base) or resolve(base)
+    if not isinstance(operand, syntax.Register | syntax.Symbol | syntax.Immediate):
+        raise syntax.PtxError(f"PTX: expected an address in [], got [{text}]")
+    return syntax.Address(operand, offset, coordinates)
+
+
+def special_register(text: str) -> syntax.Special | None:
+    """The special register of this name, if it is one."""
+    return syntax.Special(text[1:]) if SPECIALS.match(text) else None
+
+
+def declared_registers(text: str) -> tuple[str, list[tuple[str, int | None]]] | None:
+    """The type of a `.reg` declaration, and its names; a name that stands for many registers (`%r<10>`) has a count."""
+    declaration = _REGISTERS.match(text)
+    if declaration is None:
+        return None
+    if declaration[1] not in syntax.WIDTHS:
+        raise syntax.PtxError(f"PTX: expected a register of a known type, got {text!r}")
+    names: list[tuple[str, int | None]] = []
+    for item in split(declaration[2]):
+        many = _MANY.match(item)
+        names.append((many[1], int(many[2])) if many else (item, None))
+    return declaration[1], names
+
+
+def declared_variable(text: str) -> syntax.Variable | None:
+    """The variable that a statement declares, if any.  Raises `PtxError` on a type that is not known."""
+    declaration = _VARIABLE.match(text)
+    if declaration is None:
+        return None
+    space, rest = declaration[1], _ATTRIBUTE.sub("", declaration[2])
+    declared, _, initial = rest.partition("=")
+    align = re.search(r"\.align\s+(\d+)", declared)
+    kind = re.search(r"\.([busf]\d+)\b", declared)
+    name = re.search(r"([\w$%]+)\s*((?:\[\s*\d*\s*\]\s*)*)$", declared.strip())
+    if kind is None or name is None or kind[1] not in syntax.WIDTHS:
+        raise syntax.PtxError(f"PTX: expected a variable of a known type, got {text!r}")
+    width = syntax.WIDTHS[kind[1]]
+    sizes = [int(length or 0) for length in re.findall(r"\[\s*(\d*)\s*\]", name[2])]
+    vector = re.search(r"\.v([248])\b", declared)
+    if vector is not None:
+        sizes.append(int(vector[1]))
+    references: list[syntax.Reference] = []
+    data = _initial(initial.strip(), kind[1], width, references, sizes) if initial.strip() else b""
+    length = max(width * math.prod(sizes), len(data))
+    own = width * int(vector[1]) if vector else width
+    return syntax.Variable(name[1], space, length, int(align[1]) if align else own, data, tuple(references))
+
+
+def _initial(
+    text: str, kind: str, width: int, references: list[syntax.Reference], sizes: list[int], start: int = 0
+) -> bytes:
+    """The bytes of an initialiser that begins at `start`; its addresses become zeros, and join `references`."""
+    values = split(text[1:-1]) if text.startswith("{") else [text]
+    data = b""
+    for value in values:
+        if value.startswith("{"):
+            row = _initial(value, kind, width, references, sizes[1:], start + len(data))
+            data += row.ljust(width * math.prod(sizes[1:]), b"\0")
+        elif found := _REFERENCE.match(value):
+            mask, symbol, offset = found[1], found[2] or found[3], found[4] or "0"
+            bits = int(mask, 16) if mask else (1 << 64) - 1
+            references.append(syntax.Reference(start + len(data), width, symbol, int(offset.replace(" ", "")), bits))
+            data += bytes(width)
+        elif width >= 4 and (kind.startswith("f") or _FLOAT.match(value)):
+            data += struct.pack("<f" if width == 4 else "<d", _float(value))
+        else:
+            data += (number(value) % (1 << 8 * width)).to_bytes(width, "little")
+    return data
+
+
+def _float(text: str) -> float:
+    bits = _FLOAT.match(text)
+    if bits is None:
+        return float(text)
+    single = bits[1] in "fF"
+    value: float = struct.unpack("<f" if single else "<d", int(bits[2], 16).to_bytes(4 if single else 8, "little"))[0]
+    return value
+
+
+def declared_parameters(text: str) -> list[syntax.Parameter]:
+    """The parameters of a kernel, in their order."""
+    parameters = []
+    for item in split(text):
+        declared = declared_variable(item.replace(".ptr", ""))
+        if declared is None:
+            raise syntax.PtxError(f"PTX: expected a parameter, got {item!r}")
+        kind = re.search(r"\.([busf]\d+)\b", item)
+        assert kind is not None
+        array = "[" in item
+        # `.ptr .align` is the alignment of what the pointer points to.
+        align = max(syntax.WIDTHS[kind[1]], declared.align) if array else syntax.WIDTHS[kind[1]]
+        parameters.append(syntax.Parameter(declared.name, "bytes" if array else kind[1], declared.size, align))
+    return parameters

@@ -1,0 +1,243 @@
+"""The types of a parsed PTX text: operands, instructions, declarations, kernels (PTX ISA 8.7, sections 4 to 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+Triple = tuple[int, int, int]
+"""Sizes along x, y and z."""
+WIDTHS = {"pred": 1} | {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64, 128)}
+"""Bytes of a value by its type."""
+NO_RESULT = frozenset(
+    "st bra brx ret exit trap bar barrier fence membar red wgmma_wait cp prefetch prefetchu setmaxnreg nanosleep call"
+    " stmatrix discard applypriority tensormap griddepcontrol pmevent brkpt isspacep_none stackrestore".split()
+)
+"""Families of instructions that write no register."""
+
+
+class PtxError(ValueError):
+    """A PTX text is wrong, or contains something that the emulator does not know."""
+
+
+class Place(NamedTuple):
+    """Where an instruction comes from: `.loc` and its `inlined_at`."""
+
+    file: str
+    line: int
+    caller: tuple[str, int] | None = None
+    """File and line of the outermost call, if `line` is in an inlined function."""
+
+    def __str__(self) -> str:
+        name = self.file.rsplit("/", 1)[-1]
+        if self.caller is None:
+            return f"{name}:{self.line}"
+        return f"{self.caller[0].rsplit('/', 1)[-1]}:{self.caller[1]} (in {name}:{self.line})"
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A virtual register of a kernel: its place in the register file, its name and its declared type (`b32`)."""
+
+    index: int
+    name: str
+    type: str
+
+
+class Immediate(NamedTuple):
+    """A constant: an integer, or the bits of a float as it was written (`0f...` has 32, `0d...` has 64)."""
+
+    value: int
+    float_bits: int = 0
+
+
+class Special(NamedTuple):
+    """A special register: `%tid.x`."""
+
+    name: str
+
+
+class Symbol(NamedTuple):
+    """The address of a variable or parameter, plus `offset` bytes."""
+
+    name: str
+    offset: int = 0
+
+
+class Address(NamedTuple):
+    """`[base + offset]`."""
+
+    base: Register | Symbol | Immediate
+    offset: int = 0
+    coordinates: tuple[Operand, ...] = ()
+    """The coordinates of a tensor operand: `[map, {c0, c1}]`."""
+
+
+class OperandGroup(NamedTuple):
+    """`{a, b}`, or `a|b`."""
+
+    items: tuple[Operand, ...]
+
+
+class Sink(NamedTuple):
+    """`_`: a result that is not used."""
+
+
+class Label(NamedTuple):
+    """The target of a branch."""
+
+    name: str
+
+
+class Negated(NamedTuple):
+    """`!p`."""
+
+    register: Register
+
+
+Operand = Register | Immediate | Special | Symbol | Address | OperandGroup | Sink | Label | Negated
+
+
+def registers_of(operand: Operand) -> Iterator[Register]:
+    """The registers that an operand contains."""
+    if isinstance(operand, Register):
+        yield operand
+    elif isinstance(operand, Negated):
+        yield operand.register
+    elif isinstance(operand, OperandGroup):
+        for item in operand.items:
+            yield from registers_of(item)
+    elif isinstance(operand, Address):
+        if isinstance(operand.base, Register):
+            yield operand.base
+        for item in operand.coordinates:
+            yield from registers_of(item)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction."""
+
+    number: int
+    """Index of the instruction in its kernel."""
+    opcode: str
+    """The opcode with its modifiers: `ld.global.v4.b32`."""
+    operands: tuple[Operand, ...]
+    predicate: Register | None
+    negated: bool
+    place: Place | None
+    text: str
+
+    @property
+    def parts(self) -> list[str]:
+        """The opcode without the dots."""
+        return self.opcode.split(".")
+
+    def describe(self) -> str:
+        """The source line and the opcode: `tensor_core.py:120 (ld.global.b32)`."""
+        return f"{self.place} ({self.opcode})" if self.place else f"instruction {self.number} ({self.text})"
+
+
+class Reference(NamedTuple):
+    """An address in the initial bytes of a variable."""
+
+    at: int
+    """Index of the address's first byte in the variable."""
+    size: int
+    symbol: str
+    offset: int
+    mask: int
+    """The bits of the address that the variable holds, shifted down to bit 0 (`0xFF00(table)`)."""
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A declared variable: of a module, a kernel, or a call's parameter."""
+
+    name: str
+    space: str
+    """`shared`, `global`, `const`, `local` or `param`."""
+    size: int
+    """Bytes; 0 if the launch decides (`extern .shared`)."""
+    align: int
+    initial: bytes = b""
+    references: tuple[Reference, ...] = ()
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a kernel."""
+
+    name: str
+    type: str
+    size: int
+    align: int
+
+
+@dataclass
+class PtxKernel:
+    """An entry, with every function that it calls inlined."""
+
+    name: str
+    parameters: list[Parameter]
+    registers: list[Register]
+    instructions: list[Instruction]
+    labels: dict[str, int]
+    """By name, the number of the instruction after the label; the kernel's instruction count for a label at the end."""
+    tables: dict[str, tuple[str, ...]]
+    """`.branchtargets`: the labels that a `brx.idx` may go to."""
+    variables: dict[str, Variable]
+    """The variables of the kernel and of its module."""
+    block: Triple | None = None
+    """`.reqntid`: the threads of every CTA."""
+    most_threads: int | None = None
+    """The most threads that a CTA may have: the product of `.maxntid`."""
+    cluster: Triple | None = None
+    max_registers: int | None = None
+
+
+@dataclass
+class Module:
+    """A PTX text."""
+
+    version: str
+    entries: dict[str, Callable[[], PtxKernel]] = field(default_factory=dict)
+    """By name, a function that parses the kernel."""
+
+    def kernel(self, name: str) -> PtxKernel:
+        """The entry called `name`.  Raises `PtxError` if the module has no such entry."""
+        if name not in self.entries:
+            raise PtxError(f"kernel: expected one of {', '.join(self.entries) or 'none'} in the PTX, got {name!r}")
+        return self.entries[name]()
+
+
+def definitions(instruction: Instruction) -> list[Register]:
+    """The registers that an instruction writes."""
+    return [register for operand in _results(instruction) for register in registers_of(operand)]
+
+
+def uses(instruction: Instruction) -> list[Register]:
+    """The registers that an instruction reads, its predicate included; a wgmma reads and writes its accumulators."""
+    registers = [] if instruction.predicate is None else [instruction.predicate]
+    # Results are told from operands by position, because one register may be both.
+    for operand in instruction.operands[1 if any(True for _ in _results(instruction)) else 0 :]:
+        registers += registers_of(operand)
+    if instruction.opcode.startswith("wgmma.mma_async"):
+        registers += registers_of(instruction.operands[0])
+    return registers
+
+
+def _results(instruction: Instruction) -> Iterator[Operand]:
+    name, operands = instruction.opcode.split(".", 1)[0], instruction.operands
+    if name in NO_RESULT or not operands:
+        return
+    if name == "wgmma" and not instruction.opcode.startswith("wgmma.mma_async"):
+        return
+    if name == "mbarrier" and isinstance(operands[0], Address):
+        return  # init, inval, expect_tx and complete_tx write no register
+    first = operands[0]
+    if isinstance(first, Address):
+        return
+    if isinstance(first, Register | OperandGroup):
+        yield first

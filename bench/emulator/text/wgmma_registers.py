@@ -1,0 +1,165 @@
+"""Registers of wgmma in the text of a kernel: which hold accumulators, which accesses lack a fence or a wait.
+
+PTX ISA 8.7, `wgmma.fence`: a kernel needs a fence before its first wgmma, and between any other access of a register
+and the wgmma that uses it, as an accumulator or as A.  `wgmma.mma_async`: an access of a register of a pending
+operation is undefined.  A wgmma may read A late, and a loop puts the next step's A into the same registers: only
+`wgmma.wait_group` ensures that the wgmma has read its A.  Both rules depend on the text alone, so this module checks
+them in the text, on every path through the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rooflab.bench.emulator.text.flow import Flow
+from rooflab.bench.emulator.text.syntax import Instruction, OperandGroup, PtxKernel, definitions, registers_of, uses
+
+_Facts = TypeVar("_Facts", bound=dict[Any, Any])
+"""Facts that hold at a place of a kernel."""
+BEGINNING, WRITTEN, MULTIPLIED, READ, FENCED = range(5)
+"""Events of a register since the last fence; `BEGINNING` concerns all registers."""
+_State = dict[tuple[int, int], int]
+"""By event and register, the number of the last instruction that caused the event."""
+_Ages = dict[int, tuple[int, int]]
+"""By register: the number of groups committed since a wgmma that reads it, its group included; the wgmma's number."""
+
+
+def accumulators(kernel: PtxKernel) -> frozenset[int]:
+    """Registers that a wgmma writes, and copies of them."""
+    registers: set[int] = set()
+    copies: list[tuple[int, int]] = []
+    for instruction in kernel.instructions:
+        if instruction.opcode.startswith("wgmma.mma_async"):
+            registers |= {register.index for register in definitions(instruction)}
+        elif instruction.opcode.startswith("mov") and len(instruction.operands) == 2:
+            target, source = ([item.index for item in registers_of(operand)] for operand in instruction.operands)
+            if len(target) == len(source) == 1:
+                copies.append((target[0], source[0]))
+    changed = bool(registers)
+    while changed:
+        more = {target for target, source in copies if source in registers} - registers
+        registers |= more
+        changed = bool(more)
+    return frozenset(registers)
+
+
+def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
+    """Each wgmma that lacks a `wgmma.fence` on some path to it, with the earlier access of one of its registers.
+
+    The access is a write, or a read after a wgmma that used the register; no fence follows the access.  A chain of
+    wgmmas of one shape needs no fence.  None means the kernel's beginning: the first wgmma always needs a fence.
+    """
+    kernel = flow.kernel
+    taken = {index for instruction in kernel.instructions for index in _registers(instruction)}
+    if not taken:
+        return []
+    facts = _follow(
+        flow,
+        {(BEGINNING, 0): -1},
+        lambda instruction, state: _step(instruction, state, taken),
+        lambda state, known: {key: number for key, number in state.items() if key not in known},
+    )
+    return [(wgmma, kernel.instructions[number] if number >= 0 else None) for wgmma, number in facts]
+
+
+def _follow(
+    flow: Flow, entry: _Facts, step: Callable[[Instruction, _Facts], set[int]], new: Callable[[_Facts, _Facts], _Facts]
+) -> list[tuple[Instruction, int]]:
+    """Carries the facts `entry` along every path from a kernel's beginning, until no block learns a new fact.
+
+    `step` updates the facts in place for an instruction; the result pairs the instruction with each number that `step`
+    returns.  `new` gives the facts that a block does not know yet.
+    """
+    blocks = {start: flow.block(start, 128) for start in sorted(flow.starts(128))}
+    entering: dict[int, _Facts] = {start: type(entry)() for start in blocks}
+    entering[0].update(entry)
+    work, seen, found = [0], set[int](), dict[tuple[int, int], None]()
+    while work:
+        start = work.pop()
+        seen.add(start)
+        facts = type(entry)(entering[start])
+        for instruction in flow.kernel.instructions[blocks[start].start : blocks[start].end]:
+            found |= dict.fromkeys((instruction.number, number) for number in step(instruction, facts))
+        for following in blocks[start].following:
+            if following in blocks:
+                learnt = new(facts, entering[following])
+                if learnt or following not in seen:
+                    entering[following].update(learnt)
+                    work.append(following)
+    return [(flow.kernel.instructions[place], number) for place, number in found]
+
+
+def _registers(instruction: Instruction) -> list[int]:
+    """The registers of a wgmma's accumulators and of its A."""
+    if not instruction.opcode.startswith("wgmma.mma_async"):
+        return []
+    groups = [operand for operand in instruction.operands[:2] if isinstance(operand, OperandGroup)]
+    return [register.index for operand in groups for register in registers_of(operand)]
+
+
+def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
+    """Updates `state` for an instruction; for a wgmma, returns the earlier accesses that lack a fence after them."""
+    early: set[int] = set()
+    if instruction.opcode.startswith("wgmma.fence"):
+        # A compiler may move reads to after the fence: they count again only after the next wgmma.
+        had = {(FENCED, index): number for (kind, index), number in state.items() if kind in (MULTIPLIED, FENCED)}
+        state.clear()
+        state.update(had)
+    elif instruction.opcode.startswith("wgmma.mma_async"):
+        own = _registers(instruction)
+        keys = [(BEGINNING, 0), *((kind, index) for kind in (WRITTEN, READ) for index in own)]
+        early = {state[key] for key in keys if key in state}
+        for kind, index in [key for key in state if key[0] == FENCED]:
+            state[MULTIPLIED, index] = state.pop((kind, index))
+        for index in own:
+            state[MULTIPLIED, index] = instruction.number
+            state.pop((READ, index), None)
+    elif not instruction.opcode.startswith("wgmma"):
+        for register in uses(instruction):
+            if (MULTIPLIED, register.index) in state:
+                state[READ, register.index] = instruction.number
+        # LLVM moves a wgmma's operands into its registers, even after a fence; ptxas then moves the fence (its note
+        # C7519). So a move counts only if the last fence came before another wgmma, or if there was no fence.
+        moves = instruction.parts[0] == "mov" and (BEGINNING, 0) not in state
+        for register in definitions(instruction):
+            if register.index in taken and not (moves and (MULTIPLIED, register.index) not in state):
+                state[WRITTEN, register.index] = instruction.number
+    return early
+
+
+def rewritten(flow: Flow) -> list[tuple[Instruction, Instruction]]:
+    """Each write of a register that an earlier wgmma may not have read as A yet, with that wgmma."""
+    kernel = flow.kernel
+    if not any(_a_registers(instruction) for instruction in kernel.instructions):
+        return []
+
+    def younger(ages: _Ages, known: _Ages) -> _Ages:
+        # The smallest age counts: on that path the most groups may be pending.
+        return {index: age for index, age in ages.items() if index not in known or age < known[index]}
+
+    facts = _follow(flow, _Ages(), _step_reads, younger)
+    return [(writer, kernel.instructions[number]) for writer, number in facts]
+
+
+def _a_registers(instruction: Instruction) -> list[int]:
+    if not instruction.opcode.startswith("wgmma.mma_async") or not isinstance(instruction.operands[1], OperandGroup):
+        return []
+    return [register.index for register in registers_of(instruction.operands[1])]
+
+
+def _step_reads(instruction: Instruction, ages: _Ages) -> set[int]:
+    """Updates `ages` for an instruction; returns the wgmmas whose A the instruction overwrites too early."""
+    if instruction.opcode.startswith("wgmma.mma_async"):
+        ages.update(dict.fromkeys(_a_registers(instruction), (0, instruction.number)))
+        return set()
+    if instruction.opcode.startswith("wgmma.commit_group"):
+        ages.update({index: (age + 1, number) for index, (age, number) in ages.items()})
+        return set()
+    if instruction.opcode.startswith("wgmma.wait_group"):
+        pending = int(getattr(instruction.operands[0], "value", 0))
+        for index in [index for index, (age, _) in ages.items() if age > pending]:
+            del ages[index]
+        return set()
+    written = {register.index for register in definitions(instruction)} & ages.keys()
+    return {ages.pop(index)[1] for index in written}

@@ -1,0 +1,340 @@
+"""mma.sync and wgmma: matrix products, and how their matrices lie in registers, for many warps at once.
+
+Every layout of PTX ISA 8.7, "Matrix Fragments for mma.m16n8k...", follows one rule.  Lane = 4 * group + thread, and a
+register holds `per` elements of a row:
+
+- A: register 2 * step + half, element e is row 8 * half + group, column (4 * step + thread) * per + e;
+- B: register step, element e is column `group`, row (4 * step + thread) * per + e;
+- C, D: register 2 * half + e is row 8 * half + group, column 2 * thread + e; a 16-bit type has both in one register.
+
+An m8 shape has no second half.  By this rule a fragment is a matrix with its axes in another order.
+
+"Register Fragments for wgmma.mma_async.m64nNk...": a warpgroup's four warps hold 16 rows each.  A is laid out as in
+mma.sync.  Of D, lane 4 * g + t of warp w holds row 16 * w + 8 * half + g, column 8 * block + 2 * t + e: in register 4 *
+block + 2 * half + e, or, if D is packed f16, in half e of register 2 * block + half.
+
+Products are exact in float32 (24 bits hold a product of two f16, bf16, tf32, e4m3 or e5m2).  NumPy's matrix product
+sums them in float32 in its own order, because the ISA leaves the order open; C is added last.
+
+`truncated_wgmma` models the short sums of fp8 on Hopper.  DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) found that fp8
+GEMM on H800 keeps about 14 bits: products are shifted right to the largest exponent and cut.  MMA-Sim (arXiv
+2511.10909) found this model, which agrees bit for bit with an H100: the K products of one instruction and the
+accumulator are cut, towards zero, to a common grid of 2**-F times the power of two of the largest exponent, and added
+exactly; the sum is cut to F bits of mantissa.  F is 13 for fp8 into f32.  The exponent of a product is the sum of its
+factors' exponents, before the product is normalised.  For the 16-bit types and tf32 that paper gives F = 25 and a
+result of 23 bits.  This code has not been compared with a GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from rooflab.bench.emulator.numbers.bits import Value
+from rooflab.bench.emulator.numbers.formats import decode
+
+WARP = 32
+BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1, "f64": 8}
+"""Element types of A and B, with the bytes of one."""
+RAW: dict[int, type[np.generic]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.float64}
+"""By bytes of an element, the NumPy type of raw elements."""
+_SHAPE = re.compile(r"m(8|16)n8k(\d+)")
+_HALVES, _BYTES, _INTEGERS = ("f16", "bf16"), ("e4m3", "e5m2"), ("s8", "u8")
+_PARTNERS = {
+    **{name: (name,) for name in (*_HALVES, "tf32", "f64")},
+    **dict.fromkeys(_BYTES, _BYTES),
+    **dict.fromkeys(_INTEGERS, _INTEGERS),
+}
+_RESULTS = {
+    **dict.fromkeys(("f16", *_BYTES), ("f32", "f16")),
+    **dict.fromkeys(("bf16", "tf32"), ("f32",)),
+    **dict.fromkeys(_INTEGERS, ("s32",)),
+    "f64": ("f64",),
+}
+_DEPTHS = {
+    **dict.fromkeys(_HALVES, (8, 16)),
+    **dict.fromkeys((*_BYTES, *_INTEGERS), (16, 32)),
+    "tf32": (4, 8),
+    "f64": (4, 8, 16),
+}
+WARPGROUP = 128
+ROWS = 64
+FP8_FRACTION_BITS = 13
+FRACTION_BITS = 25
+"""F for f16, bf16 and tf32."""
+_LOWEST = {"e4m3": -6, "e5m2": -14, "f16": -14, "bf16": -126, "tf32": -126, "f32": -126}
+_NONE = -(1 << 14)
+_MANTISSA_BITS = 23
+
+
+def numbers(bits: np.ndarray, element: str) -> np.ndarray:
+    """The exact values, in float32, of raw elements (any shape; unsigned of a width in `BYTES`, or float64 for f64).
+
+    f64 stays float64.  tf32 loses its low 13 bits, as in the tensor core.  Integers of 8 bits become float32
+    too: a sum of 32 products stays below 2**24.  Raises `KeyError` on a type that is not in `BYTES`.
+    """
+    if BYTES[element] == 8:
+        return bits
+    if element in ("s8", "u8"):
+        return bits.view(np.int8 if element == "s8" else np.uint8).astype(np.float32)
+    return np.asarray(decode(bits, element))
+
+
+def stacked(registers: Sequence[Value], lanes: int, dtype: type[np.generic]) -> np.ndarray:
+    """Registers, each (lanes,) or one value for all lanes, as one array (registers, lanes) with their bits as `dtype`.
+
+    Raises `ValueError` if `lanes` is not whole warps or a register has another length.
+    """
+    if lanes <= 0 or lanes % WARP:
+        raise ValueError(f"lanes: expected whole warps of 32, got {lanes}")
+    if all(register.shape == (lanes,) and register.dtype == registers[0].dtype for register in registers):
+        # This takes half the time of the loop below.
+        return np.concatenate(registers).view(dtype).reshape(len(registers), lanes)
+    rows = np.empty((len(registers), lanes), dtype)
+    for row, register in zip(rows, registers, strict=True):
+        if register.shape not in ((lanes,), ()):
+            raise ValueError(f"register: expected {lanes} lanes, got shape {register.shape}")
+        row[:] = register.view(dtype)
+    return rows
+
+
+def lanes_of(*groups: Sequence[Value]) -> int:
+    """Lanes of the first register that is an array; 0 where no register is an array."""
+    return next((register.size for group in groups for register in group if register.shape), 0)
+
+
+def a_matrix(registers: Sequence[Value], lanes: int, element: str, m: int = 16) -> np.ndarray:
+    """A of each warp (warps, m, K), float32 (float64 for f64), from its registers, each (lanes,).
+
+    K follows from the number of registers: registers * 32 * (4 // bytes) // m.  `m` is 16, or 8 in the m8 shapes.
+    """
+    words = stacked(registers, lanes, np.float64 if element == "f64" else np.uint32)
+    halves, warps = m // 8, lanes // WARP
+    parts = words.reshape(-1, halves, warps, 8, 4).transpose(2, 1, 3, 0, 4)
+    return _elements(parts.reshape(warps, m, -1), element)
+
+
+def b_matrix(registers: Sequence[Value], lanes: int, element: str) -> np.ndarray:
+    """The transpose of B of each warp (warps, 8, K), float32 (float64 for f64), from its registers, each (lanes,)."""
+    words = stacked(registers, lanes, np.float64 if element == "f64" else np.uint32)
+    parts = words.reshape(-1, lanes // WARP, 8, 4).transpose(1, 2, 0, 3)
+    return _elements(parts.reshape(lanes // WARP, 8, -1), element)
+
+
+def _elements(words: np.ndarray, element: str) -> np.ndarray:
+    """Values of the elements packed in `words` (contiguous: the words of a row stand together)."""
+    return numbers(np.ascontiguousarray(words).view(RAW[BYTES[element]]), element)
+
+
+def spread(matrices: np.ndarray) -> np.ndarray:
+    """Accumulators (warps, m, 8) as registers (m // 4, lanes) that hold one element each; the dtype stays."""
+    warps, m, _ = matrices.shape
+    parts = matrices.reshape(warps, m // 8, 8, 4, 2).transpose(1, 4, 0, 2, 3)
+    return parts.reshape(m // 4, warps * WARP)
+
+
+def spread_pairs(matrices: np.ndarray) -> np.ndarray:
+    """Accumulators (warps, m, 8) as registers of two elements (m // 8, lanes, 2), the lower half first."""
+    warps, m, _ = matrices.shape
+    parts = matrices.reshape(warps, m // 8, 8, 4, 2).transpose(1, 0, 2, 3, 4)
+    return parts.reshape(m // 8, warps * WARP, 2)
+
+
+def gathered(registers: np.ndarray, m: int = 16) -> np.ndarray:
+    """Accumulators (warps, m, 8) from registers (m // 4, lanes) of one element each: the inverse of `spread`."""
+    warps = registers.shape[1] // WARP
+    parts = registers.reshape(m // 8, 2, warps, 8, 4).transpose(2, 0, 3, 4, 1)
+    return parts.reshape(warps, m, 8)
+
+
+def mma(
+    shape: str,
+    a_type: str,
+    b_type: str,
+    d_type: str,
+    a: Sequence[Value],
+    b: Sequence[Value],
+    c: Sequence[Value],
+    *,
+    saturate: bool = False,
+    lanes: int = 0,
+) -> list[np.ndarray]:
+    """The registers of D, each (lanes,), from those of A, B and C, each (lanes,) or one value for all lanes.
+
+    `shape` is m16n8k4 to m16n8k32 or m8n8k4 (f64) and m8n8k16 (s8, u8); types are named as in PTX.  A and B are uint32
+    (float64 for f64); C and D are float32, uint32 (s32, packed f16) or float64.  s32 wraps around, or with
+    `saturate` (.satfinite) stops at its limits.  `lanes` matters only if no register is an array.  Raises `ValueError`
+    on a combination that PTX does not have, or on a wrong number of registers.
+    """
+    m, counts = _plan(shape, a_type, b_type, d_type)
+    if (len(a), len(b), len(c)) != counts:
+        raise ValueError(f"{shape} {a_type}: expected {counts} registers of A, B, C, got {len(a), len(b), len(c)}")
+    lanes = lanes_of(a, b, c) or lanes
+    product = np.matmul(a_matrix(a, lanes, a_type, m), b_matrix(b, lanes, b_type).transpose(0, 2, 1))
+    if d_type == "f16":
+        old = stacked(c, lanes, np.uint32).view(np.float16).reshape(m // 8, lanes, 2)
+        packed = (spread_pairs(product) + old).astype(np.float16).view(np.uint32)
+        return list(packed.reshape(m // 8, lanes))
+    registers = spread(product)
+    if d_type == "s32":
+        return list(integer_sum(registers, stacked(c, lanes, np.int32), saturate).view(np.uint32))
+    registers += stacked(c, lanes, registers.dtype.type)
+    return list(registers)
+
+
+def combines(a_type: str, b_type: str, d_type: str) -> bool:
+    """Whether PTX multiplies operands of these types into this result type; wgmma has the same types, without f64."""
+    return b_type in _PARTNERS.get(a_type, ()) and d_type in _RESULTS[a_type]
+
+
+def integer_sum(product: np.ndarray, old: np.ndarray, saturate: bool) -> np.ndarray:
+    """`product` (whole numbers in float32) plus `old` (int32), in int32: it wraps around, or stops at the limits."""
+    if not saturate:
+        wrapped: np.ndarray = product.astype(np.int32) + old
+        return wrapped
+    limits = np.iinfo(np.int32)
+    stopped: np.ndarray = np.clip(product.astype(np.int64) + old, limits.min, limits.max).astype(np.int32)
+    return stopped
+
+
+@cache
+def _plan(shape: str, a_type: str, b_type: str, d_type: str) -> tuple[int, tuple[int, int, int]]:
+    """Rows of A, and the registers of A, B and C."""
+    parts = _SHAPE.fullmatch(shape)
+    if not parts or not combines(a_type, b_type, d_type):
+        raise ValueError(f"mma: no {shape} of {a_type} and {b_type} into {d_type}")
+    m, k = int(parts[1]), int(parts[2])
+    narrow = (a_type == "f64" and k == 4) or (a_type in _INTEGERS and k == 16)
+    if k not in _DEPTHS[a_type] or (m == 8 and not narrow):
+        raise ValueError(f"mma: no {shape} of {a_type}")
+    a_registers = m * k * BYTES[a_type] // (32 * max(4, BYTES[a_type]))
+    b_registers = 8 * k * BYTES[b_type] // (32 * max(4, BYTES[b_type]))
+    return m, (a_registers, b_registers, m // (8 if d_type == "f16" else 4))
+
+
+@cache
+def check_shape(n: int, d_type: str, a_type: str, b_type: str, registers: int) -> None:
+    """Raises `ValueError` on an N or types that wgmma does not have, or on a wrong number of registers of D."""
+    if a_type == "f64" or not combines(a_type, b_type, d_type):
+        raise ValueError(f"wgmma: no product of {a_type} and {b_type} into {d_type}")
+    step = 16 if d_type == "s32" and n not in (8, 24) else 8
+    if not 0 < n <= 256 or n % step:
+        raise ValueError(f"wgmma: expected an N of 8 to 256 that {a_type} has, got {n}")
+    wanted = n // (4 if d_type == "f16" else 2)
+    if registers != wanted:
+        raise ValueError(f"wgmma: expected {wanted} registers of D for {n} columns of {d_type}, got {registers}")
+
+
+def wgmma(
+    d: np.ndarray | None,
+    a: np.ndarray,
+    b: np.ndarray,
+    d_type: str = "f32",
+    *,
+    scale_a: int = 1,
+    scale_b: int = 1,
+    saturate: bool = False,
+) -> np.ndarray:
+    """A times the transpose of `b`, plus `d` unless it is None (scale-d is false).
+
+    `a` is (..., 64, K) and `b` (..., N, K), float32, as `read_operand` and `a_from_registers` give them.  The result is
+    (..., 64, N): float32 for f32; float32 rounded to values of f16 for f16; int32 for s32, which wraps around or, with
+    `saturate`, stops at its limits.  `scale_a` and `scale_b` are 1 or -1.  Products are exact and summed in float32; D
+    is added last, once per instruction.  Raises `ValueError` on any other type or scale.
+    """
+    if {scale_a, scale_b} - {1, -1}:
+        raise ValueError(f"scale: expected 1 or -1, got {scale_a} and {scale_b}")
+    product: np.ndarray = np.matmul(a, np.swapaxes(b, -1, -2))
+    if scale_a != scale_b:
+        product = -product
+    if d_type == "s32":
+        old = np.zeros(product.shape, np.int32) if d is None else d
+        return integer_sum(product, old, saturate)
+    if d is not None:
+        product += d
+    if d_type == "f32":
+        return product
+    if d_type == "f16":
+        return product.astype(np.float16).astype(np.float32)
+    raise ValueError(f"d_type: expected f32, f16 or s32, got {d_type}")
+
+
+def a_from_registers(registers: Sequence[Value], element: str, lanes: int = 0) -> np.ndarray:
+    """A of each warpgroup (warpgroups, 64, K), float32, from its four registers (128 * warpgroups,) uint32.
+
+    `lanes` matters only if no register is an array.  Raises `ValueError` if the lanes are not whole warpgroups, or the
+    registers are not four.
+    """
+    lanes = lanes_of(registers) or lanes
+    if len(registers) != 4 or lanes % WARPGROUP:
+        raise ValueError(f"registers: expected 4 of whole warpgroups of 128 lanes, got {len(registers)} of {lanes}")
+    warps = a_matrix(registers, lanes, element)
+    return warps.reshape(lanes // WARPGROUP, ROWS, warps.shape[2])
+
+
+def matrix_to_registers(d: np.ndarray, d_type: str = "f32") -> np.ndarray:
+    """Accumulators (64, N) or (warpgroups, 64, N) as registers (number, 128 * warpgroups); each row is a register.
+
+    f32 and s32: N // 2 registers of the dtype of `d`.  f16: N // 4 registers of uint32, from values that f16 can hold.
+    """
+    n = d.shape[-1]
+    parts = d.reshape(-1, 4, 2, 8, n // 8, 4, 2)  # warpgroup, warp, half, group, block, thread, element
+    lanes = parts.shape[0] * WARPGROUP
+    if d_type != "f16":
+        return parts.transpose(4, 2, 6, 0, 1, 3, 5).reshape(n // 2, lanes)
+    pairs = parts.transpose(4, 2, 0, 1, 3, 5, 6).astype(np.float16, order="C")
+    return pairs.reshape(-1).view(np.uint32).reshape(n // 4, lanes)
+
+
+def registers_to_matrix(registers: np.ndarray, d_type: str = "f32") -> np.ndarray:
+    """Accumulators (warpgroups, 64, N) from registers (number, 128 * warpgroups): the inverse of `matrix_to_registers`.
+
+    f32 and s32 keep their dtype, f16 (uint32) becomes float32.
+    """
+    number, lanes = registers.shape
+    if d_type != "f16":
+        parts = registers.reshape(number // 4, 2, 2, lanes // WARPGROUP, 4, 8, 4)
+        return parts.transpose(3, 4, 1, 5, 0, 6, 2).reshape(-1, ROWS, number * 2)
+    pairs = registers.view(np.float16).reshape(number // 2, 2, lanes // WARPGROUP, 4, 8, 4, 2)
+    return pairs.transpose(2, 3, 1, 4, 0, 5, 6).reshape(-1, ROWS, number * 4).astype(np.float32)
+
+
+def truncated_wgmma(
+    d: np.ndarray | None, a: np.ndarray, b: np.ndarray, a_type: str, b_type: str, d_type: str = "f32"
+) -> np.ndarray:
+    """A times the transpose of `b`, plus `d` unless it is None, in one instruction of Hopper, by the model above.
+
+    `a` is (M, K), `b` (N, K), `d` (M, N), and the result (M, N), all float32; a `d_type` of f16 rounds the result to
+    f16.  Where the plain sum is not finite, the result is that sum.  Raises `KeyError` on a type without a model.
+    """
+    bits = FP8_FRACTION_BITS if a_type in ("e4m3", "e5m2") else FRACTION_BITS
+    old = np.zeros((a.shape[0], b.shape[0]), np.float32) if d is None else d
+    a_exponents, b_exponents = _exponents(a, a_type), _exponents(b, b_type)
+    top = np.maximum(_exponents(old, d_type), _LOWEST["f32"])
+    for k in range(a.shape[1]):
+        np.maximum(top, a_exponents[:, k, None] + b_exponents[None, :, k], out=top)
+    grid = np.ldexp(1.0, bits - top)
+    total = np.trunc(old.astype(np.float64) * grid)
+    for k in range(a.shape[1]):
+        total += np.trunc(a[:, k, None] * b[None, :, k] * grid)
+    total /= grid
+    rounded = total.astype(np.float16) if d_type == "f16" else _cut(total, min(bits, _MANTISSA_BITS))
+    plain = np.matmul(a, b.T) + old
+    return np.where(np.isfinite(plain), rounded.astype(np.float32), plain)
+
+
+def _exponents(values: np.ndarray, element: str) -> np.ndarray:
+    """Exponents (int32) of values in a type, for significands in [1, 2); zero has the lowest exponent."""
+    exponents = np.maximum(np.frexp(values)[1] - 1, _LOWEST[element])
+    return np.where(values == 0, _NONE, exponents)
+
+
+def _cut(values: np.ndarray, bits: int) -> np.ndarray:
+    """`values` (float64) cut towards zero to `bits` bits of mantissa after the leading one, for float32's range."""
+    exponents = np.maximum(np.frexp(values)[1] - 1, _LOWEST["f32"])
+    grid = np.ldexp(1.0, bits - exponents)
+    cut: np.ndarray = np.trunc(values * grid) / grid
+    return cut

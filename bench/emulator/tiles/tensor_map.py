@@ -1,0 +1,354 @@
+"""Tensor maps and the tiles that TMA copies with them: the map's fields, a box's addresses, the changes to values.
+
+A map holds the arguments of cuTensorMapEncodeTiled, after the same checks, in 128 bytes.  The true layout of the bytes
+is secret, so maps of the host and maps that `tensormap.replace` makes on the device both use this module's layout.  128
+zeros are an empty map, as on sm_90a, where a kernel may start from zeroed shared memory.
+
+PTX ISA 8.7, "Tensors" and `cp.async.bulk.tensor`: a box is dense in shared memory, its first dimension fastest, and
+swizzled on the bits of the shared address itself; elements outside of the tensor are filled on loads and left alone on
+stores.  Results that do not depend on the coordinates are cached, so a tile of a loop costs two additions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+
+from rooflab.bench.emulator.numbers.bits import COMBINE, UNSIGNED
+from rooflab.bench.emulator.numbers.formats import decode, encode
+from rooflab.bench.emulator.tiles.shared_layout import CHUNK_BYTES, PERIOD, swizzled
+
+BYTES = 128
+"""Bytes of a tensor map."""
+ELEMENTS = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz")
+"""Element types in the order of the .elemtype values of PTX ISA 8.7, `tensormap.replace`."""
+DRIVER_ELEMENTS = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32.ftz", "tf32", "tf32.ftz")
+"""The same types in the order of the driver's CUtensorMapDataType, which differs from index 8 on."""
+ELEMENT_BYTES = {name: 8 if "64" in name else 4 if "32" in name else 1 if name == "u8" else 2 for name in ELEMENTS}
+SWIZZLES = (0, 32, 64, 128)
+"""Bytes of the swizzle, in the order of PTX's .swizzle_mode and of the driver's CUtensorMapSwizzle."""
+FILLS = ("zero", "nan")
+"""Values that a load writes for elements out of bounds, in the order of .fill_mode."""
+
+_MAGIC = 0x70616D5F62616C66
+_FIELDS = np.dtype(
+    [
+        ("magic", "<u8"),
+        ("global_address", "<u8"),
+        ("global_dim", "<u8", (5,)),
+        ("global_stride", "<u8", (4,)),
+        ("box_dim", "<u2", (5,)),
+        ("element_stride", "u1", (5,)),
+        ("rank", "u1"),
+        ("elemtype", "u1"),
+        ("interleave_layout", "u1"),
+        ("swizzle_mode", "u1"),
+        ("fill_mode", "u1"),
+        ("unused", "u1", (20,)),
+    ]
+)
+_CODES = {"elemtype": len(ELEMENTS), "interleave_layout": 3, "swizzle_mode": len(SWIZZLES), "fill_mode": len(FILLS)}
+BOX_ALIGNMENT = 128
+"""Bytes: the shared address of a box is a multiple of this."""
+_KINDS = {"u": "u", "s": "i"}
+_WHOLE = ("u32", "s32", "u64", "s64")
+REDUCIBLE = {
+    "add": ("u32", "s32", "u64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz"),
+    **dict.fromkeys(("min", "max"), (*_WHOLE, "f16", "bf16")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+    **dict.fromkeys(("and", "or", "xor"), _WHOLE),
+}
+"""Element types of each reduction: those that ptxas takes for `cp.reduce.async.bulk`, and Triton for tensors."""
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A tiled tensor in global memory and the box that one copy moves; the contiguous dimension comes first.
+
+    Raises `ValueError`, which names the argument, if cuTensorMapEncodeTiled would refuse it (CUDA driver API, "Tensor
+    Map Object Management"), and on an interleaved layout, which is not emulated.
+    """
+
+    address: int
+    """Global address of the first element, a multiple of 16."""
+    element: str
+    """One of `ELEMENTS`."""
+    dims: tuple[int, ...]
+    """Elements of each of 1 to 5 dimensions."""
+    strides: tuple[int, ...]
+    """Bytes from one index to the next in every dimension except the first; multiples of 16."""
+    box: tuple[int, ...]
+    """Elements that a box spans along each dimension, at most 256."""
+    element_strides: tuple[int, ...] = ()
+    """Steps between the copied elements along each dimension, 1 to 8; the first step is ignored.  Empty means all 1."""
+    swizzle: int = 0
+    """Bytes of the swizzle in shared memory: 0, 32, 64 or 128."""
+    fill: str = "zero"
+    """One of `FILLS`."""
+    interleave: int = 0
+    """Must be 0: no interleaving."""
+    base: torch.Tensor | None = field(default=None, compare=False, repr=False)
+    """The tensor at the address, for a map of the host whose tensor is no argument itself."""
+
+    def __post_init__(self) -> None:
+        if not self.element_strides:
+            object.__setattr__(self, "element_strides", (1,) * self.rank)
+        if not 1 <= self.rank <= 5:
+            raise ValueError(f"dims: expected 1 to 5 dimensions, got {self.rank}")
+        if self.element not in ELEMENTS:
+            raise ValueError(f"element: expected one of {ELEMENTS}, got {self.element!r}")
+        for name, wanted in (("strides", self.rank - 1), ("box", self.rank), ("element_strides", self.rank)):
+            if len(getattr(self, name)) != wanted:
+                raise ValueError(f"{name}: expected {wanted} for {self.rank} dimensions, got {getattr(self, name)}")
+        self._check_sizes()
+        self._check_modes()
+
+    def _check_sizes(self) -> None:
+        if self.address < 0 or self.address % 16:
+            raise ValueError(f"address: expected a multiple of 16, got {self.address:#x}")
+        if not all(0 < size <= 1 << 32 for size in self.dims):
+            raise ValueError(f"dims: expected 1 to 2**32 elements, got {self.dims}")
+        if not all(0 <= stride < 1 << 40 and stride % 16 == 0 for stride in self.strides):
+            raise ValueError(f"strides: expected multiples of 16 bytes below 2**40, got {self.strides}")
+        if not all(0 < size <= 256 for size in self.box):
+            raise ValueError(f"box: expected 1 to 256 elements, got {self.box}")
+        if not all(0 < step <= 8 for step in self.element_strides):
+            raise ValueError(f"element_strides: expected 1 to 8, got {self.element_strides}")
+        if self.row_bytes % 16:
+            raise ValueError(f"box: expected rows of a multiple of 16 bytes, got {self.box[0]} {self.element}")
+
+    def _check_modes(self) -> None:
+        if self.interleave:
+            raise ValueError(f"interleave: only 0, none, is emulated, got {self.interleave}")
+        if self.swizzle not in SWIZZLES:
+            raise ValueError(f"swizzle: expected one of {SWIZZLES} bytes, got {self.swizzle}")
+        if self.swizzle and self.row_bytes > self.swizzle:
+            raise ValueError(f"box: expected rows of at most {self.swizzle} bytes, the swizzle, got {self.row_bytes}")
+        if self.fill not in FILLS:
+            raise ValueError(f"fill: expected one of {FILLS}, got {self.fill!r}")
+        if self.fill == "nan" and self.element[0] in "us":
+            raise ValueError(f"fill: nan needs a floating-point element, got {self.element}")
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.dims)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element."""
+        return ELEMENT_BYTES[self.element]
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of a box along the first dimension."""
+        return self.box[0] * self.element_bytes
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """Steps between the elements that a copy takes along each dimension."""
+        return (1, *self.element_strides[1:])
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Elements that a copy moves along each dimension: the box over the element strides, rounded up."""
+        return tuple(-(-size // step) for size, step in zip(self.box, self.steps, strict=True))
+
+    @cached_property
+    def box_bytes(self) -> int:
+        """Bytes that a copy writes to or reads from shared memory; a load's mbarrier also counts filled bytes."""
+        return int(np.prod(self.counts)) * self.element_bytes
+
+    def pack(self) -> bytes:
+        """The map in 128 bytes, for `unpack` and `replace`."""
+        record = np.zeros((), _FIELDS)
+        record["magic"], record["global_address"] = _MAGIC, self.address
+        arrays = {"global_dim": self.dims, "global_stride": self.strides, "box_dim": self.box}
+        for name, values in {**arrays, "element_stride": self.element_strides}.items():
+            record[name][: len(values)] = values
+        record["rank"], record["elemtype"] = self.rank - 1, ELEMENTS.index(self.element)
+        record["swizzle_mode"], record["fill_mode"] = SWIZZLES.index(self.swizzle), FILLS.index(self.fill)
+        return record.tobytes()
+
+
+@lru_cache(maxsize=1024)
+def unpack(raw: bytes) -> TensorMap:
+    """The map in 128 bytes.  Raises `ValueError` on bytes that `pack` did not make, or that hold an invalid map."""
+    record = _record(raw)
+    if not int(record["magic"]):
+        raise ValueError("tensor map: expected one that was filled in, got 128 zero bytes")
+    rank = int(record["rank"]) + 1
+    if rank > 5:
+        raise ValueError(f"tensor map: expected a rank of 1 to 5, got {rank}")
+    return TensorMap(
+        int(record["global_address"]),
+        ELEMENTS[int(record["elemtype"])],
+        tuple(record["global_dim"][:rank].tolist()),
+        tuple(record["global_stride"][: rank - 1].tolist()),
+        tuple(record["box_dim"][:rank].tolist()),
+        tuple(record["element_stride"][:rank].tolist()),
+        SWIZZLES[int(record["swizzle_mode"])],
+        FILLS[int(record["fill_mode"])],
+        int(record["interleave_layout"]),
+    )
+
+
+def replace(raw: bytes, field: str, ordinal: int, value: int, *, stride_unit: int = 1) -> bytes:
+    """The map in `raw` (128 bytes, or zeros) with one field changed, as `tensormap.replace.tile` does.
+
+    PTX ISA 8.7, `tensormap.replace`: `field` is global_address, rank, box_dim, global_dim, global_stride,
+    element_stride, elemtype, interleave_layout, swizzle_mode or fill_mode; `ordinal` is the dimension, or 0 if the
+    field has none; `value` is the rank minus one, a mode's number in PTX's table, or, for the other fields, the value
+    itself.  A global_stride is in bytes; code for PTX versions up to 8.5 gives it in units of 16 bytes (`stride_unit`
+    16), because ptxas shifted it (Triton writes such code).  The other fields may still be unset.  Raises `ValueError`
+    on an unknown field or a value that no map can hold.
+    """
+    record = _record(raw)
+    if field not in (_FIELDS.names or ())[1:-1]:
+        raise ValueError(f"field: expected one of {(_FIELDS.names or ())[1:-1]}, got {field!r}")
+    room = record[field].reshape(-1)
+    if not 0 <= ordinal < room.size:
+        raise ValueError(f"ordinal: expected 0 to {room.size - 1} for {field}, got {ordinal}")
+    value = int(value) * (stride_unit if field == "global_stride" else 1)
+    limit = _CODES.get(field, np.iinfo(room.dtype).max + 1)
+    if not 0 <= value < limit:
+        raise ValueError(f"{field}: expected 0 to {limit - 1}, got {value}")
+    if record[field].ndim:
+        record[field][ordinal] = value
+    else:
+        record[field] = value
+    record["magic"] = _MAGIC
+    return record.tobytes()
+
+
+def _record(raw: bytes) -> np.ndarray:
+    """A writable copy of the fields; the bytes must come from `pack` or be all zero."""
+    if len(raw) != BYTES:
+        raise ValueError(f"tensor map: expected {BYTES} bytes, got {len(raw)}")
+    record = np.frombuffer(raw, _FIELDS).copy().reshape(())
+    if int(record["magic"]) != _MAGIC and any(raw):
+        raise ValueError(f"tensor map: expected bytes that a TensorMap packed, got {bytes(raw[:16]).hex()}...")
+    return record
+
+
+@dataclass(frozen=True)
+class TileIndex:
+    """A box as `n` units of `unit_bytes` bytes, each wholly inside or wholly outside of the tensor."""
+
+    global_addresses: np.ndarray
+    """(n,) int64, multiples of `unit_bytes`; meaningless for a unit outside of the tensor."""
+    shared_addresses: np.ndarray
+    """(n,) int64, in bytes; each unit of the box has one address."""
+    inside: np.ndarray | None
+    """(n,) bool; None if all units are inside."""
+    unit_bytes: int
+    """16, or less if the coordinates or the tensor's edge cut a 16-byte chunk; never less than an element."""
+
+
+def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) -> TileIndex:
+    """The box that starts at element `coords` (one signed number per dimension) and at `shared_address` (bytes).
+
+    Raises `ValueError` on a wrong number of coordinates, on a shared address that is not a multiple of 128, and on rows
+    narrower than the swizzle, for which no layout is documented.
+    """
+    if len(coords) != tensor.rank:
+        raise ValueError(f"coords: expected {tensor.rank}, got {len(coords)}")
+    if shared_address % BOX_ALIGNMENT:
+        raise ValueError(f"shared_address: expected a multiple of {BOX_ALIGNMENT}, got {shared_address:#x}")
+    starts = [int(coord) for coord in coords]
+    size = tensor.element_bytes
+    whole = [
+        start >= 0 and start + (count - 1) * step < extent
+        for start, count, step, extent in zip(starts, tensor.counts, tensor.steps, tensor.dims, strict=True)
+    ]
+    unit = math.gcd(CHUNK_BYTES, starts[0] * size, 0 if whole[0] else tensor.dims[0] * size)
+    phase = shared_address % PERIOD
+    origin = tensor.address + starts[0] * size
+    origin += sum(start * stride for start, stride in zip(starts[1:], tensor.strides, strict=True))
+    global_offsets, shared_offsets = _offsets(tensor, unit, phase)
+    return TileIndex(
+        global_offsets + origin,
+        shared_offsets + (shared_address - phase),
+        None if all(whole) else _inside(tensor, starts, unit),
+        unit,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _offsets(tensor: TensorMap, unit: int, phase: int) -> tuple[np.ndarray, np.ndarray]:
+    """Global offsets from the first element's address, and shared addresses for a box that starts at `phase`."""
+    if 0 < tensor.row_bytes < tensor.swizzle:
+        raise ValueError(f"box: expected rows of the {tensor.swizzle} bytes of the swizzle, got {tensor.row_bytes}")
+    offsets = np.arange(0, tensor.row_bytes, unit, dtype=np.int64)
+    for count, step, stride in zip(tensor.counts[1:], tensor.steps[1:], tensor.strides, strict=True):
+        offsets = np.add.outer(np.arange(count, dtype=np.int64) * (step * stride), offsets)
+    shared = phase + np.arange(0, tensor.box_bytes, unit, dtype=np.int64)
+    return offsets.reshape(-1), swizzled(shared, tensor.swizzle)
+
+
+def _inside(tensor: TensorMap, starts: Sequence[int], unit: int) -> np.ndarray:
+    """(n,): whether each unit lies inside of the tensor."""
+    size = tensor.element_bytes
+    places = np.arange(0, tensor.row_bytes, unit, dtype=np.int64) + starts[0] * size
+    inside = (places >= 0) & (places < tensor.dims[0] * size)
+    rest = zip(starts[1:], tensor.counts[1:], tensor.steps[1:], tensor.dims[1:], strict=True)
+    for start, count, step, extent in rest:
+        places = start + np.arange(count, dtype=np.int64) * step
+        inside = np.logical_and.outer((places >= 0) & (places < extent), inside)
+    return inside.reshape(-1)
+
+
+def fill_unit(tensor: TensorMap, unit_bytes: int) -> np.ndarray:
+    """The bytes that a load writes for a unit out of bounds: (unit_bytes,) uint8.
+
+    They are zeros, or one NaN per element with all bits but the sign set: PTX's canonical NaN (the ISA says "special
+    NaN" and gives no bits).
+    """
+    size = tensor.element_bytes
+    if tensor.fill == "zero":
+        return np.zeros(unit_bytes, np.uint8)
+    nan = np.array((1 << (8 * size - 1)) - 1, UNSIGNED[size])
+    return np.tile(nan.reshape(1).view(np.uint8), unit_bytes // size)
+
+
+def loaded(bits: np.ndarray, element: str) -> np.ndarray:
+    """Raw elements (unsigned, any shape) as a load through a map of type `element` writes them.
+
+    tf32 and tf32.ftz are rounded to 10 bits of mantissa, to nearest even; .ftz types turn subnormals into zeros of the
+    same sign.  Elements of other types are copied.
+    """
+    if element.endswith(".ftz"):
+        bits = np.where(bits & np.uint32(0x7F800000), bits, bits & np.uint32(0x80000000))
+    if element.startswith("tf32"):
+        bits = np.asarray(encode(bits.view(np.float32), "tf32")).view(np.uint32)
+    return bits
+
+
+def reduce_values(op: str, old: np.ndarray, new: np.ndarray, element: str) -> np.ndarray:
+    """The result of `cp.reduce.async.bulk.tensor` in memory: `old` combined with `new`, raw elements of one shape.
+
+    PTX ISA 8.7, `red` and `cp.reduce.async.bulk.tensor`: `op` is add, min, max, inc, dec, and, or, xor; `element` is
+    one of `tensor_map.ELEMENTS`.  f16 and bf16 are added in float32 and rounded to nearest even, subnormals included;
+    min and max of a number and a NaN give the number.  inc and dec are those of u32.  Raises `ValueError` on a
+    combination that PTX does not have.
+    """
+    if element not in REDUCIBLE[op]:
+        raise ValueError(f"op: expected a reduction that {element} has, got {op!r}")
+    word = UNSIGNED[ELEMENT_BYTES[element]]
+    whole = element[0] in _KINDS
+    old, new = old.view(word), new.view(word)
+    if op == "inc":
+        return np.where(old >= new, np.uint32(0), old + np.uint32(1))
+    if op == "dec":
+        return np.where((old == 0) | (old > new), new, old - np.uint32(1))
+    combine = COMBINE[op]
+    if element in ("f16", "bf16"):
+        return np.asarray(encode(combine(decode(old, element), decode(new, element)), element))
+    kind = f"{_KINDS[element[0]] if whole else 'f'}{word.itemsize}"
+    combined: np.ndarray = combine(old.view(kind), new.view(kind)).view(word)
+    return loaded(combined, element) if element.endswith(".ftz") else combined

@@ -1,0 +1,224 @@
+"""Kernels that Triton or Gluon compiled: packs their PTX's arguments, and emulates their launches."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from rooflab.bench.emulator.arguments import PtxLaunch
+from rooflab.bench.emulator.machine.run import MOST_THREADS
+from rooflab.bench.emulator.tiles.tensor_map import DRIVER_ELEMENTS, ELEMENTS, SWIZZLES, TensorMap
+
+SCRATCH_ALIGN = 128
+DTYPES = {
+    torch.float64: ("fp64",), torch.float32: ("fp32",), torch.float16: ("fp16",), torch.bfloat16: ("bf16",),
+    torch.int64: ("i64",), torch.int32: ("i32",), torch.int16: ("i16",), torch.int8: ("i8",),
+    torch.uint8: ("u8",), torch.bool: ("i1", "u1"),
+}  # fmt: skip
+"""Triton's names of the dtypes that have one name in all versions."""
+Handle = Callable[[Any, tuple[int, ...], list[Any]], None]
+"""Takes a compiled kernel, its grid and its arguments."""
+Configs = Callable[[list[Any], dict[str, Any]], Iterable[Any]]
+"""Takes the configs of an autotuned kernel and its arguments by name; returns those that run."""
+
+
+def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxLaunch, list[Any], list[torch.Tensor]]:
+    """A `PtxLaunch` of a `CompiledKernel`, the values of its PTX's parameters, and the tensors of its maps.
+
+    `grid` counts CTAs.  `args` are the arguments of the kernel's signature without its constexprs.  Raises `ValueError`
+    where their number differs from the signature's.
+    """
+    metadata = compiled.metadata
+    ptx = compiled.asm["ptx"]
+    signature = [kind for kind in compiled.src.signature.values() if kind != "constexpr"]
+    own = [_name(compiled, key) for key, kind in compiled.src.signature.items() if kind != "constexpr"]
+    if not isinstance(args, list | tuple):
+        raise ValueError(f"args: expected a list, got a value of type {type(args).__name__}")
+    if len(args) != len(signature):
+        raise ValueError(f"args: expected {len(signature)} for {metadata.name}, got {len(args)}")
+    values: list[Any] = []
+    names: list[str] = []
+    reached: list[torch.Tensor] = []
+    maps = iter(getattr(metadata, "tensordesc_meta", None) or ())
+    for name, given, wanted_kind in zip(own, args, signature, strict=True):
+        for value, kind in _flat([given], [wanted_kind]):
+            if isinstance(kind, str) and kind.startswith("tensordesc"):
+                values += _descriptor(value, next(maps, None))
+                reached.append(value.base)
+            else:
+                values.append(_float(value, kind) if isinstance(value, int | float) else _memory(name, value, kind))
+        names += [name] * (len(values) - len(names))
+    ctas = math.prod(map(int, grid))
+    for size in (int(metadata.global_scratch_size), int(getattr(metadata, "profile_scratch_size", 0) or 0)):
+        values.append(torch.zeros(ctas * size + SCRATCH_ALIGN, dtype=torch.uint8) if size else 0)
+    entry = re.search(rf"\.entry {re.escape(metadata.name)}\s*\(([^)]*)\)", ptx)
+    wanted = entry[1].count(".param ") if entry is not None else 0
+    # The PTX has parameters also for unused arguments; scratch pointers exist only since Triton 3.x.
+    values = values[:wanted] if len(values) > wanted else values
+    names += ["scratch memory"] * (len(values) - len(names))
+    launch = PtxLaunch(ptx, metadata.name, None, int(metadata.shared), _cluster(metadata), tuple(names))
+    return launch, values, reached
+
+
+def _memory(name: str, value: Any, kind: Any) -> Any:
+    """A tensor for a pointer of the kind `kind`; one that `triton.reinterpret` wraps as itself.
+
+    Raises `ValueError` where the kernel was compiled for another dtype.
+    """
+    if isinstance(value, torch.Tensor):
+        own = DTYPES.get(value.dtype)
+        if own and isinstance(kind, str) and kind.removeprefix("*").removeprefix("k") not in own:
+            raise ValueError(
+                f"{name}: expected {kind}, for which the kernel was compiled, got a tensor of {value.dtype}"
+            )
+        return value
+    base = getattr(value, "base", None)
+    return base if isinstance(base, torch.Tensor) else value
+
+
+def _name(compiled: Any, key: Any) -> str:
+    """The name of an argument in the source; Triton's key is the name, the index, or a tuple with the index."""
+    return key if isinstance(key, str) else str(compiled.src.fn.arg_names[key[0] if isinstance(key, tuple) else key])
+
+
+def in_ctas(compiled: Any, grid: Sequence[int]) -> tuple[int, ...]:
+    """The grid as Triton's driver launches it: a program with `num_ctas` CTAs is a cluster."""
+    sizes = [*map(int, grid), 1, 1][:3]
+    return tuple(size * own for size, own in zip(sizes, _cluster(compiled.metadata), strict=True))
+
+
+def _cluster(metadata: Any) -> tuple[int, int, int]:
+    x, y, z = getattr(metadata, "cluster_dims", None) or (int(metadata.num_ctas), 1, 1)
+    return x, y, z
+
+
+def _flat(values: Sequence[Any], kinds: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Values with their types; tuples are flattened, and values that Triton specialised away are left out."""
+    for value, kind in zip(values, kinds, strict=True):
+        if isinstance(kind, tuple | list):
+            yield from _flat(value, kind)
+        elif kind != "constexpr":
+            yield value, kind
+
+
+def _float(value: float, kind: Any) -> Any:
+    """A number as Triton's launcher passes it: an annotation may make an integer a float, or a float half as wide."""
+    if kind == "fp16":
+        return np.float16(value).tobytes()
+    if kind == "bf16":
+        return np.float32(value).tobytes()[2:]  # the launcher truncates
+    return float(value) if kind in ("fp32", "fp64") else value
+
+
+def _descriptor(value: Any, meta: Any) -> list[Any]:
+    """The parameters of a tensor descriptor: a map, or the tensor with its shape and strides."""
+    shape, strides = [int(size) for size in value.shape], [int(stride) for stride in value.strides]
+    if meta is None:
+        flags = value.padding == "nan", bool(getattr(value, "round_f32_to_tf32", False))
+        return [value.base, *shape, *strides, *flags, *shape, *strides]
+    size = int(meta["elem_size"])
+    kind = ELEMENTS[int(meta["elem_type"])]
+    if getattr(value, "round_f32_to_tf32", False):
+        kind = DRIVER_ELEMENTS[11]
+    made = TensorMap(
+        address=value.base.data_ptr(),
+        element=kind,
+        dims=tuple(reversed(shape)),
+        strides=tuple(stride * size for stride in reversed(strides[:-1])),
+        box=tuple(reversed([int(length) for length in meta["block_size"]])),
+        swizzle=SWIZZLES[int(meta["swizzle"])],
+        fill="nan" if value.padding == "nan" else "zero",
+    )
+    return [made, *shape, *strides]
+
+
+@contextmanager
+def emulating_triton(
+    sm: int, properties: Mapping[str, int], handle: Handle, configs: Configs | None = None
+) -> Iterator[None]:
+    """Compiles kernels for `sm` and gives every launch to `handle`, also one of a `CompiledKernel`.
+
+    An autotuned kernel runs with the configs that `configs` chooses of those it has, by default the first; the last
+    one's result stays.
+    """
+    # Imported here, because Triton reads its environment at import, and `emulate` does not need Triton.
+    import triton
+    from triton.compiler import CompiledKernel
+    from triton.runtime.autotuner import Autotuner
+
+    from rooflab.bench.compile.capture import FakeDriver, check_internals, ptxas_log
+
+    check_internals()
+    init, tune = CompiledKernel._init_handles, Autotuner.run
+
+    def ready(self: Any) -> None:
+        """Instead of loading the code: what a launch calls."""
+        self.module = self.function = self.name
+        self._run = partial(_launched, self)
+
+    def missing(self: Any, name: str) -> int:
+        """What Triton knows of a kernel that is loaded: its registers and the bytes of its spills."""
+        if name not in ("n_regs", "n_spills", "n_max_threads"):
+            raise AttributeError(name)
+        used = re.search(r"(\d+) bytes spill stores.*?Used (\d+) registers", ptxas_log(self), re.DOTALL)
+        assert used is not None, "ptxas says both"
+        self.n_regs, self.n_spills, self.n_max_threads = int(used[2]), int(used[1]) // 4, MOST_THREADS
+        return int(getattr(self, name))
+
+    def chosen(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        known = list(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs)
+        kernel = None
+        before = {} if configs is None else _contents([*args, *kwargs.values()])
+        for config in known[:1] if configs is None else configs(known, {**self.nargs, **kwargs}):
+            if kernel is not None:  # the next one finds what the first one found
+                for address, held in before.items():
+                    ctypes.memmove(address, held, len(held))
+            if config.pre_hook is not None:
+                config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
+            kernel = self.fn.run(*args, **kwargs, **config.all_kwargs())
+        self.nargs = None
+        return kernel
+
+    driver = triton.runtime.driver
+    before = driver._active  # `active` would look for a GPU
+    driver.set_active(FakeDriver(sm, properties))
+    CompiledKernel._init_handles, Autotuner.run, CompiledKernel.__getattr__ = ready, chosen, missing
+    _handles.append(handle)
+    try:
+        yield
+    finally:
+        _handles.pop()
+        driver.set_active(before)
+        CompiledKernel._init_handles, Autotuner.run = init, tune
+        del CompiledKernel.__getattr__
+
+
+def _contents(values: Iterable[Any]) -> dict[int, bytes]:
+    """The bytes of the tensors among values, by address; read without torch, for which a read is a use."""
+    storages = [value.untyped_storage() for value in values if isinstance(value, torch.Tensor)]
+    return {each.data_ptr(): ctypes.string_at(each.data_ptr(), each.nbytes()) for each in storages if each.nbytes()}
+
+
+_handles: list[Handle] = []
+"""Of the contexts that are open; a kernel keeps its launcher, and the next context has another handle."""
+
+
+def _launched(kernel: Any, x: int, y: int, z: int, *others: Any) -> None:
+    """A launch as Triton's own launcher is called: it skips an empty grid."""
+    args = others[6:]  # behind stream, function, two of metadata and two hooks
+    kinds = list(kernel.src.signature.values())
+    if len(args) == len(kinds):
+        args = tuple(value for value, kind in zip(args, kinds, strict=True) if kind != "constexpr")
+    if not _handles:
+        raise RuntimeError(f"{kernel.name}: was compiled for the emulator, and is launched outside of it")
+    if x * y * z:
+        _handles[-1](kernel, (int(x), int(y), int(z)), list(args))

@@ -1,0 +1,91 @@
+"""What the engine understood of a model's files, and what transformers makes of the same files."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rooflab.engine.checkpoints import open_checkpoint
+from rooflab.engine.llm import LLM, end_tokens
+from rooflab.engine.model_files import DEFAULT_MODEL, fetch
+from rooflab.engine.sequence import SamplingParams
+from rooflab.engine.tokenizer import Tokenizer
+
+TEXTS = (
+    "Hello world", " Hello", "  two", "Hello\n\nworld\t!", "3.14159 in 2026", "don't I'LL we've", "café Việt Ҥ ½",
+    "中文 日本語 한국어", "🙂👩‍👩‍👧", "def f(x):\n    return x ** 2\n", "a" * 40, "",
+)  # fmt: skip
+LIKELIEST = 20
+FAR = 0.01
+"""Highest difference of log-probabilities in fp32, where both agree to 0.001; another rotation moves them by nats."""
+
+
+def understood(model: str) -> list[dict[str, Any]]:
+    """What is read of a model, a row each with its value.  Raises `ValueError` on a model that is refused."""
+    path = path_of(model)
+    checkpoint, tokenizer = open_checkpoint(path), Tokenizer(path)
+    arch = asdict(checkpoint.architecture)
+    ends = {"the tokenizer": tokenizer.eos_token_id, **checkpoint.ends()}
+    named = sorted(end_tokens(ends, checkpoint.architecture.vocab_size))
+    rows = [(name, arch[name]) for name in arch]
+    rows += [("parameters", checkpoint.architecture.parameters().total), ("tokens", tokenizer.size)]
+    rows += [(f"tokens of {TEXTS[0]!r}", tokenizer.encode(TEXTS[0])), ("chat template", tokenizer.has_chat_template)]
+    rows += [("end tokens", ", ".join(f"{token} {tokenizer.named(token)[0]}" for token in named) or "none")]
+    rows += [(f"end tokens of {source}", found) for source, found in ends.items()]
+    return [
+        {"what": name, "understood": value if isinstance(value, int | float) else str(value)} for name, value in rows
+    ]
+
+
+def differences(model: str) -> Iterator[dict[str, Any]]:
+    """One row for the tokens of `TEXTS` and one for the likeliest next tokens of two prompts, each beside transformers.
+
+    Raises `ValueError` if transformers cannot load the files.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    path = path_of(model)
+    source = path.parent if path.is_file() else path
+    options = {"local_files_only": True} | ({"gguf_file": path.name} if path.is_file() else {})
+    own = Tokenizer(path)
+    logging.disable_progress_bar()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # a GGUF's conversion draws its own progress bar
+            theirs = AutoTokenizer.from_pretrained(source, **options)
+            other = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options).eval()
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
+        raise ValueError(f"model: transformers cannot load it: {str(error).partition(chr(10))[0]}") from error
+    pairs = [(text, own.encode(text) if text else [], theirs(text)["input_ids"] if text else []) for text in TEXTS]
+    first = next((f"{text!r}: {ours}, there {there}" for text, ours, there in pairs if ours != there), "")
+    yield {"what": "tokens", "of": len(TEXTS), "differ": sum(o != t for _, o, t in pairs), "first": first}
+    llm = LLM(model, dtype="float32", device="cpu")
+    prompts = [own.encode(text) for text in TEXTS[:2]]
+    gaps = [_gap(other, prompt, _likeliest(llm, prompt)) for prompt in prompts]
+    yield {
+        "what": "log-probabilities", "of": len(prompts), "differ": sum(gap > FAR for gap in gaps),
+        "first": next((f"{prompt}: {gap:.3g}" for prompt, gap in zip(prompts, gaps, strict=True) if gap > FAR), ""),
+    }  # fmt: skip
+
+
+def _likeliest(llm: LLM, prompt: list[int]) -> dict[int, float]:
+    answer = llm.generate([prompt], SamplingParams(max_tokens=1, logprobs=LIKELIEST, ignore_eos=True))[0].outputs[0]
+    assert answer.logprobs is not None, "they were asked for"
+    return answer.logprobs[0]
+
+
+@torch.inference_mode()
+def _gap(other: Any, prompt: Sequence[int], ours: dict[int, float]) -> float:
+    theirs = other(torch.tensor([list(prompt)])).logits[0, -1].log_softmax(-1)
+    return max(abs(float(theirs[token]) - value) for token, value in ours.items())
+
+
+def path_of(model: str) -> Path:
+    """The file or folder of a model by its name."""
+    return fetch() if model == DEFAULT_MODEL else Path(model)

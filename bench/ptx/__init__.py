@@ -1,0 +1,1 @@
+"""The old name of `bench/emulator`, for one release."""

@@ -1,0 +1,157 @@
+"""The tokenizer in a GGUF file's header: its own tokens, ids, types and merges; nothing is added or guessed.
+
+What cuts a text before the merges is only named in the header (`tokenizer.ggml.pre`).  The expressions here are those
+of the named models' own tokenizer.json; llama.cpp's `llama-vocab.cpp` lists names, expressions and defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rooflab.engine.gguf_file import read_gguf
+
+_NORMAL, _CONTROL, _USER, _BYTE = 1, 3, 4, 6
+"""Types of tokens.  Control tokens are no text; a user's are matched before the merges."""
+_MARK = "\N{LOWER ONE EIGHTH BLOCK}"
+_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_GPT_4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CJK = "[一-龥ࠀ-一가-\ud7ff]+"
+_CASED = (
+    r"\s?[A-Za-z"
+    "µÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-"
+    "\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-"
+    "ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+    "]+"
+)
+_GPT_2, _LLAMA_3, _DIGITS = (_WORDS,), (_GPT_4 % "{1,3}",), (r"\p{N}", _WORDS)
+_QWEN_2 = (_GPT_4 % "",)
+_DEEPSEEK = ("[\r\n]", _CASED, "\\s?[!-/:-~！-／：-～‘-‟\N{IDEOGRAPHIC SPACE}-。]+", r"\s+$", _CJK, r"\p{N}+")
+_CUTS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA_3),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), _DIGITS),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN_2),
+    **dict.fromkeys(("gpt-2", "mpt"), _GPT_2),
+    "deepseek-llm": _DEEPSEEK,
+    "deepseek-coder": ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}"),
+    "tekken": (_TEKKEN,),
+}
+_TYPES = (
+    ("tokens merges", str, True), ("token_type", int, True), ("scores", float, True),
+    ("bos_token_id eos_token_id unknown_token_id", int, False),
+    ("add_bos_token add_eos_token add_space_prefix", bool, False),
+)  # fmt: skip
+"""Of the keys: the type, and whether it is a list of it."""
+_WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")
+"""With these a word that is a token is not cut, whatever the merges say; and a text begins with BOS."""
+
+
+def gguf_tokenizer(path: Path) -> Any:
+    """The file's tokenizer, as transformers has one.  Raises `ValueError` on a kind that is not known."""
+    from tokenizers import AddedToken, processors
+    from transformers import PreTrainedTokenizerFast
+
+    header = read_gguf(path).fields
+
+    def get(name: str, default: Any = None) -> Any:
+        return header.get(f"tokenizer.ggml.{name}", default)
+
+    _check_types(path.name, header)
+    kind, tokens, pre = get("model"), get("tokens"), get("pre", "default")
+    if kind not in ("gpt2", "llama") or not tokens:
+        raise ValueError(f"model: {path.name}: expected a tokenizer.ggml.model gpt2 or llama with tokens, got {kind!r}")
+    if kind == "gpt2" and pre not in _CUTS:
+        raise ValueError(f"model: {path.name}: tokenizer.ggml.pre {pre!r} is not known; expected {', '.join(_CUTS)}")
+    types = get("token_type") or [_NORMAL] * len(tokens)
+    lists = {"token_type": types, **({"scores": get("scores") or ()} if kind == "llama" else {})}
+    for name, values in lists.items():
+        if len(values) != len(tokens):
+            raise ValueError(f"model: {path.name}: expected tokenizer.ggml.{name} of {len(tokens)}, got {len(values)}")
+    numbers = {
+        name: get(f"{name}_token_id", default) for name, default in (("bos", None), ("eos", None), ("unknown", 0))
+    }
+    for name, number in numbers.items():
+        if number is not None and not 0 <= number < len(tokens):
+            raise ValueError(f"model: {path.name}: expected tokenizer.ggml.{name}_token_id of a token, got {number}")
+    bos, eos, unknown = (None if number is None else tokens[number] for number in numbers.values())
+    vocab = dict(zip(reversed(tokens), reversed(range(len(tokens))), strict=True))  # of two alike the first
+    if kind == "llama":
+        backend = _sentencepiece(tokens, types, lists["scores"], vocab, unknown, get("add_space_prefix", True))
+    else:
+        backend = _byte_level(vocab, get("merges", ()), pre)
+    added = [(token, kind == _CONTROL) for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER)]
+    backend.add_tokens([AddedToken(token, special=special, normalized=False) for token, special in added])
+    begins = bos is not None and get("add_bos_token", kind == "llama" or pre in _WHOLE_FIRST)
+    ends = eos is not None and get("add_eos_token", False)
+    if begins or ends:
+        parts = [*([bos] if begins else []), "$A", *([eos] if ends else [])]
+        special = [(token, vocab[token]) for token in (bos, eos) if token in parts]
+        backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=bos,
+        eos_token=eos,
+        chat_template=header.get("tokenizer.chat_template"),
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _check_types(file: str, header: Mapping[str, Any]) -> None:
+    """Raises `ValueError` where a key that is read here holds another type."""
+    for names, kind, listed in _TYPES:
+        for name in names.split():
+            value = header.get(f"tokenizer.ggml.{name}")
+            values = value if listed and isinstance(value, list) else [value]
+            if value is not None and not (isinstance(value, list) == listed and all(type(v) is kind for v in values)):
+                got = f"{type(value).__name__} {str(value)[:40]}"
+                what = f"a list of {kind.__name__}" if listed else kind.__name__
+                raise ValueError(f"model: {file}: expected {what} as tokenizer.ggml.{name}, got {got}")
+
+
+def _byte_level(vocab: dict[str, int], merges: Sequence[str], pre: str) -> Any:
+    """Merges over the bytes of each cut of a text (GPT-2)."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    backend = Tokenizer(models.BPE(vocab, pairs, ignore_merges=pre in _WHOLE_FIRST))
+    cuts = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in _CUTS[pre]]
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, level])
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _sentencepiece(
+    tokens: Sequence[str],
+    types: Sequence[int],
+    scores: Sequence[float],
+    vocab: dict[str, int],
+    unknown: str | None,
+    space_first: bool,
+) -> Any:
+    """Of all neighbours that form a token, those of the highest score are merged first (Kudo and Richardson 2018)."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    plain = {token for token, kind in zip(tokens, types, strict=True) if kind not in (_CONTROL, _BYTE)}
+    merges = [
+        (-scores[vocab[token]], vocab[token[:cut]], vocab[token[cut:]], token[:cut], token[cut:])
+        for token in plain
+        for cut in range(1, len(token))
+        if token[:cut] in plain and token[cut:] in plain
+    ]
+    pairs = [merge[3:] for merge in sorted(merges)]
+    model = models.BPE(vocab, pairs, byte_fallback=True, fuse_unk=True, unk_token=unknown)
+    backend = Tokenizer(model)
+    spaces = normalizers.Replace(" ", _MARK)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_MARK), spaces]) if space_first else spaces
+    steps = [decoders.Replace(_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if space_first else steps)
+    return backend

@@ -1,0 +1,93 @@
+"""The list beside a roofline figure: number, kernel, intensity, rate and fraction of the bound of each point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from rooflab.roofline.model import Ceilings
+from rooflab.roofline.names import visible
+from rooflab.roofline.numbers import si, three_digits
+from rooflab.roofline.points import KINDS, Point, plotted_flops_per_s
+
+COLOURS = "#0072b2 #d55e00 #009e73 #b8468c #8c564b #3a95c9 #a67c00 #6a3d9a #c62828 #17806d #5a5a5a #7a8b00".split()
+GREY, INK = "#8a8a8a", "#444444"
+WIDTH_IN, ROW_IN = 14.0, 0.165
+# Left or right edge of each column of the list, as a fraction of the figure's width.
+COLUMNS = (0.662, 0.668, 0.86, 0.925, 0.985)
+CASE_AT, NAME_ROOM = 0.105, 0.15  # where a case begins beside its op's name; the room of a kernel's name
+READABLE = 500  # characters in the figure's width; more would be smaller than 4 points
+CASE_CHARACTERS = 46  # a longer case does not fit to the right of its op's name
+
+Numbered = Sequence[tuple[int, Point]]
+
+
+class Roofs:
+    """The ceilings of a figure.  Of several devices each has a letter and a colour of its own."""
+
+    def __init__(self, ceilings: Sequence[Ceilings]):
+        self.ceilings = ceilings
+        devices = list(dict.fromkeys(ceiling.device for ceiling in ceilings))
+        several = len(devices) > 1
+        self.letters = {device: chr(ord("A") + place) if several else "" for place, device in enumerate(devices)}
+        lines = ["black", *COLOURS[7:], *COLOURS[:7]]
+        self.colours = {device: lines[place % len(lines)] for place, device in enumerate(devices)}
+
+    def of(self, point: Point) -> Ceilings:
+        """The roof on which an untimed point lies."""
+        own = [ceiling for ceiling in self.ceilings if point.device in (None, ceiling.device)]
+        return next((ceiling for ceiling in own if ceiling.kind == "measured"), own[0])
+
+    def name(self, ceiling: Ceilings) -> str:
+        """The kind of a ceiling, and the letter of its device."""
+        return f"{KINDS[ceiling.kind]} {self.letters[ceiling.device]}".strip()
+
+
+def write_text(figure: Figure, x: float, y: float, text: str, room: float, **style: Any) -> None:
+    """Text that is no formula and no wider than `room`, a fraction of the figure: it is cut, and then made smaller."""
+    shown = visible(text)
+    most = int(room * READABLE)
+    shown = shown if len(shown) <= most else f"{shown[: most - 1]}…"
+    drawn = figure.text(x, y, shown, parse_math=False, **style)
+    width = drawn.get_window_extent().width / (WIDTH_IN * figure.dpi)
+    drawn.set_fontsize(float(drawn.get_fontsize()) * min(1.0, room / width if width else 1.0))
+
+
+def draw_list(figure: Figure, rows: Numbered, roofs: Roofs, colours: Mapping[str, str]) -> None:
+    """Number, kernel, intensity, rate and fraction of the bound, under a heading for each op and case."""
+    height = figure.get_figheight()
+    y = height - 0.5
+
+    def write(cells: Sequence[str], **style: Any) -> None:
+        for x, cell, side in zip(COLUMNS, cells, ("right", "left", "right", "right", "right"), strict=True):
+            write_text(figure, x, y / height, cell, NAME_ROOM, ha=side, va="center", fontsize=7.5, **style)
+
+    write(("", "kernel", "FLOP / byte", "reached", "of bound"), color=INK)
+    heading = None
+    for number, point in rows:
+        y -= ROW_IN
+        if heading != point.work:
+            heading = point.work
+            case = f"{roofs.letters.get(point.device or '', '')} {point.case}".strip()
+            y -= ROW_IN * 0.15
+            at_left: dict[str, Any] = {"ha": "left", "va": "center"}
+            bold: dict[str, Any] = {"size": 7.5, "weight": "bold", "color": colours[point.op], **at_left}
+            write_text(figure, COLUMNS[1], y / height, point.op, CASE_AT, **bold)
+            beside = len(case) <= CASE_CHARACTERS
+            y -= 0.0 if beside else ROW_IN * 0.9
+            x = COLUMNS[1] + (CASE_AT if beside else 0.0)
+            write_text(figure, x, y / height, case, COLUMNS[-1] - x, size=6.5, color=INK, **at_left)
+            y -= ROW_IN
+        what = "published" if point.published else point.role
+        name = point.label if point.label == what or point.role == "benchmark" else f"{point.label} ({what})"
+        intensity = "none" if not point.flops else three_digits(point.intensity)
+        work, unit = (point.flops, "FLOP/s") if point.flops else (point.traffic_bytes, "B/s")
+        if point.seconds is None:
+            roof = roofs.of(point)
+            most = plotted_flops_per_s(point, roof) if point.flops else roof.hbm_bytes_per_s
+            write((str(number), name, intensity, f"≤ {si(most)}{unit}", "not timed"), color=GREY)
+            continue
+        reached, fraction = f"{si(work / point.seconds)}{unit}", f"{point.bound_s / point.seconds:.0%}"
+        write((str(number), name, intensity, reached, fraction), color="black")

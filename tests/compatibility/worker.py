@@ -1,0 +1,81 @@
+"""The process in which one entry runs: it compiles, emulates and judges."""
+
+from __future__ import annotations
+
+import importlib
+import time
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compatibility import sources
+from compatibility.entries import Project, judged, largest, made, outputs
+from compatibility.faults import Fault
+from rooflab.bench.emulate.ours import emulating
+from rooflab.bench.emulator import EmulationError, LaunchResult
+
+_FILES = ("__init__", "entries", "faults", "page", "sources", "worker")
+
+
+@cache
+def projects() -> dict[str, Project]:
+    """The projects by the name of their file here."""
+    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
+    package = __name__.rpartition(".")[0]
+    return {name: importlib.import_module(f"{package}.{name}").PROJECT for name in names if name not in _FILES}
+
+
+class _Timed(list[LaunchResult]):
+    """Results, and when each came: between two lie the compiler and the emulator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = [_now()]
+
+    def append(self, value: LaunchResult) -> None:
+        super().append(value)
+        self.at.append(_now())
+
+
+def _now() -> float:
+    """Seconds without those of imports of outside packages."""
+    return time.perf_counter() - sources.importing_s
+
+
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs one entry: `{"kernels": [...], "error", "wrong"}`, or `"refused"` with what the emulator said."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    project = projects()[request["project"]]
+    entry = next(each for each in project.entries if each.name == request["entry"])
+    project.source.fetched()
+    inputs = made(entry.inputs)
+    results, refused, held = _Timed(), "", []
+    fault = Fault(request["fault"]) if request.get("fault") else None
+    with emulating(configs=entry.configs, seed=request.get("seed", 0)) as run:
+        run.results = results
+        if fault is not None:
+            fault.plant_in(run)
+        try:
+            held = outputs(entry.call, inputs, entry.grad)
+        except EmulationError as error:
+            refused = str(error)
+    kernels: dict[str, dict[str, Any]] = {}
+    for result, began, end in zip(results, results.at, results.at[1:], strict=False):
+        file = next((name for name, line in result.lines if line), "")
+        blank = {"kernel": result.kernel, "file": Path(file).name, "seconds": 0.0, "races": [], "notes": []}
+        row = kernels.setdefault(result.kernel, blank)
+        row["seconds"] = round(row["seconds"] + end - began, 2)
+        row["races"] += [text for text in result.races if text not in row["races"]]
+        row["notes"] += [text for text in result.notes if text not in row["notes"]]
+    found: dict[str, Any] = {"kernels": list(kernels.values()), "refused": refused}
+    if fault is not None:
+        found["planted"] = fault.planted
+    if not refused:
+        stats = judged(entry, held, inputs)
+        found |= {"error": largest(stats), "wrong": [each.describe() for each in stats if not each.passed]}
+    return found

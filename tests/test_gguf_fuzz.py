@@ -1,0 +1,206 @@
+"""Generated headers of GGUF files: each is the model that its keys say, or is refused by a sentence that names a key.
+
+What each key means is said here a second time, as the change of a config.json whose logits `test_config_fuzz.py`
+compares with transformers.  The files are written by hand, because a key may stand twice.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_model import CONFIG
+
+from rooflab.engine.checkpoints import open_checkpoint
+from rooflab.roofline.architecture import Architecture
+
+COUNT = 300
+U32, I32, F32, BOOL, TEXT, ARRAY, U64, F64 = 4, 5, 6, 7, 8, 9, 10, 12
+FORMS = {U32: "<I", I32: "<i", F32: "<f", BOOL: "<?", U64: "<Q", F64: "<d"}
+REFUSED = None
+OURS = {
+    "block_count": "num_layers", "head_count_kv": "num_kv_heads", "key_length": "head_dim",
+    "type": "rope scaling yarn misses factor", "count": "the first of 2 files",
+    "architecture": "qwen2.",
+}  # fmt: skip
+"""Keys that are refused by the name that they have in `Architecture`, and three by what they need."""
+Key = tuple[str, int, Any]
+
+BASE: dict[str, tuple[int, Any]] = {
+    "general.architecture": (TEXT, "llama"),
+    "llama.block_count": (U32, 2),
+    "llama.context_length": (U32, 256),
+    "llama.embedding_length": (U32, 192),
+    "llama.feed_forward_length": (U32, 384),
+    "llama.attention.head_count": (U32, 6),
+    "llama.attention.head_count_kv": (U32, 2),
+    "llama.rope.freq_base": (F32, 500.0),
+    "llama.attention.layer_norm_rms_epsilon": (F32, 0.25),
+}
+AS_CONFIG = {**CONFIG, "rope_theta": 500.0, "rms_norm_eps": 0.25}
+DROPPED: dict[str, dict[str, Any] | None] = {
+    **dict.fromkeys(BASE, REFUSED),
+    "llama.attention.head_count_kv": {"num_key_value_heads": None},
+    "llama.rope.freq_base": {"rope_theta": 10000.0},
+}
+"""What a missing key means."""
+YARN = {"rope_type": "yarn", "factor": 4.0}
+VALUES: list[tuple[list[Key], dict[str, Any] | None]] = [
+    ([("general.architecture", TEXT, "qwen2")], REFUSED),
+    ([("general.architecture", TEXT, "mamba")], REFUSED),
+    ([("general.architecture", U32, 1)], REFUSED),
+    ([("general.name", TEXT, "Löwe")], {}),
+    ([("general.alignment", U32, 64)], {}),
+    ([("general.alignment", U32, 0)], REFUSED),
+    ([("llama.block_count", U64, 2)], {}),
+    ([("llama.block_count", U32, 0)], REFUSED),
+    ([("llama.block_count", F32, 2.0)], REFUSED),
+    ([("llama.context_length", U32, 64)], {"max_position_embeddings": 64}),
+    ([("llama.context_length", TEXT, "256")], REFUSED),
+    ([("llama.context_length", I32, -1)], REFUSED),
+    ([("llama.embedding_length", U32, 96)], {"hidden_size": 96}),
+    ([("llama.embedding_length", ARRAY, [192])], REFUSED),
+    ([("llama.attention.head_count", U32, 12)], {"num_attention_heads": 12}),
+    ([("llama.attention.head_count", U32, 0)], REFUSED),
+    ([("llama.attention.head_count", ARRAY, [6, 6])], REFUSED),
+    ([("llama.attention.head_count_kv", U32, 5)], REFUSED),
+    ([("llama.attention.head_count_kv", ARRAY, [2, 2])], REFUSED),
+    ([("llama.attention.head_count_kv", BOOL, True)], REFUSED),
+    ([("llama.attention.key_length", U32, 32)], {"head_dim": 32}),
+    ([("llama.attention.key_length", U32, 0)], REFUSED),
+    ([("llama.attention.key_length", F32, 32.0)], REFUSED),
+    ([("llama.attention.value_length", U32, 8)], REFUSED),
+    ([("llama.attention.causal", BOOL, True)], {}),
+    ([("llama.attention.causal", BOOL, False)], REFUSED),
+    ([("llama.attention.sliding_window", U32, 9)], {"model_type": "mistral", "sliding_window": 9}),
+    ([("llama.attention.sliding_window", U32, 0)], {}),
+    ([("llama.attention.sliding_window", F32, 9.5)], REFUSED),
+    ([("llama.attention.scale", F32, 0.5)], REFUSED),
+    ([("llama.attention.layer_norm_rms_epsilon", F32, 1e-5)], {"rms_norm_eps": 1e-5}),
+    ([("llama.attention.layer_norm_rms_epsilon", F64, 0.5)], {"rms_norm_eps": 0.5}),
+    ([("llama.attention.layer_norm_rms_epsilon", F32, 0.0)], REFUSED),
+    ([("llama.attention.layer_norm_rms_epsilon", TEXT, "x")], REFUSED),
+    ([("llama.rope.freq_base", F32, 77.0)], {"rope_theta": 77.0}),
+    ([("llama.rope.freq_base", U32, 77)], {"rope_theta": 77.0}),
+    ([("llama.rope.freq_base", F32, 0.0)], REFUSED),
+    ([("llama.rope.freq_base", F32, float("nan"))], REFUSED),
+    ([("llama.rope.freq_base", TEXT, "x")], REFUSED),
+    ([("llama.rope.freq_base_swa", F32, 77.0)], REFUSED),
+    ([("llama.rope.dimension_count", U32, 8)], REFUSED),
+    ([("llama.rope.scale_linear", F32, 4.0)], {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    ([("llama.rope.scale_linear", F32, 1.0)], {}),
+    ([("llama.rope.scaling.factor", F32, 3.0)], {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}),
+    ([("llama.rope.scaling.factor", F32, -3.0)], REFUSED),
+    ([("llama.rope.scaling.factor", TEXT, "3")], REFUSED),
+    ([("llama.rope.scaling.factor", F32, float("inf"))], REFUSED),
+    ([("llama.rope.scaling.type", TEXT, "none"), ("llama.rope.scaling.factor", F32, 3.0)], {}),
+    ([("llama.rope.scaling.type", TEXT, "longrope"), ("llama.rope.scaling.factor", F32, 3.0)], REFUSED),
+    ([("llama.rope.scaling.type", U32, 2)], REFUSED),
+    ([("llama.rope.scaling.type", TEXT, "yarn"), ("llama.rope.scaling.factor", F32, 4.0)], {"rope_scaling": YARN}),
+    ([("llama.rope.scaling.type", TEXT, "yarn")], REFUSED),
+    ([("llama.rope.scaling.type", TEXT, "yarn"), ("llama.rope.scaling.factor", F32, 4.0),
+      ("llama.rope.scaling.original_context_length", U32, 16)],
+     {"rope_scaling": {**YARN, "original_max_position_embeddings": 16}}),
+    ([("llama.rope.scaling.type", TEXT, "yarn"), ("llama.rope.scaling.factor", F32, 4.0),
+      ("llama.rope.scaling.original_context_length", TEXT, "16")], REFUSED),
+    ([("llama.rope.scaling.finetuned", BOOL, True)], {}),
+    ([("llama.rope.scaling.attn_factor", F32, 2.0)], REFUSED),
+    ([("llama.attn_logit_softcapping", F32, 30.0)], REFUSED),
+    ([("llama.logit_scale", F32, 0.5)], REFUSED),
+    ([("llama.expert_count", U32, 8)], REFUSED),
+    ([("llama.expert_count", U32, 0)], {}),
+    ([("llama.use_parallel_residual", BOOL, True)], REFUSED),
+    ([("llama.vocab_size", U32, 1024)], {}),
+    ([("split.count", U32, 2)], REFUSED),
+    ([("split.count", TEXT, "1")], REFUSED),
+    ([("quantize.imatrix.file", TEXT, "x")], {}),
+]  # fmt: skip
+
+
+def test_a_generated_header_is_the_model_of_its_keys_or_is_refused_by_name(tmp_path: Path, seed: int = 1) -> None:
+    draw, path, loaded = random.Random(seed), tmp_path / "tiny.gguf", 0
+    for number in range(COUNT):
+        keys, changes, refused = generated(draw)
+        write(path, keys)
+        expected = None
+        if not refused:
+            config = {**AS_CONFIG, **changes}
+            try:
+                expected = Architecture.from_config(config, name="tiny")
+            except ValueError:
+                refused = list(changes)  # each value alone is lawful, but not both
+        if expected is None:
+            with pytest.raises(ValueError) as error:
+                open_checkpoint(path)
+            names = [name.rpartition(".")[2] for name in refused]
+            names += [OURS[name] for name in names if name in OURS]
+            assert any(name in str(error.value) for name in names), (number, keys, str(error.value))
+        else:
+            checkpoint = open_checkpoint(path)
+            assert checkpoint.architecture == expected, (number, keys)
+            loaded += 1
+    assert COUNT / 10 < loaded < COUNT * 0.9, "both happen"
+
+
+def generated(draw: random.Random) -> tuple[list[Key], dict[str, Any], list[str]]:
+    """The keys of a header with one to three changes, what they change in a config, and the keys to refuse."""
+    keys, changes, refused = {name: [(name, *value)] for name, value in BASE.items()}, {}, []
+    touched: set[str] = set()
+    for _ in range(draw.randint(1, 3)):
+        kind = draw.choice(["value"] * 8 + ["dropped", "doubled"])
+        name = draw.choice(list(BASE))
+        if kind == "value":
+            found, change = draw.choice(VALUES)
+            names = [key[0] for key in found]
+            group = {"rope.scal" if "rope.scal" in key else key for key in names}
+            if touched & group:
+                continue
+            touched |= group
+            for key in found:
+                keys[key[0]] = [key]
+        elif name in touched:
+            continue
+        else:
+            touched.add(name)
+            change = DROPPED[name] if kind == "dropped" else REFUSED
+            keys[name] = [] if kind == "dropped" else [*keys[name]] * 2
+            names = [name]
+        refused += names if change is REFUSED else []
+        changes |= change or {}
+    return [key for each in keys.values() for key in each], changes, refused
+
+
+def write(path: Path, keys: Iterable[Key]) -> None:
+    """A GGUF file of version 3 with these keys and the tensors of the tiny model."""
+    keys = list(keys)
+    alignment = next((value for name, _, value in keys if name == "general.alignment" and value), 32)
+    infos, data = b"", b""
+    for name, shape in TENSORS.items():
+        size = 4 * int(np.prod(shape))
+        infos += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), 0, len(data))
+        data += bytes(-(-size // alignment) * alignment)
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(TENSORS), len(keys)) + b"".join(map(entry, keys)) + infos
+    path.write_bytes(head + bytes(-len(head) % alignment) + data)
+
+
+def entry(key: Key) -> bytes:
+    name, kind, value = key
+    if kind == TEXT:
+        stored = text(value)
+    elif kind == ARRAY:
+        stored = struct.pack(f"<IQ{len(value)}I", U32, len(value), *value)
+    else:
+        stored = struct.pack(FORMS[kind], value)
+    return text(name) + struct.pack("<I", kind) + stored
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+TENSORS = {"token_embd.weight": (1024, 192), "output_norm.weight": (192,)}

@@ -1,0 +1,236 @@
+"""How the OpenAI server ends: by a signal, with its engine, or before it began; nothing is lost or left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+from needs import skip_without
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from served import WAIT_S, Served, served
+from tiny_model import write_config
+
+from rooflab.engine.llm import SamplingParams
+from rooflab.engine.serve.answers import CompletionBody
+from rooflab.engine.serve.client import Engine, EngineDied, Inbox
+from rooflab.engine.serve.errors import ApiError
+from rooflab.engine.serve.streams import EventStream
+from rooflab.engine.serve.texts import Numbers
+from rooflab.engine.serve.wire import Token
+from rooflab.engine.serve.work import RequestWork
+
+GREEDY = {"model": "tiny", "temperature": 0}
+
+
+@pytest.mark.parametrize("times", [
+    pytest.param(2, marks=pytest.mark.more), pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+])  # fmt: skip
+def test_a_server_whose_engine_is_killed_says_so_to_all_and_ends(tmp_path, times):
+    for number in range(times):
+        with (
+            served(tmp_path / str(number), "--threads", "1", "--timeout-s", "2") as server,
+            ThreadPoolExecutor() as pool,
+        ):
+            server.engine.suspend()  # the time is up while the engine does not even take a request
+            status, reply = server.ask("/v1/completions", {**GREEDY, "prompt": "x", "stream": number % 2 == 0})
+            assert (status, reply["error"]["code"]) == (408, "timeout")
+            server.engine.resume()
+
+            def errors(stream, server=server):
+                """What one client got and when, other than answers, until it was refused."""
+                found, body = [], {**GREEDY, "prompt": [7], "max_tokens": 60, "ignore_eos": True, "stream": stream}
+                while not found or found[-1][1] != "refused":
+                    try:
+                        status, reply = server.ask("/v1/completions", body)
+                        found += [(time.monotonic(), status)] if "'error':" in str(reply) or '"error":' in reply else []
+                    except (OSError, HTTPException):
+                        found.append((time.monotonic(), "refused"))
+                return found
+
+            users = [pool.submit(errors, stream) for stream in (True, False) * 3]
+            time.sleep(random.Random(number).uniform(0.2, 1))
+            server.engine.kill()
+            killed = time.monotonic()
+            assert server.process.wait(WAIT_S) == 11
+            for user in users:
+                behind = [(at - killed, end) for at, end in user.result(WAIT_S) if at > killed]
+                assert behind[0][0] < 5 and {end for _, end in behind} <= {200, 503, "refused"}, behind
+
+
+def test_an_engine_that_is_silent_or_whose_reader_ended_is_not_healthy(monkeypatch):
+    async def breaks():
+        raise KeyError("key")
+
+    async def use() -> None:
+        engine = Engine({})
+        call = asyncio.create_task(engine.submit([1], SamplingParams(), Inbox()))
+        await asyncio.sleep(0)
+        engine.check()  # it has work, and may take its time
+        monkeypatch.setattr("rooflab.engine.serve.client.STALLED_S", 0.0)
+        with pytest.raises(EngineDied, match="has not made a step for 0 s"):
+            engine.check()
+        engine.keep(breaks(), "receive")
+        with pytest.raises(EngineDied, match="task 'receive' ended: KeyError"):
+            await call
+        with pytest.raises(EngineDied, match="task 'receive'"):
+            engine.check()
+        await engine.stop()
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_cut_answer_has_a_finish_reason_if_the_server_ends_and_else_the_time_was_up(ends):
+    async def use() -> dict[str, Any]:
+        engine = Engine({})
+        work = RequestWork(
+            engine, CompletionBody(Numbers(9), "m"), asyncio.get_running_loop().time() + (WAIT_S if ends else 0)
+        )
+        opening = asyncio.create_task(work.open([[1]], SamplingParams(), 0.0, 0, None))
+        await asyncio.sleep(0)
+        (call,) = engine.calls.values()
+        call.accepted.set_result(None)
+        await opening
+        call.inbox.put(call, Token(call.key, 0, 7, None, None))
+        if ends:
+            engine.cut()
+        try:
+            return json.loads(await work.whole())["choices"][0]
+        except ApiError as error:
+            return {"status": error.status}
+        finally:
+            await engine.stop()
+
+    cut = {"index": 0, "text": " 7", "logprobs": None, "finish_reason": "abort"}
+    assert asyncio.run(use()) == (cut if ends else {"status": 408})
+
+
+@pytest.mark.more
+def test_a_signal_cuts_what_takes_longer_than_the_drain(tmp_path, capfd):
+    with served(tmp_path, "--drain-s", "1", "--threads", "1") as server, ThreadPoolExecutor() as pool:
+        body = {**GREEDY, "max_tokens": 200, "ignore_eos": True, "prompt": [7]}
+        asked = [pool.submit(server.ask, "/v1/completions", {**body, "stream": stream}) for stream in (True, False)]
+        pool.submit(server.ask, "/live")
+        while server.metric("vllm:num_requests_running") < 2:
+            time.sleep(0.01)
+        server.engine.suspend()
+        server.process.send_signal(signal.SIGTERM)
+        (_, stream), (_, whole) = [one.result(WAIT_S) for one in asked]
+        server.engine.resume()
+        assert server.process.wait(WAIT_S) == 0
+    assert '"finish_reason":"abort"' in stream and stream.endswith("data: [DONE]\n\n")
+    assert whole["choices"][0]["finish_reason"] == "abort" and "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_loads_has_its_port_alone_and_takes_its_engine_with_it(rooflab, tmp_path, number):
+    skip_without("loopback")
+    write_config(tmp_path / "tiny")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    options = ("serve", str(tmp_path / "tiny"), "--dummy", "--port", port)
+    (folder := tmp_path / "t").mkdir()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+    with subprocess.Popen([sys.executable, "-m", "rooflab.bench", *options], env=environment) as process:
+        engine = Served("", process).engine
+        status, _, err = rooflab(*options)
+        assert status == 2 and f"port: cannot listen on 127.0.0.1:{port}: Address already in use" in err
+        process.send_signal(number)
+        assert process.wait(WAIT_S) == -number
+        engine.wait(WAIT_S)
+        assert not list(folder.glob("rooflab-*"))
+
+
+def test_a_stream_that_was_never_begun_is_closed():
+    async def leave() -> list[int]:
+        closed: list[int] = []
+        receive = AsyncMock(return_value={"type": "http.disconnect"})
+        await EventStream(AsyncMock(), None, lambda: closed.append(1))({}, receive, lambda _: asyncio.sleep(WAIT_S))
+        return closed
+
+    assert asyncio.run(leave())
+
+
+@pytest.fixture
+def collector():
+    """A collector of OpenTelemetry: its URL, and the spans that came."""
+    spans = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["content-length"]))
+            body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                spans.extend(span for scope in resource.scope_spans for span in scope.spans)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", spans
+        server.shutdown()
+
+
+def test_limits_key_drain_and_traces(tmp_path, collector):
+    endpoint, spans = collector
+    options = ("--api-key", "--max-body-bytes", "2000", "--max-num-seqs", "1", "--max-queue", "1", "--max-tokens",
+               "250", "--otlp-endpoint", endpoint)  # fmt: skip
+    with served(tmp_path, *options, key="secret") as server:
+        key = {"authorization": "Bearer secret", "traceparent": f"00-{'5' * 32}-{'7' * 16}-01"}
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
+            status, body = server.ask("/v1/models", headers=headers)
+            assert (status, body["error"]["code"]) == (401, "invalid_api_key")
+        assert server.ask("/v1/models", headers=key)[0] == server.ask("/health")[0] == 200
+        assert server.ask("/v1/completions", b"x" * 2001, key)[0] == 413
+        assert server.ask("/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 251}, key)[0] == 400
+        assert server.ask("/v1/completions", {"model": "tiny", "prompt": "x", "n": 3}, key)[0] == 400  # it never fits
+        place = server.url.removeprefix("http://").split(":")
+        body = json.dumps({**GREEDY, "prompt": "x", "max_tokens": 250, "stream": True}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += f"traceparent: {key['traceparent']}\r\n"
+        head += f"authorization: Bearer secret\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        with socket.create_connection((place[0], int(place[1])), timeout=WAIT_S) as connection:
+            connection.sendall(head.encode() + body)
+            text = connection.recv(100_000)
+            assert server.ask("/v1/completions", {"model": "tiny", "prompt": "x", "n": 2}, key)[0] == 429
+            server.process.send_signal(signal.SIGTERM)  # the answer has begun
+            while part := connection.recv(100_000):
+                text += part
+        assert b'"finish_reason":"length"' in text and b"data: [DONE]" in text
+        assert text.count(b'"finish_reason":null') == 249
+        assert server.process.wait(WAIT_S) == 0
+    # The drained answer alone reached the engine; its phases follow one another and fill it.
+    (whole,) = [span for span in spans if span.name == "llm_request"]
+    named = {each.key: each.value for each in whole.attributes}
+    assert named["gen_ai.usage.output_tokens"].int_value == 250 and named["gen_ai.request.model"].string_value == "tiny"
+    phases = [next(span for span in spans if span.name == name) for name in ("queue", "prefill", "decode")]
+    assert len(spans) == 4 and {span.parent_span_id for span in phases} == {whole.span_id}
+    edges = [whole.start_time_unix_nano, *(span.end_time_unix_nano for span in phases)]
+    assert [span.start_time_unix_nano for span in phases] == edges[:3] and edges == sorted(edges)
+    assert edges[3] == whole.end_time_unix_nano and abs(edges[3] / 1e9 - time.time()) < 60
+    assert {span.trace_id.hex() for span in spans} == {"5" * 32} and whole.parent_span_id.hex() == "7" * 16
+
+
+def test_what_cannot_be_served_is_one_sentence(rooflab, tmp_path):
+    status, _, err = rooflab("serve", str(tmp_path / "none.gguf"), "--port", "0")
+    assert status == 2 and err.startswith("rooflab: model: ") and "Traceback" not in err
