@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from rooflab.kernels.registry import Arguments, Backend, get_op, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments, Backend, get_op
 
 SHAPES = 512
 """Shapes that may be compiled in one process; at torch's default limit of 8 a call raises."""
@@ -31,34 +32,22 @@ def peer(
     name: str,
     call: Callable[..., Any],
     traffic: Callable[[Arguments], Any],
-    check: Callable[..., Any],
     *,
     lacks: tuple[str, ...] = (),
     unsupported: Callable[[Arguments], str | None] | None = None,
 ) -> None:
-    """Registers `call` as the peer `name` of `op`; it takes the op's arguments by name, but for those it `lacks`.
-
-    `check` takes the op's tensors and raises `ValueError` on wrong shapes or dtypes.
-    """
+    """Registers `call` as the peer `name` of `op`; it takes the op's arguments by name, but for those it `lacks`."""
     parameters = [parameter for parameter in get_op(op).parameters if parameter.name not in lacks]
-    signature = inspect.Signature(parameters)
-    tensors = [p.name for p in parameters if p.name in inspect.signature(check).parameters]
 
-    def adapter(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        check(**{name: bound.arguments[name] for name in tensors})
-        if unsupported is not None and (reason := unsupported(Arguments(**bound.arguments))):
-            raise ValueError(reason)
-        return call(**bound.arguments)
+    def adapter(**given: Any) -> Any:
+        return call(**given)
 
-    adapter.__signature__ = signature  # type: ignore[attr-defined]  # what the registry reads
-    adapter.__doc__ = f"`{op}` by {name}; on CUDA only.  Raises `ValueError` on wrong shapes, dtypes or strides."
-    adapter.__module__ = call.__module__
-    register(
-        op=op, name=name, role="peer", backend=BACKENDS[name],
-        min_sm=90 if name == "quack" else 80, devices=("cuda",), traffic=traffic, unsupported=unsupported,
-        requires=(PACKAGES[name],) if name in PACKAGES else (),
+    adapter.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what the launcher reads
+    adapter.__name__, adapter.__module__ = name, call.__module__
+    adapter.__doc__ = f"`{op}` by {name}; on CUDA only."
+    kernel(
+        role="peer", backend=BACKENDS[name], min_sm=90 if name == "quack" else 80, devices=("cuda",), traffic=traffic,
+        unsupported=unsupported, requires=(PACKAGES[name],) if name in PACKAGES else (),
     )(adapter)  # fmt: skip
 
 

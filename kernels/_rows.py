@@ -10,17 +10,14 @@ import numpy as np
 import torch
 
 from rooflab.kernels import _cuda
-from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._rows_device import SOURCE
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import address_of
-from rooflab.kernels.configs import default_config
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.rows import check_quantize
+from rooflab.reference.rows import CODES
 from rooflab.reference.spec import Case, Scheme
 
-CODES = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The value that the largest magnitude of a row becomes, by dtype."""
 LEAST_SCALE = 2.0**-126
@@ -40,31 +37,16 @@ WEIGHTS = {"rmsnorm": 1, "fused_add_rmsnorm": 1, "layernorm": 2}
 """Vectors of a weight or bias beside each vector of a row."""
 
 
-def row_outputs(
-    out: torch.Tensor | tuple[torch.Tensor, ...] | None,
-    shape: tuple[int, int],
-    like: torch.Tensor,
-    quantize: str | None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The result (T, N), and the scales (T,) fp32 if it is quantised: from `out`, or new.
-
-    Raises `ValueError` where `out` or `quantize` does not fit.
-    """
-    check_quantize(quantize)
-    if quantize is None:
-        assert not isinstance(out, tuple), "one output"
-        return output(out, shape, like), None
-    codes, scale = out or (None, None)
-    return output(codes, shape, like, CODES[quantize]), output(scale, shape[:1], like, torch.float32)
-
-
 def written_bytes(x: torch.Tensor, values: int, quantize: str | None) -> int:
     """Bytes of a result with this number of values, with the scales of its rows."""
     return values * x.element_size() if quantize is None else values + 4 * x.shape[0]
 
 
-def quantize_rows(values: torch.Tensor, out: torch.Tensor, scale: torch.Tensor) -> None:
-    """Writes the codes (T, N) of fp32 `values` to `out` and the scales (T,) to `scale`, in torch steps."""
+def write_rows(values: torch.Tensor, out: torch.Tensor, scale: torch.Tensor | None) -> None:
+    """Writes fp32 `values` (T, N) to `out`, or with `scale` (T,) their codes and scales, in torch steps."""
+    if scale is None:
+        out.copy_(values)
+        return
     largest = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
     scale.copy_(torch.where(largest > 0, (largest / LARGEST[out.dtype]).clamp(min=LEAST_SCALE), 1.0))
     codes = values / scale[:, None]
@@ -196,7 +178,6 @@ ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
 OPS = {"rmsnorm": 0, "fused_add_rmsnorm": 1, "layernorm": 2, "softmax": 3, "silu_and_mul": 4, "gelu_and_mul": 5}
 QUANTIZED = {None: 0, "int8": 1, "fp8_e4m3": 2}
 """The numbers that the source uses."""
-SCHEMES = {None: None, "int8": "out_int8", "fp8_e4m3": "out_fp8"}
 
 
 def launch(
@@ -212,24 +193,14 @@ def launch(
     eps: float = 0.0,
     weight_offset: float = 0.0,
     round_first: bool = False,
-    config: Config | None = None,
+    config: Config,
 ) -> None:
     """Runs `op` on rows of x (T, N) and `second` (T, N) into `out` (T, N), `sums` (T, N) and `scale` (T,).
 
-    All arguments were checked before.  Raises `ValueError` on a row that is too wide.
+    All arguments were checked before.
     """
     T, width = out.shape
     quantize = next((name for name, dtype in CODES.items() if scale is not None and dtype == out.dtype), None)
-    reason = why_not_taken(op, x, width)
-    if reason:
-        raise ValueError(f"x: {reason}")
-    if not out.numel():
-        return
-    if config is None:
-        # The schemes of quantised outputs have inputs of 16 bits; a vector of fp32 has half as many values.
-        scheme = (SCHEMES[quantize] if x.element_size() == 2 else None) or x.dtype
-        dims = {"I" if op in ("silu_and_mul", "gelu_and_mul") else "H": width}
-        config = default_config(op, "cluster", scheme, x.device, T=T, **dims)
     tensors = [tensor for tensor in (x, second, weight, bias, out, sums) if tensor is not None]
     macros = {
         "OP": OPS[op],

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-import torch
-
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
@@ -54,15 +52,5 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 
 TUNING = Tuning(Config, configs, heuristic, footprint)
-
-
-def why_not_taken(x: torch.Tensor) -> str | None:
-    """Why these rows do not fit in registers, or None."""
-    hidden = x.shape[-1]
-    return f"holds a row in registers, at most {MAX_HIDDEN} wide, got {hidden}" if hidden > MAX_HIDDEN else None
-
-
-def check_width(x: torch.Tensor) -> None:
-    """Raises `ValueError` if a row of x is too wide."""
-    if reason := why_not_taken(x):
-        raise ValueError(f"x: {reason}")
+LIMITS = {"H": MAX_HIDDEN}
+"""A row lies in registers."""

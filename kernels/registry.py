@@ -257,27 +257,33 @@ def register(
     (plus those in `OWN`) or a tunable kernel lacks a part; `ValueError` on a name that is taken, or an unknown role,
     backend or op.
     """
+    spec = get_op(op)
+
+    def decorate(fn: Function) -> Function:
+        launcher = cast(Function, on_its_device(fn)) if backend in ("triton", "gluon") else fn
+        add_kernel(spec, name, role, backend, launcher, min_sm=min_sm, **options)
+        return launcher
+
+    return decorate
+
+
+def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callable[..., Any], **options: Any) -> None:
+    """Registers a function as a kernel.  Raises as `register` does."""
     if role not in get_args(Role):
         raise ValueError(f"role: expected one of {', '.join(get_args(Role))}, got {role!r}")
     if backend not in get_args(Backend):
         raise ValueError(f"backend: expected one of {', '.join(get_args(Backend))}, got {backend!r}")
-    spec = get_op(op)
-
-    def decorate(fn: Function) -> Function:
-        check_name("name", name)
-        check_signature(spec, name, fn)
-        check_config(f"{op}/{name}", inspect.signature(fn).parameters.get("config"), options.get("tuning"))
-        check_prepare(f"{op}/{name}", options.get("prepare"), spec.prepared_with)
-        check_plan(f"{op}/{name}", inspect.signature(fn).parameters.get("plan"), options.get("plan"))
-        if (name == "naive") != (role == "naive"):
-            raise ValueError(f"{op}/{name}: the kernel of role naive is the one named 'naive'")
-        if name in _kernels.setdefault(op, {}):
-            raise ValueError(f"kernel: {op}/{name} is registered already")
-        launcher = cast(Function, on_its_device(fn)) if backend in ("triton", "gluon") else fn
-        _kernels[op][name] = Kernel(op, name, role, backend, launcher, min_sm, **options)
-        return launcher
-
-    return decorate
+    op, parameters = spec.name, inspect.signature(fn).parameters
+    check_name("name", name)
+    check_signature(spec, name, fn)
+    check_config(f"{op}/{name}", parameters.get("config"), options.get("tuning"))
+    check_prepare(f"{op}/{name}", options.get("prepare"), spec.prepared_with)
+    check_plan(f"{op}/{name}", parameters.get("plan"), options.get("plan"))
+    if (name == "naive") != (role == "naive"):
+        raise ValueError(f"{op}/{name}: the kernel of role naive is the one named 'naive'")
+    if name in _kernels.setdefault(op, {}):
+        raise ValueError(f"kernel: {op}/{name} is registered already")
+    _kernels[op][name] = Kernel(op, name, role, backend, fn, **options)
 
 
 def ops() -> dict[str, OpSpec]:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.compare import exact
+from rooflab.reference.contract import FLOATS, Argument, Contract, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.rules import check_shape, check_values
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import DTYPE_NAMES, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 
@@ -64,9 +65,15 @@ def _cases(V: int, H: int, *T_values: int) -> tuple[Case, ...]:
     return tuple(Case(T=T, V=V, H=H) for T in T_values)
 
 
+CONTRACT = Contract(
+    {"token_ids": Argument("T", (torch.int64,)), "weight": Argument("V H", FLOATS)}, {"out": Result("T H", "weight")},
+    values=lambda given, dims: check_values("token_ids", given["token_ids"], 0, dims["V"] - 1),
+    scheme=lambda given: DTYPE_NAMES[given["weight"].dtype],
+)  # fmt: skip
 SPEC = OpSpec(
     name="embedding",
     reference=embedding,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("out",),

@@ -8,8 +8,17 @@ import torch
 
 from rooflab.reference import rmsnorm
 from rooflab.reference.compare import exact
+from rooflab.reference.contract import FLOATS, Argument, Contract, Result
 from rooflab.reference.domain import Domain
-from rooflab.reference.rows import magnitudes, of_size, planted_columns, quantized_rows
+from rooflab.reference.rows import (
+    magnitudes,
+    of_size,
+    planted_columns,
+    quantized_rows,
+    row_results,
+    row_rules,
+    row_scheme,
+)
 from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
@@ -91,9 +100,14 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         yield label, {**inputs, **{name: of_size(inputs[name], 0.4 * size) for name in ("x", "residual")}}
 
 
+CONTRACT = Contract(
+    {"x": Argument("T H", FLOATS), "residual": Argument("T H", "x"), "weight": Argument("H", "x")},
+    row_results("T H", new_residual=Result("T H", "x")), row_rules, scheme=row_scheme,
+)  # fmt: skip
 SPEC = OpSpec(
     name="fused_add_rmsnorm",
     reference=fused_add_rmsnorm,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("out", "new_residual", "scale"),

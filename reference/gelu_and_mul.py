@@ -11,7 +11,7 @@ import torch
 
 from rooflab.reference import silu_and_mul
 from rooflab.reference.rows import quantized_rows
-from rooflab.reference.silu_and_mul import DOMAIN, EDGES, SCHEMES, cases, halves, limits, make_inputs, planted
+from rooflab.reference.silu_and_mul import CONTRACT, DOMAIN, EDGES, SCHEMES, cases, halves, limits, make_inputs, planted
 from rooflab.reference.spec import FP32_ROUNDOFF, Inputs, OpSpec, Outputs, Scheme
 from rooflab.roofline.model import Cost
 
@@ -51,6 +51,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 SPEC = OpSpec(
     name="gelu_and_mul",
     reference=gelu_and_mul,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("out", "scale"),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.contract import FLOATS, Argument, Contract, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.rows import ACCUMULATION_FACTOR, magnitudes, of_size, planted_columns
 from rooflab.reference.rules import check_shape
@@ -81,9 +82,14 @@ def _cases(*shapes: tuple[int, int], bias: bool = True) -> tuple[Case, ...]:
     return tuple(Case(T=T, H=H, bias=bias, eps=1e-5) for T, H in shapes)
 
 
+CONTRACT = Contract(
+    {"x": Argument("T H", FLOATS), "weight": Argument("H", "x"), "bias": Argument("H", "x", optional=True)},
+    {"out": Result("T H", "x")},
+)
 SPEC = OpSpec(
     name="layernorm",
     reference=layernorm,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("out",),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.contract import FLOATS, Argument, Contract
 from rooflab.reference.domain import Axis, Domain, Sizes
 from rooflab.reference.rows import (
     ACCUMULATION_FACTOR,
@@ -18,6 +19,9 @@ from rooflab.reference.rows import (
     quantized_limits,
     quantized_rows,
     quantizing,
+    row_results,
+    row_rules,
+    row_scheme,
 )
 from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
@@ -145,9 +149,13 @@ EDGES = (
 )
 
 
+CONTRACT = Contract(
+    {"x": Argument("T H", FLOATS), "weight": Argument("H", "x")}, row_results("T H"), row_rules, scheme=row_scheme
+)
 SPEC = OpSpec(
     name="rmsnorm",
     reference=rmsnorm,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("out", "scale"),

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import torch
 
+from rooflab.reference.contract import Dims, Given, Result
 from rooflab.reference.quantization import INT8_MAX
-from rooflab.reference.spec import FP32_ROUNDOFF, Inputs, Outputs, Scheme
+from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Inputs, Outputs, Scheme
 
 ACCUMULATION_FACTOR = 4.0
 """A sum of n terms in fp32 errs by about sqrt(n) roundoffs; times this for an unlucky walk."""
@@ -25,6 +26,30 @@ LEAST_SCALE = 2.0**-126
 
 
 QUANTIZED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8_e4m3"}
+CODES = {name: dtype for dtype, name in QUANTIZED.items()}
+
+
+def row_results(shape: str, **more: Result) -> dict[str, Result]:
+    """The results of an op over rows: the rows, or their codes and the scales of the codes; `more` come in between."""
+
+    def dtype(given: Given) -> torch.dtype:
+        quantize = given.get("quantize")
+        return given["x"].dtype if quantize is None else CODES[quantize]
+
+    return {"out": Result(shape, dtype), **more, "scale": Result("T", torch.float32, when="quantize")}
+
+
+def row_rules(given: Given, dims: Dims) -> None:
+    """The rules of an op over rows: `quantize` is known."""
+    check_quantize(given.get("quantize"))
+
+
+def row_scheme(given: Given) -> str:
+    """The scheme of a launch: the schemes of quantised outputs have inputs of 16 bits."""
+    quantize, dtype = given.get("quantize"), given["x"].dtype
+    if quantize is None or dtype == torch.float32:
+        return DTYPE_NAMES[dtype]
+    return "out_int8" if quantize == "int8" else "out_fp8"
 
 
 def planted_columns(width: int) -> list[int]:

@@ -9,8 +9,18 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.contract import FLOATS, Argument, Contract
 from rooflab.reference.domain import Domain, Sizes
-from rooflab.reference.rows import magnitudes, of_size, quantized_limits, quantized_rows, quantizing
+from rooflab.reference.rows import (
+    magnitudes,
+    of_size,
+    quantized_limits,
+    quantized_rows,
+    quantizing,
+    row_results,
+    row_rules,
+    row_scheme,
+)
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -96,9 +106,11 @@ def cases(*shapes: tuple[int, int]) -> tuple[Case, ...]:
 EDGES = cases((1, 1), (1, 1536), (3, 33), (5, 1025), (17, 128), (0, 64), (3, 111), (2, 65537))
 DOMAIN = Domain({"T": Sizes(1, 131_000), "I": Sizes(1, 70_000)}, Case)
 
+CONTRACT = Contract({"x": Argument("T 2I", FLOATS)}, row_results("T I"), row_rules, scheme=row_scheme)
 SPEC = OpSpec(
     name="silu_and_mul",
     reference=silu_and_mul,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("out", "scale"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.contract import FLOATS, Argument, Contract, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.rows import ACCUMULATION_FACTOR, of_size, planted_columns
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
@@ -76,9 +77,11 @@ def _cases(*shapes: tuple[int, int]) -> tuple[Case, ...]:
     return tuple(Case(T=T, H=H) for T, H in shapes)
 
 
+CONTRACT = Contract({"x": Argument("T H", FLOATS)}, {"out": Result("T H", "x")})
 SPEC = OpSpec(
     name="softmax",
     reference=softmax,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("out",),

@@ -11,6 +11,7 @@ import torch
 
 from rooflab.reference import captured
 from rooflab.reference.compare import ErrorStats, elementwise
+from rooflab.reference.contract import Contract
 from rooflab.reference.domain import Domain
 from rooflab.roofline.model import Cost
 from rooflab.roofline.names import values_by_name
@@ -188,6 +189,8 @@ class OpSpec:
     """The argument that a kernel's `prepare` packs once at load; None if the op has no weight."""
     prepared_with: tuple[str, ...] = ()
     """Arguments beside the weight in a checkpoint, such as scales; `prepare` may take them by name."""
+    contract: Contract | None = None
+    """What the op asks of its tensors; None for an op whose kernels check their arguments themselves."""
     domain: Domain | None = None
     """Every case that the op may have; None if only those of `cases` are known."""
     no_library: str | None = None

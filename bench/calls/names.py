@@ -18,8 +18,8 @@ from rooflab.roofline.names import values_by_name
 
 OTHER_SOURCES = ("base", "compare", "good", "records")
 """Options with which ops and kernels are those of other revisions or of records."""
-REGISTRATION = r'er\(\s*(?:op=)?"%s",\s*(?:name=)?"(\w+)"'
-"""How a file registers a kernel of an op, with `register` or with `peer`."""
+REGISTRATION = r'^peer\(\s*"\w+", "(\w+)"|^@register\(\s*op="\w+", name="(\w+)"|^@kernel\((?s:.*?)^def (\w+)'
+"""How a file of an op's folder registers a kernel: with `kernel`, with `register` or with `peer`."""
 
 
 def check_names(given: Mapping[str, Any], arguments: Container[str]) -> None:
@@ -57,7 +57,8 @@ def kernels_by_op() -> dict[str, list[str]]:
     """The names of the tree's ops and kernels, by the text of its files."""
     folders = sorted(path.parent for path in Path(__file__).parents[2].glob("kernels/*/__init__.py"))
     texts = {folder.name: "".join(file.read_text() for file in sorted(folder.glob("*.py"))) for folder in folders}
-    return {op: re.findall(REGISTRATION % op, text) for op, text in texts.items()}
+    found = {op: re.finditer(REGISTRATION, text, re.MULTILINE) for op, text in texts.items()}
+    return {op: [next(filter(None, match.groups())) for match in matches] for op, matches in found.items()}
 
 
 def _check(option: str, op: str, kernel: str | None = None) -> None:

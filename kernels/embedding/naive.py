@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._checks import output
-from rooflab.kernels.embedding._operands import check_operands, traffic
-from rooflab.kernels.registry import register
+from rooflab.kernels.embedding._operands import traffic
+from rooflab.kernels.launcher import kernel
 
 NUM_WARPS = 4
 # One element per thread: loads of 2 or 4 bytes instead of the 16 that a thread could load.
@@ -27,17 +26,10 @@ def _embedding(token_ids_ptr, weight_ptr, out_ptr, V, H, stride_weight, stride_o
         tl.store(out_ptr + token * stride_out + columns, row, mask=columns < H)
 
 
-@register(op="embedding", name="naive", role="naive", backend="triton", traffic=traffic)
-def embedding(token_ids: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """weight[token_ids], a row per program.
-
-    token_ids: (T,) int64 contiguous; weight: (V, H); returns (T, H).  An id outside the table gives a row of zeros,
-    because a kernel cannot raise.  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    T, V, H = check_operands(token_ids, weight)
-    out = output(out, (T, H), weight)
-    if out.numel():
-        _embedding[(T,)](
-            token_ids, weight, out, V, H, weight.stride(0), out.stride(0), BLOCK_H=BLOCK_H, num_warps=NUM_WARPS
-        )
-    return out
+@kernel(backend="triton", traffic=traffic)
+def naive(token_ids: Tensor, weight: Tensor, out: Tensor) -> None:
+    """weight[token_ids]; an id outside the table gives a row of zeros, because a kernel cannot raise."""
+    V, H = weight.shape
+    _embedding[(len(token_ids),)](
+        token_ids, weight, out, V, H, weight.stride(0), out.stride(0), BLOCK_H=BLOCK_H, num_warps=NUM_WARPS
+    )

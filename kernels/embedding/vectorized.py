@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.embedding._operands import check_operands, traffic
-from rooflab.kernels.registry import register
+from rooflab.kernels.embedding._operands import traffic
+from rooflab.kernels.launcher import kernel
 
 NUM_WARPS = 4
 BLOCK_T = 4
@@ -33,19 +32,12 @@ def _embedding(
     tl.store(out_ptrs, rows, mask=(tokens < T)[:, None] & inside)
 
 
-@register(op="embedding", name="vectorized", role="optimized", backend="triton", traffic=traffic)
-def embedding(token_ids: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """weight[token_ids], a tile of rows and columns per program.
-
-    token_ids: (T,) int64 contiguous; weight: (V, H); returns (T, H).  An id outside the table gives a row of zeros,
-    because a kernel cannot raise.  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    T, V, H = check_operands(token_ids, weight)
-    out = output(out, (T, H), weight)
-    if out.numel():
-        block_h = min(next_power_of_2(H), MAX_BLOCK_H)
-        _embedding[(cdiv(T, BLOCK_T), cdiv(H, block_h))](
-            token_ids, weight, out, T, V, H, weight.stride(0), out.stride(0),
-            BLOCK_T=BLOCK_T, BLOCK_H=block_h, num_warps=NUM_WARPS,
-        )  # fmt: skip
-    return out
+@kernel(backend="triton", traffic=traffic)
+def vectorized(token_ids: Tensor, weight: Tensor, out: Tensor) -> None:
+    """weight[token_ids]; an id outside the table gives a row of zeros, because a kernel cannot raise."""
+    T, (V, H) = len(token_ids), weight.shape
+    block_h = min(next_power_of_2(H), MAX_BLOCK_H)
+    _embedding[(cdiv(T, BLOCK_T), cdiv(H, block_h))](
+        token_ids, weight, out, T, V, H, weight.stride(0), out.stride(0),
+        BLOCK_T=BLOCK_T, BLOCK_H=block_h, num_warps=NUM_WARPS,
+    )  # fmt: skip

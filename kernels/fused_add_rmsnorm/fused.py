@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from rooflab.kernels._pdl import pdl_arguments
-from rooflab.kernels._rows_triton import TUNING, Config, check_width, why_not_taken
+from rooflab.kernels._rows_triton import LIMITS, TUNING, Config
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.fused_add_rmsnorm._operands import check_operands, outputs, traffic
-from rooflab.kernels.registry import register
+from rooflab.kernels.fused_add_rmsnorm._operands import traffic
+from rooflab.kernels.launcher import kernel
 
 
 @triton.jit
@@ -45,34 +44,16 @@ def _fused_add_rmsnorm(
     tl.store(out_ptr + rows * stride_out + columns, (normed * weight).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@register(
-    op="fused_add_rmsnorm", name="fused", role="optimized", backend="triton",
-    unsupported=lambda inputs: why_not_taken(inputs.x), traffic=traffic, tuning=TUNING,
-)  # fmt: skip
-def fused_add_rmsnorm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float = 1e-6,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None,
-    *,
-    weight_offset: float = 0.0,
-    round_first: bool = False,
-    config: Config | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rmsnorm(x + residual), x + residual), whole rows per program; the norm in fp32, rounded once.
-
-    x, residual: (T, H), H <= 16384; weight: (H,); returns two (T, H).  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    T, H = check_operands(x, residual, weight)
-    check_width(x)
-    normed, new_residual, _ = outputs(out, (T, H), x)
-    if normed.numel():
-        config = config or default_config("fused_add_rmsnorm", "fused", x.dtype, x.device, T=T, H=H)
-        _fused_add_rmsnorm[(cdiv(T, config.block_t),)](
-            x, residual, weight, normed, new_residual, T, H, x.stride(0), residual.stride(0), normed.stride(0),
-            new_residual.stride(0), eps, weight_offset,
-            ROUND_FIRST=round_first, BLOCK_T=config.block_t, BLOCK_H=next_power_of_2(H),
-            num_warps=config.num_warps, **pdl_arguments(),
-        )  # fmt: skip
-    return normed, new_residual
+@kernel(backend="triton", limits=LIMITS, traffic=traffic, tuning=TUNING)
+def fused(
+    x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, new_residual: Tensor, *,
+    eps: float, weight_offset: float, round_first: bool, config: Config,
+) -> None:  # fmt: skip
+    """(rmsnorm(x + residual), x + residual), whole rows per program; the norm in fp32, rounded once."""
+    T, H = x.shape
+    _fused_add_rmsnorm[(cdiv(T, config.block_t),)](
+        x, residual, weight, out, new_residual, T, H, x.stride(0), residual.stride(0), out.stride(0),
+        new_residual.stride(0), eps, weight_offset,
+        ROUND_FIRST=round_first, BLOCK_T=config.block_t, BLOCK_H=next_power_of_2(H),
+        num_warps=config.num_warps, **pdl_arguments(),
+    )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rooflab.kernels._peers import compiled, contiguous, peer, theirs, why_not_liger
-from rooflab.kernels.fused_add_rmsnorm._operands import check_operands, traffic
+from rooflab.kernels.fused_add_rmsnorm._operands import traffic
 from rooflab.kernels.rmsnorm.naive import norm
 
 _liger = theirs("liger_kernel.ops.fused_add_rms_norm", "fused_add_rms_norm_forward")
@@ -34,9 +34,9 @@ def quack(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: fl
     return _quack(x, weight, None, residual, None, None, eps, False, weight_offset)[:2]
 
 
-peer("fused_add_rmsnorm", "compiled", compiled(formula), traffic, check_operands, lacks=("quantize",))
-peer("fused_add_rmsnorm", "liger", liger, traffic, check_operands, lacks=("quantize",), unsupported=why_not_liger)
+peer("fused_add_rmsnorm", "compiled", compiled(formula), traffic, lacks=("quantize",))
+peer("fused_add_rmsnorm", "liger", liger, traffic, lacks=("quantize",), unsupported=why_not_liger)
 peer(
-    "fused_add_rmsnorm", "quack", quack, traffic, check_operands, lacks=("quantize", "round_first"),
+    "fused_add_rmsnorm", "quack", quack, traffic, lacks=("quantize", "round_first"),
     unsupported=contiguous,
 )  # fmt: skip

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from torch import Tensor
 
-from rooflab.kernels.registry import register
+from rooflab.kernels.launcher import kernel
 from rooflab.kernels.silu_and_mul._operands import traffic
 from rooflab.kernels.silu_and_mul.fused import TUNING, Config, launch
 
 
-@register(op="gelu_and_mul", name="fused", role="optimized", backend="triton", traffic=traffic, tuning=TUNING)
-def gelu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None) -> torch.Tensor:
-    """gelu(gate) * up in fp32, in its tanh form, rounded once.
-
-    x: (T, 2 I); returns (T, I).  Raises `ValueError` on a wrong shape or dtype.
-    """
-    return launch("gelu_and_mul", x, out, config)
+@kernel(backend="triton", traffic=traffic, tuning=TUNING)
+def fused(x: Tensor, out: Tensor, *, config: Config) -> None:
+    """gelu(gate) * up in fp32, in its tanh form, rounded once."""
+    launch(x, out, config, gelu=True)

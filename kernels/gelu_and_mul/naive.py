@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._rows import quantize_rows, row_outputs, written_bytes
+from rooflab.kernels._rows import write_rows, written_bytes
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.silu_and_mul._operands import check_operands
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 
@@ -32,21 +33,9 @@ def traffic(inputs: Arguments) -> Traffic:
     )
 
 
-@register(op="gelu_and_mul", name="naive", role="naive", backend="torch", traffic=traffic)
-def gelu_and_mul(
-    x: torch.Tensor, out: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None, *, quantize: str | None = None
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 gate^3))) * up, step by step.
-
-    x: (T, 2 I); returns (T, I), or with `quantize` codes (T, I) and scales (T,) fp32.  Raises `ValueError` on a wrong
-    shape or dtype.
-    """
-    T, I = check_operands(x)
-    result, scale = row_outputs(out, (T, I), x, quantize)
-    gate, up = x[:, :I].float(), x[:, I:].float()
+@kernel(backend="torch", traffic=traffic)
+def naive(x: Tensor, out: Tensor, scale: Tensor | None, *, quantize: str | None) -> None:
+    """gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 gate^3))) * up, step by step."""
+    gate, up = x.float().chunk(2, dim=1)
     inner = math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3)
-    values = 0.5 * gate * (1.0 + torch.tanh(inner)) * up
-    if scale is None:
-        return result.copy_(values)
-    quantize_rows(values, result, scale)
-    return result, scale
+    write_rows(0.5 * gate * (1.0 + torch.tanh(inner)) * up, out, scale)

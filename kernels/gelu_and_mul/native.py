@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from rooflab.kernels.registry import register
+from torch import Tensor
+
+from rooflab.kernels.launcher import kernel
 from rooflab.kernels.silu_and_mul._operands import traffic
-from rooflab.kernels.silu_and_mul.native import run
+from rooflab.kernels.silu_and_mul.native import run, shape
 
 
-@register(op="gelu_and_mul", name="native", role="optimized", backend="cpp", devices=("cpu",), traffic=traffic)
-def gelu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """gelu(gate) * up in fp32, in its tanh form, rounded once.
-
-    x: (T, 2 I), gate then up; returns (T, I).  Raises `ValueError` on a wrong shape or dtype.
-    """
-    return run(x, out, gelu=True)
+@kernel(backend="cpp", devices=("cpu",), traffic=traffic, bind=shape)
+def native(x: Tensor, out: Tensor, *, bound: Any) -> None:
+    """gelu(gate) * up in fp32, in its tanh form, rounded once."""
+    run(x, out, bound, gelu=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._checks import output
-from rooflab.kernels._rows_triton import TUNING, Config, check_width, why_not_taken
+from rooflab.kernels._rows_triton import LIMITS, TUNING, Config
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.layernorm._operands import check_operands, traffic
-from rooflab.kernels.registry import register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.layernorm._operands import traffic
 
 
 @triton.jit
@@ -37,30 +35,11 @@ def _layernorm(
     tl.store(out_ptr + rows * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@register(
-    op="layernorm", name="fused", role="optimized", backend="triton",
-    unsupported=lambda inputs: why_not_taken(inputs.x), traffic=traffic, tuning=TUNING,
-)  # fmt: skip
-def layernorm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    eps: float = 1e-5,
-    out: torch.Tensor | None = None,
-    *,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias in fp32, whole rows per program, rounded once.
-
-    x: (T, H), H <= 16384; weight, bias: (H,); returns (T, H).  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    T, H = check_operands(x, weight, bias)
-    check_width(x)
-    out = output(out, (T, H), x)
-    if out.numel():
-        config = config or default_config("layernorm", "fused", x.dtype, x.device, T=T, H=H)
-        _layernorm[(cdiv(T, config.block_t),)](
-            x, weight, bias, out, T, H, x.stride(0), out.stride(0), eps,
-            BLOCK_T=config.block_t, BLOCK_H=next_power_of_2(H), num_warps=config.num_warps,
-        )  # fmt: skip
-    return out
+@kernel(backend="triton", limits=LIMITS, traffic=traffic, tuning=TUNING)
+def fused(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, eps: float, config: Config) -> None:
+    """(x - mean) / sqrt(variance + eps) * weight + bias in fp32, whole rows per program, rounded once."""
+    T, H = x.shape
+    _layernorm[(cdiv(T, config.block_t),)](
+        x, weight, bias, out, T, H, x.stride(0), out.stride(0), eps,
+        BLOCK_T=config.block_t, BLOCK_H=next_power_of_2(H), num_warps=config.num_warps,
+    )  # fmt: skip

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels.layernorm._operands import check_operands, traffic
-from rooflab.kernels.registry import register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.layernorm._operands import traffic
 
 
-@register(op="layernorm", name="library", role="library", backend="torch", traffic=traffic)
-def layernorm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 1e-5
-) -> torch.Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias with `layer_norm`, which takes no `out`.
-
-    x: (T, H); weight, bias: (H,); returns (T, H).  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    check_operands(x, weight, bias)
+@kernel(backend="torch", traffic=traffic)
+def library(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias with `layer_norm`, which takes no `out`."""
     return torch.nn.functional.layer_norm(x, weight.shape, weight, bias, eps)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.layernorm._operands import check_operands
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 
@@ -33,21 +33,11 @@ def traffic(inputs: Arguments) -> Traffic:
     )
 
 
-@register(op="layernorm", name="naive", role="naive", backend="torch", traffic=traffic)
-def layernorm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    eps: float = 1e-5,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias, step by step.
-
-    x: (T, H); weight, bias: (H,); returns (T, H).  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    out = output(out, check_operands(x, weight, bias), x)
+@kernel(backend="torch", traffic=traffic)
+def naive(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, eps: float) -> None:
+    """(x - mean) / sqrt(variance + eps) * weight + bias, step by step."""
     x32 = x.float()
     centred = x32 - x32.mean(dim=-1, keepdim=True)
     variance = centred.pow(2).mean(dim=-1, keepdim=True)
     scaled = centred * torch.rsqrt(variance + eps) * weight.float()
-    return out.copy_(scaled if bias is None else scaled + bias.float())
+    out.copy_(scaled if bias is None else scaled + bias.float())

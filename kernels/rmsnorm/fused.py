@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._checks import output
-from rooflab.kernels._rows_triton import TUNING, Config, check_width, why_not_taken
+from rooflab.kernels._rows_triton import LIMITS, TUNING, Config
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.registry import register
-from rooflab.kernels.rmsnorm._operands import check_operands, traffic
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.rmsnorm._operands import traffic
 
 
 @triton.jit
@@ -35,32 +33,13 @@ def _rmsnorm(
     tl.store(out_ptr + rows * stride_out + columns, (normed * weight).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@register(
-    op="rmsnorm", name="fused", role="optimized", backend="triton", unsupported=lambda inputs: why_not_taken(inputs.x),
-    traffic=traffic, tuning=TUNING,
-)  # fmt: skip
-def rmsnorm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float = 1e-6,
-    out: torch.Tensor | None = None,
-    *,
-    weight_offset: float = 0.0,
-    round_first: bool = False,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """x / rms(x) * (weight + weight_offset), whole rows per program, in fp32, rounded once.
-
-    x: (T, H), H <= 16384; weight: (H,); returns (T, H).  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    T, H = check_operands(x, weight)
-    check_width(x)
-    out = output(out, (T, H), x)
-    if out.numel():
-        config = config or default_config("rmsnorm", "fused", x.dtype, x.device, T=T, H=H)
-        _rmsnorm[(cdiv(T, config.block_t),)](
-            x, weight, out, T, H, x.stride(0), out.stride(0), eps, weight_offset,
-            ROUND_FIRST=round_first, BLOCK_T=config.block_t, BLOCK_H=next_power_of_2(H),
-            num_warps=config.num_warps,
-        )  # fmt: skip
-    return out
+@kernel(backend="triton", limits=LIMITS, traffic=traffic, tuning=TUNING)
+def fused(
+    x: Tensor, weight: Tensor, out: Tensor, *, eps: float, weight_offset: float, round_first: bool, config: Config
+) -> None:
+    """x / rms(x) * (weight + weight_offset), whole rows per program, in fp32, rounded once."""
+    T, H = x.shape
+    _rmsnorm[(cdiv(T, config.block_t),)](
+        x, weight, out, T, H, x.stride(0), out.stride(0), eps, weight_offset,
+        ROUND_FIRST=round_first, BLOCK_T=config.block_t, BLOCK_H=next_power_of_2(H), num_warps=config.num_warps,
+    )  # fmt: skip

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.rmsnorm import _operands
-from rooflab.kernels.rmsnorm._operands import check_operands
 from rooflab.roofline.model import Traffic
 
 
@@ -34,13 +35,7 @@ def traffic(inputs: Arguments) -> Traffic:
     return steps((size, full), (full, full), *rounded, (full, full), (full, size))
 
 
-@register(op="rmsnorm", name="library", role="library", backend="torch", traffic=traffic)
-def rmsnorm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *, weight_offset: float = 0.0, round_first: bool = False
-) -> torch.Tensor:
-    """x / rms(x) * (weight + weight_offset) with `torch.nn.functional.rms_norm`, which takes no `out`.
-
-    x: (T, H); weight: (H,); returns (T, H).  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    check_operands(x, weight)
+@kernel(backend="torch", traffic=traffic)
+def library(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float, round_first: bool) -> Tensor:
+    """x / rms(x) * (weight + weight_offset) with `torch.nn.functional.rms_norm`, which takes no `out`."""
     return call(x, weight, eps, weight_offset, round_first)

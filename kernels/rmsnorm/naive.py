@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._rows import quantize_rows, row_outputs, written_bytes
+from rooflab.kernels._rows import write_rows, written_bytes
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.rmsnorm._operands import check_operands
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 
@@ -52,25 +53,10 @@ def traffic(inputs: Arguments) -> Traffic:
     return steps(*norm_moves(inputs))
 
 
-@register(op="rmsnorm", name="naive", role="naive", backend="torch", traffic=traffic)
-def rmsnorm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float = 1e-6,
-    out: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
-    *,
-    weight_offset: float = 0.0,
-    round_first: bool = False,
-    quantize: str | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """x / rms(x) * (weight + weight_offset), step by step.
-
-    x: (T, H); weight: (H,); returns (T, H), or with `quantize` codes (T, H) and scales (T,) fp32.  Raises `ValueError`
-    on wrong shapes or dtypes.
-    """
-    result, scale = row_outputs(out, check_operands(x, weight), x, quantize)
-    normed = norm(x, weight, eps, weight_offset, round_first)
-    if scale is None:
-        return result.copy_(normed)
-    quantize_rows(normed, result, scale)
-    return result, scale
+@kernel(backend="torch", traffic=traffic)
+def naive(
+    x: Tensor, weight: Tensor, out: Tensor, scale: Tensor | None, *,
+    eps: float, weight_offset: float, round_first: bool, quantize: str | None,
+) -> None:  # fmt: skip
+    """x / rms(x) * (weight + weight_offset), step by step."""
+    write_rows(norm(x, weight, eps, weight_offset, round_first), out, scale)

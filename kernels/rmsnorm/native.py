@@ -5,38 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
-from rooflab.kernels._native import DTYPES, Layouts, built, sizes
+from rooflab.kernels._native import DTYPES, built, sizes
 from rooflab.kernels.fused_add_rmsnorm.native import SOURCE, TYPES
-from rooflab.kernels.registry import register
-from rooflab.kernels.rmsnorm._operands import check_operands, traffic
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
+from rooflab.kernels.rmsnorm._operands import traffic
 
-_layouts = Layouts()
+
+def shape(of: Arguments) -> Any:
+    """The sizes, strides and threads of a layout."""
+    return sizes(*of.x.shape, of.x.stride(0), 0, of.out.stride(0), 0, torch.get_num_threads())
 
 
-@register(op="rmsnorm", name="native", role="optimized", backend="cpp", devices=("cpu",), traffic=traffic)
-def rmsnorm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float = 1e-6,
-    out: torch.Tensor | None = None,
-    *,
-    weight_offset: float = 0.0,
-    round_first: bool = False,
-) -> torch.Tensor:
-    """x / rms(x) * (weight + weight_offset) in fp32, rounded once.
-
-    x: (T, H); weight: (H,); returns (T, H).  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
-    shape = _layouts.of(_shape, (x, weight, out))
+@kernel(backend="cpp", devices=("cpu",), traffic=traffic, bind=shape)
+def native(
+    x: Tensor, weight: Tensor, out: Tensor, *, eps: float, weight_offset: float, round_first: bool, bound: Any
+) -> None:
+    """x / rms(x) * (weight + weight_offset) in fp32, rounded once."""
     pointers = x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), None
-    built(SOURCE, TYPES)(DTYPES[x.dtype], *pointers, shape, eps, weight_offset, round_first)
-    return out
-
-
-def _shape(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> Any:
-    T, H = check_operands(x, weight)
-    output(out, (T, H), x)
-    return sizes(T, H, x.stride(0), 0, out.stride(0), 0, torch.get_num_threads())
+    built(SOURCE, TYPES)(DTYPES[x.dtype], *pointers, bound, eps, weight_offset, round_first)

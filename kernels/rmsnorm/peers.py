@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rooflab.kernels._peers import compiled, contiguous, peer, theirs, why_not_liger
-from rooflab.kernels.rmsnorm._operands import check_operands, traffic
+from rooflab.kernels.rmsnorm._operands import traffic
 from rooflab.kernels.rmsnorm.naive import norm
 
 _liger = theirs("liger_kernel.ops.rms_norm", "rms_norm_forward")
@@ -29,8 +29,8 @@ def quack(x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: floa
     return _quack(x, weight, None, None, None, None, eps, False, weight_offset)[0]
 
 
-peer("rmsnorm", "compiled", compiled(formula), traffic, check_operands, lacks=("quantize",))
-peer("rmsnorm", "liger", liger, traffic, check_operands, lacks=("quantize",), unsupported=why_not_liger)
+peer("rmsnorm", "compiled", compiled(formula), traffic, lacks=("quantize",))
+peer("rmsnorm", "liger", liger, traffic, lacks=("quantize",), unsupported=why_not_liger)
 peer(
-    "rmsnorm", "quack", quack, traffic, check_operands, lacks=("quantize", "round_first"), unsupported=contiguous
+    "rmsnorm", "quack", quack, traffic, lacks=("quantize", "round_first"), unsupported=contiguous
 )  # fmt: skip

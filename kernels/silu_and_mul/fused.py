@@ -5,16 +5,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._pdl import pdl_arguments
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.registry import register
-from rooflab.kernels.silu_and_mul._operands import check_operands, traffic
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.silu_and_mul._operands import traffic
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -77,23 +75,15 @@ def gated(x_ptr, out_ptr, I, stride_x, stride_out, GELU: tl.constexpr, BLOCK_I: 
 TUNING = Tuning(Config, configs, heuristic, footprint)
 
 
-@register(op="silu_and_mul", name="fused", role="optimized", backend="triton", traffic=traffic, tuning=TUNING)
-def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None) -> torch.Tensor:
-    """silu(gate) * up in fp32, rounded once.
-
-    x: (T, 2 I); returns (T, I).  Raises `ValueError` on a wrong shape or dtype.
-    """
-    return launch("silu_and_mul", x, out, config)
+@kernel(backend="triton", traffic=traffic, tuning=TUNING)
+def fused(x: Tensor, out: Tensor, *, config: Config) -> None:
+    """silu(gate) * up in fp32, rounded once."""
+    launch(x, out, config, gelu=False)
 
 
-def launch(op: str, x: torch.Tensor, out: torch.Tensor | None, config: Config | None) -> torch.Tensor:
-    """Checks the operands of `op`, silu_and_mul or gelu_and_mul, and runs it."""
-    T, I = check_operands(x)
-    out = output(out, (T, I), x)
-    if out.numel():
-        config = config or default_config(op, "fused", x.dtype, x.device, T=T, I=I)
-        gated[(T, cdiv(I, config.block_i))](
-            x, out, I, x.stride(0), out.stride(0),
-            GELU=op == "gelu_and_mul", **config.launch_arguments, **pdl_arguments(),
-        )  # fmt: skip
-    return out
+def launch(x: Tensor, out: Tensor, config: Config, gelu: bool) -> None:
+    """Runs silu_and_mul or gelu_and_mul."""
+    T, I = out.shape
+    gated[(T, cdiv(I, config.block_i))](
+        x, out, I, x.stride(0), out.stride(0), GELU=gelu, **config.launch_arguments, **pdl_arguments()
+    )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._rows import quantize_rows, row_outputs, written_bytes
+from rooflab.kernels._rows import write_rows, written_bytes
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.silu_and_mul._operands import check_operands
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 
@@ -28,20 +29,8 @@ def traffic(inputs: Arguments) -> Traffic:
     )
 
 
-@register(op="silu_and_mul", name="naive", role="naive", backend="torch", traffic=traffic)
-def silu_and_mul(
-    x: torch.Tensor, out: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None, *, quantize: str | None = None
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """gate * sigmoid(gate) * up, step by step.
-
-    x: (T, 2 I); returns (T, I), or with `quantize` codes (T, I) and scales (T,) fp32.  Raises `ValueError` on a wrong
-    shape or dtype.
-    """
-    T, I = check_operands(x)
-    result, scale = row_outputs(out, (T, I), x, quantize)
-    gate, up = x[:, :I].float(), x[:, I:].float()
-    values = gate * torch.sigmoid(gate) * up
-    if scale is None:
-        return result.copy_(values)
-    quantize_rows(values, result, scale)
-    return result, scale
+@kernel(backend="torch", traffic=traffic)
+def naive(x: Tensor, out: Tensor, scale: Tensor | None, *, quantize: str | None) -> None:
+    """gate * sigmoid(gate) * up, step by step."""
+    gate, up = x.float().chunk(2, dim=1)
+    write_rows(gate * torch.sigmoid(gate) * up, out, scale)

@@ -6,35 +6,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
-from rooflab.kernels._native import DTYPES, Layouts, built, sizes
-from rooflab.kernels.registry import register
-from rooflab.kernels.silu_and_mul._operands import check_operands, traffic
+from rooflab.kernels._native import DTYPES, built, sizes
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
+from rooflab.kernels.silu_and_mul._operands import traffic
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-_layouts = Layouts()
 
 
-@register(op="silu_and_mul", name="native", role="optimized", backend="cpp", devices=("cpu",), traffic=traffic)
-def silu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """silu(gate) * up in fp32, rounded once.
-
-    x: (T, 2 I), gate then up; returns (T, I).  Raises `ValueError` on a wrong shape or dtype.
-    """
-    return run(x, out, gelu=False)
+def shape(of: Arguments) -> Any:
+    """The sizes, strides and threads of a layout."""
+    return sizes(*of.out.shape, of.x.stride(0), of.out.stride(0), torch.get_num_threads())
 
 
-def run(x: torch.Tensor, out: torch.Tensor | None, gelu: bool) -> torch.Tensor:
+@kernel(backend="cpp", devices=("cpu",), traffic=traffic, bind=shape)
+def native(x: Tensor, out: Tensor, *, bound: Any) -> None:
+    """silu(gate) * up in fp32, rounded once."""
+    run(x, out, bound, gelu=False)
+
+
+def run(x: Tensor, out: Tensor, bound: Any, gelu: bool) -> None:
     """The activation of the gate, silu or gelu, times up."""
-    if out is None:
-        out = torch.empty((x.shape[0], x.shape[-1] // 2), dtype=x.dtype)
-    shape = _layouts.of(_shape, (x, out))
-    built(SOURCE, "ipppi")(DTYPES[x.dtype], x.data_ptr(), out.data_ptr(), shape, gelu)
-    return out
-
-
-def _shape(x: torch.Tensor, out: torch.Tensor) -> Any:
-    T, I = check_operands(x)
-    output(out, (T, I), x)
-    return sizes(T, I, x.stride(0), out.stride(0), torch.get_num_threads())
+    built(SOURCE, "ipppi")(DTYPES[x.dtype], x.data_ptr(), out.data_ptr(), bound, gelu)

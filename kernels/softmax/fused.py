@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._checks import output
-from rooflab.kernels._rows_triton import TUNING, Config, check_width, why_not_taken
+from rooflab.kernels._rows_triton import LIMITS, TUNING, Config
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.registry import register
-from rooflab.kernels.softmax._operands import check_operands, traffic
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.softmax._operands import traffic
 
 
 @triton.jit
@@ -28,22 +26,11 @@ def _softmax(x_ptr, out_ptr, T, H, stride_x, stride_out, BLOCK_T: tl.constexpr, 
     tl.store(out_ptr + rows * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@register(
-    op="softmax", name="fused", role="optimized", backend="triton", unsupported=lambda inputs: why_not_taken(inputs.x),
-    traffic=traffic, tuning=TUNING,
-)  # fmt: skip
-def softmax(x: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None) -> torch.Tensor:
-    """exp(x - max) / sum in fp32, whole rows per program, rounded once.
-
-    x: (T, H), H <= 16384, each row with a finite value; returns (T, H).  Raises `ValueError` on a wrong shape or dtype.
-    """
-    T, H = check_operands(x)
-    check_width(x)
-    out = output(out, (T, H), x)
-    if out.numel():
-        config = config or default_config("softmax", "fused", x.dtype, x.device, T=T, H=H)
-        _softmax[(cdiv(T, config.block_t),)](
-            x, out, T, H, x.stride(0), out.stride(0),
-            BLOCK_T=config.block_t, BLOCK_H=next_power_of_2(H), num_warps=config.num_warps,
-        )  # fmt: skip
-    return out
+@kernel(backend="triton", limits=LIMITS, traffic=traffic, tuning=TUNING)
+def fused(x: Tensor, out: Tensor, *, config: Config) -> None:
+    """exp(x - max) / sum in fp32, whole rows per program, rounded once; each row has a finite value."""
+    T, H = x.shape
+    _softmax[(cdiv(T, config.block_t),)](
+        x, out, T, H, x.stride(0), out.stride(0),
+        BLOCK_T=config.block_t, BLOCK_H=next_power_of_2(H), num_warps=config.num_warps,
+    )  # fmt: skip

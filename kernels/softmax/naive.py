@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.softmax._operands import check_operands
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 
@@ -26,15 +26,9 @@ def traffic(inputs: Arguments) -> Traffic:
     )
 
 
-@register(op="softmax", name="naive", role="naive", backend="torch", traffic=traffic)
-def softmax(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """exp(x - max) / sum, step by step.
-
-    x: (T, H), each row with a finite value; returns (T, H).  Raises `ValueError` on a wrong shape or dtype.
-    """
-    out = output(out, check_operands(x), x)
-    if not out.numel():
-        return out
+@kernel(backend="torch", traffic=traffic)
+def naive(x: Tensor, out: Tensor) -> None:
+    """exp(x - max) / sum, step by step."""
     x32 = x.float()
     weights = torch.exp(x32 - x32.amax(dim=-1, keepdim=True))
-    return torch.div(weights, weights.sum(dim=-1, keepdim=True), out=out)
+    torch.div(weights, weights.sum(dim=-1, keepdim=True), out=out)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rooflab.kernels._peers import compiled, contiguous, peer, theirs, why_not_liger
-from rooflab.kernels.softmax._operands import check_operands, traffic
+from rooflab.kernels.softmax._operands import traffic
 
 _liger = theirs("liger_kernel.ops.softmax", "_softmax_forward")
 _quack = theirs("quack.softmax", "softmax_fwd")
@@ -28,6 +28,6 @@ def quack(x: torch.Tensor) -> Any:
     return _quack(x)
 
 
-peer("softmax", "compiled", compiled(formula), traffic, check_operands)
-peer("softmax", "liger", liger, traffic, check_operands, unsupported=why_not_liger)
-peer("softmax", "quack", quack, traffic, check_operands, unsupported=contiguous)
+peer("softmax", "compiled", compiled(formula), traffic)
+peer("softmax", "liger", liger, traffic, unsupported=why_not_liger)
+peer("softmax", "quack", quack, traffic, unsupported=contiguous)

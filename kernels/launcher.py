@@ -1,0 +1,301 @@
+"""A function that launches becomes a kernel with the op's own arguments: checked, with outputs and a config.
+
+A launcher names the arguments and results that it wants, without defaults:
+
+    @kernel(backend="triton", tuning=TUNING, limits={"H": 16384})
+    def fused(x, weight, out, *, eps, config): ...
+
+in `kernels/rmsnorm/fused.py` is `rmsnorm/fused`, called as `fused(x, weight, eps, out=None)`.  Arguments are checked
+once for each layout (shapes, strides, dtypes, devices, options): a look costs about 1 us a tensor.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, cast
+
+import torch
+
+from rooflab.kernels import _checks
+from rooflab.kernels.configs import default_config
+from rooflab.kernels.registry import Arguments, Backend, Function, Role, add_kernel, get_op
+from rooflab.kernels.tuning import Tuning
+from rooflab.reference.contract import Contract, Dims, Given, Result
+from rooflab.reference.spec import DTYPE_NAMES, OpSpec
+
+MOST_LAYOUTS = 4096
+"""Layouts that a kernel remembers: enough for the row counts of a serving engine; an entry takes about 1 KB."""
+Unsupported = Callable[[Arguments], str | None]
+Results = tuple[tuple[str, tuple[int, ...], tuple[int, ...], torch.dtype], ...]
+"""Names, shapes, strides and dtypes of what a launch writes."""
+
+
+@dataclass(slots=True)
+class BoundCall:
+    """What was worked out for one layout."""
+
+    results: Results
+    device: torch.device
+    config: Any
+    empty: bool
+    """Whether every result is empty: there is nothing to launch."""
+    dims: Dims
+    more: Any = None
+    """What the kernel's own `bind` worked out."""
+
+
+class Launcher:
+    """One kernel's launches, and what is known of the layouts so far."""
+
+    def __init__(
+        self,
+        spec: OpSpec,
+        name: str,
+        fn: Callable[..., Any],
+        unsupported: Unsupported | None,
+        aligned: tuple[str, ...],
+        bind: Callable[[Arguments], Any] | None,
+        on_cpu: bool,
+    ):
+        assert spec.contract is not None, "held by `kernel`"
+        self.spec, self.name, self.fn, self.unsupported, self.aligned = spec, name, fn, unsupported, aligned
+        self.contract: Contract = spec.contract
+        self.bind, self.on_cpu = bind, on_cpu
+        own = inspect.signature(fn).parameters
+        self.results = {name: result for name, result in self.contract.results.items() if name in own}
+        self.takes = {name: name in own for name in ("config", "plan")}
+        self.signature = _signature(spec, own, self.results)
+        parameters = self.signature.parameters.values()
+        self.positional = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+        self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self.tensors = tuple(name for name in self.contract.arguments if name in self.signature.parameters)
+        not_in_key = {*self.tensors, "out", "plan"}
+        self.options = tuple(name for name in self.signature.parameters if name not in not_in_key)
+        self._known: dict[Any, BoundCall] = {}
+
+    def __call__(self, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+        """Launches with the op's arguments."""
+        if args:
+            named = dict(zip(self.positional, args, strict=False))
+            if len(args) > len(self.positional) or not given.keys().isdisjoint(named):
+                self.signature.bind(*args, **given)
+            given = {**named, **given}
+        given = {**self.defaults, **given}
+        out = given.pop("out", None)
+        bound = self.bound(given, out)
+        if self.contract.bounds is not None and _checks.checks_bounds(given[self.tensors[0]]):
+            self.contract.bounds(given, bound.dims)
+        if _checks.CHECK_VALUES and self.contract.values is not None and _checks.checks_values(given[self.tensors[0]]):
+            self.contract.values(given, bound.dims)
+        made = self._outputs(out, bound, given)
+        if bound.empty and bound.results:
+            return _returned(made)
+        if self.takes["config"]:
+            given["config"] = bound.config
+        if self.bind is not None:
+            if bound.more is None:
+                bound.more = self.bind(Arguments(**given, **made))
+            given["bound"] = bound.more
+        if bound.device.type == "cuda" and bound.device.index != torch.cuda.current_device():
+            with torch.cuda.device(bound.device):
+                returned = self.fn(**given, **made)
+        else:
+            returned = self.fn(**given, **made)
+        return _returned(made) if made else returned
+
+    def bound(self, given: Given, out: Any) -> BoundCall:
+        """What is known for the layout of these arguments; checks them if it is new.  Raises `ValueError`."""
+        key: list[Any] = [given.get(name) for name in self.options]
+        try:
+            for name in self.tensors:
+                x = given.get(name)
+                key += (None,) if x is None else (x.shape, x.stride(), x.dtype, x.device)
+            for name in self.aligned:
+                key.append(given[name].data_ptr() % 16)
+            if out is not None:
+                for x in out if isinstance(out, tuple) else (out,):
+                    key += (x.shape, x.stride(), x.dtype, x.device)
+            if self.bind is not None:
+                key.append(torch.get_num_threads())
+        except (AttributeError, KeyError):
+            self.signature.bind(**given)
+            dims = self.contract.check(given)
+            self._check_outs(out, self._results(given, dims), given, dims)
+            raise
+        found = self._known.get(tuple(key))
+        if found is None:
+            self.signature.bind(**given)
+            found = self._bind(given, out)
+            if len(self._known) >= MOST_LAYOUTS:
+                self._known.clear()
+            self._known[tuple(key)] = found
+        return found
+
+    def _bind(self, given: Given, out: Any) -> BoundCall:
+        """Raises `ValueError` on arguments that the op or this kernel does not take."""
+        dims = self.contract.check(given)
+        device = given[self.tensors[0]].device
+        if self.on_cpu and device.type != "cpu":  # an address there means nothing to C++
+            raise ValueError(f"{self.tensors[0]}: expected a tensor on the CPU, got one on {device}")
+        if self.unsupported is not None:
+            everything = {p.name: p.default for p in self.spec.parameters} | dict(given)
+            if reason := self.unsupported(Arguments(**{"config": None, "device": "cuda", **everything})):
+                raise ValueError(reason)
+        results = self._results(given, dims)
+        if out is not None:
+            self._check_outs(out, results, given, dims)
+        config = given.get("config")
+        empty = all(0 in shape for _, shape, _, _ in results)
+        if self.takes["config"] and config is None and not empty:
+            config = self._default_config(given, dims, device)
+        return BoundCall(results, device, config, empty, dims)
+
+    def _default_config(self, given: Given, dims: Dims, device: torch.device) -> Any:
+        scheme = self.contract.scheme
+        name = DTYPE_NAMES[given[self.tensors[0]].dtype] if scheme is None else scheme(given)
+        case = self.spec.cases["smoke"][0]
+        return default_config(
+            self.spec.name, self.name, name, device, **{key: dims[key] for key in case if key in dims}
+        )
+
+    def _results(self, given: Given, dims: Dims) -> Results:
+        wanted = {name: result for name, result in self.results.items() if result.wanted(given)}
+        shapes = {name: tuple(dim.size(dims) or 0 for dim in result.dims) for name, result in wanted.items()}
+        return tuple(
+            (name, shapes[name], _contiguous(shapes[name]), result.dtype_of(given)) for name, result in wanted.items()
+        )
+
+    def _check_outs(self, out: Any, results: Results, given: Given, dims: Dims) -> None:
+        """Raises `ValueError` where the caller's outputs do not fit."""
+        outs = out if isinstance(out, tuple) else (out,)
+        if len(outs) != len(results):
+            raise ValueError(f"out: expected {len(results)} tensors, got {len(outs)}")
+        for (name, *_), tensor in zip(results, outs, strict=True):
+            self.contract.check_out("out", tensor, self.results[name], given, dims)
+
+    def _outputs(self, out: Any, bound: BoundCall, given: Given) -> dict[str, torch.Tensor | None]:
+        """The results by name: the caller's, or new; None for one that is not wanted."""
+        made: dict[str, torch.Tensor | None]
+        if out is None:
+            # 1.3 us; torch.empty takes 2.4.
+            made = {
+                name: torch.empty_strided(shape, strides, dtype=dtype, device=bound.device)
+                for name, shape, strides, dtype in bound.results
+            }
+        else:
+            made = self._callers(out, bound, given)
+        return made if len(made) == len(self.results) else {**dict.fromkeys(self.results), **made}
+
+    def _callers(self, out: Any, bound: BoundCall, given: Given) -> dict[str, torch.Tensor | None]:
+        """The caller's outputs.  Raises `ValueError` where one lies over an input."""
+        made: dict[str, torch.Tensor | None] = {}
+        outs = out if isinstance(out, tuple) else (out,)
+        for (name, *_), tensor in zip(bound.results, outs, strict=True):
+            for other in self.tensors:
+                if given[other] is not None:
+                    _check_apart(tensor, other, given[other], self.spec.in_place.get(name) == other)
+            made[name] = tensor
+        return made
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    return tuple(math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _returned(made: Mapping[str, torch.Tensor | None]) -> Any:
+    results = tuple(tensor for tensor in made.values() if tensor is not None)
+    return results[0] if len(results) == 1 else results
+
+
+def _check_apart(out: torch.Tensor, name: str, x: torch.Tensor, in_place: bool) -> None:
+    """Raises `ValueError` where an output shares memory with an input, unless it is that input, element by element."""
+    if out.is_meta or not out.numel() or not x.numel():
+        return
+    start, end = out.data_ptr(), x.data_ptr()
+    same = in_place and start == end and out.shape == x.shape and out.stride() == x.stride()
+    if not same and start < end + _span(x) and end < start + _span(out):
+        wanted = f"memory of its own, or {name} itself" if in_place else "memory of its own"
+        raise ValueError(f"out: expected {wanted}, got memory that overlaps {name}'s")
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Bytes from the first element to the end of the last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _signature(spec: OpSpec, own: Mapping[str, inspect.Parameter], results: Mapping[str, Result]) -> inspect.Signature:
+    """The op's own arguments that a launcher takes, then `out`, `plan` and `config`."""
+    taken = [parameter for parameter in spec.parameters if parameter.name in own]
+    positional = [p for p in taken if p.kind is not p.KEYWORD_ONLY]
+    named = [p for p in taken if p.kind is p.KEYWORD_ONLY]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own_names = [name for name in ("plan", "config") if name in own]
+    last = [inspect.Parameter(name, keyword, default=None, annotation=own[name].annotation) for name in own_names]
+    out = inspect.Parameter("out", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    return inspect.Signature([*positional, *([out] if results else []), *named, *last])
+
+
+def kernel(
+    *,
+    backend: Backend,
+    op: str | None = None,
+    role: Role | None = None,
+    tuning: Tuning | None = None,
+    limits: Mapping[str, int] | None = None,
+    unsupported: Unsupported | None = None,
+    aligned: tuple[str, ...] = (),
+    bind: Callable[[Arguments], Any] | None = None,
+    **options: Any,
+) -> Callable[[Function], Function]:
+    """Registers a launcher: the decorated function under its own name, as a kernel of the op of its folder.
+
+    It is called with all arguments that it names, checked; with its results (of the contract's names) allocated; and
+    with `config` chosen.  It need not return them.  Without results in its arguments it returns what it made.
+    `limits` are the most that a dimension may be; `aligned` names tensors whose address `unsupported` looks at; what
+    `bind` makes of the arguments and results, once for a layout, comes as `bound`.  A kernel named `naive` or `library`
+    has that role, others are `optimized`.  `options` are other fields of `Kernel`.
+    Raises `TypeError` and `ValueError` as `registry.register` does.
+    """
+
+    def decorate(fn: Function) -> Function:
+        name = fn.__name__
+        spec = get_op(op or fn.__module__.split(".")[-2])
+        if spec.contract is None:
+            raise TypeError(f"{spec.name}: the op declares no contract; use registry.register")
+        why = _within(spec.contract, limits, unsupported) if limits else unsupported
+        launcher = Launcher(spec, name, fn, why, aligned, bind, backend == "cpp")
+
+        @wraps(fn)
+        def launch(*args: Any, **kwargs: Any) -> Any:
+            return launcher(args, kwargs)
+
+        launch.__signature__ = launcher.signature  # type: ignore[attr-defined]  # what help() and the registry read
+        roles: dict[str, Role] = {"naive": "naive", "library": "library"}
+        add_kernel(
+            spec, name, role or roles.get(name, "optimized"), backend, launch, tuning=tuning, unsupported=why, **options
+        )
+        return cast(Function, launch)
+
+    return decorate
+
+
+def _within(contract: Contract, limits: Mapping[str, int], unsupported: Unsupported | None) -> Unsupported:
+    """`unsupported` of a kernel with limits, which come first."""
+
+    def why_not(inputs: Arguments) -> str | None:
+        sizes = contract.sizes(vars(inputs))
+        for name, most in limits.items():
+            if sizes.get(name, 0) > most:
+                first = next(
+                    each for each, argument in contract.arguments.items() if name in [d.name for d in argument.dims]
+                )
+                return f"{first}: expected {name} of at most {most}, got {sizes[name]}"
+        return None if unsupported is None else unsupported(inputs)
+
+    return why_not

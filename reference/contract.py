@@ -1,0 +1,196 @@
+"""What an op asks of its tensors and what it returns, said once: every launcher is held to it (`kernels/launcher.py`).
+
+A shape is a text of dimensions: `T H`.  A name stands for one number in all tensors of a call; `2I`, `K/2`, `B+1` are
+computed from one, and a name may be an integer argument of the op (`latent_dim`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+Given = Mapping[str, Any]
+"""The arguments of a call by name, defaults included."""
+Dims = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One dimension: a number, or times * name / over + plus of a name."""
+
+    text: str
+    name: str | None
+    times: int = 1
+    over: int = 1
+    plus: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Dim:
+        """Raises `ValueError` on any other form."""
+        found = re.fullmatch(r"(\d*)([A-Za-z_]\w*)?(?:([/+])(\d+))?", text)
+        if found is None or not (found[1] or found[2]):
+            raise ValueError(f"shape: expected dimensions such as T, 2I, K/2 or B+1, got {text!r}")
+        times, name, sign, number = found.groups()
+        more = {"over": int(number)} if sign == "/" else {"plus": int(number)} if sign == "+" else {}
+        return cls(text, name, int(times or 1), **more)
+
+    def size(self, dims: Mapping[str, int]) -> int | None:
+        """The size where the name's number is known."""
+        if self.name is None:
+            return self.times
+        known = dims.get(self.name)
+        return None if known is None else self.times * known // self.over + self.plus
+
+    def solve(self, size: int) -> int | None:
+        """The number that the name must have for this size, or None if there is no such number."""
+        number, rest = divmod((size - self.plus) * self.over, self.times)
+        return None if rest or number < 0 else number
+
+
+def _dims(shape: str) -> tuple[Dim, ...]:
+    return tuple(Dim.parse(text) for text in shape.split())
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor that an op takes."""
+
+    shape: str
+    dtype: tuple[torch.dtype, ...] | str
+    """The dtypes that it may have, or the argument whose dtype it has."""
+    layout: Literal["rows", "contiguous", "any"] = "rows"
+    """`rows`: stride 1 in the last dimension, and any other strides."""
+    optional: bool = False
+    """Whether it may be None."""
+
+    @cached_property
+    def dims(self) -> tuple[Dim, ...]:
+        """The dimensions of `shape`."""
+        return _dims(self.shape)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tensor that an op returns."""
+
+    shape: str
+    dtype: torch.dtype | str | Callable[[Given], torch.dtype]
+    """Its dtype, the argument whose dtype it has, or what the arguments say."""
+    when: str | None = None
+    """The option with which it is returned, if it is not always."""
+
+    @cached_property
+    def dims(self) -> tuple[Dim, ...]:
+        """The dimensions of `shape`."""
+        return _dims(self.shape)
+
+    def wanted(self, given: Given) -> bool:
+        """Whether a call with these arguments returns it."""
+        return self.when is None or given.get(self.when) not in (None, False)
+
+    def dtype_of(self, given: Given) -> torch.dtype:
+        """Its dtype in a call with these arguments."""
+        if isinstance(self.dtype, torch.dtype):
+            return self.dtype
+        return given[self.dtype].dtype if isinstance(self.dtype, str) else self.dtype(given)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The tensors of an op.  An argument that is not named here is no tensor."""
+
+    arguments: Mapping[str, Argument]
+    results: Mapping[str, Result]
+    """Empty for an op that changes its arguments."""
+    rules: Callable[[Given, Dims], None] | None = None
+    """Raises `ValueError` where shapes and options do not go together."""
+    bounds: Callable[[Given, Dims], None] | None = None
+    """Raises `ValueError` on lengths, offsets or tables that lead out of memory; called at every launch on a CPU, where
+    reading them costs little, and with `ROOFLAB_CHECK_VALUES` on a GPU."""
+    values: Callable[[Given, Dims], None] | None = None
+    """Raises `ValueError` on other wrong values; called with `ROOFLAB_CHECK_VALUES` only."""
+    scheme: Callable[[Given], str] | None = None
+    """The name of the scheme under which a config is looked up; by default that of the first tensor's dtype."""
+
+    def sizes(self, given: Given) -> Dims:
+        """The dimensions that tensors and integers show, without a check."""
+        dims = {name: value for name, value in given.items() if type(value) is int}
+        for name, argument in self.arguments.items():
+            tensor = given.get(name)
+            if isinstance(tensor, torch.Tensor):
+                for dim, size in zip(argument.dims, tensor.shape, strict=False):
+                    if dim.name is not None and dim.name not in dims and (number := dim.solve(size)) is not None:
+                        dims[dim.name] = number
+        return dims
+
+    def check(self, given: Given) -> Dims:
+        """The dimensions of a call.  Raises `ValueError` that names the argument, what was wanted and what came."""
+        dims: Dims = {name: value for name, value in given.items() if type(value) is int}
+        first: torch.Tensor | None = None
+        for name, argument in self.arguments.items():
+            tensor = given.get(name)
+            if tensor is None and argument.optional:
+                continue
+            if not isinstance(tensor, torch.Tensor):
+                raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+            first = tensor if first is None else first
+            check_shape(name, tensor, argument.dims, dims)
+            dtypes = (given[argument.dtype].dtype,) if isinstance(argument.dtype, str) else argument.dtype
+            if tensor.dtype not in dtypes:
+                raise ValueError(f"{name}: expected {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
+            check_layout(name, tensor, argument.layout)
+            if tensor.device != first.device and not (tensor.is_meta or first.is_meta):
+                raise ValueError(f"{name}: expected a tensor on {first.device}, got one on {tensor.device}")
+        if self.rules is not None:
+            self.rules(given, dims)
+        return dims
+
+    def check_out(self, name: str, tensor: Any, result: Result, given: Given, dims: Dims) -> None:
+        """Raises `ValueError` unless the caller's `tensor` can take a result; its elements must not share memory."""
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+        check_shape(name, tensor, result.dims, dims)
+        if tensor.dtype != (dtype := result.dtype_of(given)):
+            raise ValueError(f"{name}: expected {dtype}, got {tensor.dtype}")
+        check_layout(name, tensor, "rows")
+        inner = 1
+        for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+            if size > 1 and stride < inner:
+                raise ValueError(f"{name}: expected elements with memory of their own, got strides {tensor.stride()}")
+            inner = max(inner, stride * size)
+        device = next(given[each].device for each in self.arguments if given.get(each) is not None)
+        if tensor.device != device:
+            raise ValueError(f"{name}: expected a tensor on {device}, got one on {tensor.device}")
+
+
+def check_shape(name: str, tensor: torch.Tensor, wanted: tuple[Dim, ...], dims: Dims) -> None:
+    """Raises `ValueError` unless the tensor has these dimensions; adds the numbers that it shows to `dims`."""
+    fits = len(wanted) == tensor.ndim
+    for dim, size in zip(wanted, tensor.shape, strict=False) if fits else ():
+        known = dim.size(dims)
+        if known is None and dim.name is not None and (number := dim.solve(size)) is not None:
+            dims[dim.name] = number
+        elif known != size:
+            fits = False
+            break
+    if not fits:
+        sizes = [dim.size(dims) for dim in wanted]
+        text = ", ".join(
+            dim.text if known is None or dim.name is None else f"{dim.text}={known}"
+            for dim, known in zip(wanted, sizes, strict=True)
+        )
+        raise ValueError(f"{name}: expected shape ({text}), got {tuple(tensor.shape)}")
+
+
+def check_layout(name: str, tensor: torch.Tensor, layout: str) -> None:
+    """Raises `ValueError` on strides that the layout forbids; a launcher never makes a silent copy."""
+    if layout == "contiguous" and not tensor.is_contiguous():
+        raise ValueError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
+    if layout == "rows" and tensor.ndim and tensor.shape[-1] > 1 and tensor.stride(-1) != 1 and tensor.numel():
+        raise ValueError(f"{name}: expected stride 1 in the last dimension, got {tensor.stride(-1)}")

@@ -1,0 +1,126 @@
+"""What an op asks of its tensors: every kernel refuses every argument that breaks it, in one wording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from op_kernels import CPU, here
+
+from rooflab.kernels.registry import Kernel, ops
+from rooflab.reference.contract import FLOATS, Argument, Contract, Dim, Result
+from rooflab.reference.spec import SCHEMES, OpSpec
+
+BOUND = {spec.name: spec for spec in ops().values() if spec.contract is not None}
+KERNELS = [kernel for op in BOUND for kernel in here(op) if kernel.prepare is None]
+
+
+def good(spec: OpSpec) -> dict[str, Any]:
+    """The arguments of the smoke case, with every optional tensor that its shape tells."""
+    scheme = next(SCHEMES[name] for name in spec.schemes)
+    inputs = spec.make_inputs(spec.cases["smoke"][0], scheme, CPU, 0)
+    contract = spec.contract
+    dims = contract.sizes(inputs)
+    for name, argument in contract.arguments.items():
+        sizes = [dim.size(dims) for dim in argument.dims]
+        if name not in inputs and None not in sizes:
+            dtype = inputs[argument.dtype].dtype if isinstance(argument.dtype, str) else argument.dtype[0]
+            inputs[name] = torch.ones(sizes, dtype=dtype)
+    return inputs
+
+
+def wrong_tensors(name: str, argument: Argument, x: torch.Tensor, shown: set[str]) -> Iterator[tuple[Any, str]]:
+    """Values for one argument that break what the op asks of it, and how the refusal goes on behind its name.
+
+    `shown` are the dimensions that arguments before it show.
+    """
+    yield "text", "expected a tensor, got str"
+    yield x[None], r"expected shape \("
+    for axis, dim in enumerate(argument.dims):
+        longer = torch.cat((x, x.narrow(axis, 0, 1)), dim=axis) if x.shape[axis] else x
+        if dim.name is None or dim.name in shown or dim.times > 1:
+            yield longer, r"expected shape \("
+    other = torch.int16 if isinstance(argument.dtype, str) or torch.int16 not in argument.dtype else torch.bool
+    yield x.to(other), rf"expected .*, got {other}"
+    if argument.layout != "any" and x.shape[-1] > 1:
+        yield x.repeat_interleave(2, -1)[..., ::2], "expected (stride 1 in the last dimension|a contiguous tensor)"
+
+
+def wrong_outs(made: tuple[torch.Tensor, ...]) -> Iterator[tuple[Any, str]]:
+    """Outputs that cannot take the results `made`."""
+
+    def whole(first: Any) -> Any:
+        return first if len(made) == 1 else (first, *made[1:])
+
+    first = made[0]
+    yield whole(torch.cat((first, first), dim=-1)), r"out: expected shape \("
+    yield whole(first.to(torch.int16)), "out: expected torch"
+    yield whole(first.repeat_interleave(2, -1)[..., ::2]), "out: expected stride 1"
+    yield whole(first[:1].expand_as(first)), "out: expected elements with memory of their own, got strides"
+    yield (*made, first), rf"out: expected {len(made)} tensors, got {len(made) + 1}"
+
+
+def refusals(kernel: Kernel, spec: OpSpec) -> Iterator[tuple[dict[str, Any], str]]:
+    """Changes to one argument each, and the words that refuse them."""
+    inputs, shown = good(spec), set()
+    for name, argument in spec.contract.arguments.items():
+        if name in inputs and name in kernel.accepted:
+            for value, words in wrong_tensors(name, argument, inputs[name], shown):
+                yield {name: value}, f"{name}: {words}"
+        shown |= {dim.name for dim in argument.dims}
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
+def test_each_argument_that_breaks_the_contract_is_refused(kernel: Kernel) -> None:
+    spec = BOUND[kernel.op]
+    inputs = {name: value for name, value in good(spec).items() if name in kernel.accepted}
+    if reason := kernel.why_not_args(inputs):
+        pytest.skip(str(reason))
+    found = kernel.fn(**inputs)
+    tried = [*refusals(kernel, spec)]
+    assert len(tried) > 2
+    if kernel.takes_out:
+        made = found if isinstance(found, tuple) else (found,)
+        tried += [({"out": out}, words) for out, words in wrong_outs(made)]
+    for change, words in tried:
+        with pytest.raises(ValueError, match=f"^{words}") as error:
+            kernel.fn(**{**inputs, **change})
+        assert "\n" not in str(error.value)
+    assert_same(kernel.fn(**inputs), found)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """The same results, after every refusal: nothing was kept of a wrong call."""
+    pairs = zip(*(x if isinstance(x, tuple) else (x,) for x in (one, other)), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
+def test_a_call_has_the_arguments_of_the_op_by_place_and_by_name(kernel: Kernel) -> None:
+    spec = BOUND[kernel.op]
+    first = next(iter(spec.parameters)).name
+    inputs = {name: value for name, value in good(spec).items() if name in kernel.accepted}
+    with pytest.raises(TypeError, match="multiple values|unexpected|positional"):
+        kernel.fn(inputs[first], **inputs)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        kernel.fn(**inputs, colour=1)
+    with pytest.raises(TypeError, match=f"missing a required argument: '{first}'"):
+        kernel.fn(**{name: value for name, value in inputs.items() if name != first})
+
+
+def test_dimensions_are_computed_from_names() -> None:
+    assert [Dim.parse(text).size({"I": 6, "B": 3}) for text in ("2I", "I/2", "B+1", "7", "X")] == [12, 3, 4, 7, None]
+    assert [Dim.parse(text).solve(7) for text in ("I", "2I", "I/2", "B+1", "9+8")] == [7, None, 14, 6, None]
+    with pytest.raises(ValueError, match="shape: expected dimensions such as T, 2I, K/2 or B"):
+        Dim.parse("-1")
+
+
+def test_a_size_that_two_tensors_share_must_be_the_same() -> None:
+    contract = Contract({"x": Argument("T 2I", FLOATS), "y": Argument("I", "x")}, {"out": Result("T I", "x")})
+    assert contract.check({"x": torch.ones(3, 8), "y": torch.ones(4)}) == {"T": 3, "I": 4}
+    with pytest.raises(ValueError, match=r"^y: expected shape \(I=4\), got \(5,\)$"):
+        contract.check({"x": torch.ones(3, 8), "y": torch.ones(5)})
+    with pytest.raises(ValueError, match=r"^x: expected shape \(T=3, 2I\), got \(3, 7\)$"):
+        contract.check({"x": torch.ones(3, 7), "y": torch.ones(3)})
