@@ -67,6 +67,8 @@ class Launcher:
         self.bind, self.on_cpu = bind, on_cpu
         own = inspect.signature(fn).parameters
         self.results = {name: result for name, result in self.contract.results.items() if name in own}
+        places = dict(zip(self.contract.results, spec.outputs, strict=False))
+        self.in_place = {name: spec.in_place.get(places[name]) for name in self.results}
         self.takes = {name: name in own for name in ("config", "plan")}
         self.signature = _signature(spec, own, self.results)
         parameters = self.signature.parameters.values()
@@ -92,7 +94,7 @@ class Launcher:
         if _checks.CHECK_VALUES and self.contract.values is not None and _checks.checks_values(given[self.tensors[0]]):
             self.contract.values(given, bound.dims)
         made = self._outputs(out, bound, given)
-        if bound.empty and bound.results:
+        if bound.empty:
             return _returned(made)
         if self.takes["config"]:
             given["config"] = bound.config
@@ -149,7 +151,10 @@ class Launcher:
         if out is not None:
             self._check_outs(out, results, given, dims)
         config = given.get("config")
-        empty = all(0 in shape for _, shape, _, _ in results)
+        shapes = [shape for _, shape, _, _ in results]
+        if not self.contract.results:
+            shapes = [given[self.tensors[0]].shape]
+        empty = bool(shapes) and all(0 in shape for shape in shapes)
         if self.takes["config"] and config is None and not empty:
             config = self._default_config(given, dims, device)
         return BoundCall(results, device, config, empty, dims)
@@ -197,7 +202,7 @@ class Launcher:
         for (name, *_), tensor in zip(bound.results, outs, strict=True):
             for other in self.tensors:
                 if given[other] is not None:
-                    _check_apart(tensor, other, given[other], self.spec.in_place.get(name) == other)
+                    _check_apart(tensor, other, given[other], self.in_place[name] == other)
             made[name] = tensor
         return made
 
@@ -209,7 +214,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _returned(made: Mapping[str, torch.Tensor | None]) -> Any:
     results = tuple(tensor for tensor in made.values() if tensor is not None)
-    return results[0] if len(results) == 1 else results
+    return results[0] if len(results) == 1 else results or None
 
 
 def _check_apart(out: torch.Tensor, name: str, x: torch.Tensor, in_place: bool) -> None:
@@ -231,7 +236,8 @@ def _span(tensor: torch.Tensor) -> int:
 
 def _signature(spec: OpSpec, own: Mapping[str, inspect.Parameter], results: Mapping[str, Result]) -> inspect.Signature:
     """The op's own arguments that a launcher takes, then `out`, `plan` and `config`."""
-    taken = [parameter for parameter in spec.parameters if parameter.name in own]
+    everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
+    taken = [parameter for parameter in spec.parameters if everything or parameter.name in own]
     positional = [p for p in taken if p.kind is not p.KEYWORD_ONLY]
     named = [p for p in taken if p.kind is p.KEYWORD_ONLY]
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -256,7 +262,9 @@ def kernel(
     """Registers a launcher: the decorated function under its own name, as a kernel of the op of its folder.
 
     It is called with all arguments that it names, checked; with its results (of the contract's names) allocated; and
-    with `config` chosen.  It need not return them.  Without results in its arguments it returns what it made.
+    with `config` chosen.  It need not return them.  Without results in its arguments it returns what it made, and with
+    `**others` it gets all of the op's arguments.
+
     `limits` are the most that a dimension may be; `aligned` names tensors whose address `unsupported` looks at; what
     `bind` makes of the arguments and results, once for a layout, comes as `bound`.  A kernel named `naive` or `library`
     has that role, others are `optimized`.  `options` are other fields of `Kernel`.

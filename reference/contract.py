@@ -84,6 +84,8 @@ class Result:
     """Its dtype, the argument whose dtype it has, or what the arguments say."""
     when: str | None = None
     """The option with which it is returned, if it is not always."""
+    layout: Literal["rows", "contiguous"] = "rows"
+    """What the caller's `out` must be."""
 
     @cached_property
     def dims(self) -> tuple[Dim, ...]:
@@ -92,7 +94,8 @@ class Result:
 
     def wanted(self, given: Given) -> bool:
         """Whether a call with these arguments returns it."""
-        return self.when is None or given.get(self.when) not in (None, False)
+        option = True if self.when is None else given.get(self.when)
+        return option is not None and option is not False
 
     def dtype_of(self, given: Given) -> torch.dtype:
         """Its dtype in a call with these arguments."""
@@ -107,7 +110,8 @@ class Contract:
 
     arguments: Mapping[str, Argument]
     results: Mapping[str, Result]
-    """Empty for an op that changes its arguments."""
+    """In the order of the op's outputs; empty for an op that changes its arguments, of which a call with nothing in its
+    first tensor is empty."""
     rules: Callable[[Given, Dims], None] | None = None
     """Raises `ValueError` where shapes and options do not go together."""
     bounds: Callable[[Given, Dims], None] | None = None
@@ -145,7 +149,7 @@ class Contract:
             if tensor.dtype not in dtypes:
                 raise ValueError(f"{name}: expected {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
             check_layout(name, tensor, argument.layout)
-            if tensor.device != first.device and not (tensor.is_meta or first.is_meta):
+            if tensor.device != first.device and not first.is_meta:  # lengths are real beside `meta` tensors
                 raise ValueError(f"{name}: expected a tensor on {first.device}, got one on {tensor.device}")
         if self.rules is not None:
             self.rules(given, dims)
@@ -158,7 +162,7 @@ class Contract:
         check_shape(name, tensor, result.dims, dims)
         if tensor.dtype != (dtype := result.dtype_of(given)):
             raise ValueError(f"{name}: expected {dtype}, got {tensor.dtype}")
-        check_layout(name, tensor, "rows")
+        check_layout(name, tensor, result.layout)
         inner = 1
         for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
             if size > 1 and stride < inner:

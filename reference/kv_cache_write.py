@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.compare import exact
+from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import drawn_pages
-from rooflab.reference.rules import check_shape, check_slots
+from rooflab.reference.rules import check_slots
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -25,9 +26,9 @@ def kv_cache_write(
     k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); slot_mapping: (T,) int64, each slot at most
     once.
     """
-    check_shapes(k, v, k_cache, v_cache, slot_mapping)
+    given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slot_mapping}
+    slots_exist(given, CONTRACT.check(given))
     block_size = k_cache.shape[1]
-    check_slots(slot_mapping, len(k_cache) * block_size)
     new_k, new_v = k_cache.clone(), v_cache.clone()
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
@@ -36,16 +37,23 @@ def kv_cache_write(
     return new_k, new_v
 
 
-def check_shapes(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
-) -> None:
-    """Raises `ValueError` unless the shapes are those of `kv_cache_write`."""
-    check_shape("k", k, None, None, None)
-    T, H_kv, D = k.shape
-    check_shape("v", v, T, H_kv, D)
-    check_shape("k_cache", k_cache, None, None, H_kv, D)
-    check_shape("v_cache", v_cache, *k_cache.shape)
-    check_shape("slot_mapping", slot_mapping, T)
+def slots_exist(given: Given, dims: Dims) -> None:
+    """Raises `ValueError` unless each token has a slot of its own, or none."""
+    check_slots(given["slot_mapping"], dims["num_blocks"] * dims["block_size"])
+
+
+NEW, CACHE = Argument("T H_kv D", "k"), Argument("num_blocks block_size H_kv D", "k", "contiguous")
+CONTRACT = Contract(
+    {
+        "k": Argument("T H_kv D", FLOATS),
+        "v": NEW,
+        "k_cache": CACHE,
+        "v_cache": CACHE,
+        "slot_mapping": Argument("T", (torch.int64,)),
+    },
+    {},
+    values=slots_exist,
+)
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
@@ -108,6 +116,7 @@ def _cases(H_kv: int, D: int, *T_values: int) -> tuple[Case, ...]:
 SPEC = OpSpec(
     name="kv_cache_write",
     reference=kv_cache_write,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("k_cache", "v_cache"),

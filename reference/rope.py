@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import torch
 
 from rooflab.reference.attention import with_heads
+from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
-from rooflab.reference.rules import check_shape, check_values
+from rooflab.reference.rules import check_values
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -32,8 +33,8 @@ def rope(
 
     q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64; returns q, k.
     """
-    check_shapes(q, k, cos, sin, positions)
-    check_values("positions", positions, 0, len(cos) - 1)
+    given = {"q": q, "k": k, "cos": cos, "sin": sin, "positions": positions}
+    positions_known(given, CONTRACT.check(given))
     cos64 = cos.double()[positions].unsqueeze(1)  # (T, 1, D/2)
     sin64 = sin.double()[positions].unsqueeze(1)
     turned = []
@@ -45,18 +46,24 @@ def rope(
     return turned[0], turned[1]
 
 
-def check_shapes(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
-) -> None:
-    """Raises `ValueError` unless the shapes are those of `rope`, with an even D."""
-    check_shape("q", q, None, None, None)
-    T, _, D = q.shape
-    if D % 2:
-        raise ValueError(f"q: expected an even head_dim, got {D}")
-    check_shape("k", k, T, None, D)
-    check_shape("cos", cos, None, D // 2)
-    check_shape("sin", sin, cos.shape[0], D // 2)
-    check_shape("positions", positions, T)
+def even(given: Given, dims: Dims) -> None:
+    """Raises `ValueError` unless heads have pairs."""
+    if dims["D"] % 2:
+        raise ValueError(f"q: expected an even head_dim, got {dims['D']}")
+
+
+def positions_known(given: Given, dims: Dims) -> None:
+    """Raises `ValueError` on a position outside the tables."""
+    check_values("positions", given["positions"], 0, dims["max_position"] - 1)
+
+
+TABLE, INDEX = Argument("max_position D/2", (torch.float32,)), Argument("T", (torch.int64,))
+CONTRACT = Contract(
+    {"q": Argument("T H D", FLOATS), "k": Argument("T H_kv D", "q"), "cos": TABLE, "sin": TABLE, "positions": INDEX},
+    {"q_out": Result("T H D", "q"), "k_out": Result("T H_kv D", "q")},
+    rules=even,
+    values=positions_known,
+)
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
@@ -156,6 +163,7 @@ def _cases(heads: tuple[int, int, int], max_position: int, *T_values: int) -> tu
 SPEC = OpSpec(
     name="rope",
     reference=rope,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("q", "k"),

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from rooflab.reference import kv_cache_write
+from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.kv_cache_write import slots_exist
 from rooflab.reference.pages import drawn_pages
 from rooflab.reference.rmsnorm import normed
-from rooflab.reference.rope import other_tables, usual_tables
+from rooflab.reference.rope import other_tables, positions_known, usual_tables
 from rooflab.reference.rows import ACCUMULATION_FACTOR, FP8_MAX
-from rooflab.reference.rules import check_dtype, check_shape, check_slots, check_values
+from rooflab.reference.rules import check_dtype
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -51,13 +52,12 @@ def reference(
     block_size + offset, each slot at most once; -1 skips the cache, but not the rotation of q.  q_norm and k_norm: (D,)
     weights of the norms of all heads of q and of k, or neither.
     """
-    kv_cache_write.check_shapes(k, v, k_cache, v_cache, slot_mapping)
-    check_shape("sin", sin, *cos.shape)
-    check_shape("positions", positions, len(q))
-    for name, cache, scale in (("k_cache", k_cache, k_scale), ("v_cache", v_cache, v_scale)):
-        check_dtype(name, cache, q.dtype if scale is None else torch.float8_e4m3fn)
-    check_values("positions", positions, 0, len(cos) - 1)
-    check_slots(slot_mapping, k_cache.shape[0] * k_cache.shape[1])
+    given = {
+        "q": q, "k": k, "v": v, "cos": cos, "sin": sin, "positions": positions, "q_out": q_out, "k_cache": k_cache,
+        "v_cache": v_cache, "slot_mapping": slot_mapping, "k_scale": k_scale, "v_scale": v_scale, "q_norm": q_norm,
+        "k_norm": k_norm,
+    }  # fmt: skip
+    places_exist(given, CONTRACT.check(given))
     heads = ((q, q_norm), (k, k_norm))
     turned_q, turned_k = (
         _turned(_normed(x, weight, norm_eps), cos, sin, positions, interleaved) for x, weight in heads
@@ -71,6 +71,46 @@ def reference(
         held[slot_mapping[kept]] = new[kept]
         caches.append(held.view(cache.shape))
     return turned_q, caches[0], caches[1]
+
+
+def whole(given: Given, dims: Dims) -> None:
+    """Raises `ValueError` unless scales and norms come in pairs, a head has all rotated columns, and caches their
+    dtype."""
+    for name, words in (("scale", "scales"), ("norm", "norms")):
+        one, other = ("k_scale", "v_scale") if name == "scale" else ("q_norm", "k_norm")
+        if (given.get(one) is None) != (given.get(other) is None):
+            missing = other if given.get(other) is None else one
+            raise ValueError(f"{missing}: expected both {words} or none, got one")
+    if dims["rotary"] > dims["D"]:
+        most, half = dims["D"] // 2, dims["rotary"] // 2
+        raise ValueError(f"cos: expected at most {most} columns, half of q's head_dim, got {half}")
+    cached = given["q"].dtype if given.get("k_scale") is None else torch.float8_e4m3fn
+    for name in ("k_cache", "v_cache"):
+        check_dtype(name, given[name], cached)
+
+
+def places_exist(given: Given, dims: Dims) -> None:
+    """Raises `ValueError` on a position outside the tables or a slot outside the caches."""
+    positions_known(given, dims)
+    slots_exist(given, dims)
+
+
+NEW, INDEX = Argument("T H_kv D", "q"), Argument("T", (torch.int64,))
+TABLE = Argument("max_position rotary/2", (torch.float32,))
+CACHE = Argument("num_blocks block_size H_kv D", (*FLOATS, torch.float8_e4m3fn), "contiguous")
+SCALE, NORM = Argument("H_kv", (torch.float32,), optional=True), Argument("D", "q", optional=True)
+CONTRACT = Contract(
+    {
+        "q": Argument("T H D", FLOATS),
+        **{"k": NEW, "v": NEW, "cos": TABLE, "sin": TABLE, "positions": INDEX},
+        "q_out": Argument("T H D", "q"),
+        **{"k_cache": CACHE, "v_cache": CACHE, "slot_mapping": INDEX},
+        **{"k_scale": SCALE, "v_scale": SCALE, "q_norm": NORM, "k_norm": NORM},
+    },
+    {},
+    rules=whole,
+    values=places_exist,
+)
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
@@ -271,6 +311,7 @@ def _drawn(H_kv: int, group: int, D: int, rotary: str, norm_eps: float, **values
 SPEC = OpSpec(
     name="rope_and_cache",
     reference=reference,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("q_out", "k_cache", "v_cache"),

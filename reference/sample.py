@@ -13,10 +13,11 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.contract import FLOATS, Argument, Contract, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.philox import race
 from rooflab.reference.sample_law import compare, compare_own_stream, edited, support
-from rooflab.reference.sample_rules import Edits, check_args
+from rooflab.reference.sample_rules import Edits, settings_fit, values_fit
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scalar, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -59,7 +60,9 @@ def reference(
     """
     penalties = repetition_penalty, presence_penalty, frequency_penalty
     edits = Edits(*penalties, edit_offsets, edit_ids, edit_counts, edit_bias, allowed)
-    check_args(logits, temperature, top_k, top_p, min_p, seed, position, edits, top_n)
+    given: Inputs = {"logits": logits, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    given |= {"seed": seed, "position": position, **edits.tensors, "top_n": top_n}
+    values_fit(given, CONTRACT.check(given))
     rows = edited(logits, **edits.tensors)
     settings = zip(*(t.tolist() for t in (temperature, top_k, top_p, min_p, seed, position)), strict=True)
     tokens = []
@@ -246,9 +249,33 @@ def _drawn(V: int, top_n: int, **values: Scalar) -> Case | None:
     return None if top_n > V else Case(V=V, top_n=top_n, **values)
 
 
+EACH, NUMBER, EDIT = (torch.float32,), (torch.int64,), (torch.int32,)
+PENALTY = Argument("B", EACH, "contiguous", optional=True)
+CONTRACT = Contract(
+    {
+        "logits": Argument("B V", FLOATS),
+        "temperature": Argument("B", EACH),
+        "top_k": Argument("B", (torch.int32,)),
+        **{"top_p": Argument("B", EACH), "min_p": Argument("B", EACH)},
+        **{"seed": Argument("B", NUMBER), "position": Argument("B", NUMBER)},
+        **{f"{name}_penalty": PENALTY for name in ("repetition", "presence", "frequency")},
+        "edit_offsets": Argument("B+1", EDIT, optional=True),
+        **{name: Argument("N", EDIT, optional=True) for name in ("edit_ids", "edit_counts")},
+        "edit_bias": Argument("N", EACH, optional=True),
+        "allowed": Argument("B words", EDIT, "contiguous", optional=True),
+    },
+    {
+        "tokens": Result("B", torch.int64),
+        "logprob_ids": Result("B top_n+1", torch.int64, "top_n", "contiguous"),
+        "logprobs": Result("B top_n+1", torch.float32, "top_n", "contiguous"),
+    },
+    rules=settings_fit,
+    bounds=values_fit,
+)
 SPEC = OpSpec(
     name="sample",
     reference=reference,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("tokens", "logprob_ids", "logprobs"),

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from rooflab.reference.rules import check_offsets, check_shape
+from rooflab.reference.contract import Dims, Given
+from rooflab.reference.rules import check_offsets
 
 
 @dataclass(frozen=True)
@@ -31,51 +32,37 @@ class Edits:
 
 
 OFF = Edits()
+EDITS = ("edit_offsets", "edit_ids", "edit_counts", "edit_bias")
+"""Edits that come together, or not at all."""
+SETTINGS = ("temperature", "top_k", "top_p", "min_p")
 
 
-def check_args(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-    edits: Edits,
-    top_n: int | None,
-    values: bool = True,
-) -> None:
-    """Raises `ValueError` unless the shapes are those of `sample.reference`, and the edits belong together; with
-    `values` also if a setting or an edit of a row is out of range."""
-    check_shape("logits", logits, None, None)
-    B, V = logits.shape
+def settings_fit(given: Given, dims: Dims) -> None:
+    """Raises `ValueError` unless there is a token and as many as `top_n`, and the edits belong together."""
+    V, top_n = dims["V"], given.get("top_n")
     if not 0 < V <= 2**31 - 1:
         raise ValueError(f"logits: expected between 1 and 2**31 - 1 tokens, got {V}")
     if top_n is not None and not 0 <= top_n <= V:
         raise ValueError(f"top_n: expected 0 to {V}, got {top_n}")
-    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    for name, tensor in (settings | {"seed": seed, "position": position}).items():
-        check_shape(name, tensor, B)
-    given = edits.tensors
-    if "edit_ids" in given:
-        check_shape("edit_ids", given["edit_ids"], None)
-    N = len(given.get("edit_ids", ()))
-    shapes: dict[str, tuple[int, ...]] = {
-        "edit_offsets": (B + 1,),
-        "edit_ids": (N,),
-        "edit_counts": (N,),
-        "edit_bias": (N,),
-    }
-    missing = [name for name in shapes if name not in given]
-    others = sorted(set(given) - {"allowed"})
+    edits = edits_of(given)
+    missing = [name for name in EDITS if name not in edits.tensors]
+    others = sorted(set(edits.tensors) - {"allowed"})
     if missing and others:
         raise ValueError(f"{missing[0]}: expected a tensor beside {', '.join(others)}, got None")
-    for name, tensor in given.items():
-        check_shape(name, tensor, *((B, -(-V // 32)) if name == "allowed" else shapes.get(name, (B,))))
-    if values:
-        for row, each in enumerate(zip(*(x.tolist() for x in (temperature, top_k, top_p, min_p)), strict=True)):
-            _check_row(row, *each)
-        _check_edit_values(edits, V)
+    if edits.allowed is not None and dims["words"] != -(-V // 32):
+        raise ValueError(f"allowed: expected {-(-V // 32)} words, a bit for each token, got {dims['words']}")
+
+
+def values_fit(given: Given, dims: Dims) -> None:
+    """Raises `ValueError` on a setting or an edit of a row that is out of range."""
+    for row, each in enumerate(zip(*(given[name].tolist() for name in SETTINGS), strict=True)):
+        _check_row(row, *each)
+    _check_edit_values(edits_of(given), dims["V"])
+
+
+def edits_of(given: Given) -> Edits:
+    """The edits among the arguments of a call."""
+    return Edits(**{each.name: given.get(each.name) for each in fields(Edits)})
 
 
 def _check_row(row: int, temperature: float, top_k: int, top_p: float, min_p: float) -> None:

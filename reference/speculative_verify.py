@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from rooflab.reference.compare import ErrorStats
+from rooflab.reference.contract import Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.philox import philox, race
-from rooflab.reference.rules import check_shape
 from rooflab.reference.sample_law import SCORE_ULPS
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes
 from rooflab.roofline.model import Cost
@@ -70,7 +70,9 @@ def reference(
     which the law of the token after i drafts; draft_probs: (B, K, V) fp32, None if each draft was certain; seed,
     position: (B,) int64, the position of the first drafted token.
     """
-    check_args(draft_tokens, target_probs, num_drafts, seed, position, draft_probs)
+    given: Inputs = {"draft_tokens": draft_tokens, "target_probs": target_probs, "num_drafts": num_drafts}
+    given |= {"seed": seed, "position": position, "draft_probs": draft_probs}
+    values_fit(given, CONTRACT.check(given))
     B, K = draft_tokens.shape
     inputs: Inputs = {"draft_tokens": draft_tokens, "target_probs": target_probs, "num_drafts": num_drafts}
     inputs["draft_probs"] = draft_probs
@@ -90,34 +92,21 @@ def reference(
     return tokens.to(draft_tokens.device), accepted.to(draft_tokens.device)
 
 
-def check_args(
-    draft_tokens: torch.Tensor,
-    target_probs: torch.Tensor,
-    num_drafts: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-    draft_probs: torch.Tensor | None,
-    values: bool = True,
-) -> None:
-    """Raises `ValueError` unless the shapes are those of `reference`; with `values` also unless drafts are counted and
-    known, and the laws that count are laws."""
-    check_shape("draft_tokens", draft_tokens, None, None)
-    B, K = draft_tokens.shape
-    check_shape("target_probs", target_probs, B, K + 1, None)
-    V = target_probs.shape[2]
-    if not V:
+def some_tokens(given: Given, dims: Dims) -> None:
+    """Raises `ValueError` without a vocabulary."""
+    if not dims["V"]:
         raise ValueError("target_probs: expected at least one token, got 0")
-    for name, tensor in (("num_drafts", num_drafts), ("seed", seed), ("position", position)):
-        check_shape(name, tensor, B)
-    if draft_probs is not None:
-        check_shape("draft_probs", draft_probs, B, K, V)
-    if not values:
-        return
+
+
+def values_fit(given: Given, dims: Dims) -> None:
+    """Raises `ValueError` unless drafts are counted and known, and the laws that count are laws."""
+    K, V = dims["K"], dims["V"]
+    draft_tokens, num_drafts, draft_probs = given["draft_tokens"], given["num_drafts"], given.get("draft_probs")
     used = torch.arange(K, device=num_drafts.device) < num_drafts[:, None]
     wrong = {
         "num_drafts": ((num_drafts < 0) | (num_drafts > K), f"0 to {K}"),
         "draft_tokens": ((used & ((draft_tokens < 0) | (draft_tokens >= V))).any(-1), f"0 to {V - 1}"),
-        "target_probs": (~_is_law(target_probs).all(-1), "finite values >= 0, and one > 0"),
+        "target_probs": (~_is_law(given["target_probs"]).all(-1), "finite values >= 0, and one > 0"),
     }
     if draft_probs is not None:
         wrong["draft_probs"] = ((used & ~_is_law(draft_probs)).any(-1), "finite values >= 0, and one > 0")
@@ -253,9 +242,27 @@ def _model(V: int) -> tuple[Case, ...]:
     return (_case(1, 4, V), _case(16, 4, V))
 
 
+LAW, INDEX = (torch.float32,), (torch.int64,)
+CONTRACT = Contract(
+    {
+        "draft_tokens": Argument("B K", INDEX, "contiguous"),
+        "target_probs": Argument("B K+1 V", LAW, "contiguous"),
+        "num_drafts": Argument("B", (torch.int32,)),
+        **{"seed": Argument("B", INDEX), "position": Argument("B", INDEX)},
+        "draft_probs": Argument("B K V", LAW, "contiguous", optional=True),
+    },
+    {
+        "tokens": Result("B K+1", torch.int64, layout="contiguous"),
+        "num_accepted": Result("B", torch.int32, layout="contiguous"),
+    },
+    rules=some_tokens,
+    bounds=values_fit,
+    scheme=lambda given: "fp32",
+)
 SPEC = OpSpec(
     name="speculative_verify",
     reference=reference,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("tokens", "num_accepted"),

@@ -228,7 +228,7 @@ def test_a_fault_far_from_the_op_s_own_cases_is_found_and_made_small(rooflab, tm
     file = tmp_path / "mine.py"
     file.write_text(
         "import torch\nfrom rooflab.kernels.registry import register\n"
-        "from rooflab.kernels.rmsnorm.naive import rmsnorm as right\n"
+        "from rooflab.kernels.rmsnorm.naive import naive as right\n"
         "@register(op='rmsnorm', name='cli_narrow', role='optimized', backend='torch')\n"
         "def narrow(x, weight, eps=1e-6):\n    out = right(x, weight, eps)\n    out[2048:] = 0\n    return out\n"
     )

@@ -11,8 +11,8 @@ from op_kernels import CPU
 
 from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
 from rooflab.kernels.registry import get_kernel
-from rooflab.kernels.rope_and_cache.fused import rope_and_cache as fused
-from rooflab.kernels.rope_and_cache.naive import rope_and_cache as naive
+from rooflab.kernels.rope_and_cache.fused import fused
+from rooflab.kernels.rope_and_cache.naive import naive
 from rooflab.reference.rope_and_cache import SPEC, reference
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -46,19 +46,12 @@ def test_fp8_keeps_nan_on_a_card() -> None:
 @KERNELS
 def test_what_does_not_fit_is_refused_by_name(kernel: Any) -> None:
     for name, value, message in [
-        ("k", torch.zeros(6, 2, 15), r"k: expected shape \(6, \*, 16\), got \(6, 2, 15\)"),
-        ("v", torch.zeros(6, 3, 16), r"v: expected shape \(6, 2, 16\), got \(6, 3, 16\)"),
-        ("cos", torch.zeros(50, 9), "sin: expected shape"),
-        ("slot_mapping", torch.zeros(5, dtype=torch.int64), r"slot_mapping: expected shape \(6\), got \(5,\)"),
-        ("k_cache", torch.zeros(3, 4, 16, 2).mT, "k_cache: expected stride 1 in the last dimension"),
         ("k_scale", torch.ones(2), "v_scale: expected both scales or none, got one"),
         ("q_norm", torch.ones(16), "k_norm: expected both norms or none, got one"),
-        ("cos", torch.zeros(50, 8, device="meta"), "cos: expected a tensor on cpu, got meta"),
-        ("positions", torch.zeros(6, device="meta").long(), "positions: expected a tensor on cpu, got meta"),
-        ("k_norm", torch.ones(15), r"k_norm: expected shape \(16\), got \(15,\)"),
-        ("k_norm", torch.ones(32)[::2], "k_norm: expected a contiguous tensor"),
+        ("cos", torch.zeros(50, 8, device="meta"), "cos: expected a tensor on cpu, got one on meta"),
+        ("positions", torch.zeros(6, device="meta").long(), "positions: expected a tensor on cpu, got one on meta"),
     ]:
-        inputs = given(NORMED if name == "k_norm" else CASE) | {name: value}
+        inputs = given() | {name: value}
         there = {
             key: tensor for key, tensor in inputs.items() if isinstance(tensor, torch.Tensor) and not tensor.is_meta
         }
@@ -85,6 +78,7 @@ def test_slots_and_positions_outside_are_skipped_and_zeroed() -> None:
     assert not inputs["q_out"][0].any() and inputs["q_out"][1].any()
 
 
+ONES = torch.ones(16, dtype=torch.bfloat16)
 WRONG: dict[str, tuple[Case, str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "other pairing": (CASE, "bf16", lambda inputs: {"interleaved": True}),
     "tail rotated": (CASE, "bf16", lambda inputs: {name: given(CASE, "bf16")[name] for name in ("cos", "sin")}),
@@ -93,8 +87,8 @@ WRONG: dict[str, tuple[Case, str, Callable[[dict[str, Any]], dict[str, Any]]]] =
     "slot + 1": (CASE, "bf16", lambda inputs: {"slot_mapping": _next(inputs["slot_mapping"])}),
     "no eps": (NORMED, "bf16", lambda inputs: {"norm_eps": 0.0}),
     "q's norm for k": (NORMED, "bf16", lambda inputs: {"k_norm": inputs["q_norm"]}),
-    "normed after the rotation": (NORMED, "bf16", lambda inputs: dict.fromkeys(("q_norm", "k_norm"), torch.ones(16))),
-    "q not normed": (NORMED, "bf16", lambda inputs: {"q_norm": None}),
+    "normed after the rotation": (NORMED, "bf16", lambda inputs: dict.fromkeys(("q_norm", "k_norm"), ONES)),
+    "q not normed": (NORMED, "bf16", lambda inputs: {}),
 }
 
 
@@ -111,6 +105,8 @@ def test_the_judge_refuses(wrong: str) -> None:
     if wrong == "k unrotated":
         plain = reference(**inputs | {"cos": torch.ones_like(inputs["cos"]), "sin": torch.zeros_like(inputs["sin"])})
         found[1] = plain[1]
+    if wrong == "q not normed":
+        found[0] = reference(**inputs | {"q_norm": None, "k_norm": None})[0]
     if wrong == "normed after the rotation":  # the weight meets the other value of a pair too
         found[0] *= inputs["q_norm"].double()
     stored = tuple(out.to(inputs[name].dtype) for name, out in zip(SPEC.outputs, found, strict=True))

@@ -11,14 +11,17 @@ import torch
 from op_kernels import CPU, META, is_right, refuses
 
 from rooflab.kernels.registry import get_kernel
-from rooflab.kernels.sample import bisect, library, naive, prefilter
+from rooflab.kernels.sample.bisect import bisect
+from rooflab.kernels.sample.library import library
+from rooflab.kernels.sample.naive import naive
+from rooflab.kernels.sample.prefilter import prefilter
 from rooflab.reference.philox import philox
 from rooflab.reference.sample import SPEC, settings
 from rooflab.reference.sample_law import support
 from rooflab.reference.spec import Case, get_scheme
 
 FP32 = get_scheme("fp32")
-KERNELS = [pytest.param(module.sample, id=module.__name__.split(".")[-1]) for module in (naive, prefilter, bisect)]
+KERNELS = [pytest.param(kernel, id=kernel.__name__) for kernel in (naive, prefilter, bisect)]
 INF = math.inf
 
 
@@ -65,7 +68,7 @@ def _telling(inputs):
     """One row of each pair of the token drawn and the token that would be drawn without a cut: a support that is too
     small misses one of the former, and one that is too large lets through one of the latter."""
     free = {name: torch.full_like(inputs[name], value) for name, value in (("top_k", 0), ("top_p", 1), ("min_p", 0))}
-    pairs = zip(naive.sample(**inputs).tolist(), naive.sample(**inputs | free).tolist(), strict=True)
+    pairs = zip(naive(**inputs).tolist(), naive(**inputs | free).tolist(), strict=True)
     rows = {pair: row for row, pair in enumerate(pairs)}
     return {name: value[list(rows.values())] for name, value in inputs.items()}
 
@@ -74,8 +77,8 @@ def _telling(inputs):
 @pytest.mark.parametrize(("logits", "row", "wanted"), SUPPORTS)
 def test_traps_20_and_21_the_support_is_the_one_worked_out_by_hand(logits, row, wanted):
     inputs = rows_of(logits, row, 24)
-    for kernel in (SPEC.reference, naive.sample, prefilter.sample, bisect.sample):
-        rows = _telling(inputs) if kernel is bisect.sample else inputs
+    for kernel in (SPEC.reference, naive, prefilter, bisect):
+        rows = _telling(inputs) if kernel is bisect else inputs
         tokens = kernel(**rows)
         assert set(tokens.tolist()) == wanted, kernel.__module__
         assert _passes(tokens, rows), kernel.__module__
@@ -130,7 +133,7 @@ def test_traps_20_and_21_the_supports_of_ten_thousand_rows_are_exact():
     inputs = _all_mixes(10_000, 32)
     wanted, *wrong = _winners(inputs)
     assert all(1000 < int((wanted != other).sum()) for other in wrong)
-    for kernel in (naive.sample, prefilter.sample):
+    for kernel in (naive, prefilter):
         tokens = kernel(**inputs)
         rows = (tokens != wanted).nonzero().flatten()  # where fp32 may cut otherwise
         assert len(rows) < 5, kernel.__module__
@@ -180,17 +183,17 @@ def test_all_kernels_give_the_same_token_over_a_whole_vocabulary():
     for row in [(1.0, 0, 1.0, 0.0), (0.8, 0, 0.95, 0.0), (1.0, 0, 1.0, 0.05), (0.7, 50, 0.95, 0.01)]:
         inputs = {"logits": logits} | settings([row] * 2, CPU, 2)
         wanted = SPEC.reference(**inputs).tolist()
-        assert [module.sample(**inputs).tolist() for module in (naive, prefilter)] == [wanted] * 2, row
-    assert bisect.sample(**{name: value[:1] for name, value in inputs.items()}).tolist() == wanted[:1]
+        assert [kernel(**inputs).tolist() for kernel in (naive, prefilter)] == [wanted] * 2, row
+    assert bisect(**{name: value[:1] for name, value in inputs.items()}).tolist() == wanted[:1]
 
 
 def test_top_p_past_the_first_guess_of_the_prefilter():
     inputs = rows_of(torch.linspace(0, 1, 5000), (1.0, 0, 0.97, 0.0), 20)
-    tokens = prefilter.sample(**inputs)
-    assert torch.equal(tokens, naive.sample(**inputs)) and _passes(tokens, inputs)
+    tokens = prefilter(**inputs)
+    assert torch.equal(tokens, naive(**inputs)) and _passes(tokens, inputs)
 
 
-@pytest.mark.parametrize("kernel", [SPEC.reference, naive.sample, library.sample, prefilter.sample])
+@pytest.mark.parametrize("kernel", [SPEC.reference, naive, library, prefilter])
 @pytest.mark.parametrize("row", [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (1.0, 3, 0.9, 0.0), (1.0, 0, 0.5, 0.1)])
 def test_trap_23_a_row_without_a_law_is_refused_by_its_number(kernel, row):
     logits = torch.randn(4, 70)
@@ -211,7 +214,7 @@ def test_trap_23_where_no_kernel_can_raise_such_a_row_gives_a_token_of_the_vocab
     logits[4, ::2] = INF
     logits[5] = 3e38
     for row in [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (1.0, 3, 0.9, 0.0), (1.0, 0, 0.5, 0.1)]:
-        tokens = bisect.sample(logits, **settings([row] * 6, CPU, 0))
+        tokens = bisect(logits, **settings([row] * 6, CPU, 0))
         assert ((tokens >= 0) & (tokens < 70)).all(), row
 
 
@@ -230,7 +233,7 @@ def _edited(B, V, **changes):
     return SPEC.make_inputs(case, FP32, CPU, 3) | changes
 
 
-@pytest.mark.parametrize("kernel", [SPEC.reference, naive.sample, prefilter.sample, bisect.sample])
+@pytest.mark.parametrize("kernel", [SPEC.reference, naive, prefilter, bisect])
 def test_edits_penalties_and_the_mask_are_those_worked_out_by_hand(kernel):
     """x = logit + bias; / or * 1.5 from a count of 0 on; then less 2 * count + 10 from a count of 1 on."""
     edits = {
@@ -264,8 +267,7 @@ def test_wrong_edits_are_refused_with_their_row():
         ({"edit_offsets": torch.tensor([0, 3, 2], dtype=torch.int32)}, "edit_offsets: expected offsets from 0 to 4"),
         ({"repetition_penalty": torch.tensor([1.0, 0.0])}, "repetition_penalty: expected a finite value > 0.* row 1"),
         ({"presence_penalty": torch.tensor([math.nan, 0.0])}, "presence_penalty: expected a finite value.* row 0"),
-        ({"frequency_penalty": torch.zeros(3)}, "frequency_penalty: expected shape"),
-        ({"allowed": torch.zeros(2, 2, dtype=torch.int32)}, "allowed: expected shape"),
+        ({"allowed": torch.zeros(2, 2, dtype=torch.int32)}, "allowed: expected 1 words, a bit for each token, got 2"),
         ({"allowed": torch.zeros(2, 1, dtype=torch.int32)}, "logits: row 0: expected a finite largest value"),
         ({"top_n": 9}, "top_n: expected 0 to 8, got 9"),
     ]
@@ -276,29 +278,29 @@ def test_wrong_edits_are_refused_with_their_row():
         "edit_bias": torch.zeros(4),
     }
     inputs = rows_of(torch.zeros(8), (1.0, 0, 1.0, 0.0), 2) | edits
-    for call in (SPEC.reference, naive.sample, library.sample, prefilter.sample):
+    for call in (SPEC.reference, naive, library, prefilter):
         call(**inputs)
         refuses(call, lambda: inputs, changes)
 
 
 def test_a_kernel_that_ignores_an_edit_is_rejected():
     inputs = _edited(24, 60)
-    assert _passes(naive.sample(**inputs), inputs)
+    assert _passes(naive(**inputs), inputs)
     for name, value in (("allowed", None), ("repetition_penalty", None), ("edit_bias", 0.5), ("edit_counts", None)):
         left = torch.full_like(inputs["edit_counts"], -1) if name == "edit_counts" else value
         left = inputs["edit_bias"].clamp(min=value) if name == "edit_bias" else left
-        assert not _passes(naive.sample(**inputs | {name: left}), inputs), name
-    tokens, ids, values = naive.sample(**inputs)
+        assert not _passes(naive(**inputs | {name: left}), inputs), name
+    tokens, ids, values = naive(**inputs)
     assert not _passes((tokens, ids.flip(1), values), inputs) and not _passes((tokens, ids, values + 1e-3), inputs)
 
 
 def _with(name, change):
-    return lambda **inputs: naive.sample(**inputs | {name: change(inputs[name])})
+    return lambda **inputs: naive(**inputs | {name: change(inputs[name])})
 
 
 def _ties_from_the_end(**inputs):
     V = inputs["logits"].shape[1]
-    return V - 1 - naive.sample(**inputs | {"logits": inputs["logits"].flip(1)})
+    return V - 1 - naive(**inputs | {"logits": inputs["logits"].flip(1)})
 
 
 WRONG = {
@@ -308,8 +310,8 @@ WRONG = {
     "ties from the end": _ties_from_the_end,
     "greedy": _with("temperature", torch.zeros_like),
     "another stream": _with("seed", lambda seed: seed + 1),
-    "another dtype": lambda **inputs: naive.sample(**inputs).int(),
-    "out of the vocabulary": lambda **inputs: naive.sample(**inputs) + inputs["logits"].shape[1],
+    "another dtype": lambda **inputs: naive(**inputs).int(),
+    "out of the vocabulary": lambda **inputs: naive(**inputs) + inputs["logits"].shape[1],
 }
 
 
@@ -317,7 +319,7 @@ def test_a_wrong_kernel_is_rejected():
     case = Case(B=4, V=300, temperature=0.8, top_k=40, top_p=0.9, min_p=0.02)
     runs = [SPEC.make_inputs(case, FP32, CPU, 0), *(inputs for _, inputs in SPEC.planted(case, FP32, CPU, 0))]
     runs = [{name: value for name, value in inputs.items() if name != "top_n"} for inputs in runs]
-    assert all(_passes(naive.sample(**inputs), inputs) for inputs in runs)
+    assert all(_passes(naive(**inputs), inputs) for inputs in runs)
     passed = [name for name, wrong in WRONG.items() if all(_passes(wrong(**inputs), inputs) for inputs in runs)]
     assert passed == []
 
@@ -332,25 +334,19 @@ def test_a_token_at_the_edge_of_top_p_is_excused_and_one_beyond_is_not():
 
 
 BAD = [
-    ({"logits": torch.zeros(8, 2).mT}, "logits: expected stride 1"),  # the reference takes any
     ({"logits": torch.zeros(2, 0)}, "logits: expected between 1 and"),
     ({"temperature": torch.tensor([1.0, -0.1])}, "temperature: expected a finite value >= 0, got -0.1.* in row 1"),
     ({"temperature": torch.tensor([1.0, math.nan])}, "temperature: expected a finite value >= 0, got nan in row 1"),
-    ({"temperature": torch.ones(3)}, "temperature: expected shape"),
     ({"top_k": torch.tensor([0, -1], dtype=torch.int32)}, "top_k: expected >= 0 .*, got -1 in row 1"),
     ({"top_p": torch.tensor([1.0, 0.0])}, r"top_p: expected a value in \(0, 1\], got 0.0 in row 1"),
     ({"top_p": torch.tensor([1.0, 1.5])}, r"top_p: expected a value in \(0, 1\], got 1.5 in row 1"),
     ({"min_p": torch.tensor([0.0, 1.1])}, r"min_p: expected a value in \[0, 1\], got 1.1.* in row 1"),
-    ({"top_k": torch.zeros(1, dtype=torch.int32)}, "top_k: expected shape"),
-    ({"min_p": torch.zeros(3)}, "min_p: expected shape"),
-    ({"seed": torch.zeros(3, dtype=torch.int64)}, "seed: expected shape"),
-    ({"position": torch.zeros(1, dtype=torch.int64)}, "position: expected shape"),
 ]
 
 
 @pytest.mark.parametrize("kernel", [SPEC.reference, *KERNELS])
 def test_bad_input_is_refused_in_one_sentence(kernel):
-    refuses(kernel, lambda: rows_of(torch.zeros(8), (1.0, 0, 1.0, 0.0), 2), BAD[kernel is SPEC.reference :])
+    refuses(kernel, lambda: rows_of(torch.zeros(8), (1.0, 0, 1.0, 0.0), 2), BAD)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -112,34 +112,34 @@ def test_traps_22_and_25_many_draws_follow_the_law(row, edits):
     if "edit_offsets" in one:
         inputs["edit_offsets"] = torch.arange(count + 1, dtype=torch.int32) * int(one["edit_offsets"][1])
     inputs |= settings([row] * count, CPU, 11)
-    tokens = naive.sample(**inputs)
+    tokens = naive.naive(**inputs)
     found = chi_square(tokens, law)
     assert found.passed and found.smallest_effect < 0.03, found
     few = {name: value[:300] for name, value in inputs.items()}
     if "edit_offsets" in one:
         few["edit_offsets"] = inputs["edit_offsets"][:301]
         few |= {name: inputs[name][: few["edit_offsets"][-1]] for name in ("edit_ids", "edit_counts", "edit_bias")}
-    assert torch.equal(prefilter.sample(**few), tokens[:300])
+    assert torch.equal(prefilter.prefilter(**few), tokens[:300])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("row", "count", "effect"), [(NO_CUT, 400, 0.4), (CUT, 80, 0.9)])
 def test_many_draws_of_bisect_follow_the_law(row, count, effect):
-    found = chi_square(_draws(bisect.sample, row, count), support(torch.tensor(LAW).log(), *row).probabilities)
+    found = chi_square(_draws(bisect.bisect, row, count), support(torch.tensor(LAW).log(), *row).probabilities)
     assert found.passed and found.smallest_effect < effect, found
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("row", "count"), [(NO_CUT, 40), (CUT, 12)])
 def test_bisect_draws_what_naive_draws(row, count):
-    assert torch.equal(_draws(bisect.sample, row, count), _draws(naive.sample, row, count))
+    assert torch.equal(_draws(bisect.bisect, row, count), _draws(naive.naive, row, count))
 
 
 @pytest.mark.parametrize("row", [(1.0, 0, 1.0, 0.0), (0.6, 4, 0.97, 0.0), (1.0, 0, 1.0, 0.3)])
 def test_the_library_draws_from_the_same_law_by_its_own_stream(row):
     torch.manual_seed(0)
     law = support(torch.tensor(LAW).log(), *row).probabilities
-    found = chi_square(_draws(library.sample, row, 40000), law)
+    found = chi_square(_draws(library.library, row, 40000), law)
     assert found.passed and found.smallest_effect < 0.05, found
 
 
@@ -147,7 +147,7 @@ def test_draws_of_two_rows_and_of_two_positions_are_independent():
     inputs = rows_of([math.log(p) for p in LAW], (1.0, 0, 1.0, 0.0), 40000)
     inputs["seed"] = torch.arange(2).repeat(20000)  # two requests side by side, position by position
     inputs["position"] = torch.arange(20000).repeat_interleave(2)
-    pairs = naive.sample(**inputs).view(-1, 2)
+    pairs = naive.naive(**inputs).view(-1, 2)
     law = torch.tensor(LAW, dtype=torch.float64)
     joint = torch.outer(law, law).flatten()
     assert chi_square(pairs[:, 0] * 5 + pairs[:, 1], joint).passed

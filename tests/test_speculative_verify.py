@@ -6,14 +6,15 @@ import pytest
 import torch
 from op_kernels import CPU, is_right, refuses
 
-from rooflab.kernels.sample.naive import sample
-from rooflab.kernels.speculative_verify import fused, naive
+from rooflab.kernels.sample.naive import naive as sample
+from rooflab.kernels.speculative_verify.fused import fused
+from rooflab.kernels.speculative_verify.naive import naive
 from rooflab.reference.distribution import chi_square
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.reference.speculative_verify import SPEC
 
 FP32 = get_scheme("fp32")
-KERNELS = [pytest.param(module.speculative_verify, id=module.__name__.split(".")[-1]) for module in (naive, fused)]
+KERNELS = [pytest.param(kernel, id=kernel.__name__) for kernel in (naive, fused)]
 TARGET = torch.tensor([[0.5, 0.2, 0.2, 0.1], [0.1, 0.1, 0.1, 0.7], [0.25, 0.25, 0.25, 0.25]])
 DRAFT = torch.tensor([[0.1, 0.6, 0.2, 0.1], [0.4, 0.3, 0.2, 0.1]])
 
@@ -43,7 +44,7 @@ def test_tokens_follow_the_target_law_whatever_the_draft(ngram):
     inputs = _many(count)
     if ngram:
         inputs |= {"draft_probs": None, "draft_tokens": torch.tensor([[1, 3]]).repeat(count, 1)}
-    tokens, accepted = naive.speculative_verify(**inputs)
+    tokens, accepted = naive(**inputs)
     first = tokens[:, 0]
     found = chi_square(first, TARGET[0].double())
     assert found.passed and found.smallest_effect < 0.02, found
@@ -74,7 +75,7 @@ def test_tokens_follow_the_target_law_where_sample_drew_the_drafts():
     )  # fmt: skip
     inputs["draft_tokens"] = drafts[:, None]
     assert chi_square(drafts, q[0].double()).passed
-    tokens, accepted = naive.speculative_verify(**inputs)
+    tokens, accepted = naive(**inputs)
     assert chi_square(tokens[:, 0], p[0].double()).passed
     assert chi_square(tokens[accepted == 1, 1], p[1].double()).passed
 
@@ -84,7 +85,7 @@ def test_the_first_token_s_law_by_enumeration_of_every_draft():
     count, V = 50_000, 4
     inputs = _many(count * V)
     inputs["draft_tokens"][:, 0] = torch.arange(V).repeat_interleave(count)
-    tokens = naive.speculative_verify(**inputs)[0][:, 0].view(V, count)
+    tokens = naive(**inputs)[0][:, 0].view(V, count)
     each = torch.stack([torch.bincount(drawn, minlength=V) / count for drawn in tokens])
     assert float((DRAFT[0] @ each - TARGET[0]).abs().sum() / 2) < 4 * math.sqrt(V / count) / 2
 
@@ -116,20 +117,20 @@ def test_all_kernels_say_the_same_and_rows_are_their_own():
     inputs = _many(40)
     inputs["num_drafts"] = torch.arange(40, dtype=torch.int32) % 3
     wanted = SPEC.oracle(inputs)
-    for module in (naive, fused):
-        found = module.speculative_verify(**inputs)
-        assert all(map(torch.equal, found, wanted)), module.__name__
+    for kernel in (naive, fused):
+        found = kernel(**inputs)
+        assert all(map(torch.equal, found, wanted)), kernel.__name__
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
-    turned = naive.speculative_verify(**{name: value[order] for name, value in inputs.items()})
+    turned = naive(**{name: value[order] for name, value in inputs.items()})
     assert all(torch.equal(one, other[order]) for one, other in zip(turned, wanted, strict=True))
 
 
 def _wrong(change):
-    return lambda inputs: naive.speculative_verify(**{**inputs, **change(inputs)})
+    return lambda inputs: naive(**{**inputs, **change(inputs)})
 
 
 def _one_less(inputs):
-    tokens, accepted = naive.speculative_verify(**inputs)
+    tokens, accepted = naive(**inputs)
     return tokens, (accepted - 1).clamp(min=0)
 
 
@@ -139,28 +140,27 @@ WRONG = {
     "another stream": _wrong(lambda inputs: {"seed": inputs["seed"] + 1}),
     "the position of the drafts alone": _wrong(lambda inputs: {"position": inputs["position"] + 1}),
     "counts one less": _one_less,
-    "no padding": lambda inputs: (naive.speculative_verify(**inputs)[0].clamp(min=0), SPEC.oracle(inputs)[1]),
+    "no padding": lambda inputs: (naive(**inputs)[0].clamp(min=0), SPEC.oracle(inputs)[1]),
 }
 
 
 def test_a_wrong_kernel_is_rejected():
     inputs = SPEC.make_inputs(Case(B=24, K=3, V=60), FP32, CPU, 0)
-    assert _passes(naive.speculative_verify(**inputs), inputs)
+    assert _passes(naive(**inputs), inputs)
     assert [name for name, wrong in WRONG.items() if _passes(wrong(inputs), inputs)] == []
 
 
 BAD = [
-    ({"target_probs": torch.full((3, 2, 4), 0.25)}, "target_probs: expected shape"),
     ({"target_probs": torch.zeros(3, 3, 4)}, "target_probs: expected finite values >= 0, and one > 0.*row 0"),
     ({"target_probs": torch.rand(3, 3, 4) - 2 * torch.eye(3)[1, :, None, None]}, "target_probs: expected .*row 1"),
     ({"target_probs": torch.ones(3, 3, 4) / torch.tensor([1, 1, 0])[:, None, None]}, "target_probs: expected .*row 2"),
-    ({"target_probs": torch.zeros(3, 3, 0)}, "target_probs: expected at least one token, got 0"),
+    (
+        {"target_probs": torch.zeros(3, 3, 0), "draft_probs": torch.zeros(3, 2, 0)},
+        "target_probs: expected at least one token, got 0",
+    ),
     ({"draft_probs": torch.full((3, 2, 4), math.nan)}, "draft_probs: expected finite values.*row 0"),
-    ({"draft_probs": torch.full((3, 2, 5), 0.2)}, "draft_probs: expected shape"),
     ({"num_drafts": torch.tensor([0, 3, 1], dtype=torch.int32)}, "num_drafts: expected 0 to 2, got .* row 1"),
     ({"draft_tokens": torch.tensor([[0, 0], [0, 0], [0, 4]])}, "draft_tokens: expected 0 to 3, got .* row 2"),
-    ({"seed": torch.zeros(2, dtype=torch.int64)}, "seed: expected shape"),
-    ({"position": torch.zeros(4, dtype=torch.int64)}, "position: expected shape"),
 ]
 
 

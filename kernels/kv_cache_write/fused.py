@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.kv_cache_write._operands import check_operands
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
@@ -88,30 +87,13 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read_bytes=nbytes(slot_mapping) + moved, write_bytes=moved)
 
 
-@register(
-    op="kv_cache_write", name="fused", role="optimized", backend="triton", traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint),
-)  # fmt: skip
-def kv_cache_write(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    *,
-    config: Config | None = None,
-) -> None:
-    """Writes k[t] and v[t] to slot_mapping[t] of the caches; skips a slot that is negative or past the cache.
-
-    k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D), changed; slot_mapping: (T,) int64
-    contiguous.  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    T, H_kv, D = check_operands(k, v, k_cache, v_cache, slot_mapping)
-    if k.numel():
-        config = config or default_config("kv_cache_write", "fused", k.dtype, k.device, T=T, H_kv=H_kv, D=D)
-        block_d, block_heads = _blocks(config, H_kv, D)
-        _kv_cache_write[(T, cdiv(H_kv, block_heads))](
-            k, v, k_cache, v_cache, slot_mapping, k_cache.shape[0] * k_cache.shape[1], H_kv, *k.stride()[:2],
-            *v.stride()[:2],
-            D=D, BLOCK_D=block_d, BLOCK_HEADS=block_heads, num_warps=config.num_warps,
-        )  # fmt: skip
+@kernel(backend="triton", traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint))
+def fused(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, *, config: Config) -> None:
+    """Skips a slot that is negative or past the cache."""
+    T, H_kv, D = k.shape
+    block_d, block_heads = _blocks(config, H_kv, D)
+    _kv_cache_write[(T, cdiv(H_kv, block_heads))](
+        k, v, k_cache, v_cache, slot_mapping, k_cache.shape[0] * k_cache.shape[1], H_kv, *k.stride()[:2],
+        *v.stride()[:2],
+        D=D, BLOCK_D=block_d, BLOCK_HEADS=block_heads, num_warps=config.num_warps,
+    )  # fmt: skip

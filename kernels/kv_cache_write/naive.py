@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
+from torch import Tensor
 
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.kv_cache_write._operands import check_operands
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 
@@ -30,16 +30,9 @@ def traffic(inputs: Arguments) -> Traffic:
     )
 
 
-@register(op="kv_cache_write", name="naive", role="naive", backend="torch", traffic=traffic)
-def kv_cache_write(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
-) -> None:
-    """Writes k[t] and v[t] to slot_mapping[t] of the caches; skips a negative slot.
-
-    k, v: (T, H_kv, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D), changed; slot_mapping: (T,) int64.  Raises
-    `ValueError` on wrong shapes or dtypes, and torch's error on a slot past the cache.
-    """
-    check_operands(k, v, k_cache, v_cache, slot_mapping)
+@kernel(backend="torch", traffic=traffic)
+def naive(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Skips a negative slot; a slot past the cache raises torch's error."""
     keep = slot_mapping >= 0
     slots = slot_mapping[keep]
     k_cache.flatten(0, 1)[slots] = k[keep]

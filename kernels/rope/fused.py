@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.rope._operands import check_operands, outputs
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
@@ -115,36 +114,25 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read_bytes=nbytes(q, k, positions) + tables, write_bytes=nbytes(q, k))
 
 
-@register(
-    op="rope", name="fused", role="optimized", backend="triton", traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint),
-)  # fmt: skip
-def rope(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    interleaved: bool = False,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+@kernel(backend="triton", traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint))
+def fused(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    q_out: Tensor,
+    k_out: Tensor,
     *,
-    config: Config | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and k rotated by the angles of their positions in fp32, rounded once.
-
-    q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64 contiguous; returns q, k.
-    A position outside the tables gives zeros, because a kernel cannot raise.  Raises `ValueError` on wrong shapes or
-    dtypes.
-    """
-    T, H, H_kv, D = check_operands(q, k, cos, sin, positions)
-    q_out, k_out = outputs(out, q, k)
-    if T and D:
-        config = config or default_config("rope", "fused", q.dtype, q.device, T=T, H=H, H_kv=H_kv, D=D)
-        block_half, block_heads = _blocks(config, H, H_kv, D)
-        _rope[(T, cdiv(H, block_heads) + cdiv(H_kv, block_heads))](
-            q, k, cos, sin, positions, q_out, k_out, H, H_kv, cos.shape[0], *q.stride()[:2], *k.stride()[:2],
-            cos.stride(0), sin.stride(0), *q_out.stride()[:2], *k_out.stride()[:2],
-            HALF=D // 2, BLOCK_HALF=block_half, BLOCK_HEADS=block_heads, INTERLEAVED=interleaved,
-            num_warps=config.num_warps,
-        )  # fmt: skip
-    return q_out, k_out
+    interleaved: bool,
+    config: Config,
+) -> None:
+    """In fp32, rounded once; a position outside the tables gives zeros, because a kernel cannot raise."""
+    (T, H, D), H_kv = q.shape, k.shape[1]
+    block_half, block_heads = _blocks(config, H, H_kv, D)
+    _rope[(T, cdiv(H, block_heads) + cdiv(H_kv, block_heads))](
+        q, k, cos, sin, positions, q_out, k_out, H, H_kv, cos.shape[0], *q.stride()[:2], *k.stride()[:2],
+        cos.stride(0), sin.stride(0), *q_out.stride()[:2], *k_out.stride()[:2],
+        HALF=D // 2, BLOCK_HALF=block_half, BLOCK_HEADS=block_heads, INTERLEAVED=interleaved,
+        num_warps=config.num_warps,
+    )  # fmt: skip

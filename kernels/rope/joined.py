@@ -6,10 +6,11 @@ For the CPU, where the calls take the time of a decode step, not the arithmetic.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.rope._operands import check_operands
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 
@@ -35,21 +36,19 @@ def traffic(inputs: Arguments) -> Traffic:
     )
 
 
-@register(op="rope", name="joined", role="optimized", backend="torch", traffic=traffic)
-def rope(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    interleaved: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and k rotated by the angles of their positions in fp32; the two results are views of one tensor.
+@kernel(backend="torch", traffic=traffic)
+def joined(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, *, interleaved: bool
+) -> tuple[Tensor, Tensor]:
+    """In fp32; the two results are views of one tensor, and a position outside the tables raises torch's error."""
+    return turned(q, k, cos, sin, positions, interleaved)
 
-    q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64; returns q, k.  Raises
-    `ValueError` on wrong shapes or dtypes; a position outside the tables raises torch's error.
-    """
-    H = check_operands(q, k, cos, sin, positions)[1]
+
+def turned(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool
+) -> tuple[Tensor, Tensor]:
+    """q and k rotated by the angles of their positions."""
+    H = q.shape[1]
     c = cos[positions].unsqueeze(1)  # (T, 1, D/2)
     s = sin[positions].unsqueeze(1)
     x = torch.cat((q, k), dim=1).float()  # (T, H + H_kv, D)

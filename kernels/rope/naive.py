@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.rope._operands import check_operands, outputs
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 
@@ -23,29 +24,25 @@ def traffic(inputs: Arguments) -> Traffic:
     return steps(*moves)
 
 
-@register(op="rope", name="naive", role="naive", backend="torch", traffic=traffic)
-def rope(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    interleaved: bool = False,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and k rotated by the angles of their positions in fp32, step by step.
-
-    q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64; returns q, k.  Raises
-    `ValueError` on wrong shapes or dtypes; a position outside the tables raises torch's error.
-    """
-    D = check_operands(q, k, cos, sin, positions)[3]
-    results = outputs(out, q, k)
+@kernel(backend="torch", traffic=traffic)
+def naive(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    q_out: Tensor,
+    k_out: Tensor,
+    *,
+    interleaved: bool,
+) -> None:
+    """In fp32, step by step; a position outside the tables raises torch's error."""
+    D = q.shape[2]
     firsts = slice(0, D, 2) if interleaved else slice(0, D // 2)
     seconds = slice(1, D, 2) if interleaved else slice(D // 2, D)
     c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # (T, 1, D/2)
-    for x, result in zip((q, k), results, strict=True):
+    for x, result in ((q, q_out), (k, k_out)):
         x32 = x.float()
         x1, x2 = x32[..., firsts], x32[..., seconds]
         turned = x1 * c - x2 * s, x2 * c + x1 * s  # both before a store: the result may be x itself
         result[..., firsts], result[..., seconds] = turned
-    return results

@@ -6,15 +6,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from rooflab.kernels._pdl import pdl_arguments
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.rope_and_cache._operands import RopeSizes, check_operands
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
@@ -46,11 +45,10 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """fp32 registers for both halves of a program's heads, and for their cosines and sines."""
     threads = 32 * config.num_warps
-    sizes = RopeSizes(*(int(case[key]) for key in ("T", "H", "H_kv", "D", "rotary")))
-    half, *blocks = _blocks(config, sizes)
+    T, H, H_kv, D = (int(case[key]) for key in ("T", "H", "H_kv", "D"))
+    half, *blocks = _blocks(config, H, H_kv, D)
     ctas = sum(
-        cdiv(sizes.T, tokens) * cdiv(all_heads, heads)
-        for (tokens, heads), all_heads in zip(blocks, (sizes.H, sizes.H_kv), strict=True)
+        cdiv(T, tokens) * cdiv(all_heads, heads) for (tokens, heads), all_heads in zip(blocks, (H, H_kv), strict=True)
     )
     values = half * max(tokens * heads for tokens, heads in blocks)
     return Footprint(threads, cdiv(4 * values, threads) + ADDRESS_REGISTERS, 0, ctas)
@@ -61,11 +59,11 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return Config(tile=512 if int(case["T"]) < FEW_TOKENS else 1024, num_warps=4)
 
 
-def _blocks(config: Config, sizes: RopeSizes) -> tuple[int, tuple[int, int], tuple[int, int]]:
+def _blocks(config: Config, H: int, H_kv: int, D: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
     """The tile of a program: at least half of a head; then tokens and heads, of q and of k."""
-    half = int(next_power_of_2(cdiv(sizes.D, 2)))
+    half = int(next_power_of_2(cdiv(D, 2)))
     rows = max(config.tile // half, 1)
-    q_heads, k_heads = (min(rows, next_power_of_2(max(heads, 1))) for heads in (sizes.H, sizes.H_kv))
+    q_heads, k_heads = (min(rows, next_power_of_2(max(heads, 1))) for heads in (H, H_kv))
     return half, (rows // q_heads, q_heads), (rows // k_heads, k_heads)
 
 
@@ -227,45 +225,17 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read, nbytes(q) + 2 * written * inputs.k_cache.element_size())
 
 
-@register(
-    op="rope_and_cache", name="fused", role="optimized", backend="triton", traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint),
-)  # fmt: skip
-def rope_and_cache(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    q_out: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    interleaved: bool = False,
-    *,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    q_norm: torch.Tensor | None = None,
-    k_norm: torch.Tensor | None = None,
-    norm_eps: float = 1e-6,
-    config: Config | None = None,
-) -> None:
-    """Norms and rotates q into q_out and writes the rotated k, and v, to their slots; skips a slot outside the cache.
-
-    q: (T, H, D); k, v: (T, H_kv, D); cos, sin: (max_position, R/2) fp32, R <= D; positions, slot_mapping: (T,) int64;
-    k_cache, v_cache: (num_blocks, block_size, H_kv, D); k_scale, v_scale: (H_kv,) fp32 of an e4m3 cache; q_norm,
-    k_norm: (D,), the weights of norms of each head before its rotation.  A position outside the tables rotates to
-    zeros, because a kernel cannot raise.  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    sizes = check_operands(
-        *(q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale, q_norm, k_norm)
-    )
-    T, H, H_kv, D, R = sizes
-    if not T or not D:
-        return
-    config = config or default_config("rope_and_cache", "fused", q.dtype, q.device, T=T, H=H, H_kv=H_kv, D=D, rotary=R)
-    block_half, (q_tokens, q_heads), (k_tokens, k_heads) = _blocks(config, sizes)
+@kernel(backend="triton", traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint))
+def fused(
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_cache: Tensor,
+    v_cache: Tensor, slot_mapping: Tensor, *,
+    interleaved: bool, k_scale: Tensor | None, v_scale: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None,
+    norm_eps: float, config: Config,
+) -> None:  # fmt: skip
+    """In fp32, rounded once; skips a slot outside the cache, and a position outside the tables rotates to zeros:
+    a kernel cannot raise."""
+    (T, H, D), H_kv, R = q.shape, k.shape[1], 2 * cos.shape[1]
+    block_half, (q_tokens, q_heads), (k_tokens, k_heads) = _blocks(config, H, H_kv, D)
     q_programs = cdiv(T, q_tokens) * cdiv(H, q_heads)
     _rope_and_cache[(q_programs + cdiv(T, k_tokens) * cdiv(H_kv, k_heads),)](
         q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale, q_norm, k_norm,

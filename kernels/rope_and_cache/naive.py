@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.rope_and_cache._operands import check_operands
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 
@@ -33,36 +34,15 @@ def traffic(inputs: Arguments) -> Traffic:
     return steps((8 * len(positions), len(positions)), *moves)
 
 
-@register(op="rope_and_cache", name="naive", role="naive", backend="torch", traffic=traffic)
-def rope_and_cache(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    q_out: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    interleaved: bool = False,
-    *,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    q_norm: torch.Tensor | None = None,
-    k_norm: torch.Tensor | None = None,
-    norm_eps: float = 1e-6,
-) -> None:
-    """Rotates q into q_out and writes the rotated k, and v, to their slots; skips a negative slot.
-
-    q: (T, H, D); k, v: (T, H_kv, D); cos, sin: (max_position, R/2) fp32, R <= D; positions, slot_mapping: (T,) int64;
-    k_cache, v_cache: (num_blocks, block_size, H_kv, D); k_scale, v_scale: (H_kv,) fp32 of an e4m3 cache; q_norm,
-    k_norm: (D,), the weights of norms of each head before its rotation.  Raises `ValueError` on wrong shapes or dtypes;
-    a position outside the tables raises torch's error.
-    """
-    R = check_operands(
-        *(q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale, q_norm, k_norm)
-    ).rotary
+@kernel(backend="torch", traffic=traffic)
+def naive(
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_cache: Tensor,
+    v_cache: Tensor, slot_mapping: Tensor, *,
+    interleaved: bool, k_scale: Tensor | None, v_scale: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None,
+    norm_eps: float,
+) -> None:  # fmt: skip
+    """Step by step; skips a negative slot, and a position outside the tables raises torch's error."""
+    R = 2 * cos.shape[1]
     firsts = slice(0, R, 2) if interleaved else slice(0, R // 2)
     seconds = slice(1, R, 2) if interleaved else slice(R // 2, R)
     c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # (T, 1, R/2)

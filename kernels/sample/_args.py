@@ -1,4 +1,4 @@
-"""Checks of the arguments of all sample kernels, their outputs, and the traffic of those that read the logits once."""
+"""The edits of logits and the log-probabilities in torch steps, and the traffic of kernels that read logits once."""
 
 from __future__ import annotations
 
@@ -8,49 +8,11 @@ from dataclasses import fields
 
 import torch
 
-from rooflab.kernels._checks import check_contiguous, check_float, check_last_dim_contiguous, checks_bounds, output
 from rooflab.kernels.registry import Arguments
-from rooflab.reference import sample_rules
-from rooflab.reference.rules import check_dtype
-from rooflab.reference.sample_rules import OFF, Edits
+from rooflab.reference.sample_rules import Edits
 from rooflab.roofline.model import Traffic
 
-DTYPES = {
-    **dict.fromkeys(("top_k", "edit_offsets", "edit_ids", "edit_counts", "allowed"), torch.int32),
-    **dict.fromkeys(("seed", "position"), torch.int64),
-}
-"""Of the settings and edits that are not fp32."""
 Edit = torch.Tensor | None
-Drawn = torch.Tensor | tuple[torch.Tensor, ...]
-"""Tokens (B,) int64; with `top_n` also ids (B, 1 + top_n) int64 and log-probabilities (B, 1 + top_n) fp32."""
-
-
-def check_args(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-    edits: Edits = OFF,
-    top_n: int | None = None,
-) -> None:
-    """Raises `ValueError` unless logits are (B, V) float, the six settings (B,) of their dtypes on the same device, and
-    the edits as `reference.sample.reference` says.
-
-    Values are checked on the CPU, and with `CHECK_VALUES`; on a GPU the check waits for the device.
-    """
-    check_float("logits", logits)
-    check_last_dim_contiguous("logits", logits)
-    named = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
-    for name, tensor in (named | {"position": position} | edits.tensors).items():
-        check_dtype(name, tensor, DTYPES.get(name, torch.float32))
-        check_contiguous(name, tensor)
-        if tensor.device != logits.device:
-            raise ValueError(f"{name}: expected a tensor on {logits.device}, got {tensor.device}")
-    settings = temperature, top_k, top_p, min_p, seed, position
-    sample_rules.check_args(logits, *settings, edits, top_n, values=checks_bounds(logits))
 
 
 def check_rows(best: torch.Tensor, rows: Sequence[int] | None = None) -> None:
@@ -111,33 +73,14 @@ def _barred(allowed: torch.Tensor, V: int) -> torch.Tensor:
     return (bits & 1 == 0).flatten(-2)[..., :V]
 
 
-def outputs(out: Drawn | None, logits: torch.Tensor, top_n: int | None) -> tuple[torch.Tensor, ...]:
-    """`out` as a tuple, or new tensors: of tokens, and with `top_n` of ids and log-probabilities."""
-    B = logits.shape[0]
-    given: tuple[torch.Tensor | None, ...] = out if isinstance(out, tuple) else (out,)
-    shapes: list[tuple[int, ...]] = [(B,)] if top_n is None else [(B,), (B, 1 + top_n), (B, 1 + top_n)]
-    if out is None:
-        given = (None,) * len(shapes)
-    elif len(given) != len(shapes):
-        raise ValueError(f"out: expected {len(shapes)} tensors, got {len(given)}")
-    dtypes = (torch.int64, torch.int64, torch.float32)
-    found = zip(given, shapes, dtypes, strict=False)
-    return tuple(output(each, shape, logits, dtype) for each, shape, dtype in found)
-
-
-def result(made: tuple[torch.Tensor, ...]) -> Drawn:
-    """What a kernel returns: the tokens alone, or all outputs."""
-    return made if len(made) > 1 else made[0]
-
-
-def note_logprobs(logits: torch.Tensor, made: tuple[torch.Tensor, ...]) -> Drawn:
-    """The outputs `made`, whose tokens are drawn; with log-probabilities, by a stable sort, if they are wanted."""
-    if len(made) > 1:
-        tokens, ids, values = made
+def note_logprobs(
+    logits: torch.Tensor, tokens: torch.Tensor, ids: torch.Tensor | None, values: torch.Tensor | None
+) -> None:
+    """Fills ids and log-probabilities (B, 1 + n), if they are wanted, for drawn tokens; by a stable sort."""
+    if ids is not None:
         likely = torch.sort(logits.float(), dim=-1, descending=True, stable=True)[1]
         ids[:, 0], ids[:, 1:] = tokens, likely[:, : ids.shape[1] - 1]
         torch.gather(logits.float().log_softmax(-1), 1, ids, out=values)
-    return result(made)
 
 
 def traffic(inputs: Arguments) -> Traffic:

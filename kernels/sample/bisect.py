@@ -15,9 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.registry import register
-from rooflab.kernels.sample._args import Drawn, Edit, check_args, edited, note_logprobs, outputs, traffic
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.sample._args import Edit, edited, note_logprobs, traffic
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.sample_rules import Edits
 from rooflab.reference.spec import Case, Scheme
@@ -215,34 +214,19 @@ def bisect_kernel(
     tl.store(out_ptr + b, winner.to(tl.int64))
 
 
-@register(
-    op="sample", name="bisect", role="optimized", backend="triton", traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint),
+@kernel(
+    backend="triton", traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
+    limits={"V": MAX_VOCABULARY},
 )  # fmt: skip
-def sample(
+def bisect(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
-    out: Drawn | None = None, *,
-    repetition_penalty: Edit = None, presence_penalty: Edit = None, frequency_penalty: Edit = None,
-    edit_offsets: Edit = None, edit_ids: Edit = None, edit_counts: Edit = None, edit_bias: Edit = None,
-    allowed: Edit = None, top_n: int | None = None, config: Config | None = None,
-) -> Drawn:  # fmt: skip
-    """Token ids (B,) int64 without a sort, and log-probabilities; the arguments are those of
-    `reference.sample.reference`.  Edits and log-probabilities are torch steps before and after the launch.
-
-    Raises `ValueError` on wrong shapes or dtypes, and on the CPU on values out of range.
-    """
-    penalties = repetition_penalty, presence_penalty, frequency_penalty
-    edits = Edits(*penalties, edit_offsets, edit_ids, edit_counts, edit_bias, allowed)
-    check_args(logits, temperature, top_k, top_p, min_p, seed, position, edits, top_n)
+    tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,
+    top_n: int | None, config: Config, **edits: Edit,
+) -> None:  # fmt: skip
+    """Without a sort.  Edits and log-probabilities are torch steps before and after the launch."""
     B, V = logits.shape
-    if V > MAX_VOCABULARY:
-        raise ValueError(f"logits: expected at most 2**24 tokens, got {V}")
-    made = outputs(out, logits, top_n)
-    if B:
-        config = config or default_config("sample", "bisect", logits.dtype, logits.device, B=B, V=V)
-        rows = edited(logits, edits) if edits.tensors else logits
-        bisect_kernel[(B,)](
-            rows, temperature, top_k, top_p, min_p, seed, position, made[0], V, rows.stride(0),
-            **config.launch_arguments,
-        )  # fmt: skip
-    return note_logprobs(logits, made)
+    rows = edited(logits, Edits(**edits))
+    bisect_kernel[(B,)](
+        rows, temperature, top_k, top_p, min_p, seed, position, tokens, V, rows.stride(0), **config.launch_arguments
+    )
+    note_logprobs(logits, tokens, logprob_ids, logprobs)

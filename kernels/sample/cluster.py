@@ -18,12 +18,11 @@ from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import address_of
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.sample._args import Drawn, Edit, check_args, outputs, result, traffic
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
+from rooflab.kernels.sample._args import Edit, traffic
 from rooflab.kernels.sample._cluster_device import SOURCE
 from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning
-from rooflab.reference.sample_rules import Edits
 from rooflab.reference.spec import Case, Scheme
 
 THREADS = 512
@@ -95,47 +94,32 @@ def load_bytes(logits: torch.Tensor) -> int:
     return bits & -bits
 
 
-@register(
-    op="sample", name="cluster", role="optimized", backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
-    traffic=traffic, unsupported=why_not, tuning=Tuning(Config, configs, heuristic, footprint),
+@kernel(
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic, unsupported=why_not,
+    tuning=Tuning(Config, configs, heuristic, footprint),
 )  # fmt: skip
-def sample(
+def cluster(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
-    out: Drawn | None = None, *,
-    repetition_penalty: Edit = None, presence_penalty: Edit = None, frequency_penalty: Edit = None,
-    edit_offsets: Edit = None, edit_ids: Edit = None, edit_counts: Edit = None, edit_bias: Edit = None,
-    allowed: Edit = None, top_n: int | None = None, config: Config | None = None,
-) -> Drawn:  # fmt: skip
-    """Token ids (B,) int64, and log-probabilities, in one launch that reads each logit once; the arguments are those of
-    `reference.sample.reference`, with `top_n` up to 32.  Raises `ValueError` on wrong shapes or dtypes."""
-    penalties = repetition_penalty, presence_penalty, frequency_penalty
-    edits = Edits(*penalties, edit_offsets, edit_ids, edit_counts, edit_bias, allowed)
-    check_args(logits, temperature, top_k, top_p, min_p, seed, position, edits, top_n)
-    reason = why_not(Arguments(logits=logits, top_n=top_n))
-    if reason:
-        raise ValueError(reason)
-    made = outputs(out, logits, top_n)
+    tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,
+    top_n: int | None, config: Config,
+    repetition_penalty: Edit, presence_penalty: Edit, frequency_penalty: Edit, edit_offsets: Edit, edit_ids: Edit,
+    edit_counts: Edit, edit_bias: Edit, allowed: Edit,
+) -> None:  # fmt: skip
+    """One launch that reads each logit once, with log-probabilities of up to 32 tokens."""
     B, V = logits.shape
-    if not B:
-        return result(made)
-    for name, tensor in zip(("tokens", "ids", "log-probabilities"), made, strict=False):
-        if not tensor.is_contiguous():
-            raise ValueError(f"out: expected contiguous {name}, got strides {tensor.stride()}")
-    config = config or default_config("sample", "cluster", logits.dtype, logits.device, B=B, V=V)
     share = share_of(V, config.cluster)
+    edits = repetition_penalty, presence_penalty, frequency_penalty, edit_offsets, edit_ids, edit_counts, edit_bias
     sizes = {
         "CLUSTER": config.cluster,
         "THREADS": config.threads,
         "ELEMENT": ELEMENTS[logits.dtype],
         "BYTES": load_bytes(logits),
-        "EDITS": int(bool(edits.tensors)),
+        "EDITS": int(any(edit is not None for edit in (*edits, allowed))),
         "TOP_N": -1 if top_n is None else top_n,
     }
-    kernel = _cuda.load(SOURCE, "sample", options=tuple(f"-D{name}={value}" for name, value in sizes.items()))
-    kernel(
-        (B * config.cluster,), (config.threads,), logits, temperature, top_k, top_p, min_p, seed, position,
-        repetition_penalty, presence_penalty, frequency_penalty, edit_offsets, edit_ids, edit_counts, edit_bias,
-        allowed, made[0], *(made[1:] or (None, None)), np.int32(V), np.int32(share),
+    device_kernel = _cuda.load(SOURCE, "sample", options=tuple(f"-D{name}={value}" for name, value in sizes.items()))
+    device_kernel(
+        (B * config.cluster,), (config.threads,), logits, temperature, top_k, top_p, min_p, seed, position, *edits,
+        allowed, tokens, logprob_ids, logprobs, np.int32(V), np.int32(share),
         np.int64(logits.stride(0) if B > 1 else 0), shared_bytes=4 * share,
     )  # fmt: skip
-    return result(made)

@@ -13,7 +13,7 @@ import torch
 
 from rooflab.kernels._flashinfer import PACKAGE
 from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.sample._args import check_args
+from rooflab.reference.sample import CONTRACT
 from rooflab.roofline.model import Traffic
 
 
@@ -60,7 +60,8 @@ def sample(
     """Token ids (B,) int64; `seed` and `position` are not used.  Without a plan it waits for the device to read the
     settings.  There is no `out`, because FlashInfer writes int32.  Raises `ValueError` on wrong shapes or dtypes, and
     without a plan on rows that it cannot take."""
-    check_args(logits, temperature, top_k, top_p, min_p, seed, position)
+    given = {"logits": logits, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    CONTRACT.check({**given, "seed": seed, "position": position})
     if plan is None:
         inputs = Arguments(logits=logits, temperature=temperature, top_k=top_k, min_p=min_p)
         reason = why_not(inputs)

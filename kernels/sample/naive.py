@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.sample._args import Drawn, Edit, check_args, check_rows, edited, note_logprobs, outputs
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
+from rooflab.kernels.sample._args import Edit, check_rows, edited, note_logprobs
 from rooflab.kernels.sample._args import traffic as read_once
 from rooflab.kernels.sample._philox import log_exponential, words_of_rows
 from rooflab.reference.sample_rules import Edits
@@ -31,32 +32,22 @@ def traffic(inputs: Arguments) -> Traffic:
     )
 
 
-@register(op="sample", name="naive", role="naive", backend="torch", traffic=traffic)
-def sample(
+@kernel(backend="torch", traffic=traffic)
+def naive(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
-    out: Drawn | None = None, *,
-    repetition_penalty: Edit = None, presence_penalty: Edit = None, frequency_penalty: Edit = None,
-    edit_offsets: Edit = None, edit_ids: Edit = None, edit_counts: Edit = None, edit_bias: Edit = None,
-    allowed: Edit = None, top_n: int | None = None,
-) -> Drawn:  # fmt: skip
-    """Token ids (B,) int64 by sorting every row, and log-probabilities; the arguments are those of
-    `reference.sample.reference`.
-
-    Raises `ValueError` on wrong shapes or dtypes, and on the CPU on values out of range and rows without a law.
-    """
-    penalties = repetition_penalty, presence_penalty, frequency_penalty
-    edits = Edits(*penalties, edit_offsets, edit_ids, edit_counts, edit_bias, allowed)
-    check_args(logits, temperature, top_k, top_p, min_p, seed, position, edits, top_n)
-    made = outputs(out, logits, top_n)
+    tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,
+    top_n: int | None, **edits: Edit,
+) -> None:  # fmt: skip
+    """Sorts every row; on the CPU raises `ValueError` on rows without a law."""
     V = logits.shape[1]
-    ordered, order = torch.sort(edited(logits, edits), dim=-1, descending=True, stable=True)
+    ordered, order = torch.sort(edited(logits, Edits(**edits)), dim=-1, descending=True, stable=True)
     check_rows(ordered[:, 0])
     kept, scores = kept_of(ordered, temperature, top_k, top_p, min_p)
     race = torch.full_like(scores, -math.inf).scatter_(1, order, scores.masked_fill(~kept, -math.inf))
     # In vocabulary order: ties go to the lowest index.
     drawn = (race - log_exponential(words_of_rows(seed, position, V))).argmax(-1)
-    made[0].copy_(torch.where(temperature > 0, drawn, order[:, 0]))
-    return note_logprobs(logits, made)
+    tokens.copy_(torch.where(temperature > 0, drawn, order[:, 0]))
+    note_logprobs(logits, tokens, logprob_ids, logprobs)
 
 
 def kept_of(

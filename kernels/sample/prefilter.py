@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from rooflab.kernels.registry import register
-from rooflab.kernels.sample._args import Drawn, Edit, check_args, check_rows, edited_rows, outputs, traffic
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.sample._args import Edit, check_rows, edited_rows, traffic
 from rooflab.kernels.sample._philox import log_exponential, words_of_rows, words_of_tokens
 from rooflab.reference.sample_rules import Edits
 
@@ -16,27 +16,17 @@ FIRST_GUESS = 256
 """Tokens tried for top_p before a bound that leaves more tokens."""
 
 
-@register(op="sample", name="prefilter", role="optimized", backend="torch", devices=("cpu",), traffic=traffic)
-def sample(
+@kernel(backend="torch", devices=("cpu",), traffic=traffic)
+def prefilter(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
-    out: Drawn | None = None, *,
-    repetition_penalty: Edit = None, presence_penalty: Edit = None, frequency_penalty: Edit = None,
-    edit_offsets: Edit = None, edit_ids: Edit = None, edit_counts: Edit = None, edit_bias: Edit = None,
-    allowed: Edit = None, top_n: int | None = None,
-) -> Drawn:  # fmt: skip
-    """Token ids (B,) int64, and log-probabilities; the arguments are those of `reference.sample.reference`.
-
-    For the CPU only: the number of remaining tokens decides the shapes; on a GPU the host would wait for that number.
-    Raises `ValueError` on wrong shapes, dtypes or values, and on rows without a law.
-    """
-    penalties = repetition_penalty, presence_penalty, frequency_penalty
-    edits = Edits(*penalties, edit_offsets, edit_ids, edit_counts, edit_bias, allowed)
-    check_args(logits, temperature, top_k, top_p, min_p, seed, position, edits, top_n)
-    made = outputs(out, logits, top_n)
-    _draw(logits, edits, (temperature, top_k, top_p, min_p, seed, position), made[0])
-    if len(made) > 1:
-        _note_logprobs(logits, *made)
-    return made if len(made) > 1 else made[0]
+    tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,
+    top_n: int | None, **edits: Edit,
+) -> None:  # fmt: skip
+    """For the CPU only: the number of remaining tokens decides the shapes; on a GPU the host would wait for it.
+    Raises `ValueError` on rows without a law."""
+    _draw(logits, Edits(**edits), (temperature, top_k, top_p, min_p, seed, position), tokens)
+    if logprob_ids is not None and logprobs is not None:
+        _note_logprobs(logits, tokens, logprob_ids, logprobs)
 
 
 def _draw(logits: Tensor, edits: Edits, settings: tuple[Tensor, ...], out: Tensor) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from rooflab.kernels._sizes import next_power_of_2
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.sample.bisect import log_exponential
-from rooflab.kernels.speculative_verify._args import Verified, check_args, outputs
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
@@ -116,40 +115,15 @@ def fused_kernel(
     tl.store(accepted_ptr + b, accepted)
 
 
-@register(
-    op="speculative_verify", name="fused", role="optimized", backend="triton", traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint),
-)  # fmt: skip
-def speculative_verify(
-    draft_tokens: torch.Tensor,
-    target_probs: torch.Tensor,
-    num_drafts: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-    out: Verified | None = None,
-    *,
-    draft_probs: torch.Tensor | None = None,
-    config: Config | None = None,
-) -> Verified:
-    """Tokens (B, K + 1) int64, padded with -1, and the number of accepted drafts (B,) int32, in one launch.
-
-    The arguments are those of `reference.speculative_verify.reference`.  Raises `ValueError` on wrong shapes or dtypes,
-    and on the CPU on wrong values.
-    """
-    check_args(draft_tokens, target_probs, num_drafts, seed, position, draft_probs)
-    tokens, accepted = outputs(out, draft_tokens)
-    for name, tensor in (("tokens", tokens), ("num_accepted", accepted)):
-        if not tensor.is_contiguous():
-            raise ValueError(f"out: expected contiguous {name}, got strides {tensor.stride()}")
-    B, K = draft_tokens.shape
-    V = target_probs.shape[2]
-    laws = target_probs, (target_probs if draft_probs is None else draft_probs)
-    if B:
-        config = config or default_config(
-            "speculative_verify", "fused", target_probs.dtype, target_probs.device, B=B, K=K, V=V
-        )
-        fused_kernel[(B,)](
-            draft_tokens, laws[0], num_drafts, seed, position, laws[1], tokens, accepted, K, V,
-            HAS_Q=draft_probs is not None, PLACES=next_power_of_2(K + 1), **config.launch_arguments,
-        )  # fmt: skip
-    return tokens, accepted
+@kernel(backend="triton", traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint))
+def fused(
+    draft_tokens: Tensor, target_probs: Tensor, num_drafts: Tensor, seed: Tensor, position: Tensor, tokens: Tensor,
+    num_accepted: Tensor, *, draft_probs: Tensor | None, config: Config,
+) -> None:  # fmt: skip
+    """One launch; tokens are padded with -1."""
+    (B, K), V = draft_tokens.shape, target_probs.shape[2]
+    law = target_probs if draft_probs is None else draft_probs
+    fused_kernel[(B,)](
+        draft_tokens, target_probs, num_drafts, seed, position, law, tokens, num_accepted, K, V,
+        HAS_Q=draft_probs is not None, PLACES=next_power_of_2(K + 1), **config.launch_arguments,
+    )  # fmt: skip

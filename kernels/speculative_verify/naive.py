@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.sample._philox import log_exponential, philox, words_of_rows
-from rooflab.kernels.speculative_verify._args import Verified, check_args, outputs
 from rooflab.reference.speculative_verify import RECOVERY
 from rooflab.roofline.model import Traffic
 
@@ -21,24 +22,12 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(3 * laws + B * V * race + small, 2 * laws + B * V * race + small, launches=170)
 
 
-@register(op="speculative_verify", name="naive", role="naive", backend="torch", traffic=traffic)
-def speculative_verify(
-    draft_tokens: torch.Tensor,
-    target_probs: torch.Tensor,
-    num_drafts: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-    out: Verified | None = None,
-    *,
-    draft_probs: torch.Tensor | None = None,
-) -> Verified:
-    """Tokens (B, K + 1) int64, padded with -1, and the number of accepted drafts (B,) int32.
-
-    The arguments are those of `reference.speculative_verify.reference`.  Raises `ValueError` on wrong shapes or dtypes,
-    and on the CPU on wrong values.
-    """
-    check_args(draft_tokens, target_probs, num_drafts, seed, position, draft_probs)
-    tokens, accepted = outputs(out, draft_tokens)
+@kernel(backend="torch", traffic=traffic)
+def naive(
+    draft_tokens: Tensor, target_probs: Tensor, num_drafts: Tensor, seed: Tensor, position: Tensor, tokens: Tensor,
+    num_accepted: Tensor, *, draft_probs: Tensor | None,
+) -> None:  # fmt: skip
+    """Accepts and draws in torch steps; tokens are padded with -1."""
     B, K = draft_tokens.shape
     V = target_probs.shape[2]
     place = torch.arange(K, device=seed.device)
@@ -63,4 +52,4 @@ def speculative_verify(
     tokens.fill_(-1)
     tokens[:, :K] = torch.where(going > 0, draft_tokens, -1)
     tokens[rows, count] = scores.argmax(1)
-    return tokens, accepted.copy_(count)
+    num_accepted.copy_(count)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from rooflab.kernels.speculative_verify.naive import speculative_verify
+from rooflab.kernels.speculative_verify.naive import naive as speculative_verify
 
 sys.path.insert(0, str(Path(__file__).parent))
 from everyday_parts import (  # noqa: E402
