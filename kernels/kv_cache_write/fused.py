@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from rooflab.kernels._head_tiles import Config, tiles
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
@@ -20,22 +18,9 @@ ADDRESS_REGISTERS = 24
 """For pointers and masks, in addition to the values."""
 
 
-@dataclass(frozen=True)
-class Config:
-    """One way to launch the kernel."""
-
-    tile: int
-    """Values of k per program, and as many of v."""
-    num_warps: int
-
-
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Tiles of 2 to 32 values per thread."""
-    return tuple(
-        Config(tile, num_warps)
-        for tile, num_warps in itertools.product((256, 512, 1024, 2048, 4096), (1, 2, 4, 8))
-        if 2 <= tile // (32 * num_warps) <= 32
-    )
+    return tiles(256, 32)
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:

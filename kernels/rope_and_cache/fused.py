@@ -3,13 +3,11 @@ v to the tokens' slots."""
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from rooflab.kernels._head_tiles import Config, tiles
 from rooflab.kernels._pdl import pdl_arguments
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
@@ -24,22 +22,9 @@ FEW_TOKENS = 64
 """With fewer tokens, programs with a tile of 1024 would not fill the SMs twice."""
 
 
-@dataclass(frozen=True)
-class Config:
-    """One way to launch the kernel."""
-
-    tile: int
-    """Values in each half of a program's heads."""
-    num_warps: int
-
-
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Tiles of 2 to 16 values of each half per thread."""
-    return tuple(
-        Config(tile, num_warps)
-        for tile, num_warps in itertools.product((128, 256, 512, 1024, 2048), (1, 2, 4, 8))
-        if 2 <= tile // (32 * num_warps) <= 16
-    )
+    return tiles(128, 16)
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:

@@ -1,0 +1,24 @@
+"""The configs of the kernels that move the heads of a token: rope, kv_cache_write and rope_and_cache."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to launch the kernel."""
+
+    tile: int
+    """Values of a program: of each half of its heads, or of k and as many of v."""
+    num_warps: int
+
+
+def tiles(least: int, per_thread: int) -> tuple[Config, ...]:
+    """Five tiles from `least` up, of 2 to `per_thread` values a thread."""
+    return tuple(
+        Config(tile, num_warps)
+        for tile, num_warps in itertools.product((least << i for i in range(5)), (1, 2, 4, 8))
+        if 2 <= tile // (32 * num_warps) <= per_thread
+    )
