@@ -7,7 +7,7 @@ computed from one, and a name may be an integer argument of the op (`latent_dim`
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+LAYOUTS = ("rows", "contiguous", "any")
 Given = Mapping[str, Any]
 """The arguments of a call by name, defaults included."""
 Dims = dict[str, int]
@@ -122,6 +123,22 @@ class Contract:
     scheme: Callable[[Given], str] | None = None
     """The name of the scheme under which a config is looked up; by default that of the first tensor's dtype."""
 
+    def rows(self) -> list[tuple[str, str]]:
+        """Each argument and result with what it is, for people: `("weight", "(H) of x's dtype")`."""
+        rows = []
+        for name, argument in self.arguments.items():
+            dtypes = f"{argument.dtype}'s dtype" if isinstance(argument.dtype, str) else _names(argument.dtype)
+            more = [", rows contiguous", ", contiguous", ", any strides"][LAYOUTS.index(argument.layout)]
+            rows.append(
+                (name, f"({', '.join(argument.shape.split())}) {dtypes}{more}{', or None' * argument.optional}")
+            )
+        for name, result in self.results.items():
+            dtype = f"{result.dtype}'s dtype" if isinstance(result.dtype, str) else "of a dtype by the options"
+            dtype = _names([result.dtype]) if isinstance(result.dtype, torch.dtype) else dtype
+            when = f", with {result.when}" if result.when else ""
+            rows.append((f"returns {name}", f"({', '.join(result.shape.split())}) {dtype}{when}"))
+        return rows
+
     def sizes(self, given: Given) -> Dims:
         """The dimensions that tensors and integers show, without a check."""
         dims = {name: value for name, value in given.items() if type(value) is int}
@@ -171,6 +188,10 @@ class Contract:
         device = next(given[each].device for each in self.arguments if given.get(each) is not None)
         if tensor.device != device:
             raise ValueError(f"{name}: expected a tensor on {device}, got one on {tensor.device}")
+
+
+def _names(dtypes: Iterable[torch.dtype]) -> str:
+    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def check_shape(name: str, tensor: torch.Tensor, wanted: tuple[Dim, ...], dims: Dims) -> None:

@@ -138,6 +138,8 @@ def test_list_has_every_kernel(rooflab):
     _, text, _ = rooflab("list", "rmsnorm")
     assert all(word in text for word in ("naive", "library", "fused", "interpreted; `rooflab check` emulates it"))
     assert "needs a CUDA device; `rooflab check` emulates it" in text and "gemm" not in text
+    words = " ".join(text.split())
+    assert "weight (H) x's dtype, rows contiguous" in words and "returns scale (T) float32, with quantize" in words
 
 
 @pytest.mark.more

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 @app.command("list")
 def list_kernels(op: option.Op = None, kernel: option.Kernel = None, json: option.Json = False) -> None:
-    """Every kernel, and why it can or cannot run here."""
+    """Every kernel, and why it can or cannot run here; of one op also what it takes."""
     from rooflab.bench.calls.selection import choose_kernels
     from rooflab.bench.commands import kernel_rows
+    from rooflab.kernels.registry import get_op
 
     chosen = [found.id for found, _ in choose_kernels(op, kernel)] if kernel else None
     rows = kernel_rows([op] if op else None)
@@ -37,6 +38,9 @@ def list_kernels(op: option.Op = None, kernel: option.Kernel = None, json: optio
         rows = [row for row in rows if f"{row['op']}/{row['name']}" in chosen]
     show.result(rows)
     show.table(rows, ("op", "name", "role", "backend", "available", "reason"))
+    contract = get_op(op).contract if op and not kernel else None
+    if contract is not None:
+        show.pairs(contract.rows(), title=f"{op} takes")
 
 
 @app.command()
