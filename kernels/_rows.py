@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels._rows_device import SOURCE
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import address_of
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
@@ -24,6 +24,7 @@ LEAST_SCALE = 2.0**-126
 """fp32's least normal number: one over a smaller scale would overflow."""
 VECTOR_BYTES = 16
 WARP = 32
+SOURCE = Path(__file__).with_suffix(".cu").read_text()
 MOST_LANES, MOST_VALUES, MOST_CLUSTER = 512, 64, 8
 """Threads of a CTA that share a row, values of a thread, and CTAs of a portable cluster."""
 CTA_THREADS = 256

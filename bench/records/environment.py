@@ -272,7 +272,7 @@ def tree_hash(root: Path = ROOT) -> str:
     total = hashlib.sha256()
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*")):
-            if path.suffix in (".py", ".cu", ".json") and path.is_file():
+            if path.suffix in (".py", ".cu", ".cpp", ".h", ".json") and path.is_file():
                 total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
     return total.hexdigest()[:16]
 

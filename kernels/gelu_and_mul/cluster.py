@@ -1,5 +1,5 @@
 """Over fused: several vectors of 16 bytes a thread under way, short rows side by side, a persistent grid, and outputs
-quantised in the same pass (`kernels/_rows_device.py`)."""
+quantised in the same pass (`kernels/_rows.cu`)."""
 
 from __future__ import annotations
 

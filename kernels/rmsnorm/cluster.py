@@ -1,6 +1,6 @@
 """Over fused: rows of any width in the registers of up to eight CTAs, short rows side by side, and a persistent grid.
 
-The device code is that of `kernels/_rows_device.py`: a thread has several vectors of 16 bytes under way, a row that is
+The device code is that of `kernels/_rows.cu`: a thread has several vectors of 16 bytes under way, a row that is
 too long for one CTA is split over a cluster, whose sums meet in distributed shared memory without a second launch, and
 the output may be quantised in the same pass.
 """

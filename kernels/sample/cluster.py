@@ -9,6 +9,7 @@ a cluster in a fixed order, so two runs agree bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,7 +22,6 @@ from rooflab.kernels._tma import address_of
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
 from rooflab.kernels.sample._args import Edit, traffic
-from rooflab.kernels.sample._cluster_device import SOURCE
 from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -29,6 +29,8 @@ THREADS = 512
 FEW_THREADS = 128
 """For a part of at most `FEW_TOKENS`: fewer sums to add up."""
 FEW_TOKENS = 2048
+PARTS = ("_cluster_sums.cu", "_cluster_cut.cu", "cluster.cu")
+SOURCE = "\n".join((Path(__file__).parent / part).read_text() for part in PARTS)
 OWN_BYTES = 12 * 1024
 """Static shared memory: sums, and the tokens at the end of a search."""
 MAX_CLUSTER = 8

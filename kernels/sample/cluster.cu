@@ -1,18 +1,8 @@
-"""Device code of `cluster`: a row in the shared memory of CLUSTER CTAs; thresholds, ties and race are found there.
+// Device code of `cluster`: a row in the shared memory of CLUSTER CTAs; thresholds, ties and race are found there.
+//
+// CUDA C++, compiled per config by macros: CLUSTER, THREADS, ELEMENT (4: fp32, 2: bf16, 1: fp16), BYTES of a load, EDITS
+// (1: there may be edits or a mask), TOP_N.
 
-CUDA C++, compiled per config by macros: CLUSTER, THREADS, ELEMENT (4: fp32, 2: bf16, 1: fp16), BYTES of a load, EDITS
-(1: there may be edits or a mask), TOP_N.
-"""
-
-from __future__ import annotations
-
-from rooflab.kernels.sample._cluster_cut import SOURCE as CUT
-from rooflab.kernels.sample._cluster_sums import SOURCE as SUMS
-
-SOURCE = (
-    SUMS
-    + CUT
-    + r"""
 // The largest and the least finite value.
 __device__ __forceinline__ void extremes(Shared& shared, int& turn, Row& row) {
     float ends[2] = {NEVER, NEVER};
@@ -254,5 +244,3 @@ sample(const T* logits, const float* temperatures, const int* top_ks, const floa
     // No CTA exits while another CTA reads its memory.
     if (CLUSTER > 1) barrier();
 }
-"""
-)

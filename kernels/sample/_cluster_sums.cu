@@ -1,8 +1,5 @@
-"""Device code that `cluster` begins with: loads, order-preserving keys, and sums over a cluster in a fixed order."""
+// Device code that `cluster` begins with: loads, order-preserving keys, and sums over a cluster in a fixed order.
 
-from __future__ import annotations
-
-SOURCE = r"""
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -127,4 +124,3 @@ template <bool MAX, int N> __device__ __forceinline__ void combine(Shared& share
     for (int n = 0; n < N; ++n) value[n] = shared.total[n];
     turn ^= 1;
 }
-"""

@@ -1,13 +1,9 @@
-"""Device code of the `cluster` rungs of norms, softmax and gated activations: a row is read once, into registers.
+// Device code of the `cluster` rungs of norms, softmax and gated activations: a row is read once, into registers.
+//
+// CUDA C++, compiled per config by macros.  LANES threads of each of CLUSTER CTAs share a row, and a CTA has ROWS rows;
+// a thread holds VECTORS vectors of 16 bytes of each input.  Sums meet in a warp, a CTA and a cluster, always in the same
+// order.  With PERSISTENT a CTA goes on to further rows, and asks for the next one before it works on the one it has.
 
-CUDA C++, compiled per config by macros.  LANES threads of each of CLUSTER CTAs share a row, and a CTA has ROWS rows;
-a thread holds VECTORS vectors of 16 bytes of each input.  Sums meet in a warp, a CTA and a cluster, always in the same
-order.  With PERSISTENT a CTA goes on to further rows, and asks for the next one before it works on the one it has.
-"""
-
-from __future__ import annotations
-
-SOURCE = r"""
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -317,4 +313,3 @@ rows(const T* x, const T* second, const T* weight, const T* bias, Out* out, T* s
     // No CTA exits while another CTA reads its sums.
     if constexpr (CLUSTERED) cluster_barrier();
 }
-"""

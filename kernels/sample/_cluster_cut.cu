@@ -1,8 +1,5 @@
-"""Device code of `cluster`: a row's threshold, what lies above it, and the last tie that is taken."""
+// Device code of `cluster`: a row's threshold, what lies above it, and the last tie that is taken.
 
-from __future__ import annotations
-
-SOURCE = r"""
 // What a thread knows of its row.
 struct Row {
     const float4* four;  // this CTA's part, -inf past its end
@@ -189,4 +186,3 @@ __device__ __forceinline__ float last_tie(Shared& shared, int& turn, const Row& 
     combine<true>(shared, turn, last);
     return last[0];
 }
-"""
