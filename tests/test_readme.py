@@ -19,6 +19,8 @@ from rooflab.bench.ab import pairs
 from rooflab.bench.lab import HEADER
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES
+from rooflab.roofline.architecture import PRESETS
+from rooflab.roofline.device import DEVICES
 
 assert project and folder and own_registry  # fixtures
 pytest_plugins = ["pytester"]
@@ -114,6 +116,13 @@ def test_the_emulation_it_shows_runs(capfd):
     assert torch.equal(out, 2 * x)
     assert "Bytes(hbm_read=416, hbm_write=416, global_read=400," in (printed := capfd.readouterr().out)
     assert printed.endswith(" ()\n"), "no race"
+
+
+def test_every_name_that_an_option_takes_is_on_one_page():
+    page = (ROOT / "docs/names.md").read_text()
+    suites = {suite for spec in registry.ops().values() for suite in spec.cases}
+    schemes = SCHEMES.keys() - {"fp16_fp32"}  # the page's own op brings it
+    assert {*DEVICES, *PRESETS, *suites, *schemes} - {*re.findall(r"`([^` ]+)`", page)} == set()
 
 
 def test_every_op_and_kernel_is_in_its_table():
