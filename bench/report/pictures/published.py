@@ -115,7 +115,7 @@ def _draw(axes: Axes, found: list[LibraryCurve]) -> None:
     axes.axhline(1.0, color=INK, linewidth=0.8, linestyle=(0, (6, 3)))
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_ylim(0, 1.3)
+    axes.set_ylim(0, 1.55)  # room for the names above the bound
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.grid(color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
