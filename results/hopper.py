@@ -39,7 +39,7 @@ from rooflab.roofline.plot import own_settings
 from rooflab.roofline.published import times_of
 
 HERE = Path(__file__).resolve().parent
-MEASURED, PREDICTED = "measured", "predicted over published"
+MEASURED, PREDICTED = "measured", "published over predicted"
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
 HEADS = "H=16,H_kv=16,D=128,causal=true"
 PAGES = "H=32,H_kv=8,D=128,block_size=16,ragged=false"
