@@ -32,7 +32,7 @@ MENU: dict[str, list[str]] = {
     "Kernels": ["kernels", "check", "bench", "emulate", "predict", "ab", "own_kernel", "own_op", "published"],
     "Engine": ["engine", "models", "serve", "latency"],
     "Numbers": ["card", "numbers", "limits", "results", "missed", "unmeasured", "rehearsal"],
-    "Reference": ["command_line", "python"],
+    "Reference": ["names", "command_line", "python"],
 }
 PUBLIC = {
     "rooflab.kernels.registry": ("register", "Kernel", "get_kernel"),

@@ -45,7 +45,7 @@ def chosen(records: Iterable[Record]) -> dict[str, dict[str, Record]]:
 @own_settings
 def drawn(found: dict[str, dict[str, Record]]) -> Figure:
     """A row for each op, a point for each kernel; the roof is at 100%."""
-    figure = Figure(figsize=(8.0, 0.34 * len(found) + 1.5), dpi=150, layout="constrained")
+    figure = Figure(figsize=(5.6, 0.34 * len(found) + 1.5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     for row, kernels in enumerate(found.values()):
         shares = {name: 100 * (record.bound_fraction or 0.0) for name, record in kernels.items()}
@@ -54,7 +54,7 @@ def drawn(found: dict[str, dict[str, Record]]) -> Figure:
             mark, colour = MARKS[name]
             axes.scatter(share, row, s=42, marker=mark, color=colour, zorder=2, label=name)
         if best := kernels.get("best kernel of Rooflab"):
-            axes.annotate(str(best.kernel), (shares["best kernel of Rooflab"], row), (6, 5), fontsize=7,
+            axes.annotate(str(best.kernel), (shares["best kernel of Rooflab"], row), (0, 5), fontsize=8, ha="center",
                           textcoords="offset points", color=MARKS["best kernel of Rooflab"][1])  # fmt: skip
     axes.set_xscale("log")
     axes.axvline(100, color="black", linewidth=1)
@@ -66,11 +66,10 @@ def drawn(found: dict[str, dict[str, Record]]) -> Figure:
     first = next(iter(next(iter(found.values())).values()))
     place = first.environment
     axes.set_xlabel(
-        f"share of the measured roof of {place['cores']} cores of {place['cpu']}, {first.scheme}, a cold cache"
+        f"share of the measured roof; {first.scheme}, a cold cache\n{place['cores']} cores of {place['cpu']}"
     )
-    axes.set_title(
-        "measured, on a CPU; no kernel has run on a GPU yet" if first.device == "cpu" else "measured", loc="left"
-    )
+    here = "measured, on a CPU; no kernel has run on a GPU yet" if first.device == "cpu" else "measured"
+    figure.suptitle(here, fontsize=11, x=0.01, ha="left")
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     names = [name for name in MARKS if name in once]

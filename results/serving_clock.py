@@ -24,7 +24,7 @@ from rooflab.bench.load.metrics import times_of
 from rooflab.bench.load.run import Plan
 from rooflab.bench.load.trace import Trace
 from rooflab.bench.records.plain import markdown_table
-from rooflab.bench.report.pictures.figures import INK, LOST, READ, new_figure, note, save
+from rooflab.bench.report.pictures.figures import INK, LOST, READ, WIDTH_IN, new_figure, note, save
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
@@ -110,13 +110,16 @@ def _between(rows: pd.DataFrame) -> int:
 @own_settings
 def draw(rows: pd.DataFrame, folder: Path) -> Path:
     """Writes the curves of the clock, with what was published as points, and returns the figure's path."""
-    figure = new_figure(15.0, 9.6)
+    across = 2  # models beside each other: four would be too small on a phone
+    figure = new_figure(1.2 * WIDTH_IN, 16.0)
     figure.suptitle(
-        "Llama-3.1 on H100s: our scheduler on a clock (lines), and servers that others measured (points)",
-        fontsize=13, weight="bold", x=0.01, ha="left",
+        "Llama-3.1 on H100s: our scheduler on a clock (lines),\nand servers that others measured (points)",
+        fontsize=11, weight="bold", x=0.01, ha="left",
     )  # fmt: skip
-    grid = figure.subplots(len(FIGURES), len(DRAWN), squeeze=False)
-    for column, (model, gpus) in enumerate(DRAWN):
+    panels = figure.subplots(len(FIGURES) * len(DRAWN) // across, across)
+    for place, (model, gpus) in enumerate(DRAWN):
+        column, top = place % across, place // across * len(FIGURES)
+        grid = panels[top : top + len(FIGURES)]
         own = rows[(rows.model == model) & (rows.gpus == gpus)]
         first = own.iloc[0]
         lengths = sorted(set(zip(own.prompt, own.output, strict=True)))
@@ -131,8 +134,8 @@ def draw(rows: pd.DataFrame, folder: Path) -> Path:
                         part.requests, part.apart_ttft_ms, part[f"clock_{name}"], color=colour, alpha=0.12
                     )
             off = own[f"clock_{name}"] / own[name] - 1
-            text = f"clock {off.median():+.0%} (median), within 20% in {(off.abs() <= CLOSE).sum()} of {len(off)}"
-            text = f"within 20% of the range in {_between(own)} of {len(own)}" if name == "ttft_ms" else text
+            text = f"clock {off.median():+.0%}; within 20% in {(off.abs() <= CLOSE).sum()} of {len(off)}"
+            text = f"in 20% of the range in {_between(own)} of {len(own)}" if name == "ttft_ms" else text
             axes.set_title(text, fontsize=9, loc="left")
             axes.set_xscale("log", base=2)
             axes.set_xticks(sorted(set(own.requests)), sorted(set(own.requests)))
@@ -140,14 +143,15 @@ def draw(rows: pd.DataFrame, folder: Path) -> Path:
             axes.set_ylim(bottom=None if name == "ttft_ms" else 0)
             axes.set_ylabel("" if column else label, fontsize=9)
             axes.spines[["top", "right"]].set_visible(False)
-        head = f"{model}, {gpus} x H100 SXM\n{first['dtype']}; measured: {first['engine']}"
-        grid[0, column].annotate(head, (0, 1.12), xycoords="axes fraction", fontsize=10, weight="bold")
-        grid[0, column].legend(fontsize=8, frameon=False)
+        head = f"{model}, {gpus} x H100 SXM\n{first['dtype']}; measured:\n{first['engine']}"
+        grid[0, column].annotate(head, (0, 1.13), xycoords="axes fraction", fontsize=9, weight="bold")
+        grid[-1, column].legend(fontsize=8, frameon=False, loc="upper left")
         grid[-1, column].set_xlabel("requests in flight", fontsize=9)
     note(figure, [
         "Lines: step times are the sums of published times of vLLM 0.24's kernels and of all-reduce; no time of the "
-        "host. Bands: TTFT from requests that begin apart to such that begin together. Points: measurements in "
-        "aiconfigurator-core 0.12.0; their tokens/s follow from both times. Nothing was measured by Rooflab.",
+        "host. Above a panel: the median error over all rows. Bands: TTFT from requests that begin apart to such that "
+        "begin together. Points: measurements in aiconfigurator-core 0.12.0; their tokens/s follow from both times. "
+        "Nothing was measured by Rooflab.",
     ])  # fmt: skip
     return save(figure, folder / "serving_clock.png")
 

@@ -1,4 +1,4 @@
-"""The wheel holds the tree and leaves other projects alone; command lines in workflows and README are ones we take."""
+"""The wheel holds the tree and leaves other projects alone; command lines in workflows are ones we take."""
 
 from __future__ import annotations
 
@@ -122,16 +122,6 @@ def test_commands_in_workflows_are_ones_that_we_take(file):
         for words in commands(script):
             command = typer.main.get_command(app).commands[words[0]]
             command.make_context(words[0], words[1:])  # parses, and runs nothing
-
-
-def test_commands_in_the_readme_are_ones_that_we_take():
-    text = "".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
-    lines = re.findall(r"^(?:\.venv/bin/)?rooflab (.*)$", re.sub(r"\\\n\s*", "", text), re.MULTILINE)
-    assert len(lines) > 20
-    for words in (shlex.split(line, comments=True) for line in lines):
-        command = typer.main.get_command(app).commands[words[0]]
-        given = command.make_context(words[0], words[1:]).params
-        assert words[0] != "ab" or len(given["records"] or ()) in (0, 2), "--records takes one each"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import sys
 import pytest
 import torch
 from commands_in_process import run_command
+from matplotlib.text import Text
 from torch.profiler import profile
 
 from rooflab.bench.emulate import calls as emulated_calls
@@ -305,3 +306,11 @@ def test_the_traffic_of_naive_is_what_torchs_calls_move(scheme):
         assert traffic.launches == len(calls)
         assert traffic.read_bytes == pytest.approx(sum(call.hbm_read for call in calls), rel=2e-3)
         assert traffic.write_bytes == pytest.approx(sum(call.hbm_write for call in calls), rel=2e-3)
+
+
+def test_the_powers_of_ten_of_an_axis_are_drawn_as_powers(tmp_path):
+    figure = figures.new_figure(4, 3)
+    figure.subplots().loglog([1, 1000], [1, 1000])
+    figures.save(figure, tmp_path / "x.png")
+    powers = [text for text in figure.findobj(Text) if "mathdefault" in text.get_text()]
+    assert powers and all(text.get_parse_math() for text in powers)

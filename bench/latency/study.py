@@ -11,8 +11,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, Literal, get_args
 
+from matplotlib.ticker import LogLocator, NullFormatter
+
 from rooflab.bench.latency.step_model import KernelTimes
-from rooflab.bench.report.pictures.figures import INK, LOST, READ, WRITTEN, new_figure, note, save
+from rooflab.bench.report.pictures.figures import INK, LOST, READ, WIDTH_IN, WRITTEN, new_figure, note, save
 from rooflab.engine.llm import LLM
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
@@ -64,10 +66,9 @@ class Study:
     def draw(self, folder: Path) -> Path:
         """Writes the figure, and returns its path."""
         panels = sorted({curve.panel for curve in self.curves})
-        width = 4.8 * len(panels) if len(panels) > 1 else 6.0
-        figure = new_figure(width, 3.8)
-        figure.suptitle(fill(self.claim, int(9.5 * width)), fontsize=11, weight="bold", x=0.01, ha="left")
-        for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        figure = new_figure(WIDTH_IN, 1.0 + 3.3 * len(panels))
+        figure.suptitle(fill(self.claim, int(9 * WIDTH_IN)), fontsize=11, weight="bold", x=0.01, ha="left")
+        for axes, panel in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
             own = [curve for curve in self.curves if curve.panel == panel]
             names = list(dict.fromkeys(curve.name.removesuffix(", predicted") for curve in own))
             for curve in own:
@@ -83,9 +84,13 @@ class Study:
             if self.log:
                 axes.set_xscale("log", base=2)
                 axes.set_yscale("log")
+                axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.yaxis.set_minor_formatter(NullFormatter())
+                for axis in (axes.xaxis, axes.yaxis):
+                    axis.set_major_formatter("{x:,g}")
             else:
-                axes.set_ylim(bottom=0)
-            axes.legend(fontsize=8, frameon=False)
+                axes.set_ylim(0, 1.08 * axes.dataLim.ymax)
+            axes.legend(fontsize=9, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.45, -0.18))
         note(figure, [f"{self.verdict}: {self.number}", self.about])
         return save(figure, folder / f"{self.name}.png")
 

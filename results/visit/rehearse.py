@@ -34,6 +34,8 @@ BESIDE = (
 )  # fmt: skip
 """What else is there; not gguf, plotly, junitparser, fastapi, uvicorn, pyzmq, ray or openai."""
 PLAN = "results/bars/plan.json"
+CELL = 160
+"""Characters of a cell of the table."""
 PYTEST = ("-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider")
 
 
@@ -62,7 +64,7 @@ STEPS = (
          (*PYTEST, "tests/test_cuda.py", "tests/test_capturable.py", "tests/test_pdl.py"), 900),
     Step("every kernel compiles for sm_90a, spills in no loop, and is what its ladder claims",
          (*PYTEST, "tests/test_compile.py"), 1800),
-    Step("everything that the bars launch compiles", ("-m", "rooflab.bench.suite.ahead", PLAN), 1200),
+    Step("everything that the targets launch compiles", ("-m", "rooflab.bench.suite.ahead", PLAN), 1200),
     Step("all cases of all checks and of all models compile", ("-m", "rooflab.bench.suite.ahead"), 3000),
 )  # fmt: skip
 
@@ -115,10 +117,21 @@ def run(step: Step, python: Path, tree: Path, place: Path) -> dict[str, str]:
         for line in said
         if re.match(r"FAILED|ERROR|.*(passed|failed|selected|tests collected|.* s of a core)", line)
     ]
-    last = " ".join(" / ".join((notable or said)[-6:]).split())[:400].replace("|", "\\|")
+    last = _end_of(notable or said).replace("|", "\\|")
     command = " ".join(("python", *step.words))
     print(f"{time.monotonic() - began:6.0f} s  {how}  {step.shows}: {last}", flush=True)
     return {"shows": step.shows, "command": command, "s": f"{time.monotonic() - began:.0f}", "how": how, "said": last}
+
+
+def _end_of(lines: list[str]) -> str:
+    """The last lines with a word in them, whole, as many as fit in a cell; a longer one is cut at a word."""
+    found: list[str] = []
+    for line in (" ".join(line.split()) for line in reversed(lines) if re.search("[A-Za-z]", line)):
+        if found and len(" / ".join([line, *found])) > CELL:
+            break
+        found.insert(0, line)
+    text = " / ".join(found)
+    return text if len(text) <= CELL else f"{text[: CELL - 1].rpartition(' ')[0]} …"
 
 
 def main() -> None:

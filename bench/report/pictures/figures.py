@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from textwrap import wrap
+from textwrap import fill, wrap
 from typing import Any, NamedTuple
 
 from matplotlib import colormaps
@@ -33,6 +33,8 @@ from rooflab.roofline.plot import own_settings
 READ, WRITTEN, LOST, INK, PALE = "#0072b2", "#e69f00", "#d55e00", "#333333", "#8a8a8a"
 """Colours of Okabe and Ito, and two greys."""
 DPI = 130
+WIDTH_IN = 5.6
+"""Of a figure whose panels stand one below the other: on a phone, 358 pixels wide, 9 points are 8 pixels high."""
 NOTE_CHARACTERS_PER_INCH = 17
 """At the font size of the notes."""
 
@@ -46,6 +48,7 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 
 def save(figure: Figure, path: Path) -> Path:
     """Writes a PNG atomically, without date and version; in a name, `$` is no formula."""
+    figure.draw_without_rendering()  # an axis writes its numbers only now
     for text in figure.findobj(Text):
         text.set_parse_math("mathdefault" in text.get_text())  # an axis writes its powers of ten so
         text.set_text(visible(text.get_text(), keep="\n"))
@@ -67,7 +70,7 @@ def note(figure: Figure, texts: Sequence[str]) -> None:
 
 
 MEGA, KILO = 1e6, 1e3
-ROOM = 1.5
+ROOM = 2.3
 """Length of an axis over its longest bar, to leave room for the text behind the bar."""
 LEVEL_NOTES = (
     "Compiled kernels: counted in the emulator, which ran all of the sm_90a code and compared its values. HBM: each "
@@ -146,33 +149,26 @@ def draw_levels(records: Sequence[Record], folder: Path) -> Path:
         raise ValueError(f"records: expected those of one op, case and scheme, got {len(about)}")
     panels = panels_of(records)
     first = records[0]
-    figure = new_figure(9.6, 1.7 + len(panels) * (0.42 + 0.27 * len(records)))
-    figure.suptitle(
-        f"{first.op}: bytes moved at each level of memory, no kernel timed",
-        fontsize=13,
-        weight="bold",
-        x=0.01,
-        ha="left",
-    )
+    figure = new_figure(WIDTH_IN, 3.0 + len(panels) * (0.42 + 0.27 * len(records)))
+    _title(figure, f"{first.op}: bytes moved at each level of memory, no kernel timed")
     rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axes, panel in zip(rows, panels, strict=True):
         _draw_panel(axes, panel, [str(record.kernel) for record in records])
     least = (first.least_bytes or 0.0) / MEGA
     rows[0].axvline(least, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
-    rows[0].set_title(
-        f"{first.case_id}, {first.scheme}; the op needs {three_digits(least)} MB (dashed)",
-        fontsize=8.5,
-        loc="right",
-        color=INK,
-    )
     patches = [Patch(color=READ, label="read"), Patch(color=WRITTEN, label="written")]
     if any(part.hatched for panel in panels for bar in panel.bars for part in bar.parts):
         patches.append(Patch(facecolor="white", edgecolor=READ, hatch="////", label="read, modelled"))
     if any(part.colour == LOST for panel in panels for bar in panel.bars for part in bar.parts):
         patches.append(Patch(color=LOST, label="lost to bank conflicts"))
     rows[1].legend(handles=patches, fontsize=8.5, loc="lower right", frameon=False)
-    note(figure, [*LEVEL_NOTES, f"{where(first)} Numbers in {first.run_id}.jsonl."])
+    about_case = f"{first.case_id}, {first.scheme}; the op needs {three_digits(least)} MB (dashed)."
+    note(figure, [about_case, *LEVEL_NOTES, f"{where(first)} Numbers in {first.run_id}.jsonl."])
     return save(figure, folder / f"bytes-{first.op}.png")
+
+
+def _title(figure: Figure, text: str) -> None:
+    figure.suptitle(fill(text, int(9 * figure.get_figwidth())), fontsize=11, weight="bold", x=0.01, ha="left")
 
 
 def _draw_panel(axes: Any, panel: Panel, names: Sequence[str]) -> None:
@@ -188,9 +184,9 @@ def _draw_panel(axes: Any, panel: Panel, names: Sequence[str]) -> None:
     axes.set_yticks(range(len(names)), names, fontsize=9)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_title(f"{panel.title} ({panel.unit})", fontsize=10, loc="left", weight="bold")
-    axes.tick_params(axis="x", labelsize=7.5)
+    axes.tick_params(axis="x", labelsize=9)
     axes.xaxis.set_major_formatter("{x:,g}")
-    axes.locator_params(axis="x", nbins=6)
+    axes.locator_params(axis="x", nbins=4)
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -210,10 +206,9 @@ def draw_schedules(
     """Writes `schedule-flash_attention.png` and returns its path.  Raises `ValueError` if there is no schedule."""
     if not schedules:
         raise ValueError("schedules: expected at least one, got none")
-    figure = new_figure(9.6, 1.5 + 2.15 * len(schedules))
+    figure = new_figure(WIDTH_IN, 2.6 + 2.15 * len(schedules))
     mask = "causal" if case["causal"] else "not causal"
-    title = f"Attention's tiles over {schedules[0].sms} SMs, {mask}: {SOURCES[schedules[0].basis]}"
-    figure.suptitle(title, fontsize=13, weight="bold", x=0.01, ha="left")
+    _title(figure, f"Attention's tiles over {schedules[0].sms} SMs, {mask}: {SOURCES[schedules[0].basis]}")
     alike = len({schedule.unit for schedule in schedules}) == 1
     rows = figure.subplots(len(schedules), 1, squeeze=False, sharex=alike)[:, 0]
     longest = max(tile.work for schedule in schedules for tile in schedule.tiles)
@@ -222,13 +217,11 @@ def draw_schedules(
         _draw_schedule(axes, schedule, colours)
         if not alike or axes is rows[-1]:
             axes.set_xlabel(schedule.unit, fontsize=9)
-    rows[0].text(
-        1.0, 1.02, f"{case.id}, {scheme.name}", transform=rows[0].transAxes, fontsize=8.5, color=INK, ha="right"
-    )
     bar = figure.colorbar(colours, ax=list(rows), fraction=0.025, pad=0.01, aspect=45)
     bar.set_label("blocks of 128 x 128 scores of the tile", fontsize=8.5)
     bar.ax.tick_params(labelsize=8)
-    notes = [SCHEDULE_NOTES[basis] for basis in dict.fromkeys(schedule.basis for schedule in schedules)]
+    notes = [f"{case.id}, {scheme.name}."]
+    notes += [SCHEDULE_NOTES[basis] for basis in dict.fromkeys(schedule.basis for schedule in schedules)]
     notes.append(f"Dashed: the mean of all SMs, where perfect balance ends. {where(environment)}")
     note(figure, notes)
     return save(figure, folder / "schedule-flash_attention.png")

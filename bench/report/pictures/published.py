@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
+from textwrap import fill
 
 from matplotlib.axes import Axes
 
-from rooflab.bench.report.pictures.figures import INK, LOST, PALE, READ, WRITTEN, new_figure, note, save
+from rooflab.bench.report.pictures.figures import INK, LOST, PALE, READ, WIDTH_IN, WRITTEN, new_figure, note, save
 from rooflab.roofline.plot import own_settings
 from rooflab.roofline.published import Table, committed
 
@@ -88,18 +89,18 @@ def _attention(table: Table, batch: int) -> dict[int, tuple[float, float, float]
 def draw_published(gpu: str, folder: Path) -> Path:
     """Draws both panels as `published-GPU.png` in `folder`.  Raises `ValueError` as `curves` does."""
     found = curves(gpu)
-    figure = new_figure(12.0, 4.9)
-    left, right = figure.subplots(1, 2, sharey=True)
+    figure = new_figure(WIDTH_IN, 8.6)
+    upper, lower = figure.subplots(2, 1)
     for axes, panel, label in (
-        (left, "products", f"tokens (M); products with N and K of {LEAST:,} and more: median, p10 to p90"),
-        (right, "attention", "context, tokens; 32 query heads, 8 of keys and values, 128 columns, bf16"),
+        (upper, "products", f"tokens (M); GEMMs with N and K of {LEAST:,} and more: median, p10 to p90"),
+        (lower, "attention", "context, tokens; 32 query heads, 8 KV heads, head dim 128, bf16"),
     ):
         _draw(axes, [curve for curve in found if curve.panel == panel])
         axes.set_xlabel(label, fontsize=9)
-    left.set_ylabel("published: bound over time")
+        axes.set_ylabel("published: bound over time", fontsize=9)
     source = next(table for table in committed() if table.gpu == gpu and table.framework == "vllm")
     title = f"{source.device}: what published kernels reach of the data sheet's bound"
-    figure.suptitle(title, fontsize=12, weight="bold", x=0.01, ha="left")
+    figure.suptitle(fill(title, int(9 * WIDTH_IN)), fontsize=11, weight="bold", x=0.01, ha="left")
     name = f"{source.framework} {source.version}, published in {source.source.partition(',')[0]}"
     note(figure, [f"{name} ({source.licence}): {source.timing}.", NOTE])
     return save(figure, folder / f"published-{gpu}.png")
@@ -114,7 +115,7 @@ def _draw(axes: Axes, found: list[LibraryCurve]) -> None:
     axes.axhline(1.0, color=INK, linewidth=0.8, linestyle=(0, (6, 3)))
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_ylim(0, 1.3)
+    axes.set_ylim(0, 1.55)  # room for the names above the bound
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.grid(color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
