@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
-from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -36,11 +36,7 @@ def gemm(
 
     `precision`: how a kernel may round fp32 operands: `ieee` (not at all) or `tf32`.  It changes nothing here.
     """
-    check_precision(a, precision)
-    if bias is not None:
-        check_shape("bias", bias, b.shape[1])
-    if residual is not None:
-        check_shape("residual", residual, a.shape[0], b.shape[1])
+    CONTRACT.check({"a": a, "b": b, "bias": bias, "residual": residual, "precision": precision})
     product = a.double() @ b.double()
     for addend in (bias, residual):
         if addend is not None:
@@ -48,8 +44,9 @@ def gemm(
     return product
 
 
-def check_precision(a: torch.Tensor, precision: str) -> None:
+def rules(given: Given, dims: Dims) -> None:
     """Raises `ValueError` unless `precision` is `ieee`, or `tf32` with fp32 operands."""
+    a, precision = given["a"], given.get("precision", "ieee")
     if precision not in ("ieee", "tf32"):
         raise ValueError(f"precision: expected ieee or tf32, got {precision!r}")
     if precision == "tf32" and a.dtype != torch.float32:
@@ -144,9 +141,22 @@ def _drawn(equal: str, **values: Any) -> Case:
     return Case(**values | dict.fromkeys(equal, values[equal[:1] or "M"]))
 
 
+CONTRACT = Contract(
+    {
+        "a": Argument("M K", FLOATS, "any"),
+        "b": Argument("K N", "a", "any"),
+        "bias": Argument("N", "a", optional=True),
+        "residual": Argument("M N", "a", optional=True),
+    },
+    {"c": Result("M N", "a")},
+    rules=rules,
+    scheme=lambda given: "tf32" if given.get("precision") == "tf32" else DTYPE_NAMES[given["a"].dtype],
+    case=lambda given: {"residual": given.get("residual") is not None},
+)
 SPEC = OpSpec(
     name="gemm",
     reference=gemm,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("c",),

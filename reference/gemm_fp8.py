@@ -12,9 +12,10 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.contract import ANY_SHAPE, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.rows import LEAST_SCALE
-from rooflab.reference.rules import check_dtype, check_shape
+from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -78,39 +79,21 @@ def gemm_fp8(
     `fast_accum` lets a kernel sum all of K in Hopper's short fp8 accumulator, like `use_fast_accum` of
     `torch._scaled_mm`; it changes nothing here.
     """
-    check_operands(a, b, a_scale, b_scale, bias)
+    CONTRACT.check({"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "bias": bias})
     product = dequantize_fp8(a, a_scale, (1, GROUP)) @ dequantize_fp8(b, b_scale, (GROUP, GROUP))
     return product if bias is None else product + bias.double()
 
 
-def check_operands(
-    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None = None
-) -> tuple[int, int, int]:
-    """M, N and K.
-
-    Raises `ValueError` unless a is (M, K) and b (K, N), e4m3, bias (N,) bf16, and the scales fp32: one element each,
-    or (M, ceil(K / 128)) and (ceil(K / 128), ceil(N / 128)).
-    """
-    check_shape("a", a, None, None)
-    M, K = a.shape
-    check_shape("b", b, K, None)
-    N = b.shape[1]
-    for name, tensor in (("a", a), ("b", b)):
-        check_dtype(name, tensor, E4M3)
-    for name, tensor in (("a_scale", a_scale), ("b_scale", b_scale)):
-        check_dtype(name, tensor, torch.float32)
-    if a_scale.ndim == 2:
-        groups = -(-K // GROUP)
-        check_shape("a_scale", a_scale, M, groups)
-        check_shape("b_scale", b_scale, groups, -(-N // GROUP))
-    else:
-        for name, tensor in (("a_scale", a_scale), ("b_scale", b_scale)):
-            if tensor.ndim > 1 or tensor.numel() != 1:
-                raise ValueError(f"{name}: expected one element, shape () or (1,), got {tuple(tensor.shape)}")
-    if bias is not None:
-        check_shape("bias", bias, N)
-        check_dtype("bias", bias, torch.bfloat16)
-    return M, N, K
+def rules(given: Given, dims: Dims) -> None:
+    """Raises `ValueError` unless the scales are one element each, or those of blocks."""
+    if given["a_scale"].ndim == 2:
+        groups = -(-dims["K"] // GROUP)
+        check_shape("a_scale", given["a_scale"], dims["M"], groups)
+        check_shape("b_scale", given["b_scale"], groups, -(-dims["N"] // GROUP))
+        return
+    for name in ("a_scale", "b_scale"):
+        if given[name].ndim > 1 or given[name].numel() != 1:
+            raise ValueError(f"{name}: expected one element, shape () or (1,), got {tuple(given[name].shape)}")
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
@@ -219,9 +202,22 @@ LLAMA3_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 DEEPSEEK_V3 = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
 """(N, K) of the dense products for which DeepGEMM publishes figures."""
 
+CONTRACT = Contract(
+    {
+        "a": Argument("M K", (E4M3,), "any"),
+        "b": Argument("K N", (E4M3,), "any"),
+        "a_scale": Argument(ANY_SHAPE, (torch.float32,), "any"),
+        "b_scale": Argument(ANY_SHAPE, (torch.float32,), "any"),
+        "bias": Argument("N", (torch.bfloat16,), optional=True),
+    },
+    {"c": Result("M N", torch.bfloat16)},
+    rules=rules,
+    scheme=lambda given: "fp8_e4m3",
+)
 SPEC = OpSpec(
     name="gemm_fp8",
     reference=gemm_fp8,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("c",),

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import turned
-from rooflab.reference.rules import check_offsets, check_shape
+from rooflab.reference.rules import check_offsets
 from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -35,21 +36,18 @@ def gemm_grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tor
 
     a: (T, K), rows sorted by expert; b: (E, K, N); offsets: (E + 1,) int32 from 0 to T, not falling; returns (T, N).
     """
-    check_shapes(a, b, offsets)
-    check_offsets("offsets", offsets, len(a))
+    dims = CONTRACT.check({"a": a, "b": b, "offsets": offsets})
+    check_offsets("offsets", offsets, dims["T"])
     out = torch.zeros(a.shape[0], b.shape[2], dtype=torch.float64, device=a.device)
     for expert, rows in _groups(offsets):
         out[rows] = a[rows].double() @ b[expert].double()
     return out
 
 
-def check_shapes(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> None:
-    """Raises `ValueError` unless a is (T, K), b (E, K, N) with an expert if there are rows, and offsets (E + 1,)."""
-    check_shape("a", a, None, None)
-    check_shape("b", b, None, a.shape[1], None)
-    if len(a) and not len(b):
-        raise ValueError(f"b: expected an expert for the {len(a)} rows of a, got none")
-    check_shape("offsets", offsets, len(b) + 1)
+def rules(given: Given, dims: Dims) -> None:
+    """Raises `ValueError` on rows without an expert."""
+    if dims["T"] and not dims["E"]:
+        raise ValueError(f"b: expected an expert for the {dims['T']} rows of a, got none")
 
 
 def route(T: int, top_k: int, E: int, skew: float, seed: int) -> torch.Tensor:
@@ -140,9 +138,20 @@ MIXTRAL = ((28672, 4096), (4096, 14336))
 QWEN3_30B = ((1536, 2048), (2048, 768))
 """(N, K) of gate|up in one product, and of down."""
 
+CONTRACT = Contract(
+    {
+        "a": Argument("T K", FLOATS, "any"),
+        "b": Argument("E K N", "a", "any"),
+        "offsets": Argument("E+1", (torch.int32,), "contiguous"),
+    },
+    {"out": Result("T N", "a")},
+    rules=rules,
+    bounds=lambda given, dims: check_offsets("offsets", given["offsets"], dims["T"]),
+)
 SPEC = OpSpec(
     name="gemm_grouped",
     reference=gemm_grouped,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("out",),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.contract import FLOATS, Argument, Contract, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
@@ -35,6 +36,7 @@ def _gate_and_up(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 def gemm_silu_and_mul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """silu(a gate) * (a up) in fp64.  a: (M, K); b: (K, 2 I), gate's columns before up's; returns (M, I)."""
+    CONTRACT.check({"a": a, "b": b})
     gate, up = _gate_and_up(a, b)
     return gate / (1.0 + torch.exp(-gate)) * up
 
@@ -113,9 +115,13 @@ def _cases(I: int, K: int, *M_values: int) -> tuple[Case, ...]:
     return tuple(Case(M=M, I=I, K=K, layout="NT") for M in M_values)
 
 
+CONTRACT = Contract(
+    {"a": Argument("M K", FLOATS, "any"), "b": Argument("K 2I", "a", "any")}, {"out": Result("M I", "a")}
+)
 SPEC = OpSpec(
     name="gemm_silu_and_mul",
     reference=gemm_silu_and_mul,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("out",),

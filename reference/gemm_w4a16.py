@@ -13,11 +13,11 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.gemm_w8a16 import within
 from rooflab.reference.quantization import INT4_MAX, INT4_ZERO, dequantize_int4, quantize_int4, spread
 from rooflab.reference.rows import of_size
-from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -39,6 +39,13 @@ def group_size(K: int, groups: int) -> int:
     raise ValueError(f"scale: expected a scale for each 32, 64 or 128 of K={K}, got {groups} groups")
 
 
+def rules(given: Given, dims: Dims) -> None:
+    """Raises `ValueError` on an odd K, and if no group fits."""
+    if dims["K"] % 2:
+        raise ValueError(f"a: expected an even K, for two codes a byte, got {dims['K']}")
+    group_size(dims["K"], dims["G"])
+
+
 def gemm_w4a16(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -51,10 +58,7 @@ def gemm_w4a16(
     a: (M, K) bf16; b: (N, K/2) uint8; scale: (N, ceil(K / group)); zero: uint8 of that shape, or None for 8; bias: (N,)
     bf16; returns (M, N).
     """
-    check_shape("scale", scale, len(b), None)
-    for name, tensor, shape in (("zero", zero, scale.shape), ("bias", bias, (len(b),))):
-        if tensor is not None:
-            check_shape(name, tensor, *shape)
+    CONTRACT.check({"a": a, "b": b, "scale": scale, "zero": zero, "bias": bias})
     group = group_size(a.shape[1], scale.shape[1])
     product = a.double() @ dequantize_int4(b, scale, zero, group=group).mT
     return product if bias is None else product + bias.double()
@@ -145,9 +149,23 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int, zeros: bool = Fal
 
 LLAMA3_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 
+CONTRACT = Contract(
+    {
+        "a": Argument("M K", (torch.bfloat16,), "any"),
+        "scale": Argument("N G", FLOATS, "any"),
+        "zero": Argument("N G", (torch.uint8,), "any", optional=True),
+        "b": Argument("N K/2", (torch.uint8,), "any"),
+        "bias": Argument("N", (torch.bfloat16,), optional=True),
+    },
+    {"c": Result("M N", torch.bfloat16)},
+    rules=rules,
+    scheme=lambda given: f"w4a16_g{group_size(given['a'].shape[1], given['scale'].shape[1])}",
+    case=lambda given: {"zeros": given["zero"] is not None},
+)
 SPEC = OpSpec(
     name="gemm_w4a16",
     reference=gemm_w4a16,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("c",),

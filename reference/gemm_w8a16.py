@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.contract import FLOATS, Argument, Contract, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.quantization import INT8_MAX, dequantize_int8, quantize_int8
 from rooflab.reference.rows import of_size
-from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -28,9 +28,7 @@ ROUNDED_WEIGHT_FACTOR = 3.5
 
 def gemm_w8a16(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """a (scale b) + bias in fp64.  a: (M, K) bf16; b: (K, N) int8; scale: (N,); bias: (N,) bf16; returns (M, N)."""
-    check_shape("scale", scale, b.shape[1])
-    if bias is not None:
-        check_shape("bias", bias, b.shape[1])
+    CONTRACT.check({"a": a, "b": b, "scale": scale, "bias": bias})
     product = a.double() @ dequantize_int8(b.mT, scale).mT
     return product if bias is None else product + bias.double()
 
@@ -112,9 +110,20 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ..
     return tuple(Case(M=M, N=N, K=K, bias=False) for M in M_values for N, K in pairs)
 
 
+CONTRACT = Contract(
+    {
+        "a": Argument("M K", (torch.bfloat16,), "any"),
+        "scale": Argument("N", FLOATS),
+        "b": Argument("K N", (torch.int8,), "any"),
+        "bias": Argument("N", (torch.bfloat16,), optional=True),
+    },
+    {"c": Result("M N", torch.bfloat16)},
+    scheme=lambda given: "w8a16",
+)
 SPEC = OpSpec(
     name="gemm_w8a16",
     reference=gemm_w8a16,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("c",),

@@ -85,15 +85,11 @@ def test_panels_are_enough_and_nobody_shares_one() -> None:
 @each(KERNELS)
 def test_refusals(kernel: Kernel) -> None:
     changes = [
-        ({"b": torch.ones(2, 5, 3)}, r"b: expected shape \(\*, 4, \*\), got \(2, 5, 3\)"),
         ({"b": torch.ones(0, 4, 3), "offsets": bounds()}, "b: expected an expert for the 2 rows of a, got none"),
-        ({"offsets": bounds(2)}, r"offsets: expected shape \(3\), got \(2,\)"),
-        ({"offsets": torch.zeros(6, dtype=torch.int32)[::2]}, "offsets: expected a contiguous tensor"),
-        ({"offsets": bounds(1, 2).to("meta")}, "offsets: expected a tensor on cpu, got meta"),
-        ({"out": torch.ones(3, 2)}, r"out: expected shape \(2, 3\), got \(3, 2\)"),
-        ({"out": torch.ones(3, 2).mT}, "out: expected stride 1"),
+        ({"offsets": bounds(1, 2).to("meta")}, "offsets: expected a tensor on cpu, got one on meta"),
+        ({"offsets": bounds(1, 1)}, "offsets: expected offsets from 0 to 2 that never fall, got"),
     ]
-    refuses(kernel.fn, lambda: {"a": torch.ones(2, 4), "b": torch.ones(2, 4, 3), "offsets": bounds(1, 2)}, changes)
+    refuses(kernel.fn, lambda: {"a": torch.ones(2, 4), "b": weights(2, 4, 4), "offsets": bounds(1, 2)}, changes)
 
 
 @each(TMA)

@@ -1,50 +1,38 @@
-"""Checks of the operands of all gemm kernels, and the traffic of those that read each operand once."""
+"""What the launchers of gemm share: the traffic of kernels that read each operand once, and strides."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import check_float, check_last_dim_contiguous
 from rooflab.kernels.registry import Arguments
-from rooflab.reference.gemm import check_precision
-from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 
-def check_operands(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-) -> tuple[int, int, int]:
-    """M, N and K.
-
-    Raises `ValueError` unless a is (M, K), b (K, N), bias (N,), residual (M, N), all of one float dtype, and
-    `precision` is `ieee`, or `tf32` with fp32 operands.
-    """
-    check_shape("a", a, None, None)
-    M, K = a.shape
-    check_shape("b", b, K, None)
-    N = b.shape[1]
-    check_float("a", a)
-    check_dtype("b", b, a.dtype)
-    if bias is not None:
-        check_shape("bias", bias, N)
-        check_dtype("bias", bias, a.dtype)
-        check_last_dim_contiguous("bias", bias)
-    if residual is not None:
-        check_shape("residual", residual, M, N)
-        check_dtype("residual", residual, a.dtype)
-        check_last_dim_contiguous("residual", residual)
-    check_precision(a, precision)
-    return M, N, K
-
-
 def traffic(inputs: Arguments) -> Traffic:
     """Every operand once: true of a GEMV, and nearly true of the best tile order."""
+    return panels_traffic(inputs, 0)
+
+
+def panels_traffic(inputs: Arguments, rows: int) -> Traffic:
+    """a once, and b once per `rows` rows of a, without reuse from L2; with 0 rows b once."""
     a, b = inputs.a, inputs.b
-    return Traffic(
-        read_bytes=nbytes(a, b, inputs.bias, inputs.residual), write_bytes=a.shape[0] * b.shape[1] * a.element_size()
-    )
+    M, N = a.shape[0], b.shape[1]
+    times = -(-M // rows) if rows else 1
+    read = nbytes(a, inputs.bias, getattr(inputs, "residual", None)) + times * b.nbytes
+    return Traffic(read, M * N * a.element_size())
+
+
+def row_stride(addend: Tensor | None) -> int:
+    """Elements from row to row of a residual; 0 without one."""
+    return 0 if addend is None else addend.stride(0)
+
+
+def epilogue_alone(of: Arguments) -> None:
+    """Writes bias + residual to c, for K = 0: `empty` of kernels that need a k."""
+    total = torch.zeros(of.c.shape, dtype=torch.float32, device=of.c.device)
+    for addend in (of.bias, getattr(of, "residual", None)):
+        if addend is not None:
+            total += addend
+    of.c.copy_(total)

@@ -17,7 +17,7 @@ def k_is_contiguous(operand: torch.Tensor, k_dim: int) -> bool:
     return operand.shape[k_dim] <= 1 or operand.stride(k_dim) == 1
 
 
-def row_stride(operand: torch.Tensor, row_dim: int) -> int:
+def weight_stride(operand: torch.Tensor, row_dim: int) -> int:
     """Elements from row to row; 0 for a single row, whose stride has no meaning."""
     return operand.stride(row_dim) if operand.shape[row_dim] > 1 else 0
 
@@ -34,7 +34,7 @@ def alignment_bytes(a: torch.Tensor, b: torch.Tensor, whole_k: bool) -> int:
     bits = VECTOR_BYTES
     for operand, row_dim in ((a, 0), (b, 1)):
         size = operand.element_size()
-        bits |= row_stride(operand, row_dim) * size | address_of(operand)
+        bits |= weight_stride(operand, row_dim) * size | address_of(operand)
         bits |= K * size if whole_k else 0
     return bits & -bits
 
@@ -42,9 +42,9 @@ def alignment_bytes(a: torch.Tensor, b: torch.Tensor, whole_k: bool) -> int:
 def not_transposed(a: torch.Tensor, b: torch.Tensor, instead: str) -> str | None:
     """Why a kernel refuses operands that are not contiguous along K, or None; `instead` is a kernel for them."""
     if not k_is_contiguous(a, 1):
-        return f"a must have stride 1 along K, got strides {a.stride()}; gemm/{instead} takes any"
+        return f"a: expected stride 1 along K, got strides {a.stride()}; gemm/{instead} takes any"
     if not k_is_contiguous(b, 0):
-        return f"b must be a transposed (N, K) weight, got strides {b.stride()}; gemm/{instead} takes any"
+        return f"b: expected a transposed (N, K) weight, got strides {b.stride()}; gemm/{instead} takes any"
     return None
 
 

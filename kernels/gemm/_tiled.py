@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,21 +9,16 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.configs import default_config
+from rooflab.kernels.gemm._operands import panels_traffic, row_stride
 from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import Footprint
-from rooflab.reference.spec import DTYPE_NAMES, Case, Scheme, nbytes
+from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 24
 """For pointers, masks and the loop counter, in addition to the accumulators."""
 WGMMA_ROWS = 64
 """Rows of a wgmma product; in smaller tiles warps multiply 16 rows by mma.sync."""
-
-
-def scheme_name(a: torch.Tensor, precision: str) -> str:
-    """The name of a launch's scheme, under which its config is looked up."""
-    return "tf32" if precision == "tf32" else DTYPE_NAMES[a.dtype]
 
 
 def by_fma(scheme: Scheme) -> bool:
@@ -64,31 +58,9 @@ def tile_footprint(
     )
 
 
-def grouped_traffic(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, group_rows: int
-) -> Traffic:
-    """a is read once, b once per `group_rows` rows of a, without reuse from L2."""
-    M, N = a.shape[0], b.shape[1]
-    return Traffic(
-        read_bytes=nbytes(a, bias, residual) + cdiv(M, group_rows) * nbytes(b), write_bytes=M * N * a.element_size()
-    )
-
-
-def traffic_of(kernel: str) -> Callable[..., Traffic]:
-    """The `traffic` of a kernel whose config has `block_m` and `group_m`: a once, b once per group of row panels."""
-
-    def traffic(inputs: Arguments) -> Traffic:
-        a, b, residual = inputs.a, inputs.b, inputs.residual
-        config = inputs.config or config_of(kernel, a, b, residual, inputs.precision)
-        return grouped_traffic(a, b, inputs.bias, residual, config.block_m * config.group_m)
-
-    return traffic
-
-
-def config_of(kernel: str, a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None, precision: str) -> Any:
-    """The config of a launch without one: tuned for this GPU, or the heuristic's."""
-    dims = {"M": a.shape[0], "N": b.shape[1], "K": a.shape[1], "residual": residual is not None}
-    return default_config("gemm", kernel, scheme_name(a, precision), a.device, **dims)
+def traffic(inputs: Arguments) -> Traffic:
+    """a once, b once per group of row panels, without reuse from L2."""
+    return panels_traffic(inputs, inputs.config.block_m * inputs.config.group_m)
 
 
 @triton.jit
@@ -145,3 +117,16 @@ def _gemm(
     mask = (rows < M)[:, None] & (columns < N)[None, :]
     out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
     tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def constants(of: Arguments) -> dict[str, Any]:
+    """What a launch compiles into the device code."""
+    has = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
+    return {**has, "PRECISION": of.precision, **of.config.launch_arguments}
+
+
+def by_pointers(of: Arguments) -> Any:
+    """Of a layout of `_gemm`: the grid, sizes and strides, and constants."""
+    (M, K), N, config = of.a.shape, of.b.shape[1], of.config
+    grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
+    return grid, (M, N, K, *of.a.stride(), *of.b.stride(), row_stride(of.residual), of.c.stride(0)), constants(of)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._layouts import layout_of
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of, unchecked_map
+from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, MapMaker, address_of, map_maker
 from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import Case, Scheme
 
@@ -30,7 +31,6 @@ minimum; with 1024 rows it would read 4224 columns."""
 class Stored(NamedTuple):
     """A matrix in memory as rows of contiguous elements."""
 
-    base: torch.Tensor
     rows: int
     columns: int
     stride: int
@@ -38,10 +38,11 @@ class Stored(NamedTuple):
     transposed: bool
     """Whether these rows are the operand's columns."""
 
-    def descriptor(self, rows: int, columns: int) -> TensorDescriptor:
-        """The tensor map for tiles of the operand, `rows` by `columns`."""
-        block = [columns, rows] if self.transposed else [rows, columns]
-        return unchecked_map(TensorDescriptor, self.base, [self.rows, self.columns], [self.stride, 1], block)
+    def map(self, rows: int, columns: int, kind: Any = TensorDescriptor, dtype: Any = None) -> MapMaker:
+        """Makes maps for tiles of the operand, `rows` by `columns`; Gluon's name the layout of a `dtype`."""
+        box = [columns, rows] if self.transposed else [rows, columns]
+        layout = () if dtype is None else (layout_of(tuple(box), dtype),)
+        return map_maker(kind, [self.rows, self.columns], [self.stride, 1], box, *layout)
 
 
 def stored_as(matrix: torch.Tensor, transposed: bool) -> Stored | None:
@@ -55,7 +56,7 @@ def stored_as(matrix: torch.Tensor, transposed: bool) -> Stored | None:
     neighbours = columns == 1 or matrix.stride(1 - row_dim) == 1
     aligned = address_of(matrix) % ALIGNMENT == 0 and stride * size % ALIGNMENT == 0
     if neighbours and aligned and stride >= columns and stride * size < STRIDE_LIMIT:
-        return Stored(matrix, rows, columns, stride, transposed)
+        return Stored(rows, columns, stride, transposed)
     return None
 
 
@@ -74,33 +75,28 @@ def _refusal(name: str, matrix: torch.Tensor, instead: str) -> str:
     )
 
 
-def why_not_operands(a: torch.Tensor, b: torch.Tensor, precision: str, instead: str) -> str | None:
-    """Why TMA and wgmma cannot take the operands, or None; `instead` is a kernel that takes any.
-
-    None also for operands that are not two matrices: the launcher's own checks refuse them.
-    """
-    if a.ndim != 2 or b.ndim != 2:
-        return None
+def why_not_operands(a: torch.Tensor, b: torch.Tensor, precision: str) -> str | None:
+    """Why TMA and wgmma cannot take the operands, or None."""
     wide = a.dtype == torch.float32
     if wide and precision != "tf32":
-        return f"precision: expected tf32 with torch.float32 operands, got {precision}; gemm/{instead} takes it"
+        return f"precision: expected tf32 with torch.float32 operands, got {precision}; gemm/pipelined takes it"
     if not a.numel() or not b.numel():
         return None
     for name, operand, k_dim in (("a", a, 1), ("b", b, 0)):
         matrix = stored(operand, k_dim)
         if matrix is None:
-            return _refusal(name, operand, instead)
+            return _refusal(name, operand, "pipelined")
         # wgmma reads 16-bit operands in both orders, wider operands only with K innermost (PTX ISA, wgmma.mma_async).
         if wide and matrix.transposed != (k_dim == 0):
             return f"{name}: expected stride 1 along K for wgmma in tf32, got strides {operand.stride()}; " + (
-                f"gemm/{instead} takes any"
+                "gemm/pipelined takes any"
             )
     return None
 
 
 def why_not_output(a: torch.Tensor, b: torch.Tensor, instead: str) -> str | None:
     """Why TMA cannot store a new tensor for a b, or None."""
-    if a.ndim != 2 or b.ndim != 2 or a.shape[0] == 1 or b.shape[1] * a.element_size() % ALIGNMENT == 0:
+    if a.shape[0] == 1 or b.shape[1] * a.element_size() % ALIGNMENT == 0:
         return None
     return (
         f"b: expected N of whole {ALIGNMENT} bytes, so that TMA can store the result's rows, got {b.shape[1]} columns "
@@ -110,7 +106,7 @@ def why_not_output(a: torch.Tensor, b: torch.Tensor, instead: str) -> str | None
 
 def why_not_residual(residual: torch.Tensor | None) -> str | None:
     """Why TMA cannot load the residual, or None."""
-    if residual is not None and residual.numel() and residual.ndim == 2 and stored_as(residual, False) is None:
+    if residual is not None and residual.numel() and stored_as(residual, False) is None:
         return (
             f"residual: expected an address and row stride of whole 16 bytes for TMA, got strides {residual.stride()}; "
             "gemm/pipelined takes any"
@@ -120,43 +116,33 @@ def why_not_residual(residual: torch.Tensor | None) -> str | None:
 
 def why_not_loaded(inputs: Arguments) -> str | None:
     """`unsupported` for a kernel that loads by TMA."""
-    return why_not_operands(inputs.a, inputs.b, inputs.precision, "pipelined")
+    return why_not_operands(inputs.a, inputs.b, inputs.precision)
 
 
 def why_not_loaded_and_stored(inputs: Arguments) -> str | None:
     """`unsupported` for a kernel that also stores by TMA."""
-    a, b = inputs.a, inputs.b
-    return why_not_operands(a, b, inputs.precision, "pipelined") or why_not_output(a, b, "tma")
+    return why_not_loaded(inputs) or why_not_output(inputs.a, inputs.b, "tma")
 
 
-def stored_operands(a: torch.Tensor, b: torch.Tensor, precision: str, instead: str) -> tuple[Stored, Stored]:
-    """Both operands for tensor maps.  Raises `ValueError` with the reason of `why_not_operands`."""
+def why_not_moved(inputs: Arguments) -> str | None:
+    """`unsupported` for a kernel that also loads the residual by TMA."""
+    a, b, residual = inputs.a, inputs.b, inputs.residual
+    return why_not_loaded(inputs) or why_not_output(a, b, "pipelined") or why_not_residual(residual)
+
+
+def stored_operands(a: torch.Tensor, b: torch.Tensor) -> tuple[Stored, Stored]:
+    """Both operands for tensor maps, after `why_not_operands` gave no reason."""
     left, right = stored(a, 1), stored(b, 0)
-    if left is None or right is None or a.dtype == torch.float32:
-        reason = why_not_operands(a, b, precision, instead)
-        if reason:
-            raise ValueError(reason)
-    assert left is not None and right is not None, "why_not_operands gave no reason"
+    assert left is not None and right is not None, "refused before"
     return left, right
 
 
-def stored_output(out: torch.Tensor, instead: str) -> Stored:
-    """`out` for a tensor map.  Raises `ValueError` if TMA cannot store it."""
-    matrix = stored_as(out, False)
+def stored_output(c: torch.Tensor, instead: str) -> Stored:
+    """`c` for a tensor map.  Raises `ValueError` if TMA cannot store it."""
+    matrix = stored_as(c, False)
     if matrix is None:
-        raise ValueError(_refusal("out", out, instead))
+        raise ValueError(_refusal("out", c, instead))
     return matrix
-
-
-def epilogue_alone(
-    out: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Writes bias + residual to `out`, for K = 0 or an empty result, for which no tensor map exists."""
-    total = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
-    for addend in (bias, residual):
-        if addend is not None:
-            total += addend
-    return out.copy_(total)
 
 
 class Tiled(Protocol):

@@ -15,33 +15,30 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels._layouts import layout_of
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import BARRIER_BYTES, unchecked_map
+from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.gemm._coop_device import _gemm
-from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.gemm._tiled import config_of, traffic_of
+from rooflab.kernels.gemm._operands import epilogue_alone
+from rooflab.kernels.gemm._tiled import traffic
 from rooflab.kernels.gemm._tma import (
     GROUP_ROWS,
     ROW_BYTES,
-    Stored,
-    epilogue_alone,
     quickest,
     stored_as,
     stored_operands,
     stored_output,
-    why_not_operands,
-    why_not_output,
-    why_not_residual,
+    why_not_moved,
 )
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -138,58 +135,33 @@ def _with_ring(block_m: int, block_n: int, case: Case, scheme: Scheme) -> Config
     return Config(block_m, block_n, ROW_BYTES // size, stages, GROUP_ROWS // block_m, store_n)
 
 
-def unsupported(inputs: Arguments) -> str | None:
-    """Why TMA cannot load or store these operands, or wgmma cannot multiply them."""
-    a, b, residual = inputs.a, inputs.b, inputs.residual
-    return (
-        why_not_operands(a, b, inputs.precision, "pipelined")
-        or why_not_output(a, b, "pipelined")
-        or why_not_residual(residual)
-    )
-
-
-def _map(matrix: Stored, rows: int, columns: int) -> TensorDescriptor:
-    """The tensor map for tiles of an operand, `rows` by `columns`, with the swizzle that wgmma reads."""
-    box = [columns, rows] if matrix.transposed else [rows, columns]
-    layout = layout_of(tuple(box), KINDS[matrix.base.dtype])
-    return unchecked_map(TensorDescriptor, matrix.base, [matrix.rows, matrix.columns], [matrix.stride, 1], box, layout)
-
-
-@register(
-    op="gemm", name="cooperative", role="optimized", backend="gluon", min_sm=90, unsupported=unsupported,
-    traffic=traffic_of("cooperative"), tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
-)  # fmt: skip
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> torch.Tensor:
-    """a b + bias + residual on Hopper's tensor cores, accumulated in fp32 and rounded once.
-
-    a: (M, K); b: (K, N); bias: (N,) contiguous; residual: (M, N); fp16 or bf16, or fp32 with `precision="tf32"` and
-    stride 1 along K; returns (M, N).  Addresses, and the other strides of a, b, residual and out, are whole 16 bytes.
-    Raises `ValueError` on other operands.
-    """
-    M, N, K = check_operands(a, b, bias, residual, precision)
-    out = output(out, (M, N), a)
-    if not out.numel() or K == 0:
-        return epilogue_alone(out, bias, residual)
-    left, right = stored_operands(a, b, precision, "pipelined")
-    kept = stored_output(out, "pipelined")
-    added = None if residual is None else stored_as(residual, False)
-    if residual is not None and added is None:
-        raise ValueError(why_not_residual(residual))
-    config = config or config_of("cooperative", a, b, residual, precision)
+def by_maps(of: Arguments) -> Any:
+    """Of a layout: what makes the maps of a, b, c and the residual, the grid, sizes, and constants."""
+    (M, K), N, config = of.a.shape, of.b.shape[1], of.config
+    (a, b), c = stored_operands(of.a, of.b), stored_output(of.c, "pipelined")
+    residual = None if of.residual is None else stored_as(of.residual, False)
     half = config.block_m if config.turns else config.block_m // 2
-    tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
-    _gemm[(min(tiles, sm_count(a.device)),)](
-        _map(left, half, config.block_k), _map(right, config.block_k, config.block_n), bias,
-        None if added is None else _map(added, half, config.store_n), _map(kept, half, config.store_n), M, N, K,
-        A_TRANSPOSED=left.transposed, B_TRANSPOSED=right.transposed, num_warps=4, **config.launch_arguments,
-    )  # fmt: skip
-    return out
+    grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
+    maps = [
+        matrix and matrix.map(rows, columns, TensorDescriptor, KINDS[of.a.dtype])
+        for matrix, rows, columns in (
+            (a, half, config.block_k), (b, config.block_k, config.block_n),
+            (c, half, config.store_n), (residual, half, config.store_n),
+        )
+    ]  # fmt: skip
+    transposed = {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed}
+    return *maps, grid, (M, N, K), {**transposed, "num_warps": 4, **config.launch_arguments}
+
+
+@kernel(
+    backend="gluon", min_sm=90, unsupported=why_not_moved, aligned=("a", "b", "residual"), empty=epilogue_alone,
+    bind=by_maps, traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
+def cooperative(
+    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
+    residual: Tensor | None, precision: str, config: Config, bound: Any,
+) -> None:  # fmt: skip
+    """a b + bias + residual on Hopper's tensor cores, accumulated in fp32 and rounded once."""
+    a_map, b_map, c_map, residual_map, grid, sizes, constants = bound
+    added = None if residual is None else residual_map(residual)
+    _gemm[grid](a_map(a), b_map(b), bias, added, c_map(c), *sizes, **constants)

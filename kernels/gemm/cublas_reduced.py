@@ -7,37 +7,30 @@ beats the library has to beat this too, where it is exact enough to pass the che
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from rooflab.kernels.gemm import library
 from rooflab.kernels.gemm._operands import traffic
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 
 
 def unsupported(inputs: Arguments) -> str | None:
     """The mode is about 16-bit products alone."""
     if inputs.a.dtype not in (torch.bfloat16, torch.float16):
-        return f"differs from `library` for bf16 and fp16 alone, got {inputs.a.dtype}"
+        return f"a: expected bf16 or fp16, for which it differs from `library`, got {inputs.a.dtype}"
     return library.unsupported(inputs)
 
 
-@register(
-    op="gemm", name="cublas_reduced", role="peer", backend="torch", devices=("cuda",), traffic=traffic,
-    unsupported=unsupported,
-)  # fmt: skip
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-) -> torch.Tensor:
+@kernel(role="peer", backend="torch", devices=("cuda",), traffic=traffic, unsupported=unsupported)
+def cublas_reduced(
+    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, precision: str
+) -> None:
     """a b + bias or + residual, as `library`, with 16-bit reductions allowed for this call alone."""
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = True
     try:
-        return library.gemm(a, b, bias, out, residual=residual, precision=precision)
+        library.product(a, b, bias, residual, precision, c)
     finally:
         matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = before

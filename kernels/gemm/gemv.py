@@ -16,26 +16,27 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rooflab.kernels import _cuda
-from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._pdl import pdl_is_on
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.gemm._operands import check_operands, traffic
+from rooflab.kernels.gemm._operands import row_stride, traffic
 from rooflab.kernels.gemm._skinny_gemv import SOURCE
 from rooflab.kernels.gemm._skinny_operands import (
     VECTOR_BYTES,
     alignment_bytes,
     element_bytes,
     not_transposed,
-    row_stride,
+    weight_stride,
 )
-from rooflab.kernels.registry import register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -108,67 +109,42 @@ ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
 """The number that the source uses for each dtype."""
 
 
-def why_not_taken(a: torch.Tensor, b: torch.Tensor) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """Why this kernel cannot take the operands, or None."""
-    if a.shape[0] > MOST_ROWS:
-        return f"takes up to {MOST_ROWS} rows of a, got {a.shape[0]}; gemm/swap_ab takes more"
-    return not_transposed(a, b, "split_k")
+    if (M := inputs.a.shape[0]) > MOST_ROWS:
+        return f"a: expected at most {MOST_ROWS} rows, got {M}; gemm/swap_ab takes more"
+    return not_transposed(inputs.a, inputs.b, "split_k")
 
 
-@register(
-    op="gemm", name="gemv", role="optimized", backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
-    traffic=traffic, unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b),
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
-)  # fmt: skip
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> torch.Tensor:
-    """a b + bias + residual in fp32 FMAs, for at most four rows of a; two runs agree bit for bit.
-
-    a: (M, K), M <= 4, stride 1 along K; b: (K, N), a transposed row-major (N, K) weight; bias: (N,); residual: (M, N);
-    returns (M, N).  fp32, fp16 or bf16; fp32 stays exact even if `precision` allows TF32.  Rows at addresses that are
-    not multiples of 16 bytes are read in narrower loads.  Raises `ValueError` on other operands.
-    """
-    M, N, K = check_operands(a, b, bias, residual, precision)
-    reason = why_not_taken(a, b)
-    if reason:
-        raise ValueError(f"{'a' if M > MOST_ROWS or reason.startswith('a ') else 'b'}: {reason}")
-    out = output(out, (M, N), a)
-    if not out.numel():
-        return out
-    config = config or default_config("gemm", "gemv", a.dtype, a.device, M=M, N=N, K=K)
+def divided(of: Arguments) -> Any:
+    """Of a layout: options of the compiler, the grid, sizes and strides."""
+    a, b, config = of.a, of.b, of.config
     sizes = {
         "ELEMENT": ELEMENTS[a.dtype],
         "BYTES": alignment_bytes(a, b, whole_k=True),
-        "M": M,
+        "M": a.shape[0],
         "ROWS": config.rows,
         "UNROLL": config.unroll,
         "WARPS": WARPS,
         "WARPS_K": config.warps_k,
         "SPLIT": config.split,
     }
+    K, N = b.shape
+    strides = weight_stride(a, 0), weight_stride(b, 1), row_stride(of.residual), of.c.stride(0)
+    grid = (cdiv(N, config.rows * (WARPS // config.warps_k)) * config.split,)
     options = tuple(f"-D{name}={value}" for name, value in sizes.items())
-    kernel = _cuda.load(SOURCE, "gemv", options=options, dependent=pdl_is_on())
-    kernel(
-        (cdiv(N, config.rows * (WARPS // config.warps_k)) * config.split,),
-        (WARPS * WARP,),
-        a,
-        b,
-        bias,
-        residual,
-        out,
-        np.int32(N),
-        np.int32(K),
-        np.int64(row_stride(a, 0)),
-        np.int64(row_stride(b, 1)),
-        np.int64(residual.stride(0) if residual is not None else 0),
-        np.int64(out.stride(0)),
-    )
-    return out
+    return options, grid, (np.int32(N), np.int32(K), *map(np.int64, strides))
+
+
+@kernel(
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=unsupported, aligned=("a", "b"),
+    bind=divided, traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
+def gemv(
+    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
+    residual: Tensor | None, precision: str, config: Config, bound: Any,
+) -> None:  # fmt: skip
+    """a b + bias + residual in exact fp32 FMAs, for at most four rows of a; two runs agree bit for bit."""
+    options, grid, numbers = bound
+    compiled = _cuda.load(SOURCE, "gemv", options=options, dependent=pdl_is_on())
+    compiled(grid, (WARPS * WARP,), a, b, bias, residual, c, *numbers)

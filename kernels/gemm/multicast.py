@@ -17,26 +17,16 @@ from __future__ import annotations
 import itertools
 
 import torch
+from torch import Tensor
 
 from rooflab.kernels import _multicast
-from rooflab.kernels._checks import output
 from rooflab.kernels._multicast import Config
 from rooflab.kernels._tensor_map import CudaMap
-from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.gemm._tiled import config_of, traffic_of
-from rooflab.kernels.gemm._tma import (
-    GROUP_ROWS,
-    Stored,
-    epilogue_alone,
-    quickest,
-    stored_as,
-    stored_operands,
-    stored_output,
-    why_not_operands,
-    why_not_output,
-    why_not_residual,
-)
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.gemm._operands import epilogue_alone
+from rooflab.kernels.gemm._tiled import traffic
+from rooflab.kernels.gemm._tma import GROUP_ROWS, quickest, stored_as, stored_operands, stored_output, why_not_moved
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import DTYPE_NAMES, Case, Scheme
 
@@ -67,57 +57,24 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 
 def unsupported(inputs: Arguments) -> str | None:
     """Why TMA cannot load or store these operands, or wgmma cannot multiply them."""
-    a, b, residual = inputs.a, inputs.b, inputs.residual
-    if a.dtype == torch.float32:
+    if inputs.a.dtype == torch.float32:
         return "a: expected torch.float16 or torch.bfloat16, got torch.float32; gemm/cooperative takes it in tf32"
-    return (
-        why_not_operands(a, b, inputs.precision, "pipelined")
-        or why_not_output(a, b, "pipelined")
-        or why_not_residual(residual)
-    )
+    return why_not_moved(inputs)
 
 
-def _map(matrix: Stored) -> CudaMap:
-    return CudaMap(matrix.base, matrix.rows, matrix.columns, matrix.stride)
-
-
-@register(
-    op="gemm", name="multicast", role="optimized", backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
-    unsupported=unsupported, traffic=traffic_of("multicast"),
+@kernel(
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=unsupported,
+    aligned=("a", "b", "residual"), empty=epilogue_alone, traffic=traffic,
     tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
 )  # fmt: skip
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> torch.Tensor:
-    """a b + bias + residual on Hopper's tensor cores, accumulated in fp32 and rounded once; b is multicast.
-
-    a: (M, K); b: (K, N); bias: (N,) contiguous; residual: (M, N); fp16 or bf16; returns (M, N).  Addresses and row
-    strides of a, b, residual and out are whole 16 bytes.  Raises `ValueError` on other operands.
-    """
-    M, N, K = check_operands(a, b, bias, residual, precision)
-    reason = unsupported(Arguments(a=a, b=b, residual=residual, precision=precision))
-    if reason:
-        raise ValueError(reason)
-    out = output(out, (M, N), a)
-    if not out.numel() or K == 0:
-        return epilogue_alone(out, bias, residual)
-    left, right = stored_operands(a, b, precision, "pipelined")
-    kept = _map(stored_output(out, "pipelined"))
-    addend = None if residual is None else stored_as(residual, False)
+def multicast(
+    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, precision: str, config: Config
+) -> None:
+    """a b + bias + residual on Hopper's tensor cores, accumulated in fp32 and rounded once; b is multicast."""
+    (left, right), kept = stored_operands(a, b), stored_output(c, "pipelined")
+    added = (c, kept) if residual is None else (residual, stored_as(residual, False))
+    maps = [CudaMap(base, *matrix[:3]) for base, matrix in ((a, left), (b, right), (c, kept), added) if matrix]
     _multicast.launch(
-        DTYPE_NAMES[a.dtype],
-        config or config_of("multicast", a, b, residual, precision),
-        [_map(left), _map(right), kept, kept if addend is None else _map(addend)],
-        (M, N, K),
-        along_k=(not left.transposed, right.transposed),
-        bias=bias,
-        residual=residual is not None,
-    )
-    return out
+        DTYPE_NAMES[a.dtype], config, maps, (*a.shape[:1], *b.shape[1:], *a.shape[1:]),
+        along_k=(not left.transposed, right.transposed), bias=bias, residual=residual is not None,
+    )  # fmt: skip

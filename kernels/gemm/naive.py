@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.registry import Arguments, register
-from rooflab.reference.spec import nbytes
+from rooflab.kernels.gemm._operands import panels_traffic
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 BLOCK_M = 16
@@ -43,29 +42,15 @@ def _gemm(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """a is read once, b once per row of tiles, without reuse from L2."""
-    a, b = inputs.a, inputs.b
-    M, N = a.shape[0], b.shape[1]
-    return Traffic(
-        read_bytes=nbytes(a, inputs.bias) + cdiv(M, BLOCK_M) * nbytes(b), write_bytes=M * N * a.element_size()
-    )
+    """b once per row of tiles."""
+    return panels_traffic(inputs, BLOCK_M)
 
 
-@register(op="gemm", name="naive", role="naive", backend="triton", traffic=traffic)
-def gemm(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """a b + bias by outer products, accumulated in fp32.
-
-    a: (M, K); b: (K, N); bias: (N,) contiguous; any strides of a and b; returns (M, N).  Raises `ValueError` on wrong
-    shapes or dtypes.
-    """
-    M, N, K = check_operands(a, b, bias)
-    out = output(out, (M, N), a)
-    grid = (cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N),)
-    if out.numel():
-        _gemm[grid](
-            a, b, bias, out, M, N, K, *a.stride(), *b.stride(), out.stride(0),
-            HAS_BIAS=bias is not None, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
-        )  # fmt: skip
-    return out
+@kernel(backend="triton", traffic=traffic)
+def naive(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor) -> None:
+    """a b + bias by outer products, accumulated in fp32."""
+    (M, K), N = a.shape, b.shape[1]
+    _gemm[(cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N),)](
+        a, b, bias, c, M, N, K, *a.stride(), *b.stride(), c.stride(0),
+        HAS_BIAS=bias is not None, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
+    )  # fmt: skip

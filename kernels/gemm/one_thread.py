@@ -10,14 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._cuda import CudaKernel, load
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.registry import Arguments, register
-from rooflab.reference.spec import nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.kernels.gemm._operands import panels_traffic, row_stride
+from rooflab.kernels.launcher import kernel
 
 ROWS, COLUMNS = 8, 32
 """Outputs of a CTA, as in the source."""
@@ -30,35 +28,10 @@ def _kernel(dtype: torch.dtype) -> CudaKernel:
     return load(SOURCE, "gemm_one_thread", options=(f"-DELEMENT={ELEMENTS[dtype]}",))
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """a is read once, b once per row of CTAs, without reuse from L2."""
-    a, b = inputs.a, inputs.b
-    M, N = a.shape[0], b.shape[1]
-    return Traffic(
-        read_bytes=nbytes(a, inputs.bias, inputs.residual) + cdiv(M, ROWS) * nbytes(b),
-        write_bytes=M * N * a.element_size(),
-    )
-
-
-@register(op="gemm", name="one_thread", role="optimized", backend="cuda", requires=("cupy",), traffic=traffic)
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """a b + bias + residual in fp32 FMAs, in the order of k.
-
-    a: (M, K); b: (K, N); fp32, fp16 or bf16, any strides; bias: (N,) contiguous; residual: (M, N), stride 1 along its
-    rows; returns (M, N).  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    M, N, K = check_operands(a, b, bias, residual)
-    out = output(out, (M, N), a)
-    if out.numel():
-        strides = (*a.stride(), *b.stride(), 0 if residual is None else residual.stride(0), out.stride(0))
-        grid = (cdiv(M, ROWS) * cdiv(N, COLUMNS),)
-        sizes = (np.int32(M), np.int32(N), np.int32(K))
-        _kernel(a.dtype)(grid, (COLUMNS, ROWS), a, b, bias, residual, out, *sizes, *map(np.int64, strides))
-    return out
+@kernel(backend="cuda", requires=("cupy",), traffic=lambda inputs: panels_traffic(inputs, ROWS))
+def one_thread(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None) -> None:
+    """a b + bias + residual in fp32 FMAs, in the order of k; operands of any strides."""
+    (M, K), N = a.shape, b.shape[1]
+    strides = *a.stride(), *b.stride(), row_stride(residual), c.stride(0)
+    numbers = *map(np.int32, (M, N, K)), *map(np.int64, strides)
+    _kernel(a.dtype)((cdiv(M, ROWS) * cdiv(N, COLUMNS),), (COLUMNS, ROWS), a, b, bias, residual, c, *numbers)

@@ -11,27 +11,27 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.gemm._tiled import add_bias_and_residual, config_of, grouped_tile, tile_footprint, traffic_of
+from rooflab.kernels.gemm._operands import epilogue_alone, row_stride
+from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, grouped_tile, tile_footprint, traffic
 from rooflab.kernels.gemm._tma import (
     GROUP_ROWS,
     ROW_BYTES,
-    epilogue_alone,
     quickest,
     stored_operands,
     stored_output,
     why_not_loaded_and_stored,
 )
-from rooflab.kernels.registry import register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -170,38 +170,25 @@ def _gemm(
             out_map.store([row, first], part.to(out_map.dtype))
 
 
-@register(
-    op="gemm", name="persistent", role="optimized", backend="triton", min_sm=90, unsupported=why_not_loaded_and_stored,
-    traffic=traffic_of("persistent"), tuning=Tuning(Config, configs, heuristic, footprint),
-)  # fmt: skip
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> torch.Tensor:
-    """a b + bias + residual on the tensor cores, accumulated in fp32; TMA loads the operands.
+def by_maps(of: Arguments) -> Any:
+    """Of a layout: what makes the maps, the grid, sizes and a stride, and constants."""
+    (M, K), N, config = of.a.shape, of.b.shape[1], of.config
+    a, b = stored_operands(of.a, of.b)
+    c = stored_output(of.c, "tma").map(config.block_m, config.block_n // config.store_parts)
+    maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n), c
+    grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
+    numbers = M, N, K, row_stride(of.residual)
+    return *maps, grid, numbers, {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed, **constants(of)}
 
-    a: (M, K); b: (K, N); bias: (N,) contiguous; residual: (M, N), rows contiguous; returns (M, N).  a and b are fp16,
-    bf16, or fp32 with `precision="tf32"`, at addresses and row strides of whole 16 bytes, one dimension contiguous (in
-    fp32 the one along K).  Raises `ValueError` on other operands.
-    """
-    M, N, K = check_operands(a, b, bias, residual, precision)
-    out = output(out, (M, N), a)
-    if not out.numel() or not K:
-        return epilogue_alone(out, bias, residual)
-    config = config or config_of("persistent", a, b, residual, precision)
-    a_stored, b_stored = stored_operands(a, b, precision, "pipelined")
-    tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
-    _gemm[(min(tiles, sm_count(a.device)),)](
-        a_stored.descriptor(config.block_m, config.block_k), b_stored.descriptor(config.block_k, config.block_n),
-        stored_output(out, "tma").descriptor(config.block_m, config.block_n // config.store_parts), bias, residual, M,
-        N, K, residual.stride(0) if residual is not None else 0,
-        A_TRANSPOSED=a_stored.transposed, B_TRANSPOSED=b_stored.transposed, HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None, PRECISION=precision, **config.launch_arguments,
-    )  # fmt: skip
-    return out
+
+@kernel(
+    backend="triton", min_sm=90, unsupported=why_not_loaded_and_stored, aligned=("a", "b"), empty=epilogue_alone,
+    bind=by_maps, traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
+def persistent(
+    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
+    residual: Tensor | None, precision: str, config: Config, bound: Any,
+) -> None:  # fmt: skip
+    """a b + bias + residual on the tensor cores, accumulated in fp32; TMA loads the operands and stores the result."""
+    a_map, b_map, c_map, grid, numbers, constants = bound
+    _gemm[grid](a_map(a), b_map(b), c_map(c), bias, residual, *numbers, **constants)

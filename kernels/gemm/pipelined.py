@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
-from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.gemm._tiled import _gemm, by_fma, config_of, tile_footprint, traffic_of, uses_wgmma
-from rooflab.kernels.registry import register
+from rooflab.kernels.gemm._tiled import _gemm, by_fma, by_pointers, tile_footprint, traffic, uses_wgmma
+from rooflab.kernels.launcher import kernel
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -78,34 +76,17 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return DECODE if M <= 16 else SMALL if M <= 64 else LARGE
 
 
-@register(
-    op="gemm", name="pipelined", role="optimized", backend="triton", traffic=traffic_of("pipelined"),
-    tuning=Tuning(Config, configs, heuristic, footprint), fenced_since="3.7",
-)  # fmt: skip
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> torch.Tensor:
-    """a b + bias + residual on the tensor cores, accumulated in fp32; fp32 uses FMAs unless `precision` is `tf32`.
-
-    a: (M, K); b: (K, N); bias: (N,) contiguous; residual: (M, N), rows contiguous; any strides of a and b; returns
-    (M, N).  Raises `ValueError` on a wrong shape, dtype or precision.
-    """
-    M, N, K = check_operands(a, b, bias, residual, precision)
-    out = output(out, (M, N), a)
-    config = config or config_of("pipelined", a, b, residual, precision)
-    grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
-    if out.numel():
-        _gemm[grid](
-            a, b, bias, residual, out, M, N, K, *a.stride(), *b.stride(),
-            residual.stride(0) if residual is not None else 0, out.stride(0),
-            HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, PRECISION=precision,
-            **config.launch_arguments,
-        )  # fmt: skip
-    return out
+@kernel(
+    backend="triton",
+    traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+    bind=by_pointers,
+    fenced_since="3.7",
+)
+def pipelined(
+    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
+    residual: Tensor | None, precision: str, config: Config, bound: Any,
+) -> None:  # fmt: skip
+    """a b + bias + residual on the tensor cores, in fp32; fp32 operands by FMAs unless `precision` is `tf32`."""
+    grid, numbers, constants = bound
+    _gemm[grid](a, b, bias, residual, c, *numbers, **constants)

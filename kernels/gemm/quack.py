@@ -10,24 +10,31 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._tma import ALIGNMENT, address_of
-from rooflab.kernels.gemm._operands import check_operands, traffic
-from rooflab.kernels.gemm._tma import epilogue_alone
-from rooflab.kernels.registry import register
+from rooflab.kernels.gemm._operands import epilogue_alone, traffic
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 
 
-def why_not_taken(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor | None) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """Why QuACK cannot take the operands: on Hopper 0.6.4 takes 16 bits, and rows a multiple of 16 bytes apart."""
+    a, b, residual = inputs.a, inputs.b, inputs.residual
     if a.dtype == torch.float32:
         return "a: expected torch.float16 or torch.bfloat16, got torch.float32; gemm/pipelined takes it"
-    if a.ndim != 2 or b.ndim != 2 or not a.numel() or not b.numel():
+    if not a.numel() or not b.numel():
         return None
     if b.shape[1] * b.element_size() % ALIGNMENT:
         return f"b: expected N of whole {ALIGNMENT} bytes, got {b.shape[1]} columns; gemm/pipelined takes any"
     reason = _why_not("a", a, (1, 0)) or _why_not("b", b, (1, 0))
     return reason or (_why_not("residual", residual, (1,)) if residual is not None else None)
+
+
+def check_out(of: Arguments) -> None:
+    """Raises `ValueError` on a `c` that QuACK cannot write."""
+    if reason := _why_not("out", of.c, (1,)):
+        raise ValueError(reason)
 
 
 def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> str | None:
@@ -42,37 +49,15 @@ def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> st
     )
 
 
-@register(
-    op="gemm", name="quack", role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=("quack",),
-    traffic=traffic, unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b, inputs.residual),
+@kernel(
+    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=("quack",), unsupported=unsupported,
+    aligned=("a", "b", "residual"), empty=epilogue_alone, bind=check_out, traffic=traffic,
 )  # fmt: skip
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """a b + bias + residual with `quack.gemm_interface.gemm`, or `gemm_add` with a residual.
-
-    a: (M, K); b: (K, N); fp16 or bf16, one dimension of each contiguous; bias: (N,); residual: (M, N); addresses and
-    row strides are whole 16 bytes; returns (M, N).  Bias together with residual needs 0.6.2.  Raises `ValueError` on
-    wrong shapes, dtypes or strides.
-    """
-    M, N, K = check_operands(a, b, bias, residual)
-    reason = why_not_taken(a, b, residual)
-    out = output(out, (M, N), a)
-    if reason is None and out.numel() and K:
-        reason = _why_not("out", out, (1,))
-    if reason:
-        raise ValueError(reason)
-    if not out.numel() or not K:
-        return epilogue_alone(out, bias, residual)
+def quack(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, bound: None) -> None:
+    """a b + bias + residual with `gemm`, or `gemm_add` with a residual; both addends need 0.6.2."""
     library: Any = import_module("quack.gemm_interface")
     added = {} if bias is None else {"bias": bias}
     if residual is None:
-        library.gemm(a, b, out=out, **added)
+        library.gemm(a, b, out=c, **added)
     else:
-        library.gemm_add(a, b, residual, out=out, **added)
-    return out
+        library.gemm_add(a, b, residual, out=c, **added)

@@ -12,15 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._cuda import CudaKernel, load
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._operands import check_operands
+from rooflab.kernels.gemm._operands import panels_traffic, row_stride
 from rooflab.kernels.gemm.one_thread import ELEMENTS
-from rooflab.kernels.registry import Arguments, register
-from rooflab.reference.spec import nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.kernels.launcher import kernel
 
 TILE, THREADS, GROUP = 128, 256, 4
 """Outputs of a CTA in each dimension, its threads, and the elements that move at once, as in the source."""
@@ -34,48 +32,23 @@ def _is_vector(matrix: torch.Tensor, contiguous: int) -> bool:
     return matrix.stride(contiguous) == 1 and aligned
 
 
-def _kernel(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> CudaKernel:
+def _kernel(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> CudaKernel:
     a_along_k, b_along_k = a.stride(1) == 1, b.stride(1) != 1
     flags = {
         "A_ALONG_K": a_along_k,
         "A_VECTOR": _is_vector(a, 1 if a_along_k else 0),
         "B_ALONG_K": b_along_k,
         "B_VECTOR": _is_vector(b, 0 if b_along_k else 1),
-        "OUT_VECTOR": _is_vector(out, 1),
+        "OUT_VECTOR": _is_vector(c, 1),
     }
     options = (f"-DELEMENT={ELEMENTS[a.dtype]}", *(f"-D{name}={int(value)}" for name, value in flags.items()))
     return load(SOURCE, "gemm_shared_tiles", options=options)
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """a is read once, b once per row of tiles, without reuse from L2."""
-    a, b = inputs.a, inputs.b
-    M, N = a.shape[0], b.shape[1]
-    return Traffic(
-        read_bytes=nbytes(a, inputs.bias, inputs.residual) + cdiv(M, TILE) * nbytes(b),
-        write_bytes=M * N * a.element_size(),
-    )
-
-
-@register(op="gemm", name="shared_tiles", role="optimized", backend="cuda", requires=("cupy",), traffic=traffic)
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """a b + bias + residual in fp32 FMAs, from tiles in shared memory.
-
-    a: (M, K); b: (K, N); fp32, fp16 or bf16, any strides; bias: (N,) contiguous; residual: (M, N), stride 1 along its
-    rows; returns (M, N).  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    M, N, K = check_operands(a, b, bias, residual)
-    out = output(out, (M, N), a)
-    if out.numel():
-        strides = (*a.stride(), *b.stride(), 0 if residual is None else residual.stride(0), out.stride(0))
-        grid = (cdiv(M, TILE) * cdiv(N, TILE),)
-        sizes = (np.int32(M), np.int32(N), np.int32(K))
-        _kernel(a, b, out)(grid, (THREADS,), a, b, bias, residual, out, *sizes, *map(np.int64, strides))
-    return out
+@kernel(backend="cuda", requires=("cupy",), traffic=lambda inputs: panels_traffic(inputs, TILE))
+def shared_tiles(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None) -> None:
+    """a b + bias + residual in fp32 FMAs, from tiles in shared memory; operands of any strides."""
+    (M, K), N = a.shape, b.shape[1]
+    strides = *a.stride(), *b.stride(), row_stride(residual), c.stride(0)
+    numbers = *map(np.int32, (M, N, K)), *map(np.int64, strides)
+    _kernel(a, b, c)((cdiv(M, TILE) * cdiv(N, TILE),), (THREADS,), a, b, bias, residual, c, *numbers)

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._operands import check_operands
+from rooflab.kernels.gemm._operands import panels_traffic, row_stride
 from rooflab.kernels.gemm._skinny_tiles import REDUCE_COLUMNS, registers, shared_bytes, stages, store_tile, tile
-from rooflab.kernels.gemm._tiled import config_of
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.gemm._tiled import constants
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
 LEAST_CTAS = 3 * HOPPER_SMS // 4
@@ -142,54 +144,37 @@ def _reduce(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every operand once, b once per row of tiles; with a split an fp32 sum per output and share, written and read."""
-    a, b, residual = inputs.a, inputs.b, inputs.residual
-    M, N = a.shape[0], b.shape[1]
-    config = inputs.config or config_of("split_k", a, b, residual, inputs.precision)
-    partial = 4 * M * N * config.split if config.split > 1 else 0
-    return Traffic(
-        read_bytes=nbytes(a, inputs.bias, residual) + cdiv(M, config.block_m) * nbytes(b) + partial,
-        write_bytes=M * N * a.element_size() + partial,
-        launches=1 if config.split == 1 else 2,
-    )
+    """b once per row of tiles; with a split an fp32 sum per output and share, written and read."""
+    config, whole = inputs.config, panels_traffic(inputs, inputs.config.block_m)
+    if config.split == 1:
+        return whole
+    partial = 4 * inputs.a.shape[0] * inputs.b.shape[1] * config.split
+    return Traffic(whole.read_bytes + partial, whole.write_bytes + partial, launches=2)
 
 
-@register(
-    op="gemm", name="split_k", role="optimized", backend="triton", traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal), fenced_since="3.7",
+def by_pointers(of: Arguments) -> Any:
+    """Of a layout: the grids, sizes and strides, and constants of both launches."""
+    (M, K), N, config = of.a.shape, of.b.shape[1], of.config
+    stride_rm, stride_om = row_stride(of.residual), of.c.stride(0)
+    grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n), config.split)
+    numbers = (M, N, K, _steps(K, config), *of.a.stride(), *of.b.stride(), stride_rm, stride_om)
+    has = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
+    added = {**has, "SPLIT": config.split, "COLUMNS": REDUCE_COLUMNS, "num_warps": 4}
+    # M first, because the second dimension of a grid is at most 65535.
+    return grid, numbers, constants(of), (M, cdiv(N, REDUCE_COLUMNS)), (M, N, stride_rm, stride_om), added
+
+
+@kernel(
+    backend="triton", traffic=traffic, bind=by_pointers, fenced_since="3.7",
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
 )  # fmt: skip
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> torch.Tensor:
-    """a b + bias + residual, accumulated in fp32, with K split over CTAs; two runs agree bit for bit.
-
-    a: (M, K); b: (K, N); bias: (N,); residual: (M, N); any strides of a and b; returns (M, N).  fp32 uses exact FMAs
-    unless `precision` is `tf32`.  A split allocates split * M * N fp32 sums.  Raises `ValueError` on wrong shapes or
-    dtypes.
-    """
-    M, N, K = check_operands(a, b, bias, residual, precision)
-    out = output(out, (M, N), a)
-    config = config or config_of("split_k", a, b, residual, precision)
-    if not out.numel():
-        return out
-    split = config.split
-    partial = torch.empty((split, M, N), dtype=torch.float32, device=a.device) if split > 1 else None
-    stride_rm = residual.stride(0) if residual is not None else 0
-    has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
-    _gemm[(cdiv(M, config.block_m) * cdiv(N, config.block_n), split)](
-        a, b, bias, residual, out, partial, M, N, K, _steps(K, config), *a.stride(), *b.stride(), stride_rm,
-        out.stride(0),
-        **has, PRECISION=precision, **config.launch_arguments,
-    )  # fmt: skip
-    if split > 1:
-        grid = (M, cdiv(N, REDUCE_COLUMNS))  # M first, because the second dimension is at most 65535
-        _reduce[grid](partial, bias, residual, out, M, N, stride_rm, out.stride(0), **has, SPLIT=split,
-                      COLUMNS=REDUCE_COLUMNS, num_warps=4)  # fmt: skip
-    return out
+def split_k(
+    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
+    residual: Tensor | None, precision: str, config: Config, bound: Any,
+) -> None:  # fmt: skip
+    """a b + bias + residual in fp32; a split allocates split * M * N fp32 sums; two runs agree bit for bit."""
+    grid, numbers, constants, reduce_grid, reduce_numbers, reduce_constants = bound
+    partial = torch.empty((config.split, *c.shape), dtype=torch.float32, device=c.device) if config.split > 1 else None
+    _gemm[grid](a, b, bias, residual, c, partial, *numbers, **constants)
+    if partial is not None:
+        _reduce[reduce_grid](partial, bias, residual, c, *reduce_numbers, **reduce_constants)

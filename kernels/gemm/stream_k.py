@@ -13,20 +13,22 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._operands import check_operands
+from rooflab.kernels.gemm._operands import panels_traffic, row_stride
 from rooflab.kernels.gemm._skinny_tiles import registers, shared_bytes, store_tile, tile
-from rooflab.kernels.gemm._tiled import by_fma, config_of
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.gemm._tiled import by_fma, constants
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
 
@@ -164,20 +166,15 @@ def _fix_up(
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every operand once, b once per row of tiles; if tiles are cut, two fp32 tiles per SM, written and read."""
-    a, b, residual = inputs.a, inputs.b, inputs.residual
-    (M, K), N = a.shape, b.shape[1]
-    config = inputs.config or config_of("stream_k", a, b, residual, inputs.precision)
-    _, programs, cut = _shares(M, N, K, config, a.device)
+    """b once per row of tiles; if tiles are cut, two fp32 tiles per SM, written and read."""
+    a, config = inputs.a, inputs.config
+    whole = panels_traffic(inputs, config.block_m)
+    _, programs, cut = _shares(a.shape[0], a.shape[1], inputs.b.shape[1], config, a.device)
     partial = 2 * programs * config.block_m * config.block_n * 4 if cut else 0
-    return Traffic(
-        read_bytes=nbytes(a, inputs.bias, residual) + cdiv(M, config.block_m) * nbytes(b) + partial,
-        write_bytes=M * N * a.element_size() + partial,
-        launches=2 if cut else 1,
-    )
+    return Traffic(whole.read_bytes + partial, whole.write_bytes + partial, launches=2 if cut else 1)
 
 
-def _shares(M: int, N: int, K: int, config: Config, device: torch.device) -> tuple[int, int, bool]:
+def _shares(M: int, K: int, N: int, config: Config, device: torch.device) -> tuple[int, int, bool]:
     """Tiles, programs, and whether a tile is cut, so that a second launch is needed."""
     tiles = int(cdiv(M, config.block_m) * cdiv(N, config.block_n))
     steps = _steps(K, config)
@@ -185,43 +182,32 @@ def _shares(M: int, N: int, K: int, config: Config, device: torch.device) -> tup
     return tiles, programs, steps > 1 and tiles % programs > 0
 
 
-@register(
-    op="gemm", name="stream_k", role="optimized", backend="triton", traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal), fenced_since="3.7",
-)  # fmt: skip
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> torch.Tensor:
-    """a b + bias + residual, accumulated in fp32, with the same work for every SM; two runs agree bit for bit.
-
-    a: (M, K); b: (K, N); bias: (N,); residual: (M, N); any strides of a and b; returns (M, N).  fp32 uses exact FMAs
-    unless `precision` is `tf32`.  Allocates two fp32 tiles per SM.  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    M, N, K = check_operands(a, b, bias, residual, precision)
-    out = output(out, (M, N), a)
-    config = config or config_of("stream_k", a, b, residual, precision)
-    if not out.numel():
-        return out
-    tiles, programs, cut = _shares(M, N, K, config, a.device)
-    partial = torch.empty((2 * programs, config.block_m, config.block_n), dtype=torch.float32, device=a.device)
-    stride_rm = residual.stride(0) if residual is not None else 0
-    has = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None}
-    _gemm[(programs,)](
-        a, b, bias, residual, out, partial, M, N, K, *a.stride(), *b.stride(), stride_rm, out.stride(0),
-        **has, PRECISION=precision, **config.launch_arguments,
-    )  # fmt: skip
+def by_pointers(of: Arguments) -> Any:
+    """Of a layout: programs, sizes and strides, constants, and those of the second launch if a tile is cut."""
+    (M, K), N, config = of.a.shape, of.b.shape[1], of.config
+    tiles, programs, cut = _shares(M, K, N, config, of.a.device)
+    stride_rm, stride_om = row_stride(of.residual), of.c.stride(0)
+    numbers = (M, N, K, *of.a.stride(), *of.b.stride(), stride_rm, stride_om)
+    rows = min(config.block_m, 16)
+    has = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
+    sizes = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "ROWS": rows}
     # For K = 1 no tile is cut; Triton 3.6 could not compile the second launch for it.
-    if cut:
-        rows = min(config.block_m, 16)
-        sizes = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
-        _fix_up[(tiles, config.block_m // rows)](
-            bias, residual, out, partial, M, N, K, programs, stride_rm, out.stride(0), **has, **sizes, ROWS=rows
-        )
-    return out
+    fix_up = (tiles, config.block_m // rows), (M, N, K, programs, stride_rm, stride_om), {**has, **sizes}
+    return programs, numbers, constants(of), fix_up if cut else None
+
+
+@kernel(
+    backend="triton", traffic=traffic, bind=by_pointers, fenced_since="3.7",
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
+def stream_k(
+    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
+    residual: Tensor | None, precision: str, config: Config, bound: Any,
+) -> None:  # fmt: skip
+    """a b + bias + residual in fp32; allocates two fp32 tiles per SM; two runs agree bit for bit."""
+    programs, numbers, constants, fix_up = bound
+    partial = torch.empty((2 * programs, config.block_m, config.block_n), dtype=torch.float32, device=c.device)
+    _gemm[(programs,)](a, b, bias, residual, c, partial, *numbers, **constants)
+    if fix_up is not None:
+        grid, numbers, constants = fix_up
+        _fix_up[grid](bias, residual, c, partial, *numbers, **constants)

@@ -12,28 +12,29 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rooflab.kernels import _cuda
-from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._pdl import pdl_is_on
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.gemm._operands import check_operands
+from rooflab.kernels.gemm._operands import panels_traffic, row_stride
 from rooflab.kernels.gemm._skinny_operands import (
     VECTOR_BYTES,
     alignment_bytes,
     element_bytes,
     not_transposed,
-    row_stride,
+    weight_stride,
 )
 from rooflab.kernels.gemm._skinny_swap import source
-from rooflab.kernels.gemm._tiled import config_of
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
 LOADERS = 128 + 32
@@ -127,78 +128,52 @@ KINDS = {torch.float32: "tf32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Every operand once, the weight once per 64 rows of a; sums stay in the cluster."""
-    a, b = inputs.a, inputs.b
-    M, N = a.shape[0], b.shape[1]
-    config = inputs.config or config_of("swap_ab", a, b, inputs.residual, inputs.precision)
-    tiles_m = max(cdiv(M, config.block_m), 1)
-    return Traffic(
-        read_bytes=nbytes(a, inputs.bias, inputs.residual) + tiles_m * nbytes(b), write_bytes=M * N * a.element_size()
-    )
+    """The weight once per tile of rows of a; sums stay in the cluster."""
+    return panels_traffic(inputs, inputs.config.block_m)
 
 
-def why_not_taken(a: torch.Tensor, b: torch.Tensor, precision: str) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """Why this kernel cannot take the operands, or None."""
-    if a.dtype == torch.float32 and precision == "ieee":
-        return "wgmma rounds fp32 to TF32, which precision='ieee' does not allow; gemm/split_k takes it"
+    a, b = inputs.a, inputs.b
+    if a.dtype == torch.float32 and inputs.precision == "ieee":
+        return "precision: expected tf32, to which wgmma rounds fp32, got ieee; gemm/split_k takes it"
     reason = not_transposed(a, b, "split_k")
     if reason is None and alignment_bytes(a, b, whole_k=False) < VECTOR_BYTES:
-        return "cp.async needs rows of a and b at multiples of 16 bytes; gemm/split_k takes any"
+        return "a, b: expected rows at multiples of 16 bytes for cp.async, got others; gemm/split_k takes any"
     return reason
 
 
-@register(
-    op="gemm", name="swap_ab", role="optimized", backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
-    traffic=traffic, unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b, inputs.precision),
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
-)  # fmt: skip
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> torch.Tensor:
-    """a b + bias + residual on wgmma, accumulated in fp32, for few rows of a; two runs agree bit for bit.
-
-    a: (M, K), stride 1 along K; b: (K, N), a transposed row-major (N, K) weight; rows of both at multiples of 16 bytes;
-    bias: (N,); residual: (M, N); returns (M, N).  fp16, bf16, or fp32 with `precision="tf32"`.  Written for M <= 64;
-    reads the weight again for every 64 rows more.  Raises `ValueError` on other operands.
-    """
-    M, N, K = check_operands(a, b, bias, residual, precision)
-    reason = why_not_taken(a, b, precision)
-    if reason:
-        raise ValueError(f"a, b: {reason}")
-    out = output(out, (M, N), a)
-    if not out.numel():
-        return out
-    config = config or config_of("swap_ab", a, b, residual, precision)
+def divided(of: Arguments) -> Any:
+    """Of a layout: source, options of the compiler, grid, threads, sizes and strides, bytes of shared memory."""
+    a, b, config = of.a, of.b, of.config
+    (K, N), M, size = b.shape, a.shape[0], a.element_size()
     sizes = {
         "ELEMENT": ELEMENTS[a.dtype],
         "BLOCK_M": config.block_m,
         "WARPGROUPS": config.block_n // 64,
-        "PIECES": config.block_k * a.element_size() // PIECE_BYTES,
+        "PIECES": config.block_k * size // PIECE_BYTES,
         "STAGES": config.num_stages,
         "SPLIT": config.split,
     }
-    options = tuple(f"-D{name}={value}" for name, value in sizes.items())
-    kernel = _cuda.load(source(KINDS[a.dtype], config.block_m), "swap_ab", options=options, dependent=pdl_is_on())
-    kernel(
-        (cdiv(N, config.block_n) * config.split, cdiv(M, config.block_m)),
-        (LOADERS + 2 * config.block_n,),
-        a,
-        b,
-        bias,
-        residual,
-        out,
-        *(np.int32(size) for size in (M, N, K, cdiv(cdiv(K, config.block_k), config.split))),
-        np.int64(row_stride(a, 0)),
-        np.int64(row_stride(b, 1)),
-        np.int64(residual.stride(0) if residual is not None else 0),
-        np.int64(out.stride(0)),
-        shared_bytes=config.num_stages * (config.block_m + config.block_n) * config.block_k * a.element_size(),
-    )
-    return out
+    strides = weight_stride(a, 0), weight_stride(b, 1), row_stride(of.residual), of.c.stride(0)
+    steps = cdiv(cdiv(K, config.block_k), config.split)
+    return (
+        source(KINDS[a.dtype], config.block_m), tuple(f"-D{name}={value}" for name, value in sizes.items()),
+        (cdiv(N, config.block_n) * config.split, cdiv(M, config.block_m)), (LOADERS + 2 * config.block_n,),
+        (*map(np.int32, (M, N, K, steps)), *map(np.int64, strides)),
+        config.num_stages * (config.block_m + config.block_n) * config.block_k * size,
+    )  # fmt: skip
+
+
+@kernel(
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=unsupported, aligned=("a", "b"),
+    bind=divided, traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+)  # fmt: skip
+def swap_ab(
+    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
+    residual: Tensor | None, precision: str, config: Config, bound: Any,
+) -> None:  # fmt: skip
+    """a b + bias + residual on wgmma, accumulated in fp32; every 64 rows of a read the weight again."""
+    code, options, grid, threads, numbers, shared_bytes = bound
+    compiled = _cuda.load(code, "swap_ab", options=options, dependent=pdl_is_on())
+    compiled(grid, threads, a, b, bias, residual, c, *numbers, shared_bytes=shared_bytes)

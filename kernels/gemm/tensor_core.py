@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
-from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.gemm._tiled import _gemm, by_fma, config_of, tile_footprint, traffic_of
-from rooflab.kernels.registry import register
+from rooflab.kernels.gemm._tiled import _gemm, by_fma, by_pointers, tile_footprint, traffic
+from rooflab.kernels.launcher import kernel
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -28,6 +26,7 @@ class Config(LaunchConfig):
     block_n: int
     block_k: int
     num_warps: int
+    num_stages: int = 1
     group_m: int = 8
     """Row panels of tiles that share their columns of B in L2."""
 
@@ -48,7 +47,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     else:
         sides = itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128))
     return tuple(
-        Config(block_m, block_n, block_k, num_warps, group_m)
+        Config(block_m, block_n, block_k, num_warps, group_m=group_m)
         for block_m, block_n, block_k in sides
         for num_warps, group_m in itertools.product((4, 8), (1, 8))
     )
@@ -68,34 +67,11 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return DECODE if M <= 16 else SMALL if M <= 64 else LARGE
 
 
-@register(
-    op="gemm", name="tensor_core", role="optimized", backend="triton", traffic=traffic_of("tensor_core"),
-    tuning=Tuning(Config, configs, heuristic, footprint),
-)  # fmt: skip
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> torch.Tensor:
-    """a b + bias + residual on the tensor cores, accumulated in fp32; fp32 uses FMAs unless `precision` is `tf32`.
-
-    a: (M, K); b: (K, N); bias: (N,) contiguous; residual: (M, N), rows contiguous; any strides of a and b; returns
-    (M, N).  Raises `ValueError` on a wrong shape, dtype or precision.
-    """
-    M, N, K = check_operands(a, b, bias, residual, precision)
-    out = output(out, (M, N), a)
-    config = config or config_of("tensor_core", a, b, residual, precision)
-    grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
-    if out.numel():
-        _gemm[grid](
-            a, b, bias, residual, out, M, N, K, *a.stride(), *b.stride(),
-            residual.stride(0) if residual is not None else 0, out.stride(0),
-            HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, PRECISION=precision, num_stages=1,
-            **config.launch_arguments,
-        )  # fmt: skip
-    return out
+@kernel(backend="triton", traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint), bind=by_pointers)
+def tensor_core(
+    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
+    residual: Tensor | None, precision: str, config: Config, bound: Any,
+) -> None:  # fmt: skip
+    """a b + bias + residual on the tensor cores, in fp32; fp32 operands by FMAs unless `precision` is `tf32`."""
+    grid, numbers, constants = bound
+    _gemm[grid](a, b, bias, residual, c, *numbers, **constants)

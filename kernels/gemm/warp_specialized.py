@@ -17,27 +17,28 @@ from __future__ import annotations
 import contextvars
 import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.gemm._operands import check_operands
-from rooflab.kernels.gemm._tiled import add_bias_and_residual, config_of, grouped_tile, tile_footprint, traffic_of
+from rooflab.kernels.gemm._operands import epilogue_alone, row_stride
+from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, grouped_tile, tile_footprint, traffic
 from rooflab.kernels.gemm._tma import (
     GROUP_ROWS,
     ROW_BYTES,
-    epilogue_alone,
     quickest,
     stored_operands,
     stored_output,
     why_not_loaded_and_stored,
 )
-from rooflab.kernels.registry import register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -137,43 +138,29 @@ def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
-@register(
-    op="gemm", name="warp_specialized", role="optimized", backend="triton", min_sm=90,
-    unsupported=why_not_loaded_and_stored, traffic=traffic_of("warp_specialized"),
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+def by_pointers(of: Arguments) -> Any:
+    """Of a layout: the grid, sizes and strides of what the maps describe, and constants."""
+    (M, K), N, config = of.a.shape, of.b.shape[1], of.config
+    a, b = stored_operands(of.a, of.b)
+    grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
+    numbers = M, N, K, a.stride, b.stride, row_stride(of.residual), stored_output(of.c, "tma").stride
+    return grid, numbers, {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed, **constants(of)}
+
+
+def _launch(grid: tuple[int], *arguments: Any, **constants: Any) -> None:
+    triton.set_allocator(_scratch)
+    _gemm[grid](*arguments, **constants)
+
+
+@kernel(
+    backend="triton", min_sm=90, unsupported=why_not_loaded_and_stored, aligned=("a", "b"), empty=epilogue_alone,
+    bind=by_pointers, traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
 )  # fmt: skip
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-    config: Config | None = None,
-) -> torch.Tensor:
-    """a b + bias + residual on the tensor cores, accumulated in fp32; TMA loads the operands.
-
-    Operands and errors are those of `persistent`.
-    """
-    M, N, K = check_operands(a, b, bias, residual, precision)
-    out = output(out, (M, N), a)
-    if not out.numel() or not K:
-        return epilogue_alone(out, bias, residual)
-    config = config or config_of("warp_specialized", a, b, residual, precision)
-    a_stored, b_stored = stored_operands(a, b, precision, "pipelined")
-    out_stored = stored_output(out, "tma")
-    tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
-    grid = (min(tiles, sm_count(a.device)),)
-
-    def launch() -> None:
-        triton.set_allocator(_scratch)
-        _gemm[grid](
-            a, b, bias, residual, out, M, N, K, a_stored.stride, b_stored.stride,
-            residual.stride(0) if residual is not None else 0, out_stored.stride,
-            A_TRANSPOSED=a_stored.transposed, B_TRANSPOSED=b_stored.transposed, HAS_BIAS=bias is not None,
-            HAS_RESIDUAL=residual is not None, PRECISION=precision, **config.launch_arguments,
-        )  # fmt: skip
-
-    contextvars.copy_context().run(launch)  # the caller's own allocator stays in force outside
-    return out
+def warp_specialized(
+    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
+    residual: Tensor | None, precision: str, config: Config, bound: Any,
+) -> None:  # fmt: skip
+    """a b + bias + residual on the tensor cores, accumulated in fp32; TMA loads the operands and stores the result."""
+    grid, numbers, constants = bound
+    # In a copy, so that the caller's own allocator stays in force outside.
+    contextvars.copy_context().run(_launch, grid, a, b, bias, residual, c, *numbers, **constants)

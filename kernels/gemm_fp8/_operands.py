@@ -1,27 +1,15 @@
-"""Checks of the operands of all gemm_fp8 kernels."""
+"""What the kernels of gemm_fp8 ask of their operands beyond the op, and the traffic of those that read each once."""
 
 from __future__ import annotations
 
 import torch
 
-from rooflab.kernels._checks import check_last_dim_contiguous
 from rooflab.kernels.registry import Arguments
-from rooflab.reference import gemm_fp8 as reference
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 TMA_ALIGNMENT = 16
 """A tensor map's addresses and strides are multiples of this many bytes."""
-
-
-def check_operands(
-    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None = None
-) -> tuple[int, int, int]:
-    """M, N and K.  Raises `ValueError` as the reference's does, and on a bias that is not contiguous."""
-    sizes = reference.check_operands(a, b, a_scale, b_scale, bias)
-    if bias is not None:
-        check_last_dim_contiguous("bias", bias)
-    return sizes
 
 
 def block_scaled(a_scale: torch.Tensor) -> bool:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.gemm_fp8._operands import check_operands, why_no_tma
+from rooflab.kernels._tma import map_maker
+from rooflab.kernels.gemm_fp8._operands import block_scaled, why_no_tma
 from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import Footprint, LaunchConfig
 from rooflab.reference.spec import Case, nbytes
@@ -68,43 +68,32 @@ def footprint(config: Config, case: Case, accumulators: int) -> Footprint:
     )
 
 
-def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
-    """The `traffic` of a kernel: a once, b once per group of row panels without reuse from L2."""
-
-    def traffic(inputs: Arguments) -> Traffic:
-        a, b = inputs.a, inputs.b
-        M, N = a.shape[0], b.shape[1]
-        config = inputs.config or config_of(kernel, a, b)
-        panels = max(1, cdiv(M, config.block_m * config.group_m))
-        return Traffic(nbytes(a, inputs.a_scale, inputs.b_scale, inputs.bias) + panels * nbytes(b), 2 * M * N)
-
-    return traffic
-
-
-def config_of(kernel: str, a: torch.Tensor, b: torch.Tensor) -> Any:
-    """The config of a launch without one: tuned for this GPU, or the heuristic's."""
-    return default_config("gemm_fp8", kernel, "fp8_e4m3", a.device, M=a.shape[0], N=b.shape[1], K=a.shape[1])
+def traffic(inputs: Arguments) -> Traffic:
+    """a once, b once per group of row panels without reuse from L2."""
+    a, b, config = inputs.a, inputs.b, inputs.config
+    M, N = a.shape[0], b.shape[1]
+    panels = max(1, cdiv(M, config.block_m * config.group_m))
+    return Traffic(nbytes(a, inputs.a_scale, inputs.b_scale, inputs.bias) + panels * nbytes(b), 2 * M * N)
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Why TMA cannot read these operands, or None."""
-    return why_not_read(inputs.a, inputs.b)
-
-
-def why_not_read(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """Why TMA cannot read the operands, or None; None for empty operands, which no kernel reads."""
+    """Why TMA cannot read these operands, or None; None for empty ones, which no kernel reads."""
+    a, b = inputs.a, inputs.b
     return why_no_tma(a, b) if a.numel() and b.numel() else None
 
 
-def check_for_tma(
-    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None
-) -> tuple[int, int, int]:
-    """M, N and K.  Raises `ValueError` on wrong operands, and on operands that TMA cannot read."""
-    sizes = check_operands(a, b, a_scale, b_scale, bias)
-    reason = why_no_tma(a, b)
-    if reason and all(sizes):
-        raise ValueError(reason)
-    return sizes
+def by_maps(of: Arguments) -> Any:
+    """Of a layout: what makes the maps of a and b.mT, the grid, sizes and strides."""
+    (M, K), N, config = of.a.shape, of.b.shape[1], of.config
+    a_map = map_maker(TensorDescriptor, [M, K], [of.a.stride(0), 1], [config.block_m, BLOCK_K])
+    b_map = map_maker(TensorDescriptor, [N, K], [of.b.stride(1), 1], [config.block_n, BLOCK_K])
+    grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
+    return a_map, b_map, grid, (M, N, K), scale_strides(of), of.c.stride(0)
+
+
+def scale_strides(of: Arguments) -> tuple[int, ...]:
+    """The strides of both block scales; zeros for one scale each."""
+    return (*of.a_scale.stride(), *of.b_scale.stride()) if block_scaled(of.a_scale) else (0, 0, 0, 0)
 
 
 @triton.jit

@@ -5,11 +5,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
-from rooflab.kernels.gemm_fp8._operands import block_scaled, check_operands, traffic, why_no_tma
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.gemm._operands import epilogue_alone
+from rooflab.kernels.gemm_fp8._operands import block_scaled, traffic, why_no_tma
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 
 MULTIPLE = 8
 """N is a multiple of this, so that rows of a bf16 output are a multiple of 16 bytes apart, as TMA needs."""
@@ -19,9 +20,9 @@ def unsupported(inputs: Arguments) -> str | None:
     """Why `fp8_gemm_nt` cannot take the operands on Hopper (its source asserts this), or None."""
     b, b_scale = inputs.b, inputs.b_scale
     if not block_scaled(inputs.a_scale):
-        return "a_scale: DeepGEMM takes only block scales"
+        return "a_scale: expected block scales for DeepGEMM, got one element"
     if inputs.bias is not None:
-        return "bias: DeepGEMM adds no bias to a bf16 result"
+        return "bias: expected none, because DeepGEMM adds no bias to a bf16 result"
     if b.shape[1] % MULTIPLE:
         return f"b: expected columns in multiples of {MULTIPLE}, got {b.shape[1]}"
     if not b_scale.mT.is_contiguous():
@@ -29,31 +30,16 @@ def unsupported(inputs: Arguments) -> str | None:
     return why_no_tma(inputs.a, b)
 
 
-@register(
-    op="gemm_fp8", name="deep_gemm", role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=("deep_gemm",),
-    traffic=traffic, unsupported=unsupported,
+@kernel(
+    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=("deep_gemm",), unsupported=unsupported,
+    aligned=("a", "b"), empty=epilogue_alone, traffic=traffic,
 )  # fmt: skip
-def gemm_fp8(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """(a_scale a) (b_scale b) with `deep_gemm.fp8_gemm_nt`, which takes `b.mT` and `b_scale.mT`.
+def deep_gemm(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *, fast_accum: bool
+) -> None:
+    """`deep_gemm.fp8_gemm_nt` takes `b.mT` and `b_scale.mT`.
 
-    a: (M, K) e4m3 row-major; b: (K, N) e4m3 column-major; block scales, those of b contiguous along K; returns (M, N)
-    bf16.  Unless a_scale is stored as (K / 128, M) with M a multiple of four, DeepGEMM copies it in one more launch.
-    Raises `ValueError` on wrong shapes or dtypes.
+    Unless a_scale is stored as (K / 128, M) with M a multiple of four, DeepGEMM copies it in one more launch.
     """
-    M, N, K = check_operands(a, b, a_scale, b_scale, bias)
-    out = output(out, (M, N), a, torch.bfloat16)
-    if not K:
-        return out.zero_()
-    if out.numel():
-        library: Any = import_module("deep_gemm")
-        library.fp8_gemm_nt((a, a_scale), (b.mT, b_scale.mT), out)
-    return out
+    library: Any = import_module("deep_gemm")
+    library.fp8_gemm_nt((a, a_scale), (b.mT, b_scale.mT), c)

@@ -10,18 +10,18 @@ accumulator.
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
+from torch import Tensor
 
-from rooflab.kernels._checks import output
-from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import unchecked_map
+from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_fp8 import _tiles
 from rooflab.kernels.gemm_fp8._operands import block_scaled
-from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, Config, check_for_tma, config_of, place, traffic_of, why_not_read
-from rooflab.kernels.registry import register
+from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, Config, by_maps, place, traffic
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -71,54 +71,26 @@ def _gemm(
     tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def why_not_taken(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, fast_accum: bool) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """Why this kernel cannot take the inputs: block scales, `fast_accum` off, or TMA; or None."""
-    if block_scaled(a_scale):
+    if block_scaled(inputs.a_scale):
         return "a_scale: expected one element, because the sum runs over all of K; promoted takes block scales"
-    if not fast_accum:
-        return "fast_accum: Hopper's fp8 accumulator keeps 14 bits; allow it by fast_accum=True, or use promoted"
-    return why_not_read(a, b)
+    if not inputs.fast_accum:
+        return "fast_accum: expected True, because Hopper's fp8 accumulator keeps 14 bits; promoted takes False"
+    return _tiles.unsupported(inputs)
 
 
-@register(
-    op="gemm_fp8", name="fast_accum", role="optimized", backend="triton", min_sm=90, traffic=traffic_of("fast_accum"),
-    unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b, inputs.a_scale, inputs.fast_accum),
-    tuning=Tuning(Config, configs, heuristic, footprint),
+@kernel(
+    backend="triton", min_sm=90, unsupported=unsupported, aligned=("a", "b"), empty=epilogue_alone, bind=by_maps,
+    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
 )  # fmt: skip
-def gemm_fp8(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-    out: torch.Tensor | None = None,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """(a_scale a) (b_scale b) + bias, all of K summed in Hopper's fp8 accumulator.
-
-    a: (M, K) e4m3 row-major; b: (K, N) e4m3 column-major, rows of K a multiple of 16 bytes apart; bias: (N,) bf16;
-    scales of one element; returns (M, N) bf16.  Raises `ValueError` on wrong shapes, dtypes or strides, on block
-    scales, and without `fast_accum=True`.
-    """
-    M, N, K = check_for_tma(a, b, a_scale, b_scale, bias)
-    out = output(out, (M, N), a, torch.bfloat16)
-    reason = why_not_taken(a, b, a_scale, fast_accum)
-    if reason:
-        raise ValueError(reason)
-    if not out.numel():
-        return out
-    if not K:
-        return out.zero_() if bias is None else out.copy_(bias.expand(M, N))
-    config = config or config_of("fast_accum", a, b)
-    weight = b.mT
-    grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
+def fast_accum(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,
+    fast_accum: bool, config: Config, bound: Any,
+) -> None:  # fmt: skip
+    """(a_scale a) (b_scale b) + bias, all of K summed in Hopper's fp8 accumulator."""
+    a_map, b_map, grid, sizes, _, stride_om = bound
     _gemm[grid](
-        unchecked_map(TensorDescriptor, a, [M, K], [a.stride(0), 1], [config.block_m, BLOCK_K]),
-        unchecked_map(TensorDescriptor, weight, [N, K], [weight.stride(0), 1], [config.block_n, BLOCK_K]),
-        a_scale, b_scale, bias, out,
-        M, N, K, out.stride(0),
+        a_map(a), b_map(b.mT), a_scale, b_scale, bias, c, *sizes, stride_om,
         HAS_BIAS=bias is not None, BLOCK_K=BLOCK_K, **config.launch_arguments,
     )  # fmt: skip
-    return out

@@ -13,16 +13,19 @@ from __future__ import annotations
 import itertools
 
 import torch
+from torch import Tensor
 
 from rooflab.kernels import _multicast
-from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._multicast import Config
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tensor_map import CudaMap
+from rooflab.kernels.gemm._operands import epilogue_alone
+from rooflab.kernels.gemm_fp8 import _tiles
 from rooflab.kernels.gemm_fp8._operands import TMA_ALIGNMENT, block_scaled
-from rooflab.kernels.gemm_fp8._tiles import check_for_tma, config_of, traffic_of, why_not_read
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.gemm_fp8._tiles import traffic
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -57,8 +60,8 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
 def unsupported(inputs: Arguments) -> str | None:
     """Why TMA cannot read these operands or store the result, or None."""
     a, b = inputs.a, inputs.b
-    reason = why_not_read(a, b)
-    if reason is None and a.shape[0] > 1 and 2 * b.shape[1] % TMA_ALIGNMENT:
+    reason = _tiles.unsupported(inputs)
+    if reason is None and a.shape[0] > 1 and a.numel() and 2 * b.shape[1] % TMA_ALIGNMENT:
         wanted = f"N of whole {TMA_ALIGNMENT} bytes of the result, so that TMA can store its rows"
         reason = f"b: expected {wanted}, got {b.shape[1]}; gemm_fp8/promoted_ws takes any"
     return reason
@@ -71,48 +74,26 @@ def _map(matrix: torch.Tensor) -> CudaMap:
     return CudaMap(matrix, rows, columns, matrix.stride(0) if rows > 1 else cdiv(columns, whole) * whole)
 
 
-@register(
-    op="gemm_fp8", name="multicast", role="optimized", backend="cuda", min_sm=90, devices=("cuda",),
-    requires=("cupy",), traffic=traffic_of("multicast"), unsupported=unsupported,
+def check_out(of: Arguments) -> None:
+    """Raises `ValueError` on a `c` that TMA cannot store."""
+    c, kept = of.c, _map(of.c)
+    if 2 * kept.stride % TMA_ALIGNMENT or (not c.is_meta and c.data_ptr() % TMA_ALIGNMENT):
+        wanted = "an address and rows at multiples of 16 bytes for TMA"
+        raise ValueError(f"out: expected {wanted}, got strides {c.stride()}; gemm_fp8/promoted_ws takes any")
+
+
+@kernel(
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=unsupported, aligned=("a", "b"),
+    empty=epilogue_alone, bind=check_out, traffic=traffic,
     tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
 )  # fmt: skip
-def gemm_fp8(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-    out: torch.Tensor | None = None,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """(a_scale a) (b_scale b) + bias with the sums of `promoted`; b is multicast in a cluster.
-
-    a: (M, K) e4m3 row-major; b: (K, N) e4m3 column-major, rows of K a multiple of 16 bytes apart; bias: (N,) bf16;
-    scales as for `naive`, any strides; returns (M, N) bf16, whose rows are a multiple of 16 bytes apart.  Raises
-    `ValueError` on wrong shapes, dtypes or strides.
-    """
-    M, N, K = check_for_tma(a, b, a_scale, b_scale, bias)
-    out = output(out, (M, N), a, torch.bfloat16)
-    if not out.numel():
-        return out
-    if not K:
-        return out.zero_() if bias is None else out.copy_(bias.expand(M, N))
-    reason = unsupported(Arguments(a=a, b=b))
-    if reason:
-        raise ValueError(reason)
-    kept = _map(out)
-    if 2 * kept.stride % TMA_ALIGNMENT or (not out.is_meta and out.data_ptr() % TMA_ALIGNMENT):
-        wanted = "an address and rows at multiples of 16 bytes for TMA"
-        raise ValueError(f"out: expected {wanted}, got strides {out.stride()}; gemm_fp8/promoted_ws takes any")
+def multicast(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,
+    fast_accum: bool, config: Config, bound: None,
+) -> None:  # fmt: skip
+    """The sums of `promoted`; b is multicast in a cluster."""
+    kept = _map(c)
     _multicast.launch(
-        "fp8",
-        config or config_of("multicast", a, b),
-        [_map(a), _map(b.mT), kept, kept],
-        (M, N, K),
-        bias=bias,
-        scales=(a_scale, b_scale),
-        block_scales=block_scaled(a_scale),
-    )
-    return out
+        "fp8", config, [_map(a), _map(b.mT), kept, kept], (*a.shape[:1], *b.shape[1:], *a.shape[1:]),
+        bias=bias, scales=(a_scale, b_scale), block_scales=block_scaled(a_scale),
+    )  # fmt: skip

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.gemm_fp8._operands import block_scaled, check_operands
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.gemm_fp8._operands import block_scaled
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.reference.gemm_fp8 import GROUP
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
@@ -31,29 +31,14 @@ def traffic(inputs: Arguments) -> Traffic:
     return steps(*moves, (product, 2 * M * N))
 
 
-@register(op="gemm_fp8", name="naive", role="naive", backend="torch", traffic=traffic)
-def gemm_fp8(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """(a_scale a) (b_scale b) + bias in fp32, rounded to bf16 once.
-
-    a: (M, K) e4m3; b: (K, N) e4m3, any strides of both; bias: (N,) bf16; fp32 scales of one element, or of blocks:
-    a_scale (M, ceil(K / 128)), b_scale (ceil(K / 128), ceil(N / 128)); returns (M, N) bf16.  Raises `ValueError` on
-    wrong shapes or dtypes.
-    """
-    M, N, K = check_operands(a, b, a_scale, b_scale, bias)
-    out = output(out, (M, N), a, torch.bfloat16)
+@kernel(backend="torch", traffic=traffic)
+def naive(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *, fast_accum: bool
+) -> None:
+    """(a_scale a) (b_scale b) + bias in fp32, rounded to bf16 once; operands of any strides."""
+    K, N = b.shape
     if block_scaled(a_scale):
         a_scale = a_scale.repeat_interleave(GROUP, 1)[:, :K]
         b_scale = b_scale.repeat_interleave(GROUP, 0)[:K].repeat_interleave(GROUP, 1)[:, :N]
     product = (a.float() * a_scale) @ (b.float() * b_scale)
-    if bias is not None:
-        product = product + bias.float()
-    return out.copy_(product)
+    c.copy_(product if bias is None else product + bias.float())

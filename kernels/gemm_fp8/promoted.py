@@ -8,18 +8,17 @@ it waits for the wgmma that writes them (read in Triton 3.7.1's PTX).
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
+from torch import Tensor
 
-from rooflab.kernels._checks import output
-from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import unchecked_map
+from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_fp8 import _tiles
 from rooflab.kernels.gemm_fp8._operands import block_scaled
-from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, Config, check_for_tma, config_of, place, traffic_of, unsupported
-from rooflab.kernels.registry import register
+from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, Config, by_maps, place, traffic, unsupported
+from rooflab.kernels.launcher import kernel
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -83,41 +82,17 @@ def _gemm(
     tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@register(
-    op="gemm_fp8", name="promoted", role="optimized", backend="triton", min_sm=90, traffic=traffic_of("promoted"),
-    unsupported=unsupported, tuning=Tuning(Config, configs, heuristic, footprint),
+@kernel(
+    backend="triton", min_sm=90, unsupported=unsupported, aligned=("a", "b"), empty=epilogue_alone, bind=by_maps,
+    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
 )  # fmt: skip
-def gemm_fp8(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-    out: torch.Tensor | None = None,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """(a_scale a) (b_scale b) + bias, each 128 of K on the fp8 tensor cores and their sums in fp32.
-
-    a: (M, K) e4m3 row-major; b: (K, N) e4m3 column-major, rows of K a multiple of 16 bytes apart; bias: (N,) bf16;
-    scales as for `naive`, any strides; returns (M, N) bf16.  Raises `ValueError` on wrong shapes, dtypes or strides.
-    """
-    M, N, K = check_for_tma(a, b, a_scale, b_scale, bias)
-    out = output(out, (M, N), a, torch.bfloat16)
-    if not out.numel():
-        return out
-    if not K:
-        return out.zero_() if bias is None else out.copy_(bias.expand(M, N))
-    config = config or config_of("promoted", a, b)
-    block = block_scaled(a_scale)
-    weight = b.mT
-    grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
+def promoted(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,
+    fast_accum: bool, config: Config, bound: Any,
+) -> None:  # fmt: skip
+    """(a_scale a) (b_scale b) + bias, each 128 of K on the fp8 tensor cores and their sums in fp32."""
+    a_map, b_map, grid, sizes, strides, stride_om = bound
     _gemm[grid](
-        unchecked_map(TensorDescriptor, a, [M, K], [a.stride(0), 1], [config.block_m, BLOCK_K]),
-        unchecked_map(TensorDescriptor, weight, [N, K], [weight.stride(0), 1], [config.block_n, BLOCK_K]),
-        a_scale, b_scale, bias, out,
-        M, N, K, *(a_scale.stride() if block else (0, 0)), *(b_scale.stride() if block else (0, 0)), out.stride(0),
-        HAS_BIAS=bias is not None, BLOCK_SCALES=block, BLOCK_K=BLOCK_K, **config.launch_arguments,
+        a_map(a), b_map(b.mT), a_scale, b_scale, bias, c, *sizes, *strides, stride_om,
+        HAS_BIAS=bias is not None, BLOCK_SCALES=block_scaled(a_scale), BLOCK_K=BLOCK_K, **config.launch_arguments,
     )  # fmt: skip
-    return out

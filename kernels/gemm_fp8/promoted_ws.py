@@ -11,23 +11,25 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._layouts import layout_of
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import unchecked_map
+from rooflab.kernels._tma import map_maker
+from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_fp8 import _tiles
 from rooflab.kernels.gemm_fp8._operands import TMA_ALIGNMENT, block_scaled
 from rooflab.kernels.gemm_fp8._partitions import consume, produce
-from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, check_for_tma, config_of, traffic_of, unsupported
-from rooflab.kernels.registry import register
+from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, scale_strides, traffic, unsupported
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -153,49 +155,40 @@ def _gemm(a_map, b_map, c_map, a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr, M, N
         )  # fmt: skip
 
 
-@register(
-    op="gemm_fp8", name="promoted_ws", role="optimized", backend="gluon", min_sm=90, traffic=traffic_of("promoted_ws"),
-    unsupported=unsupported, tuning=Tuning(Config, configs, heuristic, footprint),
-)  # fmt: skip
-def gemm_fp8(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-    out: torch.Tensor | None = None,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """(a_scale a) (b_scale b) + bias with the sums of `promoted`, by specialized warps in persistent CTAs.
-
-    a: (M, K) e4m3 row-major; b: (K, N) e4m3 column-major, rows of K a multiple of 16 bytes apart; bias: (N,) bf16;
-    scales as for `naive`, any strides; returns (M, N) bf16, by TMA if its rows are a multiple of 16 bytes apart.
-    Raises `ValueError` on wrong shapes, dtypes or strides.
-    """
-    M, N, K = check_for_tma(a, b, a_scale, b_scale, bias)
-    out = output(out, (M, N), a, torch.bfloat16)
-    if not out.numel():
-        return out
-    if not K:
-        return out.zero_() if bias is None else out.copy_(bias.expand(M, N))
-    config = config or config_of("promoted_ws", a, b)
-    block, weight = block_scaled(a_scale), b.mT
-    by_tma = out.stride(0) * out.itemsize % TMA_ALIGNMENT == 0 and out.data_ptr() % TMA_ALIGNMENT == 0
-    boxes = ([64, BLOCK_K], [config.block_n, BLOCK_K], [64, config.block_n])
-    layouts = [layout_of(tuple(box), kind) for box, kind in zip(boxes, KINDS, strict=True)]
-    target = out if by_tma else a.new_empty((1, 8), dtype=torch.bfloat16)
+def arranged(of: Arguments) -> Any:
+    """Of a layout: what makes the maps of a, b.mT and c, whether TMA stores c, the grid, numbers, and constants."""
+    a, b, c, config = of.a, of.b, of.c, of.config
+    (M, K), N = a.shape, b.shape[1]
+    by_tma = c.stride(0) * c.itemsize % TMA_ALIGNMENT == 0 and c.data_ptr() % TMA_ALIGNMENT == 0
+    target = ([M, N], [c.stride(0), 1]) if by_tma else ([1, 8], [8, 1])
+    matrices = (
+        ([M, K], [a.stride(0), 1], [64, BLOCK_K]),
+        ([N, K], [b.stride(1), 1], [config.block_n, BLOCK_K]),
+        (*target, [64, config.block_n]),
+    )
     maps = [
-        unchecked_map(TensorDescriptor, tensor, list(tensor.shape), [tensor.stride(0), 1], box, layout)
-        for tensor, box, layout in zip((a, weight, target), boxes, layouts, strict=True)
+        map_maker(TensorDescriptor, shape, strides, box, layout_of(tuple(box), kind))
+        for (shape, strides, box), kind in zip(matrices, KINDS, strict=True)
     ]
-    tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
-    _gemm[(min(tiles, sm_count(a.device)),)](
-        *maps, a_scale, b_scale, bias, out, M, N, K, *(a_scale.stride() if block else (0, 0)),
-        *(b_scale.stride() if block else (0, 0)), out.stride(0),
-        HAS_BIAS=bias is not None, BLOCK_SCALES=block, BY_TMA=by_tma, BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-        BLOCK_K=BLOCK_K, GROUP_M=config.group_m, STAGES=config.num_stages, num_warps=4,
-        CONSUMER_REGISTERS=CONSUMER_REGISTERS[config.block_m // 64], PRODUCER_REGISTERS=PRODUCER_REGISTERS,
-    )  # fmt: skip
-    return out
+    grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(a.device)),)
+    constants = {
+        "HAS_BIAS": of.bias is not None, "BLOCK_SCALES": block_scaled(of.a_scale), "BY_TMA": by_tma,
+        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": BLOCK_K, "GROUP_M": config.group_m,
+        "STAGES": config.num_stages, "num_warps": 4, "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
+        "CONSUMER_REGISTERS": CONSUMER_REGISTERS[config.block_m // 64],
+    }  # fmt: skip
+    return *maps, by_tma, grid, (M, N, K, *scale_strides(of), c.stride(0)), constants
+
+
+@kernel(
+    backend="gluon", min_sm=90, unsupported=unsupported, aligned=("a", "b"), empty=epilogue_alone, bind=arranged,
+    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
+def promoted_ws(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,
+    fast_accum: bool, config: Config, bound: Any,
+) -> None:  # fmt: skip
+    """The sums of `promoted`, by specialized warps in persistent CTAs; TMA stores c if its rows allow."""
+    a_map, b_map, c_map, by_tma, grid, numbers, constants = bound
+    target = c if by_tma else c.new_empty((1, 8))
+    _gemm[grid](a_map(a), b_map(b.mT), c_map(target), a_scale, b_scale, bias, c, *numbers, **constants)

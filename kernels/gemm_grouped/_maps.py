@@ -9,6 +9,7 @@ import torch
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT
 from rooflab.kernels.gemm._tma import Stored, stored_as
+from rooflab.kernels.registry import Arguments
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,10 @@ def stored_experts(b: torch.Tensor) -> StoredExperts | None:
     return None
 
 
-def why_no_maps(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """Why TMA cannot load these operands, or None; None also for wrong shapes, which the launcher refuses."""
-    if a.ndim != 2 or b.ndim != 3 or not a.numel() or not b.numel():
+def why_no_maps(inputs: Arguments) -> str | None:
+    """Why TMA cannot load these operands, or None."""
+    a, b = inputs.a, inputs.b
+    if not a.numel() or not b.numel():
         return None
     for name, matrix, as_stored in (("a", a, stored_as(a, False)), ("b", b, stored_experts(b))):
         if as_stored is None:
@@ -49,10 +51,7 @@ def why_no_maps(a: torch.Tensor, b: torch.Tensor) -> str | None:
 
 
 def stored(a: torch.Tensor, b: torch.Tensor) -> tuple[Stored, StoredExperts]:
-    """Both operands for tensor maps.  Raises `ValueError` if TMA cannot take them."""
-    reason = why_no_maps(a, b)
-    if reason:
-        raise ValueError(reason)
+    """Both operands for tensor maps, after `why_no_maps` gave no reason."""
     both = stored_as(a, False), stored_experts(b)
-    assert both[0] is not None and both[1] is not None, "why_no_maps gave no reason"
+    assert both[0] is not None and both[1] is not None, "refused before"
     return both[0], both[1]

@@ -7,17 +7,15 @@ panels, so no two experts share a panel, and T / BLOCK_M + E panels are enough; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import torch
 import triton
 import triton.language as tl
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.configs import default_config
 from rooflab.kernels.gemm._tiled import grouped_tile, tile_footprint
 from rooflab.kernels.gemm._tma import Tiled
 from rooflab.kernels.gemm_grouped._operands import group_rows
@@ -55,26 +53,12 @@ def panel_footprint(
     return replace(needs, ctas=ctas)
 
 
-def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
-    """The `traffic` of a kernel: a once, an expert's matrix once per group of its row panels, without reuse from L2."""
-
-    def traffic(inputs: Arguments) -> Traffic:
-        a, b, offsets = inputs.a, inputs.b, inputs.offsets
-        _, K, N = b.shape
-        config = inputs.config or config_of(kernel, a, b)
-        reads = sum(cdiv(own, config.block_m * config.group_m) for own in group_rows(offsets))
-        return Traffic(
-            read_bytes=nbytes(a, offsets) + reads * K * N * b.element_size(),
-            write_bytes=a.shape[0] * N * a.element_size(),
-        )
-
-    return traffic
-
-
-def config_of(kernel: str, a: torch.Tensor, b: torch.Tensor) -> Any:
-    """The config of a launch without one: tuned for this GPU, or the heuristic's."""
-    (T, K), (E, _, N) = a.shape, b.shape
-    return default_config("gemm_grouped", kernel, a.dtype, a.device, T=T, E=E, N=N, K=K)
+def traffic(inputs: Arguments) -> Traffic:
+    """a once, an expert's matrix once per group of its row panels, without reuse from L2."""
+    a, b, offsets, config = inputs.a, inputs.b, inputs.offsets, inputs.config
+    _, K, N = b.shape
+    reads = sum(cdiv(own, config.block_m * config.group_m) for own in group_rows(offsets))
+    return Traffic(nbytes(a, offsets) + reads * K * N * b.element_size(), a.shape[0] * N * a.element_size())
 
 
 def stages_that_fit(stage_bytes: int, bytes_beside: int) -> int:

@@ -12,22 +12,23 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels._layouts import layout_of
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels._tma import ALIGNMENT, unchecked_map
-from rooflab.kernels.gemm._tma import stored_as
+from rooflab.kernels._tma import ALIGNMENT
+from rooflab.kernels.gemm._tma import Stored, stored_as
 from rooflab.kernels.gemm_grouped._coop_device import _gemm
 from rooflab.kernels.gemm_grouped._maps import stored, stored_experts, why_no_maps
-from rooflab.kernels.gemm_grouped._operands import check_operands
-from rooflab.kernels.gemm_grouped._tiles import config_of, least_work, panels, stages_that_fit, traffic_of
-from rooflab.kernels.registry import register
+from rooflab.kernels.gemm_grouped._operands import zeros
+from rooflab.kernels.gemm_grouped._tiles import least_work, panels, stages_that_fit, traffic
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -101,12 +102,13 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return least_work([deepest(*candidate) for candidate in CANDIDATES], case)
 
 
-def why_not_taken(a: torch.Tensor, b: torch.Tensor) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """Why wgmma or TMA cannot take the operands, or None."""
+    a, b = inputs.a, inputs.b
     if a.dtype == torch.float32:
         return "a: expected 16 bits for wgmma, got torch.float32; gemm_grouped/tma takes it"
-    reason = why_no_maps(a, b)
-    if reason or a.ndim != 2 or b.ndim != 3 or not a.numel() or not b.numel():
+    reason = why_no_maps(inputs)
+    if reason or not a.numel() or not b.numel():
         return reason
     experts = stored_experts(b)
     if experts is not None and experts.strides[0] != experts.shape[1] * experts.strides[1]:
@@ -120,51 +122,36 @@ def why_not_taken(a: torch.Tensor, b: torch.Tensor) -> str | None:
     return None
 
 
-def _map(base: torch.Tensor, shape: list[int], stride: int, box: list[int]) -> TensorDescriptor:
-    layout = layout_of(tuple(box), KINDS[base.dtype])
-    return unchecked_map(TensorDescriptor, base, shape, [stride, 1], box, layout)
+def by_maps(of: Arguments) -> Any:
+    """Of a layout: what makes the maps of a, b and out, the grid, a stride and sizes, and constants.
 
-
-@register(
-    op="gemm_grouped", name="cooperative", role="optimized", backend="gluon", min_sm=90,
-    unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b), traffic=traffic_of("cooperative"),
-    tuning=Tuning(Config, configs, heuristic, footprint),
-)  # fmt: skip
-def gemm_grouped(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    out: torch.Tensor | None = None,
-    *,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """Each expert's rows times its matrix on Hopper's tensor cores, summed in fp32 and rounded once.
-
-    a: (T, K), rows sorted by expert; b: (E, K, N), a transposed view of contiguous (E, N, K) weights; fp16 or bf16;
-    offsets: (E + 1,) int32 from 0 to T, never read by the host; returns (T, N).  K is contiguous in a and b; addresses
-    and row strides, also of out, are whole 16 bytes.  Raises `ValueError` on other operands.
+    Raises `ValueError` if TMA cannot store `out`.
     """
-    T, E, N, K = check_operands(a, b, offsets)
-    out = output(out, (T, N), a)
-    if not out.numel() or not K:
-        return out.zero_()
-    reason = why_not_taken(a, b)
-    out_stored = stored_as(out, False)
-    if reason is None and out_stored is None:
-        reason = (
+    (T, K), (E, _, N), config = of.a.shape, of.b.shape, of.config
+    (a, experts), out = stored(of.a, of.b), stored_as(of.out, False)
+    if out is None:
+        raise ValueError(
             f"out: expected an address and row stride of whole {ALIGNMENT} bytes for TMA, got a stride of "
-            f"{out.stride(0) * out.element_size()} bytes; gemm_grouped/tma takes any"
+            f"{of.out.stride(0) * of.out.element_size()} bytes; gemm_grouped/tma takes any"
         )
-    if reason or out_stored is None:
-        raise ValueError(reason)
-    config = config or config_of("cooperative", a, b)
-    a_stored, experts = stored(a, b)
     half = config.block_m // 2
-    tiles = panels(T, E, config.block_m) * cdiv(N, config.block_n)
-    _gemm[(min(tiles, sm_count(a.device)),)](
-        _map(a, [T, K], a_stored.stride, [half, config.block_k]),
-        _map(b, [E * N, K], experts.strides[1], [config.block_n, config.block_k]), offsets,
-        _map(out, [T, N], out_stored.stride, [half, config.store_n]), out, out.stride(0), E, N, K,
-        BLOCK_E=max(LEAST_EXPERTS, next_power_of_2(E)), num_warps=4, **config.launch_arguments,
-    )  # fmt: skip
-    return out
+    matrices = (
+        (a, half, config.block_k),
+        (Stored(E * N, K, experts.strides[1], False), config.block_n, config.block_k),
+        (out, half, config.store_n),
+    )
+    maps = [stored.map(rows, columns, TensorDescriptor, KINDS[of.a.dtype]) for stored, rows, columns in matrices]
+    grid = (min(panels(T, E, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
+    experts_at_once = max(LEAST_EXPERTS, next_power_of_2(E))
+    constants = {"BLOCK_E": experts_at_once, "num_warps": 4, **config.launch_arguments}
+    return *maps, grid, (of.out.stride(0), E, N, K), constants
+
+
+@kernel(
+    backend="gluon", min_sm=90, unsupported=unsupported, aligned=("a", "b"), empty=zeros, bind=by_maps,
+    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
+def cooperative(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
+    """Each expert's rows times its matrix on Hopper's tensor cores, summed in fp32 and rounded once."""
+    a_map, b_map, out_map, grid, numbers, constants = bound
+    _gemm[grid](a_map(a), b_map(b), offsets, out_map(out), out, *numbers, **constants)

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.gemm._tiled import by_fma, uses_wgmma
-from rooflab.kernels.gemm_grouped._operands import check_operands
-from rooflab.kernels.gemm_grouped._tiles import config_of, least_work, panel_footprint, panels, tile_of, traffic_of
-from rooflab.kernels.registry import register
+from rooflab.kernels.gemm_grouped._tiles import least_work, panel_footprint, panels, tile_of, traffic
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -110,29 +110,19 @@ def _gemm(
     tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@register(
-    op="gemm_grouped", name="grouped", role="optimized", backend="triton", traffic=traffic_of("grouped"),
-    tuning=Tuning(Config, configs, heuristic, footprint), fenced_since="3.7",
-)  # fmt: skip
-def gemm_grouped(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    out: torch.Tensor | None = None,
-    *,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """Each expert's rows times its matrix, summed on the tensor cores in fp32 (fp32 operands on the FMA units).
+def by_pointers(of: Arguments) -> Any:
+    """Of a layout: the grid, sizes and strides, and constants."""
+    T, (E, K, N), config = of.a.shape[0], of.b.shape, of.config
+    grid = (panels(T, E, config.block_m) * cdiv(N, config.block_n),)
+    numbers = (E, N, K, *of.a.stride(), *of.b.stride(), of.out.stride(0))
+    return grid, numbers, {"BLOCK_E": next_power_of_2(E), **config.launch_arguments}
 
-    a: (T, K), rows sorted by expert; b: (E, K, N); any strides of both; offsets: (E + 1,) int32 from 0 to T, never read
-    by the host; returns (T, N).  Raises `ValueError` on a wrong shape or dtype.
-    """
-    T, E, N, K = check_operands(a, b, offsets)
-    out = output(out, (T, N), a)
-    config = config or config_of("grouped", a, b)
-    if out.numel():
-        _gemm[(panels(T, E, config.block_m) * cdiv(N, config.block_n),)](
-            a, b, offsets, out, E, N, K, *a.stride(), *b.stride(), out.stride(0),
-            BLOCK_E=next_power_of_2(E), **config.launch_arguments,
-        )  # fmt: skip
-    return out
+
+@kernel(
+    backend="triton", traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint), bind=by_pointers,
+    fenced_since="3.7",
+)  # fmt: skip
+def grouped(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
+    """Each expert's rows times its matrix on the tensor cores (fp32 on the FMA units); the host reads no offset."""
+    grid, numbers, constants = bound
+    _gemm[grid](a, b, offsets, out, *numbers, **constants)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._torch_cpu import check_rows, padded_rows_refused
-from rooflab.kernels.gemm_grouped._operands import check_operands, group_rows
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels._torch_cpu import padded_rows_refused
+from rooflab.kernels.gemm_grouped._operands import group_rows
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -28,8 +30,8 @@ def unsupported(inputs: Arguments) -> str | None:
     """Why torch refuses the operands, or would not use its grouped kernel, or None."""
     a, b = inputs.a, inputs.b
     if a.device.type == "cuda" and a.dtype != torch.bfloat16:
-        return f"torch's grouped kernel for CUDA takes bf16, got {a.dtype}, for which it would loop on the host"
-    if a.ndim != 2 or b.ndim != 3 or not a.numel() or not b.numel():
+        return f"a: expected bf16, because torch would loop on the host for others on CUDA, got {a.dtype}"
+    if not a.numel() or not b.numel():
         return None
     for name, matrix in (("a", a), ("b", b)):
         size = matrix.element_size()
@@ -46,15 +48,8 @@ def unsupported(inputs: Arguments) -> str | None:
     return padded_rows_refused(inputs)
 
 
-@register(op="gemm_grouped", name="library", role="library", backend="torch", traffic=traffic, unsupported=unsupported)
-def gemm_grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Each expert's rows times its matrix with `torch._grouped_mm`, which takes the ends of the groups.
-
-    a: (T, K), rows sorted by expert; b: (E, K, N); offsets: (E + 1,) int32; returns (T, N), with rows that torch may
-    pad.  Raises `ValueError` on a wrong shape or dtype.
-    """
-    T, _, N, K = check_operands(a, b, offsets)
-    if not T or not N or not K:
-        return a.new_zeros((T, N))
-    check_rows(a)
-    return torch._grouped_mm(a, b, offs=offsets[1:])
+@kernel(backend="torch", traffic=traffic, unsupported=unsupported, aligned=("a", "b"))
+def library(a: Tensor, b: Tensor, offsets: Tensor) -> Tensor:
+    """`torch._grouped_mm` takes the ends of the groups and no `out`; it may pad the rows of its result."""
+    T, N = a.shape[0], b.shape[2]
+    return torch._grouped_mm(a, b, offs=offsets[1:]) if T and N and a.shape[1] else a.new_zeros((T, N))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
-from rooflab.kernels._torch_cpu import check_rows, padded_rows_refused
-from rooflab.kernels.gemm_grouped._operands import check_operands, group_rows
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels._torch_cpu import padded_rows_refused
+from rooflab.kernels.gemm_grouped._operands import group_rows
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -24,23 +25,10 @@ def traffic(inputs: Arguments) -> Traffic:
     )
 
 
-@register(
-    op="gemm_grouped", name="naive", role="naive", backend="torch", traffic=traffic,
-    unsupported=padded_rows_refused,
-)  # fmt: skip
-def gemm_grouped(
-    a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Each expert's rows times its matrix with `torch.mm`, expert by expert.
-
-    a: (T, K), rows sorted by expert; b: (E, K, N); offsets: (E + 1,) int32; returns (T, N).  Raises `ValueError` on a
-    wrong shape or dtype.
-    """
-    T, _, N, _ = check_operands(a, b, offsets)
-    check_rows(a)
-    out = output(out, (T, N), a)
+@kernel(backend="torch", traffic=traffic, unsupported=padded_rows_refused)
+def naive(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor) -> None:
+    """Each expert's rows times its matrix with `torch.mm`, expert by expert."""
     bounds = offsets.tolist()
     for expert, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         if end > start:
             out[start:end] = torch.mm(a[start:end], b[expert])
-    return out

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels._tma import BARRIER_BYTES, unchecked_map
+from rooflab.kernels._tma import BARRIER_BYTES, map_maker
 from rooflab.kernels.gemm._tiled import by_fma, uses_wgmma
 from rooflab.kernels.gemm._tma import ROW_BYTES
 from rooflab.kernels.gemm_grouped._maps import stored, why_no_maps
-from rooflab.kernels.gemm_grouped._operands import check_operands
-from rooflab.kernels.gemm_grouped._tiles import config_of, least_work, panel_footprint, panels, tile_of, traffic_of
-from rooflab.kernels.registry import register
+from rooflab.kernels.gemm_grouped._operands import zeros
+from rooflab.kernels.gemm_grouped._tiles import least_work, panel_footprint, panels, tile_of, traffic
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -100,36 +101,21 @@ def _gemm(
     tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@register(
-    op="gemm_grouped", name="tma", role="optimized", backend="triton", min_sm=90,
-    unsupported=lambda inputs: why_no_maps(inputs.a, inputs.b), traffic=traffic_of("tma"),
-    tuning=Tuning(Config, configs, heuristic, footprint),
-)  # fmt: skip
-def gemm_grouped(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    offsets: torch.Tensor,
-    out: torch.Tensor | None = None,
-    *,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """Each expert's rows times its matrix, summed in fp32; TMA loads the operands.
+def by_maps(of: Arguments) -> Any:
+    """Of a layout: what makes the maps of a and b, the grid, sizes and a stride, and constants."""
+    T, (E, K, N), config = of.a.shape[0], of.b.shape, of.config
+    a, experts = stored(of.a, of.b)
+    box = [1, config.block_n, config.block_k]
+    maps = a.map(config.block_m, config.block_k), map_maker(TensorDescriptor, [*experts.shape], [*experts.strides], box)
+    grid = (panels(T, E, config.block_m) * cdiv(N, config.block_n),)
+    return *maps, grid, (E, N, K, of.out.stride(0)), {"BLOCK_E": next_power_of_2(E), **config.launch_arguments}
 
-    a: (T, K), rows sorted by expert; b: (E, K, N), a transposed view of (E, N, K) weights; offsets: (E + 1,) int32 from
-    0 to T, never read by the host; returns (T, N).  K is contiguous in a and b; their addresses and other strides are
-    whole 16 bytes.  Raises `ValueError` on other operands.
-    """
-    T, E, N, K = check_operands(a, b, offsets)
-    out = output(out, (T, N), a)
-    if not out.numel() or not K:
-        return out.zero_()
-    config = config or config_of("tma", a, b)
-    a_stored, experts = stored(a, b)
-    b_map = unchecked_map(
-        TensorDescriptor, b, [*experts.shape], [*experts.strides], [1, config.block_n, config.block_k]
-    )
-    _gemm[(panels(T, E, config.block_m) * cdiv(N, config.block_n),)](
-        a_stored.descriptor(config.block_m, config.block_k), b_map, offsets, out, E, N, K, out.stride(0),
-        BLOCK_E=next_power_of_2(E), **config.launch_arguments,
-    )  # fmt: skip
-    return out
+
+@kernel(
+    backend="triton", min_sm=90, unsupported=why_no_maps, aligned=("a", "b"), empty=zeros, bind=by_maps,
+    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
+def tma(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
+    """Each expert's rows times its matrix, summed in fp32; TMA loads the operands."""
+    a_map, b_map, grid, numbers, constants = bound
+    _gemm[grid](a_map(a), b_map(b), offsets, out, *numbers, **constants)

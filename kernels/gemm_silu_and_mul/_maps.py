@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import ALIGNMENT
+from rooflab.kernels._tma import ALIGNMENT, map_maker
 from rooflab.kernels.gemm._tma import Stored, stored_as
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 from rooflab.reference.spec import Case
 
@@ -26,12 +28,10 @@ def _row_bytes(matrix: torch.Tensor) -> str:
     return " and ".join(str(stride * matrix.element_size()) for stride in matrix.stride())
 
 
-def why_no_maps(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """Why TMA cannot load these operands or store a new result of them, or None.
-
-    None also for wrong shapes: the launcher's own checks refuse them.
-    """
-    if a.ndim != 2 or b.ndim != 2 or not a.numel() or not b.numel() or b.shape[1] % 2:
+def why_no_maps(inputs: Arguments) -> str | None:
+    """Why TMA cannot load these operands or store a new result of them, or None."""
+    a, b = inputs.a, inputs.b
+    if not a.numel() or not b.numel():
         return None
     wanted = f"expected stride 1 along K, and an address and row stride of whole {ALIGNMENT} bytes, for TMA"
     for name, matrix, transposed in (("a", a, False), ("b", b, True)):
@@ -46,25 +46,32 @@ def why_no_maps(a: torch.Tensor, b: torch.Tensor) -> str | None:
     return None
 
 
-def stored(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[Stored, Stored, Stored]:
-    """a, the (2 I, K) weight and out as rows in memory.  Raises `ValueError` if TMA cannot take them."""
-    reason = why_no_maps(a, b)
-    if reason:
-        raise ValueError(reason)
-    matrices = stored_as(a, False), stored_as(b, True), stored_as(out, False)
-    if matrices[2] is None:
+def stored(of: Arguments) -> tuple[Stored, Stored, Stored]:
+    """a, the (2 I, K) weight and out as rows in memory.  Raises `ValueError` if TMA cannot store `out`."""
+    a, weight, out = stored_as(of.a, False), stored_as(of.b, True), stored_as(of.out, False)
+    if out is None:
         raise ValueError(
             f"out: expected an address and row stride of whole {ALIGNMENT} bytes for TMA, got strides of "
-            f"{_row_bytes(out)} bytes; gemm_silu_and_mul/fused takes any"
+            f"{_row_bytes(of.out)} bytes; gemm_silu_and_mul/fused takes any"
         )
-    assert matrices[0] is not None and matrices[1] is not None, "why_no_maps gave no reason"
-    return matrices[0], matrices[1], matrices[2]
+    assert a is not None and weight is not None, "refused before"
+    return a, weight, out
 
 
-def gated(weight: Stored) -> tuple[list[int], list[int]]:
-    """Shape and strides of the (2 I, K) weight as (2, I, K)."""
+def by_maps(of: Arguments) -> Any:
+    """Of a layout: what makes the maps of a, the weight as (2, I, K) and out; sizes."""
+    config = of.config
+    a, weight, out = stored(of)
     half = weight.rows // 2
-    return [2, half, weight.columns], [half * weight.stride, weight.stride, 1]
+    shape, strides = [2, half, weight.columns], [half * weight.stride, weight.stride, 1]
+    both = map_maker(TensorDescriptor, shape, strides, [2, config.block_i, config.block_k])
+    maps = a.map(config.block_m, config.block_k), both, out.map(config.block_m, config.block_i)
+    return *maps, (a.rows, half, weight.columns)
+
+
+def zeros(of: Arguments) -> None:
+    """Writes zeros to out, for K = 0: `empty` of kernels that need a k."""
+    of.out.zero_()
 
 
 def stages_that_fit(stage_bytes: int, bytes_beside: int) -> int:

@@ -7,15 +7,10 @@ separating the halves moves no data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.configs import default_config
 from rooflab.kernels.gemm._tiled import tile_footprint
 from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import Footprint
@@ -39,24 +34,12 @@ def gated_footprint(
     return tile_footprint(tile, num_warps, staged_tiles, product, scheme, more_shared_bytes=more_shared_bytes)
 
 
-def traffic_of(kernel: str) -> Callable[[Arguments], Traffic]:
-    """The `traffic` of a kernel: a once, b once per group of row panels without reuse from L2, and the result."""
-
-    def traffic(inputs: Arguments) -> Traffic:
-        a, b = inputs.a, inputs.b
-        M, config = a.shape[0], inputs.config or config_of(kernel, a, b)
-        return Traffic(
-            read_bytes=nbytes(a) + cdiv(M, config.block_m * config.group_m) * nbytes(b),
-            write_bytes=M * (b.shape[1] // 2) * a.element_size(),
-        )
-
-    return traffic
-
-
-def config_of(kernel: str, a: torch.Tensor, b: torch.Tensor) -> Any:
-    """The config of a launch without one: tuned for this GPU, or the heuristic's."""
-    (M, K), I = a.shape, b.shape[1] // 2
-    return default_config("gemm_silu_and_mul", kernel, a.dtype, a.device, M=M, I=I, K=K)
+def traffic(inputs: Arguments) -> Traffic:
+    """a once, b once per group of row panels without reuse from L2, and the result."""
+    a, b, config = inputs.a, inputs.b, inputs.config
+    M = a.shape[0]
+    panels = cdiv(M, config.block_m * config.group_m)
+    return Traffic(nbytes(a) + panels * nbytes(b), M * (b.shape[1] // 2) * a.element_size())
 
 
 @triton.jit

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels._layouts import layout_of
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import unchecked_map
-from rooflab.kernels.gemm._tma import Stored
 from rooflab.kernels.gemm_silu_and_mul._coop_device import _gemm
-from rooflab.kernels.gemm_silu_and_mul._maps import least_work, stages_that_fit, stored, why_no_maps
-from rooflab.kernels.gemm_silu_and_mul._operands import check_operands
-from rooflab.kernels.gemm_silu_and_mul._tiled import config_of, traffic_of
-from rooflab.kernels.registry import register
+from rooflab.kernels.gemm_silu_and_mul._maps import least_work, stages_that_fit, stored, why_no_maps, zeros
+from rooflab.kernels.gemm_silu_and_mul._tiled import traffic
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -104,46 +102,31 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return least_work([deepest(*candidate) for candidate in CANDIDATES], case)
 
 
-def why_not_taken(a: torch.Tensor, b: torch.Tensor) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """Why wgmma or TMA cannot take the operands, or None."""
-    if a.dtype == torch.float32:
+    if inputs.a.dtype == torch.float32:
         return "a: expected 16 bits for wgmma, got torch.float32; gemm_silu_and_mul/persistent takes it"
-    return why_no_maps(a, b)
+    return why_no_maps(inputs)
 
 
-def _map(matrix: Stored, rows: int, columns: int) -> TensorDescriptor:
-    box = [rows, columns]
-    layout = layout_of(tuple(box), KINDS[matrix.base.dtype])
-    return unchecked_map(TensorDescriptor, matrix.base, [matrix.rows, matrix.columns], [matrix.stride, 1], box, layout)
+def by_maps(of: Arguments) -> Any:
+    """Of a layout: what makes the maps of a, the weight and out, the grid, and sizes."""
+    config = of.config
+    a, weight, out = stored(of)
+    boxes = ((a, config.block_m // 2, config.block_k), (out, config.block_m // 2, config.block_i))
+    rows = weight._replace(transposed=False), config.block_i, config.block_k
+    kind = KINDS[of.a.dtype]
+    maps = [matrix.map(high, wide, TensorDescriptor, kind) for matrix, high, wide in (boxes[0], rows, boxes[1])]
+    (M, K), I = of.a.shape, of.out.shape[1]
+    grid = (min(cdiv(M, config.block_m) * cdiv(I, config.block_i), sm_count(of.a.device)),)
+    return *maps, grid, (M, I, K)
 
 
-@register(
-    op="gemm_silu_and_mul", name="cooperative", role="optimized", backend="gluon", min_sm=90,
-    unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b), traffic=traffic_of("cooperative"),
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+@kernel(
+    backend="gluon", min_sm=90, unsupported=unsupported, aligned=("a", "b"), empty=zeros, bind=by_maps,
+    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
 )  # fmt: skip
-def gemm_silu_and_mul(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
-) -> torch.Tensor:
-    """silu(a gate) * (a up) on Hopper's tensor cores, summed in fp32 and rounded once.
-
-    a: (M, K); b: (K, 2 I), a transposed view of a weight with gate's rows before up's; fp16 or bf16; returns (M, I).
-    K is contiguous in both; addresses and row strides, also of out, are whole 16 bytes.  Raises `ValueError` on other
-    operands.
-    """
-    M, I, K = check_operands(a, b)
-    out = output(out, (M, I), a)
-    if not out.numel() or not K:
-        return out.zero_()
-    reason = why_not_taken(a, b)
-    if reason:
-        raise ValueError(reason)
-    config = config or config_of("cooperative", a, b)
-    a_stored, weight, out_stored = stored(a, b, out)
-    tiles = cdiv(M, config.block_m) * cdiv(I, config.block_i)
-    _gemm[(min(tiles, sm_count(a.device)),)](
-        _map(a_stored, config.block_m // 2, config.block_k), _map(weight, config.block_i, config.block_k),
-        _map(out_stored, config.block_m // 2, config.block_i), M, I, K,
-        num_warps=4, **config.launch_arguments,
-    )  # fmt: skip
-    return out
+def cooperative(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
+    """silu(a gate) * (a up) on Hopper's tensor cores, summed in fp32 and rounded once."""
+    a_map, b_map, out_map, grid, sizes = bound
+    _gemm[grid](a_map(a), b_map(b), out_map(out), *sizes, num_warps=4, **config.launch_arguments)

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._tiled import by_fma, grouped_tile, uses_wgmma
-from rooflab.kernels.gemm_silu_and_mul._operands import check_operands
-from rooflab.kernels.gemm_silu_and_mul._tiled import config_of, gated_footprint, silu_product, traffic_of
-from rooflab.kernels.registry import register
+from rooflab.kernels.gemm_silu_and_mul._tiled import gated_footprint, silu_product, traffic
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -111,23 +111,18 @@ def _gemm(
     tl.store(out_ptr + rows[:, None] * stride_om + out_columns[None, :], out, mask=mask)
 
 
-@register(
-    op="gemm_silu_and_mul", name="fused", role="optimized", backend="triton", traffic=traffic_of("fused"),
-    tuning=Tuning(Config, configs, heuristic, footprint), fenced_since="3.7",
-)  # fmt: skip
-def gemm_silu_and_mul(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
-) -> torch.Tensor:
-    """silu(a gate) * (a up), summed on the tensor cores in fp32 (fp32 operands on the FMA units) and rounded once.
+def by_pointers(of: Arguments) -> Any:
+    """Of a layout: the grid, and sizes and strides."""
+    (M, K), I, config = of.a.shape, of.out.shape[1], of.config
+    grid = (cdiv(M, config.block_m) * cdiv(I, config.block_i),)
+    return grid, (M, I, K, *of.a.stride(), *of.b.stride(), of.out.stride(0))
 
-    a: (M, K); b: (K, 2 I), gate's columns before up's; any strides; returns (M, I).  Raises `ValueError` on a wrong
-    shape or dtype.
-    """
-    M, I, K = check_operands(a, b)
-    out = output(out, (M, I), a)
-    config = config or config_of("fused", a, b)
-    if out.numel():
-        _gemm[(cdiv(M, config.block_m) * cdiv(I, config.block_i),)](
-            a, b, out, M, I, K, *a.stride(), *b.stride(), out.stride(0), **config.launch_arguments
-        )
-    return out
+
+@kernel(
+    backend="triton", traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint), bind=by_pointers,
+    fenced_since="3.7",
+)  # fmt: skip
+def fused(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
+    """silu(a gate) * (a up), summed on the tensor cores in fp32 (fp32 on the FMA units) and rounded once."""
+    grid, numbers = bound
+    _gemm[grid](a, b, out, *numbers, **config.launch_arguments)

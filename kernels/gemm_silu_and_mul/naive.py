@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
-from rooflab.kernels._torch_cpu import check_rows, padded_rows_refused
+from rooflab.kernels._torch_cpu import padded_rows_refused
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.gemm_silu_and_mul._operands import check_operands
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -30,17 +30,9 @@ def traffic(inputs: Arguments) -> Traffic:
     )
 
 
-@register(
-    op="gemm_silu_and_mul", name="naive", role="naive", backend="torch", traffic=traffic,
-    unsupported=padded_rows_refused,
-)  # fmt: skip
-def gemm_silu_and_mul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """silu(a gate) * (a up) with `torch.mm` twice and the activation in fp32, step by step.
-
-    a: (M, K); b: (K, 2 I); returns (M, I).  Raises `ValueError` on a wrong shape or dtype.
-    """
-    M, I, _ = check_operands(a, b)
-    check_rows(a)
-    out = output(out, (M, I), a)
+@kernel(backend="torch", traffic=traffic, unsupported=padded_rows_refused)
+def naive(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """silu(a gate) * (a up) with `torch.mm` twice and the activation in fp32, step by step."""
+    I = out.shape[1]
     gate, up = torch.mm(a, b[:, :I]).float(), torch.mm(a, b[:, I:]).float()
-    return torch.mul(gate * torch.sigmoid(gate), up, out=out)
+    torch.mul(gate * torch.sigmoid(gate), up, out=out)

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import BARRIER_BYTES, unchecked_map
+from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.gemm._tiled import by_fma, grouped_tile, uses_wgmma
 from rooflab.kernels.gemm._tma import ROW_BYTES
-from rooflab.kernels.gemm_silu_and_mul._maps import gated, least_work, stages_that_fit, stored, why_no_maps
-from rooflab.kernels.gemm_silu_and_mul._operands import check_operands
-from rooflab.kernels.gemm_silu_and_mul._tiled import config_of, gated_footprint, silu_product, traffic_of
-from rooflab.kernels.registry import register
+from rooflab.kernels.gemm_silu_and_mul._maps import by_maps, least_work, stages_that_fit, why_no_maps, zeros
+from rooflab.kernels.gemm_silu_and_mul._tiled import gated_footprint, silu_product, traffic
+from rooflab.kernels.launcher import kernel
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -104,31 +102,13 @@ def _gemm(
         out_map.store([row, column], silu_product(accumulator).to(out_map.dtype))
 
 
-@register(
-    op="gemm_silu_and_mul", name="persistent", role="optimized", backend="triton", min_sm=90,
-    unsupported=lambda inputs: why_no_maps(inputs.a, inputs.b), traffic=traffic_of("persistent"),
-    tuning=Tuning(Config, configs, heuristic, footprint),
+@kernel(
+    backend="triton", min_sm=90, unsupported=why_no_maps, aligned=("a", "b"), empty=zeros, bind=by_maps,
+    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
 )  # fmt: skip
-def gemm_silu_and_mul(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
-) -> torch.Tensor:
-    """silu(a gate) * (a up), summed in fp32 and rounded once; TMA loads the operands and stores the result.
-
-    a: (M, K); b: (K, 2 I), a transposed view of a weight with gate's rows before up's; returns (M, I).  K is contiguous
-    in both; addresses and row strides, also of out, are whole 16 bytes.  Raises `ValueError` on other operands.
-    """
-    M, I, K = check_operands(a, b)
-    out = output(out, (M, I), a)
-    if not out.numel() or not K:
-        return out.zero_()
-    config = config or config_of("persistent", a, b)
-    a_stored, weight, out_stored = stored(a, b, out)
-    shape, strides = gated(weight)
-    tiles = cdiv(M, config.block_m) * cdiv(I, config.block_i)
-    _gemm[(min(tiles, sm_count(a.device)),)](
-        a_stored.descriptor(config.block_m, config.block_k),
-        unchecked_map(TensorDescriptor, b, shape, strides, [2, config.block_i, config.block_k]),
-        out_stored.descriptor(config.block_m, config.block_i), M, I, K,
-        **config.launch_arguments,
-    )  # fmt: skip
-    return out
+def persistent(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
+    """silu(a gate) * (a up), summed in fp32 and rounded once; TMA loads the operands and stores the result."""
+    a_map, b_map, out_map, sizes = bound
+    tiles = cdiv(sizes[0], config.block_m) * cdiv(sizes[1], config.block_i)
+    grid = (min(tiles, sm_count(a.device)),)
+    _gemm[grid](a_map(a), b_map(b), out_map(out), *sizes, **config.launch_arguments)

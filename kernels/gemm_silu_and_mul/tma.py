@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import BARRIER_BYTES, unchecked_map
+from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.gemm._tiled import by_fma, grouped_tile, uses_wgmma
 from rooflab.kernels.gemm._tma import ROW_BYTES
-from rooflab.kernels.gemm_silu_and_mul._maps import gated, least_work, stored, why_no_maps
-from rooflab.kernels.gemm_silu_and_mul._operands import check_operands
-from rooflab.kernels.gemm_silu_and_mul._tiled import config_of, gated_footprint, silu_product, traffic_of
-from rooflab.kernels.registry import register
+from rooflab.kernels.gemm_silu_and_mul._maps import by_maps, least_work, why_no_maps, zeros
+from rooflab.kernels.gemm_silu_and_mul._tiled import gated_footprint, silu_product, traffic
+from rooflab.kernels.launcher import kernel
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 
@@ -95,29 +93,12 @@ def _gemm(
     out_map.store([row, column], silu_product(accumulator).to(out_map.dtype))
 
 
-@register(
-    op="gemm_silu_and_mul", name="tma", role="optimized", backend="triton", min_sm=90,
-    unsupported=lambda inputs: why_no_maps(inputs.a, inputs.b), traffic=traffic_of("tma"),
-    tuning=Tuning(Config, configs, heuristic, footprint),
+@kernel(
+    backend="triton", min_sm=90, unsupported=why_no_maps, aligned=("a", "b"), empty=zeros, bind=by_maps,
+    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
 )  # fmt: skip
-def gemm_silu_and_mul(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, config: Config | None = None
-) -> torch.Tensor:
-    """silu(a gate) * (a up), summed in fp32 and rounded once; TMA loads the operands and stores the result.
-
-    Operands and errors are those of `persistent`.
-    """
-    M, I, K = check_operands(a, b)
-    out = output(out, (M, I), a)
-    if not out.numel() or not K:
-        return out.zero_()
-    config = config or config_of("tma", a, b)
-    a_stored, weight, out_stored = stored(a, b, out)
-    shape, strides = gated(weight)
-    _gemm[(cdiv(M, config.block_m) * cdiv(I, config.block_i),)](
-        a_stored.descriptor(config.block_m, config.block_k),
-        unchecked_map(TensorDescriptor, b, shape, strides, [2, config.block_i, config.block_k]),
-        out_stored.descriptor(config.block_m, config.block_i), M, I, K,
-        **config.launch_arguments,
-    )  # fmt: skip
-    return out
+def tma(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
+    """silu(a gate) * (a up), summed in fp32 and rounded once; TMA loads the operands and stores the result."""
+    a_map, b_map, out_map, sizes = bound
+    grid = (cdiv(sizes[0], config.block_m) * cdiv(sizes[1], config.block_i),)
+    _gemm[grid](a_map(a), b_map(b), out_map(out), *sizes, **config.launch_arguments)

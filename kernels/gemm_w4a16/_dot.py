@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import Footprint, LaunchConfig
 from rooflab.reference.spec import Case
 
@@ -190,29 +193,30 @@ def _add_up(
     tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=places < size)
 
 
+def arranged(of: Arguments, bits: int, block_k: int) -> Any:
+    """Of a layout: the grid, numbers and constants of one launch, or of two if K is split."""
+    a, b, c, config = of.a, of.b, of.c, of.config
+    (M, K), N, split = a.shape, b.shape[0], of.config.split
+    grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n) * split,)
+    numbers = M, N, K, b.shape[1], a.stride(0) if M > 1 else 0, of.scale.stride(0), c.stride(0)
+    has_bias = of.bias is not None
+    constants = {
+        "BITS": bits, "HAS_BIAS": has_bias and split == 1, "HAS_ZERO": getattr(of, "zero", None) is not None,
+        "WHOLE_K": K % block_k == 0, "BLOCK_K": block_k, **config.launch_arguments,
+    }  # fmt: skip
+    add_up = (cdiv(M * N, REDUCED),), (M, N, c.stride(0)), {"HAS_BIAS": has_bias, "SPLIT": split, "BLOCK": REDUCED}
+    return grid, numbers, constants, add_up if split > 1 else None
+
+
 def launch(
-    config: Config,
-    a: torch.Tensor,
-    words: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    *,
-    bits: int,
-    block_k: int,
+    bound: Any, a: Tensor, words: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor
 ) -> None:
     """One launch, or two if K is split.  words: packed; scale and zero have the same layout, rows contiguous."""
-    (M, K), N = a.shape, words.shape[0]
-    target = out if config.split == 1 else out.new_empty((config.split, M, N), dtype=torch.float32)
-    tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
-    _dot[(tiles * config.split,)](
-        a, words, scale, zero, bias, target, M, N, K, words.shape[1], a.stride(0) if M > 1 else 0, scale.stride(0),
-        out.stride(0),
-        BITS=bits, HAS_BIAS=bias is not None and config.split == 1, HAS_ZERO=zero is not None, WHOLE_K=K % block_k == 0,
-        BLOCK_K=block_k, **config.launch_arguments,
-    )  # fmt: skip
-    if config.split > 1:
-        _add_up[(cdiv(M * N, REDUCED),)](
-            target, bias, out, M, N, out.stride(0), HAS_BIAS=bias is not None, SPLIT=config.split, BLOCK=REDUCED
-        )
+    grid, numbers, constants, add_up = bound
+    if add_up is None:
+        _dot[grid](a, words, scale, zero, bias, c, *numbers, **constants)
+        return
+    parts = torch.empty((constants["SPLIT"], *c.shape), dtype=torch.float32, device=c.device)
+    _dot[grid](a, words, scale, zero, bias, parts, *numbers, **constants)
+    grid, numbers, constants = add_up
+    _add_up[grid](parts, bias, c, *numbers, **constants)

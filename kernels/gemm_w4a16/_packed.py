@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels.gemm_w4a16._operands import check_all_but_b
+from rooflab.kernels.registry import Arguments
+from rooflab.reference.contract import Argument
 from rooflab.reference.rules import check_dtype, check_shape
 
 BLOCK_K = 32
@@ -30,19 +31,21 @@ def pack(b: torch.Tensor) -> torch.Tensor:
     return (words[..., 0] | words[..., 1] << 4).contiguous().view(torch.int32).view(N, blocks * WORDS)
 
 
-def check_packed(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> tuple[int, int, int, int]:
-    """M, N, K and the group.  Raises as `check_operands` does, and if b is not from `pack`."""
-    if b.dtype != torch.int32:
-        raise ValueError(f"b: expected a weight packed by this kernel's prepare, which is int32, got {b.dtype}")
-    N = b.shape[0]
-    M, K, group = check_all_but_b(a, N, scale, zero, bias)
-    check_shape("b", b, N, -(-K // BLOCK_K) * WORDS)
-    if not b.is_contiguous():
-        raise ValueError(f"b: expected the contiguous tensor that prepare made, got strides {b.stride()}")
-    return M, N, K, group
+PACKED = Argument("N W", (torch.int32,), "contiguous", packed=torch.Tensor)
+"""What `pack` returns, in a contract."""
+
+
+def unsupported(inputs: Arguments) -> str | None:
+    """Why a kernel refuses packed codes for another K, or layouts that it does not read, or None."""
+    a, b, scale, zero = inputs.a, inputs.b, inputs.scale, inputs.zero
+    K, words = a.shape[1], -(-a.shape[1] // BLOCK_K) * WORDS
+    if b.dtype == torch.int32 and b.shape[1] != words:
+        return f"b: expected shape ({b.shape[0]}, {words}), got {tuple(b.shape)}"
+    for name, tensor in (("scale", scale), ("zero", zero)):
+        if tensor is not None and tensor.shape[1] > 1 and tensor.stride(1) != 1:
+            return f"{name}: expected stride 1 along groups, got strides {tensor.stride()}; gemm_w4a16/naive takes any"
+    if zero is not None and zero.shape[0] > 1 and zero.stride(0) != scale.stride(0):
+        return f"zero: expected the strides of scale, got {zero.stride()}; gemm_w4a16/naive takes any"
+    if K > 1 and a.stride(1) != 1:
+        return f"a: expected stride 1 along K, got strides {a.stride()}; gemm_w4a16/naive takes any"
+    return None

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm_w4a16._stream_device import SOURCE
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import REGISTERS_PER_THREAD, Footprint
 from rooflab.reference.spec import Case
 
@@ -114,26 +117,16 @@ def vectors_of(a: torch.Tensor) -> bool:
     return bits % VECTOR_BYTES == 0
 
 
-def launch(
-    config: Config,
-    a: torch.Tensor,
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    *,
-    bits: int,
-    subgroups: int,
-) -> None:
-    """One launch.  codes: packed, int32 (N, words); scale and zero per group, of the same layout, rows contiguous."""
+def divided(of: Arguments, bits: int, subgroups: int) -> Any:
+    """Of a layout: options of the compiler, the grid, the threads of a CTA, sizes and strides."""
+    a, codes, scale, config, zeros = of.a, of.b, of.scale, of.config, getattr(of, "zero", None) is not None
     (M, K), N = a.shape, codes.shape[0]
     tiles = column_tiles(M, subgroups)
     sizes = {
         "BITS": bits,
         "A_VECTORS": int(vectors_of(a)),
         "SCALE": SCALES[scale.dtype],
-        "ZEROS": int(zero is not None),
+        "ZEROS": int(zeros),
         "M": M,
         "SUB": subgroups,
         "N_TILES": tiles,
@@ -141,24 +134,17 @@ def launch(
         "WARPS_K": config.warps_k,
         "SPLIT": config.split,
         "DEPTH": config.depth,
-        "CTAS_PER_SM": max(warps_per_sm(tiles, zero is not None) // config.warps, 1),
+        "CTAS_PER_SM": max(warps_per_sm(tiles, zeros) // config.warps, 1),
     }
-    kernel = _cuda.load(SOURCE, "gemv", options=tuple(f"-D{name}={value}" for name, value in sizes.items()))
-    kernel(
-        (cdiv(N, ROWS * (config.warps // config.warps_k)) * config.split,),
-        (WARP * config.warps,),
-        a,
-        codes,
-        scale,
-        zero,
-        bias,
-        out,
-        np.int32(N),
-        np.int32(K),
-        np.int32(scale.shape[-1]),
-        np.int64(a.stride(0) if M > 1 else 0),
-        np.int64(4 * codes.stride(0)),
-        np.int64(scale.stride(0) if N > 1 else 0),
-        np.int64(out.stride(0)),
-        np.uint32(MAGIC),
-    )
+    strides = a.stride(0) if M > 1 else 0, 4 * codes.stride(0), scale.stride(0) if N > 1 else 0, of.c.stride(0)
+    numbers = *map(np.int32, (N, K, scale.shape[-1])), *map(np.int64, strides), np.uint32(MAGIC)
+    grid = (cdiv(N, ROWS * (config.warps // config.warps_k)) * config.split,)
+    return tuple(f"-D{name}={value}" for name, value in sizes.items()), grid, (WARP * config.warps,), numbers
+
+
+def launch(
+    bound: Any, a: Tensor, codes: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor
+) -> None:
+    """One launch.  codes: packed, int32 (N, words); scale and zero per group, of the same layout, rows contiguous."""
+    options, grid, threads, numbers = bound
+    _cuda.load(SOURCE, "gemv", options=options)(grid, threads, a, codes, scale, zero, bias, c, *numbers)

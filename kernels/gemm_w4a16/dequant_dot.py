@@ -7,16 +7,17 @@ sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K is s
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from rooflab.kernels._checks import output
-from rooflab.kernels.configs import default_config
+from torch import Tensor
+
 from rooflab.kernels.gemm_w4a16 import _dot
 from rooflab.kernels.gemm_w4a16._dot import Config
-from rooflab.kernels.gemm_w4a16._operands import group_of, rows_along_k
-from rooflab.kernels.gemm_w4a16._packed import check_packed, pack
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.gemm_w4a16._packed import PACKED, pack, unsupported
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
+from rooflab.reference.gemm_w4a16 import group_size
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -51,7 +52,7 @@ def traffic(inputs: Arguments) -> Traffic:
     """a once; the weight once per tile of rows without reuse from L2; sums of shares of K, written and read."""
     a, b, scale, zero = inputs.a, inputs.b, inputs.scale, inputs.zero
     M, N = a.shape[0], b.shape[0]
-    config = inputs.config or _config(a, scale, zero, N)
+    config = inputs.config
     tiles_m = -(-M // config.block_m)
     shared = 4 * config.split * M * N if config.split > 1 else 0
     return Traffic(
@@ -61,50 +62,18 @@ def traffic(inputs: Arguments) -> Traffic:
     )
 
 
-def _config(a: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, N: int) -> Config:
-    M, K = a.shape
-    dims = {"M": M, "N": N, "K": K, "zeros": zero is not None}
-    scheme = f"w4a16_g{group_of(K, scale.shape[1])}"
-    config: Config = default_config("gemm_w4a16", "dequant_dot", scheme, a.device, **dims)
-    return config
+def arranged(of: Arguments) -> Any:
+    """Of a layout: what `_dot.launch` takes; a tile's K is a group."""
+    return _dot.arranged(of, BITS, group_size(of.a.shape[1], of.scale.shape[1]))
 
 
-def why_not_taken(a: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> str | None:
-    """Why the kernel does not read these layouts, or None."""
-    for name, tensor in (("scale", scale), ("zero", zero)):
-        if tensor is not None and tensor.shape[1] > 1 and tensor.stride(1) != 1:
-            return f"{name}: expected stride 1 along groups, got strides {tensor.stride()}; gemm_w4a16/naive takes any"
-    if zero is not None and zero.shape[0] > 1 and zero.stride(0) != scale.stride(0):
-        return f"zero: expected the strides of scale, got {zero.stride()}; gemm_w4a16/naive takes any"
-    return rows_along_k(a)
-
-
-@register(
-    op="gemm_w4a16", name="dequant_dot", role="optimized", backend="triton", min_sm=90, prepare=pack, traffic=traffic,
-    unsupported=lambda inputs: why_not_taken(inputs.a, inputs.scale, inputs.zero),
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal), fenced_since="3.7",
+@kernel(
+    backend="triton", min_sm=90, prepare=pack, packed=PACKED, unsupported=unsupported, bind=arranged,
+    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal), fenced_since="3.7",
 )  # fmt: skip
-def gemm_w4a16(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """a W + bias, W = (code - zero) scale, on the tensor cores; two runs agree bit for bit.
-
-    a: (M, K) bf16, stride 1 along K; b: from `pack`; scale: (N, ceil(K / group)) fp32, fp16 or bf16; zero: uint8 of the
-    same layout, or None for 8; bias: (N,) bf16; returns (M, N) bf16.  Raises `ValueError` on other operands.
-    """
-    M, N, K, group = check_packed(a, b, scale, zero, bias)
-    reason = why_not_taken(a, scale, zero)
-    if reason:
-        raise ValueError(reason)
-    out = output(out, (M, N), a)
-    if out.numel():
-        config = config or _config(a, scale, zero, N)
-        _dot.launch(config, a, b, scale, zero, bias, out, bits=BITS, block_k=group)
-    return out
+def dequant_dot(
+    a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor, *,
+    config: Config, bound: Any,
+) -> None:  # fmt: skip
+    """a W + bias, W = (code - zero) scale, on the tensor cores; b from `pack`; two runs agree bit for bit."""
+    _dot.launch(bound, a, b, scale, zero, bias, c)

@@ -9,16 +9,17 @@ CTA, then over a cluster, for one full wave; partial sums meet in distributed sh
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from rooflab.kernels._checks import output
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.gemm_w4a16 import _stream
-from rooflab.kernels.gemm_w4a16._operands import group_of, rows_along_k
-from rooflab.kernels.gemm_w4a16._packed import check_packed, pack
+from torch import Tensor
+
+from rooflab.kernels.gemm_w4a16 import _packed, _stream
+from rooflab.kernels.gemm_w4a16._packed import PACKED, pack
 from rooflab.kernels.gemm_w4a16._stream import MOST_COLUMNS, MOST_M, Config
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
+from rooflab.reference.gemm_w4a16 import group_size
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
@@ -65,49 +66,28 @@ def traffic(inputs: Arguments) -> Traffic:
     )
 
 
-def why_not_taken(a: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """Why this kernel cannot take the operands, or None."""
-    M, K = a.shape
-    most = min(MOST_M, MOST_COLUMNS // subgroups(group_of(K, scale.shape[1]) if K else CHUNK_K))
+    M, K = inputs.a.shape
+    most = min(MOST_M, MOST_COLUMNS // subgroups(group_size(K, inputs.scale.shape[1]) if K else CHUNK_K))
     if M > most:
         return f"a: expected up to {most} rows in groups of this size, got {M}; gemm_w4a16/dequant_dot takes more"
-    for name, tensor in (("scale", scale), ("zero", zero)):
-        if tensor is not None and tensor.shape[1] > 1 and tensor.stride(1) != 1:
-            return f"{name}: expected stride 1 along groups, got strides {tensor.stride()}; gemm_w4a16/naive takes any"
-    if zero is not None and zero.shape[0] > 1 and zero.stride(0) != scale.stride(0):
-        return f"zero: expected the strides of scale, got {zero.stride()}; gemm_w4a16/naive takes any"
-    return rows_along_k(a)
+    return _packed.unsupported(inputs)
 
 
-@register(
-    op="gemm_w4a16", name="gemv", role="optimized", backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
-    prepare=pack, traffic=traffic, unsupported=lambda inputs: why_not_taken(inputs.a, inputs.scale, inputs.zero),
+def divided(of: Arguments) -> Any:
+    """Of a layout: what `_stream.launch` takes."""
+    return _stream.divided(of, BITS, subgroups(group_size(of.a.shape[1], of.scale.shape[1])))
+
+
+@kernel(
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
+    unsupported=unsupported, aligned=("a",), bind=divided, traffic=traffic,
     tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
 )  # fmt: skip
-def gemm_w4a16(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """a W + bias, W = (code - zero) scale, for at most eight rows of a (four in groups of 32); bit-for-bit repeatable.
-
-    a: (M, K) bf16, stride 1 along K; b: from `pack`; scale: (N, ceil(K / group)) fp32, fp16 or bf16; zero: uint8 of the
-    same layout, or None for 8; bias: (N,) bf16; returns (M, N) bf16.  Raises `ValueError` on other operands.
-    """
-    M, N, K, group = check_packed(a, b, scale, zero, bias)
-    reason = why_not_taken(a, scale, zero)
-    if reason:
-        raise ValueError(reason)
-    out = output(out, (M, N), a)
-    if not out.numel():
-        return out
-    if config is None:
-        dims = {"M": M, "N": N, "K": K, "zeros": zero is not None}
-        config = default_config("gemm_w4a16", "gemv", f"w4a16_g{group}", a.device, **dims)
-    _stream.launch(config, a, b, scale, zero, bias, out, bits=BITS, subgroups=subgroups(group))
-    return out
+def gemv(
+    a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor, *,
+    config: Config, bound: Any,
+) -> None:  # fmt: skip
+    """a W + bias for at most eight rows of a, four in groups of 32; b from `pack`; two runs agree bit for bit."""
+    _stream.launch(bound, a, b, scale, zero, bias, c)

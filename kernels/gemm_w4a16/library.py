@@ -11,10 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
-from rooflab.kernels.gemm_w4a16._operands import SYMMETRIC_ZERO, check_operands
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
+from rooflab.reference.contract import Packed
+from rooflab.reference.quantization import INT4_ZERO
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -25,26 +27,16 @@ CPU_MULTIPLES = {"N": 16, "K": 2}
 
 
 @dataclass(frozen=True)
-class TinygemmWeight:
-    """Codes in torch's layout for one device."""
+class TinygemmWeight(Packed):
+    """Codes (N, K/2) in torch's layout for one device."""
 
-    tensor: torch.Tensor
-    """In a layout known only to torch."""
-    pairs: torch.Tensor
+    pairs: Tensor
     """Scales and offsets, (K / group, N, 2) bf16."""
-    N: int
-    K: int
-    nbytes: int
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(N, K/2), the shape of the original codes."""
-        return self.N, self.K // 2
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the packed tensor."""
-        return self.tensor.device
+    def nbytes(self) -> int:
+        """Bytes of codes, scales and offsets."""
+        return nbytes(self.tensor, self.pairs)
 
 
 def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> TinygemmWeight:
@@ -53,18 +45,17 @@ def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> Tin
     Raises `ValueError` if torch cannot pack them.
     """
     N, K = b.shape[0], 2 * b.shape[1]
-    reason = _why_not(N, K, b.device)
-    if reason:
-        raise ValueError(f"b: {reason}")
+    if reason := _why_not(N, K, b.device):
+        raise ValueError(reason)
     if b.device.type == "cuda":
         halves_swapped = (b << 4 | b >> 4).contiguous()
         packed = torch.ops.aten._convert_weight_to_int4pack(halves_swapped, INNER_K_TILES)
     else:
         codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1).int()
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
-    offset = torch.zeros_like(scale) if zero is None else (SYMMETRIC_ZERO - zero.to(scale.dtype)) * scale
+    offset = torch.zeros_like(scale) if zero is None else (INT4_ZERO - zero.to(scale.dtype)) * scale
     pairs = torch.stack((scale.mT, offset.mT), dim=-1)
-    return TinygemmWeight(packed, pairs, N, K, nbytes(packed, pairs))
+    return TinygemmWeight(packed, (N, K // 2), b.dtype, pairs)
 
 
 def _why_not(N: int, K: int, device: torch.device) -> str | None:
@@ -72,24 +63,23 @@ def _why_not(N: int, K: int, device: torch.device) -> str | None:
         (CUDA_MULTIPLES if device.type == "cuda" else CPU_MULTIPLES).items(), (N, K), strict=True
     ):
         if size % multiple or not size:
-            return f"torch packs {name} in multiples of {multiple} on this device, got {size}"
+            return f"b: expected {name} in multiples of {multiple}, as torch packs it on this device, got {size}"
     return None
 
 
-def why_not_taken(
-    a: torch.Tensor, b: torch.Tensor | TinygemmWeight, scale: torch.Tensor, bias: torch.Tensor | None
-) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """Why torch (2.11 to 2.13) cannot take the operands (its source checks this), or None; b may be packed already."""
-    if bias is not None:
-        return "torch has no call that adds a bias before it rounds"
+    a, scale = inputs.a, inputs.scale
+    if inputs.bias is not None:
+        return "bias: expected none, because torch has no call that adds a bias before it rounds"
     if not a.is_contiguous():
-        return "torch takes a contiguous a"
+        return f"a: expected a contiguous tensor, got strides {a.stride()}"
     if scale.dtype != torch.bfloat16:
-        return f"torch takes bf16 scales, got {scale.dtype}"
+        return f"scale: expected torch.bfloat16, got {scale.dtype}"
     K, groups = a.shape[1], scale.shape[1]
     if not groups or K % groups or K // groups not in (32, 64, 128):
-        return f"torch takes whole groups of 32, 64 or 128, got K={K} in {groups} groups"
-    return _why_not(b.shape[0], K, b.device)
+        return f"scale: expected whole groups of 32, 64 or 128, got K={K} in {groups} groups"
+    return _why_not(inputs.b.shape[0], K, inputs.b.device)
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -99,32 +89,14 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read_bytes=nbytes(a, inputs.bias) + packed, write_bytes=a.shape[0] * b.shape[0] * a.element_size())
 
 
-@register(
-    op="gemm_w4a16", name="library", role="library", backend="torch", prepare=pack,
-    unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b, inputs.scale, inputs.bias), traffic=traffic,
-)  # fmt: skip
-def gemm_w4a16(
-    a: torch.Tensor,
-    b: TinygemmWeight,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """a W with `_weight_int4pack_mm`, or `_weight_int4pack_mm_for_cpu`.
-
-    a: (M, K) bf16; b: from `pack`, which contains scale, (N, K / group) bf16, and zero, uint8 of that shape or None for
-    8; returns (M, N) bf16; torch's call takes no `out`.  Raises `ValueError` on other operands, and on a bias.
-    """
-    if not isinstance(b, TinygemmWeight):
-        raise ValueError(f"b: expected a weight packed by this kernel's prepare, got {type(b).__name__}")
-    M, _, K, _ = check_operands(a, b.tensor.new_empty(b.shape, dtype=torch.uint8, device="meta"), scale, zero, bias)
-    reason = why_not_taken(a, b, scale, bias)
-    if reason:
-        raise ValueError(f"{'bias' if bias is not None else 'a'}: {reason}")
+@kernel(backend="torch", prepare=pack, packed=TinygemmWeight, unsupported=unsupported, traffic=traffic)
+def library(a: Tensor, b: TinygemmWeight, scale: Tensor, zero: Tensor | None, bias: Tensor | None) -> Tensor:
+    """a W; b from `pack` contains scale and zero; torch's call takes no `out`."""
+    (M, K), N = a.shape, b.shape[0]
     if not M:
-        return output(None, (M, b.N), a)
+        return a.new_empty((M, N))
     product = (
         torch.ops.aten._weight_int4pack_mm if a.is_cuda else torch.ops.aten._weight_int4pack_mm_for_cpu
     )  # one name, two operators
-    result: torch.Tensor = product(a, b.tensor, K // scale.shape[1], b.pairs)
+    result: Tensor = product(a, b.tensor, K // scale.shape[1], b.pairs)
     return result

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
-from rooflab.kernels._torch_cpu import check_rows, padded_rows_refused
+from rooflab.kernels._torch_cpu import padded_rows_refused
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.gemm_w4a16._operands import SYMMETRIC_ZERO, check_operands
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
+from rooflab.reference.gemm_w4a16 import group_size
+from rooflab.reference.quantization import INT4_ZERO
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -26,29 +28,12 @@ def traffic(inputs: Arguments) -> Traffic:
     return steps(*moves, (nbytes(a, inputs.bias) + 2 * codes, a.shape[0] * b.shape[0] * a.element_size()))
 
 
-@register(
-    op="gemm_w4a16", name="naive", role="naive", backend="torch", traffic=traffic,
-    unsupported=padded_rows_refused,
-)  # fmt: skip
-def gemm_w4a16(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """a W + bias, with W = (code - zero) scale rounded to bf16.
-
-    a: (M, K) bf16; b: (N, K/2) uint8; scale: (N, ceil(K / group)) fp32, fp16 or bf16; zero: uint8 of that shape, or
-    None for 8; any strides of these; bias: (N,) bf16; returns (M, N) bf16.  Raises `ValueError` on wrong shapes or
-    dtypes.
-    """
-    M, N, K, group = check_operands(a, b, scale, zero, bias)
-    check_rows(a)
-    if out is not None:
-        output(out, (M, N), a)
+@kernel(backend="torch", traffic=traffic, unsupported=padded_rows_refused)
+def naive(a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor) -> None:
+    """a W + bias, with W = (code - zero) scale rounded to bf16."""
+    K = a.shape[1]
+    group = group_size(K, scale.shape[1])
     codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1).float()
-    least = SYMMETRIC_ZERO if zero is None else zero.float().repeat_interleave(group, dim=1)[:, :K]
+    least = INT4_ZERO if zero is None else zero.float().repeat_interleave(group, dim=1)[:, :K]
     weight = ((codes - least) * scale.float().repeat_interleave(group, dim=1)[:, :K]).bfloat16().mT
-    return torch.mm(a, weight, out=out) if bias is None else torch.addmm(bias, a, weight, out=out)
+    torch.mm(a, weight, out=c) if bias is None else torch.addmm(bias, a, weight, out=c)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels.gemm_w8a16._operands import check_all_but_b
+from rooflab.kernels.registry import Arguments
+from rooflab.reference.contract import Argument
 from rooflab.reference.rules import check_dtype, check_shape
 
 BLOCK_K = 16
@@ -29,15 +30,16 @@ def pack(b: torch.Tensor) -> torch.Tensor:
     return words.contiguous().view(torch.int32).view(N, blocks * WORDS)
 
 
-def check_packed(
-    a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
-) -> tuple[int, int, int]:
-    """M, N and K.  Raises as `check_operands` does, and if b is not from `pack`."""
-    if b.dtype != torch.int32:
-        raise ValueError(f"b: expected a weight packed by this kernel's prepare, which is int32, got {b.dtype}")
-    N = b.shape[0]
-    M, K = check_all_but_b(a, scale, bias, N)
-    check_shape("b", b, N, -(-K // BLOCK_K) * WORDS)
-    if not b.is_contiguous():
-        raise ValueError(f"b: expected the contiguous tensor that prepare made, got strides {b.stride()}")
-    return M, N, K
+PACKED = Argument("N W", (torch.int32,), "contiguous", packed=torch.Tensor)
+"""What `pack` returns, in a contract."""
+
+
+def unsupported(inputs: Arguments) -> str | None:
+    """Why a kernel refuses an `a` that is not contiguous along K, or packed codes for another K, or None."""
+    a, b = inputs.a, inputs.b
+    K, words = a.shape[1], -(-a.shape[1] // BLOCK_K) * WORDS
+    if b.dtype == torch.int32 and b.shape[1] != words:
+        return f"b: expected shape ({b.shape[0]}, {words}), got {tuple(b.shape)}"
+    if K > 1 and a.stride(1) != 1:
+        return f"a: expected stride 1 along K, got strides {a.stride()}; gemm_w8a16/naive takes any"
+    return None

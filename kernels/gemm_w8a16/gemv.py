@@ -7,15 +7,16 @@ are fp32 and scaled once at the end, so no weight is rounded.
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from rooflab.kernels._checks import output
-from rooflab.kernels.configs import default_config
+from torch import Tensor
+
 from rooflab.kernels.gemm_w4a16 import _stream
 from rooflab.kernels.gemm_w4a16._stream import MOST_M, Config
-from rooflab.kernels.gemm_w8a16._operands import rows_along_k
-from rooflab.kernels.gemm_w8a16._packed import check_packed, pack
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.gemm_w8a16 import _packed
+from rooflab.kernels.gemm_w8a16._packed import PACKED, pack
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
@@ -51,39 +52,18 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read_bytes=nbytes(a, inputs.b, scale, inputs.bias), write_bytes=2 * a.shape[0] * scale.shape[0])
 
 
-def why_not_taken(a: torch.Tensor) -> str | None:
+def unsupported(inputs: Arguments) -> str | None:
     """Why this kernel cannot take the operands, or None."""
-    if a.shape[0] > MOST_M:
-        return f"a: expected up to {MOST_M} rows, got {a.shape[0]}; gemm_w8a16/dequant_dot takes more"
-    return rows_along_k(a)
+    if (M := inputs.a.shape[0]) > MOST_M:
+        return f"a: expected up to {MOST_M} rows, got {M}; gemm_w8a16/dequant_dot takes more"
+    return _packed.unsupported(inputs)
 
 
-@register(
-    op="gemm_w8a16", name="gemv", role="optimized", backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",),
-    prepare=pack, traffic=traffic, unsupported=lambda inputs: why_not_taken(inputs.a),
+@kernel(
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
+    unsupported=unsupported, aligned=("a",), bind=lambda of: _stream.divided(of, BITS, SUBGROUPS), traffic=traffic,
     tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
 )  # fmt: skip
-def gemm_w8a16(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """a (scale b) + bias for at most eight rows of a; two runs agree bit for bit.
-
-    a: (M, K) bf16, stride 1 along K; b: from `pack`; scale: (N,) fp32, fp16 or bf16; bias: (N,) bf16; returns (M, N)
-    bf16.  Raises `ValueError` on other operands.
-    """
-    M, N, K = check_packed(a, b, scale, bias)
-    reason = why_not_taken(a)
-    if reason:
-        raise ValueError(reason)
-    out = output(out, (M, N), a)
-    if not out.numel():
-        return out
-    config = config or default_config("gemm_w8a16", "gemv", "w8a16", a.device, M=M, N=N, K=K)
-    _stream.launch(config, a, b, scale, None, bias, out, bits=BITS, subgroups=SUBGROUPS)
-    return out
+def gemv(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor, *, config: Config, bound: Any) -> None:
+    """a (scale b) + bias for at most eight rows of a; b from `pack`; two runs agree bit for bit."""
+    _stream.launch(bound, a, b, scale, None, bias, c)

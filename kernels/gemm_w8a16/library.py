@@ -10,11 +10,11 @@ per output, after a conversion of the activation to fp32: correct at every shape
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.gemm_w8a16._operands import check_operands
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -41,36 +41,27 @@ def traffic(inputs: Arguments) -> Traffic:
 def why_not_taken(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> str | None:
     """Why torch (2.11 to 2.13) cannot take the operands, or None; on a CPU it does not check K and reads past rows."""
     if bias is not None:
-        return "torch has no call that adds a bias before it rounds"
+        return "bias: expected none, because torch has no call that adds a bias before it rounds"
     if not a.is_contiguous() or not b.mT.is_contiguous():
-        return "torch takes a and b.mT contiguous"
+        return f"a, b: expected contiguous a and b.mT, got strides {a.stride()} and {b.mT.stride()}"
     if a.device.type == "cuda":
         large = max(a.numel(), b.numel(), a.shape[0] * b.shape[1]) >= CUDA_LIMIT
-        return "torch's kernel for CUDA takes operands of fewer than 2**31 elements" if large else None
+        return "a, b: expected fewer than 2**31 elements for torch's kernel for CUDA, got more" if large else None
     if scale.dtype != a.dtype:
-        return f"torch takes a scale of the activation's dtype on a CPU, got {scale.dtype}"
+        return f"scale: expected a scale of the activation's dtype on a CPU, got {scale.dtype}"
     if a.shape[1] % CPU_STEP:
-        return f"torch takes K in multiples of {CPU_STEP} on a CPU, and reads past the row otherwise, got {a.shape[1]}"
+        return f"a: expected K in multiples of {CPU_STEP} on a CPU, or torch reads past the row, got {a.shape[1]}"
     for name, tensor in (("a", a), ("b", b)):
         if not tensor.is_meta and tensor.data_ptr() % CPU_ALIGNMENT[name]:
-            return f"torch takes {name} at an address of a multiple of {CPU_ALIGNMENT[name]} bytes on a CPU"
+            return f"{name}: expected an address of a multiple of {CPU_ALIGNMENT[name]} bytes on a CPU, got another"
     return None
 
 
-@register(
-    op="gemm_w8a16", name="library", role="library", backend="torch", traffic=traffic,
+@kernel(
+    backend="torch", traffic=traffic, aligned=("a", "b"),
     unsupported=lambda inputs: why_not_taken(inputs.a, inputs.b, inputs.scale, inputs.bias),
 )  # fmt: skip
-def gemm_w8a16(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """a (scale b) with `torch._weight_int8pack_mm`, summed in fp32.
-
-    a: (M, K) bf16; b: (K, N) int8, a transposed contiguous weight; scale: (N,) bf16; returns (M, N) bf16; torch's call
-    takes no `out`.  Raises `ValueError` on other operands, and on a bias.
-    """
-    M, N, _ = check_operands(a, b, scale, bias)
-    reason = why_not_taken(a, b, scale, bias)
-    if reason:
-        raise ValueError(f"{'bias' if bias is not None else 'a'}: {reason}")
-    if not M or not N:
-        return output(None, (M, N), a)
-    return torch._weight_int8pack_mm(a, b.mT, scale)
+def library(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """a (scale b) with `torch._weight_int8pack_mm`, summed in fp32; torch's call takes no `out`."""
+    M, N = a.shape[0], b.shape[1]
+    return torch._weight_int8pack_mm(a, b.mT, scale) if M and N else a.new_empty((M, N))

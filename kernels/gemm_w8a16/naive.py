@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
-from rooflab.kernels._torch_cpu import check_rows, padded_rows_refused
+from rooflab.kernels._torch_cpu import padded_rows_refused
 from rooflab.kernels._traffic import steps
-from rooflab.kernels.gemm_w8a16._operands import check_operands
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -25,25 +25,8 @@ def traffic(inputs: Arguments) -> Traffic:
     )
 
 
-@register(
-    op="gemm_w8a16", name="naive", role="naive", backend="torch", traffic=traffic,
-    unsupported=padded_rows_refused,
-)  # fmt: skip
-def gemm_w8a16(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """a (scale b) + bias, with scale b rounded to bf16.
-
-    a: (M, K) bf16; b: (K, N) int8; any strides of both; scale: (N,) fp32, fp16 or bf16; bias: (N,) bf16; returns (M, N)
-    bf16.  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    M, N, _ = check_operands(a, b, scale, bias)
-    check_rows(a)
-    if out is not None:
-        output(out, (M, N), a)
+@kernel(backend="torch", traffic=traffic, unsupported=padded_rows_refused)
+def naive(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor) -> None:
+    """a (scale b) + bias, with scale b rounded to bf16."""
     weight = (b.float() * scale.float()).bfloat16()
-    return torch.mm(a, weight, out=out) if bias is None else torch.addmm(bias, a, weight, out=out)
+    torch.mm(a, weight, out=c) if bias is None else torch.addmm(bias, a, weight, out=c)

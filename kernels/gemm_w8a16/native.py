@@ -6,25 +6,24 @@ With one row only the codes' bytes count.  No weight is rounded.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._native import Layouts
-from rooflab.kernels.gemm import native
+from rooflab.kernels.gemm import native as native_gemm
 from rooflab.kernels.gemm.native import Panels
-from rooflab.kernels.gemm_w8a16._operands import check_all_but_b
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.reference.rules import check_dtype
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
-
-_layouts = Layouts()
 
 
 def pack(b: torch.Tensor, scale: torch.Tensor) -> Panels:
     """Codes (K, N) int8 in panels, with their scales (N,) in fp32.  Raises `ValueError` on another dtype or shape."""
     check_dtype("b", b, torch.int8)
-    return replace(native.pack(b), scales=scale.float().contiguous())
+    return replace(native_gemm.pack(b), scales=scale.float().contiguous())
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -33,24 +32,10 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(nbytes(a, inputs.scale, inputs.bias) + K * N, len(a) * N * a.element_size())
 
 
-def unsupported(inputs: Arguments) -> str | None:
-    """Why these operands are not taken, or None."""
-    return native.unsupported(inputs)
-
-
-@register(
-    op="gemm_w8a16", name="native", role="optimized", backend="cpp", devices=("cpu",), prepare=pack, traffic=traffic,
-    unsupported=unsupported,
+@kernel(
+    backend="cpp", devices=("cpu",), prepare=pack, packed=Panels, unsupported=native_gemm.unsupported,
+    bind=native_gemm.shape, traffic=traffic,
 )  # fmt: skip
-def gemm_w8a16(
-    a: torch.Tensor, b: Panels, scale: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """a (scale b) + bias in fp32, rounded once.
-
-    a: (M, K) bf16; b: from `pack`, with the scales in it; scale: (N,); bias: (N,) bf16; returns (M, N).  Raises
-    `ValueError` on a weight that is not packed, or on wrong shapes or dtypes.
-    """
-    if not isinstance(b, Panels) or b.scales is None:
-        raise ValueError(f"b: expected a weight packed by this kernel's prepare, got {type(b).__name__}")
-    _layouts.of(check_all_but_b, (a, scale, bias), b.N)
-    return native.product(a, b, bias, out)
+def native(a: Tensor, b: Panels, scale: Tensor, bias: Tensor | None, c: Tensor, *, bound: Any) -> None:
+    """a (scale b) + bias in fp32, rounded once; b from `pack`, with the scales in it."""
+    native_gemm.product(a, b, bias, c, bound)

@@ -12,12 +12,13 @@ Tried, predicted, not built: docs/notes/gemm_w8a16.md.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._checks import output
-from rooflab.kernels._torch_cpu import check_rows, padded_rows_refused
+from rooflab.kernels._torch_cpu import padded_rows_refused
+from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_w8a16 import library
-from rooflab.kernels.gemm_w8a16._operands import check_operands
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
@@ -56,7 +57,7 @@ def unsupported(inputs: Arguments) -> str | None:
     if _few(inputs.a, inputs.b, inputs.scale, inputs.bias):
         return None
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return "oneDNN does not multiply bf16 on this CPU"
+        return "a: expected few rows, because oneDNN does not multiply bf16 on this CPU, got many"
     return padded_rows_refused(inputs)
 
 
@@ -65,32 +66,16 @@ def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tens
     return a.shape[0] <= FEW_ROWS and library.why_not_taken(a, b, scale, bias) is None
 
 
-@register(
-    op="gemm_w8a16", name="packed", role="optimized", backend="torch", devices=("cpu",), prepare=pack, traffic=traffic,
-    unsupported=unsupported,
+@kernel(
+    backend="torch", devices=("cpu",), prepare=pack, unsupported=unsupported, aligned=("a", "b"),
+    empty=epilogue_alone, traffic=traffic,
 )  # fmt: skip
-def gemm_w8a16(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """a (scale b) + bias; for many rows of a by blocks of output channels.
-
-    a: (M, K) bf16; b: (K, N) int8, best from `pack`; any strides of both; scale: (N,) fp32, fp16 or bf16; bias: (N,)
-    bf16; returns (M, N) bf16.  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    M, N, K = check_operands(a, b, scale, bias)
-    if out is not None:
-        output(out, (M, N), a)
-    if M and N and K and _few(a, b, scale, bias):
-        result = torch._weight_int8pack_mm(a, b.mT, scale)
-        return result if out is None else out.copy_(result)
-    out = output(out, (M, N), a)
-    if not M or not N or not K:
-        return out.zero_() if bias is None else out.copy_(bias.expand(M, N))
-    check_rows(a)
+def packed(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor) -> None:
+    """a (scale b) + bias; for many rows of a by blocks of output channels; b is best from `pack`."""
+    if _few(a, b, scale, bias):
+        c.copy_(torch._weight_int8pack_mm(a, b.mT, scale))
+        return
+    N, K = b.shape[1], a.shape[1]
     exact = bias is None and scale.dtype == a.dtype
     wide = min(max(BLOCK_VALUES // K // CHANNELS, 1) * CHANNELS, N)
     buffer = torch.empty((wide, K), dtype=a.dtype)
@@ -102,5 +87,4 @@ def gemm_w8a16(
         else:
             weight.mul_(scale[channels, None])
             product = torch.nn.functional.linear(a, weight, None if bias is None else bias[channels])
-        out[:, channels] = product
-    return out
+        c[:, channels] = product
