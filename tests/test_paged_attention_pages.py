@@ -42,7 +42,7 @@ def test_heads_groups_pages_and_options(cases, scheme):
     assert all(item.races == () and item.bytes["tma_load"] > 0 for item in found)
 
 
-@pytest.mark.more
+@pytest.mark.slow  # 30 s
 def test_a_dominant_key_at_every_page_and_block_edge_is_heard():
     """With two columns of atoms, which one copy interleaves."""
     (found,) = check_emulated([CheckTask(KERNEL, case_of(1, 140, 1, 1, D=128, queries=3), BF16)])

@@ -214,7 +214,7 @@ def repository(fresh, folder):
     return run
 
 
-@pytest.mark.more
+@pytest.mark.sampled(0, 6)  # 5 to 30 s each: new processes
 @pytest.mark.parametrize("line", of(WHEEL), ids=str)
 def test_a_line_runs_from_the_wheel_in_a_fresh_repository(line, repository):
     done = repository(line)
