@@ -201,23 +201,24 @@ def layers() -> list[Case]:
     return [case_of(M, N, K) for N, K in LAYERS for M in ROWS]
 
 
-@pytest.mark.parametrize("module", [split_k, swap_ab], ids=["split_k", "swap_ab"])
-def test_every_layer_has_a_cta_for_nearly_every_sm_and_no_share_of_k_is_empty(module):
+@pytest.mark.parametrize("name", ["split_k", "swap_ab"])
+def test_every_layer_has_a_cta_for_nearly_every_sm_and_no_share_of_k_is_empty(name):
+    tuning = get_kernel("gemm", name).tuning
     for case in layers():
-        config = module.heuristic(case, BF16)
-        ctas = module.footprint(config, case, BF16).ctas
+        config = tuning.heuristic(case, BF16)
+        ctas = tuning.footprint(config, case, BF16).ctas
         assert ctas >= HOPPER_SMS * 3 // 4, case.id
         assert config.split * config.block_k <= int(case["K"])
-        two_on_an_sm = module.footprint(config, case, BF16).shared_bytes <= 113 * 1024
+        two_on_an_sm = tuning.footprint(config, case, BF16).shared_bytes <= 113 * 1024
         assert two_on_an_sm, case.id
 
 
 def test_a_ring_keeps_as_many_bytes_on_their_way_as_hbm_needs():
     """At least 36 KB of the weight for an SM: 4.8 TB/s for 1 us, of an H200, over 132 SMs."""
     for case in layers():
-        for module in (split_k, stream_k, swap_ab):
-            config = module.heuristic(case, BF16)
-            assert (config.num_stages - 1) * config.block_n * config.block_k * 2 >= 36 * 1024, (module, case.id)
+        for name in ("split_k", "stream_k", "swap_ab"):
+            config = get_kernel("gemm", name).tuning.heuristic(case, BF16)
+            assert (config.num_stages - 1) * config.block_n * config.block_k * 2 >= 36 * 1024, (name, case.id)
 
 
 def test_gemv_gives_every_sm_its_warps():
@@ -274,11 +275,11 @@ def test_traffic_counts_the_partial_sums():
     inputs = {key: value for key, value in spec.make_inputs(case, BF16, META, 0).items() if value is not None}
     least = spec.cost(**inputs)
     split = get_kernel("gemm", "split_k").traffic_of(inputs)
-    config = split_k.heuristic(case, BF16)
+    config = get_kernel("gemm", "split_k").tuning.heuristic(case, BF16)
     assert split.launches == 2 and split.read_bytes - least.read_bytes == 4 * 16 * 4096 * config.split
     assert split.write_bytes - least.write_bytes == 4 * 16 * 4096 * config.split
     stream = get_kernel("gemm", "stream_k").traffic_of(inputs)
-    tile = stream_k.heuristic(case, BF16)
+    tile = get_kernel("gemm", "stream_k").tuning.heuristic(case, BF16)
     assert stream.read_bytes - least.read_bytes == 4 * 2 * HOPPER_SMS * tile.block_m * tile.block_n
     assert get_kernel("gemm", "swap_ab").traffic_of(inputs).bytes == least.bytes
 
@@ -308,7 +309,8 @@ def matrices(M, N, K):
 
 
 def test_rows_past_65535_are_in_the_only_dimension_of_a_grid_that_goes_on(grids):
-    split_k.split_k(*matrices(70_000, 300, 256), config=split_k.Config(64, 64, 64, split=2, num_warps=4, num_stages=3))
+    config = get_kernel("gemm", "split_k").tuning.config_type(64, 64, 64, split=2, num_warps=4, num_stages=3)
+    split_k.split_k(*matrices(70_000, 300, 256), config=config)
     assert grids == [(1094 * 5, 2), (70_000, 2)]
 
 

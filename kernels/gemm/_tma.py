@@ -1,31 +1,16 @@
-"""How the TMA kernels of gemm describe a matrix, which matrices they refuse, and their default tile."""
+"""How the TMA kernels of gemm describe a matrix, and which matrices they refuse."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._layouts import layout_of
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, MapMaker, address_of, map_maker
 from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import Case, Scheme
-
-ROW_BYTES = 128
-"""Bytes of a tile along K: the widest swizzle, with which wgmma reads shared memory without bank conflicts."""
-PRODUCT_BYTES_PER_CLOCK = 4096
-"""Per SM, multiply-adds times operand bytes: 989 TFLOP/s in bf16 are 132 SMs at 1.83 GHz with 2048 multiply-adds."""
-L2_BYTES_PER_CLOCK = 48
-"""Assumed L2 bandwidth per SM, only for the choice between tiles; not measured.  Tiles of 128 x 256 need this much at
-the full rate of 16-bit products; a published kernel with such tiles and no multicast reaches 86% (ThunderKittens).
-Smaller tiles need more; no measurement shows that L2 delivers it."""
-GROUP_ROWS = 2048
-"""Rows of a per group of tiles: a wave of 132 tiles of 128 x 256 then reads 2048 rows and 2112 columns, near the
-minimum; with 1024 rows it would read 4224 columns."""
 
 
 class Stored(NamedTuple):
@@ -143,36 +128,3 @@ def stored_output(c: torch.Tensor, instead: str) -> Stored:
     if matrix is None:
         raise ValueError(_refusal("out", c, instead))
     return matrix
-
-
-class Tiled(Protocol):
-    """A config with tile sizes."""
-
-    @property
-    def block_m(self) -> int:
-        """Rows per tile."""
-
-    @property
-    def block_n(self) -> int:
-        """Columns per tile."""
-
-
-Config = TypeVar("Config", bound=Tiled)
-
-
-def quickest(candidates: Sequence[Config], case: Case, scheme: Scheme) -> Config:
-    """The config whose tiles should take the fewest clocks, the first of equals: a prediction, not measured.
-
-    A tile costs its products on the tensor cores or its loads from L2, whichever takes longer; a wave has one tile per
-    SM and takes as long as one tile.
-    """
-    M, N = int(case["M"]), int(case["N"])
-    size = scheme.activation.itemsize
-
-    def clocks(config: Config) -> float:
-        waves = cdiv(cdiv(M, config.block_m) * cdiv(N, config.block_n), HOPPER_SMS)
-        products = config.block_m * config.block_n * size / PRODUCT_BYTES_PER_CLOCK
-        loads = (config.block_m + config.block_n) * size / L2_BYTES_PER_CLOCK
-        return float(waves * max(products, loads))
-
-    return min(candidates, key=clocks)

@@ -28,15 +28,8 @@ from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.gemm._coop_device import _gemm
 from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm._tiled import traffic
-from rooflab.kernels.gemm._tma import (
-    GROUP_ROWS,
-    ROW_BYTES,
-    quickest,
-    stored_as,
-    stored_operands,
-    stored_output,
-    why_not_moved,
-)
+from rooflab.kernels.gemm._tiles import GROUP_ROWS, ROW_BYTES, quickest
+from rooflab.kernels.gemm._tma import stored_as, stored_operands, stored_output, why_not_moved
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, LaunchConfig, Tuning

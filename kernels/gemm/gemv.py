@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,9 @@ from torch import Tensor
 
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels._pdl import pdl_is_on
+from rooflab.kernels._pdl import DEPENDENT, pdl_is_on
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._operands import row_stride, traffic
-from rooflab.kernels.gemm._skinny_gemv import SOURCE
 from rooflab.kernels.gemm._skinny_operands import (
     VECTOR_BYTES,
     alignment_bytes,
@@ -40,6 +40,7 @@ from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
+SOURCE = DEPENDENT + Path(__file__).with_suffix(".cu").read_text()
 MOST_ROWS = 4
 """Rows of a: each costs one FMA per weight; with more rows tensor cores are cheaper."""
 WARPS = 8

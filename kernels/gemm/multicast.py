@@ -24,7 +24,8 @@ from rooflab.kernels._multicast import Config
 from rooflab.kernels._tensor_map import CudaMap
 from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm._tiled import traffic
-from rooflab.kernels.gemm._tma import GROUP_ROWS, quickest, stored_as, stored_operands, stored_output, why_not_moved
+from rooflab.kernels.gemm._tiles import GROUP_ROWS, quickest
+from rooflab.kernels.gemm._tma import stored_as, stored_operands, stored_output, why_not_moved
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, Tuning

@@ -9,112 +9,20 @@ stream_k.
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, replace
 from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import BARRIER_BYTES
+from rooflab.kernels.gemm._configs import PERSISTENT, TileInParts
 from rooflab.kernels.gemm._operands import epilogue_alone, row_stride
-from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, grouped_tile, tile_footprint, traffic
-from rooflab.kernels.gemm._tma import (
-    GROUP_ROWS,
-    ROW_BYTES,
-    quickest,
-    stored_operands,
-    stored_output,
-    why_not_loaded_and_stored,
-)
+from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, grouped_tile, traffic
+from rooflab.kernels.gemm._tma import stored_operands, stored_output, why_not_loaded_and_stored
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Case, Scheme
-
-LEAST_STORE_COLUMNS = 64
-"""Least columns of a part, if there are several: 128 bytes per row in 16 bits."""
-MOST_EXCHANGED = 128 * 128
-"""Values that Triton exchanges at once (read in the compiled kernels; tests/test_gemm_ladder.py compares them)."""
-WARP_ROWS = 16
-"""Rows of a warp, of the 64 of a wgmma."""
-
-
-@dataclass(frozen=True)
-class Config(LaunchConfig):
-    """Tile sizes and launch options."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    store_parts: int
-    """Parts of a tile's columns that are stored one after another: 1, 2 or 4."""
-    group_m: int = 8
-    """Row panels of tiles that share their columns of B in L2."""
-
-
-# Each has as many stages as fit with a part of the result.
-CANDIDATES = (
-    (128, 256, 8, 4, 4),
-    (128, 128, 8, 6, 2),
-    (64, 256, 4, 4, 2),
-    (64, 128, 4, 8, 1),
-    (64, 64, 4, 8, 1),
-    (64, 32, 4, 8, 1),
-)
-"""block_m, block_n, num_warps, num_stages and store_parts."""
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles for wgmma, up to what two warpgroups hold in registers, with pipelines of several depths."""
-    sides = itertools.product((64, 128, 256), (32, 64, 128, 256), (ROW_BYTES, 2 * ROW_BYTES))
-    return tuple(
-        Config(block_m, block_n, row_bytes // scheme.activation.itemsize, num_warps, num_stages, store_parts, group_m)
-        for block_m, block_n, row_bytes in sides
-        for num_warps, num_stages, store_parts, group_m in itertools.product(
-            (4, 8), (2, 3, 4, 6), (1, 2, 4), (1, 8, 16)
-        )
-        if store_parts == 1 or block_n // store_parts >= LEAST_STORE_COLUMNS
-    )
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Tiles of a and b and a barrier per stage, and a part of the result; at most one CTA per SM.
-
-    Threads exchange a part of the residual through more shared memory, at most `MOST_EXCHANGED` values at once.  They
-    also exchange a whole tile that is divided into parts if several warps share its rows.
-    """
-    outputs = config.block_m * config.block_n
-    part = outputs // config.store_parts * scheme.output.itemsize
-    blocks = config.block_m, config.block_n, config.block_k
-    exchanged = min(part, MOST_EXCHANGED * scheme.output.itemsize) if case.get("residual") else 0
-    if config.store_parts > 1 and config.block_m < WARP_ROWS * config.num_warps:
-        exchanged = max(exchanged, outputs * scheme.output.itemsize)
-    more = config.num_stages * BARRIER_BYTES + part + exchanged
-    tiled = tile_footprint(blocks, config.num_warps, config.num_stages, case, scheme, more_shared_bytes=more)
-    tiles, ctas = tiled.ctas, min(tiled.ctas, HOPPER_SMS)
-    return replace(tiled, ctas=ctas, tensor_flops=tiled.tensor_flops * tiles / max(1, ctas))
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The quickest of `CANDIDATES`."""
-    block_k = ROW_BYTES // scheme.activation.itemsize
-    candidates = [
-        Config(m, n, block_k, warps, stages, parts, GROUP_ROWS // m) for m, n, warps, stages, parts in CANDIDATES
-    ]
-    return quickest([_deepest(config, case, scheme) for config in candidates], case, scheme)
-
-
-def _deepest(config: Config, case: Case, scheme: Scheme) -> Config:
-    """The config with fewer stages if a residual takes their memory."""
-    while not footprint(config, case, scheme).fits:
-        config = replace(config, num_stages=config.num_stages - 1)
-    return config
 
 
 @triton.jit
@@ -183,11 +91,11 @@ def by_maps(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", min_sm=90, unsupported=why_not_loaded_and_stored, aligned=("a", "b"), empty=epilogue_alone,
-    bind=by_maps, traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
+    bind=by_maps, traffic=traffic, tuning=PERSISTENT,
 )  # fmt: skip
 def persistent(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
-    residual: Tensor | None, precision: str, config: Config, bound: Any,
+    residual: Tensor | None, precision: str, config: TileInParts, bound: Any,
 ) -> None:  # fmt: skip
     """a b + bias + residual on the tensor cores, accumulated in fp32; TMA loads the operands and stores the result."""
     a_map, b_map, c_map, grid, numbers, constants = bound

@@ -8,8 +8,6 @@ launch, on every stream and in every replay of a graph, which costs a launch or 
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,80 +15,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.gemm._configs import SPLIT_K, SplitTile, share_steps
 from rooflab.kernels.gemm._operands import panels_traffic, row_stride
-from rooflab.kernels.gemm._skinny_tiles import REDUCE_COLUMNS, registers, shared_bytes, stages, store_tile, tile
-from rooflab.kernels.gemm._tiled import constants
+from rooflab.kernels.gemm._tiled import constants, store_tile
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
-LEAST_CTAS = 3 * HOPPER_SMS // 4
-"""With fewer CTAs too many SMs are idle; with this many the busy SMs use the bandwidth of the idle ones."""
-LEAST_STEPS = 4
-"""Tiles of K per share: with fewer, a CTA ends before its loads overlap."""
-
-
-@dataclass(frozen=True)
-class Config(LaunchConfig):
-    """A tile, and the number of CTAs that share its K."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    split: int
-    num_warps: int
-    num_stages: int
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles near the heuristic's, with several splits and depths of the pipeline."""
-    block_m, block_n, block_k = tile(int(case["M"]), scheme)
-    sides = itertools.product((block_m,), (block_n // 2, block_n, 2 * block_n), (block_k // 2, block_k))
-    return tuple(
-        Config(*sizes, split, num_warps, num_stages)
-        for sizes in sides
-        for split, num_warps, num_stages in itertools.product((1, 2, 3, 4, 6, 8, 16), (4, 8), (3, 4, 5, 6, 8))
-    )
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Needs of the first launch, where each CTA takes a share of a tile's K."""
-    sides = (config.block_m, config.block_n, config.block_k)
-    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
-    depth = _steps(K, config) * config.block_k
-    return Footprint(
-        threads=32 * config.num_warps,
-        registers=registers(*sides, config.num_warps, scheme),
-        shared_bytes=shared_bytes(*sides, config.num_stages, scheme),
-        ctas=cdiv(M, config.block_m) * cdiv(N, config.block_n) * config.split,
-        tensor_flops=2.0 * config.block_m * config.block_n * depth,
-    )
-
-
-def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits and every share of K has a tile of K."""
-    split = config.split == 1 or config.split * config.block_k <= int(case["K"])
-    return split and footprint(config, case, scheme).fits
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The least split that fills the SMs."""
-    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
-    sides = tile(M, scheme)
-    tiles = cdiv(M, sides[0]) * cdiv(N, sides[1])
-    split = 1
-    while tiles * split < LEAST_CTAS and split < 16 and (split + 1) * LEAST_STEPS * sides[2] <= K:
-        split += 1
-    return Config(*sides, split, 4, stages(*sides, scheme))
-
-
-def _steps(K: int, config: Config) -> int:
-    """Tiles of K per share; the last share may have fewer."""
-    return int(cdiv(cdiv(K, config.block_k), config.split))
+REDUCE_COLUMNS = 256
+"""Outputs per CTA of the second launch."""
 
 
 @triton.jit
@@ -157,7 +91,7 @@ def by_pointers(of: Arguments) -> Any:
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     stride_rm, stride_om = row_stride(of.residual), of.c.stride(0)
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n), config.split)
-    numbers = (M, N, K, _steps(K, config), *of.a.stride(), *of.b.stride(), stride_rm, stride_om)
+    numbers = (M, N, K, share_steps(K, config), *of.a.stride(), *of.b.stride(), stride_rm, stride_om)
     has = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
     added = {**has, "SPLIT": config.split, "COLUMNS": REDUCE_COLUMNS, "num_warps": 4}
     # M first, because the second dimension of a grid is at most 65535.
@@ -166,11 +100,11 @@ def by_pointers(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", traffic=traffic, bind=by_pointers, fenced_since="3.7",
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+    tuning=SPLIT_K,
 )  # fmt: skip
 def split_k(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
-    residual: Tensor | None, precision: str, config: Config, bound: Any,
+    residual: Tensor | None, precision: str, config: SplitTile, bound: Any,
 ) -> None:  # fmt: skip
     """a b + bias + residual in fp32; a split allocates split * M * N fp32 sums; two runs agree bit for bit."""
     grid, numbers, constants, reduce_grid, reduce_numbers, reduce_constants = bound

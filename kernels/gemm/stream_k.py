@@ -11,8 +11,6 @@ One loop runs over tiles and steps, so the next tile's loads are in flight while
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,82 +18,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.gemm._configs import STREAM_K, tile_steps
 from rooflab.kernels.gemm._operands import panels_traffic, row_stride
-from rooflab.kernels.gemm._skinny_tiles import registers, shared_bytes, store_tile, tile
-from rooflab.kernels.gemm._tiled import by_fma, constants
+from rooflab.kernels.gemm._tiled import constants, store_tile
+from rooflab.kernels.gemm._tiles import StreamTile
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
-
-
-@dataclass(frozen=True)
-class Config(LaunchConfig):
-    """A tile; the number of SMs gives the shares."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles near the heuristic's, with pipelines of several depths."""
-    block_m, block_n, block_k = tile(int(case["M"]), scheme)
-    sides = itertools.product((block_m,), (block_n // 2, block_n, 2 * block_n), (block_k // 2, block_k))
-    return tuple(
-        Config(*sizes, num_warps, num_stages)
-        for sizes in sides
-        for num_warps, num_stages in itertools.product((4, 8), (3, 4, 5, 6, 8, 12))
-    )
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Needs of the first launch, where each CTA takes a share of all steps.
-
-    A tile from tensor cores passes through more shared memory when it is stored, in parts or whole (read in the
-    compiled kernels; tests/test_gemm_hopper.py compares them).
-    """
-    sides = (config.block_m, config.block_n, config.block_k)
-    steps = _tiles(case, config) * _steps(int(case["K"]), config)
-    ctas = max(min(HOPPER_SMS, steps), 1)
-    stored = 0 if by_fma(scheme) else 4 * config.block_m * config.block_n
-    return Footprint(
-        threads=32 * config.num_warps,
-        registers=registers(*sides, config.num_warps, scheme),
-        shared_bytes=shared_bytes(*sides, config.num_stages, scheme) + stored,
-        ctas=ctas,
-        tensor_flops=2.0 * config.block_m * config.block_n * config.block_k * steps / ctas,
-    )
-
-
-def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits; a share may be as small as one step."""
-    return footprint(config, case, scheme).fits
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """split_k's tile, twice as wide, with the memory of a whole SM, because each SM has one CTA."""
-    block_m, block_n, block_k = tile(int(case["M"]), scheme)
-    # The number of tiles need not fit the SMs, so tiles are wide: the loop then finds the place of fewer steps.
-    sides = (block_m, block_n if by_fma(scheme) else 2 * block_n, block_k)
-    config = Config(*sides, 4, 3)
-    while config.num_stages < 8 and is_legal(deeper := replace(config, num_stages=config.num_stages + 1), case, scheme):
-        config = deeper
-    return config
-
-
-def _tiles(case: Case, config: Config) -> int:
-    return int(cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n))
-
-
-def _steps(K: int, config: Config) -> int:
-    """Tiles of K; one empty tile if K is 0."""
-    return max(int(cdiv(K, config.block_k)), 1)
 
 
 @triton.jit
@@ -174,10 +105,10 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(whole.read_bytes + partial, whole.write_bytes + partial, launches=2 if cut else 1)
 
 
-def _shares(M: int, K: int, N: int, config: Config, device: torch.device) -> tuple[int, int, bool]:
+def _shares(M: int, K: int, N: int, config: StreamTile, device: torch.device) -> tuple[int, int, bool]:
     """Tiles, programs, and whether a tile is cut, so that a second launch is needed."""
     tiles = int(cdiv(M, config.block_m) * cdiv(N, config.block_n))
-    steps = _steps(K, config)
+    steps = tile_steps(K, config)
     programs = min(sm_count(device), tiles * steps)
     return tiles, programs, steps > 1 and tiles % programs > 0
 
@@ -198,11 +129,11 @@ def by_pointers(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", traffic=traffic, bind=by_pointers, fenced_since="3.7",
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+    tuning=STREAM_K,
 )  # fmt: skip
 def stream_k(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
-    residual: Tensor | None, precision: str, config: Config, bound: Any,
+    residual: Tensor | None, precision: str, config: StreamTile, bound: Any,
 ) -> None:  # fmt: skip
     """a b + bias + residual in fp32; allocates two fp32 tiles per SM; two runs agree bit for bit."""
     programs, numbers, constants, fix_up = bound

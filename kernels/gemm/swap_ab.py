@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,8 @@ from torch import Tensor
 
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels._pdl import pdl_is_on
+from rooflab.kernels._hopper_device import BARRIERS, products
+from rooflab.kernels._pdl import DEPENDENT, pdl_is_on
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.gemm._operands import panels_traffic, row_stride
 from rooflab.kernels.gemm._skinny_operands import (
@@ -30,7 +33,6 @@ from rooflab.kernels.gemm._skinny_operands import (
     not_transposed,
     weight_stride,
 )
-from rooflab.kernels.gemm._skinny_swap import source
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
@@ -130,6 +132,22 @@ KINDS = {torch.float32: "tf32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 def traffic(inputs: Arguments) -> Traffic:
     """The weight once per tile of rows of a; sums stay in the cluster."""
     return panels_traffic(inputs, inputs.config.block_m)
+
+
+TYPES = {"bf16": ("bf16.bf16", 16), "fp16": ("f16.f16", 16), "tf32": ("tf32.tf32", 8)}
+"""By kind of operands: the types in the opcode, and K of an instruction (PTX ISA 8.7, `wgmma.mma_async`)."""
+
+
+@cache
+def source(kind: str, n: int) -> str:
+    """The source for operands of `kind` and products of 64 rows of the weight with `n` rows of a."""
+    types, k = TYPES[kind]
+    return (
+        DEPENDENT
+        + BARRIERS
+        + products(n, types, k, None if kind == "tf32" else (False, False))
+        + Path(__file__).with_suffix(".cu").read_text()
+    )
 
 
 def unsupported(inputs: Arguments) -> str | None:

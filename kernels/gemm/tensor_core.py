@@ -1,77 +1,87 @@
-"""Over naive: the tensor cores multiply one tile of K at a time.
+"""tensor_core, over naive: the tensor cores multiply one tile of K at a time.
 
 Tiles are visited in groups of row panels, so a group's panels of A stay in L2 while it reads its columns of B (the tile
 order of Triton's matmul tutorial).  Each tile of K is loaded when the product before it is done.
+
+pipelined, over tensor_core: the same code with two or more stages, so that the tiles of the next products travel to
+shared memory during a product.  Triton's software pipelining (`num_stages`) turns loads into cp.async, which copies
+that many stages ahead, without registers.  A load stays a plain load if it is narrower than 4 bytes, the least of
+cp.async: rows that are not contiguous, or not a multiple of 16 elements apart.  The PTX ISA requires a proxy fence
+between cp.async and a wgmma that reads its data.  Triton 3.7 puts one into the loop, Triton 3.6 does not (read in the
+PTX; the emulator reports a race), here and in split_k and stream_k from 64 rows on.
 """
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
 from typing import Any
 
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels.gemm._tiled import _gemm, by_fma, by_pointers, tile_footprint, traffic
+from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.gemm._configs import PIPELINED, TENSOR_CORE
+from rooflab.kernels.gemm._operands import row_stride
+from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, grouped_tile, traffic
+from rooflab.kernels.gemm._tiles import Config
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Case, Scheme
+from rooflab.kernels.registry import Arguments
 
 
-@dataclass(frozen=True)
-class Config(LaunchConfig):
-    """Tile sizes and launch options."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int = 1
-    group_m: int = 8
-    """Row panels of tiles that share their columns of B in L2."""
-
-
-# A decode batch fits one tile of 16 rows, the least of mma.sync.
-DECODE = Config(block_m=16, block_n=64, block_k=128, num_warps=4)
-# 64 rows are the least of wgmma.
-SMALL = Config(block_m=64, block_n=128, block_k=64, num_warps=4)
-LARGE = Config(block_m=128, block_n=128, block_k=64, num_warps=8)
-# Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
-FULL_PRECISION = Config(block_m=32, block_n=64, block_k=16, num_warps=4)
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles up to what two warpgroups hold in registers."""
-    if by_fma(scheme):
-        sides = itertools.product((16, 32, 64), (32, 64, 128), (16, 32))
-    else:
-        sides = itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), (32, 64, 128))
-    return tuple(
-        Config(block_m, block_n, block_k, num_warps, group_m=group_m)
-        for block_m, block_n, block_k in sides
-        for num_warps, group_m in itertools.product((4, 8), (1, 8))
+@triton.jit
+def _gemm(
+    a_ptr, b_ptr, bias_ptr, residual_ptr, out_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_rm,
+    stride_om,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
+    tile_m, tile_n = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
+    # int64, because row * stride passes 2**31 from M * K = 2**31 on.
+    rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inner = tl.arange(0, BLOCK_K)
+    a_ptrs = a_ptr + rows[:, None] * stride_am + inner.to(tl.int64)[None, :] * stride_ak
+    b_ptrs = b_ptr + inner.to(tl.int64)[:, None] * stride_bk + columns[None, :] * stride_bn
+    step_a = tl.cast(stride_ak, tl.int64) * BLOCK_K
+    step_b = tl.cast(stride_bk, tl.int64) * BLOCK_K
+    accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, K, BLOCK_K):
+        a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (inner < K - k)[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=(inner < K - k)[:, None] & (columns < N)[None, :], other=0.0)
+        # Triton's default would round fp32 operands to TF32.
+        accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
+        a_ptrs += step_a
+        b_ptrs += step_b
+    accumulator = add_bias_and_residual(
+        accumulator, bias_ptr, residual_ptr, stride_rm, rows, columns, M, N, HAS_BIAS, HAS_RESIDUAL
     )
+    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
+    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """One tile of a and b in shared memory."""
-    blocks = config.block_m, config.block_n, config.block_k
-    return tile_footprint(blocks, config.num_warps, 1, case, scheme)
+def by_pointers(of: Arguments) -> Any:
+    """Of a layout of `_gemm`: the grid, sizes and strides, and constants."""
+    (M, K), N, config = of.a.shape, of.b.shape[1], of.config
+    grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
+    return grid, (M, N, K, *of.a.stride(), *of.b.stride(), row_stride(of.residual), of.c.stride(0)), constants(of)
 
 
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """One of the configs above, by the rows of a."""
-    M = int(case["M"])
-    if by_fma(scheme):
-        return FULL_PRECISION
-    return DECODE if M <= 16 else SMALL if M <= 64 else LARGE
-
-
-@kernel(backend="triton", traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint), bind=by_pointers)
+@kernel(backend="triton", traffic=traffic, tuning=TENSOR_CORE, bind=by_pointers)
 def tensor_core(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
     residual: Tensor | None, precision: str, config: Config, bound: Any,
 ) -> None:  # fmt: skip
     """a b + bias + residual on the tensor cores, in fp32; fp32 operands by FMAs unless `precision` is `tf32`."""
+    grid, numbers, constants = bound
+    _gemm[grid](a, b, bias, residual, c, *numbers, **constants)
+
+
+@kernel(backend="triton", traffic=traffic, tuning=PIPELINED, bind=by_pointers, fenced_since="3.7")
+def pipelined(
+    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
+    residual: Tensor | None, precision: str, config: Config, bound: Any,
+) -> None:  # fmt: skip
+    """As `tensor_core`, with the loads of the next tiles in flight."""
     grid, numbers, constants = bound
     _gemm[grid](a, b, bias, residual, c, *numbers, **constants)

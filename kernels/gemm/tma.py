@@ -8,8 +8,6 @@ costs the host a driver call per launch, and needs addresses and row strides of 
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import triton
@@ -17,57 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import BARRIER_BYTES
+from rooflab.kernels.gemm._configs import TMA
 from rooflab.kernels.gemm._operands import epilogue_alone, row_stride
-from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, grouped_tile, tile_footprint, traffic
-from rooflab.kernels.gemm._tma import GROUP_ROWS, ROW_BYTES, quickest, stored_operands, why_not_loaded
+from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, grouped_tile, traffic
+from rooflab.kernels.gemm._tiles import Config
+from rooflab.kernels.gemm._tma import stored_operands, why_not_loaded
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Case, Scheme
-
-
-@dataclass(frozen=True)
-class Config(LaunchConfig):
-    """Tile sizes and launch options."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    group_m: int = 8
-    """Row panels of tiles that share their columns of B in L2."""
-
-
-# As deep as half of an SM's shared memory allows, so that a second CTA hides the epilogue of the first; tiles of 256
-# columns take all of it.
-CANDIDATES = ((128, 256, 8, 4), (128, 128, 8, 3), (64, 256, 4, 5), (64, 128, 4, 4), (64, 64, 4, 6), (64, 32, 4, 8))
-"""block_m, block_n, num_warps and num_stages."""
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles for wgmma, up to what two warpgroups hold in registers, with pipelines of several depths."""
-    sides = itertools.product((64, 128, 256), (32, 64, 128, 256), (ROW_BYTES, 2 * ROW_BYTES))
-    return tuple(
-        Config(block_m, block_n, row_bytes // scheme.activation.itemsize, num_warps, num_stages, group_m)
-        for block_m, block_n, row_bytes in sides
-        for num_warps, num_stages, group_m in itertools.product((4, 8), (2, 3, 4, 6), (1, 8, 16))
-    )
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Tiles of a and b and a barrier per stage."""
-    blocks = config.block_m, config.block_n, config.block_k
-    barriers = config.num_stages * BARRIER_BYTES
-    return tile_footprint(blocks, config.num_warps, config.num_stages, case, scheme, more_shared_bytes=barriers)
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The quickest of `CANDIDATES`."""
-    block_k = ROW_BYTES // scheme.activation.itemsize
-    candidates = [Config(m, n, block_k, warps, stages, GROUP_ROWS // m) for m, n, warps, stages in CANDIDATES]
-    return quickest(candidates, case, scheme)
 
 
 @triton.jit
@@ -108,7 +62,7 @@ def by_maps(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", min_sm=90, unsupported=why_not_loaded, aligned=("a", "b"), empty=epilogue_alone, bind=by_maps,
-    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
+    traffic=traffic, tuning=TMA,
 )  # fmt: skip
 def tma(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,

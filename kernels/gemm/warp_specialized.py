@@ -15,8 +15,6 @@ the epilogue into parts, so a whole tile of the result waits in shared memory.
 from __future__ import annotations
 
 import contextvars
-import itertools
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,80 +22,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import BARRIER_BYTES
+from rooflab.kernels.gemm._configs import WARP_SPECIALIZED
 from rooflab.kernels.gemm._operands import epilogue_alone, row_stride
-from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, grouped_tile, tile_footprint, traffic
-from rooflab.kernels.gemm._tma import (
-    GROUP_ROWS,
-    ROW_BYTES,
-    quickest,
-    stored_operands,
-    stored_output,
-    why_not_loaded_and_stored,
-)
+from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, grouped_tile, traffic
+from rooflab.kernels.gemm._tiles import Config
+from rooflab.kernels.gemm._tma import stored_operands, stored_output, why_not_loaded_and_stored
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Case, Scheme
-
-THREADS = 384
-"""Three warpgroups: a producer and two consumers."""
-CONSUMER_WARPS = 8
-BARRIERS_A_STAGE = 6
-"""Full and empty, for both halves of a and for b (read in the compiled kernels)."""
-
-
-@dataclass(frozen=True)
-class Config(LaunchConfig):
-    """Tile sizes and launch options."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    """Warps of the producer, and of each consumer."""
-    num_stages: int
-    group_m: int = 8
-    """Row panels of tiles that share their columns of B in L2."""
-
-
-# Each has as many stages as fit with the result.
-CANDIDATES = ((128, 256, 3), (128, 128, 6), (128, 128, 4), (128, 64, 8), (128, 32, 8))
-"""block_m, block_n and num_stages."""
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles with 64 or 128 rows per consumer, with pipelines of several depths."""
-    sides = itertools.product((128, 256), (32, 64, 128, 256), (ROW_BYTES, 2 * ROW_BYTES))
-    return tuple(
-        Config(block_m, block_n, row_bytes // scheme.activation.itemsize, 4, num_stages, group_m)
-        for block_m, block_n, row_bytes in sides
-        for num_stages, group_m in itertools.product((2, 3, 4, 6), (1, 8, 16))
-    )
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Accumulators of the consumers; tiles of a and b, their barriers, and the result; at most one CTA per SM."""
-    result = config.block_m * config.block_n * scheme.output.itemsize
-    blocks = config.block_m, config.block_n, config.block_k
-    more = config.num_stages * BARRIERS_A_STAGE * BARRIER_BYTES + result
-    tiled = tile_footprint(blocks, CONSUMER_WARPS, config.num_stages, case, scheme, more_shared_bytes=more)
-    tiles, ctas = tiled.ctas, min(tiled.ctas, HOPPER_SMS)
-    return replace(tiled, threads=THREADS, ctas=ctas, tensor_flops=tiled.tensor_flops * tiles / max(1, ctas))
-
-
-def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits and has 4 warps: with another number Triton ignores `warp_specialize`."""
-    return config.num_warps == 4 and config.block_m >= 128 and footprint(config, case, scheme).fits
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The quickest of the legal `CANDIDATES`: in fp32 some results are too large for shared memory."""
-    block_k = ROW_BYTES // scheme.activation.itemsize
-    candidates = [Config(m, n, block_k, 4, stages, GROUP_ROWS // m) for m, n, stages in CANDIDATES]
-    return quickest([config for config in candidates if is_legal(config, case, scheme)], case, scheme)
 
 
 # Triton would make K = 1 a constant and remove the loop; its pass fails on the rest.
@@ -154,7 +87,7 @@ def _launch(grid: tuple[int], *arguments: Any, **constants: Any) -> None:
 
 @kernel(
     backend="triton", min_sm=90, unsupported=why_not_loaded_and_stored, aligned=("a", "b"), empty=epilogue_alone,
-    bind=by_pointers, traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+    bind=by_pointers, traffic=traffic, tuning=WARP_SPECIALIZED,
 )  # fmt: skip
 def warp_specialized(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,

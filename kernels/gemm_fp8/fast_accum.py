@@ -19,32 +19,9 @@ from torch import Tensor
 from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_fp8 import _tiles
 from rooflab.kernels.gemm_fp8._operands import block_scaled
-from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, Config, by_maps, place, traffic
+from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, FAST_ACCUM, Config, by_maps, place, traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.spec import Case, Scheme
-
-WIDEST = 256
-"""Columns of a tile: the most of one wgmma."""
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles that fit with one set of accumulators."""
-    return tuple(_tiles.configs(WIDEST))
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """One accumulator per output."""
-    return _tiles.footprint(config, case, accumulators=1)
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """One warpgroup up to 64 rows, else two; the most columns with which every SM has a tile."""
-    M, N = int(case["M"]), int(case["N"])
-    if M <= 64:
-        return Config(64, _tiles.columns(M, N, 64, 128), num_warps=4, num_stages=6)
-    return Config(128, _tiles.columns(M, N, 128, WIDEST), num_warps=8, num_stages=4)
 
 
 @triton.jit
@@ -82,7 +59,7 @@ def unsupported(inputs: Arguments) -> str | None:
 
 @kernel(
     backend="triton", min_sm=90, unsupported=unsupported, aligned=("a", "b"), empty=epilogue_alone, bind=by_maps,
-    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
+    traffic=traffic, tuning=FAST_ACCUM,
 )  # fmt: skip
 def fast_accum(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,

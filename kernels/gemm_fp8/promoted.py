@@ -15,33 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels.gemm._operands import epilogue_alone
-from rooflab.kernels.gemm_fp8 import _tiles
 from rooflab.kernels.gemm_fp8._operands import block_scaled
-from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, Config, by_maps, place, traffic, unsupported
+from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, PROMOTED, Config, by_maps, place, traffic, unsupported
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.spec import Case, Scheme
-
-WIDEST = 128
-"""Columns of a tile: those of one block scale, and the most for which two sets of accumulators fit."""
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles that fit with two sets of accumulators."""
-    return tuple(_tiles.configs(WIDEST))
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Two accumulators per output: fp8's for this 128 of K, and the fp32 one."""
-    return _tiles.footprint(config, case, accumulators=2)
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """One warpgroup up to 64 rows, else two; the most columns with which every SM has a tile."""
-    M, N = int(case["M"]), int(case["N"])
-    if M <= 64:
-        return Config(64, _tiles.columns(M, N, 64, WIDEST), num_warps=4, num_stages=6)
-    return Config(128, _tiles.columns(M, N, 128, WIDEST), num_warps=8, num_stages=5)
 
 
 @triton.jit
@@ -84,7 +60,7 @@ def _gemm(
 
 @kernel(
     backend="triton", min_sm=90, unsupported=unsupported, aligned=("a", "b"), empty=epilogue_alone, bind=by_maps,
-    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
+    traffic=traffic, tuning=PROMOTED,
 )  # fmt: skip
 def promoted(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,

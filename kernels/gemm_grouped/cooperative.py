@@ -22,11 +22,13 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import ALIGNMENT
+from rooflab.kernels.gemm._tiles import stages_that_fit
 from rooflab.kernels.gemm._tma import Stored, stored_as
+from rooflab.kernels.gemm_grouped._configs import least_work, panels
 from rooflab.kernels.gemm_grouped._coop_device import _gemm
 from rooflab.kernels.gemm_grouped._maps import stored, stored_experts, why_no_maps
 from rooflab.kernels.gemm_grouped._operands import zeros
-from rooflab.kernels.gemm_grouped._tiles import least_work, panels, stages_that_fit, traffic
+from rooflab.kernels.gemm_grouped._tiles import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning

@@ -8,8 +8,6 @@ visited together, so its columns of B are read from HBM once.
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, replace
 from typing import Any
 
 import triton
@@ -17,68 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.gemm._tiled import by_fma, uses_wgmma
-from rooflab.kernels.gemm_grouped._tiles import least_work, panel_footprint, panels, tile_of, traffic
+from rooflab.kernels.gemm._tiles import Config
+from rooflab.kernels.gemm_grouped._configs import GROUPED, panels
+from rooflab.kernels.gemm_grouped._tiles import tile_of, traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Case, Scheme
-
-
-@dataclass(frozen=True)
-class Config(LaunchConfig):
-    """Tile sizes and launch options."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    group_m: int = 8
-    """Row panels of an expert that share its columns of B in L2."""
-
-
-# An expert's few rows fit one tile of 16 rows, the least of mma.sync; then only the bytes in flight matter.
-DECODE = Config(block_m=16, block_n=64, block_k=128, num_warps=4, num_stages=5)
-FEW_ROWS = Config(block_m=32, block_n=64, block_k=128, num_warps=4, num_stages=5)
-# 64 rows are the least of wgmma.
-TILES = (
-    Config(block_m=128, block_n=256, block_k=64, num_warps=8, num_stages=4),
-    Config(block_m=128, block_n=128, block_k=64, num_warps=8, num_stages=3),
-    Config(block_m=64, block_n=256, block_k=64, num_warps=4, num_stages=2),
-    Config(block_m=64, block_n=128, block_k=64, num_warps=4, num_stages=4),
-)
-# Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
-FULL_PRECISION = Config(block_m=32, block_n=64, block_k=16, num_warps=4, num_stages=2)
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles up to what two warpgroups hold in registers, with pipelines of several depths."""
-    if by_fma(scheme):
-        sides = itertools.product((16, 32, 64), (32, 64, 128), (16, 32))
-    else:
-        sides = itertools.product((16, 32, 64, 128), (32, 64, 128, 256), (32, 64, 128, 256))
-    return tuple(
-        Config(block_m, block_n, block_k, num_warps, num_stages, group_m)
-        for block_m, block_n, block_k in sides
-        for num_warps, num_stages, group_m in itertools.product((4, 8), (2, 3, 4, 5), (1, 8, 16))
-    )
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Tiles of a and b for every allocated stage; mma.sync frees a stage at once (see gemm's pipelined)."""
-    stages = config.num_stages if uses_wgmma(config.block_m, scheme) else config.num_stages - 1
-    blocks = config.block_m, config.block_n, config.block_k
-    return panel_footprint(blocks, config.num_warps, stages, case, scheme)
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the average rows of an expert; of wgmma's tiles the one with the least work for the busiest SM."""
-    if by_fma(scheme):
-        return FULL_PRECISION
-    rows = int(case["T"]) / max(1, int(case["E"]))
-    config = DECODE if rows <= 12 else FEW_ROWS if rows <= 32 else least_work(TILES, case)
-    return replace(config, block_k=config.block_k * 2 // scheme.activation.itemsize)
 
 
 @triton.jit
@@ -119,7 +60,7 @@ def by_pointers(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint), bind=by_pointers,
+    backend="triton", traffic=traffic, tuning=GROUPED, bind=by_pointers,
     fenced_since="3.7",
 )  # fmt: skip
 def grouped(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:

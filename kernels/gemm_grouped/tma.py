@@ -6,8 +6,6 @@ pointers, because a map knows the edges of the whole result, not of a group.  Wh
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import triton
@@ -16,65 +14,14 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels._tma import BARRIER_BYTES, map_maker
-from rooflab.kernels.gemm._tiled import by_fma, uses_wgmma
-from rooflab.kernels.gemm._tma import ROW_BYTES
+from rooflab.kernels._tma import map_maker
+from rooflab.kernels.gemm._tiles import Config
+from rooflab.kernels.gemm_grouped._configs import TMA, panels
 from rooflab.kernels.gemm_grouped._maps import stored, why_no_maps
 from rooflab.kernels.gemm_grouped._operands import zeros
-from rooflab.kernels.gemm_grouped._tiles import least_work, panel_footprint, panels, tile_of, traffic
+from rooflab.kernels.gemm_grouped._tiles import tile_of, traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Case, Scheme
-
-
-@dataclass(frozen=True)
-class Config(LaunchConfig):
-    """Tile sizes and launch options."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    group_m: int = 8
-    """Row panels of an expert that share its columns of B in L2."""
-
-
-# Each has as many stages as fit with as many CTAs per SM as registers allow.
-CANDIDATES = ((128, 256, 8, 4), (128, 128, 8, 3), (64, 256, 4, 2), (64, 128, 4, 4), (64, 64, 4, 6), (64, 32, 4, 8))
-"""block_m, block_n, num_warps and num_stages."""
-# Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
-FULL_PRECISION = Config(block_m=32, block_n=64, block_k=16, num_warps=4, num_stages=2)
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles for wgmma, up to what two warpgroups hold in registers, with pipelines of several depths."""
-    if by_fma(scheme):
-        sides = itertools.product((32, 64), (32, 64, 128), (64, 128))
-    else:
-        sides = itertools.product((64, 128), (32, 64, 128, 256), (ROW_BYTES // 2, ROW_BYTES, 2 * ROW_BYTES))
-    return tuple(
-        Config(block_m, block_n, row_bytes // scheme.activation.itemsize, num_warps, num_stages, group_m)
-        for block_m, block_n, row_bytes in sides
-        for num_warps, num_stages, group_m in itertools.product((4, 8), (2, 3, 4, 6, 8), (1, 8, 16))
-    )
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Tiles of a and b and a barrier per stage; FMAs free a stage at once, so one less is allocated."""
-    stages = config.num_stages if uses_wgmma(config.block_m, scheme) else config.num_stages - 1
-    blocks = config.block_m, config.block_n, config.block_k
-    more = config.num_stages * BARRIER_BYTES
-    return panel_footprint(blocks, config.num_warps, stages, case, scheme, more_shared_bytes=more)
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The one of `CANDIDATES` with the least work for the busiest SM."""
-    if by_fma(scheme):
-        return FULL_PRECISION
-    block_k = ROW_BYTES // scheme.activation.itemsize
-    return least_work([Config(m, n, block_k, warps, stages) for m, n, warps, stages in CANDIDATES], case)
 
 
 @triton.jit
@@ -113,7 +60,7 @@ def by_maps(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", min_sm=90, unsupported=why_no_maps, aligned=("a", "b"), empty=zeros, bind=by_maps,
-    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
+    traffic=traffic, tuning=TMA,
 )  # fmt: skip
 def tma(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """Each expert's rows times its matrix, summed in fp32; TMA loads the operands."""

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import ALIGNMENT, map_maker
 from rooflab.kernels.gemm._tma import Stored, stored_as
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
-from rooflab.reference.spec import Case
-
-BARRIERS_BYTES = 1024
-"""Reserved for mbarriers and their alignment."""
-MOST_STAGES = 8
-OPERAND_WEIGHT = 64
-"""Cost of each operand value that a tile reads per k, in products, for the choice between tiles: a guess by which
-128 x 128 tiles take 8/7 of the time of 128 x 256 tiles for the same work; unmeasured."""
 
 
 def _row_bytes(matrix: torch.Tensor) -> str:
@@ -72,37 +60,3 @@ def by_maps(of: Arguments) -> Any:
 def zeros(of: Arguments) -> None:
     """Writes zeros to out, for K = 0: `empty` of kernels that need a k."""
     of.out.zero_()
-
-
-def stages_that_fit(stage_bytes: int, bytes_beside: int) -> int:
-    """Stages of the deepest ring, at most eight, that an SM's shared memory holds in addition to `bytes_beside`."""
-    return min((SHARED_BYTES_PER_CTA - BARRIERS_BYTES - bytes_beside) // stage_bytes, MOST_STAGES)
-
-
-class TiledPair(Protocol):
-    """A config with tile sizes."""
-
-    @property
-    def block_m(self) -> int:
-        """Rows per tile."""
-
-    @property
-    def block_i(self) -> int:
-        """Columns of gate per tile, and as many of up."""
-
-
-Config = TypeVar("Config", bound=TiledPair)
-
-
-def least_work(candidates: Sequence[Config], case: Case) -> Config:
-    """The config that gives the busiest SM the least work, operands included, the first of equals: a prediction,
-    unmeasured."""
-    M, I = int(case["M"]), int(case["I"])
-
-    def weight(config: Config) -> int:
-        waves = cdiv(cdiv(M, config.block_m) * cdiv(I, config.block_i), HOPPER_SMS)
-        return int(waves) * (
-            2 * config.block_m * config.block_i + OPERAND_WEIGHT * (config.block_m + 2 * config.block_i)
-        )
-
-    return min(candidates, key=weight)

@@ -1,4 +1,4 @@
-"""What the tiled kernels of gemm_silu_and_mul share: the activation, a tile's footprint, and the traffic of a launch.
+"""What the tiled kernels of gemm_silu_and_mul share: the activation, and the traffic of a launch.
 
 A tile of B has columns of gate and the same columns of up, so one product gives both: a warpgroup's instruction reads
 its rows of A once for 256 columns.  In a tensor core's accumulator a thread holds both values of each place, so
@@ -11,27 +11,9 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm._tiled import tile_footprint
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import Footprint
-from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
-
-
-def gated_footprint(
-    blocks: tuple[int, int, int],
-    num_warps: int,
-    staged_tiles: int,
-    case: Case,
-    scheme: Scheme,
-    *,
-    more_shared_bytes: int = 0,
-) -> Footprint:
-    """gemm's footprint for 2 I columns.  `blocks`: rows, columns of gate (as many of up), and K of a tile."""
-    block_m, block_i, block_k = blocks
-    product = Case(M=case["M"], N=2 * int(case["I"]), K=case["K"])
-    tile = block_m, 2 * block_i, block_k
-    return tile_footprint(tile, num_warps, staged_tiles, product, scheme, more_shared_bytes=more_shared_bytes)
 
 
 def traffic(inputs: Arguments) -> Traffic:

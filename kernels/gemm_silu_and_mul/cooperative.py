@@ -18,8 +18,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.gemm._tiles import stages_that_fit
+from rooflab.kernels.gemm_silu_and_mul._configs import least_work
 from rooflab.kernels.gemm_silu_and_mul._coop_device import _gemm
-from rooflab.kernels.gemm_silu_and_mul._maps import least_work, stages_that_fit, stored, why_no_maps, zeros
+from rooflab.kernels.gemm_silu_and_mul._maps import stored, why_no_maps, zeros
 from rooflab.kernels.gemm_silu_and_mul._tiled import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments

@@ -6,8 +6,6 @@ that wgmma reads.  What TMA saves and costs: see gemm/tma.py.
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import triton
@@ -15,65 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.gemm._tiled import by_fma, grouped_tile, uses_wgmma
-from rooflab.kernels.gemm._tma import ROW_BYTES
-from rooflab.kernels.gemm_silu_and_mul._maps import by_maps, least_work, why_no_maps, zeros
-from rooflab.kernels.gemm_silu_and_mul._tiled import gated_footprint, silu_product, traffic
+from rooflab.kernels.gemm._tiled import grouped_tile
+from rooflab.kernels.gemm_silu_and_mul._configs import TMA, Config
+from rooflab.kernels.gemm_silu_and_mul._maps import by_maps, why_no_maps, zeros
+from rooflab.kernels.gemm_silu_and_mul._tiled import silu_product, traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Case, Scheme
-
-
-@dataclass(frozen=True)
-class Config(LaunchConfig):
-    """Tile sizes and launch options."""
-
-    block_m: int
-    block_i: int
-    """Columns of gate, and as many of up."""
-    block_k: int
-    num_warps: int
-    num_stages: int
-    group_m: int = 8
-    """Row panels of tiles that share their columns of B in L2."""
-
-
-# Each has as many stages as fit with as many CTAs per SM as registers allow.
-CANDIDATES = ((128, 128, 8, 4), (128, 64, 8, 3), (64, 128, 4, 2), (64, 64, 4, 4), (64, 32, 4, 6), (64, 16, 4, 8))
-"""block_m, block_i, num_warps and num_stages."""
-# Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
-FULL_PRECISION = Config(block_m=32, block_i=32, block_k=16, num_warps=4, num_stages=2)
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles for wgmma, up to what two warpgroups hold in registers, with pipelines of several depths."""
-    if by_fma(scheme):
-        sides = itertools.product((32, 64), (16, 32, 64), (64, 128))
-    else:
-        sides = itertools.product((64, 128, 256), (16, 32, 64, 128), (ROW_BYTES // 2, ROW_BYTES, 2 * ROW_BYTES))
-    return tuple(
-        Config(block_m, block_i, row_bytes // scheme.activation.itemsize, num_warps, num_stages, group_m)
-        for block_m, block_i, row_bytes in sides
-        for num_warps, num_stages, group_m in itertools.product((4, 8), (2, 3, 4, 6, 8), (1, 8, 16))
-    )
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Tiles of a and b and a barrier per stage; FMAs free a stage at once, so one less is allocated."""
-    stages = config.num_stages if uses_wgmma(config.block_m, scheme) else config.num_stages - 1
-    blocks = config.block_m, config.block_i, config.block_k
-    return gated_footprint(
-        blocks, config.num_warps, stages, case, scheme, more_shared_bytes=config.num_stages * BARRIER_BYTES
-    )
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The one of `CANDIDATES` with the least work for the busiest SM."""
-    if by_fma(scheme):
-        return FULL_PRECISION
-    block_k = ROW_BYTES // scheme.activation.itemsize
-    return least_work([Config(m, i, block_k, warps, stages) for m, i, warps, stages in CANDIDATES], case)
 
 
 @triton.jit
@@ -95,7 +39,7 @@ def _gemm(
 
 @kernel(
     backend="triton", min_sm=90, unsupported=why_no_maps, aligned=("a", "b"), empty=zeros, bind=by_maps,
-    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
+    traffic=traffic, tuning=TMA,
 )  # fmt: skip
 def tma(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """silu(a gate) * (a up), summed in fp32 and rounded once; TMA loads the operands and stores the result."""

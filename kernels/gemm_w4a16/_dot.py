@@ -8,6 +8,7 @@ the operand: masks and one subtraction turn them into bf16, without a shuffle or
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,8 @@ from torch import Tensor
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import Footprint, LaunchConfig
-from rooflab.reference.spec import Case
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
+from rooflab.reference.spec import Case, Scheme
 
 ROWS = 64
 """Least rows of the weight that a warpgroup multiplies."""
@@ -86,6 +87,20 @@ def heuristic(case: Case, bits: int, block_k: int) -> Config:
     while split < 8 and 2 * split * tiles <= most and 2 * split <= steps // 4:
         split *= 2
     return Config(block_m, block_n, 4 * block_n // ROWS, stages, split)
+
+
+def tuning(bits: int, block_k: Callable[[Scheme], int]) -> Tuning:
+    """Tiles of this module, for codes of `bits`; `block_k` is K of a tile by the scheme."""
+
+    def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+        return all_configs()
+
+    return Tuning(
+        Config, configs,
+        lambda case, scheme=BF16: heuristic(case, bits, block_k(scheme)),
+        lambda config, case, scheme=BF16: footprint(config, case, bits, block_k(scheme)),
+        lambda config, case, scheme=BF16: is_legal(config, case, bits, block_k(scheme)),
+    )  # fmt: skip
 
 
 @triton.jit

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,11 @@ from torch import Tensor
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.gemm_w4a16._stream_device import SOURCE
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import REGISTERS_PER_THREAD, Footprint
-from rooflab.reference.spec import Case
+from rooflab.kernels.tuning import BF16, REGISTERS_PER_THREAD, Footprint, Tuning
+from rooflab.reference.spec import Case, Scheme
 
+SOURCE = Path(__file__).with_suffix(".cu").read_text()
 WARP = 32
 ROWS = 16
 """Rows of the weight per warp: the M of mma.m16n8k16."""
@@ -109,6 +111,20 @@ def heuristic(case: Case, bits: int, subgroups: int) -> Config:
     split = next(split for split in (1, 2, 4, 8) if shares <= 8 * split or split == 8)
     shared = min(shares // split, 8)
     return Config(shared, shared, split, depth)
+
+
+def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
+    """Ways to divide the weight, for codes of `bits`; `subgroups` are the groups that a quad holds by the scheme."""
+
+    def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
+        return all_configs()
+
+    return Tuning(
+        Config, configs,
+        lambda case, scheme=BF16: heuristic(case, bits, subgroups(scheme)),
+        lambda config, case, scheme=BF16: footprint(config, case, bits, subgroups(scheme)),
+        lambda config, case, scheme=BF16: is_legal(config, case, bits, subgroups(scheme)),
+    )  # fmt: skip
 
 
 def vectors_of(a: torch.Tensor) -> bool:

@@ -16,36 +16,11 @@ from rooflab.kernels.gemm_w4a16._dot import Config
 from rooflab.kernels.gemm_w4a16._packed import PACKED, pack, unsupported
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.gemm_w4a16 import group_size
-from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 BITS = 4
-
-
-def _block_k(scheme: Scheme) -> int:
-    return scheme.group or 128
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """All tiles."""
-    return _dot.all_configs()
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers and shared memory of a CTA."""
-    return _dot.footprint(config, case, BITS, _block_k(scheme))
-
-
-def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """See `_dot.is_legal`."""
-    return _dot.is_legal(config, case, BITS, _block_k(scheme))
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the rows of a, with as many shares of K as fill the GPU."""
-    return _dot.heuristic(case, BITS, _block_k(scheme))
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -69,7 +44,7 @@ def arranged(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", min_sm=90, prepare=pack, packed=PACKED, unsupported=unsupported, bind=arranged,
-    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal), fenced_since="3.7",
+    traffic=traffic, tuning=_dot.tuning(BITS, lambda scheme: scheme.group or 128), fenced_since="3.7",
 )  # fmt: skip
 def dequant_dot(
     a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor, *,

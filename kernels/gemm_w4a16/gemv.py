@@ -18,9 +18,8 @@ from rooflab.kernels.gemm_w4a16._packed import PACKED, pack
 from rooflab.kernels.gemm_w4a16._stream import MOST_COLUMNS, MOST_M, Config
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.gemm_w4a16 import group_size
-from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 BITS = 4
@@ -31,30 +30,6 @@ CHUNK_K = 128
 def subgroups(group: int) -> int:
     """Groups that a quad holds at once."""
     return CHUNK_K // group
-
-
-def _subgroups(scheme: Scheme) -> int:
-    return subgroups(scheme.group or CHUNK_K)
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Every way to divide the weight."""
-    return _stream.all_configs()
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers and shared memory of a CTA."""
-    return _stream.footprint(config, case, BITS, _subgroups(scheme))
-
-
-def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """See `_stream.is_legal`."""
-    return _stream.is_legal(config, case, BITS, _subgroups(scheme))
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """One wave of warps."""
-    return _stream.heuristic(case, BITS, _subgroups(scheme))
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -83,7 +58,7 @@ def divided(of: Arguments) -> Any:
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
     unsupported=unsupported, aligned=("a",), bind=divided, traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+    tuning=_stream.tuning(BITS, lambda scheme: subgroups(scheme.group or CHUNK_K)),
 )  # fmt: skip
 def gemv(
     a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor, *,

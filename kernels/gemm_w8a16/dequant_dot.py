@@ -16,31 +16,10 @@ from rooflab.kernels.gemm_w4a16._dot import BLOCK_K8, Config
 from rooflab.kernels.gemm_w8a16._packed import PACKED, pack, unsupported
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 BITS = 8
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """All tiles."""
-    return _dot.all_configs()
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers and shared memory of a CTA."""
-    return _dot.footprint(config, case, BITS, BLOCK_K8)
-
-
-def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """See `_dot.is_legal`."""
-    return _dot.is_legal(config, case, BITS, BLOCK_K8)
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By the rows of a, with as many shares of K as fill the GPU."""
-    return _dot.heuristic(case, BITS, BLOCK_K8)
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -60,7 +39,7 @@ def traffic(inputs: Arguments) -> Traffic:
 @kernel(
     backend="triton", min_sm=90, prepare=pack, packed=PACKED, unsupported=unsupported,
     bind=lambda of: _dot.arranged(of, BITS, BLOCK_K8), traffic=traffic, fenced_since="3.7",
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+    tuning=_dot.tuning(BITS, lambda scheme: BLOCK_K8),
 )  # fmt: skip
 def dequant_dot(
     a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor, *, config: Config, bound: Any

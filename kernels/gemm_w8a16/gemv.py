@@ -17,33 +17,12 @@ from rooflab.kernels.gemm_w8a16 import _packed
 from rooflab.kernels.gemm_w8a16._packed import PACKED, pack
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
 BITS = 8
 SUBGROUPS = 1
 """A whole row shares a scale."""
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Every way to divide the weight."""
-    return _stream.all_configs()
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers and shared memory of a CTA."""
-    return _stream.footprint(config, case, BITS, SUBGROUPS)
-
-
-def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """See `_stream.is_legal`."""
-    return _stream.is_legal(config, case, BITS, SUBGROUPS)
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """One wave of warps."""
-    return _stream.heuristic(case, BITS, SUBGROUPS)
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -62,7 +41,7 @@ def unsupported(inputs: Arguments) -> str | None:
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), prepare=pack, packed=PACKED,
     unsupported=unsupported, aligned=("a",), bind=lambda of: _stream.divided(of, BITS, SUBGROUPS), traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+    tuning=_stream.tuning(BITS, lambda scheme: SUBGROUPS),
 )  # fmt: skip
 def gemv(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor, *, config: Config, bound: Any) -> None:
     """a (scale b) + bias for at most eight rows of a; b from `pack`; two runs agree bit for bit."""

@@ -1,15 +1,4 @@
-"""Device code of `gemv`: loads rows of the weight to registers and adds sums in a warp, a CTA and a cluster.
-
-CUDA C++, compiled per config by macros.
-"""
-
-from __future__ import annotations
-
-from rooflab.kernels._pdl import DEPENDENT
-
-SOURCE = (
-    DEPENDENT
-    + r"""
+// Loads rows of the weight to registers and adds sums in a warp, a CTA and a cluster; compiled per config by macros.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -128,5 +117,3 @@ gemv(const T* a, const T* weight, const T* bias, const T* residual, T* out, int 
     // No CTA exits while another CTA reads its sums.
     if (SPLIT > 1) cluster_barrier();
 }
-"""
-)

@@ -1,31 +1,10 @@
-"""Device code of `swap_ab`: a warpgroup fills a ring of swizzled tiles with the weight by cp.async, a warp with a,
-others multiply by wgmma, and a cluster adds its sums in shared memory.  CUDA C++, compiled per config by macros.
-
-The loading threads do not multiply: wgmma needs a proxy fence between cp.async and its read of shared memory, and this
-fence would wait for the copies that the same thread has in flight.  Those of the weight do not load a: a thread arrives
-at a barrier when all its copies so far are there, so that in a dependent launch (`_pdl.py`), where a comes last, the
-first tile would wait for a whole ring.
-"""
-
-from __future__ import annotations
-
-from functools import cache
-
-from rooflab.kernels._hopper_device import BARRIERS, products
-from rooflab.kernels._pdl import DEPENDENT
-
-TYPES = {"bf16": ("bf16.bf16", 16), "fp16": ("f16.f16", 16), "tf32": ("tf32.tf32", 8)}
-"""By kind of operands: the types in the opcode, and K of an instruction (PTX ISA 8.7, `wgmma.mma_async`)."""
-
-
-@cache
-def source(kind: str, n: int) -> str:
-    """The source for operands of `kind` and products of 64 rows of the weight with `n` rows of a."""
-    types, k = TYPES[kind]
-    return DEPENDENT + BARRIERS + products(n, types, k, None if kind == "tf32" else (False, False)) + SOURCE
-
-
-SOURCE = r"""
+// A warpgroup fills a ring of swizzled tiles with the weight by cp.async, a warp with a, others multiply by wgmma, and a
+// cluster adds its sums in shared memory.  Compiled per config by macros; `multiply` and the barriers stand before it.
+//
+// The loading threads do not multiply: wgmma needs a proxy fence between cp.async and its read of shared memory, and
+// this fence would wait for the copies that the same thread has in flight.  Those of the weight do not load a: a thread
+// arrives at a barrier when all its copies so far are there, so that in a dependent launch (`_pdl.py`), where a comes
+// last, the first tile would wait for a whole ring.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -251,4 +230,3 @@ swap_ab(const T* a, const T* weight, const T* bias, const T* residual, T* out, i
     meet();  // no CTA exits while another CTA reads its sums
 #endif
 }
-"""

@@ -1,17 +1,12 @@
-"""Device code of both `gemv` kernels: a stream of packed codes, multiplied by mma.m16n8k16.
-
-A warp takes 16 rows of the weight.  In a chunk the four lanes of a quad hold 64 bytes of a row, 16 each, and 64 bytes
-of the row 8 below.  An mma takes whatever k a quad holds, because the order of a sum does not matter.  So codes and
-activations go from memory to the tensor core without a shuffle: `_packed.py` puts neighbours in k where mma needs them.
-
-An mma has 8 columns, room for more than M rows of a.  In groups of 64 or 32 the lanes of a quad hold SUB = 2 or 4
-groups of a row at once, and only lanes of group g feed column m SUB + g: sums of two groups are never mixed, and each
-is scaled in fp32 when it is complete.
-"""
-
-from __future__ import annotations
-
-SOURCE = r"""
+// Device code of both `gemv` kernels: a stream of packed codes, multiplied by mma.m16n8k16.
+//
+// A warp takes 16 rows of the weight.  In a chunk the four lanes of a quad hold 64 bytes of a row, 16 each, and 64 bytes
+// of the row 8 below.  An mma takes whatever k a quad holds, because the order of a sum does not matter.  So codes and
+// activations go from memory to the tensor core without a shuffle: `_packed.py` puts neighbours in k where mma needs them.
+//
+// An mma has 8 columns, room for more than M rows of a.  In groups of 64 or 32 the lanes of a quad hold SUB = 2 or 4
+// groups of a row at once, and only lanes of group g feed column m SUB + g: sums of two groups are never mixed, and each
+// is scaled in fp32 when it is complete.
 using i64 = long long;
 using u64 = unsigned long long;
 using u32 = unsigned int;
@@ -272,4 +267,3 @@ gemv(const u16* a, const u8* codes, const Scale* scale, const u8* zero, const u1
     // No CTA exits while another CTA reads its sums.
     if (SPLIT > 1) cluster_barrier();
 }
-"""
