@@ -52,7 +52,7 @@ def kv_cache_blocks(
         if wanted * block_bytes > free_bytes(limits.device):
             raise ValueError(f"num_kv_blocks: {wanted} take {wanted * block_bytes / 1e9:.2f} GB, more than is free")
         return wanted
-    blocks = min(int(budget // block_bytes), limits.max_rows["decode"] * per_sequence)
+    blocks = min(int(budget // block_bytes), (limits.sequences or limits.max_rows["decode"]) * per_sequence)
     if blocks < per_sequence:
         raise ValueError(
             f"max_model_len: {limits.max_model_len} tokens need {per_sequence * block_bytes / 1e9:.2f} GB of KV cache, "

@@ -74,6 +74,8 @@ def generate(
     max_model_len: Annotated[int | None, typer.Option(help="Longest context; without it, the model's.")] = None,
     device: option.Device = None,
     enforce_eager: option.Eager = False,
+    speculate: option.Speculate = None,
+    num_speculative_tokens: option.NumSpeculative = 4,
     pdl: Annotated[bool, typer.Option("--pdl", help="Kernels of a graph may start while the one before ends.")] = False,
     ignore_eos: bool = False,
     out: option.Out = None,
@@ -101,6 +103,8 @@ def generate(
             pdl=pdl,
             max_num_seqs=1,
             max_model_len=max_model_len,
+            speculate=speculate,
+            num_speculative_tokens=num_speculative_tokens,
             seed=seed,
         )
     result = commands.generate_one(llm, prompt, params, raw, show=show.piece, out=out)

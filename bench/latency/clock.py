@@ -58,8 +58,8 @@ class _Draw:
     def __init__(self, sequences: list[EngineSequence]):
         self.sequences = sequences
 
-    def tokens(self) -> list[int]:
-        return [0] * len(self.sequences)
+    def tokens(self) -> list[list[int]]:
+        return [[0]] * len(self.sequences)
 
 
 class _Runner:

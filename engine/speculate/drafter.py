@@ -1,0 +1,88 @@
+"""What a kind of speculation is, how it is asked for, and what a step drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rooflab.engine.scheduler import Step
+from rooflab.engine.sequence import Sequence as EngineSequence
+from rooflab.engine.speculate.lengths import Lengths
+
+KINDS = ("ngram",)
+MOST_TOKENS = 16
+"""Of a draft."""
+
+
+class Drafter(Protocol):
+    """Proposes tokens."""
+
+    def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
+        """Which of the decoding sequences would draft, and how many tokens."""
+
+    def draft(self, step: Step) -> None:
+        """Gives each sequence of `step.drafting`, which are among them, a `draft` of 1 to so many tokens."""
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Speculation as it is asked for.  Raises `ValueError` on a kind or a number that cannot be."""
+
+    kind: str
+    num_tokens: int = 4
+    draft: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"speculate: expected {', '.join(KINDS)}, got {self.kind!r}")
+        if isinstance(self.num_tokens, bool) or not isinstance(self.num_tokens, int):
+            raise ValueError(f"num_speculative_tokens: expected an integer, got {self.num_tokens!r}")
+        if not 1 <= self.num_tokens <= MOST_TOKENS:
+            raise ValueError(f"num_speculative_tokens: expected 1 to {MOST_TOKENS}, got {self.num_tokens}")
+
+    def rows(self, max_model_len: int) -> int:
+        """Most rows of a sequence in a step.  Raises `ValueError` if no sequence has room for a draft."""
+        if self.num_tokens > max_model_len - 2:
+            least = f"{max_model_len - 2}, with a token before and one behind it in max_model_len ({max_model_len})"
+            raise ValueError(f"num_speculative_tokens: expected at most {least}, got {self.num_tokens}")
+        return 1 + self.num_tokens
+
+
+def speculation(kind: str | None, num_tokens: int, kv_cache: bool, overlap: bool | None) -> Speculation | None:
+    """The speculation that an engine is asked for.  Raises `ValueError` as `Speculation`, and on options beside it."""
+    if kind is None:
+        return None
+    if overlap or not kv_cache:
+        given = "overlap=True, which reads no token before the next step" if overlap else "kv_cache=False"
+        raise ValueError(f"speculate: expected a KV cache, and tokens that are read at once, got {given}")
+    return Speculation(kind, num_tokens)
+
+
+@dataclass(slots=True)
+class Speculated:
+    """What a step drafted, and where its time went."""
+
+    accepted_at: list[int]
+    """For each place of a draft how many tokens were accepted there."""
+    draft_s: float = 0.0
+    """The choice of requests and the drafts."""
+    verify_s: float = 0.0
+    """The model's run and its draw."""
+    accept_s: float = 0.0
+    drafts: int = 0
+    drafted: int = 0
+    """Tokens of the drafts."""
+
+    def note(self, drafted: int, accepted: int) -> None:
+        """Adds a draft of which the first `accepted` tokens were accepted."""
+        self.drafts += 1
+        self.drafted += drafted
+        for place in range(accepted):
+            self.accepted_at[place] += 1
+
+    @property
+    def accepted(self) -> int:
+        """Tokens of drafts that were accepted."""
+        return sum(self.accepted_at)
