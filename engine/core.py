@@ -7,7 +7,7 @@ import time
 from rooflab.engine.model_runner import Draw, ModelRunner
 from rooflab.engine.scheduler import Scheduler, Step
 from rooflab.engine.sequence import Sequence
-from rooflab.engine.speculate.drafter import Drafter, Speculated
+from rooflab.engine.speculate.drafter import Speculated
 from rooflab.engine.speculate.lengths import Lengths
 
 
@@ -21,8 +21,8 @@ class Core:
 
     Without `kv_cache` every step computes all tokens again.
 
-    With a `drafter` the step verifies drafts of up to `lengths.most` tokens; its tokens are read at once, because the
-    next drafts need them.
+    With `lengths` a step verifies the drafts of the runner's drafter; its tokens are read at once, because the next
+    drafts need them.
     """
 
     def __init__(
@@ -31,7 +31,6 @@ class Core:
         runner: ModelRunner,
         kv_cache: bool = True,
         overlap: bool = False,
-        drafter: Drafter | None = None,
         lengths: Lengths | None = None,
     ):
         self.scheduler = scheduler
@@ -41,8 +40,8 @@ class Core:
         self._unread: Draw | None = None
         self.last: Step | None = None
         """What the last call of `step` ran; None if it only read tokens."""
-        self.drafter = drafter
         self.lengths = lengths
+        """Of drafts; None without a drafter."""
         self.speculated: Speculated | None = None
         """What the last call of `step` drafted; None if nothing."""
 
@@ -83,6 +82,8 @@ class Core:
             if step.drafting:
                 return self._speculative_step(step, began)
             draw = self.runner.run(step)
+            if self.lengths is not None and draw is not None:
+                self.runner.drafter.noted(draw.sequences, [1] * len(draw.sequences))
             got = self._read()
             self._computed(step)
         else:
@@ -99,16 +100,16 @@ class Core:
         return got
 
     def _wanted(self) -> list[tuple[Sequence, int]]:
-        if self.drafter is None or self.lengths is None:
+        if self.lengths is None:
             return []
         rows = self.runner.batch.rows
         self.lengths.begin(len(rows))
-        return self.drafter.wants(rows, self.lengths)
+        return self.runner.drafter.wants(rows, self.lengths)
 
     def _speculative_step(self, step: Step, began: float) -> list[Sequence]:
         """Drafts, verifies the drafts beside the step's other rows, and accepts them as far as they are right."""
-        assert self.drafter is not None and self.lengths is not None
-        self.drafter.draft(step)
+        assert self.lengths is not None
+        self.runner.drafter.draft(step)
         drafted_s = time.perf_counter()
         draw = self.runner.run(step)
         assert draw is not None
@@ -117,6 +118,7 @@ class Core:
         self._computed(step)
         found = self.speculated = Speculated([0] * self.lengths.most, drafted_s - began, verified_s - drafted_s)
         self.runner.noted(tokens)
+        self.runner.drafter.noted(draw.sequences, list(map(len, tokens)))
         got = self._accept(draw.sequences, tokens, self.lengths, found)
         for sequence, _ in step.drafting:
             if sequence.row >= 0:  # it has not ended

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,9 @@ from rooflab.engine.probes import LargestSizes
 from rooflab.engine.scheduler import Scheduler
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.sequence import Sequence as EngineSequence
-from rooflab.engine.speculate.drafter import Drafter, speculation
+from rooflab.engine.speculate.build import DraftSource, build, opened
+from rooflab.engine.speculate.drafter import speculation
 from rooflab.engine.speculate.lengths import Lengths
-from rooflab.engine.speculate.ngram import NgramDrafter
 from rooflab.engine.stopping import StopText
 from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, is_chat
 from rooflab.engine.weights import dummy_tensors, load_weights
@@ -53,7 +53,8 @@ class LLM:
     the one before it ends (`kernels/_pdl.py`).
 
     With `speculate` a step may give a sequence up to `num_speculative_tokens` tokens more: `ngram` drafts what followed
-    the same tokens before (docs/speculate.md).  Answers are those without it.
+    the same tokens before, `draft` the tokens of the model `draft`, or of as many of the model's first layers
+    (docs/speculate.md).  Answers are those without it.
 
     Switches for studies: `kv_cache=False` computes every token again in every step, and so has neither chunks nor a
     prefix cache; `contiguous_kv` gives a sequence one page of `max_model_len` tokens; `continuous_batching=False` ends
@@ -90,6 +91,7 @@ class LLM:
         num_kv_blocks: int | None = None,
         speculate: str | None = None,
         num_speculative_tokens: int = 4,
+        draft: str | Path | int | None = None,
         seed: int = 0,
     ):
         if tensor_parallel_size != 1:
@@ -98,7 +100,7 @@ class LLM:
             block_size=block_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             num_kv_blocks=num_kv_blocks, max_model_len=max_model_len, prefill_chunk=prefill_chunk,
         )  # fmt: skip
-        self.speculation = speculation(speculate, num_speculative_tokens, kv_cache, overlap)
+        self.speculation = speculation(speculate, num_speculative_tokens, draft, kv_cache, overlap)
         self.device = device_of(device)
         if pdl:
             check_pdl(self.device, enforce_eager)
@@ -116,44 +118,47 @@ class LLM:
         chunked = chunked_prefill and kv_cache
         # Without chunks a prompt that is longer than a step's budget runs alone, in one step.
         longest = max_num_batched_tokens if chunked else max(max_num_batched_tokens, self.max_model_len)
-        each = 1 if self.speculation is None else self.speculation.rows(most)
+        source, each = DraftSource(), 1
+        if self.speculation is not None:
+            each = self.speculation.rows(most)
+            read = partial(_open, dummy=dummy, seed=seed, device=self.device)
+            source = opened(self.speculation, self.arch, self.tokenizer, most, read)
         rows: dict[Phase, int] = {"prefill": longest, "decode": min(max_num_seqs * each, longest)}
         sizes = (block_size, most, rows, dtype == INT8, max_num_seqs)
         self.limits = LargestSizes(self.arch, self.device, self.dtype, *sizes)
-        check_weights_fit(self.limits)  # before kernels are timed
+        check_weights_fit(self.limits, source.arch)  # before kernels are timed
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
         self.ops = resolve(self.limits, swap, interpret)
         weights = load_weights(self.arch, tensors, self.dtype, self.device)
         with torch.inference_mode():
             network = Model(self.arch, weights, self.ops, self.max_model_len)
             self.runner = ModelRunner(network, self.ops, 1, block_size, max_num_seqs, self.max_model_len, each)
-            blocks = self._allocate(longest, num_kv_blocks, enforce_eager, pdl)
+            if self.speculation is not None:
+                self.runner.drafter = build(self.speculation, source, self.runner, self.limits, swap, interpret)
+            blocks = self._allocate(longest, num_kv_blocks, enforce_eager, pdl, source.arch)
         self.scheduler = Scheduler(
             BlockManager(blocks, block_size, prefix_caching and kv_cache),
             *(max_num_seqs, max_num_batched_tokens, prefill_chunk, chunked, continuous_batching),
         )
-        if self.speculation is not None:
-            speculates = self._drafter(), Lengths(num_speculative_tokens)
-            self.core = Core(self.scheduler, self.runner, True, False, *speculates)
-        else:
-            overlap = self.device.type == "cuda" if overlap is None else overlap
-            self.core = Core(self.scheduler, self.runner, kv_cache, overlap)
+        overlap = self.device.type == "cuda" and self.speculation is None if overlap is None else overlap
+        lengths = Lengths(num_speculative_tokens) if self.speculation else None
+        self.core = Core(self.scheduler, self.runner, kv_cache, overlap, lengths)
         self._seed, self._next_id = seed, 0
 
-    def _allocate(self, longest: int, num_kv_blocks: int | None, enforce_eager: bool, pdl: bool) -> int:
+    def _allocate(
+        self, longest: int, num_kv_blocks: int | None, enforce_eager: bool, pdl: bool, beside: Architecture | None
+    ) -> int:
         """Allocates the KV cache and, on a GPU, records the graphs of decode steps; the number of blocks."""
         rehearsals = [partial(self.runner.rehearse, longest)]
         graphs = self.runner.decode_graphs() if self.device.type == "cuda" and not enforce_eager else None
-        blocks = kv_cache_blocks(self.limits, [*rehearsals, graphs.step] if graphs else rehearsals, num_kv_blocks)
+        calls: list[Callable[[], object]] = [*rehearsals, graphs.step] if graphs else [*rehearsals]
+        blocks = kv_cache_blocks(self.limits, calls, num_kv_blocks, beside)
         self.runner.allocate(blocks)
         if graphs:
             with dependent_launches(pdl):
                 graphs.record(recorder())
         self.runner.graphs = graphs
         return blocks
-
-    def _drafter(self) -> Drafter:
-        return NgramDrafter()
 
     def add_request(
         self, prompt: Prompt, params: SamplingParams | None = None, arrival_s: float | None = None, priority: int = 0

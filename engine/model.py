@@ -79,6 +79,11 @@ class Model:
 
     def forward(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
         """Logits (num_drawn, vocab_size) of the tokens whose next token is drawn."""
+        logits: torch.Tensor = ops.gemm(self.hidden(step, cache, ops), self.lm_head)
+        return logits
+
+    def hidden(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
+        """Hidden states (num_drawn, H) of those tokens, behind the last norm."""
         eps = self.arch.rms_norm_eps
         x = ops.embedding(step.token_ids, self.embedding)  # (T, H)
         if self.embedding_scale != 1:
@@ -95,9 +100,8 @@ class Model:
             x = ops.gemm(x, layer.o)
             x, residual = ops.fused_add_rmsnorm(x, residual, layer.post_norm, eps)
             x = ops.gemm(self._gated(x, layer.gate_up, ops), layer.down)
-        x, _ = ops.fused_add_rmsnorm(x, residual, self.norm, eps)
-        logits: torch.Tensor = ops.gemm(x, self.lm_head)
-        return logits
+        hidden: torch.Tensor = ops.fused_add_rmsnorm(x, residual, self.norm, eps)[0]
+        return hidden
 
     def _gated(self, x: torch.Tensor, gate_up: Any, ops: Any) -> torch.Tensor:
         if fused := getattr(ops, FUSED, None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,9 @@ from rooflab.engine.model import Chunks, KVCache, Model, StepInput
 from rooflab.engine.ops import OpSet
 from rooflab.engine.scheduler import Chunk, Step
 from rooflab.engine.sequence import MOST_LOGPROBS, SamplingParams, Sequence
+from rooflab.engine.speculate.drafter import Drafter
 from rooflab.engine.speculate.rows import DraftRows, accepted
+from rooflab.roofline.architecture import Architecture
 
 
 @dataclass(frozen=True)
@@ -71,24 +73,30 @@ class ModelRunner:
         self.device = model.embedding.device
         self.block_size = block_size
         self.max_model_len = max_model_len
+        self.drafter = Drafter()
         self.allocate(num_blocks)
         self.batch = DecodeBatch(max_num_seqs, -(-max_model_len // block_size), block_size)
         self.graphs: DecodeGraphs | None = None
         self._sampling: SamplingTensors | None = None
         self._drawn = torch.empty(0, dtype=torch.int64, device=self.device)
         """The tokens of the last draw; where drafts were verified, the last one of each sequence."""
-        self._verified: DraftRows | None = None
+        self.verified: DraftRows | None = None
         """The rows of the step that runs, if it verifies drafts."""
 
     def allocate(self, num_blocks: int) -> None:
         """Makes the KV cache again, with this number of pages."""
-        arch, dtype = self.model.arch, self.model.embedding.dtype
+        self.cache = self.new_cache(self.model.arch, num_blocks)
+        self.drafter.allocate(num_blocks)
+
+    def new_cache(self, arch: Architecture, num_blocks: int) -> KVCache:
+        """Pages for a model that runs beside this one, or for this one."""
         shape = (num_blocks, self.block_size, arch.num_kv_heads, arch.head_dim)
-        layers = range(arch.num_layers)
-        self.cache = KVCache(
-            [torch.empty(shape, dtype=dtype, device=self.device) for _ in layers],
-            [torch.empty(shape, dtype=dtype, device=self.device) for _ in layers],
-        )
+
+        def pages() -> list[torch.Tensor]:
+            dtype = self.model.embedding.dtype
+            return [torch.empty(shape, dtype=dtype, device=self.device) for _ in range(arch.num_layers)]
+
+        return KVCache(pages(), pages())
 
     def decode_graphs(self) -> DecodeGraphs:
         """Graphs of decode steps, not recorded yet: they hold the addresses of the KV cache.  Once they are recorded,
@@ -106,7 +114,7 @@ class ModelRunner:
             self.leave(sequence)
         batch = self.batch
         assert len(batch) == step.num_decodes, "the batch has the sequences that the scheduler decodes"
-        rows = self._verified = DraftRows(batch) if step.drafting else None
+        rows = self.verified = DraftRows(batch) if step.drafting else None
         logits = self.logits(step)
         ended = [chunk.sequence for chunk in step.chunks if chunk.last]
         sequences = [*batch.rows, *ended]
@@ -137,19 +145,27 @@ class ModelRunner:
 
     def noted(self, tokens: list[list[int]]) -> None:
         """Takes the tokens of the draw that verified drafts: the next step computes the last of each sequence."""
-        if (rows := self._verified) is not None:
+        if (rows := self.verified) is not None:
             order = np.concatenate([rows.plain, rows.drafted])
             counts = np.fromiter(map(len, tokens), np.int64, len(tokens))
             self.batch.advance(order, counts[: len(order)])
-            self._drawn = self._to(np.array([own[-1] for own in tokens]))
-            self._verified = None
+            self._drawn = self.on_device(np.array([own[-1] for own in tokens]))
+            self.verified = None
 
     def logits(self, step: Step) -> torch.Tensor:
         """Logits (num_drawn, vocab_size) of the tokens whose next token is drawn; writes keys and values of all."""
-        inputs = self.inputs(step)
+        inputs, drafter, hidden = self.inputs(step), self.drafter, None
         if self.graphs is not None and inputs.chunks is None:
-            return self.graphs(inputs)
-        return self.model.forward(inputs, self.cache, self._ops(step))
+            logits = self.graphs(inputs)
+        elif drafter.reads == "tokens":
+            logits = self.model.forward(inputs, self.cache, self._ops(step))
+        else:
+            drawn = inputs.drawn if drafter.reads == "all hidden states" else None
+            whole = inputs if drawn is None else replace(inputs, drawn=None)
+            hidden = self.model.hidden(whole, self.cache, self._ops(step))
+            logits = self._ops(step).gemm(hidden if drawn is None else hidden[drawn], self.model.lm_head)
+        drafter.follow(step, inputs, hidden, self._sizes(step))
+        return logits
 
     def rehearse(self, num_tokens: int) -> None:
         """Computes a step of `num_tokens` tokens of prompts and a draw for the largest batch, and writes no page."""
@@ -159,60 +175,63 @@ class ModelRunner:
         rows = min(len(self.batch.source) * self.most_rows, num_tokens)
         none = np.empty((0, 1), np.int32)
         columns = (np.zeros_like(index), index, np.full_like(index, -1), none, none[:, 0])
-        ids, positions, slots, table, lens = map(self._to, columns)
-        chunks = Chunks(self._to(bounds), max(lengths), None)
-        step = StepInput(ids, positions, slots, table, lens, chunks, self._to(np.arange(rows)))
+        ids, positions, slots, table, lens = map(self.on_device, columns)
+        chunks = Chunks(self.on_device(bounds), max(lengths), None)
+        step = StepInput(ids, positions, slots, table, lens, chunks, self.on_device(np.arange(rows)))
         ops = self.ops.step(0, num_tokens)
         logits = self.model.forward(step, self.cache, ops)
         for bias in (None, {0: 0.0}):  # a kernel may be compiled for each
             params = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, logit_bias=bias)
             drawing = [Sequence(row, [0], 1, params, row, frozenset(), 2, 0.0) for row in range(rows)]
-            SamplingTensors(drawing, self.device).sample(ops.sample, logits, self._to(np.arange(rows)))
+            SamplingTensors(drawing, self.device).sample(ops.sample, logits, self.on_device(np.arange(rows)))
 
     def _ops(self, step: Step) -> SimpleNamespace:
-        drafted = 0 if self._verified is None else int(self._verified.ahead.astype(bool).sum())
-        return self.ops.step(step.num_decodes, sum(chunk.end - chunk.start for chunk in step.chunks), drafted)
+        return self.ops.step(*self._sizes(step))
+
+    def _sizes(self, step: Step) -> tuple[int, int, int]:
+        drafted = 0 if self.verified is None else int(self.verified.ahead.astype(bool).sum())
+        return step.num_decodes, sum(chunk.end - chunk.start for chunk in step.chunks), drafted
 
     def inputs(self, step: Step) -> StepInput:
         """The tensors of a step over every row of the batch and the chunks of prompts."""
-        batch, rows = self.batch, self._verified
+        batch, rows = self.batch, self.verified
         batch.prepare()
         plain: Any = slice(len(batch)) if rows is None else rows.plain
         # Only the columns in use: a kernel that gathers pages pays for the table's width.
         width = int(batch.num_blocks[plain].max(initial=0))
-        table, lens = self._to(batch.block_table[plain, :width]), self._to(batch.seq_lens[plain])
-        tokens = self._drawn[self._to(batch.source[plain])]
+        table, lens = self.on_device(batch.block_table[plain, :width]), self.on_device(batch.seq_lens[plain])
+        tokens = self._drawn[self.on_device(batch.source[plain])]
         flat = (batch.positions[plain], batch.slot_mapping[plain])
         if not step.chunks and rows is None:
-            positions, slots = map(self._to, flat)
+            positions, slots = map(self.on_device, flat)
             return StepInput(tokens, positions, slots, table, lens)
         prompts, *places = zip(*self._flats(step), strict=True)
-        tokens = torch.cat([tokens, self._to(np.concatenate(prompts))])
+        tokens = torch.cat([tokens, self.on_device(np.concatenate(prompts))])
         each = zip(flat, places, strict=True)
-        positions, slots = (self._to(np.concatenate([first, *others])) for first, others in each)
+        positions, slots = (self.on_device(np.concatenate([first, *others])) for first, others in each)
         lengths = np.array([chunk.end - chunk.start for chunk in step.chunks], np.int64)
         counts = lengths[:0] if rows is None else rows.counts
         bounds = np.concatenate([[0], np.cumsum([*counts, *lengths])])
         history = self._history(step) if rows is not None or any(chunk.start for chunk in step.chunks) else None
-        chunks = Chunks(self._to(bounds.astype(np.int32)), int(np.diff(bounds).max()), history)
+        chunks = Chunks(self.on_device(bounds.astype(np.int32)), int(np.diff(bounds).max()), history)
         # Every row of the batch and of its drafts, and the last of each prompt.
         n, ends = len(lens), bounds[1 + len(counts) :]
         last = [n + bound - 1 for bound, chunk in zip(ends, step.chunks, strict=True) if chunk.last]
-        drawn = self._to(np.concatenate([np.arange(n + bounds[len(counts)]), np.array(last, np.int64)]))
+        drawn = self.on_device(np.concatenate([np.arange(n + bounds[len(counts)]), np.array(last, np.int64)]))
         return StepInput(tokens, positions, slots, table, lens, chunks, drawn)
 
     def _flats(self, step: Step) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Tokens, positions and cache slots of the drafted rows, and of each chunk."""
         drafts = []
-        if self._verified is not None:
-            for sequence in self._verified.sequences[len(self._verified.plain) :]:
+        if self.verified is not None:
+            for sequence in self.verified.sequences[len(self.verified.plain) :]:
                 self.batch.set_blocks(sequence)
-            drafts = [self._verified.flat(self.batch)]
+            drafts = [self.verified.flat(self.batch)]
         return drafts + [self._flat(chunk) for chunk in step.chunks]
 
     def _history(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """The pages (rows, most of them) and lengths (rows,) of the drafted rows and the chunks, up to their ends."""
-        rows, batch = self._verified, self.batch
+        rows, batch = self.verified, self.batch
         drafted = np.empty(0, np.int64) if rows is None else rows.drafted
         counts = drafted if rows is None else rows.counts
         ends = [*(batch.positions[drafted] + counts), *(chunk.end for chunk in step.chunks)]
@@ -224,7 +243,7 @@ class ModelRunner:
             tables[:n, :width] = batch.block_table[drafted, :width]
         for row, (chunk, count) in enumerate(zip(step.chunks, pages[n:], strict=True), n):
             tables[row, :count] = chunk.sequence.block_ids[:count]
-        return self._to(tables), self._to(np.array(ends, np.int32))
+        return self.on_device(tables), self.on_device(np.array(ends, np.int32))
 
     def _flat(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokens, positions and cache slots of a chunk."""
@@ -250,7 +269,8 @@ class ModelRunner:
             self.batch.remove(sequence)
             self._sampling = None
 
-    def _to(self, array: np.ndarray) -> torch.Tensor:
+    def on_device(self, array: np.ndarray) -> torch.Tensor:
+        """The array on the runner's device (`on_device`)."""
         return on_device(array, self.device)
 
 
@@ -271,10 +291,11 @@ LEAST_TOP_P = 1e-7
 class SamplingTensors:
     """The per-row arguments of `sample`, built once for as long as the batch has the same sequences."""
 
-    def __init__(self, sequences: list[Sequence], device: torch.device):
+    def __init__(self, sequences: list[Sequence], device: torch.device, edits: bool = True):
         params = [sequence.params for sequence in sequences]
-        self.special = [(row, one, 0) for row, one in enumerate(sequences) if not one.params.plain]
-        """Rows whose logits are changed first, or shown, and how many tokens of a draft came before each."""
+        self.special = [(row, one, 0) for row, one in enumerate(sequences) if edits and not one.params.plain]
+        """Rows whose logits are changed first, or shown, and how many tokens of a draft came before each; none without
+        `edits`."""
         self._device = device
 
         def column(values: Iterable[float], dtype: type[np.generic]) -> np.ndarray:

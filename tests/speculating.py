@@ -4,10 +4,12 @@ import random
 
 from tiny_model import tiny_llm
 
+from rooflab.engine.speculate.drafter import Drafter
+
 LIBRARY = {"swap": {"gemm": "library"}}
 
 
-class Known:
+class Known(Drafter):
     """Drafts the right tokens with some wrong ones among them, of random lengths; sometimes none."""
 
     def __init__(self, seed, vocab=1024):
@@ -29,7 +31,7 @@ def speculating(folder, config=None, drafter=None, **options):
     llm = tiny_llm(folder, config, **{**LIBRARY, "speculate": "ngram", **options})
     llm.core.lengths.adapts = False
     if drafter is not None:
-        llm.core.drafter = drafter
+        llm.runner.drafter = drafter
     return llm
 
 

@@ -82,8 +82,8 @@ def test_answers_are_those_without_speculation(tmp_path, plain, options, kind):
 
 def test_steps_are_fewer_and_one_token_is_delivered_once(tmp_path, plain):
     llm = speculating(tmp_path, drafter=Known(0))
-    llm.core.drafter.right = 1.0
-    llm.core.drafter.answers = {0: plain[0][0].token_ids}
+    llm.runner.drafter.right = 1.0
+    llm.runner.drafter.answers = {0: plain[0][0].token_ids}
     number, got, steps = llm.add_request(prompts()[0], GREEDY), [], 0
     while llm.has_work:
         stepped = llm.step()
@@ -154,7 +154,7 @@ def _believing(sequences, drawn):
 @pytest.mark.parametrize("steps", range(1, 9))
 def test_a_request_may_be_dropped_after_any_step(tmp_path, plain, steps):
     llm = poisoned(speculating(tmp_path, drafter=Known(steps), block_size=4, num_kv_blocks=20, prefill_chunk=9))
-    llm.core.drafter.answers = {0: plain[0][0].token_ids, 1: plain[0][0].token_ids}
+    llm.runner.drafter.answers = {0: plain[0][0].token_ids, 1: plain[0][0].token_ids}
     dropped, other = (llm.add_request(prompts()[0], GREEDY) for _ in range(2))
     got = []
     for number in range(60):
@@ -169,7 +169,7 @@ def test_a_request_may_be_dropped_after_any_step(tmp_path, plain, steps):
 
 def test_a_step_that_breaks_off_loses_no_token(tmp_path, plain):
     llm = speculating(tmp_path, drafter=Known(1), num_kv_blocks=64)
-    llm.core.drafter.answers = {0: plain[0][0].token_ids}
+    llm.runner.drafter.answers = {0: plain[0][0].token_ids}
     stream = llm.stream(prompts()[0], GREEDY)
     seen = [next(stream).token_id for _ in range(9)]
     break_off_behind_the_draw(llm)

@@ -68,10 +68,10 @@ def run_example(seed, engines):
         prompt = [token if i < period or draw.random() < 0.2 else prompt[i - period] for i, token in enumerate(prompt)]
         asked.append((prompt, params_of(draw)))
     wanted = [output.outputs for output in plain.generate(*map(list, zip(*asked, strict=True)))]
-    if isinstance(llm.core.drafter, Known):
-        llm.core.drafter.right = draw.choice([0.0, 0.7, 1.0])
+    if isinstance(llm.runner.drafter, Known):
+        llm.runner.drafter.right = draw.choice([0.0, 0.7, 1.0])
         flat = [one.token_ids for several in wanted for one in several]
-        llm.core.drafter.answers = dict(enumerate(flat, llm._next_id))
+        llm.runner.drafter.answers = dict(enumerate(flat, llm._next_id))
     coming, going, got = list(asked), [], {}
     while coming or llm.has_work:
         if coming and (draw.random() < 0.4 or not llm.has_work):

@@ -76,6 +76,7 @@ def generate(
     enforce_eager: option.Eager = False,
     speculate: option.Speculate = None,
     num_speculative_tokens: option.NumSpeculative = 4,
+    draft: option.Draft = None,
     pdl: Annotated[bool, typer.Option("--pdl", help="Kernels of a graph may start while the one before ends.")] = False,
     ignore_eos: bool = False,
     out: option.Out = None,
@@ -105,6 +106,7 @@ def generate(
             max_model_len=max_model_len,
             speculate=speculate,
             num_speculative_tokens=num_speculative_tokens,
+            draft=draft,
             seed=seed,
         )
     result = commands.generate_one(llm, prompt, params, raw, show=show.piece, out=out)

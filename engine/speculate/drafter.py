@@ -5,25 +5,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal
 
+import torch
+
+from rooflab.engine.model import StepInput
 from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.lengths import Lengths
 
-KINDS = ("ngram",)
+KINDS = ("ngram", "draft")
+DRAFTS = {"draft": "a model, or a number of the model's first layers"}
+"""What `draft` names."""
 MOST_TOKENS = 16
 """Of a draft."""
 
 
-class Drafter(Protocol):
-    """Proposes tokens."""
+class Drafter:
+    """Proposes tokens; this one, none."""
+
+    reads: Literal["tokens", "hidden states", "all hidden states"] = "tokens"
+    """What it must see of the model's steps: the hidden states of the rows whose next token is drawn, or of all."""
 
     def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
         """Which of the decoding sequences would draft, and how many tokens."""
+        return []
 
     def draft(self, step: Step) -> None:
         """Gives each sequence of `step.drafting`, which are among them, a `draft` of 1 to so many tokens."""
+
+    def allocate(self, num_blocks: int) -> None:
+        """Makes pages beside the model's."""
+
+    def follow(self, step: Step, inputs: StepInput, hidden: torch.Tensor | None, sizes: tuple[int, int, int]) -> None:
+        """Sees the tensors of each step behind the model's forward, with the hidden states that it reads.  `sizes` are
+        those of `OpSet.step`."""
+
+    def noted(self, sequences: Sequence[EngineSequence], counts: Sequence[int]) -> None:
+        """Sees how many of the tokens that a step drew for each sequence count, before it gets them."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +51,14 @@ class Speculation:
 
     kind: str
     num_tokens: int = 4
-    draft: str | Path | None = None
+    draft: str | Path | int | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"speculate: expected {', '.join(KINDS)}, got {self.kind!r}")
+        if (self.draft is None) != (self.kind == "ngram"):
+            wanted = "nothing" if self.kind == "ngram" else DRAFTS[self.kind]
+            raise ValueError(f"draft: expected {wanted} with speculate={self.kind}, got {self.draft!r}")
         if isinstance(self.num_tokens, bool) or not isinstance(self.num_tokens, int):
             raise ValueError(f"num_speculative_tokens: expected an integer, got {self.num_tokens!r}")
         if not 1 <= self.num_tokens <= MOST_TOKENS:
@@ -50,14 +72,18 @@ class Speculation:
         return 1 + self.num_tokens
 
 
-def speculation(kind: str | None, num_tokens: int, kv_cache: bool, overlap: bool | None) -> Speculation | None:
+def speculation(
+    kind: str | None, num_tokens: int, draft: str | Path | int | None, kv_cache: bool, overlap: bool | None
+) -> Speculation | None:
     """The speculation that an engine is asked for.  Raises `ValueError` as `Speculation`, and on options beside it."""
     if kind is None:
+        if draft is not None:
+            raise ValueError(f"draft: expected speculate with it, got {draft!r} alone")
         return None
     if overlap or not kv_cache:
         given = "overlap=True, which reads no token before the next step" if overlap else "kv_cache=False"
         raise ValueError(f"speculate: expected a KV cache, and tokens that are read at once, got {given}")
-    return Speculation(kind, num_tokens)
+    return Speculation(kind, num_tokens, draft)
 
 
 @dataclass(slots=True)

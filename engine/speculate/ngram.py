@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import Sequence as EngineSequence
+from rooflab.engine.speculate.drafter import Drafter
 from rooflab.engine.speculate.lengths import Lengths
 from rooflab.engine.speculate.state import Places
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Looks the last two tokens of each sequence up in its prompt and its answer."""
 
     def __init__(self) -> None:
