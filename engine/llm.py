@@ -150,7 +150,9 @@ class LLM:
     ) -> int:
         """Allocates the KV cache and, on a GPU, records the graphs of decode steps; the number of blocks."""
         rehearsals = [partial(self.runner.rehearse, longest)]
-        graphs = self.runner.decode_graphs() if self.device.type == "cuda" and not enforce_eager else None
+        graphs = None
+        if self.device.type == "cuda" and not enforce_eager and self.runner.drafter.reads == "tokens":
+            graphs = self.runner.decode_graphs()  # which give logits alone
         calls: list[Callable[[], object]] = [*rehearsals, graphs.step] if graphs else [*rehearsals]
         blocks = kv_cache_blocks(self.limits, calls, num_kv_blocks, beside)
         self.runner.allocate(blocks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -154,6 +154,8 @@ class Sequence:
     """How often its drafts were accepted; None before the first."""
     places: Places | None = None
     """Where its n-grams are; None before an n-gram draft looks for them."""
+    hidden: tuple[int, Any] | None = None
+    """A position, and the model's hidden state (H,) before the token there, for heads that draft."""
     block_ids: list[int] = field(default_factory=list)
     contents: list[int] = field(default_factory=list)
     """The numbers of the contents of its first pages, as `BlockManager` publishes them."""

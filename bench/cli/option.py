@@ -57,10 +57,11 @@ Swap = Annotated[Names, typer.Option("--swap", help="OP=KERNEL: use this kernel;
 EngineDtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16, float16 or, on a CPU, int8.")]
 Eager = Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs: kernel by kernel.")]
 Speculate = Annotated[
-    str | None, typer.Option("--speculate", help="Draft tokens, and verify several in a step: ngram or draft.")
+    str | None,
+    typer.Option("--speculate", help="Draft tokens, and verify several in a step: ngram, draft, medusa or eagle."),
 ]
 Draft = Annotated[
-    str | None, typer.Option("--draft", help="With draft: a model, or a number of the model's first layers.")
+    str | None, typer.Option("--draft", help="A model, a number of the model's first layers, or a folder of heads.")
 ]
 NumSpeculative = Annotated[int, typer.Option("--num-speculative-tokens", help="Most tokens of a draft.")]
 WeightsDtype = Annotated[str, typer.Option("--dtype", help="Dtype of the weights: bf16, fp16, fp8_e4m3 or fp32.")]

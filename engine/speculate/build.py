@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,15 @@ from rooflab.engine.ops import resolve
 from rooflab.engine.probes import LargestSizes
 from rooflab.engine.speculate.draft_model import LayersDrafter, ModelDrafter
 from rooflab.engine.speculate.drafter import Drafter, Speculation
+from rooflab.engine.speculate.heads import (
+    EagleDrafter,
+    HeadFiles,
+    MedusaDrafter,
+    Shapes,
+    check_shapes,
+    eagle_shapes,
+    medusa_shapes,
+)
 from rooflab.engine.speculate.ngram import NgramDrafter
 from rooflab.engine.tokenizer import Tokenizer
 from rooflab.engine.weights import load_weights
@@ -31,6 +41,9 @@ class DraftSource:
     tensors: Iterator[tuple[str, torch.Tensor]] = iter(())
     layers: int = 0
     """Of the model itself."""
+    files: HeadFiles | None = None
+    shapes: Shapes = field(default_factory=dict)
+    """Of the heads' tensors."""
 
 
 def opened(
@@ -43,6 +56,8 @@ def opened(
     """
     if asked.kind == "ngram":
         return DraftSource()
+    if asked.kind in ("medusa", "eagle"):
+        return _heads(asked, arch, max_model_len)
     if str(asked.draft).isdigit():
         layers = int(str(asked.draft))
         if not 0 < layers < arch.num_layers:
@@ -59,6 +74,24 @@ def opened(
     return DraftSource(own, tensors)
 
 
+def _heads(asked: Speculation, arch: Architecture, max_model_len: int) -> DraftSource:
+    files = HeadFiles(Path(str(asked.draft)))
+    found, own = files.shapes(), None
+    if asked.kind == "medusa":
+        wanted = medusa_shapes(found, arch, asked.num_tokens)
+    else:
+        own = Architecture.from_config(files.folder, name=files.folder.name)
+        sizes = {"hidden_size": arch.hidden_size, "vocab_size": arch.vocab_size, "num_layers": 1}
+        for name, size in sizes.items():
+            if getattr(own, name) != size:
+                raise ValueError(f"draft: expected a head with {name} {size}, got {getattr(own, name)}")
+        if own.max_position < max_model_len:
+            raise ValueError(f"draft: expected a head for {max_model_len} tokens, got one for {own.max_position}")
+        wanted = eagle_shapes(found, own)
+    check_shapes(found, wanted)
+    return DraftSource(own, files=files, shapes=wanted)
+
+
 def build(
     asked: Speculation, source: DraftSource, runner: ModelRunner, limits: LargestSizes, swap: Mapping[str, str] | None,
     interpret: bool,
@@ -68,7 +101,11 @@ def build(
         return NgramDrafter()
     if source.layers:
         return LayersDrafter(runner, source.layers)
+    if source.files is not None and source.arch is None:
+        return MedusaDrafter(runner, source.files.tensors(source.shapes, limits))
     assert source.arch is not None
     ops = resolve(replace(limits, arch=source.arch), swap, interpret)
+    if source.files is not None:
+        return EagleDrafter(runner, source.arch, source.files.tensors(source.shapes, limits), ops)
     weights = load_weights(source.arch, source.tensors, limits.dtype, limits.device)
     return ModelDrafter(runner, Model(source.arch, weights, ops, limits.max_model_len), ops)

@@ -14,8 +14,12 @@ from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.lengths import Lengths
 
-KINDS = ("ngram", "draft")
-DRAFTS = {"draft": "a model, or a number of the model's first layers"}
+KINDS = ("ngram", "draft", "medusa", "eagle")
+DRAFTS = {
+    "draft": "a model, or a number of the model's first layers",
+    "medusa": "a folder of heads",
+    "eagle": "a folder of a head",
+}
 """What `draft` names."""
 MOST_TOKENS = 16
 """Of a draft."""
