@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +23,9 @@ def estimate(
     dtype: option.WeightsDtype = "bf16",
     kv_dtype: option.KvDtype = "bf16",
     tensor_parallel: Annotated[int | None, typer.Option("--tp", help="GPUs; without it, the fewest that fit.")] = None,
+    speculate: option.Speculate = None,
+    num_speculative_tokens: option.NumSpeculative = 4,
+    draft: option.Draft = None,
     json: option.Json = False,
 ) -> None:
     """What a model needs on a GPU, and the least TTFT and ITL there: bounds by arithmetic, nothing measured."""
@@ -32,8 +36,21 @@ def estimate(
     device, note = resolve(gpu)
     result = price(get_architecture(model), device, batch, context, dtype, kv_dtype, prompt, tensor_parallel)
     show.note(note)
-    show.result(result)
-    show.pairs(result.rows())
+    prices = {}
+    if speculate:
+        from rooflab.bench.latency.speculation import priced, speculative
+        from rooflab.bench.latency.step_model import KernelTimes
+        from rooflab.engine.speculate.drafter import Speculation
+
+        asked = Speculation(speculate, num_speculative_tokens, draft, sized=True)
+        steps = KernelTimes(get_architecture(model), device, dtype, kv_dtype, result.tensor_parallel, bounds=True)
+        prices = priced(speculative(asked, steps), batch, context, num_speculative_tokens)
+    show.result({**asdict(result), "speculation": prices} if prices else result)
+    show.pairs([*result.rows(), *((name, _shown(value)) for name, value in prices.items())])
+
+
+def _shown(value: float | None) -> str:
+    return "never" if value is None else f"{value:.3g}"
 
 
 @app.command()

@@ -63,6 +63,9 @@ Speculate = Annotated[
 Draft = Annotated[
     str | None, typer.Option("--draft", help="A model, a number of the model's first layers, or a folder of heads.")
 ]
+Acceptance = Annotated[
+    float, typer.Option("--acceptance", help="Chance that a drafted token is accepted if those before it were.")
+]
 NumSpeculative = Annotated[int, typer.Option("--num-speculative-tokens", help="Most tokens of a draft.")]
 WeightsDtype = Annotated[str, typer.Option("--dtype", help="Dtype of the weights: bf16, fp16, fp8_e4m3 or fp32.")]
 KvDtype = Annotated[str, typer.Option(help="Dtype of the KV cache.")]

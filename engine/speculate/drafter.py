@@ -25,11 +25,14 @@ MOST_TOKENS = 16
 """Of a draft."""
 
 
+Reads = Literal["tokens", "hidden states", "all hidden states"]
+"""What a drafter sees of the model's steps: the hidden states of the rows whose next token is drawn, or of all."""
+
+
 class Drafter:
     """Proposes tokens; this one, none."""
 
-    reads: Literal["tokens", "hidden states", "all hidden states"] = "tokens"
-    """What it must see of the model's steps: the hidden states of the rows whose next token is drawn, or of all."""
+    reads: Reads = "tokens"
 
     def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
         """Which of the decoding sequences would draft, and how many tokens."""
@@ -56,11 +59,13 @@ class Speculation:
     kind: str
     num_tokens: int = 4
     draft: str | Path | int | None = None
+    sized: bool = False
+    """Whether heads are asked for by their sizes alone, without their files."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"speculate: expected {', '.join(KINDS)}, got {self.kind!r}")
-        if (self.draft is None) != (self.kind == "ngram"):
+        if (self.draft is None) != (self.kind == "ngram" or (self.sized and self.kind in ("medusa", "eagle"))):
             wanted = "nothing" if self.kind == "ngram" else DRAFTS[self.kind]
             raise ValueError(f"draft: expected {wanted} with speculate={self.kind}, got {self.draft!r}")
         if isinstance(self.num_tokens, bool) or not isinstance(self.num_tokens, int):

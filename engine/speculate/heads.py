@@ -24,7 +24,7 @@ from rooflab.engine.ops import OpSet
 from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.draft_model import Chain
-from rooflab.engine.speculate.drafter import Drafter
+from rooflab.engine.speculate.drafter import Drafter, Reads
 from rooflab.engine.speculate.lengths import Lengths
 from rooflab.engine.weights import LayerWeights, Weights, parameter_shapes
 from rooflab.roofline.architecture import Architecture
@@ -79,7 +79,8 @@ def medusa_shapes(found: Shapes, arch: Architecture, count: int) -> Shapes:
     if heads < count:
         raise ValueError(f"num_speculative_tokens: expected at most the number of heads, which is {heads}, got {count}")
     layers = sum(name.startswith("0.") and name.endswith(".linear.weight") for name in found)
-    H, wanted = arch.hidden_size, {}
+    H = arch.hidden_size
+    wanted: Shapes = {}
     for head in range(count):
         for layer in range(layers):
             wanted |= {f"{head}.{layer}.linear.weight": (H, H), f"{head}.{layer}.linear.bias": (H,)}
@@ -102,7 +103,7 @@ def eagle_shapes(found: Shapes, arch: Architecture) -> Shapes:
 class HiddenDrafter(Drafter):
     """Keeps for each sequence the hidden state behind which its newest token was drawn, and that token's position."""
 
-    reads = "hidden states"
+    reads: Reads = "hidden states"
 
     def __init__(self, runner: ModelRunner):
         self.runner = runner
@@ -168,7 +169,7 @@ class EagleDrafter(HiddenDrafter, Chain):
     the model's own hidden state, where the draft had a guess.
     """
 
-    reads = "all hidden states"
+    reads: Reads = "all hidden states"
 
     def __init__(self, runner: ModelRunner, arch: Architecture, tensors: dict[str, torch.Tensor], ops: OpSet):
         Chain.__init__(self, runner, ops)
