@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,14 @@ from rooflab.engine.model import Model
 from rooflab.engine.model_files import DEFAULT_MODEL, fetch
 from rooflab.engine.model_runner import ModelRunner
 from rooflab.engine.ops import resolve
+from rooflab.engine.options import INT8, check_pdl, check_sizes, device_of, dtype_of
 from rooflab.engine.probes import LargestSizes
 from rooflab.engine.scheduler import Scheduler
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.sequence import Sequence as EngineSequence
+from rooflab.engine.speculate.build import DraftSource, build, opened
+from rooflab.engine.speculate.drafter import speculation
+from rooflab.engine.speculate.lengths import Lengths
 from rooflab.engine.stopping import StopText
 from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, is_chat
 from rooflab.engine.weights import dummy_tensors, load_weights
@@ -35,10 +39,6 @@ from rooflab.kernels.registry import get_kernel
 from rooflab.roofline.architecture import Architecture, get_architecture
 
 __all__ = ["LLM", "DEFAULT_MODEL", "Completion", "RequestOutput", "SamplingParams"]
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-INT8 = "int8"
-"""On a CPU: int8 codes for the products' weights, a scale for each output channel, and bfloat16 for the rest."""
 
 
 class LLM:
@@ -51,6 +51,10 @@ class LLM:
     On CUDA decode steps run as CUDA graphs, unless `enforce_eager`, and with `overlap` (None means: on CUDA) a step is
     launched before the tokens of the step before are read (`Core`).  With `pdl` a kernel of a graph may start while
     the one before it ends (`kernels/_pdl.py`).
+
+    With `speculate` a step may give a sequence up to `num_speculative_tokens` tokens more: `ngram` drafts what followed
+    the same tokens before, `draft` the tokens of the model `draft`, or of as many of the model's first layers
+    (docs/speculate.md).  Answers are those without it.
 
     Switches for studies: `kv_cache=False` computes every token again in every step, and so has neither chunks nor a
     prefix cache; `contiguous_kv` gives a sequence one page of `max_model_len` tokens; `continuous_batching=False` ends
@@ -85,25 +89,25 @@ class LLM:
         contiguous_kv: bool = False,
         max_model_len: int | None = None,
         num_kv_blocks: int | None = None,
+        speculate: str | None = None,
+        num_speculative_tokens: int = 4,
+        draft: str | Path | int | None = None,
         seed: int = 0,
     ):
         if tensor_parallel_size != 1:
             raise ValueError(f"tensor_parallel_size: only 1 is there yet, got {tensor_parallel_size}")
-        _check_sizes(
-            block_size=block_size,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            num_kv_blocks=num_kv_blocks,
-            max_model_len=max_model_len,
-            prefill_chunk=prefill_chunk,
-        )
-        self.device = _device(device)
+        check_sizes(
+            block_size=block_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+            num_kv_blocks=num_kv_blocks, max_model_len=max_model_len, prefill_chunk=prefill_chunk,
+        )  # fmt: skip
+        self.speculation = speculation(speculate, num_speculative_tokens, draft, kv_cache, overlap)
+        self.device = device_of(device)
         if pdl:
-            _check_pdl(self.device, enforce_eager)
+            check_pdl(self.device, enforce_eager)
         for name in (swap or {}).items():
             get_kernel(*name)  # a wrong one is refused before anything is read
         pin_matmul_precision()
-        self.dtype = _dtype(dtype, self.device)
+        self.dtype = dtype_of(dtype, self.device)
         self.dtype_name = INT8 if dtype == INT8 else str(self.dtype).removeprefix("torch.")
         """As the option `dtype`; with int8, `dtype` itself is that of all but the products' weights."""
         self.arch, self.tokenizer, tensors, self._stop_ids = _open(str(model), dummy, seed, self.device)
@@ -114,33 +118,43 @@ class LLM:
         chunked = chunked_prefill and kv_cache
         # Without chunks a prompt that is longer than a step's budget runs alone, in one step.
         longest = max_num_batched_tokens if chunked else max(max_num_batched_tokens, self.max_model_len)
-        rows: dict[Phase, int] = {"prefill": longest, "decode": max_num_seqs}
-        self.limits = LargestSizes(self.arch, self.device, self.dtype, block_size, most, rows, dtype == INT8)
-        check_weights_fit(self.limits)  # before kernels are timed
+        source, each = DraftSource(), 1
+        if self.speculation is not None:
+            each = self.speculation.rows(most)
+            read = partial(_open, dummy=dummy, seed=seed, device=self.device)
+            source = opened(self.speculation, self.arch, self.tokenizer, most, read)
+        rows: dict[Phase, int] = {"prefill": longest, "decode": min(max_num_seqs * each, longest)}
+        sizes = (block_size, most, rows, dtype == INT8, max_num_seqs)
+        self.limits = LargestSizes(self.arch, self.device, self.dtype, *sizes)
+        check_weights_fit(self.limits, source.arch)  # before kernels are timed
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
         self.ops = resolve(self.limits, swap, interpret)
         weights = load_weights(self.arch, tensors, self.dtype, self.device)
         with torch.inference_mode():
             network = Model(self.arch, weights, self.ops, self.max_model_len)
-            self.runner = ModelRunner(network, self.ops, 1, block_size, max_num_seqs, self.max_model_len)
-            blocks = self._allocate(longest, num_kv_blocks, enforce_eager, pdl)
+            self.runner = ModelRunner(network, self.ops, 1, block_size, max_num_seqs, self.max_model_len, each)
+            if self.speculation is not None:
+                self.runner.drafter = build(self.speculation, source, self.runner, self.limits, swap, interpret)
+            blocks = self._allocate(longest, num_kv_blocks, enforce_eager, pdl, source.arch)
         self.scheduler = Scheduler(
             BlockManager(blocks, block_size, prefix_caching and kv_cache),
-            max_num_seqs,
-            max_num_batched_tokens,
-            prefill_chunk,
-            chunked,
-            continuous_batching,
+            *(max_num_seqs, max_num_batched_tokens, prefill_chunk, chunked, continuous_batching),
         )
-        overlap = self.device.type == "cuda" if overlap is None else overlap
-        self.core = Core(self.scheduler, self.runner, kv_cache, overlap)
+        overlap = self.device.type == "cuda" and self.speculation is None if overlap is None else overlap
+        lengths = Lengths(num_speculative_tokens) if self.speculation else None
+        self.core = Core(self.scheduler, self.runner, kv_cache, overlap, lengths)
         self._seed, self._next_id = seed, 0
 
-    def _allocate(self, longest: int, num_kv_blocks: int | None, enforce_eager: bool, pdl: bool) -> int:
+    def _allocate(
+        self, longest: int, num_kv_blocks: int | None, enforce_eager: bool, pdl: bool, beside: Architecture | None
+    ) -> int:
         """Allocates the KV cache and, on a GPU, records the graphs of decode steps; the number of blocks."""
         rehearsals = [partial(self.runner.rehearse, longest)]
-        graphs = self.runner.decode_graphs() if self.device.type == "cuda" and not enforce_eager else None
-        blocks = kv_cache_blocks(self.limits, [*rehearsals, graphs.step] if graphs else rehearsals, num_kv_blocks)
+        graphs = None
+        if self.device.type == "cuda" and not enforce_eager and self.runner.drafter.reads == "tokens":
+            graphs = self.runner.decode_graphs()  # which give logits alone
+        calls: list[Callable[[], object]] = [*rehearsals, graphs.step] if graphs else [*rehearsals]
+        blocks = kv_cache_blocks(self.limits, calls, num_kv_blocks, beside)
         self.runner.allocate(blocks)
         if graphs:
             with dependent_launches(pdl):
@@ -303,19 +317,6 @@ class LLM:
         return Completion(text, ids, sequence.finish_reason, shown)
 
 
-def _check_sizes(**sizes: int | None) -> None:
-    for name, value in sizes.items():
-        least = 2 if name == "max_model_len" else 1  # a token of the prompt, and one after it
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise ValueError(f"{name}: expected an integer of at least {least}, got {value!r}")
-    tokens, seqs = sizes["max_num_batched_tokens"], sizes["max_num_seqs"]
-    if tokens is not None and seqs is not None and tokens < seqs:
-        raise ValueError(
-            f"max_num_batched_tokens: expected at least max_num_seqs, which is {seqs}, for a step has a token of each "
-            f"sequence; got {tokens}"
-        )
-
-
 def _one(params: SamplingParams | None) -> SamplingParams:
     if params is not None and params.n != 1:
         raise ValueError(f"n: expected 1 where one answer comes token by token, got {params.n}")
@@ -330,38 +331,6 @@ def _as_list(prompts: Any) -> list[Any]:
     if not isinstance(prompts, Sequence) or not prompts:
         raise ValueError(f"prompts: expected a prompt or a list of prompts, got {prompts!r}")
     return list(prompts)
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        raise ValueError(f"device: expected cpu or cuda, got {name!r}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device: cuda was asked for, and torch finds no CUDA device")
-    return torch.device(name)
-
-
-def _check_pdl(device: torch.device, enforce_eager: bool) -> None:
-    found = "enforce_eager" if enforce_eager else device.type
-    if device.type == "cuda" and not enforce_eager:
-        capability = torch.cuda.get_device_capability(device)
-        if capability >= (9, 0):
-            return
-        found = "compute capability {}.{}".format(*capability)
-    raise ValueError(f"pdl: expected CUDA graphs on a GPU of compute capability 9.0 or later, got {found}")
-
-
-def _dtype(name: str | None, device: torch.device) -> torch.dtype:
-    if name is None:
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if name == INT8:
-        if device.type != "cpu":
-            raise ValueError("dtype: expected float32, bfloat16 or float16 on CUDA, got 'int8'; int8 runs on a CPU")
-        return torch.bfloat16
-    if name not in DTYPES:
-        raise ValueError(f"dtype: expected {', '.join((*DTYPES, INT8))}, got {name!r}")
-    return DTYPES[name]
 
 
 def _open(

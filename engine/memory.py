@@ -9,6 +9,7 @@ import torch
 
 from rooflab.engine.probes import LargestSizes
 from rooflab.reference.spec import DTYPE_NAMES
+from rooflab.roofline.architecture import Architecture
 from rooflab.roofline.llm import kv_bytes_per_token
 
 # The cache's share of the memory that is free after loading the weights. Activations and other programs need the rest.
@@ -24,9 +25,10 @@ def free_bytes(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0])
 
 
-def check_weights_fit(limits: LargestSizes) -> None:
-    """Raises `ValueError` if the weights are larger than the free memory, before the system kills the process."""
-    needed = limits.arch.parameters().total * limits.dtype.itemsize
+def check_weights_fit(limits: LargestSizes, beside: Architecture | None = None) -> None:
+    """Raises `ValueError` if the weights, with those of a model `beside`, are larger than the free memory, before the
+    system kills the process."""
+    needed = sum(arch.parameters().total for arch in (limits.arch, beside) if arch) * limits.dtype.itemsize
     free = free_bytes(limits.device)
     if needed > free:
         raise ValueError(
@@ -35,7 +37,10 @@ def check_weights_fit(limits: LargestSizes) -> None:
 
 
 def kv_cache_blocks(
-    limits: LargestSizes, rehearsals: Sequence[Callable[[], object]] = (), wanted: int | None = None
+    limits: LargestSizes,
+    rehearsals: Sequence[Callable[[], object]] = (),
+    wanted: int | None = None,
+    beside: Architecture | None = None,
 ) -> int:
     """`wanted` pages, or as many as fit the free memory and the largest batch of the longest sequences can use.
 
@@ -43,7 +48,8 @@ def kv_cache_blocks(
     `ValueError` if `wanted` pages do not fit, or not even one sequence of `max_model_len` tokens.
     """
     per_sequence = -(-limits.max_model_len // limits.block_size)
-    block_bytes = limits.block_size * kv_bytes_per_token(limits.arch, DTYPE_NAMES[limits.dtype])
+    archs = (limits.arch, beside) if beside else (limits.arch,)  # pages of both have the same numbers
+    block_bytes = limits.block_size * sum(kv_bytes_per_token(arch, DTYPE_NAMES[limits.dtype]) for arch in archs)
     if wanted is None:
         cpu = limits.device.type == "cpu"
         step_bytes = 0 if cpu else sum(peak_bytes(one, limits.device) for one in rehearsals)
@@ -52,7 +58,7 @@ def kv_cache_blocks(
         if wanted * block_bytes > free_bytes(limits.device):
             raise ValueError(f"num_kv_blocks: {wanted} take {wanted * block_bytes / 1e9:.2f} GB, more than is free")
         return wanted
-    blocks = min(int(budget // block_bytes), limits.max_rows["decode"] * per_sequence)
+    blocks = min(int(budget // block_bytes), (limits.sequences or limits.max_rows["decode"]) * per_sequence)
     if blocks < per_sequence:
         raise ValueError(
             f"max_model_len: {limits.max_model_len} tokens need {per_sequence * block_bytes / 1e9:.2f} GB of KV cache, "

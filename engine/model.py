@@ -79,6 +79,11 @@ class Model:
 
     def forward(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
         """Logits (num_drawn, vocab_size) of the tokens whose next token is drawn."""
+        logits: torch.Tensor = ops.gemm(self.hidden(step, cache, ops), self.lm_head)
+        return logits
+
+    def hidden(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
+        """Hidden states (num_drawn, H) of those tokens, behind the last norm."""
         eps = self.arch.rms_norm_eps
         x = ops.embedding(step.token_ids, self.embedding)  # (T, H)
         if self.embedding_scale != 1:
@@ -89,26 +94,27 @@ class Model:
                 x = ops.rmsnorm(x, layer.input_norm, eps)
             else:
                 x, residual = ops.fused_add_rmsnorm(x, residual, layer.input_norm, eps)
-            x = self._attention(x, layer, step, cache.keys[index], cache.values[index], ops)
+            x = self.attention(x, layer, step, cache.keys[index], cache.values[index], ops)
             if step.drawn is not None and index == len(self.layers) - 1:
                 x, residual = x[step.drawn], residual[step.drawn]  # nobody needs the other tokens any more
             x = ops.gemm(x, layer.o)
             x, residual = ops.fused_add_rmsnorm(x, residual, layer.post_norm, eps)
-            x = ops.gemm(self._gated(x, layer.gate_up, ops), layer.down)
-        x, _ = ops.fused_add_rmsnorm(x, residual, self.norm, eps)
-        logits: torch.Tensor = ops.gemm(x, self.lm_head)
-        return logits
+            x = ops.gemm(self.gated(x, layer.gate_up, ops), layer.down)
+        hidden: torch.Tensor = ops.fused_add_rmsnorm(x, residual, self.norm, eps)[0]
+        return hidden
 
-    def _gated(self, x: torch.Tensor, gate_up: Any, ops: Any) -> torch.Tensor:
+    def gated(self, x: torch.Tensor, gate_up: Any, ops: Any) -> torch.Tensor:
+        """The activated gate times the other half (T, intermediate_size)."""
         if fused := getattr(ops, FUSED, None):
             active: torch.Tensor = fused(x, gate_up)
             return active
         active = getattr(ops, gated(self.arch))(ops.gemm(x, gate_up))
         return active
 
-    def _attention(
+    def attention(
         self, x: torch.Tensor, layer: Any, step: StepInput, k_cache: torch.Tensor, v_cache: torch.Tensor, ops: Any
     ) -> torch.Tensor:
+        """Attention (T, H D) of a layer's normed input (T, H), which writes its keys and values."""
         arch = self.arch
         T, D = x.shape[0], arch.head_dim
         qkv = ops.gemm(x, layer.qkv, layer.qkv_bias).view(T, -1, D)  # (T, H + 2 H_kv, D)

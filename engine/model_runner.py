@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,64 +17,86 @@ from rooflab.engine.model import Chunks, KVCache, Model, StepInput
 from rooflab.engine.ops import OpSet
 from rooflab.engine.scheduler import Chunk, Step
 from rooflab.engine.sequence import MOST_LOGPROBS, SamplingParams, Sequence
+from rooflab.engine.speculate.drafter import Drafter
+from rooflab.engine.speculate.rows import DraftRows, accepted
+from rooflab.roofline.architecture import Architecture
 
 
 @dataclass(frozen=True)
 class Draw:
-    """The tokens that a step drew, one for each of `sequences`; the device may still be at work on them."""
+    """The tokens that a step drew, one for each of `sequences`, or more for one with a draft; the device may still be
+    at work on them."""
 
     sequences: list[Sequence]
     ids: torch.Tensor
-    """(num_drawn,) int64 on a CPU; valid after `ready`."""
+    """(num_drawn,) int64 on a CPU: for each sequence one for each token of its draft, and one more; valid after
+    `ready`."""
     ready: torch.cuda.Event | None
     seen: tuple[torch.Tensor, ...]
-    """Of the sequences that want to see some: the drawn token and the likeliest, and their log-probabilities; valid
-    after `ready`."""
+    """Of the rows of sequences that want to see some: the drawn token and the likeliest, and their log-probabilities;
+    valid after `ready`."""
     read_at_once: bool
     """Whether the next step needs to know the tokens before it starts."""
 
-    def tokens(self) -> list[int]:
-        """The tokens, as soon as they are there; also gives each sequence the log-probabilities that it wants."""
+    def tokens(self) -> list[list[int]]:
+        """The tokens of each sequence, as soon as they are there; also gives it the log-probabilities that it wants."""
         if self.ready is not None:
             self.ready.synchronize()
-        tokens: list[int] = self.ids.tolist()
+        drawn: list[int] = self.ids.tolist()
+        found = accepted(self.sequences, drawn) if len(drawn) > len(self.sequences) else [[token] for token in drawn]
         if self.seen:
-            shown = [sequence for sequence in self.sequences if sequence.params.logprobs is not None]
-            for sequence, ids, values in zip(shown, *(found.tolist() for found in self.seen), strict=True):
-                n = 1 + (sequence.params.logprobs or 0)
+            ids, values = (seen.tolist() for seen in self.seen)
+            row = 0
+            for sequence, own in zip(self.sequences, found, strict=True):
+                if sequence.params.logprobs is None:
+                    continue
+                n = 1 + sequence.params.logprobs
                 # A step that broke off after the draw is run again.
                 del sequence.logprobs[len(sequence.token_ids) - sequence.num_prompt_tokens :]
-                sequence.logprobs.append(dict(zip(ids[:n], values[:n], strict=True)))
-        return tokens
+                for place in range(row, row + len(own)):
+                    sequence.logprobs.append(dict(zip(ids[place][:n], values[place][:n], strict=True)))
+                row += 1 + len(sequence.draft)
+        return found
 
 
 class ModelRunner:
     """Holds the model, the KV cache and the decode batch."""
 
     def __init__(
-        self, model: Model, ops: OpSet, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int
-    ):
+        self, model: Model, ops: OpSet, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int,
+        most_rows: int = 1,
+    ):  # fmt: skip
         self.model = model
+        self.most_rows = most_rows
+        """Of a decoding sequence in a step: a token, and those of its draft."""
         self.ops = ops
         self.device = model.embedding.device
         self.block_size = block_size
         self.max_model_len = max_model_len
+        self.drafter = Drafter()
         self.allocate(num_blocks)
         self.batch = DecodeBatch(max_num_seqs, -(-max_model_len // block_size), block_size)
         self.graphs: DecodeGraphs | None = None
         self._sampling: SamplingTensors | None = None
         self._drawn = torch.empty(0, dtype=torch.int64, device=self.device)
-        """The tokens of the last draw."""
+        """The tokens of the last draw; where drafts were verified, the last one of each sequence."""
+        self.verified: DraftRows | None = None
+        """The rows of the step that runs, if it verifies drafts."""
 
     def allocate(self, num_blocks: int) -> None:
         """Makes the KV cache again, with this number of pages."""
-        arch, dtype = self.model.arch, self.model.embedding.dtype
+        self.cache = self.new_cache(self.model.arch, num_blocks)
+        self.drafter.allocate(num_blocks)
+
+    def new_cache(self, arch: Architecture, num_blocks: int) -> KVCache:
+        """Pages for a model that runs beside this one, or for this one."""
         shape = (num_blocks, self.block_size, arch.num_kv_heads, arch.head_dim)
-        layers = range(arch.num_layers)
-        self.cache = KVCache(
-            [torch.empty(shape, dtype=dtype, device=self.device) for _ in layers],
-            [torch.empty(shape, dtype=dtype, device=self.device) for _ in layers],
-        )
+
+        def pages() -> list[torch.Tensor]:
+            dtype = self.model.embedding.dtype
+            return [torch.empty(shape, dtype=dtype, device=self.device) for _ in range(arch.num_layers)]
+
+        return KVCache(pages(), pages())
 
     def decode_graphs(self) -> DecodeGraphs:
         """Graphs of decode steps, not recorded yet: they hold the addresses of the KV cache.  Once they are recorded,
@@ -88,10 +112,12 @@ class ModelRunner:
         """Runs `step` and draws the next token of its sequences; None if it ends no prompt and decodes nothing."""
         for sequence in step.preempted:
             self.leave(sequence)
-        assert len(self.batch) == step.num_decodes, "the batch has the sequences that the scheduler decodes"
+        batch = self.batch
+        assert len(batch) == step.num_decodes, "the batch has the sequences that the scheduler decodes"
+        rows = self.verified = DraftRows(batch) if step.drafting else None
         logits = self.logits(step)
         ended = [chunk.sequence for chunk in step.chunks if chunk.last]
-        sequences = [*self.batch.rows, *ended]
+        sequences = [*batch.rows, *ended]
         if not sequences:
             return None
         if step.chunks or self._sampling is None:
@@ -99,75 +125,125 @@ class ModelRunner:
             self._sampling = None if step.chunks else sampling
         else:
             sampling = self._sampling
-        lengths = self.batch.seq_lens[: len(self.batch)].astype(np.int64)
+        lengths = batch.seq_lens[: len(batch)].astype(np.int64)
+        if rows is not None:
+            lengths = lengths[rows.index] + rows.ahead
+            place, none = len(batch) + np.arange(len(ended)), np.zeros(len(ended), np.int64)
+            sampling = sampling.taken(np.append(rows.index, place), np.append(rows.ahead, none))
+            sequences = [*rows.sequences, *ended]
         if ended:
             lengths = np.append(lengths, [len(sequence) for sequence in ended])
-        self._drawn, *seen = sampling.sample(self._ops(step).sample, logits, on_device(lengths, self.device))
-        self.batch.advance()
+        drawn, *seen = sampling.sample(self._ops(step).sample, logits, on_device(lengths, self.device))
+        self._drawn = drawn
+        special = bool(sampling.special)
+        if rows is None:
+            batch.advance()
         if self.device.type == "cpu":
-            return Draw(sequences, self._drawn, None, tuple(seen), bool(sampling.special))
-        ids, *seen = (found.to("cpu", non_blocking=True) for found in (self._drawn, *seen))
-        ready = torch.cuda.current_stream(self.device).record_event()
-        return Draw(sequences, ids, ready, tuple(seen), bool(sampling.special))
+            return Draw(sequences, drawn, None, tuple(seen), special)
+        ids, *seen = (found.to("cpu", non_blocking=True) for found in (drawn, *seen))
+        return Draw(sequences, ids, torch.cuda.current_stream(self.device).record_event(), tuple(seen), special)
+
+    def noted(self, tokens: list[list[int]]) -> None:
+        """Takes the tokens of the draw that verified drafts: the next step computes the last of each sequence."""
+        if (rows := self.verified) is not None:
+            order = np.concatenate([rows.plain, rows.drafted])
+            counts = np.fromiter(map(len, tokens), np.int64, len(tokens))
+            self.batch.advance(order, counts[: len(order)])
+            self._drawn = self.on_device(np.array([own[-1] for own in tokens]))
+            self.verified = None
 
     def logits(self, step: Step) -> torch.Tensor:
         """Logits (num_drawn, vocab_size) of the tokens whose next token is drawn; writes keys and values of all."""
-        inputs = self.inputs(step)
+        inputs, drafter, hidden = self.inputs(step), self.drafter, None
         if self.graphs is not None and inputs.chunks is None:
-            return self.graphs(inputs)
-        return self.model.forward(inputs, self.cache, self._ops(step))
+            logits = self.graphs(inputs)
+        elif drafter.reads == "tokens":
+            logits = self.model.forward(inputs, self.cache, self._ops(step))
+        else:
+            drawn = inputs.drawn if drafter.reads == "all hidden states" else None
+            whole = inputs if drawn is None else replace(inputs, drawn=None)
+            hidden = self.model.hidden(whole, self.cache, self._ops(step))
+            logits = self._ops(step).gemm(hidden if drawn is None else hidden[drawn], self.model.lm_head)
+        drafter.follow(step, inputs, hidden, self._sizes(step))
+        return logits
 
     def rehearse(self, num_tokens: int) -> None:
         """Computes a step of `num_tokens` tokens of prompts and a draw for the largest batch, and writes no page."""
         lengths = [min(self.max_model_len, num_tokens - i) for i in range(0, num_tokens, self.max_model_len)]
         bounds = np.cumsum([0, *lengths], dtype=np.int32)
         index = np.concatenate([np.arange(length) for length in lengths])
-        rows = min(len(self.batch.source), num_tokens)
+        rows = min(len(self.batch.source) * self.most_rows, num_tokens)
         none = np.empty((0, 1), np.int32)
         columns = (np.zeros_like(index), index, np.full_like(index, -1), none, none[:, 0])
-        ids, positions, slots, table, lens = map(self._to, columns)
-        chunks = Chunks(self._to(bounds), max(lengths), None)
-        step = StepInput(ids, positions, slots, table, lens, chunks, self._to(np.arange(rows)))
+        ids, positions, slots, table, lens = map(self.on_device, columns)
+        chunks = Chunks(self.on_device(bounds), max(lengths), None)
+        step = StepInput(ids, positions, slots, table, lens, chunks, self.on_device(np.arange(rows)))
         ops = self.ops.step(0, num_tokens)
         logits = self.model.forward(step, self.cache, ops)
         for bias in (None, {0: 0.0}):  # a kernel may be compiled for each
             params = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, logit_bias=bias)
             drawing = [Sequence(row, [0], 1, params, row, frozenset(), 2, 0.0) for row in range(rows)]
-            SamplingTensors(drawing, self.device).sample(ops.sample, logits, self._to(np.arange(rows)))
+            SamplingTensors(drawing, self.device).sample(ops.sample, logits, self.on_device(np.arange(rows)))
 
     def _ops(self, step: Step) -> SimpleNamespace:
-        return self.ops.step(step.num_decodes, sum(chunk.end - chunk.start for chunk in step.chunks))
+        return self.ops.step(*self._sizes(step))
+
+    def _sizes(self, step: Step) -> tuple[int, int, int]:
+        drafted = 0 if self.verified is None else int(self.verified.ahead.astype(bool).sum())
+        return step.num_decodes, sum(chunk.end - chunk.start for chunk in step.chunks), drafted
 
     def inputs(self, step: Step) -> StepInput:
         """The tensors of a step over every row of the batch and the chunks of prompts."""
-        batch = self.batch
+        batch, rows = self.batch, self.verified
         batch.prepare()
-        n = len(batch)
+        plain: Any = slice(len(batch)) if rows is None else rows.plain
         # Only the columns in use: a kernel that gathers pages pays for the table's width.
-        width = int(batch.num_blocks[:n].max()) if n else 0
-        table, lens = self._to(batch.block_table[:n, :width]), self._to(batch.seq_lens[:n])
-        tokens = self._drawn[self._to(batch.source[:n])]
-        flat = (batch.positions[:n], batch.slot_mapping[:n])
-        if not step.chunks:
-            positions, slots = map(self._to, flat)
+        width = int(batch.num_blocks[plain].max(initial=0))
+        table, lens = self.on_device(batch.block_table[plain, :width]), self.on_device(batch.seq_lens[plain])
+        tokens = self._drawn[self.on_device(batch.source[plain])]
+        flat = (batch.positions[plain], batch.slot_mapping[plain])
+        if not step.chunks and rows is None:
+            positions, slots = map(self.on_device, flat)
             return StepInput(tokens, positions, slots, table, lens)
-        prompts, *places = zip(*map(self._flat, step.chunks), strict=True)
-        tokens = torch.cat([tokens, self._to(np.concatenate(prompts))])
+        prompts, *places = zip(*self._flats(step), strict=True)
+        tokens = torch.cat([tokens, self.on_device(np.concatenate(prompts))])
         each = zip(flat, places, strict=True)
-        positions, slots = (self._to(np.concatenate([first, *others])) for first, others in each)
-        lengths = np.array([chunk.end - chunk.start for chunk in step.chunks])
-        bounds = np.concatenate([[0], np.cumsum(lengths)])
-        history = None
-        if any(chunk.start for chunk in step.chunks):
-            pages = [self.blocks_for(chunk.end) for chunk in step.chunks]
-            tables = np.full((len(pages), max(pages)), -1, np.int32)
-            for row, (chunk, count) in enumerate(zip(step.chunks, pages, strict=True)):
-                tables[row, :count] = chunk.sequence.block_ids[:count]
-            history = (self._to(tables), self._to(np.array([chunk.end for chunk in step.chunks], np.int32)))
-        chunks = Chunks(self._to(bounds.astype(np.int32)), int(lengths.max()), history)
-        last = [n + bound - 1 for bound, chunk in zip(bounds[1:], step.chunks, strict=True) if chunk.last]
-        drawn = self._to(np.concatenate([np.arange(n), np.array(last, np.int64)]))
+        positions, slots = (self.on_device(np.concatenate([first, *others])) for first, others in each)
+        lengths = np.array([chunk.end - chunk.start for chunk in step.chunks], np.int64)
+        counts = lengths[:0] if rows is None else rows.counts
+        bounds = np.concatenate([[0], np.cumsum([*counts, *lengths])])
+        history = self._history(step) if rows is not None or any(chunk.start for chunk in step.chunks) else None
+        chunks = Chunks(self.on_device(bounds.astype(np.int32)), int(np.diff(bounds).max()), history)
+        # Every row of the batch and of its drafts, and the last of each prompt.
+        n, ends = len(lens), bounds[1 + len(counts) :]
+        last = [n + bound - 1 for bound, chunk in zip(ends, step.chunks, strict=True) if chunk.last]
+        drawn = self.on_device(np.concatenate([np.arange(n + bounds[len(counts)]), np.array(last, np.int64)]))
         return StepInput(tokens, positions, slots, table, lens, chunks, drawn)
+
+    def _flats(self, step: Step) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Tokens, positions and cache slots of the drafted rows, and of each chunk."""
+        drafts = []
+        if self.verified is not None:
+            for sequence in self.verified.sequences[len(self.verified.plain) :]:
+                self.batch.set_blocks(sequence)
+            drafts = [self.verified.flat(self.batch)]
+        return drafts + [self._flat(chunk) for chunk in step.chunks]
+
+    def _history(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pages (rows, most of them) and lengths (rows,) of the drafted rows and the chunks, up to their ends."""
+        rows, batch = self.verified, self.batch
+        drafted = np.empty(0, np.int64) if rows is None else rows.drafted
+        counts = drafted if rows is None else rows.counts
+        ends = [*(batch.positions[drafted] + counts), *(chunk.end for chunk in step.chunks)]
+        pages = [self.blocks_for(int(end)) for end in ends]
+        tables = np.full((len(pages), max(pages)), -1, np.int32)
+        n = len(drafted)
+        if n:
+            width = max(pages[:n])
+            tables[:n, :width] = batch.block_table[drafted, :width]
+        for row, (chunk, count) in enumerate(zip(step.chunks, pages[n:], strict=True), n):
+            tables[row, :count] = chunk.sequence.block_ids[:count]
+        return self.on_device(tables), self.on_device(np.array(ends, np.int32))
 
     def _flat(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokens, positions and cache slots of a chunk."""
@@ -193,7 +269,8 @@ class ModelRunner:
             self.batch.remove(sequence)
             self._sampling = None
 
-    def _to(self, array: np.ndarray) -> torch.Tensor:
+    def on_device(self, array: np.ndarray) -> torch.Tensor:
+        """The array on the runner's device (`on_device`)."""
         return on_device(array, self.device)
 
 
@@ -214,16 +291,17 @@ LEAST_TOP_P = 1e-7
 class SamplingTensors:
     """The per-row arguments of `sample`, built once for as long as the batch has the same sequences."""
 
-    def __init__(self, sequences: list[Sequence], device: torch.device):
+    def __init__(self, sequences: list[Sequence], device: torch.device, edits: bool = True):
         params = [sequence.params for sequence in sequences]
-        self.special = [(row, one) for row, one in enumerate(sequences) if not one.params.plain]
-        """Rows whose logits are changed first, or shown."""
+        self.special = [(row, one, 0) for row, one in enumerate(sequences) if edits and not one.params.plain]
+        """Rows whose logits are changed first, or shown, and how many tokens of a draft came before each; none without
+        `edits`."""
         self._device = device
 
-        def column(values: Iterable[float], dtype: type[np.generic]) -> torch.Tensor:
-            return on_device(np.fromiter(values, dtype, len(sequences)), device)
+        def column(values: Iterable[float], dtype: type[np.generic]) -> np.ndarray:
+            return np.fromiter(values, dtype, len(sequences))
 
-        self._arguments = (
+        self._columns = (
             column((p.temperature for p in params), np.float32),
             column((p.top_k for p in params), np.int32),
             column((max(p.top_p, LEAST_TOP_P) for p in params), np.float32),
@@ -231,12 +309,29 @@ class SamplingTensors:
             column((sequence.seed for sequence in sequences), np.int64),
         )
 
-        self._penalties: dict[str, torch.Tensor] = {}
-        if any(one.params.penalised for _, one in self.special):
+        self._penalties: dict[str, np.ndarray] = {}
+        if any(one.params.penalised for _, one, _ in self.special):
             for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
                 self._penalties[name] = column((getattr(p, name) for p in params), np.float32)
-        shown = [row for row, one in self.special if one.params.logprobs is not None]
-        self._shown = on_device(np.array(shown, np.int64), device)
+        self._place()
+
+    def taken(self, rows: np.ndarray, ahead: np.ndarray) -> SamplingTensors:
+        """Those of `rows`, each behind so many tokens of its draft."""
+        made = copy.copy(self)
+        made._columns = tuple(column[rows] for column in self._columns)
+        made._penalties = {name: column[rows] for name, column in self._penalties.items()}
+        known = {row: one for row, one, _ in self.special}
+        at = zip(rows.tolist(), ahead.tolist(), strict=True) if known else ()
+        made.special = [(place, known[row], before) for place, (row, before) in enumerate(at) if row in known]
+        made._place()
+        return made
+
+    def _place(self) -> None:
+        """Copies the columns to the device."""
+        self._arguments = tuple(on_device(column, self._device) for column in self._columns)
+        self._factors = {name: on_device(column, self._device) for name, column in self._penalties.items()}
+        shown = [row for row, one, _ in self.special if one.params.logprobs is not None]
+        self._shown = on_device(np.array(shown, np.int64), self._device)
 
     def sample(
         self, kernel: Callable[..., torch.Tensor], logits: torch.Tensor, positions: torch.Tensor
@@ -257,17 +352,19 @@ class SamplingTensors:
     def edits(self) -> dict[str, torch.Tensor]:
         """What the special rows change in their logits now, as arguments of `sample`: biases, end tokens that may not
         come yet, and the tokens that were there."""
-        lengths = np.zeros(len(self._arguments[0]) + 1, np.int32)
+        lengths = np.zeros(len(self._columns[0]) + 1, np.int32)
         ids: list[int] = []
         counts: list[int] = []
         bias: list[float] = []
-        for row, sequence in self.special:
+        for row, sequence, ahead in self.special:
             params = sequence.params
             changes = dict(params.logit_bias or {})
-            if len(sequence.token_ids) - sequence.num_prompt_tokens < params.min_tokens:
+            if len(sequence.token_ids) + ahead - sequence.num_prompt_tokens < params.min_tokens:
                 changes |= dict.fromkeys(sequence.stop_ids, -np.inf)
             # Tokens with a change come first, in the order of their changes.
             there = dict.fromkeys(changes, -1) | (sequence.counts if params.penalised else {})
+            for token in sequence.draft[:ahead] if params.penalised else ():
+                there[token] = max(there.get(token, 0), 0) + 1
             lengths[row + 1] = len(there)
             ids += there
             counts += there.values()
@@ -279,4 +376,4 @@ class SamplingTensors:
         parts = torch.split(packed, [len(lengths), *[len(ids)] * 3])
         names = ("edit_offsets", "edit_ids", "edit_counts", "edit_bias")
         edits = dict(zip(names, parts, strict=True))
-        return self._penalties | edits | {"edit_bias": edits["edit_bias"].view(torch.float32)}
+        return self._factors | edits | {"edit_bias": edits["edit_bias"].view(torch.float32)}

@@ -36,7 +36,8 @@ class OpSet:
     """The kernel of each op in each bucket.  `step` returns the functions of one step, without any choice.
 
     A step with prompts takes its kernels from the bucket of all its rows, and `decode_attention` from the bucket of its
-    decoding rows: there `paged_attention` has one query per sequence, and in the prompts' buckets several.
+    decoding rows: there `paged_attention` has one query per sequence, and in the prompts' buckets several.  A step that
+    verifies drafts is one of decoding rows, with the several queries of a prompt's attention.
     """
 
     def __init__(self, choices: Iterable[Choice]):
@@ -53,12 +54,15 @@ class OpSet:
                 table[choice.bucket][name] = partial(_product, choice.kernel.fn, self._ways.index(way))
         self._steps = {bucket: SimpleNamespace(**functions) for bucket, functions in table.items()}
 
-    def step(self, num_decodes: int, num_prompt_tokens: int = 0) -> SimpleNamespace:
+    def step(self, num_decodes: int, num_prompt_tokens: int = 0, num_drafted: int = 0) -> SimpleNamespace:
         """The ops of a step, as functions by name."""
         decode = bucket_of("decode", max(num_decodes, 1))
-        bucket = bucket_of("prefill", num_decodes + num_prompt_tokens) if num_prompt_tokens else decode
-        attention = {"decode_attention": self._steps[decode].paged_attention}
-        return SimpleNamespace(**{**vars(self._steps[bucket]), **attention})
+        tokens = num_decodes + num_drafted + num_prompt_tokens
+        bucket = bucket_of("prefill" if num_prompt_tokens else "decode", max(tokens, 1))
+        own = {**vars(self._steps[bucket]), "decode_attention": self._steps[decode].paged_attention}
+        if num_drafted and not num_prompt_tokens:
+            own["paged_attention"] = self._steps[bucket_of("prefill", tokens)].paged_attention
+        return SimpleNamespace(**own)
 
     def prepare(self, weight: torch.Tensor) -> Any:
         """`weight` (out, in) as the `b` argument of this set's gemm: in each form that one of its buckets takes."""

@@ -43,6 +43,8 @@ class LargestSizes:
     max_rows: Mapping[Phase, int]
     int8: bool = False
     """Whether the products' weights are int8 codes with a scale for each output."""
+    sequences: int | None = None
+    """Most sequences of a step, where drafts give them several rows; None: the rows of a decode step."""
 
     @property
     def ops(self) -> tuple[str, ...]:

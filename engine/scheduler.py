@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,6 +40,8 @@ class Step:
     chunks: list[Chunk]
     preempted: list[Sequence] = field(default_factory=list)
     """Sequences that lost their pages in this step and wait again."""
+    drafting: list[tuple[Sequence, int]] = field(default_factory=list)
+    """Decoding sequences that may draft, and up to how many tokens, for which they have the pages."""
 
 
 class Scheduler:
@@ -53,6 +56,8 @@ class Scheduler:
     `prefill_chunk` limits the prompt tokens of a step.  Without `chunked` each prompt runs whole, and one that is
     longer than what the budget leaves runs as the only prompt.  Without `continuous` no prompt is admitted before all
     running sequences have ended (static batches).
+
+    Drafts take what is then left of the budget and of the pages, so that they delay no prompt and preempt nobody.
     """
 
     def __init__(
@@ -97,8 +102,11 @@ class Scheduler:
         """Queues a sequence that passed `check`."""
         insort(self.waiting, sequence, key=_order)
 
-    def schedule(self) -> Step:
-        """The next step; its sequences have all pages that the step writes.  Call it only while `has_work`."""
+    def schedule(self, drafting: Iterable[tuple[Sequence, int]] = ()) -> Step:
+        """The next step; its sequences have all pages that the step writes.  Call it only while `has_work`.
+
+        `drafting` has sequences of the batch that would draft, and how many tokens.
+        """
         preempted = self._grow()
         num_decodes = len(self.running) - len(self.prefilling)
         admits = self.continuous or not self.running
@@ -115,7 +123,28 @@ class Scheduler:
                 self._withdraw(sequence)
                 break
             room -= taken
-        return Step(num_decodes, chunks, preempted)
+        if not drafting:
+            return Step(num_decodes, chunks, preempted)
+        left = self.max_num_batched_tokens - num_decodes - sum(chunk.end - chunk.start for chunk in chunks)
+        return Step(num_decodes, chunks, preempted, self._drafting(drafting, left))
+
+    def _drafting(self, drafting: Iterable[tuple[Sequence, int]], room: int) -> list[tuple[Sequence, int]]:
+        """Gives pages to the drafts that fit `room` tokens.  A draft ends before the sequence's last token."""
+        found, size = [], self.blocks.block_size
+        for sequence, wanted in drafting:
+            if room <= 0:
+                break
+            if not sequence.block_ids:  # it has just lost them
+                continue
+            now = len(sequence.token_ids)
+            most = min(wanted, room, sequence.max_length - now - 1)
+            held = len(sequence.block_ids) * size - now
+            while most > held and not self.blocks.grow(sequence, now + most):
+                most -= 1
+            if most > 0:
+                found.append((sequence, most))
+                room -= most
+        return found
 
     def computed(self, chunk: Chunk) -> None:
         """Notes that a step has computed `chunk`: its full pages may serve other sequences."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from rooflab.engine.speculate.state import Odds, Places
     from rooflab.engine.stopping import StopText
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -147,6 +148,14 @@ class Sequence:
     """How many of its tokens have keys and values in its pages; once it decodes, all but the last, uncounted."""
     unread: int = 0
     """1 while its newest token is known to the device alone, else 0."""
+    draft: list[int] = field(default_factory=list)
+    """The tokens that may come next, while a step verifies them."""
+    odds: Odds | None = None
+    """How often its drafts were accepted; None before the first."""
+    places: Places | None = None
+    """Where its n-grams are; None before an n-gram draft looks for them."""
+    hidden: tuple[int, Any] | None = None
+    """A position, and the model's hidden state (H,) before the token there, for heads that draft."""
     block_ids: list[int] = field(default_factory=list)
     contents: list[int] = field(default_factory=list)
     """The numbers of the contents of its first pages, as `BlockManager` publishes them."""

@@ -74,6 +74,12 @@ class Tokenizer:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own), own
 
+    def other_token(self, other: Tokenizer) -> tuple[str, int | None] | None:
+        """A token that has another number in `other`, and that number; None if there is none."""
+        numbers = other._tokenizer.get_vocab()
+        own = self._tokenizer.get_vocab().items()
+        return next(((token, numbers.get(token)) for token, number in own if numbers.get(token) != number), None)
+
     def stream(self) -> TextStream:
         """A new incremental decoder."""
         return TextStream(self.pieces, self.pieces.leading)

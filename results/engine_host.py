@@ -45,7 +45,7 @@ class _NoModel:
 class _NoOps:
     """Replaces the kernels: `sample` returns a constant."""
 
-    def step(self, num_decodes: int, num_prompt_tokens: int) -> SimpleNamespace:
+    def step(self, num_decodes: int, num_prompt_tokens: int, num_drafted: int = 0) -> SimpleNamespace:
         return SimpleNamespace(sample=lambda logits, *rest: torch.ones(len(logits), dtype=torch.int64))
 
 

@@ -29,9 +29,10 @@ import numpy as np
 import torch
 from engine_host import write_engine_numbers
 
-from rooflab.engine.llm import DTYPES, INT8, LLM, SamplingParams
+from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.model_files import fetch
 from rooflab.engine.op_times import Spent, timed_ops
+from rooflab.engine.options import DTYPES, INT8
 
 PROMPT_TOKENS = 512
 ITL_CONTEXT = 64

@@ -11,7 +11,8 @@ import torch
 from tiny_model import break_off_behind_the_draw, poisoned, prompts, tiny_llm, tokens, write_config
 
 from rooflab.engine import ops as engine_ops
-from rooflab.engine.llm import LLM, SamplingParams, _dtype, _open
+from rooflab.engine.llm import LLM, SamplingParams, _open
+from rooflab.engine.options import dtype_of
 from rooflab.engine.probes import OPS, LargestSizes
 from rooflab.engine.weights import dummy_tensors
 from rooflab.kernels import registry
@@ -283,7 +284,7 @@ def test_int8_is_the_model_of_the_rounded_weights(tmp_path, monkeypatch):
     near = first_logits("bfloat16")
     assert (eight - near).abs().max() < 0.06 and (eight - near).std() < (eight - plain).std() / 1.5
     with pytest.raises(ValueError, match="dtype: expected float32, bfloat16 or float16 on CUDA, got 'int8'"):
-        _dtype("int8", torch.device("cuda"))
+        dtype_of("int8", torch.device("cuda"))
 
 
 def test_bad_options_are_refused(tmp_path):

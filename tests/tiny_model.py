@@ -51,7 +51,11 @@ def break_off_behind_the_draw(llm):
 def poisoned(llm):
     """Fills every page that nobody may read with NaN, after every step; a NaN that is read ends in the logits."""
     run, blocks = llm.runner.run, llm.scheduler.blocks
-    caches = (*llm.runner.cache.keys, *llm.runner.cache.values)
+    caches = [*llm.runner.cache.keys, *llm.runner.cache.values]
+    if (beside := getattr(llm.runner.drafter, "cache", None)) is not None:
+        caches += [*beside.keys, *beside.values]
+        for cache in caches:
+            cache.fill_(torch.nan)
 
     def poisoning(step):
         free = torch.tensor(blocks._free, dtype=torch.int64)

@@ -17,7 +17,7 @@ from rooflab.bench.cli.load import WAITS, _draw, _laws, _name, _span
 
 if TYPE_CHECKING:
     from rooflab.bench.latency.clock import ClockSettings
-    from rooflab.bench.latency.step_model import KernelTimes
+    from rooflab.bench.latency.step_model import KernelTimes, StepModel
 
 Model = Annotated[str, typer.Argument(help="A preset, or a Hugging Face config.json or its folder.")]
 Gpu = Annotated[str, typer.Option("--gpu", help="A GPU by name.")]
@@ -50,6 +50,10 @@ def simulate(
     max_num_seqs: int = 256,
     max_num_batched_tokens: int = 8192,
     prefill_chunk: int | None = None,
+    speculate: option.Speculate = None,
+    num_speculative_tokens: option.NumSpeculative = 4,
+    draft: option.Draft = None,
+    acceptance: option.Acceptance = 0.5,
     seed: option.Seed = 0,
     out: option.Out = None,
     json: option.Json = False,
@@ -64,8 +68,9 @@ def simulate(
     from rooflab.bench.load.trace import load_trace
 
     settings = clock.ClockSettings(
-        num_kv_blocks or 2**20, 16, max_num_seqs, max_num_batched_tokens, prefill_chunk, prefix_caching=data == "prefix"
-    )
+        *(num_kv_blocks or 2**20, 16, max_num_seqs, max_num_batched_tokens, prefill_chunk), acceptance=acceptance,
+        prefix_caching=data == "prefix", num_speculative_tokens=num_speculative_tokens if speculate else 0,
+    )  # fmt: skip
     taken: step_model.StepModel
     delay_s = 0.0
     if steps:
@@ -74,6 +79,8 @@ def simulate(
         taken = kernels(model, gpu, gpus, dtype, kv_dtype, host_ms, bounds)
         settings = settings if num_kv_blocks else _fitting(taken, settings)
         _within(taken, input_len, output_len)
+    spans = *_span("input_len", input_len), *_span("output_len", output_len)
+    taken, prices = _speculating(taken, speculate, num_speculative_tokens, draft, sum(spans) // 2)
     laws = _laws(rate, None, sweep, concurrency, "poisson", 1.0)
     if against and len(laws) > 1:
         raise ValueError("against: expected one rate, and no --sweep")
@@ -94,9 +101,11 @@ def simulate(
         for plan, trace in zip(plans, traces, strict=True):
             trace.save(trace_file(out, _name(plan) if len(plans) > 1 else ""))
     compared = clock.compared(traces[0], measured) if measured else []
-    show.result({"basis": taken.basis, "rows": rows, "compared": compared})
+    show.result({"basis": taken.basis, "rows": rows, "compared": compared, "speculation": prices})
     columns = ("rate", "requests", "requests_per_s", "output_tokens_per_s", *WAITS[1:])
     show.table(rows, [name for name in columns if name in rows[0] and "sent" not in name], f"by {taken.basis}")
+    if prices:
+        show.table(prices, tuple(prices[0]), f"drafts of {num_speculative_tokens} tokens pay above", filled=True)
     if compared:
         show.table(compared, ("figure", "simulated", "measured", "off_%"), "beside the measured trace")
     if out:
@@ -166,6 +175,19 @@ def kernels(model: str, gpu: str, gpus: int, dtype: str, kv_dtype: str, host_ms:
     device, note = resolve(gpu)
     show.note(note)
     return KernelTimes(arch, device, dtype, kv_dtype, gpus, host_ms, bounds=bounds)
+
+
+def _speculating(
+    steps: StepModel, kind: str | None, num_tokens: int, draft: str | None, context: int
+) -> tuple[StepModel, list[dict[str, Any]]]:
+    """The steps with their drafts, and the acceptance at which these break even, by the number of sequences."""
+    if kind is None:
+        return steps, []
+    from rooflab.bench.latency.speculation import priced, speculative
+    from rooflab.engine.speculate.drafter import Speculation
+
+    model = speculative(Speculation(kind, num_tokens, draft, sized=True), steps)
+    return model, [{"sequences": n, **priced(model, n, context, num_tokens)} for n in (1, 4, 16, 64, 256)]
 
 
 def _within(model: KernelTimes, input_len: str, output_len: str) -> None:

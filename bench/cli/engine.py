@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +23,9 @@ def estimate(
     dtype: option.WeightsDtype = "bf16",
     kv_dtype: option.KvDtype = "bf16",
     tensor_parallel: Annotated[int | None, typer.Option("--tp", help="GPUs; without it, the fewest that fit.")] = None,
+    speculate: option.Speculate = None,
+    num_speculative_tokens: option.NumSpeculative = 4,
+    draft: option.Draft = None,
     json: option.Json = False,
 ) -> None:
     """What a model needs on a GPU, and the least TTFT and ITL there: bounds by arithmetic, nothing measured."""
@@ -32,8 +36,21 @@ def estimate(
     device, note = resolve(gpu)
     result = price(get_architecture(model), device, batch, context, dtype, kv_dtype, prompt, tensor_parallel)
     show.note(note)
-    show.result(result)
-    show.pairs(result.rows())
+    prices = {}
+    if speculate:
+        from rooflab.bench.latency.speculation import priced, speculative
+        from rooflab.bench.latency.step_model import KernelTimes
+        from rooflab.engine.speculate.drafter import Speculation
+
+        asked = Speculation(speculate, num_speculative_tokens, draft, sized=True)
+        steps = KernelTimes(get_architecture(model), device, dtype, kv_dtype, result.tensor_parallel, bounds=True)
+        prices = priced(speculative(asked, steps), batch, context, num_speculative_tokens)
+    show.result({**asdict(result), "speculation": prices} if prices else result)
+    show.pairs([*result.rows(), *((name, _shown(value)) for name, value in prices.items())])
+
+
+def _shown(value: float | None) -> str:
+    return "never" if value is None else f"{value:.3g}"
 
 
 @app.command()
@@ -74,6 +91,9 @@ def generate(
     max_model_len: Annotated[int | None, typer.Option(help="Longest context; without it, the model's.")] = None,
     device: option.Device = None,
     enforce_eager: option.Eager = False,
+    speculate: option.Speculate = None,
+    num_speculative_tokens: option.NumSpeculative = 4,
+    draft: option.Draft = None,
     pdl: Annotated[bool, typer.Option("--pdl", help="Kernels of a graph may start while the one before ends.")] = False,
     ignore_eos: bool = False,
     out: option.Out = None,
@@ -101,6 +121,9 @@ def generate(
             pdl=pdl,
             max_num_seqs=1,
             max_model_len=max_model_len,
+            speculate=speculate,
+            num_speculative_tokens=num_speculative_tokens,
+            draft=draft,
             seed=seed,
         )
     result = commands.generate_one(llm, prompt, params, raw, show=show.piece, out=out)

@@ -56,6 +56,17 @@ Dummy = Annotated[bool, typer.Option("--dummy", help="Random weights.")]
 Swap = Annotated[Names, typer.Option("--swap", help="OP=KERNEL: use this kernel; repeatable.")]
 EngineDtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16, float16 or, on a CPU, int8.")]
 Eager = Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs: kernel by kernel.")]
+Speculate = Annotated[
+    str | None,
+    typer.Option("--speculate", help="Draft tokens, and verify several in a step: ngram, draft, medusa or eagle."),
+]
+Draft = Annotated[
+    str | None, typer.Option("--draft", help="A model, a number of the model's first layers, or a folder of heads.")
+]
+Acceptance = Annotated[
+    float, typer.Option("--acceptance", help="Chance that a drafted token is accepted if those before it were.")
+]
+NumSpeculative = Annotated[int, typer.Option("--num-speculative-tokens", help="Most tokens of a draft.")]
 WeightsDtype = Annotated[str, typer.Option("--dtype", help="Dtype of the weights: bf16, fp16, fp8_e4m3 or fp32.")]
 KvDtype = Annotated[str, typer.Option(help="Dtype of the KV cache.")]
 Rate = Annotated[float | None, typer.Option("--rate", help="Requests per second, open loop; inf: all at once.")]

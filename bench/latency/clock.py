@@ -7,7 +7,8 @@ What comes out is a trace, as of a load on a server.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from types import SimpleNamespace
@@ -24,6 +25,8 @@ from rooflab.engine.model_runner import ModelRunner
 from rooflab.engine.scheduler import Scheduler, Step
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.sequence import Sequence as EngineSequence
+from rooflab.engine.speculate.drafter import Drafter
+from rooflab.engine.speculate.lengths import Lengths
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,9 @@ class ClockSettings:
     chunked_prefill: bool = True
     continuous_batching: bool = True
     prefix_caching: bool = False
+    num_speculative_tokens: int = 0
+    acceptance: float = 0.0
+    """The chance that a drafted token is accepted if those before it were."""
 
     def __post_init__(self) -> None:
         sizes = {"block_size": self.block_size, "max_num_seqs": self.max_num_seqs}
@@ -45,28 +51,44 @@ class ClockSettings:
         for name, value in sizes.items():
             if value < 1:
                 raise ValueError(f"{name}: expected at least 1, got {value}")
+        if not 0 <= self.acceptance <= 1:
+            raise ValueError(f"acceptance: expected a number in [0, 1], got {self.acceptance:g}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             least = f"max_num_seqs, which is {self.max_num_seqs}"
             raise ValueError(f"max_num_batched_tokens: expected at least {least}, got {self.max_num_batched_tokens}")
 
 
 class _Draw:
-    """Tokens that nobody computed: each is token 0."""
+    """Tokens that nobody computed: each is token 0, and drafts are accepted by chance."""
 
     read_at_once = False
 
-    def __init__(self, sequences: list[EngineSequence]):
+    def __init__(self, sequences: list[EngineSequence], accept: Callable[[int], int]):
         self.sequences = sequences
+        self._accept = accept
 
-    def tokens(self) -> list[int]:
-        return [0] * len(self.sequences)
+    def tokens(self) -> list[list[int]]:
+        return [[0] * (1 + self._accept(len(one.draft))) for one in self.sequences]
+
+
+class _Drafter(Drafter):
+    """Every sequence drafts as many tokens as it may."""
+
+    def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
+        return [(one, lengths.most) for one in rows]
+
+    def draft(self, step: Step) -> None:
+        for one, most in step.drafting:
+            one.draft = [0] * most
 
 
 class _Runner:
     """In place of `ModelRunner`: it keeps the batch, and says how long each step takes."""
 
-    def __init__(self, model: StepModel):
-        self.batch = SimpleNamespace(rows=list[EngineSequence]())
+    def __init__(self, model: StepModel, acceptance: float = 0.0, seed: int = 0):
+        self.batch = SimpleNamespace(rows=list[EngineSequence](), set_blocks=lambda sequence: None)
+        self.drafter = _Drafter()
+        self._acceptance, self._random = acceptance, random.Random(seed)
         self.seconds = 0.0
         """Of the last step."""
         self.work = StepWork(0, 0)
@@ -84,6 +106,12 @@ class _Runner:
             rows.pop()
             sequence.row = -1
 
+    def noted(self, tokens: list[list[int]]) -> None:
+        pass
+
+    def _accepted(self, drafted: int) -> int:
+        return next((at for at in range(drafted) if self._random.random() >= self._acceptance), drafted)
+
     def run(self, step: Step) -> _Draw | None:
         for sequence in step.preempted:
             self.leave(sequence)
@@ -91,9 +119,10 @@ class _Runner:
         ended = [chunk.sequence for chunk in step.chunks if chunk.last]
         keys = sum(len(sequence.token_ids) for sequence in rows)
         chunks = tuple((chunk.start, chunk.end) for chunk in step.chunks)
-        self.work = StepWork(len(rows), keys, chunks, len(rows) + len(ended))
+        drafted = sum(len(one.draft) for one, _ in step.drafting)
+        self.work = StepWork(len(rows), keys, chunks, len(rows) + len(ended) + drafted, drafted)
         self.seconds = self._model.seconds(self.work)
-        return _Draw([*rows, *ended]) if rows or ended else None
+        return _Draw([*rows, *ended], self._accepted) if rows or ended else None
 
 
 def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: float = 0.0) -> Trace:
@@ -115,8 +144,9 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
         blocks, settings.max_num_seqs, settings.max_num_batched_tokens, settings.prefill_chunk,
         settings.chunked_prefill, settings.continuous_batching,
     )  # fmt: skip
-    runner = _Runner(model)
-    core = Core(scheduler, cast(ModelRunner, runner))
+    runner, most = _Runner(model, settings.acceptance, plan.seed), settings.num_speculative_tokens
+    lengths = Lengths(most, adapts=False) if most else None
+    core = Core(scheduler, cast(ModelRunner, runner), lengths=lengths)
     due: list[float] = [0.0] * count
     times: list[list[float]] = [[] for _ in range(count)]
     started, now = len(offsets), 0.0

@@ -37,6 +37,8 @@ class StepWork:
     """Of each chunk of a prompt the positions of its first token and behind its last."""
     drawn: int = 0
     """Tokens that are drawn."""
+    drafted: int = 0
+    """Tokens of drafts that are verified, beside one token of each sequence."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -212,9 +214,13 @@ class KernelTimes:
     def _sum(self, ops: Iterable[OpMs], sites: Sequence[str], inside: bool) -> float:
         return sum(one.ms for one in ops if (one.site in sites) == inside)
 
+    def head_s(self, rows: int) -> float:
+        """Seconds of the output head and the draw of `rows` rows."""
+        return 1e-3 * self._head(rows)
+
     def seconds(self, work: StepWork) -> float:
         """Seconds of a step."""
-        ms = self.host_ms + self._rest(work.decodes + work.prompt_tokens) + self._head(work.drawn)
+        ms = self.host_ms + self._rest(work.decodes + work.drafted + work.prompt_tokens) + self._head(work.drawn)
         if work.decodes:
             low, high = _neighbours(work.decodes, _MOST)
             context = work.keys / work.decodes
@@ -242,7 +248,7 @@ class MeasuredSteps:
 
     def seconds(self, work: StepWork) -> float:
         """Seconds from a step's begin to the next one's."""
-        told = work.decodes, work.keys, work.prompt_tokens, work.pairs, work.drawn
+        told = work.decodes + work.drafted, work.keys, work.prompt_tokens, work.pairs, work.drawn
         return self.gap_s + float(np.dot(self.coefficients, _features(*told)))
 
 
@@ -255,8 +261,7 @@ def fitted(steps: Iterable[Mapping[str, Any]]) -> MeasuredSteps:
     if len(rows) < 50 or "decode_keys" not in rows[0]:
         also = "" if not rows or "decode_keys" in rows[0] else " that do not tell how many keys they read"
         raise ValueError(f"steps: expected at least 50 steps of our server with their keys, got {len(rows)}{also}")
-    names = ("num_decodes", "decode_keys", "prompt_tokens", "prompt_pairs", "tokens")
-    features = np.array([_features(*(row[name] for name in names)) for row in rows])
+    features = np.array([_features(*_told(row)) for row in rows])
     seconds = np.array([row["end_s"] - row["begin_s"] for row in rows])
     coefficients, _ = nnls(features / seconds[:, None], np.ones(len(rows)))
     gaps = [after["begin_s"] - row["end_s"] for row, after in zip(rows, rows[1:], strict=False)]
@@ -275,6 +280,13 @@ def of_trace(trace: Trace) -> tuple[MeasuredSteps, float]:
     firsts = [request.chunks[0].time_s for request in trace.requests if request.chunks]
     behind = [first - ends[place - 1] for first in firsts if (place := int(np.searchsorted(ends, first)))]
     return model, float(np.median(behind)) if behind else 0.0
+
+
+def _told(row: Mapping[str, Any]) -> tuple[int, int, int, int, int]:
+    """Decoding tokens, their keys, tokens and pairs of prompts, and drawn tokens of a step; drafts decode and draw."""
+    drafted = row.get("drafted", 0)
+    drawn = row["num_decodes"] + drafted if drafted else row["tokens"]
+    return row["num_decodes"] + drafted, row["decode_keys"], row["prompt_tokens"], row["prompt_pairs"], drawn
 
 
 def _features(decodes: int, keys: int, prompt_tokens: int, pairs: int, drawn: int) -> np.ndarray:

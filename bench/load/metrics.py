@@ -150,9 +150,22 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
     numbers |= {"requests_per_s": len(found) / span, "output_tokens_per_s": tokens / span}
     if steady >= 1.0:  # in less, a few tokens would decide
         numbers["steady_output_tokens_per_s"] = float((token_times <= trace.last_arrival_s).sum() / steady)
+    numbers |= tokens_a_step(trace)
     if limits:
         numbers["goodput_requests_per_s"] = sum(times.meets(limits) for times in found) / span
     return {name: float(value) for name, value in numbers.items()}
+
+
+def tokens_a_step(trace: Trace) -> dict[str, float]:
+    """Tokens that a decoding request got in a step, above 1 with speculation, and the accepted share of drafted tokens;
+    by the server's steps without prompts, and empty where it does not tell them."""
+    steps = [step for step in trace.steps or () if step["num_decodes"] and not step["prompt_tokens"]]
+    if not steps:
+        return {}
+    numbers = {"tokens_per_step": sum(step["tokens"] for step in steps) / sum(step["num_decodes"] for step in steps)}
+    if drafted := sum(step.get("drafted", 0) for step in steps):
+        numbers["acceptance"] = sum(sum(step["accepted"]) for step in steps) / drafted
+    return numbers
 
 
 def answers(trace: Trace) -> list[Times]:

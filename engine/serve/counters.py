@@ -47,6 +47,14 @@ class Counters:
         self._queue = histogram("vllm:request_queue_time_seconds", "From arrival to the first step with the prompt.")
         self._prefill = histogram("vllm:request_prefill_time_seconds", "From that step's begin to the first token.")
         self._decode = histogram("vllm:request_decode_time_seconds", "From the first token to the last.")
+        self._drafts = counter("vllm:spec_decode_num_drafts", "Drafts that were verified.")
+        self._drafted = counter("vllm:spec_decode_num_draft_tokens", "Tokens of drafts.")
+        self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Tokens of drafts that answers got.")
+        self._emitted = counter("vllm:spec_decode_num_emitted_tokens", "Tokens of answers from steps with drafts.")
+        self._accepted_at = Counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens, by their place in the draft.",
+            (*LABELS, "position"), registry=self.registry,
+        )  # fmt: skip
         self._step = histogram("rooflab:step_seconds", "One step of the engine.")
         self._evicted = counter("rooflab:prefix_cache_evicted_pages", "Cached pages that were given away.")
 
@@ -61,6 +69,13 @@ class Counters:
             self._step.observe(step.end_s - step.begin_s)
             self._preempted.inc(step.preempted)
             self._evicted.inc(step.evicted)
+            if step.drafts:
+                self._drafts.inc(step.drafts)
+                self._drafted.inc(step.drafted)
+                self._accepted.inc(sum(step.accepted))
+                self._emitted.inc(step.tokens)
+                for place, count in enumerate(step.accepted):
+                    self._accepted_at.labels(*self._labels, str(place)).inc(count)
 
     def gap(self, seconds: float) -> None:
         """Notes the time between two tokens of an answer, as they come: a long answer's at its end took seconds."""

@@ -146,6 +146,17 @@ class StepLine:
     """The time that the engine's threads waited for a core, over the time that they ran; None on a GPU."""
     ops_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each op, while somebody watches and the engine runs on a CPU."""
+    drafts: int = 0
+    """Sequences of which a draft was verified."""
+    drafted: int = 0
+    """Tokens of these drafts."""
+    accepted: tuple[int, ...] = ()
+    """For each place of a draft how many tokens were accepted there; empty without drafts."""
+    draft_s: float = 0.0
+    """The parts of a step with drafts: the choice of requests and their drafts, the model's run, and what becomes of
+    its tokens."""
+    verify_s: float = 0.0
+    accept_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from rooflab.engine.serve.wire import (
     Token,
     Watch,
 )
+from rooflab.engine.speculate.drafter import Speculated
 from rooflab.engine.waiting import run_times, waiting_since
 
 
@@ -83,6 +84,14 @@ def ready(llm: LLM) -> Ready:
         llm.arch.name, str(llm.device), llm.dtype_name, llm.arch.vocab_size, llm.max_model_len,
         llm.scheduler.max_num_seqs, blocks.num_blocks, blocks.block_size, llm.ops.describe(),
     )  # fmt: skip
+
+
+def drafts_of(found: Speculated | None) -> dict[str, Any]:
+    """What a step's line says of its drafts."""
+    if found is None:
+        return {}
+    parts = {"draft_s": found.draft_s, "verify_s": found.verify_s, "accept_s": found.accept_s}
+    return {"drafts": found.drafts, "drafted": found.drafted, "accepted": tuple(found.accepted_at), **parts}
 
 
 class Worker:
@@ -184,6 +193,7 @@ class Worker:
             waiting=state.waiting,
             waited=None if waits is None else waiting_since(waits),
             ops_s=ops,
+            **drafts_of(core.speculated),
         )
         self.say(Stepped(state, line, tokens, tuple(started)))
 

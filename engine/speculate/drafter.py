@@ -1,0 +1,123 @@
+"""What a kind of speculation is, how it is asked for, and what a step drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from rooflab.engine.model import StepInput
+from rooflab.engine.scheduler import Step
+from rooflab.engine.sequence import Sequence as EngineSequence
+from rooflab.engine.speculate.lengths import Lengths
+
+KINDS = ("ngram", "draft", "medusa", "eagle")
+DRAFTS = {
+    "draft": "a model, or a number of the model's first layers",
+    "medusa": "a folder of heads",
+    "eagle": "a folder of a head",
+}
+"""What `draft` names."""
+MOST_TOKENS = 16
+"""Of a draft."""
+
+
+Reads = Literal["tokens", "hidden states", "all hidden states"]
+"""What a drafter sees of the model's steps: the hidden states of the rows whose next token is drawn, or of all."""
+
+
+class Drafter:
+    """Proposes tokens; this one, none."""
+
+    reads: Reads = "tokens"
+
+    def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
+        """Which of the decoding sequences would draft, and how many tokens."""
+        return []
+
+    def draft(self, step: Step) -> None:
+        """Gives each sequence of `step.drafting`, which are among them, a `draft` of 1 to so many tokens."""
+
+    def allocate(self, num_blocks: int) -> None:
+        """Makes pages beside the model's."""
+
+    def follow(self, step: Step, inputs: StepInput, hidden: torch.Tensor | None, sizes: tuple[int, int, int]) -> None:
+        """Sees the tensors of each step behind the model's forward, with the hidden states that it reads.  `sizes` are
+        those of `OpSet.step`."""
+
+    def noted(self, sequences: Sequence[EngineSequence], counts: Sequence[int]) -> None:
+        """Sees how many of the tokens that a step drew for each sequence count, before it gets them."""
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Speculation as it is asked for.  Raises `ValueError` on a kind or a number that cannot be."""
+
+    kind: str
+    num_tokens: int = 4
+    draft: str | Path | int | None = None
+    sized: bool = False
+    """Whether heads are asked for by their sizes alone, without their files."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"speculate: expected {', '.join(KINDS)}, got {self.kind!r}")
+        if (self.draft is None) != (self.kind == "ngram" or (self.sized and self.kind in ("medusa", "eagle"))):
+            wanted = "nothing" if self.kind == "ngram" else DRAFTS[self.kind]
+            raise ValueError(f"draft: expected {wanted} with speculate={self.kind}, got {self.draft!r}")
+        if isinstance(self.num_tokens, bool) or not isinstance(self.num_tokens, int):
+            raise ValueError(f"num_speculative_tokens: expected an integer, got {self.num_tokens!r}")
+        if not 1 <= self.num_tokens <= MOST_TOKENS:
+            raise ValueError(f"num_speculative_tokens: expected 1 to {MOST_TOKENS}, got {self.num_tokens}")
+
+    def rows(self, max_model_len: int) -> int:
+        """Most rows of a sequence in a step.  Raises `ValueError` if no sequence has room for a draft."""
+        if self.num_tokens > max_model_len - 2:
+            least = f"{max_model_len - 2}, with a token before and one behind it in max_model_len ({max_model_len})"
+            raise ValueError(f"num_speculative_tokens: expected at most {least}, got {self.num_tokens}")
+        return 1 + self.num_tokens
+
+
+def speculation(
+    kind: str | None, num_tokens: int, draft: str | Path | int | None, kv_cache: bool, overlap: bool | None
+) -> Speculation | None:
+    """The speculation that an engine is asked for.  Raises `ValueError` as `Speculation`, and on options beside it."""
+    if kind is None:
+        if draft is not None:
+            raise ValueError(f"draft: expected speculate with it, got {draft!r} alone")
+        return None
+    if overlap or not kv_cache:
+        given = "overlap=True, which reads no token before the next step" if overlap else "kv_cache=False"
+        raise ValueError(f"speculate: expected a KV cache, and tokens that are read at once, got {given}")
+    return Speculation(kind, num_tokens, draft)
+
+
+@dataclass(slots=True)
+class Speculated:
+    """What a step drafted, and where its time went."""
+
+    accepted_at: list[int]
+    """For each place of a draft how many tokens were accepted there."""
+    draft_s: float = 0.0
+    """The choice of requests and the drafts."""
+    verify_s: float = 0.0
+    """The model's run and its draw."""
+    accept_s: float = 0.0
+    drafts: int = 0
+    drafted: int = 0
+    """Tokens of the drafts."""
+
+    def note(self, drafted: int, accepted: int) -> None:
+        """Adds a draft of which the first `accepted` tokens were accepted."""
+        self.drafts += 1
+        self.drafted += drafted
+        for place in range(accepted):
+            self.accepted_at[place] += 1
+
+    @property
+    def accepted(self) -> int:
+        """Tokens of drafts that were accepted."""
+        return sum(self.accepted_at)

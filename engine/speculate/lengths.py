@@ -1,0 +1,89 @@
+"""How long a draft pays: by the time that a drafted token adds to a step, and by how often drafts were accepted.
+
+A drafted token costs the time that it adds to a step, drafting included.  An accepted one saves a token's share of a
+step without drafts.  So its price is the chance of acceptance at which it breaks even: the time that it adds, over the
+step's time without drafts for each sequence.  The i-th token of a draft is accepted with those before it, with chance c
+about c**i; a draft ends where that falls below the price.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import log, log2
+from statistics import median
+
+from rooflab.engine.sequence import Sequence
+from rooflab.engine.speculate.state import LONGEST_PAUSE, PAUSE, Odds
+
+KEPT = 15
+"""Times of steps that are kept, for each number of sequences: four in each doubling."""
+RENEWED = 64
+"""After as many steps with drafts one runs without, so that its time is known as it is now."""
+LEAST_PRICE = 0.01
+WEIGHT = 0.9
+"""Of what was seen before, at each draft."""
+
+
+class Lengths:
+    """The length of each sequence's next draft, up to `most`; always `most` if it does not adapt."""
+
+    def __init__(self, most: int, adapts: bool = True):
+        self.most = most
+        self.adapts = adapts
+        self._plain: dict[int, deque[float]] = {}
+        self._added: dict[int, deque[float]] = {}
+        self._since: dict[int, int] = {}
+        self._drafts = True
+        self.price = LEAST_PRICE
+
+    def begin(self, rows: int) -> None:
+        """Says how many sequences the next step decodes; call it before `of`."""
+        if not self.adapts or not rows:
+            return
+        kind = int(4 * log2(rows))
+        plain, added = self._plain.get(kind), self._added.get(kind)
+        self._drafts = plain is not None and self._since.get(kind, 0) < RENEWED
+        self.price = max(LEAST_PRICE, rows * median(added) / median(plain)) if plain and added else LEAST_PRICE
+
+    def of(self, sequence: Sequence) -> int:
+        """How many tokens `sequence` should draft now."""
+        if not self.adapts:
+            return self.most
+        odds = sequence.odds
+        if odds is None:
+            odds = sequence.odds = Odds(length=self.most)
+        return odds.length if self._drafts and len(sequence.token_ids) >= odds.resumes else 0
+
+    def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """Notes how much of a draft was accepted."""
+        odds = sequence.odds
+        if odds is None:
+            return
+        odds.accepted = WEIGHT * odds.accepted + accepted
+        odds.tried = WEIGHT * odds.tried + accepted + (accepted < drafted)
+        chance = odds.accepted / odds.tried
+        odds.length = self._pays(chance)
+        if odds.length:
+            if odds.length == self.most:
+                odds.pause = PAUSE
+            return
+        odds.resumes = len(sequence.token_ids) + odds.pause
+        odds.pause = min(2 * odds.pause, LONGEST_PAUSE)
+        odds.accepted, odds.tried, odds.length = 1.0, 2.0, 1
+
+    def _pays(self, chance: float) -> int:
+        """The length at which a draft's last token still pays; 0 if the first does not."""
+        if self.price >= 1 or chance <= 0:
+            return 0
+        return self.most if chance >= 1 else min(self.most, int(log(self.price) / log(chance)))
+
+    def timed(self, rows: int, drafted: int, seconds: float) -> None:
+        """Notes the time of a step that decoded `rows` sequences and verified `drafted` tokens, and no prompt."""
+        kind = int(4 * log2(rows))
+        plain = self._plain.setdefault(kind, deque(maxlen=KEPT)) if not drafted else self._plain.get(kind)
+        if not drafted and plain is not None:
+            plain.append(seconds)
+            self._since[kind] = 0
+        elif plain:
+            self._added.setdefault(kind, deque(maxlen=KEPT)).append((seconds - median(plain)) / drafted)
+            self._since[kind] = self._since.get(kind, 0) + 1

@@ -1,0 +1,76 @@
+"""Engines that speculate, and a drafter that knows the answers, for tests."""
+
+import random
+
+from tiny_model import tiny_llm
+
+from rooflab.engine.speculate.drafter import Drafter
+
+LIBRARY = {"swap": {"gemm": "library"}}
+
+
+class Known(Drafter):
+    """Drafts the right tokens with some wrong ones among them, of random lengths; sometimes none."""
+
+    def __init__(self, seed, vocab=1024):
+        self.answers, self.right, self._random, self._vocab = {}, 0.8, random.Random(seed), vocab
+
+    def wants(self, rows, lengths):
+        draw = self._random
+        return [(one, draw.randint(1, lengths.most)) for one in rows if draw.random() < 0.8]
+
+    def draft(self, step):
+        for one, most in step.drafting:
+            made = self.answers.get(one.request_id, [])[len(one.output_ids) :][: self._random.randint(1, most)]
+            wrong = [self._random.randrange(self._vocab) for _ in range(most)]
+            one.draft = [token if self._random.random() < self.right else wrong[0] for token in made] or wrong[:1]
+
+
+def speculating(folder, config=None, drafter=None, **options):
+    """A tiny engine that always drafts as much as it may."""
+    llm = tiny_llm(folder, config, **{**LIBRARY, "speculate": "ngram", **options})
+    llm.core.lengths.adapts = False
+    if drafter is not None:
+        llm.runner.drafter = drafter
+    return llm
+
+
+def watched(llm):
+    """The drafted and accepted tokens of each step that drafts, as they come."""
+    seen, step = [], llm.core.step
+
+    def stepping():
+        got = step()
+        if (found := llm.core.speculated) is not None:
+            seen.append((found.drafted, found.accepted))
+        return got
+
+    llm.core.step = stepping
+    return seen
+
+
+def exact(llm):
+    """Raises `AssertionError` unless every decoding sequence holds the pages of its computed tokens and no more, drafts
+    nothing between steps, and the published pages hold accepted tokens alone."""
+    scheduler = llm.scheduler
+    blocks = scheduler.blocks
+    blocks.check(scheduler.running)
+    for one in scheduler.running:
+        assert not one.draft
+        if one.row >= 0:
+            assert len(one.block_ids) == blocks.blocks_for(len(one) - 1), "a draft's page is held"
+            assert len(one.contents) * blocks.block_size <= len(one) - 1
+            assert len(llm.runner.batch.rows) > one.row and llm.runner.batch.positions[one.row] == len(one) - 1
+
+
+def prefixes(blocks):
+    """The tokens of each published page, with all before it."""
+    parents = {number: key for key, (number, _) in blocks._published.items()}
+
+    def whole(key):
+        if not key[0]:
+            return key[1]
+        before = whole(parents[key[0]]) if key[0] in parents else None  # None: that page was given away
+        return None if before is None else before + key[1]
+
+    return {whole(key) for key in blocks._published} - {None}
