@@ -7,7 +7,6 @@ rescaled by exactly 1 while the peak does not change.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -16,18 +15,6 @@ from rooflab.kernels._attention import capped
 
 LN2: tl.constexpr = tl.constexpr(shared.LN2)
 LOG2E: tl.constexpr = tl.constexpr(shared.LOG2E)
-SMALLEST_FACTOR = 2.0**-100
-"""Replaces a scale of 0, with which a masked score would become NaN; every weight is still 1."""
-
-
-def softmax_numbers(
-    q: torch.Tensor, softmax_scale: float | None, softcap: float | None
-) -> tuple[float, float, float, bool]:
-    """`scale`, `factor`, `cap` and `NEGATED` for `weigh`; the factor is never negative."""
-    scale = shared.get_scale(q, softmax_scale)
-    if softcap is not None:
-        return scale, shared.LOG2E, float(softcap), False
-    return scale, max(abs(scale), SMALLEST_FACTOR) * shared.LOG2E, 0.0, scale < 0
 
 
 @triton.jit
@@ -119,6 +106,36 @@ def step(
     else:
         v = tl.load(v_ptrs)
     acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+    return acc, peak, total
+
+
+@triton.jit
+def attend(
+    q, k_base, v_base, rows, first, last, S, T, k_stride, v_stride, window, scale, factor, cap,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The running sums of a tile of queries at positions `rows` (`first` to `last`) over all keys that they see."""
+    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    begin, full, whole, end = key_tiles(first, last, T, S, window, CAUSAL, WINDOW, BLOCK_N)
+    if WINDOW:
+        for start in range(begin, full, BLOCK_N):
+            acc, peak, total = step(
+                acc, peak, total, q, k_base, v_base, start, rows, S, T, k_stride, v_stride, window, scale, factor, cap,
+                CAUSAL, WINDOW, CAP, NEGATED, True, HEAD_DIM, BLOCK_D, BLOCK_N,
+            )  # fmt: skip
+    for start in range(full, whole, BLOCK_N):
+        acc, peak, total = step(
+            acc, peak, total, q, k_base, v_base, start, rows, S, T, k_stride, v_stride, window, scale, factor, cap,
+            CAUSAL, WINDOW, CAP, NEGATED, False, HEAD_DIM, BLOCK_D, BLOCK_N,
+        )  # fmt: skip
+    for start in range(whole, end, BLOCK_N):
+        acc, peak, total = step(
+            acc, peak, total, q, k_base, v_base, start, rows, S, T, k_stride, v_stride, window, scale, factor, cap,
+            CAUSAL, WINDOW, CAP, NEGATED, True, HEAD_DIM, BLOCK_D, BLOCK_N,
+        )  # fmt: skip
     return acc, peak, total
 
 

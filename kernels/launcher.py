@@ -60,11 +60,13 @@ class Launcher:
         aligned: tuple[str, ...],
         bind: Callable[[Arguments], Any] | None,
         on_cpu: bool,
+        own_bounds: bool,
     ):
         assert spec.contract is not None, "held by `kernel`"
         self.spec, self.name, self.fn, self.unsupported, self.aligned = spec, name, fn, unsupported, aligned
         self.contract: Contract = spec.contract
         self.bind, self.on_cpu = bind, on_cpu
+        self.bounds = None if own_bounds else self.contract.bounds
         own = inspect.signature(fn).parameters
         self.results = {name: result for name, result in self.contract.results.items() if name in own}
         self.takes = {name: name in own for name in ("config", "plan")}
@@ -87,8 +89,8 @@ class Launcher:
         given = {**self.defaults, **given}
         out = given.pop("out", None)
         bound = self.bound(given, out)
-        if self.contract.bounds is not None and _checks.checks_bounds(given[self.tensors[0]]):
-            self.contract.bounds(given, bound.dims)
+        if self.bounds is not None and _checks.checks_bounds(given[self.tensors[0]]):
+            self.bounds(given, bound.dims)
         if _checks.CHECK_VALUES and self.contract.values is not None and _checks.checks_values(given[self.tensors[0]]):
             self.contract.values(given, bound.dims)
         made = self._outputs(out, bound, given)
@@ -155,12 +157,11 @@ class Launcher:
         return BoundCall(results, device, config, empty, dims)
 
     def _default_config(self, given: Given, dims: Dims, device: torch.device) -> Any:
-        scheme = self.contract.scheme
-        name = DTYPE_NAMES[given[self.tensors[0]].dtype] if scheme is None else scheme(given)
-        case = self.spec.cases["smoke"][0]
-        return default_config(
-            self.spec.name, self.name, name, device, **{key: dims[key] for key in case if key in dims}
-        )
+        contract, case = self.contract, self.spec.cases["smoke"][0]
+        name = DTYPE_NAMES[given[self.tensors[0]].dtype] if contract.scheme is None else contract.scheme(given)
+        more = {} if contract.case is None else contract.case(given, dims)
+        shown = {key: dims[key] for key in case if key in dims}
+        return default_config(self.spec.name, self.name, name, device, **{**shown, **more})
 
     def _results(self, given: Given, dims: Dims) -> Results:
         wanted = {name: result for name, result in self.results.items() if result.wanted(given)}
@@ -251,6 +252,7 @@ def kernel(
     unsupported: Unsupported | None = None,
     aligned: tuple[str, ...] = (),
     bind: Callable[[Arguments], Any] | None = None,
+    own_bounds: bool = False,
     **options: Any,
 ) -> Callable[[Function], Function]:
     """Registers a launcher: the decorated function under its own name, as a kernel of the op of its folder.
@@ -258,8 +260,9 @@ def kernel(
     It is called with all arguments that it names, checked; with its results (of the contract's names) allocated; and
     with `config` chosen.  It need not return them.  Without results in its arguments it returns what it made.
     `limits` are the most that a dimension may be; `aligned` names tensors whose address `unsupported` looks at; what
-    `bind` makes of the arguments and results, once for a layout, comes as `bound`.  A kernel named `naive` or `library`
-    has that role, others are `optimized`.  `options` are other fields of `Kernel`.
+    `bind` makes of the arguments and results, once for a layout, comes as `bound`; with `own_bounds` the function
+    itself holds what the contract's `bounds` hold.  A kernel named `naive` or `library` has that role, others are
+    `optimized`.  `options` are other fields of `Kernel`.
     Raises `TypeError` and `ValueError` as `registry.register` does.
     """
 
@@ -269,7 +272,7 @@ def kernel(
         if spec.contract is None:
             raise TypeError(f"{spec.name}: the op declares no contract; use registry.register")
         why = _within(spec.contract, limits, unsupported) if limits else unsupported
-        launcher = Launcher(spec, name, fn, why, aligned, bind, backend == "cpp")
+        launcher = Launcher(spec, name, fn, why, aligned, bind, backend == "cpp", own_bounds)
 
         @wraps(fn)
         def launch(*args: Any, **kwargs: Any) -> Any:

@@ -84,6 +84,8 @@ class Result:
     """Its dtype, the argument whose dtype it has, or what the arguments say."""
     when: str | None = None
     """The option with which it is returned, if it is not always."""
+    layout: Literal["rows", "any"] = "rows"
+    """What the strides of a caller's tensor may be."""
 
     @cached_property
     def dims(self) -> tuple[Dim, ...]:
@@ -117,6 +119,8 @@ class Contract:
     """Raises `ValueError` on other wrong values; called with `ROOFLAB_CHECK_VALUES` only."""
     scheme: Callable[[Given], str] | None = None
     """The name of the scheme under which a config is looked up; by default that of the first tensor's dtype."""
+    case: Callable[[Given, Dims], Mapping[str, bool | int]] | None = None
+    """What of the case under which a config is looked up no dimension tells by its name."""
 
     def sizes(self, given: Given) -> Dims:
         """The dimensions that tensors and integers show, without a check."""
@@ -129,8 +133,11 @@ class Contract:
                         dims[dim.name] = number
         return dims
 
-    def check(self, given: Given) -> Dims:
-        """The dimensions of a call.  Raises `ValueError` that names the argument, what was wanted and what came."""
+    def check(self, given: Given, any_dtype: bool = False) -> Dims:
+        """The dimensions of a call.  Raises `ValueError` that names the argument, what was wanted and what came.
+
+        With `any_dtype`, for a reference, only dtypes that tensors share are held, and no layout.
+        """
         dims: Dims = {name: value for name, value in given.items() if type(value) is int}
         first: torch.Tensor | None = None
         for name, argument in self.arguments.items():
@@ -142,9 +149,9 @@ class Contract:
             first = tensor if first is None else first
             check_shape(name, tensor, argument.dims, dims)
             dtypes = (given[argument.dtype].dtype,) if isinstance(argument.dtype, str) else argument.dtype
-            if tensor.dtype not in dtypes:
+            if tensor.dtype not in dtypes and not (any_dtype and isinstance(argument.dtype, tuple)):
                 raise ValueError(f"{name}: expected {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
-            check_layout(name, tensor, argument.layout)
+            check_layout(name, tensor, "any" if any_dtype else argument.layout)
             if tensor.device != first.device and not (tensor.is_meta or first.is_meta):
                 raise ValueError(f"{name}: expected a tensor on {first.device}, got one on {tensor.device}")
         if self.rules is not None:
@@ -158,7 +165,7 @@ class Contract:
         check_shape(name, tensor, result.dims, dims)
         if tensor.dtype != (dtype := result.dtype_of(given)):
             raise ValueError(f"{name}: expected {dtype}, got {tensor.dtype}")
-        check_layout(name, tensor, "rows")
+        check_layout(name, tensor, result.layout)
         inner = 1
         for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
             if size > 1 and stride < inner:

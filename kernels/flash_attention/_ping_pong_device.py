@@ -19,15 +19,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import globaltimer, smid
 
 from rooflab.kernels import _attention as shared
+from rooflab.kernels.flash_attention._order_device import count_tiles, nth_tile, place
 from rooflab.kernels.flash_attention._ping_pong_softmax import (
     ROWS,
     capped,
-    count_tiles,
     kinds,
     masked,
-    nth_tile,
     packed,
-    place,
     rescaled,
     softmax,
     unpacked,

@@ -1,4 +1,4 @@
-"""What ping_pong computes in addition to its products: the order of tiles, which keys a tile sees, and the softmax."""
+"""What ping_pong computes in addition to its products: which keys a tile sees, and the softmax."""
 
 from __future__ import annotations
 
@@ -7,36 +7,6 @@ from triton.experimental.gluon import language as gl
 
 ROWS: gl.constexpr = gl.constexpr(64)
 """Queries of a consumer: the rows of one wgmma."""
-
-
-@gluon.jit
-def nth_tile(turn, cta, ctas):
-    """The tile of a CTA's round `turn`.  Every second round runs over the CTAs backwards, so the CTA with the longest
-    tile of one round has the shortest of the next."""
-    return turn * ctas + (cta if turn % 2 == 0 else ctas - 1 - cta)
-
-
-@gluon.jit
-def count_tiles(tiles, cta, ctas):
-    """The number of tiles of a CTA."""
-    rounds = tiles // ctas
-    position = cta if rounds % 2 == 0 else ctas - 1 - cta
-    return rounds + (1 if position < tiles % ctas else 0)
-
-
-@gluon.jit
-def place(tile, tiles_m, heads, section, CAUSAL: gl.constexpr):
-    """Row of a tile (in tiles) and its head.  All heads of a section come before the next section.  In the last section
-    long tiles come first, in the one before it short ones, and so on, so lengths change slowly."""
-    index = tile // (section * tiles_m)
-    first = index * section
-    size = min(heads - first, section)
-    inside = tile - first * tiles_m
-    tile_m = inside // size
-    if CAUSAL:
-        falls = ((heads - 1) // section - index) % 2 == 0
-        tile_m = tiles_m - 1 - tile_m if falls else tile_m
-    return tile_m, first + inside % size
 
 
 @gluon.jit

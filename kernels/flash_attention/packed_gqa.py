@@ -9,48 +9,18 @@ tensor map.  There are fewer tiles than in tma, and keys are not split, so fewer
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._attention import Returned, outputs
-from rooflab.kernels._attention_device import finish, softmax_numbers
+from rooflab.kernels._attention_configs import Config
+from rooflab.kernels._attention_device import finish
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.flash_attention._args import check_args
+from rooflab.kernels.flash_attention._configs import PACKED_GQA
+from rooflab.kernels.flash_attention._launch import AttentionLaunch, launch_of, traffic
 from rooflab.kernels.flash_attention._maps import nothing_seen, tensor_map, why_keys_not_loaded
-from rooflab.kernels.flash_attention._tiles import Config, padded, tma_choice, tma_configs, tma_footprint, traffic
 from rooflab.kernels.flash_attention._tma_device import attend
-from rooflab.kernels.registry import register
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.attention import check_options
-from rooflab.reference.spec import Case, Scheme
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles for wgmma, with pipelines of several depths."""
-    return tma_configs(case)
-
-
-def _rows(case: Case) -> tuple[int, int]:
-    """Rows per head of keys, and the number of such heads; without `H_kv` no heads share keys."""
-    H = int(case["H"])
-    H_kv = int(case.get("H_kv", H))
-    return int(case["T"]) * (H // H_kv), H_kv
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """One CTA per tile and head of keys."""
-    rows, H_kv = _rows(case)
-    return tma_footprint(config, case, ctas=cdiv(rows, config.block_m) * H_kv)
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """64 rows if they are enough, else what an SM's registers and shared memory hold."""
-    chosen = tma_choice(int(case["D"]))
-    return replace(chosen, block_m=64, num_warps=4) if _rows(case)[0] <= 64 else chosen
+from rooflab.kernels.launcher import kernel
 
 
 # Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
@@ -89,49 +59,21 @@ def _attention(
         tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
 
 
-@register(
-    op="flash_attention", name="packed_gqa", role="optimized", backend="triton", min_sm=90,
-    unsupported=lambda inputs: why_keys_not_loaded(inputs.q, inputs.k, inputs.v), traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint),
+@kernel(
+    backend="triton", min_sm=90, unsupported=why_keys_not_loaded, aligned=("k", "v"), traffic=traffic,
+    tuning=PACKED_GQA, bind=launch_of("q"),
 )  # fmt: skip
-def flash_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    out: Returned | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-    config: Config | None = None,
-) -> Returned:
-    """Attention of a group's heads in one tile.  q: (B, T, H, D); k, v: (B, S, H_kv, D), fp16 or bf16.
-
-    Returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) fp32.  Addresses and strides of k and v are
-    whole 16 bytes, D is a multiple of 8.  Raises `ValueError` on wrong shapes, dtypes, options or strides.
-    """
-    check_args(q, k, v)
-    check_options(q, causal, window, softcap, sinks)
-    reason = why_keys_not_loaded(q, k, v)
-    if reason:
-        raise ValueError(reason)
-    out, lse = outputs(out, tuple(q.shape), q, return_lse)
-    B, T, H, D = q.shape
-    S, H_kv = k.shape[1:3]
-    if not out.numel() or S == 0:
+def packed_gqa(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
+    causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
+    return_lse: bool, config: Config, bound: AttentionLaunch,
+) -> None:  # fmt: skip
+    """A tile's rows are the positions and the query heads of one head of keys."""
+    if k.shape[1] == 0:
         return nothing_seen(out, lse, sinks)
-    config = config or default_config("flash_attention", "packed_gqa", q.dtype, q.device, B=B, T=T, H=H, H_kv=H_kv, D=D)
-    windowed = window is not None and window < S  # a wider window hides nothing
-    scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
-    # One grid axis, because only x may exceed 65,535 programs.
-    _attention[(cdiv(T * (H // H_kv), config.block_m) * B * H_kv,)](
-        q, tensor_map(k, config.block_n), tensor_map(v, config.block_n), sinks, out, lse, T, S, H_kv, H // H_kv,
-        window if windowed else 0, scale, factor, cap, *q.stride()[:3], *out.stride()[:3],
-        *((0, 0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),
-        CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated, SINKS=sinks is not None,
-        LSE=return_lse, HEAD_DIM=D, BLOCK_D=padded(D), **config.launch_arguments,
+    T, S, _, group = bound.sizes
+    B, H_kv = len(q), k.shape[2]
+    _attention[(cdiv(T * group, config.block_m) * B * H_kv,)](
+        q, tensor_map(k, config.block_n), tensor_map(v, config.block_n), sinks, out, lse, T, S, H_kv, group,
+        *bound.scores, *bound.strides, **bound.flags,
     )  # fmt: skip
-    return out if lse is None else (out, lse)

@@ -7,11 +7,12 @@ import math
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._attention import LN2, LOG2E, Returned, outputs
+from rooflab.kernels._attention import LN2, LOG2E
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.merge_attention_states._operands import check_operands
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -71,20 +72,7 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(nbytes(outs, lses), nbytes(outs, lses) // outs.shape[0])
 
 
-@register(op="merge_attention_states", name="fused", role="optimized", backend="triton", traffic=traffic)
-def merge_attention_states(outs: torch.Tensor, lses: torch.Tensor, out: Returned | None = None) -> Returned:
-    """The merged output and log-sum-exp.  outs: (P, T, H, D); lses: (P, T, H) fp32; returns (T, H, D), (T, H) fp32.
-
-    Raises `ValueError` on wrong shapes or dtypes.
-    """
-    check_operands(outs, lses)
-    merged, lse = outputs(out, tuple(outs.shape[1:]), outs, return_lse=True)
-    assert lse is not None
-    merge(outs, lses, merged, lse)
-    return merged, lse
-
-
-def merge(outs: torch.Tensor, lses: torch.Tensor, merged: torch.Tensor, lse: torch.Tensor) -> None:
+def merge(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> None:
     """Merges parts (P, T, H, D) and (P, T, H) fp32 into tensors of the right shape; `merged`: any float dtype."""
     parts, T, H, D = outs.shape
     if merged.numel() == 0:
@@ -99,3 +87,9 @@ def merge(outs: torch.Tensor, lses: torch.Tensor, merged: torch.Tensor, lse: tor
         # Fused, a lane adds its own exact product to the rounded ones of others: lanes that hold one sum then differ.
         enable_fp_fusion=False,
     )  # fmt: skip
+
+
+@kernel(backend="triton", traffic=traffic)
+def fused(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor) -> None:
+    """One pass over the parts, four at once."""
+    merge(outs, lses, out, lse)
