@@ -136,7 +136,8 @@ class Contract:
     def check(self, given: Given, any_dtype: bool = False) -> Dims:
         """The dimensions of a call.  Raises `ValueError` that names the argument, what was wanted and what came.
 
-        With `any_dtype`, for a reference, only dtypes that tensors share are held, and no layout.
+        With `any_dtype`, for a reference, no layout is held, an argument with a choice of dtypes may have any float of
+        16 bits or more, and fp64 is as good as fp32.
         """
         dims: Dims = {name: value for name, value in given.items() if type(value) is int}
         first: torch.Tensor | None = None
@@ -149,7 +150,9 @@ class Contract:
             first = tensor if first is None else first
             check_shape(name, tensor, argument.dims, dims)
             dtypes = (given[argument.dtype].dtype,) if isinstance(argument.dtype, str) else argument.dtype
-            if tensor.dtype not in dtypes and not (any_dtype and isinstance(argument.dtype, tuple)):
+            if any_dtype and isinstance(argument.dtype, tuple):
+                dtypes += (*FLOATS, torch.float64) if len(dtypes) > 1 else (torch.float64,) * (torch.float32 in dtypes)
+            if tensor.dtype not in dtypes:
                 raise ValueError(f"{name}: expected {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
             check_layout(name, tensor, "any" if any_dtype else argument.layout)
             if tensor.device != first.device and not (tensor.is_meta or first.is_meta):

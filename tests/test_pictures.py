@@ -234,7 +234,7 @@ def test_a_timeline_has_a_row_for_each_tile_of_the_config_that_this_card_takes(m
         for number, row in enumerate(_timeline.TIMELINE.get()):
             row.copy_(torch.tensor([number, 0, 1]))
 
-    launch.__wrapped__ = tma.flash_attention  # whose signature it has
+    launch.__wrapped__ = tma.tma  # whose signature it has
     monkeypatch.setattr(schedule, "get_kernel", lambda *name: dataclasses.replace(get_kernel(*name), fn=launch))
     found = schedule.timed("tma", case(SMALL), BF16, torch.device("cpu"))
     assert kept == [(tma.Config(**tuned), 10)] and {tile.row for tile in found.tiles} == set(range(5))
