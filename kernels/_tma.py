@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
 
 Map = TypeVar("Map")
+MapMaker = Callable[[torch.Tensor], Any]
 
 ALIGNMENT = 16
 """The address and the strides of a tensor map are multiples of this many bytes (CUDA driver API,
@@ -38,3 +39,8 @@ def unchecked_map(
     if layout:
         (made.layout,) = layout
     return cast(Map, made)
+
+
+def map_maker(kind: Any, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], *layout: Any) -> MapMaker:
+    """`unchecked_map` of tensors of one layout: what a launcher keeps for it."""
+    return lambda base: unchecked_map(kind, base, shape, strides, box, *layout)

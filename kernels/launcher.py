@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -24,8 +25,9 @@ from rooflab.kernels import _checks
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import Arguments, Backend, Function, Role, add_kernel, get_op
 from rooflab.kernels.tuning import Tuning
-from rooflab.reference.contract import Contract, Dims, Given, Result
+from rooflab.reference.contract import Argument, Contract, Dims, Given, Packed, Result
 from rooflab.reference.spec import DTYPE_NAMES, OpSpec
+from rooflab.roofline.model import Traffic
 
 MOST_LAYOUTS = 4096
 """Layouts that a kernel remembers: enough for the row counts of a serving engine; an entry takes about 1 KB."""
@@ -40,9 +42,13 @@ class BoundCall:
 
     results: Results
     device: torch.device
+    gpu: int | None
+    """The number of the GPU that must be the current one."""
     config: Any
     empty: bool
     """Whether every result is empty: there is nothing to launch."""
+    nothing: bool
+    """Whether an argument is empty, and the kernel's `empty` makes the results."""
     dims: Dims
     more: Any = None
     """What the kernel's own `bind` worked out."""
@@ -57,15 +63,16 @@ class Launcher:
         name: str,
         fn: Callable[..., Any],
         unsupported: Unsupported | None,
+        *,
+        contract: Contract,
         aligned: tuple[str, ...],
         bind: Callable[[Arguments], Any] | None,
+        empty: Callable[[Arguments], object] | None,
         on_cpu: bool,
         own_bounds: bool,
     ):
-        assert spec.contract is not None, "held by `kernel`"
         self.spec, self.name, self.fn, self.unsupported, self.aligned = spec, name, fn, unsupported, aligned
-        self.contract: Contract = spec.contract
-        self.bind, self.on_cpu = bind, on_cpu
+        self.contract, self.bind, self.empty, self.on_cpu = contract, bind, empty, on_cpu
         self.bounds = None if own_bounds else self.contract.bounds
         own = inspect.signature(fn).parameters
         self.results = {name: result for name, result in self.contract.results.items() if name in own}
@@ -76,7 +83,10 @@ class Launcher:
         self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self.tensors = tuple(name for name in self.contract.arguments if name in self.signature.parameters)
         not_in_key = {*self.tensors, "out", "plan"}
-        self.options = tuple(name for name in self.signature.parameters if name not in not_in_key)
+        self._options_of = _getter(name for name in self.signature.parameters if name not in not_in_key)
+        self._tensors_of = _getter(self.tensors)
+        self._more_in_key = bool(aligned) or on_cpu
+        self._reads_values = self.bounds is not None or self.contract.values is not None
         self._known: dict[Any, BoundCall] = {}
 
     def __call__(self, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
@@ -89,12 +99,13 @@ class Launcher:
         given = {**self.defaults, **given}
         out = given.pop("out", None)
         bound = self.bound(given, out)
-        if self.bounds is not None and _checks.checks_bounds(given[self.tensors[0]]):
-            self.bounds(given, bound.dims)
-        if _checks.CHECK_VALUES and self.contract.values is not None and _checks.checks_values(given[self.tensors[0]]):
-            self.contract.values(given, bound.dims)
+        if self._reads_values:
+            self._check_values(given, bound.dims)
         made = self._outputs(out, bound, given)
         if bound.empty and bound.results:
+            return _returned(made)
+        if bound.nothing and self.empty is not None:
+            self.empty(Arguments(**given, **made))
             return _returned(made)
         if self.takes["config"]:
             given["config"] = bound.config
@@ -102,7 +113,7 @@ class Launcher:
             if bound.more is None:
                 bound.more = self.bind(Arguments(**given, **made))
             given["bound"] = bound.more
-        if bound.device.type == "cuda" and bound.device.index != torch.cuda.current_device():
+        if bound.gpu is not None and bound.gpu != torch.cuda.current_device():
             with torch.cuda.device(bound.device):
                 returned = self.fn(**given, **made)
         else:
@@ -111,31 +122,43 @@ class Launcher:
 
     def bound(self, given: Given, out: Any) -> BoundCall:
         """What is known for the layout of these arguments; checks them if it is new.  Raises `ValueError`."""
-        key: list[Any] = [given.get(name) for name in self.options]
         try:
-            for name in self.tensors:
-                x = given.get(name)
-                key += (None,) if x is None else (x.shape, x.stride(), x.dtype, x.device)
-            for name in self.aligned:
-                key.append(given[name].data_ptr() % 16)
-            if out is not None:
-                for x in out if isinstance(out, tuple) else (out,):
-                    key += (x.shape, x.stride(), x.dtype, x.device)
-            if self.bind is not None:
-                key.append(torch.get_num_threads())
+            key = (
+                self._options_of(given),
+                *[None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in self._tensors_of(given)],
+            )
+            if out is not None or self._more_in_key:
+                key += self._more_of_key(given, out)
         except (AttributeError, KeyError):
             self.signature.bind(**given)
             dims = self.contract.check(given)
             self._check_outs(out, self._results(given, dims), given, dims)
             raise
-        found = self._known.get(tuple(key))
+        found = self._known.get(key)
         if found is None:
             self.signature.bind(**given)
             found = self._bind(given, out)
             if len(self._known) >= MOST_LAYOUTS:
                 self._known.clear()
-            self._known[tuple(key)] = found
+            self._known[key] = found
         return found
+
+    def _more_of_key(self, given: Given, out: Any) -> tuple[Any, ...]:
+        """Addresses as far as they count, threads, and the layouts of the caller's outputs."""
+        key = [None if (x := given[name]) is None else x.data_ptr() % 16 for name in self.aligned]
+        if self.on_cpu:
+            key.append(torch.get_num_threads())
+        outs = () if out is None else out if isinstance(out, tuple) else (out,)
+        layouts = [(x.shape, x.stride(), x.dtype, x.device) for x in outs]
+        return (*key, *layouts, *[x.data_ptr() % 16 for x in outs if self.aligned])
+
+    def _check_values(self, given: Given, dims: Dims) -> None:
+        """Raises `ValueError` on wrong values of integers, where they are read."""
+        first = given[self.tensors[0]]
+        if self.bounds is not None and _checks.checks_bounds(first):
+            self.bounds(given, dims)
+        if self.contract.values is not None and _checks.checks_values(first):
+            self.contract.values(given, dims)
 
     def _bind(self, given: Given, out: Any) -> BoundCall:
         """Raises `ValueError` on arguments that the op or this kernel does not take."""
@@ -152,16 +175,27 @@ class Launcher:
             self._check_outs(out, results, given, dims)
         config = given.get("config")
         empty = all(0 in shape for _, shape, _, _ in results)
-        if self.takes["config"] and config is None and not empty:
-            config = self._default_config(given, dims, device)
-        return BoundCall(results, device, config, empty, dims)
+        tensors = [given[name] for name in self.tensors if given[name] is not None]
+        nothing = self.empty is not None and any(0 in x.shape for x in tensors)
+        if self.takes["config"] and config is None and not empty and not nothing:
+            config = self.default_config(given, dims)
+        return BoundCall(results, device, _number(device), config, empty, nothing, dims)
 
-    def _default_config(self, given: Given, dims: Dims, device: torch.device) -> Any:
-        contract, case = self.contract, self.spec.cases["smoke"][0]
-        name = DTYPE_NAMES[given[self.tensors[0]].dtype] if contract.scheme is None else contract.scheme(given)
-        more = {} if contract.case is None else contract.case(given, dims)
-        shown = {key: dims[key] for key in case if key in dims}
-        return default_config(self.spec.name, self.name, name, device, **{**shown, **more})
+    def default_config(self, given: Given, dims: Dims) -> Any:
+        """The config of a launch with these arguments that is given none."""
+        scheme, more = self.contract.scheme, self.contract.case
+        first = given[self.tensors[0]]
+        name = DTYPE_NAMES[first.dtype] if scheme is None else scheme(given)
+        case = {key: dims[key] for key in self.spec.cases["smoke"][0] if key in dims}
+        case |= {} if more is None else more(given)
+        return default_config(self.spec.name, self.name, name, first.device, **case)
+
+    def traffic_of(self, traffic: Callable[[Arguments], Traffic], inputs: Arguments) -> Traffic:
+        """`traffic` of these inputs with the config of their launch."""
+        if self.takes["config"] and inputs.config is None:
+            given = vars(inputs)
+            inputs = inputs.but(config=self.default_config(given, self.contract.sizes(given)))
+        return traffic(inputs)
 
     def _results(self, given: Given, dims: Dims) -> Results:
         wanted = {name: result for name, result in self.results.items() if result.wanted(given)}
@@ -197,7 +231,7 @@ class Launcher:
         outs = out if isinstance(out, tuple) else (out,)
         for (name, *_), tensor in zip(bound.results, outs, strict=True):
             for other in self.tensors:
-                if given[other] is not None:
+                if isinstance(given[other], torch.Tensor):
                     _check_apart(tensor, other, given[other], self.spec.in_place.get(name) == other)
             made[name] = tensor
         return made
@@ -209,8 +243,21 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _returned(made: Mapping[str, torch.Tensor | None]) -> Any:
-    results = tuple(tensor for tensor in made.values() if tensor is not None)
-    return results[0] if len(results) == 1 else results
+    results = [tensor for tensor in made.values() if tensor is not None]
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _getter(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """The values of these names; by one call of C, if there are several."""
+    every = tuple(names)
+    return itemgetter(*every) if len(every) > 1 else lambda given: tuple([given[name] for name in every])
+
+
+def _number(device: torch.device) -> int | None:
+    """A GPU's number; None for another device."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def _check_apart(out: torch.Tensor, name: str, x: torch.Tensor, in_place: bool) -> None:
@@ -252,6 +299,9 @@ def kernel(
     unsupported: Unsupported | None = None,
     aligned: tuple[str, ...] = (),
     bind: Callable[[Arguments], Any] | None = None,
+    empty: Callable[[Arguments], object] | None = None,
+    packed: Argument | type[Packed] | None = None,
+    traffic: Callable[[Arguments], Traffic] | None = None,
     own_bounds: bool = False,
     **options: Any,
 ) -> Callable[[Function], Function]:
@@ -259,10 +309,12 @@ def kernel(
 
     It is called with all arguments that it names, checked; with its results (of the contract's names) allocated; and
     with `config` chosen.  It need not return them.  Without results in its arguments it returns what it made.
-    `limits` are the most that a dimension may be; `aligned` names tensors whose address `unsupported` looks at; what
-    `bind` makes of the arguments and results, once for a layout, comes as `bound`; with `own_bounds` the function
-    itself holds what the contract's `bounds` hold.  A kernel named `naive` or `library` has that role, others are
-    `optimized`.  `options` are other fields of `Kernel`.
+    `limits` are the most that a dimension may be; `aligned` names tensors whose address counts for `unsupported` or
+    `bind`, as then does that of `out`; what `bind` makes of the arguments and results, once for a layout, comes as
+    `bound`.  `empty` makes the results where an argument is empty and they are not.  `packed` says what `prepare` makes
+    of the op's weight.  With `own_bounds` the function itself holds what the contract's `bounds` hold.  `traffic` finds
+    the launch's config in `inputs.config`.  A kernel named `naive` or `library` has that role, others are `optimized`.
+    `options` are other fields of `Kernel`.
     Raises `TypeError` and `ValueError` as `registry.register` does.
     """
 
@@ -271,8 +323,12 @@ def kernel(
         spec = get_op(op or fn.__module__.split(".")[-2])
         if spec.contract is None:
             raise TypeError(f"{spec.name}: the op declares no contract; use registry.register")
-        why = _within(spec.contract, limits, unsupported) if limits else unsupported
-        launcher = Launcher(spec, name, fn, why, aligned, bind, backend == "cpp", own_bounds)
+        contract = spec.contract if packed is None else spec.contract.with_packed(str(spec.prepared), packed)
+        why = _within(contract, limits, unsupported) if limits else unsupported
+        launcher = Launcher(
+            spec, name, fn, why, contract=contract, aligned=aligned, bind=bind, empty=empty, on_cpu=backend == "cpp",
+            own_bounds=own_bounds,
+        )  # fmt: skip
 
         @wraps(fn)
         def launch(*args: Any, **kwargs: Any) -> Any:
@@ -281,8 +337,9 @@ def kernel(
         launch.__signature__ = launcher.signature  # type: ignore[attr-defined]  # what help() and the registry read
         roles: dict[str, Role] = {"naive": "naive", "library": "library"}
         add_kernel(
-            spec, name, role or roles.get(name, "optimized"), backend, launch, tuning=tuning, unsupported=why, **options
-        )
+            spec, name, role or roles.get(name, "optimized"), backend, launch, tuning=tuning, unsupported=why,
+            traffic=None if traffic is None else partial(launcher.traffic_of, traffic), **options,
+        )  # fmt: skip
         return cast(Function, launch)
 
     return decorate

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+DOUBLED = (torch.float32, torch.float64)
+ANY_SHAPE = "..."
+PACKED = "a weight packed by this kernel's prepare"
 Given = Mapping[str, Any]
 """The arguments of a call by name, defaults included."""
 Dims = dict[str, int]
@@ -58,21 +61,60 @@ def _dims(shape: str) -> tuple[Dim, ...]:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """A weight in a form of one kernel's own, which stands for the op's tensor in this kernel's arguments."""
+
+    tensor: torch.Tensor
+    shape: tuple[int, ...]
+    """The shape of the original weight."""
+    dtype: torch.dtype
+    """The dtype of the original weight."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the packed tensor."""
+        return self.tensor.device
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether it has no values."""
+        return self.tensor.is_meta
+
+    @property
+    def ndim(self) -> int:
+        """Dimensions of the original weight."""
+        return len(self.shape)
+
+    def stride(self) -> tuple[int, ...]:
+        """None: only the kernel knows the layout."""
+        return ()
+
+
+@dataclass(frozen=True)
 class Argument:
     """A tensor that an op takes."""
 
     shape: str
+    """Its dimensions, or `...` if `rules` checks them."""
     dtype: tuple[torch.dtype, ...] | str
     """The dtypes that it may have, or the argument whose dtype it has."""
     layout: Literal["rows", "contiguous", "any"] = "rows"
     """`rows`: stride 1 in the last dimension, and any other strides."""
     optional: bool = False
     """Whether it may be None."""
+    packed: type | None = None
+    """If it is what the kernel's `prepare` made: its type."""
 
     @cached_property
     def dims(self) -> tuple[Dim, ...]:
         """The dimensions of `shape`."""
-        return _dims(self.shape)
+        return () if self.shape == ANY_SHAPE else _dims(self.shape)
+
+    def may_be(self, dtype: torch.dtype) -> bool:
+        """Whether a reference takes a dtype that kernels do not."""
+        if isinstance(self.dtype, str):
+            return False
+        return dtype in (*FLOATS, torch.float64) if len(self.dtype) > 1 else (*self.dtype, dtype) == DOUBLED
 
 
 @dataclass(frozen=True)
@@ -119,15 +161,21 @@ class Contract:
     """Raises `ValueError` on other wrong values; called with `ROOFLAB_CHECK_VALUES` only."""
     scheme: Callable[[Given], str] | None = None
     """The name of the scheme under which a config is looked up; by default that of the first tensor's dtype."""
-    case: Callable[[Given, Dims], Mapping[str, bool | int]] | None = None
-    """What of the case under which a config is looked up no dimension tells by its name."""
+    case: Callable[[Given], Mapping[str, bool | int]] | None = None
+    """Keys of a case on which a config depends and which no dimension tells: whether there is a residual."""
+
+    def with_packed(self, name: str, packed: Argument | type[Packed]) -> Contract:
+        """The contract of a kernel whose `prepare` packs the argument `name`."""
+        if not isinstance(packed, Argument):
+            packed = replace(self.arguments[name], layout="any", packed=packed)
+        return replace(self, arguments={**self.arguments, name: packed})
 
     def sizes(self, given: Given) -> Dims:
         """The dimensions that tensors and integers show, without a check."""
         dims = {name: value for name, value in given.items() if type(value) is int}
         for name, argument in self.arguments.items():
             tensor = given.get(name)
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor | Packed):
                 for dim, size in zip(argument.dims, tensor.shape, strict=False):
                     if dim.name is not None and dim.name not in dims and (number := dim.solve(size)) is not None:
                         dims[dim.name] = number
@@ -140,22 +188,26 @@ class Contract:
         16 bits or more, and fp64 is as good as fp32.
         """
         dims: Dims = {name: value for name, value in given.items() if type(value) is int}
-        first: torch.Tensor | None = None
+        first: Any = None
         for name, argument in self.arguments.items():
-            tensor = given.get(name)
+            tensor: Any = given.get(name)
             if tensor is None and argument.optional:
                 continue
-            if not isinstance(tensor, torch.Tensor):
-                raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+            kind: Any = argument.packed or torch.Tensor
+            if not isinstance(tensor, kind):
+                wanted = PACKED if argument.packed else "a tensor"
+                raise ValueError(f"{name}: expected {wanted}, got {type(tensor).__name__}")
             first = tensor if first is None else first
-            check_shape(name, tensor, argument.dims, dims)
             dtypes = (given[argument.dtype].dtype,) if isinstance(argument.dtype, str) else argument.dtype
-            if any_dtype and isinstance(argument.dtype, tuple):
-                dtypes += (*FLOATS, torch.float64) if len(dtypes) > 1 else (torch.float64,) * (torch.float32 in dtypes)
-            if tensor.dtype not in dtypes:
-                raise ValueError(f"{name}: expected {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
+            wanted = " or ".join(map(str, dtypes))
+            if argument.packed and tensor.dtype not in dtypes:  # before the shape, which says nothing of another weight
+                raise ValueError(f"{name}: expected {PACKED}, which is {wanted}, got {tensor.dtype}")
+            if argument.shape != ANY_SHAPE:
+                check_shape(name, tensor, argument.dims, dims)
+            if tensor.dtype not in dtypes and not (any_dtype and argument.may_be(tensor.dtype)):
+                raise ValueError(f"{name}: expected {wanted}, got {tensor.dtype}")
             check_layout(name, tensor, "any" if any_dtype else argument.layout)
-            if tensor.device != first.device and not (tensor.is_meta or first.is_meta):
+            if tensor.device != first.device and not first.is_meta:  # among meta tensors lengths are real
                 raise ValueError(f"{name}: expected a tensor on {first.device}, got one on {tensor.device}")
         if self.rules is not None:
             self.rules(given, dims)

@@ -289,7 +289,7 @@ CONTRACT = Contract(
     },
     _rules,
     scheme=lambda given: "fp8_e4m3" if given["q"].dtype == E4M3 else DTYPE_NAMES[given["q"].dtype],
-    case=lambda given, dims: {"v_columns": True} if keys_contiguous(given["v"]) else {},
+    case=lambda given: {"v_columns": True} if keys_contiguous(given["v"]) else {},
 )
 SPEC = OpSpec(
     name="flash_attention",

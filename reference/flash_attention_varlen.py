@@ -228,7 +228,7 @@ CONTRACT = Contract(
     {"out": Result("T H D", "q"), "lse": Result("T H", torch.float32, when="return_lse", layout="any")},
     _rules,
     bounds=check_lengths,
-    case=lambda given, dims: {"T": given["max_seqlen_q"], "S": given["max_seqlen_k"]},
+    case=lambda given: {"T": given["max_seqlen_q"], "S": given["max_seqlen_k"]},
 )
 SPEC = OpSpec(
     name="flash_attention_varlen",

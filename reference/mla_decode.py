@@ -175,7 +175,7 @@ CONTRACT = Contract(
     {"out": Result("B H latent_dim", "q"), "lse": Result("B H", torch.float32, when="return_lse", layout="any")},
     _rules,
     bounds=bounds,
-    case=lambda given, dims: {"latent": given["latent_dim"], "rotary": dims["D"] - given["latent_dim"]},
+    case=lambda given: {"latent": given["latent_dim"], "rotary": given["q"].shape[-1] - given["latent_dim"]},
 )
 SPEC = OpSpec(
     name="mla_decode",

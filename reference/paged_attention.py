@@ -286,7 +286,7 @@ CONTRACT = Contract(
     _rules,
     bounds=bounds,
     scheme=_scheme,
-    case=lambda given, dims: {"queries": -(-dims["T"] // max(dims["B"], 1))},
+    case=lambda given: {"queries": -(-len(given["q"]) // max(len(given["seq_lens"]), 1))},
 )
 SPEC = OpSpec(
     name="paged_attention",
