@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from rooflab.kernels._tma import MapMaker
+
 Returned = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """The result of attention: the output, or with `return_lse` the output and the log-sum-exp (LSE)."""
 LOG2E = math.log2(math.e)
 LN2 = math.log(2)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLaunch:
+    """What a launch passes in addition to tensors; a kernel's `bind` works it out once for a layout."""
+
+    ctas: int
+    """The grid: one axis, because only x may exceed 65,535 programs."""
+    sizes: tuple[int, ...]
+    """Lengths and heads."""
+    scores: tuple[float | None, ...]
+    """The window, and the numbers that turn a product into an exponent."""
+    strides: tuple[int, ...]
+    flags: dict[str, Any]
+    """The constants of the device code, and launch options."""
+    maps: tuple[MapMaker, ...] = ()
+    """What makes the tensor maps of the tensors that TMA loads."""
 
 
 def unseen(q: torch.Tensor, return_lse: bool) -> Returned:

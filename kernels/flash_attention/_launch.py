@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from rooflab.kernels._attention import softmax_numbers, strides_of
+from rooflab.kernels._attention import AttentionLaunch, softmax_numbers, strides_of
 from rooflab.kernels._attention_configs import padded
 from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.flash_attention._maps import columns_map, tensor_map
 from rooflab.kernels.registry import Arguments
-from rooflab.reference.flash_attention import E4M3
+from rooflab.reference.flash_attention import E4M3, keys_contiguous
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -21,30 +20,17 @@ SECTION_BYTES = 32 * 2**20
 """Keys and values that L2 is assumed to keep, of its 50 MB, for the order of tiles; unmeasured."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionLaunch:
-    """What a launch passes in addition to tensors; worked out once for a layout."""
-
-    tiles: int
-    """Tiles of queries of all heads: one grid axis, because only x may exceed 65,535 programs."""
-    sizes: tuple[int, ...]
-    """T, S, H and the query heads of a head of keys."""
-    scores: tuple[float, ...]
-    """The window, and the scale, factor and cap of scores."""
-    strides: tuple[int, ...]
-    """Of the tensors that pointers load, of the output, the log-sum-exp and the sinks; the head_dim's is 1."""
-    flags: dict[str, Any]
-    """The constants of the device code."""
-
-
 def launch_of(*by_pointers: str) -> Callable[[Arguments], AttentionLaunch]:
-    """What works out the launch of a kernel that loads these tensors by pointers."""
+    """What works out the launch of a kernel that loads these of q, k and v by pointers, and the others by TMA: the
+    strides are those of what pointers load, of the output, the log-sum-exp and the sinks."""
 
     def work_out(of: Arguments) -> AttentionLaunch:
         (B, T, H, D), S, config = of.q.shape, of.k.shape[1], of.config
         windowed = of.window is not None and of.window < S  # a wider window hides nothing
         scale, factor, cap, negated = softmax_numbers(of.q, of.softmax_scale, of.softcap)
-        strides = [*(getattr(of, name).stride()[:3] for name in (*by_pointers, "out"))]
+        strides = [getattr(of, name).stride()[:3] for name in (*by_pointers, "out")]
+        v_map = columns_map if keys_contiguous(of.v) else tensor_map
+        makers = {"q": (tensor_map, config.block_m), "k": (tensor_map, config.block_n), "v": (v_map, config.block_n)}
         return AttentionLaunch(
             cdiv(T, config.block_m) * B * H,
             (T, S, H, H // of.k.shape[2]),
@@ -55,6 +41,7 @@ def launch_of(*by_pointers: str) -> Callable[[Arguments], AttentionLaunch]:
                 "SINKS": of.sinks is not None, "LSE": of.return_lse, "HEAD_DIM": D, "BLOCK_D": padded(D),
                 **config.launch_arguments,
             },
+            tuple(make(getattr(of, x), rows) for x, (make, rows) in makers.items() if x not in by_pointers),
         )  # fmt: skip
 
     return work_out

@@ -6,23 +6,23 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._attention_configs import padded
-from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, address_of, unchecked_map
+from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, MapMaker, address_of, map_maker
 from rooflab.kernels.registry import Arguments
 from rooflab.reference.flash_attention import E4M3, keys_contiguous
 
 
-def tensor_map(x: torch.Tensor, rows: int) -> TensorDescriptor:
-    """x (B, T, H, D) as (B, H, T, D), in boxes of `rows` rows of a head; zeros past the end of a sequence."""
+def tensor_map(x: torch.Tensor, rows: int) -> MapMaker:
+    """The map of x (B, T, H, D) as (B, H, T, D), in boxes of `rows` rows of a head; zeros past a sequence's end."""
     B, T, H, D = x.shape
     strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in (0, 2, 1)]
-    return unchecked_map(TensorDescriptor, x, [B, H, T, D], [*strides, 1], [1, 1, rows, padded(D)])
+    return map_maker(TensorDescriptor, [B, H, T, D], [*strides, 1], [1, 1, rows, padded(D)])
 
 
-def columns_map(x: torch.Tensor, keys: int) -> TensorDescriptor:
-    """x (B, S, H, D), contiguous along keys, as (B, H, D, S), in boxes of `keys` keys of a head; zeros past the end."""
+def columns_map(x: torch.Tensor, keys: int) -> MapMaker:
+    """The map of x (B, S, H, D), contiguous along keys, as (B, H, D, S), in boxes of `keys` keys of a head."""
     B, S, H, D = x.shape
     strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in (0, 2, 3)]
-    return unchecked_map(TensorDescriptor, x, [B, H, D, S], [*strides, 1], [1, 1, padded(D), keys])
+    return map_maker(TensorDescriptor, [B, H, D, S], [*strides, 1], [1, 1, padded(D), keys])
 
 
 def why_not_mapped(name: str, x: torch.Tensor, inner: int = 3, other: str = "masked_tiles") -> str | None:
@@ -84,8 +84,8 @@ def why_not_loaded_in_fp8(inputs: Arguments) -> str | None:
     return _first_not_mapped(inputs, "qk", "naive") or why_not_mapped("v", v, inner, "naive")
 
 
-def nothing_seen(out: torch.Tensor, lse: torch.Tensor | None, sinks: torch.Tensor | None) -> None:
+def nothing_seen(of: Arguments) -> None:
     """Writes the result without keys, for which no tensor map exists: 0, and the log-sum-exp of the sinks alone."""
-    out.zero_()
-    if lse is not None:
-        lse.fill_(float("-inf")) if sinks is None else lse.copy_(sinks)
+    of.out.zero_()
+    if of.lse is not None:
+        of.lse.fill_(float("-inf")) if of.sinks is None else of.lse.copy_(of.sinks)

@@ -9,17 +9,19 @@ Tried, predicted, not built: docs/notes/flash_attention.md.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import SMALLEST_SCALE, strides_of
+from rooflab.kernels._attention import SMALLEST_SCALE, AttentionLaunch, strides_of
 from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._attention_device import finish
 from rooflab.kernels.flash_attention import _launch
 from rooflab.kernels.flash_attention._configs import FP8, values_in_fp8
-from rooflab.kernels.flash_attention._launch import AttentionLaunch, launch_of
-from rooflab.kernels.flash_attention._maps import columns_map, nothing_seen, tensor_map, why_not_loaded_in_fp8
+from rooflab.kernels.flash_attention._launch import launch_of
+from rooflab.kernels.flash_attention._maps import nothing_seen, why_not_loaded_in_fp8
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
@@ -91,9 +93,17 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(moved.read_bytes + scales, moved.write_bytes + nbytes(inputs.q))
 
 
+def launch(of: Arguments) -> AttentionLaunch:
+    """Also the strides of the scales, and how values are stored."""
+    made, columns = launch_of()(of), keys_contiguous(of.v)
+    scales = [*strides_of(of.q_scale, 2), *strides_of(of.k_scale, 2), *strides_of(of.v_scale, 2)]
+    flags = {"V_COLUMNS": columns, "V_FP8": values_in_fp8(columns, of.q.shape[-1])}
+    return replace(made, strides=(*scales, *made.strides), flags=made.flags | flags)
+
+
 @kernel(
     backend="triton", min_sm=90, unsupported=why_not_loaded_in_fp8, aligned=("q", "k", "v"), traffic=traffic,
-    tuning=FP8, bind=launch_of(),
+    tuning=FP8, bind=launch, empty=nothing_seen,
 )  # fmt: skip
 def fp8(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
@@ -102,12 +112,8 @@ def fp8(
     bound: AttentionLaunch,
 ) -> None:  # fmt: skip
     """Products in e4m3; values along their keys are multiplied in e4m3 too, others in fp16."""
-    if k.shape[1] == 0:
-        return nothing_seen(out, lse, sinks)
-    columns = keys_contiguous(v)
-    v_map = (columns_map if columns else tensor_map)(v, config.block_n)
-    _attention[(bound.tiles,)](
-        tensor_map(q, config.block_m), tensor_map(k, config.block_n), v_map, sinks, q_scale, k_scale, v_scale, out, lse,
-        *bound.sizes, *bound.scores, *strides_of(q_scale, 2), *strides_of(k_scale, 2), *strides_of(v_scale, 2),
-        *bound.strides, V_COLUMNS=columns, V_FP8=values_in_fp8(columns, q.shape[-1]), **bound.flags,
+    q_map, k_map, v_map = bound.maps
+    _attention[(bound.ctas,)](
+        q_map(q), k_map(k), v_map(v), sinks, q_scale, k_scale, v_scale, out, lse, *bound.sizes, *bound.scores,
+        *bound.strides, **bound.flags,
     )  # fmt: skip

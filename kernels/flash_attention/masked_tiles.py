@@ -12,10 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rooflab.kernels._attention import AttentionLaunch
 from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._attention_device import attend, finish
 from rooflab.kernels.flash_attention._configs import MASKED_TILES
-from rooflab.kernels.flash_attention._launch import AttentionLaunch, launch_of, traffic, why_no_tile
+from rooflab.kernels.flash_attention._launch import launch_of, traffic, why_no_tile
 from rooflab.kernels.launcher import kernel
 
 
@@ -63,6 +64,6 @@ def masked_tiles(
     return_lse: bool, config: Config, bound: AttentionLaunch,
 ) -> None:  # fmt: skip
     """Masks only in the tiles that the diagonal, a window or an end cuts."""
-    _attention[(bound.tiles,)](
+    _attention[(bound.ctas,)](
         q, k, v, sinks, out, lse, *bound.sizes, *bound.scores, *bound.strides, **bound.flags
     )  # fmt: skip

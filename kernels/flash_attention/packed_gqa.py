@@ -9,18 +9,22 @@ tensor map.  There are fewer tiles than in tma, and keys are not split, so fewer
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from rooflab.kernels._attention import AttentionLaunch
 from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._attention_device import finish
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.flash_attention._configs import PACKED_GQA
-from rooflab.kernels.flash_attention._launch import AttentionLaunch, launch_of, traffic
-from rooflab.kernels.flash_attention._maps import nothing_seen, tensor_map, why_keys_not_loaded
+from rooflab.kernels.flash_attention._launch import launch_of, traffic
+from rooflab.kernels.flash_attention._maps import nothing_seen, why_keys_not_loaded
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 
 
 # Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
@@ -59,9 +63,17 @@ def _attention(
         tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
 
 
+def launch(of: Arguments) -> AttentionLaunch:
+    """A CTA for a tile of a head of keys."""
+    made = launch_of("q")(of)
+    T, S, _, group = made.sizes
+    B, _, H_kv, _ = of.k.shape
+    return replace(made, ctas=cdiv(T * group, of.config.block_m) * B * H_kv, sizes=(T, S, H_kv, group))
+
+
 @kernel(
     backend="triton", min_sm=90, unsupported=why_keys_not_loaded, aligned=("k", "v"), traffic=traffic,
-    tuning=PACKED_GQA, bind=launch_of("q"),
+    tuning=PACKED_GQA, bind=launch, empty=nothing_seen,
 )  # fmt: skip
 def packed_gqa(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
@@ -69,11 +81,7 @@ def packed_gqa(
     return_lse: bool, config: Config, bound: AttentionLaunch,
 ) -> None:  # fmt: skip
     """A tile's rows are the positions and the query heads of one head of keys."""
-    if k.shape[1] == 0:
-        return nothing_seen(out, lse, sinks)
-    T, S, _, group = bound.sizes
-    B, H_kv = len(q), k.shape[2]
-    _attention[(cdiv(T * group, config.block_m) * B * H_kv,)](
-        q, tensor_map(k, config.block_n), tensor_map(v, config.block_n), sinks, out, lse, T, S, H_kv, group,
-        *bound.scores, *bound.strides, **bound.flags,
-    )  # fmt: skip
+    k_map, v_map = bound.maps
+    _attention[(bound.ctas,)](
+        q, k_map(k), v_map(v), sinks, out, lse, *bound.sizes, *bound.scores, *bound.strides, **bound.flags
+    )

@@ -8,20 +8,24 @@ do not run on across tiles as in gemm/persistent.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import globaltimer
 
+from rooflab.kernels._attention import AttentionLaunch
 from rooflab.kernels._attention_device import finish
 from rooflab.kernels._device import sm_count
 from rooflab.kernels.flash_attention._configs import PERSISTENT, PersistentConfig
-from rooflab.kernels.flash_attention._launch import AttentionLaunch, launch_of, section_heads, traffic
-from rooflab.kernels.flash_attention._maps import nothing_seen, tensor_map, why_not_loaded
+from rooflab.kernels.flash_attention._launch import launch_of, section_heads, traffic
+from rooflab.kernels.flash_attention._maps import nothing_seen, why_not_loaded
 from rooflab.kernels.flash_attention._order_device import nth_tile, place
 from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 
 
 @triton.jit(do_not_specialize=["T", "S", "heads", "section", "window", "lse_stride_b"])
@@ -64,9 +68,17 @@ def _attention(
                 keep(timeline_ptr, head * tiles_m + tile_m, began)
 
 
+def launch(of: Arguments) -> AttentionLaunch:
+    """As many CTAs as fit, and the heads of a section."""
+    made, heads = launch_of()(of), of.q.shape[0] * of.q.shape[2]
+    section = min(heads, section_heads(of.k, made.sizes[-1]))
+    ctas = min(made.ctas, sm_count(of.q.device) * of.config.ctas_per_sm)
+    return replace(made, ctas=ctas, sizes=(*made.sizes, heads, section))
+
+
 @kernel(
     backend="triton", min_sm=90, unsupported=why_not_loaded, aligned=("q", "k", "v"), traffic=traffic,
-    tuning=PERSISTENT, bind=launch_of(),
+    tuning=PERSISTENT, bind=launch, empty=nothing_seen,
 )  # fmt: skip
 def persistent(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
@@ -74,12 +86,8 @@ def persistent(
     return_lse: bool, config: PersistentConfig, bound: AttentionLaunch,
 ) -> None:  # fmt: skip
     """As many CTAs as fit take tile after tile, the longest first."""
-    if k.shape[1] == 0:
-        return nothing_seen(out, lse, sinks)
-    T, S, H, group = bound.sizes
-    heads = len(q) * H
-    _attention[(min(bound.tiles, sm_count(q.device) * config.ctas_per_sm),)](
-        tensor_map(q, config.block_m), tensor_map(k, config.block_n), tensor_map(v, config.block_n), sinks, out, lse,
-        TIMELINE.get(), T, S, H, group, heads, min(heads, section_heads(k, group)), *bound.scores, *bound.strides,
+    q_map, k_map, v_map = bound.maps
+    _attention[(bound.ctas,)](
+        q_map(q), k_map(k), v_map(v), sinks, out, lse, TIMELINE.get(), *bound.sizes, *bound.scores, *bound.strides,
         **bound.flags,
     )  # fmt: skip

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from rooflab.kernels._attention import LOG2E, SMALLEST_SCALE, get_scale, strides_of
+from rooflab.kernels._attention import LOG2E, SMALLEST_SCALE, AttentionLaunch, get_scale, strides_of
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._layouts import HEADS
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import ALIGNMENT, unchecked_map
+from rooflab.kernels._tma import ALIGNMENT, MapMaker, map_maker
 from rooflab.kernels.flash_attention._launch import section_heads
 from rooflab.kernels.flash_attention._maps import nothing_seen, why_not_mapped
 from rooflab.kernels.flash_attention._ping_pong_configs import (
@@ -57,35 +57,47 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(nbytes(q) + nbytes(inputs.k, inputs.v) * keys_read / max(1, S), nbytes(q) + lse)
 
 
-def _map(x: Tensor, rows: int) -> TensorDescriptor:
+def _map(x: Tensor, rows: int) -> MapMaker:
     """The tensor map of x (B, T, H, D) as (B, H, T, D), in boxes of `rows` rows of a head; ends with each sequence."""
     B, T, H, D = x.shape
     tile = [1, 1, rows, width_of(D)]
     strides = [x.stride(dim) if x.shape[dim] > 1 else ALIGNMENT for dim in (0, 2, 1)]
-    return unchecked_map(TensorDescriptor, x, [B, H, T, D], [*strides, 1], tile, HEADS)
+    return map_maker(TensorDescriptor, [B, H, T, D], [*strides, 1], tile, HEADS)
+
+
+def launch(of: Arguments) -> AttentionLaunch:
+    """Raises `ValueError` on an output that TMA cannot store."""
+    if reason := why_not_mapped("out", of.out):
+        raise ValueError(reason)
+    (B, T, H, D), S, config, softcap = of.q.shape, of.k.shape[1], of.config, of.softcap
+    heads, group = B * H, H // of.k.shape[2]
+    scale = max(get_scale(of.q, of.softmax_scale), SMALLEST_SCALE)
+    capped = (1.0, 2 * LOG2E * scale / softcap, softcap * LOG2E) if softcap else (scale * LOG2E, None, None)
+    return AttentionLaunch(
+        min(cdiv(T, config.block_m) * heads, sm_count(of.q.device)),
+        (T, S, H, group, heads, min(heads, section_heads(of.k, group))),
+        (of.window if of.window is not None and of.window < S else None, *capped),
+        (*strides_of(of.lse, 3), *strides_of(of.sinks, 1)),
+        {
+            "D": width_of(D), "CAUSAL": of.causal, "OUT_IN_Q": stages_in_queries(D), "num_warps": 4,
+            **config.launch_arguments,
+        },
+        (_map(of.q, ROWS), _map(of.k, config.block_n), _map(of.v, config.block_n), _map(of.out, ROWS)),
+    )  # fmt: skip
 
 
 @kernel(
-    backend="gluon", min_sm=90, unsupported=why_not_taken, aligned=("q", "k", "v"), traffic=traffic, tuning=PING_PONG
-)
+    backend="gluon", min_sm=90, unsupported=why_not_taken, aligned=("q", "k", "v"), traffic=traffic, tuning=PING_PONG,
+    bind=launch, empty=nothing_seen,
+)  # fmt: skip
 def ping_pong(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
     causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
-    return_lse: bool, config: PingPongConfig,
+    return_lse: bool, config: PingPongConfig, bound: AttentionLaunch,
 ) -> None:  # fmt: skip
     """A producer warp loads; warpgroups of 64 rows take turns at exponentials and products."""
-    if reason := why_not_mapped("out", out):
-        raise ValueError(reason)
-    (B, T, H, D), S = q.shape, k.shape[1]
-    if S == 0:
-        return nothing_seen(out, lse, sinks)
-    heads, group = B * H, H // k.shape[2]
-    scale = max(get_scale(q, softmax_scale), SMALLEST_SCALE)
-    _attention[(min(cdiv(T, config.block_m) * heads, sm_count(q.device)),)](
-        _map(q, ROWS), _map(k, config.block_n), _map(v, config.block_n), _map(out, ROWS), lse, *strides_of(lse, 3),
-        sinks, *strides_of(sinks, 1), T, S, H, group, heads, min(heads, section_heads(k, group)),
-        window if window is not None and window < S else None,
-        1.0 if softcap else scale * LOG2E, 2 * LOG2E * scale / softcap if softcap else None,
-        softcap * LOG2E if softcap else None, TIMELINE.get(),
-        D=width_of(D), CAUSAL=causal, OUT_IN_Q=stages_in_queries(D), num_warps=4, **config.launch_arguments,
+    q_map, k_map, v_map, out_map = bound.maps
+    _attention[(bound.ctas,)](
+        q_map(q), k_map(k), v_map(v), out_map(out), lse, *bound.strides[:3], sinks, bound.strides[3], *bound.sizes,
+        *bound.scores, TIMELINE.get(), **bound.flags,
     )  # fmt: skip

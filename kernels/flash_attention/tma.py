@@ -13,11 +13,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import globaltimer
 
+from rooflab.kernels._attention import AttentionLaunch
 from rooflab.kernels._attention_configs import Config
 from rooflab.kernels._attention_device import finish
 from rooflab.kernels.flash_attention._configs import TMA
-from rooflab.kernels.flash_attention._launch import AttentionLaunch, launch_of, traffic
-from rooflab.kernels.flash_attention._maps import nothing_seen, tensor_map, why_not_loaded
+from rooflab.kernels.flash_attention._launch import launch_of, traffic
+from rooflab.kernels.flash_attention._maps import nothing_seen, why_not_loaded
 from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.launcher import kernel
@@ -60,7 +61,7 @@ def _attention(
 
 @kernel(
     backend="triton", min_sm=90, unsupported=why_not_loaded, aligned=("q", "k", "v"), traffic=traffic, tuning=TMA,
-    bind=launch_of(),
+    bind=launch_of(), empty=nothing_seen,
 )  # fmt: skip
 def tma(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
@@ -68,9 +69,8 @@ def tma(
     return_lse: bool, config: Config, bound: AttentionLaunch,
 ) -> None:  # fmt: skip
     """One thread loads the tiles of q, k and v, with zeros past the ends."""
-    if k.shape[1] == 0:
-        return nothing_seen(out, lse, sinks)
-    _attention[(bound.tiles,)](
-        tensor_map(q, config.block_m), tensor_map(k, config.block_n), tensor_map(v, config.block_n), sinks, out, lse,
-        TIMELINE.get(), *bound.sizes, *bound.scores, *bound.strides, **bound.flags,
+    q_map, k_map, v_map = bound.maps
+    _attention[(bound.ctas,)](
+        q_map(q), k_map(k), v_map(v), sinks, out, lse, TIMELINE.get(), *bound.sizes, *bound.scores, *bound.strides,
+        **bound.flags,
     )  # fmt: skip

@@ -7,11 +7,13 @@ tiles with the most keys come first: a causal sequence's last rows see all keys,
 
 from __future__ import annotations
 
+import itertools
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import softmax_numbers, strides_of
+from rooflab.kernels._attention import AttentionLaunch, softmax_numbers, strides_of
 from rooflab.kernels._attention_configs import Config, padded
 from rooflab.kernels._attention_device import attend, finish
 from rooflab.kernels._sizes import cdiv
@@ -70,25 +72,36 @@ def why_not_taken(inputs: Arguments) -> str | None:
     return None
 
 
-@kernel(backend="triton", unsupported=why_not_taken, traffic=traffic, tuning=TUNING, fenced_since="3.7")
+def launch(of: Arguments) -> AttentionLaunch:
+    """A CTA for each tile of the longest sequence, of all sequences and heads."""
+    (_, H, D), B, config = of.q.shape, len(of.cu_seqlens_q) - 1, of.config
+    tiles = cdiv(of.max_seqlen_q, config.block_m)
+    windowed = of.window is not None and of.window < of.max_seqlen_k  # a wider window hides nothing
+    scale, factor, cap, negated = softmax_numbers(of.q, of.softmax_scale, of.softcap)
+    strides = itertools.chain(*(x.stride()[:2] for x in (of.q, of.k, of.v, of.out)))
+    return AttentionLaunch(
+        tiles * B * H,
+        (tiles, B, H, H // of.k.shape[1]),
+        (of.window if windowed else 0, scale, factor, cap),
+        (*strides, *strides_of(of.lse, 2), *strides_of(of.sinks, 1)),
+        {
+            "CAUSAL": of.causal, "WINDOW": windowed, "CAP": of.softcap is not None, "NEGATED": negated,
+            "SINKS": of.sinks is not None, "LSE": of.return_lse, "HEAD_DIM": D, "BLOCK_D": padded(D),
+            **config.launch_arguments,
+        },
+    )  # fmt: skip
+
+
+@kernel(backend="triton", unsupported=why_not_taken, traffic=traffic, tuning=TUNING, bind=launch, fenced_since="3.7")
 def online(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, out: Tensor, lse: Tensor | None, *,
     max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,
-    softcap: float | None, sinks: Tensor | None, return_lse: bool, config: Config,
+    softcap: float | None, sinks: Tensor | None, return_lse: bool, config: Config, bound: AttentionLaunch,
 ) -> None:  # fmt: skip
     """One launch for all sequences.  Rows past the last offset are not written: on a GPU only `ROOFLAB_CHECK_VALUES`
     finds them."""
-    (_, H, D), B = q.shape, len(cu_seqlens_q) - 1
-    if not B * max_seqlen_q:
-        return
-    tiles = cdiv(max_seqlen_q, config.block_m)
-    windowed = window is not None and window < max_seqlen_k  # a wider window hides nothing
-    scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
-    # One grid axis, because only x may exceed 65,535 programs.
-    online_varlen_kernel[(tiles * B * H,)](
-        q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, out, lse, tiles, B, H, H // k.shape[1],
-        window if windowed else 0, scale, factor, cap, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
-        *out.stride()[:2], *strides_of(lse, 2), *strides_of(sinks, 1),
-        CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated, SINKS=sinks is not None,
-        LSE=return_lse, HEAD_DIM=D, BLOCK_D=padded(D), **config.launch_arguments,
-    )  # fmt: skip
+    if bound.ctas:
+        online_varlen_kernel[(bound.ctas,)](
+            q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, out, lse, *bound.sizes, *bound.scores, *bound.strides,
+            **bound.flags,
+        )  # fmt: skip

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import LN2, LOG2E
+from rooflab.kernels._attention import LN2, LOG2E, AttentionLaunch
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
@@ -72,24 +72,40 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(nbytes(outs, lses), nbytes(outs, lses) // outs.shape[0])
 
 
-def merge(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> None:
-    """Merges parts (P, T, H, D) and (P, T, H) fp32 into tensors of the right shape; `merged`: any float dtype."""
+def launch(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> AttentionLaunch:
+    """What a merge of parts (P, T, H, D) and (P, T, H) passes in addition to tensors."""
     parts, T, H, D = outs.shape
-    if merged.numel() == 0:
-        lse.copy_(torch.logsumexp(lses.masked_fill(lses == math.inf, -math.inf), dim=0))  # for D = 0
-        return
     block_d = int(next_power_of_2(D))
     rows = max(32 * WARPS * LOAD_BYTES // outs.element_size() // block_d, 1)
-    fused_kernel[(cdiv(T * H, rows),)](
-        outs, lses, merged, lse, parts, T, H, D, *outs.stride()[:3], *lses.stride(), *merged.stride()[:2],
-        *lse.stride(),
-        TO_LOG2=LOG2E, TO_LN=LN2, BLOCK_D=block_d, ROWS=rows, AT_ONCE=PARTS_AT_ONCE, num_warps=WARPS,
-        # Fused, a lane adds its own exact product to the rounded ones of others: lanes that hold one sum then differ.
-        enable_fp_fusion=False,
+    return AttentionLaunch(
+        cdiv(T * H, rows),
+        (parts, T, H, D),
+        (),
+        (*outs.stride()[:3], *lses.stride(), *merged.stride()[:2], *lse.stride()),
+        {
+            "TO_LOG2": LOG2E, "TO_LN": LN2, "BLOCK_D": block_d, "ROWS": rows, "AT_ONCE": PARTS_AT_ONCE,
+            "num_warps": WARPS,
+            # Fused, a lane adds its own exact product to the rounded ones of others: lanes with one sum then differ.
+            "enable_fp_fusion": False,
+        },
     )  # fmt: skip
 
 
-@kernel(backend="triton", traffic=traffic)
-def fused(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor) -> None:
+def merge(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor, bound: AttentionLaunch | None = None) -> None:
+    """Merges parts (P, T, H, D) and (P, T, H) fp32 into tensors of the right shape; `merged`: any float dtype."""
+    bound = bound or launch(outs, lses, merged, lse)
+    fused_kernel[(bound.ctas,)](outs, lses, merged, lse, *bound.sizes, *bound.strides, **bound.flags)
+
+
+def without_values(of: Arguments) -> None:
+    """Heads without values have their sums of weights."""
+    of.lse.copy_(torch.logsumexp(of.lses.masked_fill(of.lses == math.inf, -math.inf), dim=0))
+
+
+@kernel(
+    backend="triton", traffic=traffic, empty=without_values,
+    bind=lambda of: launch(of.outs, of.lses, of.out, of.lse),
+)  # fmt: skip
+def fused(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor, bound: AttentionLaunch) -> None:
     """One pass over the parts, four at once."""
-    merge(outs, lses, out, lse)
+    merge(outs, lses, out, lse, bound)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import LN2, LOG2E, strides_of
+from rooflab.kernels._attention import LN2, LOG2E, AttentionLaunch, strides_of
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
@@ -191,27 +191,42 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read + parts, parts + result, launches=2 if splits > 1 else 1)
 
 
+def launch(of: Arguments) -> AttentionLaunch:
+    """What one split passes, but for its parts."""
+    (B, H, D), latent_dim = of.q.shape, of.latent_dim
+    tiles, rotary = cdiv(H, of.config.block_h), D - latent_dim
+    return AttentionLaunch(
+        B * tiles,
+        (B, H),
+        (of.softmax_scale * LOG2E,),
+        (*of.q.stride()[:2], *of.kv_cache.stride()[:2], of.block_table.stride(0)),
+        {
+            "LATENT": latent_dim, "ROTARY": rotary, "BLOCK_LATENT": next_power_of_2(latent_dim),
+            "BLOCK_ROTARY": max(16, next_power_of_2(rotary)), "BLOCK_SIZE": of.kv_cache.shape[1], "LN2": LN2,
+            **of.config.launch_arguments,
+        },
+    )  # fmt: skip
+
+
 @kernel(
-    backend="triton", unsupported=why_not_taken, traffic=traffic,
+    backend="triton", unsupported=why_not_taken, traffic=traffic, bind=launch,
     tuning=Tuning(Config, configs, heuristic, footprint), fenced_since="3.7",
 )  # fmt: skip
 def split_kv(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, lse: Tensor | None, *,
     latent_dim: int, softmax_scale: float, return_lse: bool, config: Config,
+    bound: AttentionLaunch,
 ) -> None:  # fmt: skip
     """Only the device reads the lengths; two runs agree bit for bit."""
-    (B, H, D), splits = q.shape, splits_of(q, kv_cache, block_table, config)
-    rotary = D - latent_dim
+    B, H = bound.sizes
+    splits = splits_of(q, kv_cache, block_table, config)
     parts, part_lse = out[None], None if lse is None else lse[None]
     if splits > 1:
         parts = torch.empty((splits, B, H, latent_dim), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((splits, B, H), dtype=torch.float32, device=q.device)
-    split_kv_kernel[(B * splits * cdiv(H, config.block_h),)](
-        q, kv_cache, block_table, seq_lens, parts, part_lse, H, softmax_scale * LOG2E, splits, *q.stride()[:2],
-        *kv_cache.stride()[:2], block_table.stride(0), *parts.stride()[:3], *strides_of(part_lse, 3),
-        LATENT=latent_dim, ROTARY=rotary, BLOCK_LATENT=next_power_of_2(latent_dim),
-        BLOCK_ROTARY=max(16, next_power_of_2(rotary)), BLOCK_SIZE=kv_cache.shape[1], LSE=part_lse is not None,
-        LN2=LN2, **config.launch_arguments,
+    split_kv_kernel[(bound.ctas * splits,)](
+        q, kv_cache, block_table, seq_lens, parts, part_lse, H, *bound.scores, splits, *bound.strides,
+        *parts.stride()[:3], *strides_of(part_lse, 3), LSE=part_lse is not None, **bound.flags,
     )  # fmt: skip
     if splits > 1 and part_lse is not None:
         merge(parts, part_lse, out, torch.empty_like(part_lse[0]) if lse is None else lse)

@@ -16,7 +16,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from rooflab.kernels._attention import LOG2E, get_scale, strides_of
+from rooflab.kernels._attention import LOG2E, AttentionLaunch, get_scale, strides_of
 from rooflab.kernels._attention_configs import Config, padded, registers, staged_tiles
 from rooflab.kernels._sizes import next_power_of_2
 from rooflab.kernels.launcher import kernel
@@ -88,8 +88,28 @@ def why_not_taken(inputs: Arguments) -> str | None:
     return None
 
 
+def launch(of: Arguments) -> AttentionLaunch:
+    """A CTA for each tile that there may be of each head of keys."""
+    (T, H, D), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
+    tiles = tiles_at_most(T, B, H // H_kv, of.config.block_m)
+    scale = get_scale(of.q, of.softmax_scale) * (1.0 if of.softcap else LOG2E)
+    return AttentionLaunch(
+        tiles * H_kv,
+        (B, H_kv, tiles),
+        (scale, seen_at_most(of.window, of.block_table, of.k_cache), of.softcap or 0.0),
+        (
+            *of.q.stride()[:2], *of.k_cache.stride()[:3], *of.v_cache.stride()[:3], of.block_table.stride(0),
+            *of.out.stride()[:2], *strides_of(of.lse, 2),
+        ),
+        {
+            "WINDOW": of.window is not None, "SOFTCAP": of.softcap is not None, "BLOCK_SIZE": block_size,
+            "GROUP": H // H_kv, "HEAD_DIM": D, "HEAD_PAD": max(padded(D), 16), **of.config.launch_arguments,
+        },
+    )  # fmt: skip
+
+
 @kernel(
-    backend="triton", unsupported=why_not_taken, traffic=traffic,
+    backend="triton", unsupported=why_not_taken, traffic=traffic, bind=launch,
     tuning=Tuning(Config, configs, heuristic, footprint), fenced_since="3.7",
 )  # fmt: skip
 def chunked(
@@ -97,15 +117,10 @@ def chunked(
     lse: Tensor | None, *,
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, softcap: float | None,
     sinks: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: Config,
+    bound: AttentionLaunch,
 ) -> None:  # fmt: skip
     """Any block_size; each cache may be e4m3.  Does not wait for the device."""
-    (T, H, D), B, H_kv = q.shape, len(seq_lens), k_cache.shape[2]
-    tiles = tiles_at_most(T, B, H // H_kv, config.block_m)
-    chunked_kernel[(tiles * H_kv,)](
-        q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, sinks, k_scale, v_scale, out, lse, B, H_kv, tiles,
-        get_scale(q, softmax_scale) * (1.0 if softcap else LOG2E), seen_at_most(window, block_table, k_cache),
-        softcap or 0.0, *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0),
-        *out.stride()[:2], *strides_of(lse, 2),
-        WINDOW=window is not None, SOFTCAP=softcap is not None, BLOCK_SIZE=k_cache.shape[1], GROUP=H // H_kv,
-        HEAD_DIM=D, HEAD_PAD=max(padded(D), 16), **config.launch_arguments,
+    chunked_kernel[(bound.ctas,)](
+        q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, sinks, k_scale, v_scale, out, lse, *bound.sizes,
+        *bound.scores, *bound.strides, **bound.flags,
     )  # fmt: skip

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._attention import LOG2E, get_scale
+from rooflab.kernels._attention import LOG2E, AttentionLaunch, get_scale
 from rooflab.kernels._attention_configs import ADDRESS_REGISTERS
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
@@ -140,18 +140,31 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read + q.numel() * size, q.numel() * size)
 
 
+def launch(of: Arguments) -> AttentionLaunch:
+    """A CTA for a sequence and a head of keys."""
+    (B, H, D), (_, block_size, H_kv, _) = of.q.shape, of.k_cache.shape
+    return AttentionLaunch(
+        B * H_kv,
+        (B, H_kv, H // H_kv),
+        (get_scale(of.q, of.softmax_scale) * LOG2E,),
+        (
+            *of.q.stride()[:2], *of.k_cache.stride()[:3], *of.v_cache.stride()[:3], of.block_table.stride(0),
+            *of.out.stride()[:2],
+        ),
+        {"BLOCK_SIZE": block_size, "HEAD_DIM": D, "BLOCK_M": packed_rows(H, H_kv), **of.config.launch_arguments},
+    )  # fmt: skip
+
+
 @kernel(
-    backend="triton", unsupported=why_not_taken, traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint)
-)
+    backend="triton", unsupported=why_not_taken, traffic=traffic, bind=launch,
+    tuning=Tuning(Config, configs, heuristic, footprint),
+)  # fmt: skip
 def gqa_packed(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, *,
-    softmax_scale: float | None, config: Config,
+    softmax_scale: float | None, config: Config, bound: AttentionLaunch,
 ) -> None:  # fmt: skip
     """A group of query heads reads its keys once."""
-    B, H, D = q.shape
-    H_kv = k_cache.shape[2]
+    B, H_kv, group = bound.sizes
     gqa_packed_kernel[(B, H_kv)](
-        q, k_cache, v_cache, block_table, seq_lens, out, H // H_kv, get_scale(q, softmax_scale) * LOG2E,
-        *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), *out.stride()[:2],
-        BLOCK_SIZE=k_cache.shape[1], HEAD_DIM=D, BLOCK_M=packed_rows(H, H_kv), **config.launch_arguments,
-    )  # fmt: skip
+        q, k_cache, v_cache, block_table, seq_lens, out, group, *bound.scores, *bound.strides, **bound.flags
+    )

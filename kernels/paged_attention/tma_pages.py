@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from rooflab.kernels._attention import softmax_numbers, strides_of
+from rooflab.kernels._attention import AttentionLaunch, softmax_numbers, strides_of
 from rooflab.kernels._attention_configs import ADDRESS_REGISTERS
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels._layouts import PAGES
 from rooflab.kernels._sizes import next_power_of_2
-from rooflab.kernels._tma import BARRIER_BYTES, unchecked_map
+from rooflab.kernels._tma import BARRIER_BYTES, MapMaker, map_maker
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import traffic
 from rooflab.kernels.paged_attention._pages_consume import pages_kernel
@@ -127,8 +127,8 @@ def _units(cache: Tensor) -> tuple[int, int, int, int]:
     return unit, (num_blocks - 1) * page + (H_kv - 1) * head + 1, page, head
 
 
-def _map(cache: Tensor, box: int, whole: bool) -> tuple[TensorDescriptor, int, int]:
-    """The tensor map of a cache, and how far apart in its first dimension two pages and two heads are.
+def _map(cache: Tensor, box: int, whole: bool) -> tuple[MapMaker, int, int]:
+    """What makes the tensor map of a cache, and how far apart in its first dimension two pages and two heads are.
 
     A box has `box` keys of a page and a head in wgmma's order: 8 rows of 64 columns, the same rows' next columns
     (if `whole`; otherwise the next columns are another box), the next 8 rows.  With pages and heads that is one
@@ -139,32 +139,43 @@ def _map(cache: Tensor, box: int, whole: bool) -> tuple[TensorDescriptor, int, i
     row = cache.stride(1)
     shape = [units, block_size // 8, D // 64 if whole else 1, 8, 64 if whole else D]
     boxes = [1, box // 8, padded(D) // 64 if whole else 1, 8, 64]
-    return unchecked_map(TensorDescriptor, cache, shape, [unit, 8 * row, 64, row, 1], boxes, PAGES), page, head
+    return map_maker(TensorDescriptor, shape, [unit, 8 * row, 64, row, 1], boxes, PAGES), page, head
+
+
+def launch(of: Arguments) -> AttentionLaunch:
+    """As many CTAs as SMs, or as there may be tiles."""
+    (T, H, D), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
+    tiles = tiles_at_most(T, B, H // H_kv, TILE_M)
+    scale, factor, cap, negated = softmax_numbers(of.q, of.softmax_scale, of.softcap)
+    box, whole = min(block_size, of.config.block_n), D % 64 == 0
+    (keys, *k_units), (values, *v_units) = _map(of.k_cache, box, whole), _map(of.v_cache, box, whole)
+    return AttentionLaunch(
+        min(tiles * H_kv, sm_count(of.q.device)),
+        (B, H_kv, tiles, *k_units, *v_units, of.config.block_n // box),
+        (scale, factor, seen_at_most(of.window, of.block_table, of.k_cache), cap),
+        (*of.q.stride()[:2], of.block_table.stride(0), *of.out.stride()[:2], *strides_of(of.lse, 2)),
+        {
+            "HEAD_DIM": D, "D": padded(D), "GROUP": H // H_kv, "BLOCK_SIZE": block_size, "BOX": box,
+            "WINDOW": of.window is not None, "SOFTCAP": of.softcap is not None, "NEGATED": negated,
+            "COPIES": 1 if whole else padded(D) // 64, "num_warps": 4, **of.config.launch_arguments,
+        },
+        (keys, values),
+    )  # fmt: skip
 
 
 @kernel(
-    backend="gluon", min_sm=90, unsupported=why_not_taken, aligned=("k_cache", "v_cache"), traffic=traffic,
+    backend="gluon", min_sm=90, unsupported=why_not_taken, aligned=("k_cache", "v_cache"), traffic=traffic, bind=launch,
     tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
 )  # fmt: skip
 def tma_pages(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor,
     lse: Tensor | None, *,
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, softcap: float | None,
-    sinks: Tensor | None, return_lse: bool, config: Config,
+    sinks: Tensor | None, return_lse: bool, config: Config, bound: AttentionLaunch,
 ) -> None:  # fmt: skip
     """A producer warp copies pages; two warpgroups of 64 rows multiply.  Does not wait for the device."""
-    (T, H, D), B = q.shape, len(seq_lens)
-    block_size, H_kv = k_cache.shape[1:3]
-    tiles = tiles_at_most(T, B, H // H_kv, TILE_M)
-    scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
-    box = min(block_size, config.block_n)
-    whole = D % 64 == 0
-    (keys, *k_units), (values, *v_units) = _map(k_cache, box, whole), _map(v_cache, box, whole)
-    pages_kernel[(min(tiles * H_kv, sm_count(q.device)),)](
-        q, keys, values, out, lse, sinks, block_table, seq_lens, cu_seqlens_q, B, H_kv, tiles, *k_units, *v_units,
-        config.block_n // box, scale, factor, seen_at_most(window, block_table, k_cache), cap,
-        *q.stride()[:2], block_table.stride(0), *out.stride()[:2], *strides_of(lse, 2),
-        HEAD_DIM=D, D=padded(D), GROUP=H // H_kv, BLOCK_SIZE=block_size, BOX=box, WINDOW=window is not None,
-        SOFTCAP=softcap is not None, NEGATED=negated, COPIES=1 if whole else padded(D) // 64, num_warps=4,
-        **config.launch_arguments,
+    k_map, v_map = bound.maps
+    pages_kernel[(bound.ctas,)](
+        q, k_map(k_cache), v_map(v_cache), out, lse, sinks, block_table, seq_lens, cu_seqlens_q, *bound.sizes,
+        *bound.scores, *bound.strides, **bound.flags,
     )  # fmt: skip
