@@ -68,7 +68,7 @@ def _attention(
     else:
         factor = tl.maximum(factor * products, SMALLEST_FACTOR)
     q = q_map.load([b, h, first_row, 0]).reshape(BLOCK_M, BLOCK_D)
-    acc, peak, total = attend(
+    acc, m_i, l_i = attend(
         q, k_map, v_map, b, h // group, rows, first_row, tl.minimum(first_row + BLOCK_M, T) - 1, S, T, window, scale,
         factor, cap, CAUSAL, WINDOW, CAP, NEGATED, BLOCK_D, BLOCK_M, BLOCK_N, RANGE, V_COLUMNS, V_FP8,
     )  # fmt: skip
@@ -76,7 +76,7 @@ def _attention(
     # int64, because offsets of batch, row and head pass 2**31 elements in a long context; the maps use 64 bits anyway.
     b = b.to(tl.int64)
     h = h.to(tl.int64)
-    result, lse = finish(acc * (v_scale * UNIT), peak, total * UNIT, sinks_ptr, h * sinks_stride, SINKS)
+    result, lse = finish(acc * (v_scale * UNIT), m_i, l_i * UNIT, sinks_ptr, h * sinks_stride, SINKS)
     rows64 = rows.to(tl.int64)
     dims = tl.arange(0, BLOCK_D)
     mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]

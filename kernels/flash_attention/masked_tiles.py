@@ -42,11 +42,11 @@ def _attention(
     q = tl.load(q_ptr + q_offsets, mask=mask, other=0.0)
     k_base = k_ptr + b * k_stride_b + (h // group) * k_stride_h
     v_base = v_ptr + b * v_stride_b + (h // group) * v_stride_h
-    acc, peak, total = attend(
+    acc, m_i, l_i = attend(
         q, k_base, v_base, rows, first_row, tl.minimum(first_row + BLOCK_M, T) - 1, S, T, k_stride_s, v_stride_s,
         window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    result, lse = finish(acc, peak, total, sinks_ptr, h * sinks_stride, SINKS)
+    result, lse = finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, SINKS)
     out_offsets = b * out_stride_b + h * out_stride_h + rows64[:, None] * out_stride_t + dims[None, :]
     tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
     if LSE:

@@ -39,8 +39,8 @@ def online_kernel(
     k_base = k_ptr + b * k_stride_b + (h // group) * k_stride_h
     v_base = v_ptr + b * v_stride_b + (h // group) * v_stride_h
 
-    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
+    m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
     end = S
     if CAUSAL:
@@ -55,18 +55,18 @@ def online_kernel(
         if CAUSAL:
             seen = seen & (keys[None, :] <= rows[:, None] + S - T)
         scores = tl.where(seen, scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        # The peak of a row that has seen no key is -inf, and -inf - -inf would be NaN.
-        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        m_new = tl.maximum(m_i, tl.max(scores, 1))
+        # m_i of a row that has seen no key is -inf, and -inf - -inf would be NaN.
+        shift = tl.where(m_new == float("-inf"), 0.0, m_new)
         weights = tl.exp2(scores - shift[:, None])
-        rescale = tl.exp2(peak - shift)
-        total = total * rescale + tl.sum(weights, 1)
+        rescale = tl.exp2(m_i - shift)
+        l_i = l_i * rescale + tl.sum(weights, 1)
         # V is masked too: memory past the end may hold NaN, and 0 * NaN is NaN.
         v = tl.load(v_base + keys64[:, None] * v_stride_s + dims[None, :], mask=key_mask[:, None], other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-        peak = new_peak
+        m_i = m_new
 
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    result = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
     out_offsets = b * out_stride_b + h * out_stride_h + rows64[:, None] * out_stride_t + dims[None, :]
     tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=row_mask[:, None])
 

@@ -51,11 +51,11 @@ def _attention(
     mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
     q_offsets = b64 * q_stride_b + (rows64 * q_stride_t + heads * q_stride_h)[:, None] + dims[None, :]
     q = tl.load(q_ptr + q_offsets, mask=mask, other=0.0)
-    acc, peak, total = attend(
+    acc, m_i, l_i = attend(
         q, k_map, v_map, b, h_kv, rows, first_row // group, last_row // group, S, T, window, scale, factor, cap,
         CAUSAL, WINDOW, CAP, NEGATED, BLOCK_D, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    result, lse = finish(acc, peak, total, sinks_ptr, heads * sinks_stride, SINKS)
+    result, lse = finish(acc, m_i, l_i, sinks_ptr, heads * sinks_stride, SINKS)
     out_offsets = b64 * out_stride_b + (rows64 * out_stride_t + heads * out_stride_h)[:, None] + dims[None, :]
     tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
     if LSE:

@@ -48,7 +48,7 @@ def _attention(
             first_row = tile_m * BLOCK_M
             rows = first_row + tl.arange(0, BLOCK_M)
             q = q_map.load([b, h, first_row, 0]).reshape(BLOCK_M, BLOCK_D)
-            acc, peak, total = attend(
+            acc, m_i, l_i = attend(
                 q, k_map, v_map, b, h // group, rows, first_row, tl.minimum(first_row + BLOCK_M, T) - 1, S, T, window,
                 scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED, BLOCK_D, BLOCK_M, BLOCK_N,
             )  # fmt: skip
@@ -56,7 +56,7 @@ def _attention(
             b64 = b.to(tl.int64)
             h64 = h.to(tl.int64)
             rows64 = rows.to(tl.int64)
-            result, lse = finish(acc, peak, total, sinks_ptr, h64 * sinks_stride, SINKS)
+            result, lse = finish(acc, m_i, l_i, sinks_ptr, h64 * sinks_stride, SINKS)
             dims = tl.arange(0, BLOCK_D)
             mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
             out_offsets = b64 * out_stride_b + h64 * out_stride_h + rows64[:, None] * out_stride_t + dims[None, :]

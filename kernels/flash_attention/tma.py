@@ -39,14 +39,14 @@ def _attention(
     first_row = tl.program_id(0) % tiles * BLOCK_M
     rows = first_row + tl.arange(0, BLOCK_M)
     q = q_map.load([b, h, first_row, 0]).reshape(BLOCK_M, BLOCK_D)
-    acc, peak, total = attend(
+    acc, m_i, l_i = attend(
         q, k_map, v_map, b, h // group, rows, first_row, tl.minimum(first_row + BLOCK_M, T) - 1, S, T, window, scale,
         factor, cap, CAUSAL, WINDOW, CAP, NEGATED, BLOCK_D, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     # int64, because offsets of batch, row and head pass 2**31 elements in a long context; the maps use 64 bits anyway.
     b = b.to(tl.int64)
     h = h.to(tl.int64)
-    result, lse = finish(acc, peak, total, sinks_ptr, h * sinks_stride, SINKS)
+    result, lse = finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, SINKS)
     rows64 = rows.to(tl.int64)
     dims = tl.arange(0, BLOCK_D)
     mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]

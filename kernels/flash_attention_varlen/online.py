@@ -54,11 +54,11 @@ def online_varlen_kernel(
     q = tl.load(q_ptr + tokens[:, None] * q_stride_t + h * q_stride_h + dims[None, :], mask=mask, other=0.0)
     k_base = k_ptr + first_k.to(tl.int64) * k_stride_s + h // group * k_stride_h
     v_base = v_ptr + first_k.to(tl.int64) * v_stride_s + h // group * v_stride_h
-    acc, peak, total = attend(
+    acc, m_i, l_i = attend(
         q, k_base, v_base, rows, first_row, tl.minimum(first_row + BLOCK_M, T) - 1, S, T, k_stride_s, v_stride_s,
         window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    result, lse = finish(acc, peak, total, sinks_ptr, h * sinks_stride, SINKS)
+    result, lse = finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, SINKS)
     result = result.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + tokens[:, None] * out_stride_t + h * out_stride_h + dims[None, :], result, mask=mask)
     if LSE:

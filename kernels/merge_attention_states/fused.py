@@ -39,8 +39,8 @@ def fused_kernel(
     mask = real[:, None] & (dims < D)[None, :]
     lses = lses_ptr + t * lses_stride_t + h * lses_stride_h
     outs = outs_ptr + (t * outs_stride_t + h * outs_stride_h)[:, None] + dims[None, :]
-    peak = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    m_i = tl.full((ROWS,), float("-inf"), tl.float32)
+    l_i = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
     for first in range(0, parts, AT_ONCE):
         part = first + tl.arange(0, AT_ONCE)
@@ -52,17 +52,17 @@ def fused_kernel(
         # No load where the part saw no key: its output is undefined there, and 0 * NaN is NaN.
         places = outs[:, None, :] + (place * outs_stride_p)[None, :, None]
         value = tl.load(places, mask=mask[:, None, :] & seen[:, :, None], other=0.0).to(tl.float32)
-        new_peak = tl.maximum(peak, tl.max(lse, 1))
-        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        rescale = tl.exp2((peak - shift) * TO_LOG2)
+        m_new = tl.maximum(m_i, tl.max(lse, 1))
+        shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+        rescale = tl.exp2((m_i - shift) * TO_LOG2)
         weight = tl.exp2((lse - shift[:, None]) * TO_LOG2)
-        total = total * rescale + tl.sum(weight, 1)
+        l_i = l_i * rescale + tl.sum(weight, 1)
         acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * value, 1)
-        peak = new_peak
-    some = tl.where(total == 0.0, 1.0, total)
+        m_i = m_new
+    some = tl.where(l_i == 0.0, 1.0, l_i)
     result = (acc * (1 / some)[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + (t * out_stride_t + h * out_stride_h)[:, None] + dims[None, :], result, mask=mask)
-    lse = tl.where(total == 0.0, float("-inf"), peak + tl.log2(some) * TO_LN)
+    lse = tl.where(l_i == 0.0, float("-inf"), m_i + tl.log2(some) * TO_LN)
     tl.store(lse_ptr + t * lse_stride_t + h * lse_stride_h, lse, mask=real)
 
 

@@ -30,7 +30,7 @@ from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 40
-"""For pointers, masks and the running peak and sum, in addition to accumulator and scores."""
+"""For pointers, masks and the running maximum and sum, in addition to accumulator and scores."""
 MOST_SPLITS = 64
 LEAST_KEYS = 256
 """Least keys per split: with fewer the merge costs more than the split gains.  Writing and reading a part of 64 heads
@@ -111,8 +111,8 @@ def split_kv_kernel(
     q = tl.load(rows + columns[None, :], mask=real & (columns < LATENT)[None, :], other=0.0)
     q_rotary = tl.load(rows + LATENT + rotary[None, :], mask=real & (rotary < ROTARY)[None, :], other=0.0)
 
-    peak = tl.full((BLOCK_H,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_H,), tl.float32)
+    m_i = tl.full((BLOCK_H,), float("-inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_H,), tl.float32)
     acc = tl.zeros((BLOCK_H, BLOCK_LATENT), tl.float32)
     row = table_ptr + b * table_stride
     # A step's pages are looked up one step ahead; otherwise table and latents would share the stages.
@@ -133,19 +133,19 @@ def split_kv_kernel(
         scores = tl.dot(q_rotary, k_rotary.T)
         scores = tl.dot(q, latents.T, scores) * scale_log2
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_peak[:, None])
-        rescale = tl.exp2(peak - new_peak)
-        total = total * rescale + tl.sum(weights, 1)
+        m_new = tl.maximum(m_i, tl.max(scores, 1))
+        weights = tl.exp2(scores - m_new[:, None])
+        rescale = tl.exp2(m_i - m_new)
+        l_i = l_i * rescale + tl.sum(weights, 1)
         acc = tl.dot(weights.to(latents.dtype), latents, acc * rescale[:, None])
-        peak = new_peak
+        m_i = m_new
 
-    some = tl.where(total == 0.0, 1.0, total)
+    some = tl.where(l_i == 0.0, 1.0, l_i)
     out_rows = out_ptr + split.to(tl.int64) * out_stride_p + b * out_stride_b + heads[:, None] * out_stride_h
     result = (acc / some[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_rows + columns[None, :], result, mask=real & (columns < LATENT)[None, :])
     if LSE:
-        lse = tl.where(total == 0.0, float("-inf"), (peak + tl.log2(some)) * LN2)
+        lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(some)) * LN2)
         lse_rows = lse_ptr + split.to(tl.int64) * lse_stride_p + b * lse_stride_b + heads * lse_stride_h
         tl.store(lse_rows, lse, mask=heads < H)
 

@@ -94,8 +94,8 @@ def gqa_packed_kernel(
     q_offsets = b * q_stride_t + query_heads[:, None] * q_stride_h + dims[None, :]
     q = tl.load(q_ptr + q_offsets, mask=head_mask, other=0.0)
 
-    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
+    m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
     for start in range(0, length, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
@@ -107,17 +107,17 @@ def gqa_packed_kernel(
         k = tl.load(k_ptr + k_offsets[None, :] + dims[:, None], mask=seen[None, :], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee") * scale_log2
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_peak[:, None])
-        rescale = tl.exp2(peak - new_peak)
-        total = total * rescale + tl.sum(weights, 1)
+        m_new = tl.maximum(m_i, tl.max(scores, 1))
+        weights = tl.exp2(scores - m_new[:, None])
+        rescale = tl.exp2(m_i - m_new)
+        l_i = l_i * rescale + tl.sum(weights, 1)
         # Values are masked too: a page's unused slots may hold NaN, and 0 * NaN is NaN.
         v_offsets = page * v_stride_block + slot * v_stride_slot + kv_head * v_stride_h
         v = tl.load(v_ptr + v_offsets[:, None] + dims[None, :], mask=seen[:, None], other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-        peak = new_peak
+        m_i = m_new
 
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    result = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
     out_offsets = b * out_stride_t + query_heads[:, None] * out_stride_h + dims[None, :]
     tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=head_mask)
 
