@@ -1,15 +1,16 @@
-"""What all attention launchers share: checks of options, outputs, the softmax scale, and the soft cap on the GPU."""
+"""What all attention launchers share: results, strides, the softmax scale, and the soft cap on the GPU."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from rooflab.kernels._checks import output
-from rooflab.reference.rules import check_dtype, check_shape
+from rooflab.kernels._tma import MapMaker
 
 Returned = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """The result of attention: the output, or with `return_lse` the output and the log-sum-exp (LSE)."""
@@ -17,26 +18,32 @@ LOG2E = math.log2(math.e)
 LN2 = math.log(2)
 
 
-def outputs(
-    out: Returned | None, shape: tuple[int, ...], q: torch.Tensor, return_lse: bool, dtype: torch.dtype | None = None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The output of `shape`, and with `return_lse` the log-sum-exp of `shape[:-1]` in fp32: from `out`, or new tensors.
+@dataclass(frozen=True, slots=True)
+class AttentionLaunch:
+    """What a launch passes in addition to tensors; a kernel's `bind` works it out once for a layout."""
 
-    dtype: the output's dtype; None means the dtype of q.  Raises `ValueError` where `out` does not fit.
-    """
-    if not return_lse:
-        if isinstance(out, tuple):
-            raise ValueError(f"out: expected one tensor without return_lse, got a tuple of {len(out)}")
-        return output(out, shape, q, dtype), None
-    if out is None:
-        return output(None, shape, q, dtype), torch.empty(shape[:-1], dtype=torch.float32, device=q.device)
-    if not isinstance(out, tuple) or len(out) != 2:
-        raise ValueError("out: expected a tuple of the output and the log-sum-exp with return_lse")
-    check_shape("out[1]", out[1], *shape[:-1])
-    check_dtype("out[1]", out[1], torch.float32)
-    if out[1].device != q.device:
-        raise ValueError(f"out[1]: expected a tensor on {q.device}, got {out[1].device}")
-    return output(out[0], shape, q, dtype), out[1]
+    ctas: int
+    """The grid: one axis, because only x may exceed 65,535 programs."""
+    sizes: tuple[int, ...]
+    """Lengths and heads."""
+    scores: tuple[float | None, ...]
+    """The window, and the numbers that turn a product into an exponent."""
+    strides: tuple[int, ...]
+    flags: dict[str, Any]
+    """The constants of the device code, and launch options."""
+    maps: tuple[MapMaker, ...] = ()
+    """What makes the tensor maps of the tensors that TMA loads."""
+
+
+def unseen(q: torch.Tensor, return_lse: bool) -> Returned:
+    """The result of queries (..., D) that see no key: zeros, and with `return_lse` the log-sum-exp -inf."""
+    out = torch.zeros_like(q)
+    return (out, torch.full(q.shape[:-1], -math.inf, device=q.device)) if return_lse else out
+
+
+def strides_of(x: torch.Tensor | None, rank: int) -> tuple[int, ...]:
+    """The strides of a tensor that may be None; then zeros."""
+    return (0,) * rank if x is None else x.stride()
 
 
 def get_scale(q: torch.Tensor, softmax_scale: float | None) -> float:
@@ -51,6 +58,16 @@ SMALLEST_SCALE = 2.0**-100
 def never_zero(softmax_scale: float | None) -> float | None:
     """`softmax_scale` for torch, which multiplies a mask's -inf by it."""
     return SMALLEST_SCALE if softmax_scale == 0 else softmax_scale
+
+
+def softmax_numbers(
+    q: torch.Tensor, softmax_scale: float | None, softcap: float | None
+) -> tuple[float, float, float, bool]:
+    """`scale`, `factor`, `cap` and `NEGATED` for `_attention_device.weigh`; the factor is never negative."""
+    scale = get_scale(q, softmax_scale)
+    if softcap is not None:
+        return scale, LOG2E, float(softcap), False
+    return scale, max(abs(scale), SMALLEST_SCALE) * LOG2E, 0.0, scale < 0
 
 
 @triton.jit

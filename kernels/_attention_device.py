@@ -1,13 +1,12 @@
 """Device code that attention's Triton kernels share: the range of key tiles, one step of the online softmax, its end.
 
-Online softmax: Milakov and Gimelshein, 2018; Dao, "FlashAttention-2", 2023.  The running peak is the maximum score
-in the unit of the exponent (base 2, scaled).  So one multiply-add turns a score into an exponent, and the sums are
-rescaled by exactly 1 while the peak does not change.
+Online softmax: Milakov and Gimelshein, 2018; Dao, "FlashAttention-2", 2023, whose names these are: m_i is a row's
+running maximum, l_i its sum of weights, acc its sum of weighted values.  m_i is in the unit of the exponent (base 2,
+scaled), so one multiply-add turns a score into an exponent, and the sums are rescaled by exactly 1 while m_i stays.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -16,18 +15,6 @@ from rooflab.kernels._attention import capped
 
 LN2: tl.constexpr = tl.constexpr(shared.LN2)
 LOG2E: tl.constexpr = tl.constexpr(shared.LOG2E)
-SMALLEST_FACTOR = 2.0**-100
-"""Replaces a scale of 0, with which a masked score would become NaN; every weight is still 1."""
-
-
-def softmax_numbers(
-    q: torch.Tensor, softmax_scale: float | None, softcap: float | None
-) -> tuple[float, float, float, bool]:
-    """`scale`, `factor`, `cap` and `NEGATED` for `weigh`; the factor is never negative."""
-    scale = shared.get_scale(q, softmax_scale)
-    if softcap is not None:
-        return scale, shared.LOG2E, float(softcap), False
-    return scale, max(abs(scale), SMALLEST_FACTOR) * shared.LOG2E, 0.0, scale < 0
 
 
 @triton.jit
@@ -54,14 +41,14 @@ def key_tiles(first, last, T, S, window, CAUSAL: tl.constexpr, WINDOW: tl.conste
 
 @triton.jit
 def weigh(
-    scores, peak, total, start, rows, S, T, window, scale, factor, cap,
+    scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr, RANGE: tl.constexpr = 0,
 ):  # fmt: skip
-    """The weights of the key tile at `start`, the factor that rescales earlier sums, the new peak and the new sum.
+    """The weights of the key tile at `start`, the factor that rescales earlier sums, the new m_i and the new l_i.
 
     scores: (rows, BLOCK_N) products; rows: positions of the queries.  A score times `factor` is its exponent.  With
-    `MASKED` the tile may contain keys that a row does not see.  The weight at the peak is 2**RANGE, the sum's unit.
+    `MASKED` the tile may contain keys that a row does not see.  The weight at the maximum is 2**RANGE, the sum's unit.
     """
     if CAP:
         scores = capped(scores * scale, cap)
@@ -77,19 +64,19 @@ def weigh(
         else:
             seen = (keys < S)[None, :]
         scores = tl.where(seen, scores, float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
-    shift = new_peak
+    m_new = tl.maximum(m_i, tl.max(scores, 1) * factor)
+    shift = m_new
     if MASKED:
-        # The peak of a row that has seen no key is -inf, and -inf - -inf would be NaN.
-        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        # m_i of a row that has seen no key is -inf, and -inf - -inf would be NaN.
+        shift = tl.where(m_new == float("-inf"), 0.0, m_new)
     weights = tl.exp2(scores * factor - (shift - RANGE if RANGE else shift)[:, None])
-    rescale = tl.exp2(peak - shift)
-    return weights, rescale, new_peak, total * rescale + tl.sum(weights, 1)
+    rescale = tl.exp2(m_i - shift)
+    return weights, rescale, m_new, l_i * rescale + tl.sum(weights, 1)
 
 
 @triton.jit
 def step(
-    acc, peak, total, q, k_base, v_base, start, rows, S, T, k_stride, v_stride, window, scale, factor, cap,
+    acc, m_i, l_i, q, k_base, v_base, start, rows, S, T, k_stride, v_stride, window, scale, factor, cap,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, MASKED: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -107,8 +94,8 @@ def step(
     else:
         k = tl.load(k_ptrs)
     scores = tl.dot(q, k, input_precision="ieee")
-    weights, rescale, peak, total = weigh(
-        scores, peak, total, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED, MASKED,
+    weights, rescale, m_i, l_i = weigh(
+        scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED, MASKED,
         BLOCK_N,
     )  # fmt: skip
     if MASKED:
@@ -119,20 +106,50 @@ def step(
     else:
         v = tl.load(v_ptrs)
     acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-    return acc, peak, total
+    return acc, m_i, l_i
 
 
 @triton.jit
-def finish(acc, peak, total, sinks_ptr, sinks_offset, SINKS: tl.constexpr):
+def attend(
+    q, k_base, v_base, rows, first, last, S, T, k_stride, v_stride, window, scale, factor, cap,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The running sums of a tile of queries at positions `rows` (`first` to `last`) over all keys that they see."""
+    m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    begin, full, whole, end = key_tiles(first, last, T, S, window, CAUSAL, WINDOW, BLOCK_N)
+    if WINDOW:
+        for start in range(begin, full, BLOCK_N):
+            acc, m_i, l_i = step(
+                acc, m_i, l_i, q, k_base, v_base, start, rows, S, T, k_stride, v_stride, window, scale, factor, cap,
+                CAUSAL, WINDOW, CAP, NEGATED, True, HEAD_DIM, BLOCK_D, BLOCK_N,
+            )  # fmt: skip
+    for start in range(full, whole, BLOCK_N):
+        acc, m_i, l_i = step(
+            acc, m_i, l_i, q, k_base, v_base, start, rows, S, T, k_stride, v_stride, window, scale, factor, cap,
+            CAUSAL, WINDOW, CAP, NEGATED, False, HEAD_DIM, BLOCK_D, BLOCK_N,
+        )  # fmt: skip
+    for start in range(whole, end, BLOCK_N):
+        acc, m_i, l_i = step(
+            acc, m_i, l_i, q, k_base, v_base, start, rows, S, T, k_stride, v_stride, window, scale, factor, cap,
+            CAUSAL, WINDOW, CAP, NEGATED, True, HEAD_DIM, BLOCK_D, BLOCK_N,
+        )  # fmt: skip
+    return acc, m_i, l_i
+
+
+@triton.jit
+def finish(acc, m_i, l_i, sinks_ptr, sinks_offset, SINKS: tl.constexpr):
     """The output and the natural log-sum-exp; sinks_offset: one head for all rows, or one head per row."""
     if SINKS:
         sink = tl.load(sinks_ptr + sinks_offset) * LOG2E
-        new_peak = tl.maximum(peak, sink)
-        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        rescale = tl.exp2(peak - shift)
-        total = total * rescale + tl.exp2(sink - shift)
+        m_new = tl.maximum(m_i, sink)
+        shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+        rescale = tl.exp2(m_i - shift)
+        l_i = l_i * rescale + tl.exp2(sink - shift)
         acc = acc * rescale[:, None]
-        peak = new_peak
-    some = tl.where(total == 0.0, 1.0, total)
-    lse = tl.where(total == 0.0, float("-inf"), (peak + tl.log2(some)) * LN2)
+        m_i = m_new
+    some = tl.where(l_i == 0.0, 1.0, l_i)
+    lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(some)) * LN2)
     return acc * (1.0 / some)[:, None], lse

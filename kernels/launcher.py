@@ -69,9 +69,11 @@ class Launcher:
         bind: Callable[[Arguments], Any] | None,
         empty: Callable[[Arguments], object] | None,
         on_cpu: bool,
+        own_bounds: bool,
     ):
         self.spec, self.name, self.fn, self.unsupported, self.aligned = spec, name, fn, unsupported, aligned
         self.contract, self.bind, self.empty, self.on_cpu = contract, bind, empty, on_cpu
+        self.bounds = None if own_bounds else self.contract.bounds
         own = inspect.signature(fn).parameters
         self.results = {name: result for name, result in self.contract.results.items() if name in own}
         places = dict(zip(self.contract.results, spec.outputs, strict=False))
@@ -86,7 +88,7 @@ class Launcher:
         self._options_of = _getter(name for name in self.signature.parameters if name not in not_in_key)
         self._tensors_of = _getter(self.tensors)
         self._more_in_key = bool(aligned) or on_cpu
-        self._reads_values = self.contract.bounds is not None or self.contract.values is not None
+        self._reads_values = self.bounds is not None or self.contract.values is not None
         self._known: dict[Any, BoundCall] = {}
 
     def __call__(self, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
@@ -155,8 +157,8 @@ class Launcher:
     def _check_values(self, given: Given, dims: Dims) -> None:
         """Raises `ValueError` on wrong values of integers, where they are read."""
         first = given[self.tensors[0]]
-        if self.contract.bounds is not None and _checks.checks_bounds(first):
-            self.contract.bounds(given, dims)
+        if self.bounds is not None and _checks.checks_bounds(first):
+            self.bounds(given, dims)
         if self.contract.values is not None and _checks.checks_values(first):
             self.contract.values(given, dims)
 
@@ -188,7 +190,8 @@ class Launcher:
         first = given[self.tensors[0]]
         name = DTYPE_NAMES[first.dtype] if scheme is None else scheme(given)
         case = {key: dims[key] for key in self.spec.cases["smoke"][0] if key in dims}
-        return default_config(self.spec.name, self.name, name, first.device, **case, **(more(given) if more else {}))
+        case |= {} if more is None else more(given)
+        return default_config(self.spec.name, self.name, name, first.device, **case)
 
     def traffic_of(self, traffic: Callable[[Arguments], Traffic], inputs: Arguments) -> Traffic:
         """`traffic` of these inputs with the config of their launch."""
@@ -303,6 +306,7 @@ def kernel(
     empty: Callable[[Arguments], object] | None = None,
     packed: Argument | type[Packed] | None = None,
     traffic: Callable[[Arguments], Traffic] | None = None,
+    own_bounds: bool = False,
     **options: Any,
 ) -> Callable[[Function], Function]:
     """Registers a launcher: the decorated function under its own name, as a kernel of the op of its folder.
@@ -314,8 +318,9 @@ def kernel(
     `limits` are the most that a dimension may be; `aligned` names tensors whose address counts for `unsupported` or
     `bind`, as then does that of `out`; what `bind` makes of the arguments and results, once for a layout, comes as
     `bound`.  `empty` makes the results where an argument is empty and they are not.  `packed` says what `prepare` makes
-    of the op's weight.  `traffic` finds the launch's config in `inputs.config`.  A kernel named `naive` or `library`
-    has that role, others are `optimized`.  `options` are other fields of `Kernel`.
+    of the op's weight.  With `own_bounds` the function itself holds what the contract's `bounds` hold.  `traffic` finds
+    the launch's config in `inputs.config`.  A kernel named `naive` or `library` has that role, others are `optimized`.
+    `options` are other fields of `Kernel`.
     Raises `TypeError` and `ValueError` as `registry.register` does.
     """
 
@@ -327,8 +332,9 @@ def kernel(
         contract = spec.contract if packed is None else spec.contract.with_packed(str(spec.prepared), packed)
         why = _within(contract, limits, unsupported) if limits else unsupported
         launcher = Launcher(
-            spec, name, fn, why, contract=contract, aligned=aligned, bind=bind, empty=empty, on_cpu=backend == "cpp"
-        )
+            spec, name, fn, why, contract=contract, aligned=aligned, bind=bind, empty=empty, on_cpu=backend == "cpp",
+            own_bounds=own_bounds,
+        )  # fmt: skip
 
         @wraps(fn)
         def launch(*args: Any, **kwargs: Any) -> Any:

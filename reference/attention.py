@@ -36,8 +36,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rooflab.reference.contract import Argument, Dims, Given
 from rooflab.reference.domain import Axis, Sizes
-from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, Scheme
 from rooflab.roofline.model import Cost
 
@@ -109,21 +109,18 @@ def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> KeyRan
     return KeyRange(first.minimum(end), end)
 
 
-def check_options(
-    q: torch.Tensor, causal: bool, window: int | None, softcap: float | None, sinks: torch.Tensor | None
-) -> None:
-    """Raises `ValueError` unless a window is causal and at least 1, a soft cap is positive, and sinks are (H,) fp32.
-
-    q: (..., H, D).
-    """
-    _check_window(window, causal)
+def option_rules(given: Given, dims: Dims, keys: str) -> None:
+    """The rules of an op of attention: heads of `keys` divide those of q, a window is causal and at least 1, a soft cap
+    is positive.  An op without the argument `causal` is causal."""
+    if dims["H_kv"] == 0 or dims["H"] % dims["H_kv"]:
+        raise ValueError(f"{keys}: expected a number of heads that divides q's {dims['H']}, got {dims['H_kv']}")
+    _check_window(given.get("window"), given.get("causal", True))
+    softcap = given.get("softcap")
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap: expected more than 0, got {softcap}")
-    if sinks is not None:
-        check_shape("sinks", sinks, q.shape[-2])
-        check_dtype("sinks", sinks, torch.float32)
-        if sinks.device != q.device:
-            raise ValueError(f"sinks: expected a tensor on {q.device}, got {sinks.device}")
+
+
+SINKS = Argument("H", (torch.float32,), layout="any", optional=True)
 
 
 def _check_window(window: int | None, causal: bool) -> None:

@@ -16,6 +16,7 @@ import torch
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 LAYOUTS = ("rows", "contiguous", "any")
+DOUBLED = (torch.float32, torch.float64)
 ANY_SHAPE = "..."
 PACKED = "a weight packed by this kernel's prepare"
 Given = Mapping[str, Any]
@@ -110,6 +111,12 @@ class Argument:
         """The dimensions of `shape`."""
         return () if self.shape == ANY_SHAPE else _dims(self.shape)
 
+    def may_be(self, dtype: torch.dtype) -> bool:
+        """Whether a reference takes a dtype that kernels do not."""
+        if isinstance(self.dtype, str):
+            return False
+        return dtype in (*FLOATS, torch.float64) if len(self.dtype) > 1 else (*self.dtype, dtype) == DOUBLED
+
 
 @dataclass(frozen=True)
 class Result:
@@ -120,7 +127,7 @@ class Result:
     """Its dtype, the argument whose dtype it has, or what the arguments say."""
     when: str | None = None
     """The option with which it is returned, if it is not always."""
-    layout: Literal["rows", "contiguous"] = "rows"
+    layout: Literal["rows", "contiguous", "any"] = "rows"
     """What the caller's `out` must be."""
 
     @cached_property
@@ -157,8 +164,8 @@ class Contract:
     """Raises `ValueError` on other wrong values; called with `ROOFLAB_CHECK_VALUES` only."""
     scheme: Callable[[Given], str] | None = None
     """The name of the scheme under which a config is looked up; by default that of the first tensor's dtype."""
-    case: Callable[[Given], Mapping[str, bool]] | None = None
-    """Keys of a case that are no dimensions, and on which a config depends: whether there is a residual."""
+    case: Callable[[Given], Mapping[str, bool | int]] | None = None
+    """Keys of a case on which a config depends and which no dimension tells: whether there is a residual."""
 
     def with_packed(self, name: str, packed: Argument | type[Packed]) -> Contract:
         """The contract of a kernel whose `prepare` packs the argument `name`."""
@@ -193,8 +200,12 @@ class Contract:
                         dims[dim.name] = number
         return dims
 
-    def check(self, given: Given) -> Dims:
-        """The dimensions of a call.  Raises `ValueError` that names the argument, what was wanted and what came."""
+    def check(self, given: Given, any_dtype: bool = False) -> Dims:
+        """The dimensions of a call.  Raises `ValueError` that names the argument, what was wanted and what came.
+
+        With `any_dtype`, for a reference, no layout is held, an argument with a choice of dtypes may have any float of
+        16 bits or more, and fp64 is as good as fp32.
+        """
         dims: Dims = {name: value for name, value in given.items() if type(value) is int}
         first: Any = None
         for name, argument in self.arguments.items():
@@ -212,9 +223,9 @@ class Contract:
                 raise ValueError(f"{name}: expected {PACKED}, which is {wanted}, got {tensor.dtype}")
             if argument.shape != ANY_SHAPE:
                 check_shape(name, tensor, argument.dims, dims)
-            if tensor.dtype not in dtypes:
+            if tensor.dtype not in dtypes and not (any_dtype and argument.may_be(tensor.dtype)):
                 raise ValueError(f"{name}: expected {wanted}, got {tensor.dtype}")
-            check_layout(name, tensor, argument.layout)
+            check_layout(name, tensor, "any" if any_dtype else argument.layout)
             if tensor.device != first.device and not first.is_meta:  # among meta tensors lengths are real
                 raise ValueError(f"{name}: expected a tensor on {first.device}, got one on {tensor.device}")
         if self.rules is not None:

@@ -15,24 +15,25 @@ import torch
 from rooflab.reference.attention import (
     HEADS,
     OPTIONS,
+    SINKS,
     TILE_EDGES,
     Scores,
     attend,
     attention_cost,
-    check_options,
     error_bounds,
     get_scale,
     listen,
     low_precision,
+    option_rules,
     other_scores,
     seen_keys,
     shout,
     with_heads,
 )
+from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result, check_layout
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.rows import LEAST_SCALE
-from rooflab.reference.rules import check_dtype, check_shape
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import DTYPE_NAMES, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 E4M3 = torch.float8_e4m3fn
@@ -62,9 +63,7 @@ def reference(
     that sees no key gives 0. `softmax_scale` None means D**-0.5; `softcap` caps the scaled scores; sinks: (H,) fp32.
     q_scale: (B, H) fp32; k_scale, v_scale: (B, H_kv) fp32; positive factors of the heads of q, k and v.
     """
-    check_operands(q, k, v)
-    check_options(q, causal, window, softcap, sinks)
-    check_scales(q, k, q_scale, k_scale, v_scale)
+    CONTRACT.check(locals(), any_dtype=True)
     seen = seen_keys(q.shape[1], k.shape[1], causal, window)
     scores = Scores(get_scale(q, softmax_scale), softcap)
     q, k, v = _scaled(q, q_scale), _scaled(k, k_scale), _scaled(v, v_scale)
@@ -73,37 +72,22 @@ def reference(
     return (out, lse) if return_lse else out
 
 
-def check_operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Raises `ValueError` unless q is (B, T, H, D) and k, v (B, S, H_kv, D), of one dtype, with which fp8 is e4m3."""
-    check_shape("q", q, None, None, None, None)
-    B, _, H, D = q.shape
-    if q.element_size() == 1:
-        check_dtype("q", q, E4M3)
-    check_shape("k", k, B, None, None, D)
-    check_shape("v", v, B, k.shape[1], k.shape[2], D)
-    check_dtype("k", k, q.dtype)
-    check_dtype("v", v, q.dtype)
-    if k.shape[2] == 0 or H % k.shape[2]:
-        raise ValueError(f"k: expected a number of heads that divides q's {H}, got {k.shape[2]}")
+def keys_contiguous(v: torch.Tensor) -> bool:
+    """Whether v (B, S, H_kv, D) is contiguous along its keys, as a view of (B, H_kv, D, S) is."""
+    return v.stride(1) == 1 and v.stride(3) != 1
 
 
-def check_scales(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    q_scale: torch.Tensor | None,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-) -> None:
-    """Raises `ValueError` unless scales are None, or fp32 with e4m3: q_scale (B, H), k_scale and v_scale (B, H_kv)."""
-    for name, scale, heads in (("q_scale", q_scale, q), ("k_scale", k_scale, k), ("v_scale", v_scale, k)):
-        if scale is None:
-            continue
-        if q.dtype != E4M3:
-            raise ValueError(f"{name}: expected None, as q, k and v are {q.dtype} and not {E4M3}, got a tensor")
-        check_shape(name, scale, q.shape[0], heads.shape[2])
-        check_dtype(name, scale, torch.float32)
-        if scale.device != q.device:
-            raise ValueError(f"{name}: expected a tensor on {q.device}, got {scale.device}")
+def _rules(given: Given, dims: Dims) -> None:
+    """In e4m3 v may be contiguous along its keys, and there may be scales."""
+    option_rules(given, dims, "k")
+    if given["q"].dtype != E4M3:
+        check_layout("v", given["v"], "rows")
+        for name in ("q_scale", "k_scale", "v_scale"):
+            if given.get(name) is not None:
+                wanted = f"None, as q, k and v are {given['q'].dtype} and not {E4M3}"
+                raise ValueError(f"{name}: expected {wanted}, got a tensor")
+    elif not keys_contiguous(given["v"]):
+        check_layout("v", given["v"], "rows")
 
 
 def _scaled(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
@@ -289,9 +273,28 @@ def _case(T: int, S: int, H: int, H_kv: int, D: int, causal: bool, B: int = 1, *
     return Case(B=B, T=T, S=S, H=H, H_kv=H_kv, D=D, causal=causal, **more)
 
 
+CONTRACT = Contract(
+    {
+        "q": Argument("B T H D", (*FLOATS, E4M3)),
+        "k": Argument("B S H_kv D", "q"),
+        "v": Argument("B S H_kv D", "q", layout="any"),
+        "sinks": SINKS,
+        "q_scale": Argument("B H", (torch.float32,), layout="any", optional=True),
+        "k_scale": Argument("B H_kv", (torch.float32,), layout="any", optional=True),
+        "v_scale": Argument("B H_kv", (torch.float32,), layout="any", optional=True),
+    },
+    {
+        "out": Result("B T H D", lambda given: torch.bfloat16 if given["q"].dtype == E4M3 else given["q"].dtype),
+        "lse": Result("B T H", torch.float32, when="return_lse", layout="any"),
+    },
+    _rules,
+    scheme=lambda given: "fp8_e4m3" if given["q"].dtype == E4M3 else DTYPE_NAMES[given["q"].dtype],
+    case=lambda given: {"v_columns": True} if keys_contiguous(given["v"]) else {},
+)
 SPEC = OpSpec(
     name="flash_attention",
     reference=reference,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("out", "lse"),

@@ -14,24 +14,26 @@ import torch
 from rooflab.reference.attention import (
     HEADS,
     OPTIONS,
+    SINKS,
     TILE_EDGES,
     Scores,
     attend,
     attention_cost,
-    check_options,
     error_bounds,
     get_scale,
     listen,
     low_precision,
+    option_rules,
     other_scores,
     seen_keys,
     shout,
     with_heads,
 )
+from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.flash_attention import options
 from rooflab.reference.pages import turned
-from rooflab.reference.rules import check_dtype, check_offsets, check_shape
+from rooflab.reference.rules import check_offsets
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -60,10 +62,8 @@ def reference(
     `return_lse` the log-sum-exp (T, H) too. Options as in `flash_attention`. Raises `ValueError` if a row belongs to no
     sequence, because its result is undefined.
     """
-    check_operands(q, k, v, cu_seqlens_q, cu_seqlens_k)
-    check_lengths("cu_seqlens_q", cu_seqlens_q, len(q), max_seqlen_q)
-    check_lengths("cu_seqlens_k", cu_seqlens_k, len(k), max_seqlen_k)
-    check_options(q, causal, window, softcap, sinks)
+    given = locals()
+    check_lengths(given, CONTRACT.check(given, any_dtype=True))
     scores = Scores(get_scale(q, softmax_scale), softcap)
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
@@ -73,30 +73,21 @@ def reference(
     return (out, lse) if return_lse else out
 
 
-def check_operands(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor
-) -> None:
-    """Raises `ValueError` unless the tensors have the shapes of `reference`, and q, k and v one dtype."""
-    check_shape("q", q, None, None, None)
-    _, H, D = q.shape
-    check_shape("k", k, None, None, D)
-    check_shape("v", v, *k.shape)
-    check_dtype("k", k, q.dtype)
-    check_dtype("v", v, q.dtype)
-    check_shape("cu_seqlens_q", cu_seqlens_q, None)
-    check_shape("cu_seqlens_k", cu_seqlens_k, len(cu_seqlens_q))
-    if len(cu_seqlens_q) == 0:
-        raise ValueError("cu_seqlens_q: expected at least the offset 0, got none")
-    if k.shape[1] == 0 or H % k.shape[1]:
-        raise ValueError(f"k: expected a number of heads that divides q's {H}, got {k.shape[1]}")
+def _rules(given: Given, dims: Dims) -> None:
+    option_rules(given, dims, "k")
+    for name in ("max_seqlen_q", "max_seqlen_k"):
+        if given[name] < 0:
+            raise ValueError(f"{name}: expected at least 0, got {given[name]}")
 
 
-def check_lengths(name: str, offsets: torch.Tensor, end: int, longest: int) -> None:
-    """Raises `ValueError` unless the offsets go from 0 to `end`, never fall, and differ by at most `longest`."""
-    check_offsets(name, offsets, end)
-    most = max((after - before for before, after in pairwise(offsets.tolist())), default=0)
-    if most > longest:
-        raise ValueError(f"max_seqlen_{name[-1]}: expected at least {most}, the longest, got {longest}")
+def check_lengths(given: Given, dims: Dims) -> None:
+    """Raises `ValueError` unless offsets begin at 0, never fall, end at T and S, and differ by at most the longest."""
+    for letter, end in (("q", dims["T"]), ("k", dims["S"])):
+        offsets, longest = given[f"cu_seqlens_{letter}"], given[f"max_seqlen_{letter}"]
+        check_offsets(f"cu_seqlens_{letter}", offsets, end)
+        most = max((after - before for before, after in pairwise(offsets.tolist())), default=0)
+        if most > longest:
+            raise ValueError(f"max_seqlen_{letter}: expected at least {most}, the longest, got {longest}")
 
 
 def _spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> Iterator[tuple[slice, slice]]:
@@ -224,9 +215,25 @@ def _model(*heads: int, long: int = 8) -> tuple[Case, ...]:
     return tuple(_case(B, T, T, (heads[0], heads[1], heads[2]), True) for B, T in ((4, 512), (long, 2048)))
 
 
+OFFSETS = Argument("B+1", (torch.int32,), layout="contiguous")
+CONTRACT = Contract(
+    {
+        "q": Argument("T H D", FLOATS),
+        "k": Argument("S H_kv D", "q"),
+        "v": Argument("S H_kv D", "q"),
+        "cu_seqlens_q": OFFSETS,
+        "cu_seqlens_k": OFFSETS,
+        "sinks": SINKS,
+    },
+    {"out": Result("T H D", "q"), "lse": Result("T H", torch.float32, when="return_lse", layout="any")},
+    _rules,
+    bounds=check_lengths,
+    case=lambda given: {"T": given["max_seqlen_q"], "S": given["max_seqlen_k"]},
+)
 SPEC = OpSpec(
     name="flash_attention_varlen",
     reference=reference,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("out", "lse"),

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import torch
 
+from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
-from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -27,17 +27,14 @@ def reference(outs: torch.Tensor, lses: torch.Tensor) -> Outputs:
     FlashAttention-2 writes it; the output of such a part is ignored, even if it is NaN. Returns (T, H, D) and (T, H); a
     row for which no part saw a key gives 0 and -inf.
     """
-    check_shapes(outs, lses)
+    CONTRACT.check(locals(), any_dtype=True)
     weights, lse = _weights(lses)
     kept = outs.double().masked_fill(lses.isinf()[..., None], 0.0)
     return (weights[..., None] * kept).sum(0), lse
 
 
-def check_shapes(outs: torch.Tensor, lses: torch.Tensor) -> None:
-    """Raises `ValueError` unless outs is (P, T, H, D) and lses (P, T, H), P >= 1."""
-    check_shape("outs", outs, None, None, None, None)
-    check_shape("lses", lses, *outs.shape[:3])
-    if outs.shape[0] == 0:
+def _rules(given: Given, dims: Dims) -> None:
+    if dims["P"] == 0:
         raise ValueError("outs: expected at least one part, got none")
 
 
@@ -119,9 +116,15 @@ def _model(H: int, D: int) -> tuple[Case, ...]:
     return _case(2, 64, H, D), _case(16, 1, H, D), _case(8, 64, H, D)
 
 
+CONTRACT = Contract(
+    {"outs": Argument("P T H D", FLOATS), "lses": Argument("P T H", (torch.float32,), layout="any")},
+    {"out": Result("T H D", "outs"), "lse": Result("T H", torch.float32, layout="any")},
+    _rules,
+)
 SPEC = OpSpec(
     name="merge_attention_states",
     reference=reference,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("out", "lse"),

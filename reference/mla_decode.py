@@ -22,9 +22,9 @@ from rooflab.reference.attention import (
     seen_keys,
     shout,
 )
+from rooflab.reference.contract import Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import check_pages, dealt_pages, drawn_lengths, gathered, used_slots
-from rooflab.reference.rules import check_shape
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -49,8 +49,8 @@ def reference(
     of any value; seq_lens: (B,) int32; returns (B, H, latent_dim), and with `return_lse` the log-sum-exp (B, H). An
     empty sequence gives 0 and -inf.
     """
-    check_args(q, kv_cache, block_table, seq_lens, latent_dim)
-    check_pages(block_table, seq_lens, kv_cache.shape[0], kv_cache.shape[1], len(q))
+    given = locals()
+    bounds(given, CONTRACT.check(given, any_dtype=True))
     results = []
     for b, length in enumerate(seq_lens.tolist()):
         kv = gathered(kv_cache, block_table[b], length)[:, None]
@@ -60,17 +60,14 @@ def reference(
     return (out, lse) if return_lse else out
 
 
-def check_args(
-    q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor, latent_dim: int
-) -> None:
-    """Raises `ValueError` unless shapes and `latent_dim` are those of `reference`."""
-    check_shape("q", q, None, None, None)
-    B, _, D = q.shape
-    check_shape("kv_cache", kv_cache, None, None, D)
-    check_shape("block_table", block_table, B, None)
-    check_shape("seq_lens", seq_lens, B)
-    if not 1 <= latent_dim <= D:
-        raise ValueError(f"latent_dim: expected 1 to {D}, q's last dimension, got {latent_dim}")
+def _rules(given: Given, dims: Dims) -> None:
+    if not 1 <= given["latent_dim"] <= dims["D"]:
+        raise ValueError(f"latent_dim: expected 1 to {dims['D']}, q's last dimension, got {given['latent_dim']}")
+
+
+def bounds(given: Given, dims: Dims) -> None:
+    """Raises `ValueError` on lengths beyond the table, and on pages beyond the cache."""
+    check_pages(given["block_table"], given["seq_lens"], dims["num_blocks"], dims["block_size"], dims["B"])
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
@@ -168,9 +165,22 @@ def _case(B: int, context: int, H: int, block_size: int = 64, ragged: bool = Fal
 DEEPSEEK = (_case(1, 4096, 128), _case(64, 4096, 128), _case(64, 4096, 128, ragged=True), _case(32, 4096, 16))
 """All 128 heads on one GPU; then the 16 heads of one GPU out of eight."""
 
+CONTRACT = Contract(
+    {
+        "q": Argument("B H D", (torch.float16, torch.bfloat16)),
+        "kv_cache": Argument("num_blocks block_size D", "q"),
+        "block_table": Argument("B max_blocks", (torch.int32,)),
+        "seq_lens": Argument("B", (torch.int32,), layout="contiguous"),
+    },
+    {"out": Result("B H latent_dim", "q"), "lse": Result("B H", torch.float32, when="return_lse", layout="any")},
+    _rules,
+    bounds=bounds,
+    case=lambda given: {"latent": given["latent_dim"], "rotary": given["q"].shape[-1] - given["latent_dim"]},
+)
 SPEC = OpSpec(
     name="mla_decode",
     reference=reference,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("out", "lse"),

@@ -19,21 +19,22 @@ from rooflab.reference.attention import (
     Scores,
     attend,
     attention_cost,
-    check_options,
     error_bounds,
     get_scale,
     listen,
     low_precision,
+    option_rules,
     other_scores,
     seen_keys,
     shout,
     with_heads,
 )
+from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
-from rooflab.reference.flash_attention import options
+from rooflab.reference.flash_attention import E4M3, options
 from rooflab.reference.pages import check_pages, dealt_pages, drawn_lengths, gathered, turned, used_slots
 from rooflab.reference.rules import check_dtype, check_shape
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import DTYPE_NAMES, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 
@@ -64,12 +65,8 @@ def reference(
     `flash_attention`. What no query sees, slots and entries of the table, may hold anything. Raises `ValueError` if a
     row of q belongs to no sequence, because its result is undefined.
     """
-    check_shape("v_cache", v_cache, *k_cache.shape)
-    check_shape("block_table", block_table, len(seq_lens), None)
-    check_options(q, True, window, softcap, sinks)
-    for name, cache, scale in (("k_cache", k_cache, k_scale), ("v_cache", v_cache, v_scale)):
-        check_dtype(name, cache, q.dtype if scale is None else torch.float8_e4m3fn)
-    check_pages(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1], len(q), cu_seqlens_q, window)
+    given = locals()
+    bounds(given, CONTRACT.check(given, any_dtype=True))
     scores = Scores(get_scale(q, softmax_scale), softcap)
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float64, device=q.device)
@@ -77,6 +74,32 @@ def reference(
     for rows, k, v, seen in _sequences(q, caches, block_table, seq_lens, cu_seqlens_q, window):
         out[rows], lse[rows] = attend(q[rows], k, v, seen, scores, sinks)
     return (out, lse) if return_lse else out
+
+
+def _rules(given: Given, dims: Dims) -> None:
+    """Without `cu_seqlens_q` a sequence has one query; a cache with scales is e4m3, and others have the dtype of q."""
+    option_rules(given, dims, "k_cache")
+    if given.get("cu_seqlens_q") is None:
+        check_shape("seq_lens", given["seq_lens"], dims["T"])
+    elif dims["T"] and not dims["B"]:
+        raise ValueError(f"seq_lens: expected a sequence for q's {dims['T']} queries, got none")
+    for cache, scale in (("k_cache", "k_scale"), ("v_cache", "v_scale")):
+        check_dtype(cache, given[cache], given["q"].dtype if given.get(scale) is None else E4M3)
+
+
+def bounds(given: Given, dims: Dims) -> None:
+    """Raises `ValueError` on lengths, query bounds or pages that do not fit; only pages that a query sees are looked
+    at, and with a `window` only those in it."""
+    check_pages(
+        given["block_table"], given["seq_lens"], dims["num_blocks"], dims["block_size"], dims["T"],
+        given.get("cu_seqlens_q"), given.get("window"),
+    )  # fmt: skip
+
+
+def _scheme(given: Given) -> str:
+    """Queries of fp32 are multiplied in fp32, with any dtype of the cache."""
+    q, cache = given["q"].dtype, given["k_cache"].dtype
+    return DTYPE_NAMES[q] if q == torch.float32 or cache == q else "kv_fp8"
 
 
 def _sequences(
@@ -247,9 +270,28 @@ def _decode(H: int, H_kv: int, D: int) -> tuple[Case, ...]:
     return tuple(_case(B, context, H, H_kv, D) for B in (1, 16) for context in (512, 4096))
 
 
+CONTRACT = Contract(
+    {
+        "q": Argument("T H D", FLOATS),
+        "k_cache": Argument("num_blocks block_size H_kv D", (*FLOATS, E4M3)),
+        "v_cache": Argument("num_blocks block_size H_kv D", (*FLOATS, E4M3)),
+        "block_table": Argument("B max_blocks", (torch.int32,)),
+        "seq_lens": Argument("B", (torch.int32,), layout="contiguous"),
+        "cu_seqlens_q": Argument("B+1", (torch.int32,), layout="contiguous", optional=True),
+        "sinks": Argument("H", (torch.float32,), layout="contiguous", optional=True),
+        "k_scale": Argument("H_kv", (torch.float32,), layout="contiguous", optional=True),
+        "v_scale": Argument("H_kv", (torch.float32,), layout="contiguous", optional=True),
+    },
+    {"out": Result("T H D", "q"), "lse": Result("T H", torch.float32, when="return_lse", layout="any")},
+    _rules,
+    bounds=bounds,
+    scheme=_scheme,
+    case=lambda given: {"queries": -(-len(given["q"]) // max(len(given["seq_lens"]), 1))},
+)
 SPEC = OpSpec(
     name="paged_attention",
     reference=reference,
+    contract=CONTRACT,
     make_inputs=make_inputs,
     cost=cost,
     outputs=("out", "lse"),

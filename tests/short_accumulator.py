@@ -23,7 +23,7 @@ import torch
 from rooflab.bench.emulate.ours import every_launch
 from rooflab.bench.emulator import QUICK, Launches
 from rooflab.bench.emulator.launch import emulate
-from rooflab.kernels.flash_attention import _fp8_device, fp8
+from rooflab.kernels.flash_attention import _tma_device, fp8
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import Case, Inputs, get_scheme
 
@@ -58,7 +58,7 @@ CONFIG = fp8.Config(64, 128, num_warps=4, num_stages=2)
 
 def with_one_sum(folder: str) -> ModuleType:
     """The device code whose tensor cores keep all keys in one sum."""
-    text = Path(_fp8_device.__file__).read_text()
+    text = Path(_tma_device.__file__).read_text()
     assert text.count(OWN_SUM) == 1
     file = Path(folder) / "with_one_sum.py"
     file.write_text(text.replace(OWN_SUM, ONE_SUM))
@@ -72,7 +72,7 @@ def with_one_sum(folder: str) -> ModuleType:
 def attention_errors(inputs: Inputs) -> dict[str, float]:
     spec, scheme = get_op("flash_attention"), get_scheme("fp8_e4m3")
     with every_launch(Short()):
-        found = fp8.flash_attention(**inputs, config=CONFIG)
+        found = fp8.fp8(**inputs, config=CONFIG)
     oracle = spec.oracle(inputs)
     (stats,) = spec.judge((found,), oracle, inputs, scheme)
     off, fp32 = (

@@ -8,9 +8,9 @@ from op_kernels import python_without_interpreter
 
 from rooflab.bench.compile.static import compile_kernel
 from rooflab.kernels.configs import legal_configs
-from rooflab.kernels.flash_attention import _ping_pong_softmax as device
-from rooflab.kernels.flash_attention import ping_pong
-from rooflab.kernels.flash_attention._tiles import section_heads
+from rooflab.kernels.flash_attention import _order_device as device
+from rooflab.kernels.flash_attention._launch import section_heads
+from rooflab.kernels.flash_attention._ping_pong_configs import PING_PONG, PingPongConfig
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.flash_attention import SPEC
 from rooflab.reference.spec import SCHEMES, Case
@@ -84,7 +84,7 @@ def judge(out, lse, q, k, v, **options):
 def alike():
     # A scale of 0: the mean of what is seen.
     q, k, v = (torch.randn(1, 5, 1, 64).bfloat16() for _ in "qkv")
-    out, lse = ping_pong.flash_attention(q, k, v, True, 0.0, return_lse=True)
+    out, lse = ping_pong.ping_pong(q, k, v, True, 0.0, return_lse=True)
     judge(out, lse, q, k, v, causal=True, softmax_scale=0.0)
 
 def far():
@@ -92,14 +92,14 @@ def far():
     k = torch.empty(2**31 + 64, dtype=torch.bfloat16).as_strided((1, 3, 1, 64), (2**32, 2**30, 64, 1))
     k.copy_(torch.randn(1, 3, 1, 64))
     q = torch.randn(1, 2, 1, 64).bfloat16()
-    judge(ping_pong.flash_attention(q, k, k), None, q, k, k)
+    judge(ping_pong.ping_pong(q, k, k), None, q, k, k)
 
 def still():
     # Blocks go from the last key to the first: the peak comes first and stands still over 127 more, whose sum is
     # that of the first block and must not drift.
     q, k = torch.zeros(1, 1, 1, 64), torch.zeros(1, 2**14, 1, 64)
     q[..., 0], k[0, -1, 0, 0] = 35.0, 15.0
-    _, lse = ping_pong.flash_attention(q.bfloat16(), k.bfloat16(), k.bfloat16(), return_lse=True)
+    _, lse = ping_pong.ping_pong(q.bfloat16(), k.bfloat16(), k.bfloat16(), return_lse=True)
     assert abs(lse.item() - 35 * 15 / 8) < 2e-5, lse.item()
 
 def lazy():
@@ -110,20 +110,20 @@ def lazy():
         q[:, ::5] *= 4
         for causal, sinks, cap in ((True, None, None), (False, torch.randn(H), 30.0)):
             given = [x.bfloat16() for x in (q, k, v)]
-            config = ping_pong.Config(128, 2, consumers, lazy=True)
+            config = PingPongConfig(128, 2, consumers, lazy=True)
             options = dict(causal=causal, sinks=sinks, softcap=cap)
-            out, lse = ping_pong.flash_attention(*given, **options, return_lse=True, config=config)
+            out, lse = ping_pong.ping_pong(*given, **options, return_lse=True, config=config)
             judge(out, lse, *given, **options)
     q, k, v = (torch.randn(1, T, 1, 64).bfloat16() for T in (90, 30, 30))
-    out, lse = ping_pong.flash_attention(q, k, v, True, return_lse=True, config=ping_pong.Config(128, 2, 2, lazy=True))
+    out, lse = ping_pong.ping_pong(q, k, v, True, return_lse=True, config=PingPongConfig(128, 2, 2, lazy=True))
     judge(out, lse, q, k, v, causal=True)
     assert (out[:, :60] == 0).all() and (lse[:, :60] == -torch.inf).all()
 
 def wide():
     # A window of more keys than there are hides nothing, however many.
     q, k, v = (torch.randn(1, 5, 1, 64).bfloat16() for _ in "qkv")
-    plain = ping_pong.flash_attention(q, k, v, True)
-    assert torch.equal(ping_pong.flash_attention(q, k, v, True, window=2**40), plain)
+    plain = ping_pong.ping_pong(q, k, v, True)
+    assert torch.equal(ping_pong.ping_pong(q, k, v, True, window=2**40), plain)
 
 with emulation(), emulating_triton(SM, properties(), handle):
     torch.manual_seed(0)
@@ -142,19 +142,19 @@ def test_configs_are_what_a_consumer_can_hold():
     legal = lambda D: {(c.block_n, c.stages, c.consumers) for c in legal_configs(KERNEL, case.but(D=D), BF16)}
     assert legal(64) == {(n, s, c) for n in (64, 128) for s in (2, 3, 4, 5) for c in (2, 3)}
     assert legal(128) == {(64, 2, 2), (64, 3, 2), (64, 4, 2), (64, 5, 2), (128, 2, 2)} and legal(256) == {(64, 2, 2)}
-    assert ping_pong.heuristic(case.but(D=192)) == ping_pong.Config(64, 2, 2)
+    assert PING_PONG.heuristic(case.but(D=192)) == PingPongConfig(64, 2, 2)
 
 
 def test_three_consumers_where_their_rounds_of_tiles_end_sooner():
     case = Case(B=2, T=8192, S=8192, H=16, H_kv=16, D=64, causal=True)
-    assert ping_pong.heuristic(case) == ping_pong.Config(128, 4, 3), "11 rounds of 192 rows, or 16 of 128"
-    assert ping_pong.heuristic(case.but(B=1, T=128)).consumers == 2, "one round of either"
+    assert PING_PONG.heuristic(case) == PingPongConfig(128, 4, 3), "11 rounds of 192 rows, or 16 of 128"
+    assert PING_PONG.heuristic(case.but(B=1, T=128)).consumers == 2, "one round of either"
 
 
 @pytest.mark.more
 def test_three_consumers_hold_their_registers_in_every_loop_of_products():
     case = Case(B=1, T=2048, S=2048, H=32, H_kv=8, D=64, causal=True)
-    (info,) = compile_kernel("flash_attention", "ping_pong", case, BF16, config=ping_pong.Config(128, 4, 3))
+    (info,) = compile_kernel("flash_attention", "ping_pong", case, BF16, config=PingPongConfig(128, 4, 3))
     loops = [body for body in info.loops if body.innermost and body.counts["wgmma"]]
     assert len(loops) == 6 and (info.threads, info.registers) == (512, 128)
     assert not any(body.counts["spill_load"] + body.counts["spill_store"] for body in loops)

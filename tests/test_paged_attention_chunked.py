@@ -39,11 +39,11 @@ def bounds(*counts):
 )
 def test_a_tile_holds_any_group_and_heads_and_pages_of_every_size(sizes, queries):
     inputs = inputs_of(**{"B": 1, "context": 20, **sizes}, queries=queries)
-    passes(chunked.paged_attention(**inputs, config=SMALL), inputs)
+    passes(chunked.chunked(**inputs, config=SMALL), inputs)
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("kernel", [chunked.paged_attention, library.paged_attention], ids=["chunked", "library"])
+@pytest.mark.parametrize("kernel", [chunked.chunked, library.library], ids=["chunked", "library"])
 @pytest.mark.parametrize("window", [None, 1, 17])
 def test_decode_rows_chunks_whole_prompts_and_none_at_all_in_one_call(kernel, window):
     inputs = inputs_of(5, 50, ragged=False)
@@ -54,7 +54,7 @@ def test_decode_rows_chunks_whole_prompts_and_none_at_all_in_one_call(kernel, wi
     passes(kernel(**inputs), inputs)
 
 
-@pytest.mark.parametrize("kernel", [chunked.paged_attention, library.paged_attention], ids=["chunked", "library"])
+@pytest.mark.parametrize("kernel", [chunked.chunked, library.library], ids=["chunked", "library"])
 def test_queries_before_the_first_key_see_nothing(kernel):
     inputs = inputs_of(2, 5)
     inputs["cu_seqlens_q"], inputs["q"] = bounds(9, 3), torch.randn(12, 4, 16)
@@ -66,9 +66,9 @@ def test_queries_before_the_first_key_see_nothing(kernel):
 def test_an_empty_sequence_with_a_sink_has_the_sink_s_log_sum_exp():
     inputs = inputs_of(3, 20, sinks=True, lse=True)
     inputs["seq_lens"][1] = 0
-    out, lse = chunked.paged_attention(**inputs, config=SMALL)
+    out, lse = chunked.chunked(**inputs, config=SMALL)
     assert torch.count_nonzero(out[1]) == 0 and torch.allclose(lse[1], inputs["sinks"])
-    _, lse = chunked.paged_attention(**{**inputs, "sinks": None}, config=SMALL)
+    _, lse = chunked.chunked(**{**inputs, "sinks": None}, config=SMALL)
     assert (lse[1] == -torch.inf).all()
 
 
@@ -80,7 +80,7 @@ def test_a_dominant_key_at_every_place_of_a_chunk():
         listen(inputs["q"], inputs["k_cache"])
         page = int(inputs["block_table"][0, position // 8])
         shout(inputs["k_cache"], inputs["v_cache"], (page, position % 8))
-        passes(chunked.paged_attention(**inputs, config=SMALL), inputs)
+        passes(chunked.chunked(**inputs, config=SMALL), inputs)
 
 
 @pytest.mark.parametrize("block_n", [16, 64])
@@ -89,20 +89,20 @@ def test_what_lies_before_every_window_may_be_anything(block_n):
     inputs = inputs_of(2, 70, queries=3, window=17)
     inputs["seq_lens"][1] = 0
     config = chunked.Config(16, block_n, num_warps=4, num_stages=1)
-    plain = chunked.paged_attention(**inputs, config=config)
+    plain = chunked.chunked(**inputs, config=config)
     for name in ("k_cache", "v_cache"):
         inputs[name][inputs["block_table"][0, :6].long()] = torch.nan
-    assert torch.equal(chunked.paged_attention(**inputs, config=config), plain)
+    assert torch.equal(chunked.chunked(**inputs, config=config), plain)
     inputs["block_table"][0, :6] = torch.tensor([2**31 - 1, -(2**31), -1, 9999, -1, -1])
-    assert torch.equal(chunked.paged_attention(**inputs, config=config), plain)
+    assert torch.equal(chunked.chunked(**inputs, config=config), plain)
 
 
 def test_a_window_wider_than_32_bits_can_subtract_hides_nothing():
     inputs = inputs_of(2, 20, queries=3)
     inputs["seq_lens"][1] = 0
-    plain = chunked.paged_attention(**inputs, config=SMALL)
-    assert torch.equal(chunked.paged_attention(**inputs, window=2**40, config=SMALL), plain)
-    assert torch.equal(chunked.paged_attention(**inputs, window=2**31 - 1, config=SMALL), plain)
+    plain = chunked.chunked(**inputs, config=SMALL)
+    assert torch.equal(chunked.chunked(**inputs, window=2**40, config=SMALL), plain)
+    assert torch.equal(chunked.chunked(**inputs, window=2**31 - 1, config=SMALL), plain)
 
 
 def test_no_batch_has_more_tiles_than_the_grid():
@@ -129,9 +129,9 @@ def test_traffic_is_cost_but_for_shared_pages_and_lengths_that_are_seen():
 
 def test_refusals():
     inputs = SPEC.make_inputs(Case(B=1, context=9, H=1, H_kv=1, D=264, block_size=8, ragged=False), FP32, META, 0)
-    assert "needs a head_dim up to 256, got 264" in str(KERNEL.why_not_args(inputs))
+    assert "q: expected a head_dim up to 256, got 264" in str(KERNEL.why_not_args(inputs))
     with pytest.raises(ValueError, match="seq_lens: expected a sequence for q's 3 queries, got none"):
         empty = {"block_table": torch.zeros(0, 2, dtype=torch.int32), "seq_lens": bounds()[1:]}
-        chunked.paged_attention(**inputs_of(1, 20, queries=3) | empty | {"cu_seqlens_q": bounds()})
+        chunked.chunked(**inputs_of(1, 20, queries=3) | empty | {"cu_seqlens_q": bounds()})
     none = {"q": torch.zeros(0, 4, 16), "cu_seqlens_q": bounds(0, 0, 0)}
-    assert chunked.paged_attention(**inputs_of(3, 20) | none).shape == (0, 4, 16)
+    assert chunked.chunked(**inputs_of(3, 20) | none).shape == (0, 4, 16)

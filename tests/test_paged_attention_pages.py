@@ -65,22 +65,22 @@ def same(found, wanted):
     return all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
 
 with every_launch(Launches()):
-    plain = tma_pages.paged_attention(**inputs)
+    plain = tma_pages.tma_pages(**inputs)
     # No key and a sink of -inf: nothing, and not -inf - -inf.
     sinks = torch.tensor([-torch.inf] * 2)
-    assert same(tma_pages.paged_attention(**inputs, sinks=sinks), plain)
+    assert same(tma_pages.tma_pages(**inputs, sinks=sinks), plain)
     # A window of more keys than 32 bits hold hides nothing.
-    assert same(tma_pages.paged_attention(**inputs, window=2**40), plain)
+    assert same(tma_pages.tma_pages(**inputs, window=2**40), plain)
     # All pages of a head together, and keys in another order than values; a table inside of a wider one.
     moved = dict(inputs, block_table=torch.nn.functional.pad(inputs["block_table"], (3, 2), value=-7)[:, 3:-2])
     moved["k_cache"] = inputs["k_cache"].permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
-    assert same(tma_pages.paged_attention(**moved), plain)
+    assert same(tma_pages.tma_pages(**moved), plain)
     # Pages before every window have been given back.
-    windowed = tma_pages.paged_attention(**inputs, window=17)
+    windowed = tma_pages.tma_pages(**inputs, window=17)
     inputs["v_cache"][inputs["block_table"][0, :6].long()] = torch.nan
-    assert same(tma_pages.paged_attention(**inputs, window=17), windowed)
+    assert same(tma_pages.tma_pages(**inputs, window=17), windowed)
     inputs["block_table"][0, :6] = torch.tensor([-1, 2**31 - 1, -(2**31), -1, 0, 0])
-    assert same(tma_pages.paged_attention(**inputs, window=17), windowed)
+    assert same(tma_pages.tma_pages(**inputs, window=17), windowed)
 """
 
 
@@ -108,14 +108,15 @@ def test_refusals_name_a_rung_that_takes_it():
 
     assert reason() is None and reason(queries=1) is None and reason(D=72, block_size=256) is None
     assert "paged_attention/chunked takes it" in reason("fp32")
-    assert "block_size that is a power of two from 8 on, got 24; paged_attention/chunked" in reason(block_size=24)
+    assert "pages of a power of two of at least 8 tokens, got 24; paged_attention/chunked" in reason(block_size=24)
     assert "got 1;" in reason(block_size=1)
     assert "head_dim of whole 16 bytes up to 256, got 68" in reason(D=68)
     assert "has no 'k_scale'" in reason("kv_fp8")
     apart = torch.empty_strided((2**23, 16, 2, 64), (16 * 128 + 8, 128, 64, 1), dtype=torch.bfloat16, device=META)
-    assert "larger common factor" in tma_pages.why_not_taken(apart[0, :3, :1], apart, apart)
+    given = {"q": apart[0, :3, :1], "k_cache": apart, "v_cache": apart, "block_table": None, "seq_lens": None}
+    assert "larger common factor" in KERNEL.why_not_args(given).reason
     with pytest.raises(ValueError, match="got 24; paged_attention/chunked takes any"):
-        tma_pages.paged_attention(**SPEC.make_inputs(case_of(block_size=24), BF16, torch.device("cpu"), 0))
+        tma_pages.tma_pages(**SPEC.make_inputs(case_of(block_size=24), BF16, torch.device("cpu"), 0))
 
 
 NOT_SPECIALIZED = """

@@ -40,7 +40,7 @@ def run(inputs, **more):
         races.extend(emulate(launch, size, args).races)
 
     with emulating_cuda(handle):
-        found = split_kv.paged_attention(**inputs, **more)
+        found = split_kv.split_kv(**inputs, **more)
     assert races == []
     return found, grids
 
@@ -239,7 +239,7 @@ def test_parts_are_added_in_one_order_whoever_comes_last_and_the_counters_are_ze
 
     for seed in (0, 1):
         with emulating_cuda(lambda *launch, seed=seed: twice(*launch, seed)):
-            found.append(split_kv.paged_attention(**inputs, config=config))
+            found.append(split_kv.split_kv(**inputs, config=config))
     passes(found[0], inputs)
     assert all(torch.equal(bits[0], other) for other in bits)
     assert torch.equal(found[0][1], found[1][1])
@@ -255,7 +255,7 @@ def test_a_weaker_order_at_the_counter_is_a_race(order):
         races.extend(emulate(replace(launch, ptx=ptx), size, args).races)
 
     with emulating_cuda(weakened):
-        split_kv.paged_attention(**inputs, config=split_kv.Config(warps=1, num_stages=2, ctas_per_sm=1, least=2))
+        split_kv.split_kv(**inputs, config=split_kv.Config(warps=1, num_stages=2, ctas_per_sm=1, least=2))
     assert races and all("write-read race on global memory" in race for race in races)
 
 
@@ -299,18 +299,18 @@ def test_launches_that_may_run_at_once_have_different_counters(monkeypatch):
 @pytest.mark.gpu
 def test_graphs_that_replay_at_once_and_launches_between_them_agree():
     inputs = SPEC.make_inputs(case_of(16, 1000, 32, 8, 128), BF16, torch.device("cuda"), 0)
-    want, graphs = split_kv.paged_attention(**inputs), []
+    want, graphs = split_kv.split_kv(**inputs), []
     for _ in range(2):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            out = split_kv.paged_attention(**inputs)
+            out = split_kv.split_kv(**inputs)
         graphs.append((graph, out, torch.cuda.Stream()))
     torch.cuda.synchronize()
     for _ in range(50):
         for graph, _, stream in graphs:
             with torch.cuda.stream(stream):
                 graph.replay()
-        found = split_kv.paged_attention(**inputs)
+        found = split_kv.split_kv(**inputs)
     torch.cuda.synchronize()
     assert all(torch.equal(want, out) for out in (found, *(out for _, out, _ in graphs)))
 
@@ -336,9 +336,9 @@ def test_refusals_name_a_rung_that_takes_it():
     assert "a multiple of 16 up to 256, got 72" in reason(LLAMA.but(D=72))
     assert "has no 'cu_seqlens_q'" in reason(LLAMA.but(queries=3))
     fp8 = SPEC.make_inputs(LLAMA, FP8, META, 0)
-    assert "k_scale and v_scale together" in str(KERNEL.why_not_args({**fp8, "v_scale": None}))
+    assert "expected k_scale and v_scale together" in str(KERNEL.why_not_args({**fp8, "v_scale": None}))
     odd = torch.empty(9, 16, 8, 72, dtype=torch.bfloat16, device=META)[..., 4:68]
     assert unaligned(odd) and not unaligned(odd.contiguous())
-    with pytest.raises(ValueError, match="multiples of 16 bytes; paged_attention/chunked takes any"):
+    with pytest.raises(ValueError, match="k_cache: expected .* of 16 bytes, .*; paged_attention/chunked takes any"):
         inputs = SPEC.make_inputs(case_of(H_kv=1), BF16, CPU, 0)
         run(inputs | {"k_cache": torch.zeros(*inputs["k_cache"].shape[:3], 68, dtype=torch.bfloat16)[..., 4:]})

@@ -31,29 +31,29 @@ def test_what_lies_out_of_place_is_named():
         ({"cu_seqlens_q": (1, 7)}, "cu_seqlens_q: expected offsets from 0"),
         ({"cu_seqlens_q": (0, 1)}, "cu_seqlens_q: expected offsets from 0"),
     ]:
-        for call in (chunked.paged_attention, get_op("paged_attention").reference):
+        for call in (chunked.chunked, get_op("paged_attention").reference):
             with pytest.raises(ValueError, match=message):
                 call(**given(**change))
 
 
 def test_what_no_query_sees_may_be_anything():
     for change in ({}, {"block_table": ((0, 3), -1)}):
-        chunked.paged_attention(**given(**change))
+        chunked.chunked(**given(**change))
     idle = given(block_table=((1, 0), -1), cu_seqlens_q=(2, 3))
-    chunked.paged_attention(**idle | {"q": idle["q"][:3]})
+    chunked.chunked(**idle | {"q": idle["q"][:3]})
     freed = given(block_table=((0, 0), -1))
-    chunked.paged_attention(**freed, window=10)
+    chunked.chunked(**freed, window=10)
     with pytest.raises(ValueError, match="block_table: expected pages"):
-        chunked.paged_attention(**freed, window=11)
+        chunked.chunked(**freed, window=11)
 
 
 def test_latents_pages_too():
     case = Case.parse("B=2,context=20,H=2,latent=32,rotary=16,block_size=8,ragged=false")
     inputs = get_op("mla_decode").make_inputs(case, SCHEMES["fp16"], CPU, 0)
     inputs["block_table"][0, 3] = 99
-    latents.mla_decode(**inputs)
+    latents.naive(**inputs)
     inputs["block_table"][0, 0] = 99
-    for call in (latents.mla_decode, get_op("mla_decode").reference):
+    for call in (latents.naive, get_op("mla_decode").reference):
         with pytest.raises(ValueError, match="block_table: expected pages below 9 up to each length, got 99"):
             call(**inputs)
 

@@ -17,7 +17,7 @@ ONE = torch.ones(1)
 ATTENTION = [
     ({"softcap": 0.0}, "softcap: expected more than 0, got 0.0"),
     ({"softcap": -1.0}, "softcap: expected more than 0, got -1.0"),
-    ({"sinks": ONE}, r"sinks: expected shape \(4\), got \(1,\)"),
+    ({"sinks": ONE}, r"sinks: expected shape \(H=4\), got \(1,\)"),
     ({"window": 0}, "window: expected at least 1"),
 ]
 SIZES = "H=4,H_kv=2,D=64,causal=true"
@@ -53,7 +53,7 @@ CASES: list[tuple[str, str, str, list[tuple[dict[str, Any], str]]]] = [
         "paged_attention",
         "kv_fp8",
         "B=2,context=20,H=4,H_kv=2,D=64,block_size=16,ragged=false",
-        [({"k_cache": torch.ones(7, 16, 2, 64).to(E5M2)}, f"k_cache: expected {E4M3}, got {E5M2}")],
+        [({"k_cache": torch.ones(7, 16, 2, 64).to(E5M2)}, f"k_cache: expected .*{E4M3}, got {E5M2}")],
     ),
     (
         "mla_decode",
@@ -87,8 +87,8 @@ CASES: list[tuple[str, str, str, list[tuple[dict[str, Any], str]]]] = [
         "fp32",
         "T=2,H=8,eps=1e-6",
         [
-            ({"residual": torch.ones(1, 8)}, r"residual: expected shape \(2, 8\), got \(1, 8\)"),
-            ({"weight": ONE}, r"weight: expected shape \(8\), got \(1,\)"),
+            ({"residual": torch.ones(1, 8)}, r"residual: expected shape \(.*2, .*8\), got \(1, 8\)"),
+            ({"weight": ONE}, r"weight: expected shape \(.*8\), got \(1,\)"),
             ({"quantize": "fp8_e5m2"}, "quantize: expected None, 'int8' or 'fp8_e4m3', got 'fp8_e5m2'"),
         ],
     ),

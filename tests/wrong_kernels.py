@@ -170,7 +170,7 @@ def in_int64(blocks, row_bytes):
 
 def drops_the_last_key(q, k, v, causal=False, softmax_scale=None):
     """Among 16384 keys that weigh the same this is within any honest tolerance; the planted key shows it."""
-    return naive.flash_attention(q, k[:, :-1], v[:, :-1], causal, softmax_scale)
+    return naive.naive(q, k[:, :-1], v[:, :-1], causal, softmax_scale)
 
 
 @right(STORE)

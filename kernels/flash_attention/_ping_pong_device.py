@@ -19,15 +19,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import globaltimer, smid
 
 from rooflab.kernels import _attention as shared
+from rooflab.kernels.flash_attention._order_device import count_tiles, nth_tile, place
 from rooflab.kernels.flash_attention._ping_pong_softmax import (
     ROWS,
     capped,
-    count_tiles,
     kinds,
     masked,
-    nth_tile,
     packed,
-    place,
     rescaled,
     softmax,
     unpacked,
@@ -92,7 +90,7 @@ def _produce(
 
 @gluon.jit
 def _step(
-    q_tile, keys, values, barriers, weights, shrink, accumulator, peak, total, slot, phase, v_slot, v_phase, turn_phase,
+    q_tile, keys, values, barriers, weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase,
     first, begin, row, T, S, window, scales,
     CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, NTH: gl.constexpr,
     LAZY: gl.constexpr, MASKED: gl.constexpr, layout: gl.constexpr,
@@ -128,7 +126,7 @@ def _step(
         scores = capped(scores, stretch, cap)
     if MASKED:
         scores = masked(scores, first, row, T, S, window, BLOCK_N, CAUSAL)
-    weights, peak, total, shrink = softmax(scores, peak, total, scale, MASKED, LAZY)
+    weights, m_i, l_i, shrink = softmax(scores, m_i, l_i, scale, MASKED, LAZY)
     if CONSUMERS == 2:
         weights = packed(weights, keys.dtype)
     else:
@@ -143,30 +141,30 @@ def _step(
         mbarrier.wait(turn.index(NTH), turn_phase ^ 1, pred=first > begin)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(v_empty.index(used))
-    return weights, shrink, accumulator, peak, total, slot, phase, v_slot, v_phase, turn_phase ^ 1
+    return weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase ^ 1
 
 
 @gluon.jit
 def _finish(
-    out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, b, h, row, staged, accumulator, peak,
-    total, D: gl.constexpr,
+    out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, b, h, row, staged, accumulator, m_i,
+    l_i, D: gl.constexpr,
 ):  # fmt: skip
     """Divides by the sum, including the head's sink, and stores."""
     layout: gl.constexpr = accumulator.type.layout
-    shift = peak
-    share = gl.full((ROWS,), 1.0, gl.float32, peak.type.layout)
+    shift = m_i
+    share = gl.full((ROWS,), 1.0, gl.float32, m_i.type.layout)
     if sinks is not None:
         sink = gl.load(sinks + h * sinks_stride) * LOG2E
         highest = gl.maximum(shift, sink)
         share = gl.exp2(shift - highest)
-        total = total * share + gl.exp2(sink - highest)
+        l_i = l_i * share + gl.exp2(sink - highest)
         shift = highest
     if lse is not None:
-        offsets = row + gl.arange(0, ROWS, peak.type.layout)
-        natural = gl.where(total == 0.0, float("-inf"), (shift + gl.log2(total)) * LN2)
+        offsets = row + gl.arange(0, ROWS, m_i.type.layout)
+        natural = gl.where(l_i == 0.0, float("-inf"), (shift + gl.log2(l_i)) * LN2)
         base = lse + b.to(gl.int64) * lse_stride_b + h.to(gl.int64) * lse_stride_h
         gl.store(base + offsets.to(gl.int64) * lse_stride_t, natural, mask=offsets < T)
-    share = share / gl.where(total == 0.0, 1.0, total)
+    share = share / gl.where(l_i == 0.0, 1.0, l_i)
     result = accumulator * gl.convert_layout(share, gl.SliceLayout(1, layout))[:, None]
     staged.store(result.to(out.dtype))
     fence_async_shared()
@@ -218,8 +216,8 @@ def _consume(
         if cap is not None:
             scores = capped(scores, stretch, cap)
         scores = masked(scores, first, row, T, S, window, BLOCK_N, CAUSAL)
-        peak = gl.full((ROWS,), float("-inf"), gl.float32, rows)
-        weights, peak, total, shrink = softmax(scores, peak, gl.zeros((ROWS,), gl.float32, rows), scale, True, LAZY)
+        m_i = gl.full((ROWS,), float("-inf"), gl.float32, rows)
+        weights, m_i, l_i, shrink = softmax(scores, m_i, gl.zeros((ROWS,), gl.float32, rows), scale, True, LAZY)
         if CONSUMERS == 2:
             weights = packed(weights, keys.dtype)
         accumulator = gl.zeros((ROWS, D), gl.float32, layout)
@@ -232,8 +230,8 @@ def _consume(
                 steps = (crossed, whole, far)[kind]
                 for _ in range(steps):
                     first -= BLOCK_N
-                    weights, shrink, accumulator, peak, total, slot, phase, v_slot, v_phase, turn_phase = _step(
-                        q_tile, keys, values, barriers, weights, shrink, accumulator, peak, total, slot, phase, v_slot,
+                    weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = _step(
+                        q_tile, keys, values, barriers, weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot,
                         v_phase, turn_phase, first, begin, row, T, S, window, scales,
                         CONSUMERS, BLOCK_N, STAGES, CAUSAL, NTH, LAZY, kind != 1, scores_layout,
                     )  # fmt: skip
@@ -252,7 +250,7 @@ def _consume(
             tma.store_wait(pendings=0)  # TMA has read the data staged here before
         _finish(
             out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride, T, head // H, head % H, row,
-            staged.index(NTH), accumulator, peak, total, D,
+            staged.index(NTH), accumulator, m_i, l_i, D,
         )  # fmt: skip
         if OUT_IN_Q:
             tma.store_wait(pendings=0)

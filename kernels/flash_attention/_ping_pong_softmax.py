@@ -1,4 +1,4 @@
-"""What ping_pong computes in addition to its products: the order of tiles, which keys a tile sees, and the softmax."""
+"""What ping_pong computes in addition to its products: which keys a tile sees, and the softmax."""
 
 from __future__ import annotations
 
@@ -7,36 +7,6 @@ from triton.experimental.gluon import language as gl
 
 ROWS: gl.constexpr = gl.constexpr(64)
 """Queries of a consumer: the rows of one wgmma."""
-
-
-@gluon.jit
-def nth_tile(turn, cta, ctas):
-    """The tile of a CTA's round `turn`.  Every second round runs over the CTAs backwards, so the CTA with the longest
-    tile of one round has the shortest of the next."""
-    return turn * ctas + (cta if turn % 2 == 0 else ctas - 1 - cta)
-
-
-@gluon.jit
-def count_tiles(tiles, cta, ctas):
-    """The number of tiles of a CTA."""
-    rounds = tiles // ctas
-    position = cta if rounds % 2 == 0 else ctas - 1 - cta
-    return rounds + (1 if position < tiles % ctas else 0)
-
-
-@gluon.jit
-def place(tile, tiles_m, heads, section, CAUSAL: gl.constexpr):
-    """Row of a tile (in tiles) and its head.  All heads of a section come before the next section.  In the last section
-    long tiles come first, in the one before it short ones, and so on, so lengths change slowly."""
-    index = tile // (section * tiles_m)
-    first = index * section
-    size = min(heads - first, section)
-    inside = tile - first * tiles_m
-    tile_m = inside // size
-    if CAUSAL:
-        falls = ((heads - 1) // section - index) % 2 == 0
-        tile_m = tiles_m - 1 - tile_m if falls else tile_m
-    return tile_m, first + inside % size
 
 
 @gluon.jit
@@ -88,25 +58,25 @@ def masked(scores, first, row, T, S, window, BLOCK_N: gl.constexpr, CAUSAL: gl.c
 
 
 LAZY_LOG2: gl.constexpr = gl.constexpr(8.0)
-"""A lazy peak stays until a score is 2**8 times as heavy: weights are at most 256, and sums far from fp32's limit."""
+"""A lazy m_i stays until a score is 2**8 times as heavy: weights are at most 256, and sums far from fp32's limit."""
 
 
 @gluon.jit
-def softmax(scores, peak, total, scale, MASKED: gl.constexpr, LAZY: gl.constexpr):
-    """Weights, new running peak and sum, and the factor that rescales earlier sums, with LAZY mostly 1.
+def softmax(scores, m_i, l_i, scale, MASKED: gl.constexpr, LAZY: gl.constexpr):
+    """Weights, new m_i and l_i, and the factor that rescales earlier sums, with LAZY mostly 1.
 
-    The peak is kept multiplied by `scale`.  If each step multiplied again, the compiler would fuse that product with
-    the subtraction and round differently, so sums with a constant peak would drift (3e-4 in 127 steps, a score of 66).
+    m_i is kept multiplied by `scale`.  If each step multiplied again, the compiler would fuse that product with
+    the subtraction and round differently, so sums with a constant m_i would drift (3e-4 in 127 steps, a score of 66).
     """
-    highest = gl.maximum(peak, gl.max(scores, 1) * scale)
+    highest = gl.maximum(m_i, gl.max(scores, 1) * scale)
     if LAZY:
-        highest = gl.where(highest > peak + LAZY_LOG2, highest, peak)
+        highest = gl.where(highest > m_i + LAZY_LOG2, highest, m_i)
     shift = highest
-    if MASKED:  # the peak of a row that has seen no key is -inf, and -inf - -inf would be NaN
+    if MASKED:  # m_i of a row that has seen no key is -inf, and -inf - -inf would be NaN
         shift = gl.where(highest == float("-inf"), 0.0, highest)
     weights = gl.exp2(scores * scale - shift[:, None])
-    shrink = gl.exp2(peak - shift)
-    return weights, highest, total * shrink + gl.sum(weights, 1), shrink
+    shrink = gl.exp2(m_i - shift)
+    return weights, highest, l_i * shrink + gl.sum(weights, 1), shrink
 
 
 @gluon.constexpr_function

@@ -7,12 +7,12 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rooflab.kernels._attention import Returned
-from rooflab.kernels.flash_attention._args import check_args
-from rooflab.kernels.registry import Arguments, register
-from rooflab.reference.attention import check_options
-from rooflab.reference.flash_attention import E4M3, check_scales
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
+from rooflab.reference.flash_attention import E4M3
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -33,68 +33,24 @@ def traffic(inputs: Arguments) -> Traffic:
     )
 
 
-def why_not_taken(q: torch.Tensor, k: torch.Tensor, q_scale: torch.Tensor | None) -> str | None:
+def why_not_taken(inputs: Arguments) -> str | None:
     """Why the package cannot take these inputs, or None."""
+    q, q_scale = inputs.q, inputs.q_scale
     if q.dtype == torch.float32:
-        return "takes fp16, bf16 and e4m3, got fp32"
+        return f"q: expected torch.float16, torch.bfloat16 or {E4M3}, got torch.float32"
     whole = 16 // q.element_size()
     if q.shape[-1] > 256 or q.shape[-1] % whole:
-        return f"needs a head_dim of at most 256 in multiples of {whole}, got {q.shape[-1]}"
-    group = q.shape[2] // k.shape[2]
+        return f"q: expected a head_dim of at most 256 in multiples of {whole}, got {q.shape[-1]}"
+    group = q.shape[2] // inputs.k.shape[2]
     if q_scale is not None and group > 1 and q_scale.stride(1) != 0:
         return (
-            f"q_scale: takes one scale for the {group} query heads of a group, which an expanded tensor (stride 0 over "
-            f"heads) shows without a look at its values, got a stride of {q_scale.stride(1)}"
+            f"q_scale: expected one scale for the {group} query heads of a group, which an expanded tensor (stride 0 "
+            f"over heads) shows without a look at its values, got a stride of {q_scale.stride(1)}"
         )
     return None
 
 
-@register(
-    op="flash_attention", name="flash_attention_3", role="peer", backend="cuda", min_sm=90, devices=("cuda",),
-    requires=(PACKAGE,), unsupported=lambda inputs: why_not_taken(inputs.q, inputs.k, inputs.q_scale), traffic=traffic,
-)  # fmt: skip
-def flash_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    q_scale: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Returned:
-    """`flash_attn_func`.  q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D).
-
-    In e4m3 the scales (B, H) and (B, H_kv) are its descales, one per group of query heads, and the result is bf16.
-    The package allocates the result, so there is no `out`; its log-sum-exp (B, H, T) is returned as a view (B, T, H).
-    Raises `ValueError` on wrong shapes, dtypes or options.
-    """
-    check_args(q, k, v, fp8=True)
-    check_options(q, causal, window, softcap, None)
-    check_scales(q, k, q_scale, k_scale, v_scale)
-    reason = why_not_taken(q, k, q_scale)
-    if reason:
-        raise ValueError(reason)
-    library: Any = import_module(PACKAGE)
-    result = library.flash_attn_func(
-        q,
-        k,
-        v,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_sizes(window),
-        softcap=softcap or 0.0,
-        **_descales(q, k, q_scale, k_scale, v_scale),
-        return_attn_probs=return_lse,
-    )
-    return (result[0], result[1].transpose(1, 2)) if return_lse else result
-
-
-def _descales(q: torch.Tensor, k: torch.Tensor, *scales: torch.Tensor | None) -> dict[str, torch.Tensor | None]:
+def _descales(q: Tensor, k: Tensor, *scales: Tensor | None) -> dict[str, Tensor | None]:
     """The package's names for the scales, (B, H_kv) each; empty without fp8."""
     if q.dtype != E4M3:
         return {}
@@ -106,3 +62,20 @@ def _descales(q: torch.Tensor, k: torch.Tensor, *scales: torch.Tensor | None) ->
 def window_sizes(window: int | None) -> tuple[int, int]:
     """Keys to the left and to the right of a query's own position; -1 means all."""
     return (-1, -1) if window is None else (window - 1, 0)
+
+
+@kernel(
+    role="peer", backend="cuda", min_sm=90, devices=("cuda",), requires=(PACKAGE,), unsupported=why_not_taken,
+    traffic=traffic,
+)  # fmt: skip
+def flash_attention_3(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None, window: int | None,
+    softcap: float | None, q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool,
+) -> Returned:  # fmt: skip
+    """`flash_attn_func`, which allocates the result; the log-sum-exp (B, H, T) is returned as a view (B, T, H)."""
+    library: Any = import_module(PACKAGE)
+    result = library.flash_attn_func(
+        q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=window_sizes(window), softcap=softcap or 0.0,
+        **_descales(q, k, q_scale, k_scale, v_scale), return_attn_probs=return_lse,
+    )  # fmt: skip
+    return (result[0], result[1].transpose(1, 2)) if return_lse else result

@@ -8,19 +8,18 @@ takes one more launch, which changes its base from 2 to e.
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rooflab.kernels import _flashinfer as adapter
-from rooflab.kernels._attention import Returned
-from rooflab.kernels.flash_attention._args import check_args
+from rooflab.kernels._attention import Returned, unseen
 from rooflab.kernels.flash_attention.flash_attention_3 import traffic as in_one_launch
-from rooflab.kernels.registry import Arguments, register
-from rooflab.reference.attention import check_options
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 
@@ -29,58 +28,14 @@ def traffic(inputs: Arguments) -> Traffic:
     return adapter.with_base_e(in_one_launch(inputs), inputs.q, inputs.return_lse)
 
 
-def why_not_taken(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str | None:
+def why_not_taken(inputs: Arguments) -> str | None:
     """Why FlashInfer cannot take these inputs, or None."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
+    tensors = {name: getattr(inputs, name) for name in "qkv"}
+    for name, tensor in tensors.items():
         B, length = tensor.shape[:2]
         if B > 1 and length > 1 and tensor.stride(0) != length * tensor.stride(1):
             return f"{name}: expected sequences one after another in memory, got strides {tensor.stride()}"
-    return adapter.why_not({"q": q, "k": k, "v": v})
-
-
-@register(
-    op="flash_attention", name="flashinfer", role="peer", backend="cuda", min_sm=80, devices=("cuda",),
-    requires=(adapter.PACKAGE,), unsupported=lambda inputs: why_not_taken(inputs.q, inputs.k, inputs.v),
-    traffic=traffic,
-)  # fmt: skip
-def flash_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    return_lse: bool = False,
-) -> Returned:
-    """FlashInfer's prefill.  q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D).
-
-    There is no `out`, because FlashInfer writes rows without gaps.  Raises `ValueError` on wrong shapes, dtypes,
-    strides or options.
-    """
-    check_args(q, k, v)
-    check_options(q, causal, window, softcap, None)
-    reason = why_not_taken(q, k, v)
-    if reason:
-        raise ValueError(reason)
-    B, T, H, _ = q.shape
-    S = k.shape[1]
-    if not B * T * S:
-        lse = torch.full((B, T, H), -math.inf, device=q.device)
-        return (torch.zeros_like(q), lse) if return_lse else torch.zeros_like(q)
-    options = adapter.plan_options(q, softmax_scale, window, softcap)
-    unseeing = None
-    if B == 1 and not (causal and T > S):
-        del options["q_data_type"], options["kv_data_type"]
-        single = import_module(adapter.PACKAGE).single_prefill_with_kv_cache
-        result = single(q[0], k[0], v[0], causal=causal, return_lse=return_lse, **options)
-    else:
-        plan = _planned(q.device, (B, T, S), (H, k.shape[2], q.shape[-1]), causal, tuple(options.items()))
-        result = plan.wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), return_lse=return_lse)
-        unseeing = plan.unseeing
-    done = adapter.finished(result, unseeing)
-    return (done[0].view(q.shape), done[1].view(B, T, H)) if isinstance(done, tuple) else done.view(q.shape)
+    return adapter.why_not(tensors)
 
 
 @lru_cache(maxsize=4)
@@ -96,3 +51,30 @@ def _planned(
     wrapper = adapter.make_wrapper("BatchPrefillWithRaggedKVCacheWrapper", device, "NHD")
     bounds = (torch.arange(B + 1) * T).int(), (torch.arange(B + 1) * S).int()
     return adapter.plan_ragged(wrapper, bounds, heads, causal, device, dict(options))
+
+
+@kernel(
+    role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(adapter.PACKAGE,), unsupported=why_not_taken,
+    aligned=("q", "k", "v"), traffic=traffic,
+)  # fmt: skip
+def flashinfer(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None, window: int | None,
+    softcap: float | None, return_lse: bool,
+) -> Returned:  # fmt: skip
+    """FlashInfer's prefill, which allocates the result, because it writes rows without gaps."""
+    B, T, H, _ = q.shape
+    S = k.shape[1]
+    if not B * T * S:
+        return unseen(q, return_lse)
+    options = adapter.plan_options(q, softmax_scale, window, softcap)
+    unseeing = None
+    if B == 1 and not (causal and T > S):
+        del options["q_data_type"], options["kv_data_type"]
+        single = import_module(adapter.PACKAGE).single_prefill_with_kv_cache
+        result = single(q[0], k[0], v[0], causal=causal, return_lse=return_lse, **options)
+    else:
+        plan = _planned(q.device, (B, T, S), (H, k.shape[2], q.shape[-1]), causal, tuple(options.items()))
+        result = plan.wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), return_lse=return_lse)
+        unseeing = plan.unseeing
+    done = adapter.finished(result, unseeing)
+    return (done[0].view(q.shape), done[1].view(B, T, H)) if isinstance(done, tuple) else done.view(q.shape)

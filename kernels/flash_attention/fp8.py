@@ -9,69 +9,39 @@ Tried, predicted, not built: docs/notes/flash_attention.md.
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import replace
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._attention import Returned, outputs
-from rooflab.kernels._attention_device import finish, softmax_numbers
-from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.flash_attention import _tiles
-from rooflab.kernels.flash_attention._args import check_args, keys_contiguous
-from rooflab.kernels.flash_attention._fp8_device import SMALLEST_FACTOR, UNIT, attend, scale_of
-from rooflab.kernels.flash_attention._maps import columns_map, nothing_seen, tensor_map, why_not_loaded_in_fp8
-from rooflab.kernels.flash_attention._tiles import ADDRESS_REGISTERS, Config, padded
-from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.attention import check_options
-from rooflab.reference.flash_attention import check_scales
-from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.kernels._attention import SMALLEST_SCALE, AttentionLaunch, strides_of
+from rooflab.kernels._attention_configs import Config
+from rooflab.kernels._attention_device import finish
+from rooflab.kernels.flash_attention import _launch
+from rooflab.kernels.flash_attention._configs import FP8, values_in_fp8
+from rooflab.kernels.flash_attention._launch import launch_of
+from rooflab.kernels.flash_attention._maps import nothing_seen, why_not_loaded_in_fp8
+from rooflab.kernels.flash_attention._tma_device import attend
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
+from rooflab.reference.flash_attention import keys_contiguous
+from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
-WIDEST = 128
-"""Widest head_dim for which a tile's products and the sums fit in registers together (read in the SASS)."""
+RANGE: tl.constexpr = tl.constexpr(8)
+"""The exponent of the largest weight."""
+UNIT: tl.constexpr = tl.constexpr(2.0**-8)
+SMALLEST_FACTOR: tl.constexpr = tl.constexpr(SMALLEST_SCALE)
 
 
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """One warpgroup per 64 rows, or per 128 of a narrow head, pipelines of several depths; for a wide head 64 keys,
-    because more keys spill (read in the SASS)."""
-    width = padded(int(case["D"]))
-    tiles = [(64, 4), (128, 8), *([(128, 4)] if width <= 64 else [])]
-    keys = (64, 128, 256) if width <= WIDEST else (64,)
-    return tuple(Config(m, n, warps, stages) for m, warps in tiles for n in keys for stages in (2, 3, 4))
-
-
-def values_in_fp8(columns: bool, head_dim: int) -> bool:
-    """Whether weights and values are multiplied in e4m3, not in fp16."""
-    return columns and padded(head_dim) <= WIDEST
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers: the sums, and a tile's products or scores, or scores and their weights in fp16.
-
-    Shared memory: the queries and every stage of keys and values; fp16 values need one more tile, twice as wide.
-    """
-    D = padded(int(case["D"]))
-    in_fp8 = values_in_fp8(bool(case.get("v_columns")), D)
-    columns = D + (max(D, config.block_n) if in_fp8 else config.block_n + config.block_n // 2)
-    rows = config.block_m + (2 * config.num_stages + (not in_fp8)) * config.block_n
-    return Footprint(
-        threads=32 * config.num_warps,
-        registers=config.block_m * columns // (32 * config.num_warps) + ADDRESS_REGISTERS,
-        shared_bytes=rows * D,
-        ctas=cdiv(int(case["T"]), config.block_m) * int(case["H"]) * int(case["B"]),
-    )
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """One warpgroup of 64 rows: two or three CTAs fit on an SM, and the exponentials of one run under the products of
-    another.  128 rows in two warpgroups would read half the bytes from L2, but only one CTA would fit, whose steps wait
-    for each other.
-    """
-    return Config(64, 128 if padded(int(case["D"])) <= WIDEST else 64, num_warps=4, num_stages=2)
+@triton.jit
+def scale_of(scale_ptr, b, h, stride_b, stride_h):
+    """A head's scale; 1 if `scale_ptr` is None."""
+    scale = 1.0
+    if scale_ptr is not None:
+        scale = tl.load(scale_ptr + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h)
+    return scale
 
 
 # Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
@@ -98,15 +68,15 @@ def _attention(
     else:
         factor = tl.maximum(factor * products, SMALLEST_FACTOR)
     q = q_map.load([b, h, first_row, 0]).reshape(BLOCK_M, BLOCK_D)
-    acc, peak, total = attend(
+    acc, m_i, l_i = attend(
         q, k_map, v_map, b, h // group, rows, first_row, tl.minimum(first_row + BLOCK_M, T) - 1, S, T, window, scale,
-        factor, cap, CAUSAL, WINDOW, CAP, NEGATED, V_COLUMNS, V_FP8, BLOCK_D, BLOCK_M, BLOCK_N,
+        factor, cap, CAUSAL, WINDOW, CAP, NEGATED, BLOCK_D, BLOCK_M, BLOCK_N, RANGE, V_COLUMNS, V_FP8,
     )  # fmt: skip
     v_scale = scale_of(v_scale_ptr, b, h // group, v_scale_stride_b, v_scale_stride_h)
     # int64, because offsets of batch, row and head pass 2**31 elements in a long context; the maps use 64 bits anyway.
     b = b.to(tl.int64)
     h = h.to(tl.int64)
-    result, lse = finish(acc * (v_scale * UNIT), peak, total * UNIT, sinks_ptr, h * sinks_stride, SINKS)
+    result, lse = finish(acc * (v_scale * UNIT), m_i, l_i * UNIT, sinks_ptr, h * sinks_stride, SINKS)
     rows64 = rows.to(tl.int64)
     dims = tl.arange(0, BLOCK_D)
     mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
@@ -119,64 +89,31 @@ def _attention(
 
 def traffic(inputs: Arguments) -> Traffic:
     """As in the other kernels, with a bf16 result and the scales."""
-    moved, scales = _tiles.traffic(inputs), nbytes(inputs.q_scale, inputs.k_scale, inputs.v_scale)
+    moved, scales = _launch.traffic(inputs), nbytes(inputs.q_scale, inputs.k_scale, inputs.v_scale)
     return Traffic(moved.read_bytes + scales, moved.write_bytes + nbytes(inputs.q))
 
 
-@register(
-    op="flash_attention", name="fp8", role="optimized", backend="triton", min_sm=90,
-    unsupported=lambda inputs: why_not_loaded_in_fp8(inputs.q, inputs.k, inputs.v), traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint),
-)  # fmt: skip
-def flash_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    out: Returned | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    q_scale: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
-    config: Config | None = None,
-) -> Returned:
-    """Attention in e4m3.  q: (B, T, H, D); k, v: (B, S, H_kv, D); q_scale: (B, H), k_scale, v_scale: (B, H_kv) fp32,
-    positive, any strides, None for 1.
+def launch(of: Arguments) -> AttentionLaunch:
+    """Also the strides of the scales, and how values are stored."""
+    made, columns = launch_of()(of), keys_contiguous(of.v)
+    scales = [*strides_of(of.q_scale, 2), *strides_of(of.k_scale, 2), *strides_of(of.v_scale, 2)]
+    flags = {"V_COLUMNS": columns, "V_FP8": values_in_fp8(columns, of.q.shape[-1])}
+    return replace(made, strides=(*scales, *made.strides), flags=made.flags | flags)
 
-    Returns (B, T, H, D) bf16, and with `return_lse` the log-sum-exp (B, T, H) fp32.  Addresses and strides of q, k and
-    v are whole 16 bytes, D is a multiple of 16; v is contiguous along head_dim or, faster, along its keys.  Raises
-    `ValueError` on wrong shapes, dtypes, options or strides.
-    """
-    check_args(q, k, v, fp8=True)
-    check_options(q, causal, window, softcap, sinks)
-    check_scales(q, k, q_scale, k_scale, v_scale)
-    reason = why_not_loaded_in_fp8(q, k, v)
-    if reason:
-        raise ValueError(reason)
-    out, lse = outputs(out, tuple(q.shape), q, return_lse, torch.bfloat16)
-    B, T, H, D = q.shape
-    S = k.shape[1]
-    if not out.numel() or S == 0:
-        return nothing_seen(out, lse, sinks)
-    columns = keys_contiguous(v)
-    dims = {"B": B, "T": T, "H": H, "D": D, "v_columns": columns}
-    config = config or default_config("flash_attention", "fp8", "fp8_e4m3", q.device, **dims)
-    windowed = window is not None and window < S  # a wider window hides nothing
-    scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
-    v_map = (columns_map if columns else tensor_map)(v, config.block_n)
-    # One grid axis, because only x may exceed 65,535 programs.
-    _attention[(cdiv(T, config.block_m) * B * H,)](
-        tensor_map(q, config.block_m), tensor_map(k, config.block_n), v_map, sinks, q_scale, k_scale, v_scale, out, lse,
-        T, S, H, H // k.shape[2], window if windowed else 0, scale, factor, cap,
-        *itertools.chain.from_iterable((0, 0) if x is None else x.stride() for x in (q_scale, k_scale, v_scale)),
-        *out.stride()[:3], *((0, 0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),
-        CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated, SINKS=sinks is not None,
-        LSE=return_lse, V_COLUMNS=columns, HEAD_DIM=D, V_FP8=values_in_fp8(columns, D), BLOCK_D=padded(D),
-        **config.launch_arguments,
+
+@kernel(
+    backend="triton", min_sm=90, unsupported=why_not_loaded_in_fp8, aligned=("q", "k", "v"), traffic=traffic,
+    tuning=FP8, bind=launch, empty=nothing_seen,
+)  # fmt: skip
+def fp8(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
+    causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
+    q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: Config,
+    bound: AttentionLaunch,
+) -> None:  # fmt: skip
+    """Products in e4m3; values along their keys are multiplied in e4m3 too, others in fp16."""
+    q_map, k_map, v_map = bound.maps
+    _attention[(bound.ctas,)](
+        q_map(q), k_map(k), v_map(v), sinks, q_scale, k_scale, v_scale, out, lse, *bound.sizes, *bound.scores,
+        *bound.strides, **bound.flags,
     )  # fmt: skip
-    return out if lse is None else (out, lse)

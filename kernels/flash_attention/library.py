@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from rooflab.kernels._attention import never_zero
-from rooflab.kernels.flash_attention._args import check_args
-from rooflab.kernels.registry import Arguments, register
-from rooflab.reference.flash_attention import E4M3, check_scales
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
+from rooflab.reference.flash_attention import E4M3
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -31,7 +32,7 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read, q.numel() * size + expanded, launches=3 if expanded else 1)
 
 
-def _traffic_fp8(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *scales: torch.Tensor | None) -> Traffic:
+def _traffic_fp8(q: Tensor, k: Tensor, v: Tensor, *scales: Tensor | None) -> Traffic:
     given = list(zip((q, k, v), scales, strict=True))
     scaled = [x for x, scale in given if scale is not None]
     wide = sum(2 * x.numel() for x, _ in given)
@@ -40,51 +41,32 @@ def _traffic_fp8(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *scales: tor
     return Traffic(read, wide + again + 2 * q.numel(), launches=4 + len(scaled))
 
 
-def _dequantized(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+def _dequantized(x: Tensor, scale: Tensor | None) -> Tensor:
     """x (B, T, H, D) times its heads' scales (B, H), in bf16, which represents every e4m3 value."""
     wide = x.to(torch.bfloat16, memory_format=torch.contiguous_format)
     return wide if scale is None else wide.mul_(scale[:, None, :, None])
 
 
-def _expands(q: torch.Tensor, k: torch.Tensor, device: str) -> bool:
+def _expands(q: Tensor, k: Tensor, device: str) -> bool:
     """Whether heads are expanded: on CUDA no fused backend takes fp32 with grouped heads, and torch would write the
     scores to memory."""
     return q.dtype == torch.float32 and q.shape[2] != k.shape[2] and device == "cuda"
 
 
-def _lower_right(T: int, S: int) -> torch.Tensor:
+def _lower_right(T: int, S: int) -> Tensor:
     from torch.nn.attention.bias import causal_lower_right  # imports torch._dynamo: 1.4 s of every command
 
     return causal_lower_right(T, S)
 
 
-@register(op="flash_attention", name="library", role="library", backend="torch", traffic=traffic)
-def flash_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    q_scale: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """scaled_dot_product_attention with a bottom-right causal mask.  q: (B, T, H, D); k, v: (B, S, H_kv, D).
-
-    There is no `out`: torch allocates the result, and a copy would be timed with it.  In e4m3, q_scale:
-    (B, H) and k_scale, v_scale: (B, H_kv) fp32; the result is bf16.  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    check_args(q, k, v, fp8=True)
-    check_scales(q, k, q_scale, k_scale, v_scale)
-    if q.dtype == E4M3:
-        q, k, v = (_dequantized(*x) for x in ((q, q_scale), (k, k_scale), (v, v_scale)))
+def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | None) -> Tensor:
+    """scaled_dot_product_attention of q (B, T, H, D), k and v (B, S, H_kv, D) with a bottom-right causal mask."""
     T, S = q.shape[1], k.shape[1]
     if S == 0 or T == 0:
         return torch.zeros_like(q)
     if causal and T > S:
         # The first T - S queries see no key, and torch's lower-right bias gives NaN for them; the rest is square.
-        tail = flash_attention(q[:, T - S :], k, v, True, softmax_scale)
+        tail = call(q[:, T - S :], k, v, True, softmax_scale)
         return torch.cat((torch.zeros_like(q[:, : T - S]), tail), dim=1)
     if _expands(q, k, q.device.type):
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
@@ -99,3 +81,14 @@ def flash_attention(
         enable_gqa=q.shape[2] != k.shape[2],
     )
     return result.transpose(1, 2)
+
+
+@kernel(backend="torch", traffic=traffic)
+def library(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None,
+    q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """torch allocates the result: a copy into an `out` would be timed with it."""
+    if q.dtype == E4M3:
+        q, k, v = (_dequantized(*x) for x in ((q, q_scale), (k, k_scale), (v, v_scale)))
+    return call(q, k, v, causal, softmax_scale)

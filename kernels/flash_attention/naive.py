@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._attention import Returned, get_scale, outputs
-from rooflab.kernels.flash_attention._args import check_args
-from rooflab.kernels.registry import Arguments, register
-from rooflab.reference.attention import check_options
-from rooflab.reference.flash_attention import E4M3, check_scales
+from rooflab.kernels._attention import get_scale
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -45,37 +44,17 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read, write, launches=launches)
 
 
-@register(op="flash_attention", name="naive", role="naive", backend="torch", traffic=traffic)
-def flash_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    out: Returned | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    q_scale: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Returned:
-    """softmax(q k^T * scale) v with the scores in memory.  q: (B, T, H, D); k, v: (B, S, H_kv, D); (B, T, H, D).
-
-    In e4m3, q_scale: (B, H) and k_scale, v_scale: (B, H_kv) fp32 multiply the heads first; the result is bf16.
-    Raises `ValueError` on wrong shapes, dtypes or options.
-    """
-    check_args(q, k, v, fp8=True)
-    check_options(q, causal, window, softcap, sinks)
-    check_scales(q, k, q_scale, k_scale, v_scale)
-    out, lse = outputs(out, tuple(q.shape), q, return_lse, torch.bfloat16 if q.dtype == E4M3 else None)
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, causal: bool, scale: float,
+    window: int | None, softcap: float | None, sinks: Tensor | None,
+    q_scale: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Writes the result of q (B, T, H, D), k and v (B, S, H_kv, D) into out, and the log-sum-exp (B, T, H) into lse."""
     T, S = q.shape[1], k.shape[1]
     group = q.shape[2] // k.shape[2]
     queries = _scaled(q, q_scale)
     keys, values = (_scaled(*x).repeat_interleave(group, dim=1) for x in ((k, k_scale), (v, v_scale)))
-    scores = queries @ keys.mT * get_scale(q, softmax_scale)  # (B, H, T, S)
+    scores = queries @ keys.mT * scale  # (B, H, T, S)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if causal:
@@ -91,12 +70,22 @@ def flash_attention(
     # The denominator of a row that sees no key is -inf, and -inf - -inf would be NaN.
     weights = torch.exp(scores - denominator.masked_fill(denominator == -math.inf, 0.0)[..., None])
     out.copy_((weights @ values).transpose(1, 2))
-    if lse is None:
-        return out
-    return out, lse.copy_(denominator.transpose(1, 2))
+    if lse is not None:
+        lse.copy_(denominator.transpose(1, 2))
 
 
-def _scaled(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
     """x (B, T, H, D) as (B, H, T, D) fp32, times its heads' scales (B, H)."""
     x32 = x.transpose(1, 2).float()
     return x32 if scale is None else x32 * scale[:, :, None, None]
+
+
+@kernel(backend="torch", traffic=traffic)
+def naive(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
+    causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
+    q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool,
+) -> None:  # fmt: skip
+    """Scales multiply the heads first; then every step of the formula has its result in memory."""
+    scale = get_scale(q, softmax_scale)
+    attend(q, k, v, out, lse, causal, scale, window, softcap, sinks, q_scale, k_scale, v_scale)

@@ -11,46 +11,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._attention import Returned, outputs
-from rooflab.kernels._attention_device import finish, softmax_numbers
+from rooflab.kernels._attention import AttentionLaunch
+from rooflab.kernels._attention_configs import Config
+from rooflab.kernels._attention_device import finish
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.flash_attention._args import check_args
-from rooflab.kernels.flash_attention._maps import nothing_seen, tensor_map, why_keys_not_loaded
-from rooflab.kernels.flash_attention._tiles import Config, padded, tma_choice, tma_configs, tma_footprint, traffic
+from rooflab.kernels.flash_attention._configs import PACKED_GQA
+from rooflab.kernels.flash_attention._launch import launch_of, traffic
+from rooflab.kernels.flash_attention._maps import nothing_seen, why_keys_not_loaded
 from rooflab.kernels.flash_attention._tma_device import attend
-from rooflab.kernels.registry import register
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.attention import check_options
-from rooflab.reference.spec import Case, Scheme
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles for wgmma, with pipelines of several depths."""
-    return tma_configs(case)
-
-
-def _rows(case: Case) -> tuple[int, int]:
-    """Rows per head of keys, and the number of such heads; without `H_kv` no heads share keys."""
-    H = int(case["H"])
-    H_kv = int(case.get("H_kv", H))
-    return int(case["T"]) * (H // H_kv), H_kv
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """One CTA per tile and head of keys."""
-    rows, H_kv = _rows(case)
-    return tma_footprint(config, case, ctas=cdiv(rows, config.block_m) * H_kv)
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """64 rows if they are enough, else what an SM's registers and shared memory hold."""
-    chosen = tma_choice(int(case["D"]))
-    return replace(chosen, block_m=64, num_warps=4) if _rows(case)[0] <= 64 else chosen
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 
 
 # Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
@@ -77,11 +51,11 @@ def _attention(
     mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
     q_offsets = b64 * q_stride_b + (rows64 * q_stride_t + heads * q_stride_h)[:, None] + dims[None, :]
     q = tl.load(q_ptr + q_offsets, mask=mask, other=0.0)
-    acc, peak, total = attend(
+    acc, m_i, l_i = attend(
         q, k_map, v_map, b, h_kv, rows, first_row // group, last_row // group, S, T, window, scale, factor, cap,
         CAUSAL, WINDOW, CAP, NEGATED, BLOCK_D, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    result, lse = finish(acc, peak, total, sinks_ptr, heads * sinks_stride, SINKS)
+    result, lse = finish(acc, m_i, l_i, sinks_ptr, heads * sinks_stride, SINKS)
     out_offsets = b64 * out_stride_b + (rows64 * out_stride_t + heads * out_stride_h)[:, None] + dims[None, :]
     tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
     if LSE:
@@ -89,49 +63,25 @@ def _attention(
         tl.store(lse_ptr + lse_offsets, lse, mask=rows < T)
 
 
-@register(
-    op="flash_attention", name="packed_gqa", role="optimized", backend="triton", min_sm=90,
-    unsupported=lambda inputs: why_keys_not_loaded(inputs.q, inputs.k, inputs.v), traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint),
-)  # fmt: skip
-def flash_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    out: Returned | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-    config: Config | None = None,
-) -> Returned:
-    """Attention of a group's heads in one tile.  q: (B, T, H, D); k, v: (B, S, H_kv, D), fp16 or bf16.
+def launch(of: Arguments) -> AttentionLaunch:
+    """A CTA for a tile of a head of keys."""
+    made = launch_of("q")(of)
+    T, S, _, group = made.sizes
+    B, _, H_kv, _ = of.k.shape
+    return replace(made, ctas=cdiv(T * group, of.config.block_m) * B * H_kv, sizes=(T, S, H_kv, group))
 
-    Returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) fp32.  Addresses and strides of k and v are
-    whole 16 bytes, D is a multiple of 8.  Raises `ValueError` on wrong shapes, dtypes, options or strides.
-    """
-    check_args(q, k, v)
-    check_options(q, causal, window, softcap, sinks)
-    reason = why_keys_not_loaded(q, k, v)
-    if reason:
-        raise ValueError(reason)
-    out, lse = outputs(out, tuple(q.shape), q, return_lse)
-    B, T, H, D = q.shape
-    S, H_kv = k.shape[1:3]
-    if not out.numel() or S == 0:
-        return nothing_seen(out, lse, sinks)
-    config = config or default_config("flash_attention", "packed_gqa", q.dtype, q.device, B=B, T=T, H=H, H_kv=H_kv, D=D)
-    windowed = window is not None and window < S  # a wider window hides nothing
-    scale, factor, cap, negated = softmax_numbers(q, softmax_scale, softcap)
-    # One grid axis, because only x may exceed 65,535 programs.
-    _attention[(cdiv(T * (H // H_kv), config.block_m) * B * H_kv,)](
-        q, tensor_map(k, config.block_n), tensor_map(v, config.block_n), sinks, out, lse, T, S, H_kv, H // H_kv,
-        window if windowed else 0, scale, factor, cap, *q.stride()[:3], *out.stride()[:3],
-        *((0, 0, 0) if lse is None else lse.stride()), 0 if sinks is None else sinks.stride(0),
-        CAUSAL=causal, WINDOW=windowed, CAP=softcap is not None, NEGATED=negated, SINKS=sinks is not None,
-        LSE=return_lse, HEAD_DIM=D, BLOCK_D=padded(D), **config.launch_arguments,
-    )  # fmt: skip
-    return out if lse is None else (out, lse)
+
+@kernel(
+    backend="triton", min_sm=90, unsupported=why_keys_not_loaded, aligned=("k", "v"), traffic=traffic,
+    tuning=PACKED_GQA, bind=launch, empty=nothing_seen,
+)  # fmt: skip
+def packed_gqa(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,
+    causal: bool, softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
+    return_lse: bool, config: Config, bound: AttentionLaunch,
+) -> None:  # fmt: skip
+    """A tile's rows are the positions and the query heads of one head of keys."""
+    k_map, v_map = bound.maps
+    _attention[(bound.ctas,)](
+        q, k_map(k), v_map(v), sinks, out, lse, *bound.sizes, *bound.scores, *bound.strides, **bound.flags
+    )

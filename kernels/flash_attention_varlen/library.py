@@ -6,65 +6,38 @@ It calls the operator, not `torch.nn.attention.varlen`, whose signature changed 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from rooflab.kernels._attention import get_scale, never_zero
-from rooflab.kernels.flash_attention.library import flash_attention as dense
-from rooflab.kernels.flash_attention_varlen._args import check_args, told_longest
+from rooflab.kernels.flash_attention.library import call
+from rooflab.kernels.flash_attention_varlen._args import told_longest, traffic
 from rooflab.kernels.flash_attention_varlen.naive import spans
-from rooflab.kernels.registry import Arguments, register
-from rooflab.reference.attention import check_options
-from rooflab.reference.spec import nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """Each operand once, because L2 keeps a sequence's keys for its queries."""
-    q = inputs.q
-    return Traffic(nbytes(q, inputs.k, inputs.v, inputs.cu_seqlens_q, inputs.cu_seqlens_k), nbytes(q))
-
-
-def why_not_taken(q: torch.Tensor, window: int | None) -> str | None:
+def why_not_taken(inputs: Arguments) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
-    if window is not None and not _has_flash(q):
-        return "has a window only on CUDA, in fp16 and bf16"
+    if inputs.window is not None and not has_flash(inputs.q):
+        return "window: expected None but on CUDA in fp16 and bf16, which alone have one"
     return None
 
 
-def _has_flash(q: torch.Tensor) -> bool:
+def has_flash(q: Tensor) -> bool:
     """Whether FlashAttention-2 takes these queries: 16 bits, on CUDA, head_dim up to 256 in multiples of 8."""
     return q.device.type == "cuda" and q.dtype != torch.float32 and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
 
-@register(
-    op="flash_attention_varlen", name="library", role="library", backend="torch",
-    unsupported=lambda inputs: why_not_taken(inputs.q, inputs.window), traffic=traffic,
-)  # fmt: skip
-def flash_attention_varlen(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-) -> torch.Tensor:
-    """Attention of each sequence.  q: (T, H, D); k, v: (S, H_kv, D); returns (T, H, D).
-
-    torch allocates the result, so there is no `out`.  On the CPU, and in fp32, it reads the offsets.  Raises
-    `ValueError` on wrong shapes or dtypes.
-    """
-    check_args(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    check_options(q, causal, window, None, None)
-    reason = why_not_taken(q, window)
-    if reason:
-        raise ValueError(f"window: {reason}")
+@kernel(backend="torch", unsupported=why_not_taken, traffic=traffic)
+def library(
+    q: Tensor, k: Tensor, v: Tensor, *,
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int, causal: bool,
+    softmax_scale: float | None, window: int | None,
+) -> Tensor:  # fmt: skip
+    """torch allocates the result; on the CPU, and in fp32, the offsets are read."""
     if len(q) == 0 or len(k) == 0:
         return torch.zeros_like(q)
-    if _has_flash(q):
+    if has_flash(q):
         longest = told_longest(q, cu_seqlens_q, max_seqlen_q)
         answer = torch.ops.aten._flash_attention_forward(
             q, k, v, cu_seqlens_q, cu_seqlens_k, longest, max_seqlen_k, 0.0, causal, False,
@@ -72,10 +45,10 @@ def flash_attention_varlen(
             window_size_left=None if window is None else window - 1,
             window_size_right=None if window is None else 0,
         )  # fmt: skip
-        result: torch.Tensor = answer[0]
+        result: Tensor = answer[0]
         return result
     parts = [
-        dense(q[None, rows], k[None, keys], v[None, keys], causal, softmax_scale)[0]
+        call(q[None, rows], k[None, keys], v[None, keys], causal, softmax_scale)[0]
         for rows, keys in spans(cu_seqlens_q, cu_seqlens_k)
     ]
     return torch.cat(parts)

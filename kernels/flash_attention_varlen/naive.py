@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._attention import Returned, outputs
-from rooflab.kernels.flash_attention.naive import flash_attention as dense
+from rooflab.kernels._attention import get_scale
+from rooflab.kernels.flash_attention.naive import attend
 from rooflab.kernels.flash_attention.naive import traffic as dense_traffic
-from rooflab.kernels.flash_attention_varlen._args import check_args
-from rooflab.kernels.registry import Arguments, register
-from rooflab.reference.attention import check_options
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 
@@ -38,35 +38,14 @@ def _lists(*offsets: torch.Tensor) -> list[list[int]]:
     return [cu.tolist() for cu in offsets]
 
 
-@register(op="flash_attention_varlen", name="naive", role="naive", backend="torch", traffic=traffic)
-def flash_attention_varlen(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    out: Returned | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Returned:
-    """flash_attention/naive of each sequence.  q: (T, H, D); k, v: (S, H_kv, D); returns (T, H, D).
-
-    Waits for the device to read the offsets.  Raises `ValueError` on wrong shapes, dtypes or options.
-    """
-    check_args(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    check_options(q, causal, window, softcap, sinks)
-    result, lse = outputs(out, tuple(q.shape), q, return_lse)
+@kernel(backend="torch", traffic=traffic)
+def naive(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, out: Tensor, lse: Tensor | None, *,
+    max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,
+    softcap: float | None, sinks: Tensor | None, return_lse: bool,
+) -> None:  # fmt: skip
+    """Waits for the device to read the offsets."""
+    scale = get_scale(q, softmax_scale)
     for rows, keys in spans(cu_seqlens_q, cu_seqlens_k):
-        own = result[None, rows] if lse is None else (result[None, rows], lse[None, rows])
-        dense(
-            q[None, rows], k[None, keys], v[None, keys], causal, softmax_scale, out=own, window=window,
-            softcap=softcap, sinks=sinks, return_lse=return_lse,
-        )  # fmt: skip
-    return result if lse is None else (result, lse)
+        own = out[None, rows], None if lse is None else lse[None, rows]
+        attend(q[None, rows], k[None, keys], v[None, keys], *own, causal, scale, window, softcap, sinks)

@@ -15,12 +15,13 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._attention import Returned, get_scale
+from rooflab.kernels._attention import Returned, get_scale, unseen
 from rooflab.kernels.flash_attention.flash_attention_3 import window_sizes
-from rooflab.kernels.flash_attention_varlen._args import check_args, told_longest
-from rooflab.kernels.registry import Arguments, register
-from rooflab.reference.attention import check_options
+from rooflab.kernels.flash_attention_varlen._args import told_longest
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -38,7 +39,7 @@ def parameters() -> frozenset[str]:
     return frozenset(inspect.signature(import_module(MODULE).varlen_attn).parameters)
 
 
-def why_not(q: torch.Tensor, *needed: str) -> str | None:
+def why_not(q: Tensor, *needed: str) -> str | None:
     """Why torch's kernel cannot take these queries, or its `varlen_attn` lacks one of `needed`; or None."""
     if q.dtype not in (torch.float16, torch.bfloat16):
         return f"q: expected torch.float16 or torch.bfloat16, got {q.dtype}"
@@ -48,7 +49,7 @@ def why_not(q: torch.Tensor, *needed: str) -> str | None:
     return f"torch {torch.__version__} has no varlen_attn with {missing[0]}" if missing else None
 
 
-def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *where: Any, return_lse: bool, **options: Any) -> Returned:
+def call(q: Tensor, k: Tensor, v: Tensor, *where: Any, return_lse: bool, **options: Any) -> Returned:
     """`varlen_attn`; its log-sum-exp, (H, T) with inf where a query sees no key, is returned as (T, H) with -inf."""
     module: Any = import_module(MODULE)
     if "enable_gqa" in parameters():  # older releases take grouped heads without this option
@@ -57,7 +58,7 @@ def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *where: Any, return_
         options["return_aux"] = module.AuxRequest(lse=True)
     result = module.varlen_attn(q, k, v, *where, **options)
     if not return_lse:
-        out: torch.Tensor = result
+        out: Tensor = result
         return out
     out, lse = result
     return out, lse.masked_fill(lse == math.inf, -math.inf).mT
@@ -81,36 +82,15 @@ def unsupported(inputs: Arguments) -> str | None:
     return why_not(inputs.q, "window_size", "scale")
 
 
-@register(
-    op="flash_attention_varlen", name="torch_varlen", role="peer", backend="torch", min_sm=80, devices=("cuda",),
-    unsupported=unsupported, traffic=traffic,
-)  # fmt: skip
-def flash_attention_varlen(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    return_lse: bool = False,
-) -> Returned:
-    """`varlen_attn`.  q: (T, H, D); k, v: (S, H_kv, D); returns (T, H, D).
-
-    torch allocates the result, so there is no `out`.  Raises `ValueError` on wrong shapes, dtypes or options.
-    """
-    check_args(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    check_options(q, causal, window, None, None)
-    reason = why_not(q, "window_size", "scale")
-    if reason:
-        raise ValueError(reason)
+@kernel(role="peer", backend="torch", min_sm=80, devices=("cuda",), unsupported=unsupported, traffic=traffic)
+def torch_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *,
+    max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,
+    return_lse: bool,
+) -> Returned:  # fmt: skip
+    """`varlen_attn`, which allocates the result."""
     if len(q) == 0 or len(k) == 0:
-        lse = torch.full(q.shape[:2], -math.inf, device=q.device)
-        return (torch.zeros_like(q), lse) if return_lse else torch.zeros_like(q)
+        return unseen(q, return_lse)
     where = (cu_seqlens_q, cu_seqlens_k, told_longest(q, cu_seqlens_q, max_seqlen_q), max_seqlen_k)
     sides = CAUSAL if causal and window is None else window_sizes(window)
     scale = get_scale(q, softmax_scale)

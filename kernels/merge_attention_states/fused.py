@@ -7,11 +7,12 @@ import math
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._attention import LN2, LOG2E, Returned, outputs
+from rooflab.kernels._attention import LN2, LOG2E, AttentionLaunch
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.merge_attention_states._operands import check_operands
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
 
@@ -38,8 +39,8 @@ def fused_kernel(
     mask = real[:, None] & (dims < D)[None, :]
     lses = lses_ptr + t * lses_stride_t + h * lses_stride_h
     outs = outs_ptr + (t * outs_stride_t + h * outs_stride_h)[:, None] + dims[None, :]
-    peak = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    m_i = tl.full((ROWS,), float("-inf"), tl.float32)
+    l_i = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
     for first in range(0, parts, AT_ONCE):
         part = first + tl.arange(0, AT_ONCE)
@@ -51,17 +52,17 @@ def fused_kernel(
         # No load where the part saw no key: its output is undefined there, and 0 * NaN is NaN.
         places = outs[:, None, :] + (place * outs_stride_p)[None, :, None]
         value = tl.load(places, mask=mask[:, None, :] & seen[:, :, None], other=0.0).to(tl.float32)
-        new_peak = tl.maximum(peak, tl.max(lse, 1))
-        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        rescale = tl.exp2((peak - shift) * TO_LOG2)
+        m_new = tl.maximum(m_i, tl.max(lse, 1))
+        shift = tl.where(m_new == float("-inf"), 0.0, m_new)
+        rescale = tl.exp2((m_i - shift) * TO_LOG2)
         weight = tl.exp2((lse - shift[:, None]) * TO_LOG2)
-        total = total * rescale + tl.sum(weight, 1)
+        l_i = l_i * rescale + tl.sum(weight, 1)
         acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * value, 1)
-        peak = new_peak
-    some = tl.where(total == 0.0, 1.0, total)
+        m_i = m_new
+    some = tl.where(l_i == 0.0, 1.0, l_i)
     result = (acc * (1 / some)[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + (t * out_stride_t + h * out_stride_h)[:, None] + dims[None, :], result, mask=mask)
-    lse = tl.where(total == 0.0, float("-inf"), peak + tl.log2(some) * TO_LN)
+    lse = tl.where(l_i == 0.0, float("-inf"), m_i + tl.log2(some) * TO_LN)
     tl.store(lse_ptr + t * lse_stride_t + h * lse_stride_h, lse, mask=real)
 
 
@@ -71,31 +72,40 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(nbytes(outs, lses), nbytes(outs, lses) // outs.shape[0])
 
 
-@register(op="merge_attention_states", name="fused", role="optimized", backend="triton", traffic=traffic)
-def merge_attention_states(outs: torch.Tensor, lses: torch.Tensor, out: Returned | None = None) -> Returned:
-    """The merged output and log-sum-exp.  outs: (P, T, H, D); lses: (P, T, H) fp32; returns (T, H, D), (T, H) fp32.
-
-    Raises `ValueError` on wrong shapes or dtypes.
-    """
-    check_operands(outs, lses)
-    merged, lse = outputs(out, tuple(outs.shape[1:]), outs, return_lse=True)
-    assert lse is not None
-    merge(outs, lses, merged, lse)
-    return merged, lse
-
-
-def merge(outs: torch.Tensor, lses: torch.Tensor, merged: torch.Tensor, lse: torch.Tensor) -> None:
-    """Merges parts (P, T, H, D) and (P, T, H) fp32 into tensors of the right shape; `merged`: any float dtype."""
+def launch(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> AttentionLaunch:
+    """What a merge of parts (P, T, H, D) and (P, T, H) passes in addition to tensors."""
     parts, T, H, D = outs.shape
-    if merged.numel() == 0:
-        lse.copy_(torch.logsumexp(lses.masked_fill(lses == math.inf, -math.inf), dim=0))  # for D = 0
-        return
     block_d = int(next_power_of_2(D))
     rows = max(32 * WARPS * LOAD_BYTES // outs.element_size() // block_d, 1)
-    fused_kernel[(cdiv(T * H, rows),)](
-        outs, lses, merged, lse, parts, T, H, D, *outs.stride()[:3], *lses.stride(), *merged.stride()[:2],
-        *lse.stride(),
-        TO_LOG2=LOG2E, TO_LN=LN2, BLOCK_D=block_d, ROWS=rows, AT_ONCE=PARTS_AT_ONCE, num_warps=WARPS,
-        # Fused, a lane adds its own exact product to the rounded ones of others: lanes that hold one sum then differ.
-        enable_fp_fusion=False,
+    return AttentionLaunch(
+        cdiv(T * H, rows),
+        (parts, T, H, D),
+        (),
+        (*outs.stride()[:3], *lses.stride(), *merged.stride()[:2], *lse.stride()),
+        {
+            "TO_LOG2": LOG2E, "TO_LN": LN2, "BLOCK_D": block_d, "ROWS": rows, "AT_ONCE": PARTS_AT_ONCE,
+            "num_warps": WARPS,
+            # Fused, a lane adds its own exact product to the rounded ones of others: lanes with one sum then differ.
+            "enable_fp_fusion": False,
+        },
     )  # fmt: skip
+
+
+def merge(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor, bound: AttentionLaunch | None = None) -> None:
+    """Merges parts (P, T, H, D) and (P, T, H) fp32 into tensors of the right shape; `merged`: any float dtype."""
+    bound = bound or launch(outs, lses, merged, lse)
+    fused_kernel[(bound.ctas,)](outs, lses, merged, lse, *bound.sizes, *bound.strides, **bound.flags)
+
+
+def without_values(of: Arguments) -> None:
+    """Heads without values have their sums of weights."""
+    of.lse.copy_(torch.logsumexp(of.lses.masked_fill(of.lses == math.inf, -math.inf), dim=0))
+
+
+@kernel(
+    backend="triton", traffic=traffic, empty=without_values,
+    bind=lambda of: launch(of.outs, of.lses, of.out, of.lse),
+)  # fmt: skip
+def fused(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor, bound: AttentionLaunch) -> None:
+    """One pass over the parts, four at once."""
+    merge(outs, lses, out, lse, bound)

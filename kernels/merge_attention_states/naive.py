@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._attention import Returned, outputs
-from rooflab.kernels.merge_attention_states._operands import check_operands
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 
@@ -23,19 +23,13 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read, write, launches=12)
 
 
-@register(op="merge_attention_states", name="naive", role="naive", backend="torch", traffic=traffic)
-def merge_attention_states(outs: torch.Tensor, lses: torch.Tensor, out: Returned | None = None) -> Returned:
-    """The merged output and log-sum-exp.  outs: (P, T, H, D); lses: (P, T, H) fp32; returns (T, H, D), (T, H) fp32.
-
-    Raises `ValueError` on wrong shapes or dtypes.
-    """
-    check_operands(outs, lses)
-    merged, lse = outputs(out, tuple(outs.shape[1:]), outs, return_lse=True)
-    assert lse is not None
+@kernel(backend="torch", traffic=traffic)
+def naive(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor) -> None:
+    """A softmax over log-sum-exps, and the weighted sum."""
     lses = lses.masked_fill(lses == math.inf, -math.inf)  # as some libraries write of a part that saw no key
     total = torch.logsumexp(lses, dim=0)
     # If no part saw a key, -inf - -inf would be NaN; if one part saw no key, its output is undefined.
     weights = torch.exp(lses - total.masked_fill(total == -math.inf, 0.0))
     kept = outs.float().masked_fill((lses == -math.inf)[..., None], 0.0)
-    merged.copy_((weights[..., None] * kept).sum(0))
-    return merged, lse.copy_(total)
+    out.copy_((weights[..., None] * kept).sum(0))
+    lse.copy_(total)

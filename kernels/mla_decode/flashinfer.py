@@ -7,14 +7,13 @@ takes one more launch.
 
 from __future__ import annotations
 
-import math
-
 import torch
+from torch import Tensor
 
 from rooflab.kernels import _flashinfer as adapter
-from rooflab.kernels._attention import Returned
-from rooflab.kernels.mla_decode._args import check_args
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels._attention import Returned, unseen
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
@@ -33,15 +32,16 @@ def traffic(inputs: Arguments) -> Traffic:
     return adapter.with_base_e(moved, q, return_lse)
 
 
-def why_not_taken(q: torch.Tensor, kv_cache: torch.Tensor, latent_dim: int) -> str | None:
+def why_not_taken(inputs: Arguments) -> str | None:
     """Why FlashInfer cannot take these inputs, or None; pages may have any size."""
+    q, latent_dim = inputs.q, inputs.latent_dim
     if (latent_dim, q.shape[-1] - latent_dim) != (LATENT, ROTARY):
         return f"latent_dim: expected {LATENT} of {LATENT + ROTARY} dimensions, got {latent_dim} of {q.shape[-1]}"
-    return adapter.why_not({"q": q, "kv_cache": kv_cache}, (LATENT + ROTARY,))
+    return adapter.why_not({"q": q, "kv_cache": inputs.kv_cache}, (LATENT + ROTARY,))
 
 
 def plan_of(
-    kept: bool, q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor, scale: float
+    kept: bool, q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float
 ) -> adapter.FlashInferPlan:
     """A plan for `run`, in the wrapper of all calls (`kept`) or in a new one; q and kv_cache may be on `meta`."""
     B, H, _ = q.shape
@@ -72,35 +72,19 @@ def plan(inputs: Arguments) -> adapter.FlashInferPlan:
     return plan_of(False, inputs.q, inputs.kv_cache, inputs.block_table, inputs.seq_lens, inputs.softmax_scale)
 
 
-@register(
-    op="mla_decode", name="flashinfer", role="peer", backend="cuda", min_sm=80, devices=("cuda",),
-    requires=(adapter.PACKAGE,), unsupported=lambda inputs: why_not_taken(inputs.q, inputs.kv_cache, inputs.latent_dim),
-    traffic=traffic, plan=plan,
+@kernel(
+    role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(adapter.PACKAGE,), unsupported=why_not_taken,
+    aligned=("q", "kv_cache"), traffic=traffic, plan=plan,
 )  # fmt: skip
-def mla_decode(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    latent_dim: int,
-    softmax_scale: float,
-    *,
-    return_lse: bool = False,
-    plan: adapter.FlashInferPlan | None = None,
-) -> Returned:
-    """FlashInfer's attention over latents.  q: (B, H, D); returns (B, H, latent_dim).
-
-    Without a plan it makes one, and waits for the device to read the lengths and the table.  There is no `out`, because
-    FlashInfer writes rows without gaps.  Raises `ValueError` on wrong shapes, dtypes, strides or sizes.
-    """
-    check_args(q, kv_cache, block_table, seq_lens, latent_dim)
-    reason = why_not_taken(q, kv_cache, latent_dim)
-    if reason:
-        raise ValueError(reason)
+def flashinfer(
+    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, latent_dim: int, softmax_scale: float,
+    return_lse: bool, plan: adapter.FlashInferPlan | None,
+) -> Returned:  # fmt: skip
+    """`BatchMLAPagedAttentionWrapper`, which writes rows without gaps.  Without a plan it makes one, and waits for the
+    device to read the lengths and the table."""
     plan = plan or plan_of(True, q, kv_cache, block_table, seq_lens, softmax_scale)
     if plan.wrapper is None:
-        out = q.new_zeros(*q.shape[:2], latent_dim)
-        return (out, torch.full(q.shape[:2], -math.inf, device=q.device)) if return_lse else out
+        return unseen(q[..., :latent_dim], return_lse)
     result = plan.wrapper.run(
         q_nope=q[..., :LATENT],
         q_pe=q[..., LATENT:],

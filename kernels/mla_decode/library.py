@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from rooflab.kernels.mla_decode._args import check_args
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 
@@ -23,21 +24,11 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(3 * copy + values + queries, 2 * copy + queries // q.shape[2] * latent_dim, launches=8)
 
 
-@register(op="mla_decode", name="library", role="library", backend="torch", traffic=traffic)
-def mla_decode(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    latent_dim: int,
-    softmax_scale: float,
-) -> torch.Tensor:
-    """Attention over latents by gather and SDPA.  q: (B, H, D); returns (B, H, latent_dim).
-
-    Does not read the lengths: it gathers and masks the whole table.  torch allocates the result, so there is no `out`.
-    Raises `ValueError` on wrong shapes or dtypes.
-    """
-    check_args(q, kv_cache, block_table, seq_lens, latent_dim)
+@kernel(backend="torch", traffic=traffic)
+def library(
+    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, latent_dim: int, softmax_scale: float
+) -> Tensor:  # fmt: skip
+    """Does not read the lengths: it gathers and masks the whole table.  torch allocates the result."""
     B, _, D = q.shape
     slots = block_table.shape[1] * kv_cache.shape[1]
     unseen = torch.arange(slots, device=q.device) >= seq_lens[:, None]  # (B, slots)

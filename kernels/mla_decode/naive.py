@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._attention import Returned, outputs
-from rooflab.kernels.mla_decode._args import check_args
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 
@@ -25,24 +25,12 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read, write, launches=max(1, 14 * len(lengths)))
 
 
-@register(op="mla_decode", name="naive", role="naive", backend="torch", traffic=traffic)
-def mla_decode(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    latent_dim: int,
-    softmax_scale: float,
-    out: Returned | None = None,
-    *,
-    return_lse: bool = False,
-) -> Returned:
-    """Attention over latents, a Python loop over sequences.  q: (B, H, D); returns (B, H, latent_dim).
-
-    Waits for the device to read the lengths.  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    check_args(q, kv_cache, block_table, seq_lens, latent_dim)
-    result, lse = outputs(out, (*q.shape[:2], latent_dim), q, return_lse)
+@kernel(backend="torch", traffic=traffic)
+def naive(
+    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, lse: Tensor | None, *,
+    latent_dim: int, softmax_scale: float, return_lse: bool,
+) -> None:  # fmt: skip
+    """Waits for the device to read the lengths."""
     block_size = kv_cache.shape[1]
     for b, length in enumerate(seq_lens.tolist()):
         token = torch.arange(length, device=q.device)
@@ -51,7 +39,6 @@ def mla_decode(
         denominator = torch.logsumexp(scores, dim=-1)
         # The denominator of an empty sequence is -inf, and -inf - -inf would be NaN.
         weights = torch.exp(scores - denominator.masked_fill(denominator == -math.inf, 0.0)[:, None])
-        result[b] = weights @ latents[:, :latent_dim]
+        out[b] = weights @ latents[:, :latent_dim]
         if lse is not None:
             lse[b] = denominator
-    return result if lse is None else (result, lse)

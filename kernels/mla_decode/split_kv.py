@@ -15,21 +15,22 @@ from functools import lru_cache
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._attention import LN2, LOG2E, Returned, outputs
+from rooflab.kernels._attention import LN2, LOG2E, AttentionLaunch, strides_of
 from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.configs import default_config
+from rooflab.kernels.launcher import kernel
 from rooflab.kernels.merge_attention_states.fused import merge
-from rooflab.kernels.mla_decode._args import check_args
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 40
-"""For pointers, masks and the running peak and sum, in addition to accumulator and scores."""
+"""For pointers, masks and the running maximum and sum, in addition to accumulator and scores."""
 MOST_SPLITS = 64
 LEAST_KEYS = 256
 """Least keys per split: with fewer the merge costs more than the split gains.  Writing and reading a part of 64 heads
@@ -110,8 +111,8 @@ def split_kv_kernel(
     q = tl.load(rows + columns[None, :], mask=real & (columns < LATENT)[None, :], other=0.0)
     q_rotary = tl.load(rows + LATENT + rotary[None, :], mask=real & (rotary < ROTARY)[None, :], other=0.0)
 
-    peak = tl.full((BLOCK_H,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_H,), tl.float32)
+    m_i = tl.full((BLOCK_H,), float("-inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_H,), tl.float32)
     acc = tl.zeros((BLOCK_H, BLOCK_LATENT), tl.float32)
     row = table_ptr + b * table_stride
     # A step's pages are looked up one step ahead; otherwise table and latents would share the stages.
@@ -132,19 +133,19 @@ def split_kv_kernel(
         scores = tl.dot(q_rotary, k_rotary.T)
         scores = tl.dot(q, latents.T, scores) * scale_log2
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_peak[:, None])
-        rescale = tl.exp2(peak - new_peak)
-        total = total * rescale + tl.sum(weights, 1)
+        m_new = tl.maximum(m_i, tl.max(scores, 1))
+        weights = tl.exp2(scores - m_new[:, None])
+        rescale = tl.exp2(m_i - m_new)
+        l_i = l_i * rescale + tl.sum(weights, 1)
         acc = tl.dot(weights.to(latents.dtype), latents, acc * rescale[:, None])
-        peak = new_peak
+        m_i = m_new
 
-    some = tl.where(total == 0.0, 1.0, total)
+    some = tl.where(l_i == 0.0, 1.0, l_i)
     out_rows = out_ptr + split.to(tl.int64) * out_stride_p + b * out_stride_b + heads[:, None] * out_stride_h
     result = (acc / some[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_rows + columns[None, :], result, mask=real & (columns < LATENT)[None, :])
     if LSE:
-        lse = tl.where(total == 0.0, float("-inf"), (peak + tl.log2(some)) * LN2)
+        lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(some)) * LN2)
         lse_rows = lse_ptr + split.to(tl.int64) * lse_stride_p + b * lse_stride_b + heads * lse_stride_h
         tl.store(lse_rows, lse, mask=heads < H)
 
@@ -160,24 +161,19 @@ def split_count(ctas: int, most_keys: int, sms: int) -> int:
     return min(range(1, max(1, min(most_keys // LEAST_KEYS, MOST_SPLITS)) + 1), key=keys)
 
 
-def _splits(q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor, config: Config) -> int:
+def splits_of(q: Tensor, kv_cache: Tensor, block_table: Tensor, config: Config) -> int:
+    """The number of splits of a call; only sizes matter."""
     ctas = q.shape[0] * cdiv(q.shape[1], config.block_h)
     return split_count(ctas, block_table.shape[1] * kv_cache.shape[1], sm_count(q.device))
 
 
-def why_not_taken(q: torch.Tensor, latent_dim: int) -> str | None:
+def why_not_taken(inputs: Arguments) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
-    if not 16 <= latent_dim <= 512 or not latent_dim < q.shape[-1] <= latent_dim + 64:
-        return f"needs a latent_dim of 16 to 512 and 1 to 64 rotary, got {latent_dim} and {q.shape[-1] - latent_dim}"
+    latent_dim, D = inputs.latent_dim, inputs.q.shape[-1]
+    if not 16 <= latent_dim <= 512 or not latent_dim < D <= latent_dim + 64:
+        wanted = "a latent_dim of 16 to 512 and 1 to 64 rotary dimensions"
+        return f"q: expected {wanted}, got {latent_dim} and {D - latent_dim}"
     return None
-
-
-def config_of(q: torch.Tensor, latent_dim: int) -> Config:
-    """The config that a call takes unless it is given one."""
-    B, H, D = q.shape
-    sizes = {"B": B, "H": H, "latent": latent_dim, "rotary": D - latent_dim}
-    config: Config = default_config("mla_decode", "split_kv", q.dtype, q.device, **sizes)
-    return config
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -186,57 +182,51 @@ def traffic(inputs: Arguments) -> Traffic:
     latent_dim = inputs.latent_dim
     B, H, D = q.shape
     _, entries = used_slots(block_table, seq_lens, *kv_cache.shape[:2])
-    splits = _splits(q, kv_cache, block_table, inputs.config or config_of(q, latent_dim))
+    sizes = {"B": B, "H": H, "latent": latent_dim, "rotary": D - latent_dim}
+    config = inputs.config or default_config("mla_decode", "split_kv", q.dtype, q.device, **sizes)
+    splits = splits_of(q, kv_cache, block_table, config)
     result = B * H * latent_dim * q.element_size() + 4 * inputs.return_lse * B * H
     parts = splits * B * H * (4 * latent_dim + 4) if splits > 1 else 0
     read = int(seq_lens.sum()) * D * kv_cache.element_size() + 4 * (entries + B) + q.numel() * q.element_size()
     return Traffic(read + parts, parts + result, launches=2 if splits > 1 else 1)
 
 
-@register(
-    op="mla_decode", name="split_kv", role="optimized", backend="triton",
-    unsupported=lambda inputs: why_not_taken(inputs.q, inputs.latent_dim), traffic=traffic,
+def launch(of: Arguments) -> AttentionLaunch:
+    """What one split passes, but for its parts."""
+    (B, H, D), latent_dim = of.q.shape, of.latent_dim
+    tiles, rotary = cdiv(H, of.config.block_h), D - latent_dim
+    return AttentionLaunch(
+        B * tiles,
+        (B, H),
+        (of.softmax_scale * LOG2E,),
+        (*of.q.stride()[:2], *of.kv_cache.stride()[:2], of.block_table.stride(0)),
+        {
+            "LATENT": latent_dim, "ROTARY": rotary, "BLOCK_LATENT": next_power_of_2(latent_dim),
+            "BLOCK_ROTARY": max(16, next_power_of_2(rotary)), "BLOCK_SIZE": of.kv_cache.shape[1], "LN2": LN2,
+            **of.config.launch_arguments,
+        },
+    )  # fmt: skip
+
+
+@kernel(
+    backend="triton", unsupported=why_not_taken, traffic=traffic, bind=launch,
     tuning=Tuning(Config, configs, heuristic, footprint), fenced_since="3.7",
 )  # fmt: skip
-def mla_decode(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    latent_dim: int,
-    softmax_scale: float,
-    out: Returned | None = None,
-    *,
-    return_lse: bool = False,
-    config: Config | None = None,
-) -> Returned:
-    """Attention over latents, keys split over programs.  q: (B, H, D); returns (B, H, latent_dim).
-
-    Only the device reads the lengths; two runs agree bit for bit.  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    check_args(q, kv_cache, block_table, seq_lens, latent_dim)
-    reason = why_not_taken(q, latent_dim)
-    if reason:
-        raise ValueError(f"q: {reason}")
-    result, lse = outputs(out, (*q.shape[:2], latent_dim), q, return_lse)
-    B, H, D = q.shape
-    if result.numel() == 0:
-        return result if lse is None else (result, lse)
-    rotary = D - latent_dim
-    config = config or config_of(q, latent_dim)
-    splits = _splits(q, kv_cache, block_table, config)
-    parts, part_lse = result[None], None if lse is None else lse[None]
+def split_kv(
+    q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, lse: Tensor | None, *,
+    latent_dim: int, softmax_scale: float, return_lse: bool, config: Config,
+    bound: AttentionLaunch,
+) -> None:  # fmt: skip
+    """Only the device reads the lengths; two runs agree bit for bit."""
+    B, H = bound.sizes
+    splits = splits_of(q, kv_cache, block_table, config)
+    parts, part_lse = out[None], None if lse is None else lse[None]
     if splits > 1:
         parts = torch.empty((splits, B, H, latent_dim), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((splits, B, H), dtype=torch.float32, device=q.device)
-    split_kv_kernel[(B * splits * cdiv(H, config.block_h),)](
-        q, kv_cache, block_table, seq_lens, parts, part_lse, H, softmax_scale * LOG2E, splits, *q.stride()[:2],
-        *kv_cache.stride()[:2], block_table.stride(0), *parts.stride()[:3],
-        *((0, 0, 0) if part_lse is None else part_lse.stride()),
-        LATENT=latent_dim, ROTARY=rotary, BLOCK_LATENT=next_power_of_2(latent_dim),
-        BLOCK_ROTARY=max(16, next_power_of_2(rotary)), BLOCK_SIZE=kv_cache.shape[1], LSE=part_lse is not None,
-        LN2=LN2, **config.launch_arguments,
+    split_kv_kernel[(bound.ctas * splits,)](
+        q, kv_cache, block_table, seq_lens, parts, part_lse, H, *bound.scores, splits, *bound.strides,
+        *parts.stride()[:3], *strides_of(part_lse, 3), LSE=part_lse is not None, **bound.flags,
     )  # fmt: skip
     if splits > 1 and part_lse is not None:
-        merge(parts, part_lse, result, torch.empty_like(part_lse[0]) if lse is None else lse)
-    return result if lse is None else (result, lse)
+        merge(parts, part_lse, out, torch.empty_like(part_lse[0]) if lse is None else lse)

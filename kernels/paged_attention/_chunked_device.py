@@ -36,7 +36,7 @@ def _pages(table_ptr, start, length, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.const
 
 @triton.jit
 def _steps(
-    acc, peak, total, q, first, end, positions, length, k_ptr, v_ptr, table_ptr, scale, window, cap, k_stride_block,
+    acc, m_i, l_i, q, first, end, positions, length, k_ptr, v_ptr, table_ptr, scale, window, cap, k_stride_block,
     k_stride_slot, v_stride_block, v_stride_slot,
     MASKED: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -73,15 +73,15 @@ def _steps(
             if WINDOW:
                 seen = seen & (keys[None, :] > positions[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        # The peak of a row that has seen no key is -inf, and -inf - -inf would be NaN.
-        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
+        m_new = tl.maximum(m_i, tl.max(scores, 1))
+        # m_i of a row that has seen no key is -inf, and -inf - -inf would be NaN.
+        shift = tl.where(m_new == float("-inf"), 0.0, m_new) if MASKED else m_new
         weights = tl.exp2(scores - shift[:, None])
-        rescale = tl.exp2(peak - shift)
-        total = total * rescale + tl.sum(weights, 1)
+        rescale = tl.exp2(m_i - shift)
+        l_i = l_i * rescale + tl.sum(weights, 1)
         acc = tl.dot(weights.to(q.dtype), v, acc * rescale[:, None], input_precision="ieee")
-        peak = new_peak
-    return acc, peak, total
+        m_i = m_new
+    return acc, m_i, l_i
 
 
 # Arguments that change from batch to batch are not specialized: a 1 or a multiple of 16 would compile again.
@@ -128,34 +128,34 @@ def chunked_kernel(
     k_ptr += kv_head * k_stride_h
     v_ptr += kv_head * v_stride_h
     table_ptr += b.to(tl.int64) * table_stride
-    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
+    m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, HEAD_PAD), tl.float32)
     if WINDOW:
-        acc, peak, total = _steps(
-            acc, peak, total, q, first, near, positions, length, k_ptr, v_ptr, table_ptr, scale, window, cap,
+        acc, m_i, l_i = _steps(
+            acc, m_i, l_i, q, first, near, positions, length, k_ptr, v_ptr, table_ptr, scale, window, cap,
             k_stride_block, k_stride_slot, v_stride_block, v_stride_slot,
             True, WINDOW, SOFTCAP, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, BLOCK_N,
         )  # fmt: skip
-    acc, peak, total = _steps(
-        acc, peak, total, q, near, plain, positions, length, k_ptr, v_ptr, table_ptr, scale, window, cap,
+    acc, m_i, l_i = _steps(
+        acc, m_i, l_i, q, near, plain, positions, length, k_ptr, v_ptr, table_ptr, scale, window, cap,
         k_stride_block, k_stride_slot, v_stride_block, v_stride_slot,
         False, WINDOW, SOFTCAP, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, BLOCK_N,
     )  # fmt: skip
-    acc, peak, total = _steps(
-        acc, peak, total, q, plain, end, positions, length, k_ptr, v_ptr, table_ptr, scale, window, cap,
+    acc, m_i, l_i = _steps(
+        acc, m_i, l_i, q, plain, end, positions, length, k_ptr, v_ptr, table_ptr, scale, window, cap,
         k_stride_block, k_stride_slot, v_stride_block, v_stride_slot,
         True, WINDOW, SOFTCAP, BLOCK_SIZE, HEAD_DIM, HEAD_PAD, BLOCK_N,
     )  # fmt: skip
 
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + head, mask=mask, other=float("-inf")) * 1.4426950408889634  # log2(e)
-        most = tl.maximum(peak, sink)
+        most = tl.maximum(m_i, sink)
         shift = tl.where(most == float("-inf"), 0.0, most)
-        total = total * tl.exp2(peak - shift) + tl.exp2(sink - shift)
-        acc = acc * tl.exp2(peak - shift)[:, None]
-        peak = most
-    over = 1 / tl.where(total == 0.0, 1.0, total)
+        l_i = l_i * tl.exp2(m_i - shift) + tl.exp2(sink - shift)
+        acc = acc * tl.exp2(m_i - shift)[:, None]
+        m_i = most
+    over = 1 / tl.where(l_i == 0.0, 1.0, l_i)
     if v_scale_ptr is not None:
         over = over * tl.load(v_scale_ptr + kv_head)
     out_offsets = token * out_stride_t + head * out_stride_h
@@ -163,6 +163,6 @@ def chunked_kernel(
         out_ptr + out_offsets[:, None] + dims[None, :], (acc * over[:, None]).to(out_ptr.dtype.element_ty), mask=both
     )
     if lse_ptr is not None:
-        lse = (peak + tl.log2(tl.where(total == 0.0, 1.0, total))) * 0.6931471805599453  # ln(2)
-        lse = tl.where(total == 0.0, float("-inf"), lse)
+        lse = (m_i + tl.log2(tl.where(l_i == 0.0, 1.0, l_i))) * 0.6931471805599453  # ln(2)
+        lse = tl.where(l_i == 0.0, float("-inf"), lse)
         tl.store(lse_ptr + token * lse_stride_t + head * lse_stride_h, lse, mask=mask)

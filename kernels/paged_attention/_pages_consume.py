@@ -60,8 +60,8 @@ def _consume(
 
         mine = row + gl.arange(0, ROWS, rows_layout)
         positions = length - queries + mine // GROUP
-        peak = gl.full((ROWS,), float("-inf"), gl.float32, rows_layout)
-        total = gl.zeros((ROWS,), gl.float32, rows_layout)
+        m_i = gl.full((ROWS,), float("-inf"), gl.float32, rows_layout)
+        l_i = gl.zeros((ROWS,), gl.float32, rows_layout)
         accumulator = gl.zeros((ROWS, D), gl.float32, layout)
         if low < high:
             nothing = gl.zeros((ROWS, BLOCK_N), gl.float32, scores_layout)
@@ -70,8 +70,8 @@ def _consume(
             scores = warpgroup_mma(q_tile, key_tile.permute((1, 0)), nothing, use_acc=False, is_async=True)
             scores = warpgroup_mma_wait(num_outstanding=0, deps=(scores,))
             mbarrier.arrive(k_empty.index(slot))
-            weights, peak, total, shrink = _softmax(
-                scores, peak, total, scale, factor, window, cap, (high - 1) * BLOCK_N, positions, True, WINDOW, SOFTCAP,
+            weights, m_i, l_i, shrink = _softmax(
+                scores, m_i, l_i, scale, factor, window, cap, (high - 1) * BLOCK_N, positions, True, WINDOW, SOFTCAP,
                 NEGATED, BLOCK_N,
             )  # fmt: skip
             slot, phase = _next(slot, phase, STAGES)
@@ -84,19 +84,19 @@ def _consume(
                 last = gl.minimum((row + ROWS - 1) // GROUP, queries - 1)
                 near = gl.cdiv(gl.maximum(length - queries + last + 1 - window, 0), BLOCK_N)
                 near = gl.minimum(gl.maximum(near, low), plain)
-            weights, shrink, accumulator, peak, total, slot, phase, v_slot, v_phase = _steps(
-                q_tile, keys, values, k_full, k_empty, v_full, v_empty, weights, shrink, accumulator, peak, total,
+            weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = _steps(
+                q_tile, keys, values, k_full, k_empty, v_full, v_empty, weights, shrink, accumulator, m_i, l_i,
                 slot, phase, v_slot, v_phase, high - 1, plain, low, positions, scale, factor, window, cap,
                 BLOCK_N, STAGES, True, WINDOW, SOFTCAP, NEGATED, COPIES,
             )  # fmt: skip
-            weights, shrink, accumulator, peak, total, slot, phase, v_slot, v_phase = _steps(
-                q_tile, keys, values, k_full, k_empty, v_full, v_empty, weights, shrink, accumulator, peak, total,
+            weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = _steps(
+                q_tile, keys, values, k_full, k_empty, v_full, v_empty, weights, shrink, accumulator, m_i, l_i,
                 slot, phase, v_slot, v_phase, plain, near, low, positions, scale, factor, window, cap,
                 BLOCK_N, STAGES, False, WINDOW, SOFTCAP, NEGATED, COPIES,
             )  # fmt: skip
             if WINDOW:
-                weights, shrink, accumulator, peak, total, slot, phase, v_slot, v_phase = _steps(
-                    q_tile, keys, values, k_full, k_empty, v_full, v_empty, weights, shrink, accumulator, peak, total,
+                weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = _steps(
+                    q_tile, keys, values, k_full, k_empty, v_full, v_empty, weights, shrink, accumulator, m_i, l_i,
                     slot, phase, v_slot, v_phase, near, low, low, positions, scale, factor, window, cap,
                     BLOCK_N, STAGES, True, WINDOW, SOFTCAP, NEGATED, COPIES,
                 )  # fmt: skip
@@ -111,16 +111,16 @@ def _consume(
         own_head = kv_head * GROUP + mine % GROUP
         if sinks is not None:
             sink = gl.load(sinks + own_head, mask=mine < queries * GROUP, other=0.0) * LOG2E
-            most = gl.maximum(peak, sink)
+            most = gl.maximum(m_i, sink)
             # Without keys and with a sink of -inf, -inf - -inf would be NaN.
             shift = gl.where(most == float("-inf"), 0.0, most)
-            shrink = gl.exp2(peak - shift)
-            total = total * shrink + gl.exp2(sink - shift)
+            shrink = gl.exp2(m_i - shift)
+            l_i = l_i * shrink + gl.exp2(sink - shift)
             accumulator *= gl.convert_layout(shrink, gl.SliceLayout(1, layout))[:, None]
-            peak = most
-        some = gl.where(total == 0.0, 1.0, total)
+            m_i = most
+        some = gl.where(l_i == 0.0, 1.0, l_i)
         if lse is not None:
-            natural = gl.where(total == 0.0, float("-inf"), (peak + gl.log2(some)) * LN2)
+            natural = gl.where(l_i == 0.0, float("-inf"), (m_i + gl.log2(some)) * LN2)
             own_token = (first_query + mine // GROUP).to(gl.int64)
             gl.store(lse + own_token * lse_stride_t + own_head * lse_stride_h, natural, mask=mine < queries * GROUP)
         result = accumulator * gl.convert_layout(1.0 / some, gl.SliceLayout(1, layout))[:, None]

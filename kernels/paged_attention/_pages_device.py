@@ -178,12 +178,12 @@ def _produce(
 
 @gluon.jit
 def _softmax(
-    scores, peak, total, scale, factor, window, cap, first, positions, MASKED: gl.constexpr, WINDOW: gl.constexpr,
+    scores, m_i, l_i, scale, factor, window, cap, first, positions, MASKED: gl.constexpr, WINDOW: gl.constexpr,
     SOFTCAP: gl.constexpr, NEGATED: gl.constexpr, BLOCK_N: gl.constexpr,
 ):  # fmt: skip
-    """Weights, new running peak and sum, and the factor that rescales earlier sums, base 2; positions: of the rows.
+    """Weights, new m_i and l_i, and the factor that rescales earlier sums, base 2; positions: of the rows.
 
-    A score times `factor` is its exponent, in one multiply-add with the peak, which is kept in the exponents' unit.
+    A score times `factor` is its exponent, in one multiply-add with m_i, which is kept in the exponents' unit.
     """
     layout: gl.constexpr = scores.type.layout
     if SOFTCAP:
@@ -196,17 +196,17 @@ def _softmax(
         if WINDOW:
             seen = seen & (keys[None, :] > (positions - window - first)[:, None])
         scores = gl.where(seen, scores, float("-inf"))
-    highest = gl.maximum(peak, gl.max(scores, 1) * factor)
-    # The peak of a row that has seen no key is -inf, and -inf - -inf would be NaN.
+    highest = gl.maximum(m_i, gl.max(scores, 1) * factor)
+    # m_i of a row that has seen no key is -inf, and -inf - -inf would be NaN.
     shift = gl.where(highest == float("-inf"), 0.0, highest)
     weights = gl.exp2(scores * factor - shift[:, None])
-    shrink = gl.exp2(peak - shift)
-    return weights, highest, total * shrink + gl.sum(weights, 1), shrink
+    shrink = gl.exp2(m_i - shift)
+    return weights, highest, l_i * shrink + gl.sum(weights, 1), shrink
 
 
 @gluon.jit
 def _steps(
-    q_tile, keys, values, k_full, k_empty, v_full, v_empty, weights, shrink, accumulator, peak, total, slot, phase,
+    q_tile, keys, values, k_full, k_empty, v_full, v_empty, weights, shrink, accumulator, m_i, l_i, slot, phase,
     v_slot, v_phase, from_block, to_block, low, positions, scale, factor, window, cap,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
     NEGATED: gl.constexpr, COPIES: gl.constexpr,
@@ -227,8 +227,8 @@ def _steps(
         accumulator = warpgroup_mma(factors, _tile(values, v_slot, BLOCK_N, D, COPIES), accumulator, is_async=True)
         scores = warpgroup_mma_wait(num_outstanding=1, deps=(scores,))
         mbarrier.arrive(k_empty.index(slot))
-        weights, peak, total, shrink = _softmax(
-            scores, peak, total, scale, factor, window, cap, block * BLOCK_N, positions, MASKED, WINDOW, SOFTCAP,
+        weights, m_i, l_i, shrink = _softmax(
+            scores, m_i, l_i, scale, factor, window, cap, block * BLOCK_N, positions, MASKED, WINDOW, SOFTCAP,
             NEGATED, BLOCK_N,
         )  # fmt: skip
         slot, phase = _next(slot, phase, STAGES)
@@ -238,4 +238,4 @@ def _steps(
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(v_empty.index(v_slot))
         v_slot, v_phase = _next(v_slot, v_phase, STAGES)
-    return weights, shrink, accumulator, peak, total, slot, phase, v_slot, v_phase
+    return weights, shrink, accumulator, m_i, l_i, slot, phase, v_slot, v_phase

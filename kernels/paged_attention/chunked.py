@@ -12,34 +12,21 @@ Tried, predicted, not built: docs/notes/paged_attention.md.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._attention import LOG2E, Returned, get_scale, outputs
-from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.paged_attention._args import check_args, check_paged_options, seen_spans
+from rooflab.kernels._attention import LOG2E, AttentionLaunch, get_scale, strides_of
+from rooflab.kernels._attention_configs import Config, padded, registers, staged_tiles
+from rooflab.kernels._sizes import next_power_of_2
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.paged_attention._args import traffic
 from rooflab.kernels.paged_attention._chunked_device import chunked_kernel
-from rooflab.kernels.registry import Arguments, register
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.pages import used_slots
-from rooflab.reference.spec import Case, Scheme, nbytes
-from rooflab.roofline.model import Traffic
+from rooflab.kernels.registry import Arguments
+from rooflab.kernels.tuning import BF16, Footprint, Tuning
+from rooflab.reference.spec import Case, Scheme
 
-ADDRESS_REGISTERS = 24
-"""For pointers, masks and the running peak and sum, in addition to accumulator and scores."""
 MOST_HEAD_DIM = 256
-
-
-@dataclass(frozen=True)
-class Config(LaunchConfig):
-    """One way to launch the kernel: rows per tile, keys per step, warps, pipeline stages."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
@@ -57,15 +44,11 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Registers: fp32 accumulator and a tile of scores; shared memory: queries and staged keys and values, as Triton
     allocates them.  head_dim is padded to a power of two."""
     B, H, H_kv = (int(case[key]) for key in ("B", "H", "H_kv"))
-    head, threads = int(next_power_of_2(int(case["D"]))), 32 * config.num_warps
-    # wgmma (64 rows and more) reads a stage while others are filled; mma.sync frees a stage at once.
-    warpgroup = config.block_m >= 64 and scheme.activation != torch.float32
-    held = config.num_stages if warpgroup else config.num_stages - 1
-    tiles = 2 * held if config.num_stages > 1 else 1
-    staged = tiles * config.block_n * head * scheme.weight.itemsize
+    head = padded(int(case["D"]))
+    staged = staged_tiles(config, scheme) * config.block_n * head * scheme.weight.itemsize
     return Footprint(
-        threads=threads,
-        registers=cdiv(config.block_m * (head + config.block_n), threads) + ADDRESS_REGISTERS,
+        threads=32 * config.num_warps,
+        registers=registers(config, head),
         shared_bytes=config.block_m * head * scheme.activation.itemsize + staged,
         ctas=tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv, config.block_m) * H_kv,
     )
@@ -98,75 +81,46 @@ def seen_at_most(window: int | None, block_table: torch.Tensor, k_cache: torch.T
     return min(window or 0, block_table.shape[1] * k_cache.shape[1])
 
 
-def why_not_taken(q: torch.Tensor) -> str | None:
+def why_not_taken(inputs: Arguments) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
-    if not 0 < q.shape[-1] <= MOST_HEAD_DIM:
-        return f"needs a head_dim up to {MOST_HEAD_DIM}, got {q.shape[-1]}"
+    if not 0 < (D := inputs.q.shape[-1]) <= MOST_HEAD_DIM:
+        return f"q: expected a head_dim up to {MOST_HEAD_DIM}, got {D}"
     return None
 
 
-def traffic(inputs: Arguments) -> Traffic:
-    """The keys and values that a sequence's queries see once, because L2 keeps them for its tiles; a page that several
-    sequences share once for each; q, the output, and the table entries once."""
-    q, k_cache = inputs.q, inputs.k_cache
-    T, H, D = q.shape
-    first, end = seen_spans(inputs)
-    _, entries = used_slots(inputs.block_table, end, k_cache.shape[0], k_cache.shape[1], first)
-    keys = int((end - first).clamp(min=0).sum())
-    read = 2 * keys * k_cache.shape[2] * D * k_cache.element_size() + 4 * entries
-    read += nbytes(q, inputs.seq_lens, inputs.cu_seqlens_q, inputs.sinks, inputs.k_scale, inputs.v_scale)
-    return Traffic(read, nbytes(q) + (4 * T * H if inputs.return_lse else 0))
+def launch(of: Arguments) -> AttentionLaunch:
+    """A CTA for each tile that there may be of each head of keys."""
+    (T, H, D), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
+    tiles = tiles_at_most(T, B, H // H_kv, of.config.block_m)
+    scale = get_scale(of.q, of.softmax_scale) * (1.0 if of.softcap else LOG2E)
+    return AttentionLaunch(
+        tiles * H_kv,
+        (B, H_kv, tiles),
+        (scale, seen_at_most(of.window, of.block_table, of.k_cache), of.softcap or 0.0),
+        (
+            *of.q.stride()[:2], *of.k_cache.stride()[:3], *of.v_cache.stride()[:3], of.block_table.stride(0),
+            *of.out.stride()[:2], *strides_of(of.lse, 2),
+        ),
+        {
+            "WINDOW": of.window is not None, "SOFTCAP": of.softcap is not None, "BLOCK_SIZE": block_size,
+            "GROUP": H // H_kv, "HEAD_DIM": D, "HEAD_PAD": max(padded(D), 16), **of.config.launch_arguments,
+        },
+    )  # fmt: skip
 
 
-@register(
-    op="paged_attention", name="chunked", role="optimized", backend="triton",
-    unsupported=lambda inputs: why_not_taken(inputs.q), traffic=traffic,
+@kernel(
+    backend="triton", unsupported=why_not_taken, traffic=traffic, bind=launch,
     tuning=Tuning(Config, configs, heuristic, footprint), fenced_since="3.7",
 )  # fmt: skip
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    out: Returned | None = None,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
-    config: Config | None = None,
-) -> Returned:
-    """Attention of chunks of queries through a block table.  q: (T, H, D); returns (T, H, D).
-
-    Any head_dim up to 256, any block_size; each cache may be e4m3.  Does not wait for the device.  Raises `ValueError`
-    on wrong shapes, dtypes, options or head_dim.
-    """
-    check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, k_scale, v_scale, window)
-    check_paged_options(q, window, softcap, sinks)
-    reason = why_not_taken(q)
-    if reason:
-        raise ValueError(f"q: {reason}")
-    out, lse = outputs(out, tuple(q.shape), q, return_lse)
-    (T, H, D), B, H_kv = q.shape, len(seq_lens), k_cache.shape[2]
-    if not out.numel():
-        return out if lse is None else (out, lse)
-    if config is None:
-        # fp32 queries are multiplied in fp32, with any dtype of the cache.
-        scheme = "kv_fp8" if q.element_size() == 2 and k_cache.dtype != q.dtype else q.dtype
-        dims = {"B": B, "H": H, "H_kv": H_kv, "D": D, "queries": cdiv(T, B)}
-        config = default_config("paged_attention", "chunked", scheme, q.device, **dims)
-    tiles = tiles_at_most(T, B, H // H_kv, config.block_m)
-    chunked_kernel[(tiles * H_kv,)](
-        q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, sinks, k_scale, v_scale, out, lse, B, H_kv, tiles,
-        get_scale(q, softmax_scale) * (1.0 if softcap else LOG2E), seen_at_most(window, block_table, k_cache),
-        softcap or 0.0, *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0),
-        *out.stride()[:2], *(lse.stride() if lse is not None else (0, 0)),
-        WINDOW=window is not None, SOFTCAP=softcap is not None, BLOCK_SIZE=k_cache.shape[1], GROUP=H // H_kv,
-        HEAD_DIM=D, HEAD_PAD=max(int(next_power_of_2(D)), 16), **config.launch_arguments,
+def chunked(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor,
+    lse: Tensor | None, *,
+    softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, softcap: float | None,
+    sinks: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: Config,
+    bound: AttentionLaunch,
+) -> None:  # fmt: skip
+    """Any block_size; each cache may be e4m3.  Does not wait for the device."""
+    chunked_kernel[(bound.ctas,)](
+        q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, sinks, k_scale, v_scale, out, lse, *bound.sizes,
+        *bound.scores, *bound.strides, **bound.flags,
     )  # fmt: skip
-    return out if lse is None else (out, lse)

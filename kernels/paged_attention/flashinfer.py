@@ -7,17 +7,17 @@ the bench does not time it: see `_flashinfer`.  A log-sum-exp takes one more lau
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rooflab.kernels import _flashinfer as adapter
-from rooflab.kernels._attention import Returned
-from rooflab.kernels.paged_attention._args import check_args
-from rooflab.kernels.paged_attention.chunked import traffic as in_pages
-from rooflab.kernels.registry import Arguments, register
-from rooflab.reference.attention import check_options
+from rooflab.kernels._attention import Returned, unseen
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.paged_attention._args import check_all_pages
+from rooflab.kernels.paged_attention._args import traffic as in_pages
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 TENSOR_CORE_GROUP = 4
@@ -37,12 +37,12 @@ def unsupported(inputs: Arguments) -> str | None:
 
 def plan_of(
     kept: bool,
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
     softmax_scale: float | None,
-    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_q: Tensor | None,
     window: int | None,
     softcap: float | None,
 ) -> adapter.FlashInferPlan:
@@ -78,37 +78,20 @@ def plan(inputs: Arguments) -> adapter.FlashInferPlan:
     return plan_of(False, inputs.q, *pages, inputs.softmax_scale, inputs.cu_seqlens_q, inputs.window, inputs.softcap)
 
 
-@register(
-    op="paged_attention", name="flashinfer", role="peer", backend="cuda", min_sm=80, devices=("cuda",),
-    requires=(adapter.PACKAGE,), unsupported=unsupported, traffic=traffic, plan=plan,
+@kernel(
+    role="peer", backend="cuda", min_sm=80, devices=("cuda",), requires=(adapter.PACKAGE,), unsupported=unsupported,
+    aligned=("q", "k_cache", "v_cache"), traffic=traffic, plan=plan,
 )  # fmt: skip
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    return_lse: bool = False,
-    plan: adapter.FlashInferPlan | None = None,
-) -> Returned:
-    """FlashInfer's batch decode or batch prefill.  q: (T, H, D); returns (T, H, D).
-
-    Without a plan it makes one, and waits for the device to read the lengths and the table.  There is no `out`, because
-    FlashInfer writes rows without gaps.  Raises `ValueError` on wrong shapes, dtypes, strides or options.
-    """
-    check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q)
-    check_options(q, True, window, softcap, None)
-    reason = adapter.why_not({"q": q, "k_cache": k_cache, "v_cache": v_cache})
-    if reason:
-        raise ValueError(reason)
+def flashinfer(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *,
+    softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, softcap: float | None,
+    return_lse: bool, plan: adapter.FlashInferPlan | None,
+) -> Returned:  # fmt: skip
+    """Batch decode or batch prefill, which write rows without gaps.  Without a plan it makes one, and waits for the
+    device to read the lengths and the table."""
+    check_all_pages(q, k_cache, block_table, seq_lens, cu_seqlens_q)
     if plan is None:
         plan = plan_of(True, q, k_cache, block_table, seq_lens, softmax_scale, cu_seqlens_q, window, softcap)
     if plan.wrapper is None:
-        lse = torch.full(q.shape[:2], -math.inf, device=q.device)
-        return (torch.zeros_like(q), lse) if return_lse else torch.zeros_like(q)
+        return unseen(q, return_lse)
     return adapter.finished(plan.wrapper.run(q, (k_cache, v_cache), return_lse=return_lse), plan.unseeing)

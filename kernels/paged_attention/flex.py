@@ -19,12 +19,12 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._attention import Returned, get_scale
-from rooflab.kernels.paged_attention._args import check_args
-from rooflab.kernels.paged_attention.chunked import traffic as in_pages
-from rooflab.kernels.registry import Arguments, register
-from rooflab.reference.attention import check_options
+from rooflab.kernels._attention import Returned, get_scale, unseen
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.paged_attention._args import traffic as in_pages
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 LEAST_PAGE = 16
@@ -36,15 +36,15 @@ QUERY_BLOCK = 128
 
 
 def attend(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
     scale: float,
     window: int | None,
     softcap: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """(B, H, D) fp32 and the log-sum-exp (B, H), for `torch.compile`.  Run without compilation, torch multiplies every
     slot of the cache by a weight, and the result is right only if no slot holds NaN or inf."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
@@ -73,16 +73,16 @@ def attend(
     return merged
 
 
-def _first(seq_lens: torch.Tensor, window: int | None) -> torch.Tensor:
+def _first(seq_lens: Tensor, window: int | None) -> Tensor:
     """(B,): the first key that each sequence's query sees."""
     return torch.zeros_like(seq_lens) if window is None else (seq_lens - window).clamp(min=0)
 
 
-def _capped(softcap: float) -> Callable[..., torch.Tensor]:
+def _capped(softcap: float) -> Callable[..., Tensor]:
     return lambda score, b, h, query, key: softcap * torch.tanh(score / softcap)
 
 
-def _whole_pages(block_table: torch.Tensor, seq_lens: torch.Tensor, k_cache: torch.Tensor, window: int | None) -> Any:
+def _whole_pages(block_table: Tensor, seq_lens: Tensor, k_cache: Tensor, window: int | None) -> Any:
     """The mask for the pages that each sequence's query sees whole."""
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -97,7 +97,7 @@ def _whole_pages(block_table: torch.Tensor, seq_lens: torch.Tensor, k_cache: tor
     places = torch.full((B, num_blocks + 1), -1, dtype=torch.int32, device=block_table.device)
     places = places.scatter(1, torch.where(listed, block_table, num_blocks).long(), torch.where(listed, place, -1))
 
-    def seen(b: torch.Tensor, h: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return places[b, key // block_size] >= 0
 
     return BlockMask.from_kv_blocks(
@@ -111,16 +111,16 @@ def _whole_pages(block_table: torch.Tensor, seq_lens: torch.Tensor, k_cache: tor
 
 
 def _page(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    column: torch.Tensor,
-    first: torch.Tensor,
-    end: torch.Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    column: Tensor,
+    first: Tensor,
+    end: Tensor,
     scale: float,
     softcap: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Attention over the keys from `first` to `end` in the page of `column`, (B,) each: (B, H, D) fp32, and the
     log-sum-exp (B, H)."""
     B, H, D = q.shape
@@ -142,9 +142,7 @@ def _page(
     return out.reshape(B, H, D), lse.reshape(B, H)
 
 
-def _merged(
-    one: torch.Tensor, one_lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _merged(one: Tensor, one_lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
     """Merges two parts of a row's keys; a part that saw no key is 0 and -inf."""
     lse = torch.logaddexp(one_lse, other_lse)
     reached = lse.masked_fill(lse == -math.inf, 0.0)
@@ -153,9 +151,9 @@ def _merged(
 
 
 @cache
-def _compiled() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
     # fullgraph, so that nothing runs uncompiled; not dynamic, because the kernel for decoding is not.
-    compiled: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.compile(attend, fullgraph=True, dynamic=False)
+    compiled: Callable[..., tuple[Tensor, Tensor]] = torch.compile(attend, fullgraph=True, dynamic=False)
     return compiled
 
 
@@ -168,8 +166,9 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(keys.read_bytes + places, keys.write_bytes + places, launches=6)
 
 
-def why_not_taken(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> str | None:
+def why_not_taken(inputs: Arguments) -> str | None:
     """Why FlexAttention's kernel for decoding cannot take these inputs, or None."""
+    q, k_cache, v_cache = inputs.q, inputs.k_cache, inputs.v_cache
     _, block_size, H_kv, _ = k_cache.shape
     if q.dtype not in (torch.float16, torch.bfloat16):
         return f"q: expected torch.float16 or torch.bfloat16, got {q.dtype}"
@@ -184,37 +183,16 @@ def why_not_taken(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor)
     return None
 
 
-@register(
-    op="paged_attention", name="flex", role="peer", backend="torch", min_sm=80, devices=("cuda",),
-    unsupported=lambda inputs: why_not_taken(inputs.q, inputs.k_cache, inputs.v_cache), traffic=traffic,
-)  # fmt: skip
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    return_lse: bool = False,
-) -> Returned:
-    """FlexAttention over a paged cache, on CUDA only.  q: (B, H, D), one query per sequence; returns (B, H, D).
-
-    Does not read the lengths.  Compiled code allocates the result, so there is no `out`.  Raises `ValueError` on wrong
-    shapes, dtypes, strides or options.
-    """
-    check_args(q, k_cache, v_cache, block_table, seq_lens, window=window)
-    check_options(q, True, window, softcap, None)
-    reason = why_not_taken(q, k_cache, v_cache)
-    if reason is None and q.device.type != "cuda":
-        reason = f"q: expected a tensor on a CUDA device, where it is compiled, got {q.device}"
-    if reason:
-        raise ValueError(reason)
+@kernel(role="peer", backend="torch", min_sm=80, devices=("cuda",), unsupported=why_not_taken, traffic=traffic)
+def flex(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *,
+    softmax_scale: float | None, window: int | None, softcap: float | None, return_lse: bool,
+) -> Returned:  # fmt: skip
+    """FlexAttention over a paged cache, whose compiled code allocates the result.  Does not read the lengths."""
+    if q.device.type != "cuda":
+        raise ValueError(f"q: expected a tensor on a CUDA device, where it is compiled, got {q.device}")
     if not q.numel() or not k_cache.numel() or not block_table.numel():
-        lse = torch.full(q.shape[:2], -math.inf, device=q.device)
-        return (torch.zeros_like(q), lse) if return_lse else torch.zeros_like(q)
+        return unseen(q, return_lse)
     with torch._dynamo.config.patch(recompile_limit=SHAPES, accumulated_recompile_limit=SHAPES):
         out, lse = _compiled()(q, k_cache, v_cache, block_table, seq_lens, get_scale(q, softmax_scale), window, softcap)
     return (out.to(q.dtype), lse) if return_lse else out.to(q.dtype)

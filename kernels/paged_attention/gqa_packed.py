@@ -7,26 +7,22 @@ query alone would use one of a tensor core's 16 rows.
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from rooflab.kernels._attention import get_scale
-from rooflab.kernels._checks import output
+from rooflab.kernels._attention import LOG2E, AttentionLaunch, get_scale
+from rooflab.kernels._attention_configs import ADDRESS_REGISTERS
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.configs import default_config
-from rooflab.kernels.paged_attention._args import check_args
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
-
-ADDRESS_REGISTERS = 24
-"""For pointers, masks and the running peak and sum, in addition to accumulator and scores."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +94,8 @@ def gqa_packed_kernel(
     q_offsets = b * q_stride_t + query_heads[:, None] * q_stride_h + dims[None, :]
     q = tl.load(q_ptr + q_offsets, mask=head_mask, other=0.0)
 
-    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
+    m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
     for start in range(0, length, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
@@ -111,25 +107,25 @@ def gqa_packed_kernel(
         k = tl.load(k_ptr + k_offsets[None, :] + dims[:, None], mask=seen[None, :], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee") * scale_log2
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_peak[:, None])
-        rescale = tl.exp2(peak - new_peak)
-        total = total * rescale + tl.sum(weights, 1)
+        m_new = tl.maximum(m_i, tl.max(scores, 1))
+        weights = tl.exp2(scores - m_new[:, None])
+        rescale = tl.exp2(m_i - m_new)
+        l_i = l_i * rescale + tl.sum(weights, 1)
         # Values are masked too: a page's unused slots may hold NaN, and 0 * NaN is NaN.
         v_offsets = page * v_stride_block + slot * v_stride_slot + kv_head * v_stride_h
         v = tl.load(v_ptr + v_offsets[:, None] + dims[None, :], mask=seen[:, None], other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-        peak = new_peak
+        m_i = m_new
 
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    result = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
     out_offsets = b * out_stride_t + query_heads[:, None] * out_stride_h + dims[None, :]
     tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=head_mask)
 
 
-def why_not_taken(q: torch.Tensor) -> str | None:
+def why_not_taken(inputs: Arguments) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
-    if q.shape[-1] not in (16, 32, 64, 128, 256):
-        return f"needs a head_dim of 16, 32, 64, 128 or 256, got {q.shape[-1]}"
+    if (D := inputs.q.shape[-1]) not in (16, 32, 64, 128, 256):
+        return f"q: expected a head_dim of 16, 32, 64, 128 or 256, got {D}"
     return None
 
 
@@ -144,39 +140,31 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read + q.numel() * size, q.numel() * size)
 
 
-@register(
-    op="paged_attention", name="gqa_packed", role="optimized", backend="triton",
-    unsupported=lambda inputs: why_not_taken(inputs.q), traffic=traffic,
+def launch(of: Arguments) -> AttentionLaunch:
+    """A CTA for a sequence and a head of keys."""
+    (B, H, D), (_, block_size, H_kv, _) = of.q.shape, of.k_cache.shape
+    return AttentionLaunch(
+        B * H_kv,
+        (B, H_kv, H // H_kv),
+        (get_scale(of.q, of.softmax_scale) * LOG2E,),
+        (
+            *of.q.stride()[:2], *of.k_cache.stride()[:3], *of.v_cache.stride()[:3], of.block_table.stride(0),
+            *of.out.stride()[:2],
+        ),
+        {"BLOCK_SIZE": block_size, "HEAD_DIM": D, "BLOCK_M": packed_rows(H, H_kv), **of.config.launch_arguments},
+    )  # fmt: skip
+
+
+@kernel(
+    backend="triton", unsupported=why_not_taken, traffic=traffic, bind=launch,
     tuning=Tuning(Config, configs, heuristic, footprint),
 )  # fmt: skip
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    config: Config | None = None,
-) -> torch.Tensor:
-    """Decode attention through a block table; a group of query heads reads keys once.  q: (B, H, D); (B, H, D).
-
-    Raises `ValueError` on wrong shapes, dtypes or head_dim.
-    """
-    check_args(q, k_cache, v_cache, block_table, seq_lens)
-    reason = why_not_taken(q)
-    if reason:
-        raise ValueError(f"q: {reason}")
-    out = output(out, tuple(q.shape), q)
-    B, H, D = q.shape
-    if out.numel() == 0:
-        return out
-    H_kv = k_cache.shape[2]
-    config = config or default_config("paged_attention", "gqa_packed", q.dtype, q.device, B=B, H=H, H_kv=H_kv, D=D)
+def gqa_packed(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, *,
+    softmax_scale: float | None, config: Config, bound: AttentionLaunch,
+) -> None:  # fmt: skip
+    """A group of query heads reads its keys once."""
+    B, H_kv, group = bound.sizes
     gqa_packed_kernel[(B, H_kv)](
-        q, k_cache, v_cache, block_table, seq_lens, out, H // H_kv, get_scale(q, softmax_scale) * math.log2(math.e),
-        *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), *out.stride()[:2],
-        BLOCK_SIZE=k_cache.shape[1], HEAD_DIM=D, BLOCK_M=packed_rows(H, H_kv), **config.launch_arguments,
-    )  # fmt: skip
-    return out
+        q, k_cache, v_cache, block_table, seq_lens, out, group, *bound.scores, *bound.strides, **bound.flags
+    )

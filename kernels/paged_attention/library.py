@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from rooflab.kernels._attention import never_zero
-from rooflab.kernels._checks import output
-from rooflab.kernels.flash_attention import library as dense
-from rooflab.kernels.paged_attention._args import check_args, seen_spans
-from rooflab.kernels.registry import Arguments, register
-from rooflab.reference.attention import check_options
+from rooflab.kernels.flash_attention.library import call
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.paged_attention._args import seen_spans
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 ONE_CALL = 48 * 1024
@@ -49,72 +49,11 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(3 * copy + 2 * queries, 2 * copy + 2 * queries, launches=12)
 
 
-@register(op="paged_attention", name="library", role="library", backend="torch", traffic=traffic)
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    out: torch.Tensor | None = None,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    window: int | None = None,
-) -> torch.Tensor:
-    """Attention through a block table by gather and SDPA.  q: (T, H, D); returns (T, H, D).
-
-    On the CPU it reads the lengths and gathers only the needed pages.  On a GPU that would wait for the device, so a
-    decode step gathers the whole table and masks.  Raises `ValueError` on wrong shapes or dtypes.
-    """
-    check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, window=window)
-    check_options(q, True, window, None, None)
-    out = output(out, tuple(q.shape), q)
-    if cu_seqlens_q is not None:
-        bounds = cu_seqlens_q.tolist()
-        for b, (start, end, length) in enumerate(zip(bounds[:-1], bounds[1:], seq_lens.tolist(), strict=True)):
-            if start == end:  # then the table may hold anything, and so it may before the window
-                continue
-            first, pages = _first(length, end - start, window), block_table[b : b + 1]
-            keys, values = (_gather(cache, pages, first, length).transpose(1, 2) for cache in (k_cache, v_cache))
-            out[start:end] = _chunk(q[start:end], keys, values, softmax_scale, window)
-        return out
-    B, H, D = q.shape
-    H_kv = k_cache.shape[2]
-    queries = q.reshape(B, H_kv, H // H_kv, D)
-    if q.device.type != "cpu":
-        row_bytes = 2 * block_table.shape[1] * k_cache[0].numel() * k_cache.element_size()
-        step = max(1, WORKSPACE_BYTES // max(row_bytes, 1))
-        for rows in (slice(start, start + step) for start in range(0, B, step)):
-            of_rows = (queries[rows], k_cache, v_cache, block_table[rows], seq_lens[rows])
-            part = _whole_table(*of_rows, softmax_scale, window)
-            out[rows] = part.view(-1, H, D)
-        return out
-    lengths = seq_lens.tolist()
-    longest = max(lengths, default=0)
-    if longest == 0:
-        return out.zero_()
-    if longest * H_kv * D <= ONE_CALL:
-        attended = _padded(queries, k_cache, v_cache, block_table, lengths, softmax_scale, window)
-        return out.copy_(attended.view(B, H, D))
-    for b, length in enumerate(lengths):
-        if length == 0:
-            out[b] = 0
-            continue
-        first, pages = _first(length, 1, window), block_table[b : b + 1]
-        keys, values = (_gather(cache, pages, first, length) for cache in (k_cache, v_cache))
-        attended = F.scaled_dot_product_attention(queries[b : b + 1], keys, values, scale=never_zero(softmax_scale))
-        out[b] = attended.view(H, D)
-    return out
-
-
-def _chunk(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, softmax_scale: float | None, window: int | None
-) -> torch.Tensor:
+def _chunk(q: Tensor, keys: Tensor, values: Tensor, softmax_scale: float | None, window: int | None) -> Tensor:
     """One sequence's queries (T, H, D) over its gathered keys and values (1, S, H_kv, D); returns (T, H, D)."""
     T, S = len(q), keys.shape[1]
     if window is None or S == 0:
-        return dense.flash_attention(q[None], keys, values, True, softmax_scale)[0]
+        return call(q[None], keys, values, True, softmax_scale)[0]
     last = torch.arange(T, device=q.device)[:, None] + S - T
     key = torch.arange(S, device=q.device)
     seen = (key <= last) & (key > last - window)
@@ -131,7 +70,7 @@ def _first(length: int, queries: int, window: int | None) -> int:
     return 0 if window is None else max(0, length - queries + 1 - window)
 
 
-def _gather(cache: torch.Tensor, block_table: torch.Tensor, first: int, length: int) -> torch.Tensor:
+def _gather(cache: Tensor, block_table: Tensor, first: int, length: int) -> Tensor:
     """The slots from `first` to `length` of each row of `block_table`, (B, H_kv, length - first, D); on a CPU
     index_select is up to 3 times as fast as indexing."""
     block_size = cache.shape[1]
@@ -142,14 +81,14 @@ def _gather(cache: torch.Tensor, block_table: torch.Tensor, first: int, length: 
 
 
 def _padded(
-    queries: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
+    queries: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
     lengths: list[int],
     softmax_scale: float | None,
     window: int | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """All sequences in one call, with a mask for the shorter ones; (B, H_kv, group, D)."""
     longest = max(lengths)
     if min(lengths) == longest:
@@ -175,14 +114,14 @@ def _padded(
 
 
 def _whole_table(
-    queries: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
+    queries: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
     softmax_scale: float | None,
     window: int | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """All pages of the table, with padding entries clamped to a real page and masked; (B, H_kv, group, D)."""
     slots = block_table.shape[1] * k_cache.shape[1]
     table = block_table.clamp(0, len(k_cache) - 1)
@@ -195,3 +134,49 @@ def _whole_table(
     seen = ~unseen[:, None, None]
     attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, scale=never_zero(softmax_scale))
     return attended.masked_fill_((seq_lens == 0)[:, None, None, None], 0)
+
+
+@kernel(backend="torch", traffic=traffic)
+def library(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, *,
+    softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None,
+) -> None:  # fmt: skip
+    """On the CPU it reads the lengths and gathers only the needed pages.  On a GPU that would wait for the device, so a
+    decode step gathers the whole table and masks."""
+    if cu_seqlens_q is not None:
+        bounds = cu_seqlens_q.tolist()
+        for b, (start, end, length) in enumerate(zip(bounds[:-1], bounds[1:], seq_lens.tolist(), strict=True)):
+            if start == end:  # then the table may hold anything, and so it may before the window
+                continue
+            first, pages = _first(length, end - start, window), block_table[b : b + 1]
+            keys, values = (_gather(cache, pages, first, length).transpose(1, 2) for cache in (k_cache, v_cache))
+            out[start:end] = _chunk(q[start:end], keys, values, softmax_scale, window)
+        return
+    B, H, D = q.shape
+    H_kv = k_cache.shape[2]
+    queries = q.reshape(B, H_kv, H // H_kv, D)
+    if q.device.type != "cpu":
+        row_bytes = 2 * block_table.shape[1] * k_cache[0].numel() * k_cache.element_size()
+        step = max(1, WORKSPACE_BYTES // max(row_bytes, 1))
+        for rows in (slice(start, start + step) for start in range(0, B, step)):
+            of_rows = (queries[rows], k_cache, v_cache, block_table[rows], seq_lens[rows])
+            part = _whole_table(*of_rows, softmax_scale, window)
+            out[rows] = part.view(-1, H, D)
+        return
+    lengths = seq_lens.tolist()
+    longest = max(lengths, default=0)
+    if longest == 0:
+        out.zero_()
+        return
+    if longest * H_kv * D <= ONE_CALL:
+        attended = _padded(queries, k_cache, v_cache, block_table, lengths, softmax_scale, window)
+        out.copy_(attended.view(B, H, D))
+        return
+    for b, length in enumerate(lengths):
+        if length == 0:
+            out[b] = 0
+            continue
+        first, pages = _first(length, 1, window), block_table[b : b + 1]
+        keys, values = (_gather(cache, pages, first, length) for cache in (k_cache, v_cache))
+        attended = F.scaled_dot_product_attention(queries[b : b + 1], keys, values, scale=never_zero(softmax_scale))
+        out[b] = attended.view(H, D)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
-from rooflab.kernels._attention import Returned, get_scale, outputs
-from rooflab.kernels.paged_attention._args import check_args
-from rooflab.kernels.registry import Arguments, register
-from rooflab.reference.attention import check_options
+from rooflab.kernels._attention import get_scale
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 
@@ -33,31 +33,23 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read, write, launches=(20 + 3 * narrow) * len(work))
 
 
-@register(op="paged_attention", name="naive", role="naive", backend="torch", traffic=traffic)
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    out: Returned | None = None,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Returned:
-    """Attention through a block table, a Python loop over sequences.  q: (T, H, D); returns (T, H, D).
+def _gathered(cache: Tensor, table: Tensor, first: int, length: int, factor: Tensor | None, heads: int) -> Tensor:
+    """A sequence's tokens from `first` on, (H, length - first, D) fp32, times their heads' scales."""
+    token = torch.arange(first, length, device=cache.device)
+    tokens = cache[table.long()[token // cache.shape[1]], token % cache.shape[1]].float()
+    if factor is not None:
+        tokens = tokens * factor[:, None]
+    return tokens.repeat_interleave(heads // cache.shape[2], dim=1).transpose(0, 1)
 
-    Waits for the device to read the lengths.  Raises `ValueError` on wrong shapes, dtypes or options.
-    """
-    check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, k_scale, v_scale, window)
-    check_options(q, True, window, softcap, sinks)
-    out, lse = outputs(out, tuple(q.shape), q, return_lse)
+
+@kernel(backend="torch", traffic=traffic)
+def naive(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor,
+    lse: Tensor | None, *,
+    softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, softcap: float | None,
+    sinks: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool,
+) -> None:  # fmt: skip
+    """Waits for the device to read the lengths."""
     scale = get_scale(q, softmax_scale)
     bounds = list(range(len(seq_lens) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     for b, length in enumerate(seq_lens.tolist()):
@@ -84,15 +76,3 @@ def paged_attention(
         out[rows] = (weights @ values).transpose(0, 1)
         if lse is not None:
             lse[rows] = denominator.mT
-    return out if lse is None else (out, lse)
-
-
-def _gathered(
-    cache: torch.Tensor, table: torch.Tensor, first: int, length: int, factor: torch.Tensor | None, heads: int
-) -> torch.Tensor:
-    """A sequence's tokens from `first` on, (H, length - first, D) fp32, times their heads' scales."""
-    token = torch.arange(first, length, device=cache.device)
-    tokens = cache[table.long()[token // cache.shape[1]], token % cache.shape[1]].float()
-    if factor is not None:
-        tokens = tokens * factor[:, None]
-    return tokens.repeat_interleave(heads // cache.shape[2], dim=1).transpose(0, 1)

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rooflab.kernels import _cuda
-from rooflab.kernels._attention import Returned, get_scale, outputs
+from rooflab.kernels._attention import get_scale, strides_of
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.configs import default_config
+from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention import _split_combine, _split_device, _split_main
-from rooflab.kernels.paged_attention._args import check_args, check_paged_options
 from rooflab.kernels.paged_attention._split_counters import counters
 from rooflab.kernels.paged_attention._split_work import (
     MOST_HEAD_DIM,
@@ -36,7 +37,7 @@ from rooflab.kernels.paged_attention._split_work import (
     unaligned,
     virtual_heads,
 )
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning
 from rooflab.reference.pages import used_slots
 from rooflab.reference.spec import Case, Scheme, get_scheme, nbytes
@@ -124,31 +125,27 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     return Config(warps, stages, ctas, least=4)
 
 
-def why_not_taken(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-) -> str | None:
+def why_not_taken(inputs: Arguments) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
-    D = q.shape[-1]
+    q, D, other = inputs.q, inputs.q.shape[-1], "; paged_attention/chunked takes any"
     if q.dtype == torch.float32:
-        return "mma.sync rounds fp32 to TF32; paged_attention/chunked and gqa_packed take it"
+        other = "paged_attention/chunked and gqa_packed take it"
+        return f"q: expected torch.float16 or torch.bfloat16, got torch.float32; {other}"
     if D % 16 or not 0 < D <= MOST_HEAD_DIM:
-        return f"needs a head_dim that is a multiple of 16 up to {MOST_HEAD_DIM}, got {D}"
-    if (k_scale is None) != (v_scale is None):
-        return "takes k_scale and v_scale together; paged_attention/chunked takes one"
-    if unaligned(k_cache) or unaligned(v_cache):
-        return "cp.async needs keys and values at multiples of 16 bytes; paged_attention/chunked takes any"
+        return f"q: expected a head_dim that is a multiple of 16 up to {MOST_HEAD_DIM}, got {D}"
+    if (inputs.k_scale is None) != (inputs.v_scale is None):
+        return "v_scale: expected k_scale and v_scale together, got one; paged_attention/chunked takes one"
+    for name, cache in (("k_cache", inputs.k_cache), ("v_cache", inputs.v_cache)):
+        if unaligned(cache):
+            return f"{name}: expected keys and values at multiples of 16 bytes, got strides {cache.stride()}{other}"
     return None
 
 
-def config_of(q: torch.Tensor, k_cache: torch.Tensor, k_scale: torch.Tensor | None) -> Config:
+def config_of(inputs: Arguments) -> Config:
     """The config that a call takes unless it is given one."""
-    (B, H, D), H_kv = q.shape, k_cache.shape[2]
-    scheme = q.dtype if k_scale is None else "kv_fp8"
-    config: Config = default_config("paged_attention", "split_kv", scheme, q.device, B=B, H=H, H_kv=H_kv, D=D)
+    (B, H, D), H_kv = inputs.q.shape, inputs.k_cache.shape[2]
+    scheme = inputs.q.dtype if inputs.k_scale is None else "kv_fp8"
+    config: Config = default_config("paged_attention", "split_kv", scheme, inputs.q.device, B=B, H=H, H_kv=H_kv, D=D)
     return config
 
 
@@ -161,7 +158,7 @@ def traffic(inputs: Arguments) -> Traffic:
     B, H, D = q.shape
     H_kv = k_cache.shape[2]
     case = Case(B=B, H=H, H_kv=H_kv, D=D, context=0)
-    config = inputs.config or config_of(q, k_cache, k_scale)
+    config = inputs.config or config_of(inputs)
     lengths = seq_lens.clamp(max=window or NO_WINDOW).long()
     _, entries = used_slots(block_table, seq_lens, k_cache.shape[0], k_cache.shape[1], seq_lens - lengths)
     row_tiles = rows_of_tile(H // H_kv)[1]
@@ -176,7 +173,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def _launch(
-    tensors: tuple[torch.Tensor | None, ...], scale: float, window: int | None, softcap: float | None, config: Config
+    tensors: tuple[Tensor | None, ...], scale: float, window: int | None, softcap: float | None, config: Config
 ) -> None:
     """The launch; `tensors` are the kernel's tensor arguments in order, up to the log-sum-exp."""
     q, k_cache, v_cache, table, seq_lens, sinks, k_scale, v_scale, out, lse = tensors
@@ -212,7 +209,7 @@ def _launch(
     options = tuple(f"-D{name}={value}" for name, value in sizes.items())
     size = k_cache.element_size()
     strides = [*q.stride()[:2], *(size * s for x in (k_cache, v_cache) for s in x.stride()[:3]), table.stride(0)]
-    to = [np.int64(s) for s in (*out.stride()[:2], *(lse.stride() if lse is not None else (0, 0)))]
+    to = [np.int64(s) for s in (*out.stride()[:2], *strides_of(lse, 2))]
     seen = np.int32(NO_WINDOW if window is None else min(window, NO_WINDOW))
     _cuda.load(SOURCE, "split_kv", options=options)(
         (ctas,),
@@ -231,48 +228,21 @@ def _launch(
     )
 
 
-@register(
-    op="paged_attention", name="split_kv", role="optimized", backend="cuda", min_sm=90, devices=("cuda",),
-    requires=("cupy",),
-    unsupported=lambda inputs: why_not_taken(inputs.q, inputs.k_cache, inputs.v_cache, inputs.k_scale, inputs.v_scale),
-    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+@kernel(
+    backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=why_not_taken,
+    aligned=("k_cache", "v_cache"), traffic=traffic,
+    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
 )  # fmt: skip
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    out: Returned | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
-    config: Config | None = None,
-) -> Returned:
-    """Decode attention through a block table; equal shares of all keys.  q: (B, H, D); returns (B, H, D).
-
-    fp16 or bf16; caches of q's dtype, or e4m3 with scales; head_dim a multiple of 16 up to 256; any block_size.  Does
-    not wait for the device.  Raises `ValueError` on wrong shapes, dtypes or options.
-    """
-    check_args(q, k_cache, v_cache, block_table, seq_lens, None, k_scale, v_scale, window)
-    check_paged_options(q, window, softcap, sinks)
-    reason = why_not_taken(q, k_cache, v_cache, k_scale, v_scale)
-    if reason:
-        raise ValueError(f"q, k_cache, v_cache: {reason}")
-    out, lse = outputs(out, tuple(q.shape), q, return_lse)
-    if out.numel():
-        config = config or config_of(q, k_cache, k_scale)
-        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-            if config.bulk and cache.shape[2] > 1 and cache.stride(2) != cache.shape[3]:
-                raise ValueError(
-                    f"{name}: expected the heads of a token next to each other for bulk=True (stride "
-                    f"{cache.shape[3]}), got stride {cache.stride(2)}"
-                )
-        tensors = (q, k_cache, v_cache, block_table, seq_lens, sinks, k_scale, v_scale, out, lse)
-        _launch(tensors, get_scale(q, softmax_scale), window, softcap, config)
-    return out if lse is None else (out, lse)
+def split_kv(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor,
+    lse: Tensor | None, *,
+    softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
+    k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: Config,
+) -> None:  # fmt: skip
+    """Equal shares of all keys, in one launch.  Does not wait for the device."""
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if config.bulk and cache.shape[2] > 1 and cache.stride(2) != cache.shape[3]:
+            wanted = f"the heads of a token next to each other for bulk=True (stride {cache.shape[3]})"
+            raise ValueError(f"{name}: expected {wanted}, got stride {cache.stride(2)}")
+    tensors = (q, k_cache, v_cache, block_table, seq_lens, sinks, k_scale, v_scale, out, lse)
+    _launch(tensors, get_scale(q, softmax_scale), window, softcap, config)

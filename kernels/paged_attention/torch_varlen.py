@@ -13,17 +13,16 @@ includes and an engine would pay once per step for all layers.
 
 from __future__ import annotations
 
-import math
-
 import torch
+from torch import Tensor
 
-from rooflab.kernels._attention import Returned, get_scale
+from rooflab.kernels._attention import Returned, get_scale, unseen
 from rooflab.kernels.flash_attention.flash_attention_3 import window_sizes
 from rooflab.kernels.flash_attention_varlen.torch_varlen import CAUSAL, call, why_not
-from rooflab.kernels.paged_attention._args import check_args
-from rooflab.kernels.paged_attention.chunked import traffic as in_pages
-from rooflab.kernels.registry import Arguments, register
-from rooflab.reference.attention import check_options
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.paged_attention._args import check_all_pages
+from rooflab.kernels.paged_attention._args import traffic as in_pages
+from rooflab.kernels.registry import Arguments
 from rooflab.roofline.model import Traffic
 
 PAGE_MULTIPLE = 256
@@ -46,13 +45,14 @@ def traffic(inputs: Arguments) -> Traffic:
     return in_pages(inputs.but(return_lse=True))
 
 
-def why_not_taken(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
+def why_not_taken(inputs: Arguments) -> str | None:
     """Why torch's function cannot take these inputs, or None."""
+    q, k_cache = inputs.q, inputs.k_cache
     reason = why_not(q, *NEEDED)
     if reason or _active() == ANY_PAGE:
         return reason
     if _active() is not None:
-        return f"expected FlashAttention-2 or {ANY_PAGE}, got {_active()} activated"
+        return f"kernel: expected FlashAttention-2 or {ANY_PAGE}, got {_active()} activated"
     if k_cache.shape[1] % PAGE_MULTIPLE:
         return (
             f"k_cache: expected pages of a multiple of {PAGE_MULTIPLE} tokens for FlashAttention-2, got "
@@ -61,36 +61,20 @@ def why_not_taken(q: torch.Tensor, k_cache: torch.Tensor) -> str | None:
     return None
 
 
-@register(
-    op="paged_attention", name="torch_varlen", role="peer", backend="torch", min_sm=80, devices=("cuda",),
-    unsupported=lambda inputs: why_not_taken(inputs.q, inputs.k_cache), traffic=traffic,
-)  # fmt: skip
-def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    window: int | None = None,
-    return_lse: bool = False,
-) -> Returned:
-    """`varlen_attn` with a block table.  q: (T, H, D); returns (T, H, D).
-
-    Does not read the lengths: the longest lengths that it passes are the most that q and the table can hold.  torch
-    allocates the result, so there is no `out`.  Raises `ValueError` on wrong shapes, dtypes or options.
-    """
-    check_args(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q)
-    check_options(q, True, window, None, None)
-    reason = why_not_taken(q, k_cache)
-    if reason:
+@kernel(role="peer", backend="torch", min_sm=80, devices=("cuda",), unsupported=why_not_taken, traffic=traffic)
+def torch_varlen(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *,
+    softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, return_lse: bool,
+) -> Returned:  # fmt: skip
+    """`varlen_attn` with a block table, which allocates the result.  Does not read the lengths: the longest lengths
+    that it passes are the most that q and the table can hold."""
+    # At each call, because what is activated may have changed.
+    if reason := why_not_taken(Arguments(q=q, k_cache=k_cache)):
         raise ValueError(reason)
+    check_all_pages(q, k_cache, block_table, seq_lens, cu_seqlens_q)
     slots = block_table.shape[1] * k_cache.shape[1]
     if len(q) == 0 or slots == 0:
-        lse = torch.full(q.shape[:2], -math.inf, device=q.device)
-        return (torch.zeros_like(q), lse) if return_lse else torch.zeros_like(q)
+        return unseen(q, return_lse)
     queries, longest = cu_seqlens_q, len(q)
     if queries is None:
         queries, longest = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device), 1

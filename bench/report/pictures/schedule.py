@@ -12,8 +12,8 @@ import torch
 
 from rooflab.kernels._device import HOPPER_SMS, sm_count
 from rooflab.kernels.configs import config_for
-from rooflab.kernels.flash_attention import _ping_pong_softmax, persistent
-from rooflab.kernels.flash_attention._tiles import section_heads
+from rooflab.kernels.flash_attention import _order_device
+from rooflab.kernels.flash_attention._launch import section_heads
 from rooflab.kernels.flash_attention._timeline import NEVER, kept_in, new_timeline
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import Case, Inputs, Scheme
@@ -158,16 +158,16 @@ def _by_rows(shape: _Shape) -> Iterable[Tile]:
         yield Tile(lane, start, end, row, head, shape.work(row))
 
 
-def _dealt(shape: _Shape, device: Any) -> Iterable[Tile]:
+def _dealt(shape: _Shape) -> Iterable[Tile]:
     """Persistent CTAs, dealt by the kernel's own arithmetic, which also runs on Python's integers."""
     count = shape.tiles_m * shape.heads
     ctas = min(count, shape.sms * shape.ctas_per_sm)
     for cta in range(ctas):
         now = 0.0
         for turn in range(-(-count // ctas)):
-            tile = device.nth_tile.fn(turn, cta, ctas)
+            tile = _order_device.nth_tile.fn(turn, cta, ctas)
             if tile < count:
-                row, head = device.place.fn(tile, shape.tiles_m, shape.heads, shape.section, shape.causal)
+                row, head = _order_device.place.fn(tile, shape.tiles_m, shape.heads, shape.section, shape.causal)
                 end = now + shape.work(row)
                 yield Tile(_lane(cta, shape), now, end, row, head, shape.work(row))
                 now = end
@@ -178,11 +178,7 @@ def _lane(cta: int, shape: _Shape) -> int:
     return cta % shape.sms * shape.ctas_per_sm + cta // shape.sms
 
 
-_ORDERS: Mapping[str, Callable[[_Shape], Iterable[Tile]]] = {
-    "tma": _by_rows,
-    "persistent": lambda shape: _dealt(shape, persistent),
-    "ping_pong": lambda shape: _dealt(shape, _ping_pong_softmax),
-}
+_ORDERS: Mapping[str, Callable[[_Shape], Iterable[Tile]]] = {"tma": _by_rows, "persistent": _dealt, "ping_pong": _dealt}
 
 
 def timed(name: str, case: Case, scheme: Scheme, device: torch.device, seed: int = 0) -> TileSchedule:

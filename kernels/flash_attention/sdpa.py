@@ -1,0 +1,71 @@
+"""torch's scaled_dot_product_attention with one named CUDA backend, even if torch would choose another: cuDNN's fused
+attention, the memory-efficient one (xFormers), and torch's build of FlashAttention-2."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rooflab.kernels._attention import never_zero
+from rooflab.kernels.launcher import kernel
+from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import nbytes
+from rooflab.roofline.model import Traffic
+
+
+def traffic(inputs: Arguments) -> Traffic:
+    """Each operand once, because a fused kernel keeps the scores on the chip."""
+    return Traffic(nbytes(inputs.q, inputs.k, inputs.v), nbytes(inputs.q))
+
+
+def why_not(inputs: Arguments) -> str | None:
+    """Why no fused backend can take these inputs, or None."""
+    q, k = inputs.q, inputs.k
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        return f"q: expected torch.float16 or torch.bfloat16, got {q.dtype}"
+    if inputs.causal and q.shape[1] != k.shape[1]:
+        sizes = f"{q.shape[1]} queries and {k.shape[1]} keys"
+        return f"q: expected as many queries as keys, as the causal mask is upper-left, got {sizes}; library takes them"
+    return None
+
+
+def why_not_grouped(inputs: Arguments) -> str | None:
+    """Why the backend that takes no groups of heads cannot take these inputs, or None."""
+    H, H_kv = inputs.q.shape[2], inputs.k.shape[2]
+    if H != H_kv:
+        return f"k: expected q's {H} heads, as this backend takes no groups, got {H_kv}"
+    return why_not(inputs)
+
+
+def attend(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | None) -> Tensor:
+    """Attention by the backend with this name in `SDPBackend`, which raises `RuntimeError` if it refuses."""
+    # Imported here, because it imports torch._dynamo, which would cost every command 1.4 s.
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    if q.numel() == 0 or k.shape[1] == 0:
+        return torch.zeros_like(q)
+    with sdpa_kernel(getattr(SDPBackend, backend)):
+        result = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=causal,
+            scale=never_zero(softmax_scale), enable_gqa=q.shape[2] != k.shape[2],
+        )  # fmt: skip
+    return result.transpose(1, 2)
+
+
+@kernel(role="peer", backend="torch", min_sm=80, devices=("cuda",), unsupported=why_not, traffic=traffic)
+def sdpa_cudnn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
+    """cuDNN's fused attention."""
+    return attend("CUDNN_ATTENTION", q, k, v, causal, softmax_scale)
+
+
+@kernel(role="peer", backend="torch", min_sm=80, devices=("cuda",), unsupported=why_not_grouped, traffic=traffic)
+def sdpa_efficient(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
+    """The memory-efficient backend, which does not group heads."""
+    return attend("EFFICIENT_ATTENTION", q, k, v, causal, softmax_scale)
+
+
+@kernel(role="peer", backend="torch", min_sm=80, devices=("cuda",), unsupported=why_not, traffic=traffic)
+def sdpa_flash(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
+    """torch's build of FlashAttention-2."""
+    return attend("FLASH_ATTENTION", q, k, v, causal, softmax_scale)
