@@ -11,72 +11,20 @@ Tried, predicted, not built: docs/notes/paged_attention.md.
 
 from __future__ import annotations
 
-import itertools
-
-import torch
 from torch import Tensor
 
 from rooflab.kernels._attention import LOG2E, AttentionLaunch, get_scale, strides_of
-from rooflab.kernels._attention_configs import Config, padded, registers, staged_tiles
-from rooflab.kernels._sizes import next_power_of_2
+from rooflab.kernels._attention_configs import Config, padded
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import traffic
 from rooflab.kernels.paged_attention._chunked_device import chunked_kernel
+from rooflab.kernels.paged_attention._configs import CHUNKED, tiles_at_most
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.spec import Case, Scheme
 
 MOST_HEAD_DIM = 256
 
 
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles of up to 16 rows per warp, with pipelines of several depths; 8 warps from 64 rows on.  In fp32 8 warps from
-    32 keys on for a wide head: 4 warps spill 0.5 to 1.2 KB per thread (read in the compiled kernels)."""
-    if scheme.activation == torch.float32:
-        all_configs = itertools.starmap(Config, itertools.product((16, 32), (16, 32), (4, 8), (1, 2)))
-        narrow = int(case["D"]) <= 64
-        return tuple(config for config in all_configs if narrow or (config.block_n, config.num_warps) != (32, 4))
-    sides = itertools.product(((16, 4), (32, 4), (64, 4), (64, 8), (128, 8)), (32, 64, 128), (1, 2, 3, 4))
-    return tuple(Config(block_m, block_n, warps, stages) for (block_m, warps), block_n, stages in sides)
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers: fp32 accumulator and a tile of scores; shared memory: queries and staged keys and values, as Triton
-    allocates them.  head_dim is padded to a power of two."""
-    B, H, H_kv = (int(case[key]) for key in ("B", "H", "H_kv"))
-    head = padded(int(case["D"]))
-    staged = staged_tiles(config, scheme) * config.block_n * head * scheme.weight.itemsize
-    return Footprint(
-        threads=32 * config.num_warps,
-        registers=registers(config, head),
-        shared_bytes=config.block_m * head * scheme.activation.itemsize + staged,
-        ctas=tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv, config.block_m) * H_kv,
-    )
-
-
-def choose(head_dim: int, itemsize: int, rows: int) -> Config:
-    """A tile whose fp32 accumulator and staged keys fit on an SM, with few rows if sequences have few on average."""
-    if itemsize == 4:
-        # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
-        return Config(32 if rows > 16 else 16, 32 if head_dim <= 64 else 16, 4 if head_dim <= 64 else 8, num_stages=1)
-    block_m = min(max(int(next_power_of_2(rows)), 16), 128)
-    if block_m == 128:
-        return Config(128, 64 if head_dim <= 128 else 32, num_warps=8, num_stages=3 if head_dim <= 128 else 2)
-    return Config(block_m, 64, num_warps=4, num_stages=3 if head_dim <= 128 else 2)
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By head_dim, bytes of a value and rows of a sequence."""
-    rows = int(case.get("queries", 1)) * int(case["H"]) // int(case["H_kv"])
-    return choose(int(case["D"]), scheme.activation.itemsize, rows)
-
-
-def tiles_at_most(T: int, B: int, group: int, block_m: int) -> int:
-    """The most tiles of T queries in B sequences: each sequence may have one tile that is not full."""
-    return T * group // block_m + B
-
-
-def seen_at_most(window: int | None, block_table: torch.Tensor, k_cache: torch.Tensor) -> int:
+def seen_at_most(window: int | None, block_table: Tensor, k_cache: Tensor) -> int:
     """The window, or the number of keys that a table has room for if that is smaller: the device uses 32 bits."""
     return min(window or 0, block_table.shape[1] * k_cache.shape[1])
 
@@ -109,8 +57,8 @@ def launch(of: Arguments) -> AttentionLaunch:
 
 
 @kernel(
-    backend="triton", unsupported=why_not_taken, traffic=traffic, bind=launch,
-    tuning=Tuning(Config, configs, heuristic, footprint), fenced_since="3.7",
+    backend="triton", unsupported=why_not_taken, traffic=traffic, bind=launch, tuning=CHUNKED,
+    fenced_since="3.7",
 )  # fmt: skip
 def chunked(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor,

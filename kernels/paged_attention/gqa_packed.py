@@ -6,75 +6,16 @@ query alone would use one of a tensor core's 16 rows.
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels._attention import LOG2E, AttentionLaunch, get_scale
-from rooflab.kernels._attention_configs import ADDRESS_REGISTERS
-from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.paged_attention._configs import GQA_PACKED, StepConfig, packed_rows
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.pages import used_slots
-from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
-
-
-@dataclass(frozen=True)
-class Config(LaunchConfig):
-    """One way to launch the kernel: keys per step, warps, pipeline stages."""
-
-    block_n: int
-    num_warps: int
-    num_stages: int
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Steps of keys with pipelines of several depths, because a decode step needs bytes in flight.  At most 32 keys per
-    warp, and 8 in fp32, whose FMAs hold their operands in registers: more spill up to 15 KB per thread (read in the
-    compiled kernels)."""
-    most = 8 if scheme.activation == torch.float32 else 32
-    all_configs = itertools.starmap(Config, itertools.product((16, 32, 64, 128), (1, 2, 4, 8), (1, 2, 3, 4, 5)))
-    return tuple(config for config in all_configs if config.block_n <= most * config.num_warps)
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers: the group's accumulator and scores; shared memory: queries and staged keys and values, as Triton
-    allocates them (read in the compiled kernels; tests/test_configs.py compares them)."""
-    B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
-    threads = 32 * config.num_warps
-    rows = packed_rows(H, H_kv)
-    # The load of a key waits for the load of its table entry, so both divide the stages.
-    tiles = 2 * max(1, (config.num_stages - 1) // 2) if config.num_stages > 1 else 1
-    return Footprint(
-        threads=threads,
-        registers=cdiv(rows * (D + config.block_n), threads) + ADDRESS_REGISTERS,
-        shared_bytes=(rows + tiles * config.block_n) * D * scheme.activation.itemsize,
-        ctas=B * H_kv,
-    )
-
-
-def choose(head_dim: int, itemsize: int) -> Config:
-    """A step whose staged keys and values fit in an SM's shared memory."""
-    if itemsize == 4:
-        # fp32 products are FMAs, whose operands fill the registers: a wider tile spills (read in the SASS).
-        return Config(32 if head_dim <= 128 else 16, num_warps=4 if head_dim <= 64 else 8, num_stages=1)
-    return Config(64, num_warps=4 if head_dim <= 128 else 8, num_stages=3 if head_dim <= 128 else 2)
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """By head_dim and bytes of a value."""
-    return choose(int(case["D"]), scheme.activation.itemsize)
-
-
-def packed_rows(H: int, H_kv: int) -> int:
-    """Rows of a program's product: its group's query heads, at least the 16 of a matrix instruction."""
-    return max(16, int(next_power_of_2(H // H_kv)))
 
 
 # A table's width may change with every batch; if Triton specialized it, a multiple of 16 would compile again.
@@ -156,12 +97,11 @@ def launch(of: Arguments) -> AttentionLaunch:
 
 
 @kernel(
-    backend="triton", unsupported=why_not_taken, traffic=traffic, bind=launch,
-    tuning=Tuning(Config, configs, heuristic, footprint),
+    backend="triton", unsupported=why_not_taken, traffic=traffic, bind=launch, tuning=GQA_PACKED,
 )  # fmt: skip
 def gqa_packed(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, *,
-    softmax_scale: float | None, config: Config, bound: AttentionLaunch,
+    softmax_scale: float | None, config: StepConfig, bound: AttentionLaunch,
 ) -> None:  # fmt: skip
     """A group of query heads reads its keys once."""
     B, H_kv, group = bound.sizes

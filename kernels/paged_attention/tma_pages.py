@@ -27,9 +27,10 @@ from rooflab.kernels._sizes import next_power_of_2
 from rooflab.kernels._tma import BARRIER_BYTES, MapMaker, map_maker
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import traffic
+from rooflab.kernels.paged_attention._configs import tiles_at_most
 from rooflab.kernels.paged_attention._pages_consume import pages_kernel
 from rooflab.kernels.paged_attention._split_work import MOST_HEAD_DIM, unaligned
-from rooflab.kernels.paged_attention.chunked import seen_at_most, tiles_at_most
+from rooflab.kernels.paged_attention.chunked import seen_at_most
 from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
