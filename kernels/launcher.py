@@ -70,15 +70,16 @@ class Launcher:
         empty: Callable[[Arguments], object] | None,
         on_cpu: bool,
         own_bounds: bool,
+        allocates: bool,
     ):
         self.spec, self.name, self.fn, self.unsupported, self.aligned = spec, name, fn, unsupported, aligned
-        self.contract, self.bind, self.empty, self.on_cpu = contract, bind, empty, on_cpu
+        self.contract, self.bind, self.empty, self.on_cpu, self.allocates = contract, bind, empty, on_cpu, allocates
         self.bounds = None if own_bounds else self.contract.bounds
         own = inspect.signature(fn).parameters
         self.results = {name: result for name, result in self.contract.results.items() if name in own}
         places = dict(zip(self.contract.results, spec.outputs, strict=False))
         self.in_place = {name: spec.in_place.get(places[name]) for name in self.results}
-        self.takes = {name: name in own for name in ("config", "plan")}
+        self._takes_config = "config" in own
         self.signature = _signature(spec, own, self.results)
         parameters = self.signature.parameters.values()
         self.positional = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
@@ -87,7 +88,6 @@ class Launcher:
         not_in_key = {*self.tensors, "out", "plan"}
         self._options_of = _getter(name for name in self.signature.parameters if name not in not_in_key)
         self._tensors_of = _getter(self.tensors)
-        self._more_in_key = bool(aligned) or on_cpu
         self._reads_values = self.bounds is not None or self.contract.values is not None
         self._known: dict[Any, BoundCall] = {}
 
@@ -103,33 +103,37 @@ class Launcher:
         bound = self.bound(given, out)
         if self._reads_values:
             self._check_values(given, bound.dims)
-        made = self._outputs(out, bound, given)
+        own = self.allocates and out is None and not (bound.empty or bound.nothing)
+        made = dict.fromkeys(self.results) if own else self._outputs(out, bound, given)
         if bound.empty:
             return _returned(made)
         if bound.nothing and self.empty is not None:
             self.empty(Arguments(**given, **made))
             return _returned(made)
-        if self.takes["config"]:
+        given.update(made)
+        if self._takes_config:
             given["config"] = bound.config
         if self.bind is not None:
             if bound.more is None:
-                bound.more = self.bind(Arguments(**given, **made))
+                bound.more = self.bind(Arguments(**given))
             given["bound"] = bound.more
         if bound.gpu is not None and bound.gpu != torch.cuda.current_device():
             with torch.cuda.device(bound.device):
-                returned = self.fn(**given, **made)
+                returned = self.fn(**given)
         else:
-            returned = self.fn(**given, **made)
-        return _returned(made) if made else returned
+            returned = self.fn(**given)
+        return returned if own or not made else _returned(made)
 
     def bound(self, given: Given, out: Any) -> BoundCall:
         """What is known for the layout of these arguments; checks them if it is new.  Raises `ValueError`."""
         try:
-            key = (
+            key: tuple[Any, ...] = (
                 self._options_of(given),
                 *[None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in self._tensors_of(given)],
             )
-            if out is not None or self._more_in_key:
+            if self.on_cpu:
+                key += (torch.get_num_threads(),)
+            if out is not None or self.aligned:
                 key += self._more_of_key(given, out)
         except (AttributeError, KeyError):
             self.signature.bind(**given)
@@ -146,10 +150,8 @@ class Launcher:
         return found
 
     def _more_of_key(self, given: Given, out: Any) -> tuple[Any, ...]:
-        """Addresses as far as they count, threads, and the layouts of the caller's outputs."""
+        """Addresses as far as they count, and the layouts of the caller's outputs."""
         key = [None if (x := given[name]) is None else x.data_ptr() % 16 for name in self.aligned]
-        if self.on_cpu:
-            key.append(torch.get_num_threads())
         outs = () if out is None else out if isinstance(out, tuple) else (out,)
         layouts = [(x.shape, x.stride(), x.dtype, x.device) for x in outs]
         return (*key, *layouts, *[x.data_ptr() % 16 for x in outs if self.aligned])
@@ -180,7 +182,7 @@ class Launcher:
         shapes = [shape for _, shape, _, _ in results] if self.contract.results else [tensors[0].shape]
         empty = bool(shapes) and all(0 in shape for shape in shapes)
         nothing = self.empty is not None and any(0 in x.shape for x in tensors)
-        if self.takes["config"] and config is None and not empty and not nothing:
+        if self._takes_config and config is None and not empty and not nothing:
             config = self.default_config(given, dims)
         return BoundCall(results, device, _number(device), config, empty, nothing, dims)
 
@@ -195,7 +197,7 @@ class Launcher:
 
     def traffic_of(self, traffic: Callable[[Arguments], Traffic], inputs: Arguments) -> Traffic:
         """`traffic` of these inputs with the config of their launch."""
-        if self.takes["config"] and inputs.config is None:
+        if self._takes_config and inputs.config is None:
             given = vars(inputs)
             inputs = inputs.but(config=self.default_config(given, self.contract.sizes(given)))
         return traffic(inputs)
@@ -246,6 +248,8 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _returned(made: Mapping[str, torch.Tensor | None]) -> Any:
+    if len(made) == 1:
+        return next(iter(made.values()))
     results = [tensor for tensor in made.values() if tensor is not None]
     return results[0] if len(results) == 1 else tuple(results) or None
 
@@ -253,7 +257,9 @@ def _returned(made: Mapping[str, torch.Tensor | None]) -> Any:
 def _getter(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
     """The values of these names; by one call of C, if there are several."""
     every = tuple(names)
-    return itemgetter(*every) if len(every) > 1 else lambda given: tuple([given[name] for name in every])
+    if len(every) > 1:
+        return itemgetter(*every)
+    return (lambda given: (given[every[0]],)) if every else lambda given: ()
 
 
 def _number(device: torch.device) -> int | None:
@@ -305,6 +311,7 @@ def kernel(
     bind: Callable[[Arguments], Any] | None = None,
     empty: Callable[[Arguments], object] | None = None,
     packed: Argument | type[Packed] | None = None,
+    allocates: bool = False,
     traffic: Callable[[Arguments], Traffic] | None = None,
     own_bounds: bool = False,
     **options: Any,
@@ -318,9 +325,10 @@ def kernel(
     `limits` are the most that a dimension may be; `aligned` names tensors whose address counts for `unsupported` or
     `bind`, as then does that of `out`; what `bind` makes of the arguments and results, once for a layout, comes as
     `bound`.  `empty` makes the results where an argument is empty and they are not.  `packed` says what `prepare` makes
-    of the op's weight.  With `own_bounds` the function itself holds what the contract's `bounds` hold.  `traffic` finds
-    the launch's config in `inputs.config`.  A kernel named `naive` or `library` has that role, others are `optimized`.
-    `options` are other fields of `Kernel`.
+    of the op's weight.  A kernel that `allocates` gets None for a result that the caller did not pass, and returns its
+    own, as a call of torch is fastest.  With `own_bounds` the function itself holds what the contract's `bounds` hold.
+    `traffic` finds the launch's config in `inputs.config`.  A kernel named `naive` or `library` has that role, others
+    are `optimized`.  `options` are other fields of `Kernel`.
     Raises `TypeError` and `ValueError` as `registry.register` does.
     """
 
@@ -333,7 +341,7 @@ def kernel(
         why = _within(contract, limits, unsupported) if limits else unsupported
         launcher = Launcher(
             spec, name, fn, why, contract=contract, aligned=aligned, bind=bind, empty=empty, on_cpu=backend == "cpp",
-            own_bounds=own_bounds,
+            own_bounds=own_bounds, allocates=allocates,
         )  # fmt: skip
 
         @wraps(fn)

@@ -171,7 +171,10 @@ class Contract:
         """The contract of a kernel whose `prepare` packs the argument `name`."""
         if not isinstance(packed, Argument):
             packed = replace(self.arguments[name], layout="any", packed=packed)
-        return replace(self, arguments={**self.arguments, name: packed})
+            return replace(self, arguments={**self.arguments, name: packed})
+        # Last, because its shape shows no dimensions of the op.
+        others = {other: argument for other, argument in self.arguments.items() if other != name}
+        return replace(self, arguments={**others, name: packed})
 
     def rows(self) -> list[tuple[str, str]]:
         """Each argument and result with what it is, for people: `("weight", "(H) of x's dtype")`."""

@@ -152,9 +152,9 @@ LLAMA3_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 CONTRACT = Contract(
     {
         "a": Argument("M K", (torch.bfloat16,), "any"),
+        "b": Argument("N K/2", (torch.uint8,), "any"),
         "scale": Argument("N G", FLOATS, "any"),
         "zero": Argument("N G", (torch.uint8,), "any", optional=True),
-        "b": Argument("N K/2", (torch.uint8,), "any"),
         "bias": Argument("N", (torch.bfloat16,), optional=True),
     },
     {"c": Result("M N", torch.bfloat16)},

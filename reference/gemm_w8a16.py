@@ -113,8 +113,8 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ..
 CONTRACT = Contract(
     {
         "a": Argument("M K", (torch.bfloat16,), "any"),
-        "scale": Argument("N", FLOATS),
         "b": Argument("K N", (torch.int8,), "any"),
+        "scale": Argument("N", FLOATS),
         "bias": Argument("N", (torch.bfloat16,), optional=True),
     },
     {"c": Result("M N", torch.bfloat16)},

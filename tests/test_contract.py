@@ -105,7 +105,8 @@ def refusals(kernel: Kernel, inputs: dict[str, Any]) -> Iterator[tuple[dict[str,
         if kernel.prepare is not None and name == BOUND[kernel.op].prepared:
             wanted = "a tensor" if isinstance(inputs[name], torch.Tensor) else PACKED
             yield {name: "text"}, f"{name}: expected ({wanted}|{PACKED}), got str"
-        elif inputs.get(name) is not None:
+            continue
+        if inputs.get(name) is not None:
             for value, words in wrong_tensors(name, argument, inputs[name], shown):
                 yield {name: value}, f"{name}: {words}"
         shown |= {dim.name for dim in argument.dims}
@@ -113,8 +114,10 @@ def refusals(kernel: Kernel, inputs: dict[str, Any]) -> Iterator[tuple[dict[str,
 
 def results(kernel: Kernel, inputs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     """Tensors that the kernel could return."""
-    contract = BOUND[kernel.op].contract
-    dims = contract.sizes(inputs)
+    spec = BOUND[kernel.op]
+    contract = spec.contract
+    unlike = spec.prepared if kernel.prepare is not None and isinstance(inputs[spec.prepared], torch.Tensor) else None
+    dims = contract.sizes({name: value for name, value in inputs.items() if name != unlike})
     wanted = [result for result in contract.results.values() if result.wanted(inputs)]
     return tuple(torch.ones([dim.size(dims) for dim in each.dims]).to(each.dtype_of(inputs)) for each in wanted)
 

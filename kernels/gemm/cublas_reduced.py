@@ -22,15 +22,15 @@ def unsupported(inputs: Arguments) -> str | None:
     return library.unsupported(inputs)
 
 
-@kernel(role="peer", backend="torch", devices=("cuda",), traffic=traffic, unsupported=unsupported)
+@kernel(role="peer", backend="torch", devices=("cuda",), traffic=traffic, unsupported=unsupported, allocates=True)
 def cublas_reduced(
-    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, precision: str
-) -> None:
+    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, *, residual: Tensor | None, precision: str
+) -> Tensor:
     """a b + bias or + residual, as `library`, with 16-bit reductions allowed for this call alone."""
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
     matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = True
     try:
-        library.product(a, b, bias, residual, precision, c)
+        return library.product(a, b, bias, residual, precision, c)
     finally:
         matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = before

@@ -20,20 +20,24 @@ def unsupported(inputs: Arguments) -> str | None:
     return padded_rows_refused(inputs)
 
 
-def product(a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, precision: str, c: Tensor) -> None:
+def product(
+    a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, precision: str, c: Tensor | None
+) -> Tensor:
     """One call of torch; `precision="tf32"` allows TF32 for this call alone."""
     addend = residual if bias is None else bias
+    if precision == "ieee":
+        return torch.mm(a, b, out=c) if addend is None else torch.addmm(addend, a, b, out=c)
     before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
     try:
-        if precision == "tf32":
-            torch.backends.cuda.matmul.allow_tf32 = True
-        torch.mm(a, b, out=c) if addend is None else torch.addmm(addend, a, b, out=c)
+        return product(a, b, bias, residual, "ieee", c)
     finally:
-        if precision == "tf32":
-            torch.backends.cuda.matmul.allow_tf32 = before
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
-@kernel(backend="torch", traffic=traffic, unsupported=unsupported)
-def library(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, precision: str) -> None:
+@kernel(backend="torch", traffic=traffic, unsupported=unsupported, allocates=True)
+def library(
+    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, *, residual: Tensor | None, precision: str
+) -> Tensor:
     """a b + bias or + residual with `torch.mm` or `torch.addmm`, operands of any strides."""
-    product(a, b, bias, residual, precision, c)
+    return product(a, b, bias, residual, precision, c)

@@ -55,15 +55,17 @@ def _why_no_blocks(
     return None
 
 
-@kernel(backend="torch", traffic=traffic, unsupported=unsupported, aligned=("a", "b"), empty=epilogue_alone)
+@kernel(
+    backend="torch", traffic=traffic, unsupported=unsupported, aligned=("a", "b"), empty=epilogue_alone, allocates=True
+)
 def library(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *, fast_accum: bool
-) -> None:
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor | None, *, fast_accum: bool
+) -> Tensor:
     """`torch._scaled_mm` promotes its sums unless `fast_accum` is True; without a K it would leave out the bias."""
     product = partial(
         torch._scaled_mm, a, b, a_scale, b_scale, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast_accum
     )
-    if c.stride(0) != c.shape[1] and a.device.type == "cpu" and scaled_mm_writes_between_rows():
-        c.copy_(product())
-    else:
-        product(out=c)
+    gaps = c is not None and c.stride(0) != c.shape[1] and a.device.type == "cpu"
+    if c is not None and gaps and scaled_mm_writes_between_rows():
+        return c.copy_(product())
+    return product(out=c)

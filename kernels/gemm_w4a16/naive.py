@@ -28,12 +28,12 @@ def traffic(inputs: Arguments) -> Traffic:
     return steps(*moves, (nbytes(a, inputs.bias) + 2 * codes, a.shape[0] * b.shape[0] * a.element_size()))
 
 
-@kernel(backend="torch", traffic=traffic, unsupported=padded_rows_refused)
-def naive(a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor) -> None:
+@kernel(backend="torch", traffic=traffic, unsupported=padded_rows_refused, allocates=True)
+def naive(a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor | None) -> Tensor:
     """a W + bias, with W = (code - zero) scale rounded to bf16."""
     K = a.shape[1]
     group = group_size(K, scale.shape[1])
     codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1).float()
     least = INT4_ZERO if zero is None else zero.float().repeat_interleave(group, dim=1)[:, :K]
     weight = ((codes - least) * scale.float().repeat_interleave(group, dim=1)[:, :K]).bfloat16().mT
-    torch.mm(a, weight, out=c) if bias is None else torch.addmm(bias, a, weight, out=c)
+    return torch.mm(a, weight, out=c) if bias is None else torch.addmm(bias, a, weight, out=c)

@@ -25,8 +25,8 @@ def traffic(inputs: Arguments) -> Traffic:
     )
 
 
-@kernel(backend="torch", traffic=traffic, unsupported=padded_rows_refused)
-def naive(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor) -> None:
+@kernel(backend="torch", traffic=traffic, unsupported=padded_rows_refused, allocates=True)
+def naive(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor | None) -> Tensor:
     """a (scale b) + bias, with scale b rounded to bf16."""
     weight = (b.float() * scale.float()).bfloat16()
-    torch.mm(a, weight, out=c) if bias is None else torch.addmm(bias, a, weight, out=c)
+    return torch.mm(a, weight, out=c) if bias is None else torch.addmm(bias, a, weight, out=c)

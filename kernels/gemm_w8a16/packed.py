@@ -68,14 +68,15 @@ def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tens
 
 @kernel(
     backend="torch", devices=("cpu",), prepare=pack, unsupported=unsupported, aligned=("a", "b"),
-    empty=epilogue_alone, traffic=traffic,
+    empty=epilogue_alone, allocates=True, traffic=traffic,
 )  # fmt: skip
-def packed(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor) -> None:
+def packed(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor | None) -> Tensor:
     """a (scale b) + bias; for many rows of a by blocks of output channels; b is best from `pack`."""
     if _few(a, b, scale, bias):
-        c.copy_(torch._weight_int8pack_mm(a, b.mT, scale))
-        return
-    N, K = b.shape[1], a.shape[1]
+        result = torch._weight_int8pack_mm(a, b.mT, scale)
+        return result if c is None else c.copy_(result)
+    (K, N), M = b.shape, a.shape[0]
+    c = torch.empty((M, N), dtype=a.dtype) if c is None else c
     exact = bias is None and scale.dtype == a.dtype
     wide = min(max(BLOCK_VALUES // K // CHANNELS, 1) * CHANNELS, N)
     buffer = torch.empty((wide, K), dtype=a.dtype)
@@ -88,3 +89,4 @@ def packed(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor) 
             weight.mul_(scale[channels, None])
             product = torch.nn.functional.linear(a, weight, None if bias is None else bias[channels])
         c[:, channels] = product
+    return c
