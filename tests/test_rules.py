@@ -67,7 +67,7 @@ CASES: list[tuple[str, str, str, list[tuple[dict[str, Any], str]]]] = [
         "T=6,H=4,H_kv=2,D=16,max_position=50,interleaved=false",
         [
             ({"positions": ONE.long()}, r"positions: expected shape \(T=6\), got \(1,\)"),
-            ({"sin": torch.ones(1, 8)}, r"sin: expected shape \(50, 8\), got \(1, 8\)"),
+            ({"sin": torch.ones(1, 8)}, r"sin: expected shape \(max_position=50, D/2=8\), got \(1, 8\)"),
         ],
     ),
     (
