@@ -82,7 +82,7 @@ class Core:
             if step.drafting:
                 return self._speculative_step(step, began)
             draw = self.runner.run(step)
-            if self.lengths is not None and draw is not None:
+            if self.lengths is not None and draw is not None and self.runner.drafter.reads != "tokens":
                 self.runner.drafter.noted(draw.sequences, [1] * len(draw.sequences))
             got = self._read()
             self._computed(step)

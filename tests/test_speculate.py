@@ -201,6 +201,7 @@ def drafted_of(text, most=4):
 def test_ngram_copies_what_followed_the_same_two_tokens_last():
     assert drafted_of([1, 2, 3, 4, 1, 2]) == [[], [], [], [], [], [3, 4, 1, 2]]
     assert drafted_of([1, 2, 3, 1, 2, 4, 1, 2], 1)[-1] == [4], "the last time counts"
+    assert drafted_of([9, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2], 1)[-1] == [3], "of several the one with more before it"
     assert drafted_of([5, 5, 5]) == [[], [], [5, 5, 5, 5]], "where the copy ends, the draft goes on with itself"
     assert drafted_of([1, 2, 1, 2], 5)[-1] == [1, 2, 1, 2, 1]
     drafter, one = NgramDrafter(), Sequence(0, [1, 2, 3, 1, 2], 5, GREEDY, 0, frozenset(), 99, 0.0)
@@ -240,7 +241,27 @@ def test_a_draft_is_as_long_as_pays_and_stops_and_starts_again():
     lengths.begin(1)
     assert lengths.of(one) == 1
     lengths.begin(64)
-    assert lengths.of(one) == 0, "steps of 64 sequences have another price, which is not known"
+    assert lengths.idle and lengths.of(one) == 0, "steps of 64 sequences have another price, which is not known"
+    for _ in range(255):
+        lengths.timed(64, 0, 0.010)
+    lengths.timed(64, 64, 0.030)
+    lengths.begin(64)
+    assert lengths.idle, "a token costs twice its share of a step"
+    for _ in range(256):
+        lengths.timed(64, 0, 0.010)
+    lengths.begin(64)
+    assert not lengths.idle, "a step now and then may find another price"
+
+
+def test_a_stop_token_within_a_draft_ends_tokens_and_log_probabilities(tmp_path, plain):
+    answer = plain[0][0].token_ids
+    stop = next(place for place in range(6, 40) if answer[place] not in answer[:place])
+    llm = speculating(tmp_path, drafter=Known(2), num_speculative_tokens=16)
+    llm.runner.drafter.right, llm.runner.drafter.answers = 1.0, {0: answer}
+    params = replace(GREEDY, logprobs=1, stop_token_ids=(answer[stop],))
+    found = llm.generate([prompts()[0]], params)[0].outputs[0]
+    assert found.token_ids == answer[: stop + 1] and found.finish_reason == "stop"
+    assert [next(iter(shown)) for shown in found.logprobs] == found.token_ids
 
 
 def test_a_step_is_timed_for_its_price(tmp_path):

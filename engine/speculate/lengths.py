@@ -19,7 +19,7 @@ KEPT = 15
 """Times of steps that are kept, for each number of sequences: four in each doubling."""
 RENEWED = 64
 """After as many steps with drafts one runs without, so that its time is known as it is now."""
-LEAST_PRICE = 0.01
+LEAST_PRICE, HIGHEST_PRICE = 0.01, 0.99
 WEIGHT = 0.9
 """Of what was seen before, at each draft."""
 
@@ -33,6 +33,8 @@ class Lengths:
         self._plain: dict[int, deque[float]] = {}
         self._added: dict[int, deque[float]] = {}
         self._since: dict[int, int] = {}
+        self._idle: dict[int, int] = {}
+        """Steps with drafts since the last without, and steps without since the last with."""
         self._drafts = True
         self.price = LEAST_PRICE
 
@@ -44,6 +46,14 @@ class Lengths:
         plain, added = self._plain.get(kind), self._added.get(kind)
         self._drafts = plain is not None and self._since.get(kind, 0) < RENEWED
         self.price = max(LEAST_PRICE, rows * median(added) / median(plain)) if plain and added else LEAST_PRICE
+        if self.price >= 1:  # nobody drafts, but for a step now and then, which may find another price
+            self._drafts = self._drafts and self._idle.get(kind, 0) >= LONGEST_PAUSE
+            self.price = HIGHEST_PRICE
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody drafts in the next step."""
+        return self.adapts and not self._drafts
 
     def of(self, sequence: Sequence) -> int:
         """How many tokens `sequence` should draft now."""
@@ -73,7 +83,7 @@ class Lengths:
 
     def _pays(self, chance: float) -> int:
         """The length at which a draft's last token still pays; 0 if the first does not."""
-        if self.price >= 1 or chance <= 0:
+        if chance <= 0:
             return 0
         return self.most if chance >= 1 else min(self.most, int(log(self.price) / log(chance)))
 
@@ -83,7 +93,7 @@ class Lengths:
         plain = self._plain.setdefault(kind, deque(maxlen=KEPT)) if not drafted else self._plain.get(kind)
         if not drafted and plain is not None:
             plain.append(seconds)
-            self._since[kind] = 0
+            self._since[kind], self._idle[kind] = 0, self._idle.get(kind, 0) + 1
         elif plain:
             self._added.setdefault(kind, deque(maxlen=KEPT)).append((seconds - median(plain)) / drafted)
-            self._since[kind] = self._since.get(kind, 0) + 1
+            self._since[kind], self._idle[kind] = self._since.get(kind, 0) + 1, 0

@@ -1,5 +1,5 @@
-"""Drafts from the text so far: what followed its last two tokens the last time (prompt lookup; Saxena, 2023,
-github.com/apoorvumang/prompt-lookup-decoding)."""
+"""Drafts from the text so far: what followed its last two tokens before, where most of the tokens before them were the
+same too (prompt lookup; Saxena, 2023, github.com/apoorvumang/prompt-lookup-decoding)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,34 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.drafter import Drafter
 from rooflab.engine.speculate.lengths import Lengths
 from rooflab.engine.speculate.state import Places
+
+CONTEXT, TRIED = 8, 16
+"""Tokens before the pair that are compared, and places where it is looked for."""
+
+
+def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
+    """Of `place` and those before it the one whose tokens before the pair are longest like the last ones; of several
+    the last."""
+    best, longest, end = place, -1, len(tokens)
+    for _ in range(TRIED):
+        same = 0
+        while same < CONTEXT and place - 3 - same >= 0 and tokens[place - 3 - same] == tokens[end - 3 - same]:
+            same += 1
+        if same > longest:
+            best, longest = place, same
+        if same == CONTEXT or place not in older:
+            break
+        place = older[place]
+    return best
+
+
+def _index(tokens: list[int], places: Places, end: int) -> None:
+    """Adds the pairs of several new tokens, but for the last."""
+    for place in range(places.known + 1, end):
+        pair = (tokens[place - 2], tokens[place - 1])
+        if pair in places.behind:
+            places.older[place] = places.behind[pair]
+        places.behind[pair] = place
 
 
 class NgramDrafter(Drafter):
@@ -22,22 +50,27 @@ class NgramDrafter(Drafter):
         """The sequences whose last two tokens came before, each with the length of its draft."""
         # A loop without calls: it runs for up to 256 sequences a step, most of which find nothing.
         found = self._found = {}
-        wanted = []
+        wanted: list[tuple[EngineSequence, int]] = []
+        if lengths.idle:
+            return wanted
         for one in rows:
+            if lengths.adapts and (odds := one.odds) is not None and odds.resumes > len(one.token_ids):
+                continue
             places = one.places
             if places is None:
                 places = one.places = Places()
             tokens, behind, known = one.token_ids, places.behind, places.known
             end = len(tokens)
             if end - known > 1:
-                behind.update(zip(zip(tokens[known - 1 :], tokens[known : end - 1]), range(known + 1, end)))  # noqa: B905
+                _index(tokens, places, end)
             pair = (tokens[-2], tokens[-1]) if end > 1 else (-1, -1)
-            place = behind.get(pair)
-            behind[pair] = end
+            place = behind.setdefault(pair, end)
             places.known = end
-            if place is not None and place < end and (length := lengths.of(one)):
-                found[one] = place
-                wanted.append((one, length))
+            if place < end:
+                behind[pair], places.older[end] = end, place
+                if length := lengths.of(one):
+                    found[one] = _alike(tokens, place, places.older)
+                    wanted.append((one, length))
         return wanted
 
     def draft(self, step: Step) -> None:

@@ -26,5 +26,7 @@ class Places:
 
     def __init__(self) -> None:
         self.behind: dict[tuple[int, int], int] = {}
+        self.older: dict[int, int] = {}
+        """Of such a place the one where the same pair came before."""
         self.known = 1
         """Of pairs that end before this place."""
