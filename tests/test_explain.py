@@ -88,7 +88,7 @@ def test_naive_and_optimized_side_by_side():
 def test_a_kernel_that_cannot_do_the_case_says_why():
     wide = Case(T=4, H=32768, eps=1e-5)
     found = explain([target("fused", case=wide), target("packed", "gemm", get_op("gemm").cases["smoke"][0])], H100)
-    assert found[0].predicted_ms is None and "at most 16384 wide, got 32768" in found[0].reason
+    assert found[0].predicted_ms is None and "expected H of at most 16384, got 32768" in found[0].reason
     assert found[1].reason == "UNSUPPORTED: gemm/packed runs on cpu" and found[1].reason in found[1].sentence()
     assert why_rows(found)[0]["reason"] == found[0].reason and why_rows(found)[0]["predicted_us"] is None
 

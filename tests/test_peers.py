@@ -111,5 +111,5 @@ def test_a_peer_refuses_what_its_package_cannot_do() -> None:
     inputs = registry.get_op("layernorm").make_inputs(Case(T=2, H=64, bias=False, eps=1e-5), SCHEMES["bf16"], META, 0)
     assert liger.why_not_args(inputs).reason == "layernorm/liger: bias: expected one, got None"
     assert "has no 'round_first'" in str(quack.why_not_args({"x": inputs["x"], "weight": 0, "round_first": True}))
-    with pytest.raises(ValueError, match=r"weight: expected shape \(64\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"weight: expected shape \(H=64\), got \(3,\)"):
         quack.fn(torch.zeros(2, 64), torch.zeros(3))
