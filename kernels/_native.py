@@ -14,14 +14,13 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rooflab.kernels import _checks
 from rooflab.kernels._folders import cache_folder, check_writable
 
 HEADERS = sorted(Path(__file__).parent.glob("_native*.h"))
@@ -85,41 +84,6 @@ def built(source: Path, types: str) -> Callable[..., int]:
     run: Any = ctypes.CDLL(str(library(source))).run
     run.restype, run.argtypes = ctypes.c_int, [TYPES[letter] for letter in types]
     return run  # type: ignore[no-any-return]
-
-
-class Layouts:
-    """What was worked out for tensors of a layout, so that their checks are made once: for the ten tensors of
-    rope_and_cache they take 16 us, and a look here takes 6.
-
-    With `_checks.CHECK_VALUES` nothing is kept, because values are checked too.
-    """
-
-    MOST = 4096
-
-    def __init__(self) -> None:
-        self._known: dict[Any, Any] = {}
-
-    def of(self, make: Callable[..., Any], tensors: Sequence[torch.Tensor | None], *others: Any) -> Any:
-        """`make(*tensors, *others)`, or what it returned for these layouts, `others` and number of threads."""
-        key = (
-            *[None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in tensors],
-            *others,
-            torch.get_num_threads(),
-        )
-        found = self._known.get(key)
-        if found is None or _checks.CHECK_VALUES:
-            check_on_cpu(*tensors)
-            if len(self._known) >= self.MOST:
-                self._known.clear()
-            found = self._known[key] = make(*tensors, *others)
-        return found
-
-
-def check_on_cpu(*tensors: torch.Tensor | None) -> None:
-    """Raises `ValueError` on a tensor of another device, whose address means nothing here."""
-    for tensor in tensors:
-        if tensor is not None and tensor.device.type != "cpu":
-            raise ValueError(f"device: expected tensors on the CPU, got one on {tensor.device}")
 
 
 def sizes(*numbers: int) -> ctypes.Array[ctypes.c_int64]:

@@ -172,3 +172,21 @@ def test_a_size_that_two_tensors_share_must_be_the_same() -> None:
         contract.check({"x": torch.ones(3, 8), "y": torch.ones(5)})
     with pytest.raises(ValueError, match=r"^x: expected shape \(T=3, 2I\), got \(3, 7\)$"):
         contract.check({"x": torch.ones(3, 7), "y": torch.ones(3)})
+
+
+def test_a_layout_is_checked_once_and_every_other_one_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[int] = []
+    check = Contract.check
+    monkeypatch.setattr(Contract, "check", lambda self, given: checked.append(1) or check(self, given))
+    naive = kernels("rmsnorm")["naive"].fn
+
+    def ask(x: torch.Tensor, **options: Any) -> int:
+        before = len(checked)
+        naive(x, torch.ones(x.shape[1], dtype=x.dtype), **options)
+        return len(checked) - before
+
+    x = torch.ones(7, 1021)
+    assert ask(x) == 1 and ask(x + 1) == 0
+    assert [ask(other) for other in (x[:, :1019], x[:2], x.half(), x.clone())] == [1, 1, 1, 0]
+    assert ask(x, eps=0.25) == 1 and ask(x, eps=0.25) == 0
+    assert ask(x, out=torch.empty(7, 2000)[:, :1021]) == 1 and ask(x, out=torch.ones(7, 2000)[:, :1021]) == 0

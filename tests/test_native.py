@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 
-from rooflab.kernels import _checks, _native
-from rooflab.kernels._native import Layouts, built
+from rooflab.kernels import _native
+from rooflab.kernels._native import built
 from rooflab.kernels.registry import get_kernel
 
 pytestmark = pytest.mark.needs("C++ compiler")
@@ -54,24 +54,6 @@ def test_its_loops_run_on_the_threads_of_torch():
     with open("/proc/self/maps") as maps:
         runtimes = {line.split()[-1] for line in maps if re.search(r"/lib[gi]?omp[^/]*$", line)}
     assert len(runtimes) == 1, "two OpenMP runtimes fight for the cores"
-
-
-def test_a_layout_is_checked_once_and_every_other_one_again(monkeypatch):
-    made = []
-    layouts, x = Layouts(), torch.zeros(4, 6)
-
-    def ask(tensor, *others):
-        before = len(made)
-        layouts.of(lambda tensor, *others: made.append(1) or True, (tensor, None), *others)
-        return len(made) - before
-
-    assert ask(x) == 1 and ask(x + 1) == 0
-    assert [ask(other) for other in (x.T, x[:2], x.double(), x.T.clone())] == [1, 1, 1, 0]
-    with pytest.raises(ValueError, match="device: expected tensors on the CPU, got one on meta"):
-        ask(x.to("meta"))
-    assert ask(x, 5) == 1 and ask(x, 5) == 0
-    monkeypatch.setattr(_checks, "CHECK_VALUES", True)
-    assert ask(x) == 1, "values may differ where layouts do not"
 
 
 def test_bad_operands_are_refused_after_good_ones():

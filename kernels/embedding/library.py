@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rooflab.kernels.embedding._operands import traffic
+from rooflab.kernels.embedding._traffic import traffic
 from rooflab.kernels.launcher import kernel
 
 

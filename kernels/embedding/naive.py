@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels.embedding._operands import traffic
+from rooflab.kernels.embedding._traffic import traffic
 from rooflab.kernels.launcher import kernel
 
 NUM_WARPS = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._peers import compiled, peer
-from rooflab.kernels.embedding._operands import traffic
+from rooflab.kernels.embedding._traffic import traffic
 
 
 def formula(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

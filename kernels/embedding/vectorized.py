@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.embedding._operands import traffic
+from rooflab.kernels.embedding._traffic import traffic
 from rooflab.kernels.launcher import kernel
 
 NUM_WARPS = 4

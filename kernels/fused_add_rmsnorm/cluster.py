@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rooflab.kernels._rows import Config, launch, tuning, why_not_taken
-from rooflab.kernels.fused_add_rmsnorm._operands import traffic
+from rooflab.kernels.fused_add_rmsnorm._traffic import traffic
 from rooflab.kernels.launcher import kernel
 
 

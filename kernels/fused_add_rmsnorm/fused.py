@@ -9,7 +9,7 @@ from torch import Tensor
 from rooflab.kernels._pdl import pdl_arguments
 from rooflab.kernels._rows_triton import LIMITS, TUNING, Config
 from rooflab.kernels._sizes import cdiv, next_power_of_2
-from rooflab.kernels.fused_add_rmsnorm._operands import traffic
+from rooflab.kernels.fused_add_rmsnorm._traffic import traffic
 from rooflab.kernels.launcher import kernel
 
 

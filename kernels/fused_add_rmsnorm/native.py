@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels._native import DTYPES, built, sizes
-from rooflab.kernels.fused_add_rmsnorm._operands import traffic
+from rooflab.kernels.fused_add_rmsnorm._traffic import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.silu_and_mul._operands import traffic
+from rooflab.kernels.silu_and_mul._traffic import traffic
 from rooflab.kernels.silu_and_mul.fused import TUNING, Config, launch
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.silu_and_mul._operands import traffic
+from rooflab.kernels.silu_and_mul._traffic import traffic
 from rooflab.kernels.silu_and_mul.native import run, shape
 
 

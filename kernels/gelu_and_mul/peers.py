@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._peers import compiled, peer
-from rooflab.kernels.silu_and_mul._operands import traffic
+from rooflab.kernels.silu_and_mul._traffic import traffic
 
 
 def formula(x: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from rooflab.kernels._rows import Config, launch, tuning, why_not_taken
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.layernorm._operands import traffic
+from rooflab.kernels.layernorm._traffic import traffic
 
 
 @kernel(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.layernorm._operands import traffic
+from rooflab.kernels.layernorm._traffic import traffic
 
 
 @kernel(backend="torch", traffic=traffic)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rooflab.kernels._peers import compiled, peer, theirs, why_not_liger
-from rooflab.kernels.layernorm._operands import traffic
+from rooflab.kernels.layernorm._traffic import traffic
 
 _liger = theirs("liger_kernel.ops.layer_norm", "layer_norm_forward")
 

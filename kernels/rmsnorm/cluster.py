@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rooflab.kernels._rows import Config, launch, tuning, why_not_taken
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.rmsnorm._operands import traffic
+from rooflab.kernels.rmsnorm._traffic import traffic
 
 
 @kernel(

@@ -9,7 +9,7 @@ from torch import Tensor
 from rooflab.kernels._rows_triton import LIMITS, TUNING, Config
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.rmsnorm._operands import traffic
+from rooflab.kernels.rmsnorm._traffic import traffic
 
 
 @triton.jit

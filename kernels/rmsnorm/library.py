@@ -8,7 +8,7 @@ from torch import Tensor
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.rmsnorm import _operands
+from rooflab.kernels.rmsnorm import _traffic
 from rooflab.roofline.model import Traffic
 
 
@@ -27,7 +27,7 @@ def call(
 
 def traffic(inputs: Arguments) -> Traffic:
     """One fused kernel, as on CUDA, and a pass for each further call; on the CPU torch runs several steps."""
-    once, size, full = _operands.traffic(inputs), inputs.x.numel() * inputs.x.element_size(), 4 * inputs.x.numel()
+    once, size, full = _traffic.traffic(inputs), inputs.x.numel() * inputs.x.element_size(), 4 * inputs.x.numel()
     if not inputs.weight_offset:
         more = [(size, size)] if inputs.round_first else []
         return steps((once.read_bytes, once.write_bytes), *more)

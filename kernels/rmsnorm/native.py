@@ -11,7 +11,7 @@ from rooflab.kernels._native import DTYPES, built, sizes
 from rooflab.kernels.fused_add_rmsnorm.native import SOURCE, TYPES
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.rmsnorm._operands import traffic
+from rooflab.kernels.rmsnorm._traffic import traffic
 
 
 def shape(of: Arguments) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rooflab.kernels._peers import compiled, contiguous, peer, theirs, why_not_liger
-from rooflab.kernels.rmsnorm._operands import traffic
+from rooflab.kernels.rmsnorm._traffic import traffic
 from rooflab.kernels.rmsnorm.naive import norm
 
 _liger = theirs("liger_kernel.ops.rms_norm", "rms_norm_forward")

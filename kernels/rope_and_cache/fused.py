@@ -7,49 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._head_tiles import Config, tiles
+from rooflab.kernels._head_tiles import Config
 from rooflab.kernels._pdl import pdl_arguments
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.kernels.rope_and_cache._configs import TUNING, blocks_of
+from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Traffic
-
-ADDRESS_REGISTERS = 28
-"""For pointers and masks, in addition to the values and the angles."""
-FEW_TOKENS = 64
-"""With fewer tokens, programs with a tile of 1024 would not fill the SMs twice."""
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles of 2 to 16 values of each half per thread."""
-    return tiles(128, 16)
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """fp32 registers for both halves of a program's heads, and for their cosines and sines."""
-    threads = 32 * config.num_warps
-    T, H, H_kv, D = (int(case[key]) for key in ("T", "H", "H_kv", "D"))
-    half, *blocks = _blocks(config, H, H_kv, D)
-    ctas = sum(
-        cdiv(T, tokens) * cdiv(all_heads, heads) for (tokens, heads), all_heads in zip(blocks, (H, H_kv), strict=True)
-    )
-    values = half * max(tokens * heads for tokens, heads in blocks)
-    return Footprint(threads, cdiv(4 * values, threads) + ADDRESS_REGISTERS, 0, ctas)
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """For few tokens smaller tiles, so more programs; for many tokens 16 bytes of each half per thread."""
-    return Config(tile=512 if int(case["T"]) < FEW_TOKENS else 1024, num_warps=4)
-
-
-def _blocks(config: Config, H: int, H_kv: int, D: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
-    """The tile of a program: at least half of a head; then tokens and heads, of q and of k."""
-    half = int(next_power_of_2(cdiv(D, 2)))
-    rows = max(config.tile // half, 1)
-    q_heads, k_heads = (min(rows, next_power_of_2(max(heads, 1))) for heads in (H, H_kv))
-    return half, (rows // q_heads, q_heads), (rows // k_heads, k_heads)
 
 
 @triton.jit
@@ -210,7 +175,7 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read, nbytes(q) + 2 * written * inputs.k_cache.element_size())
 
 
-@kernel(backend="triton", traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint))
+@kernel(backend="triton", traffic=traffic, tuning=TUNING)
 def fused(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_cache: Tensor,
     v_cache: Tensor, slot_mapping: Tensor, *,
@@ -220,7 +185,7 @@ def fused(
     """In fp32, rounded once; skips a slot outside the cache, and a position outside the tables rotates to zeros:
     a kernel cannot raise."""
     (T, H, D), H_kv, R = q.shape, k.shape[1], 2 * cos.shape[1]
-    block_half, (q_tokens, q_heads), (k_tokens, k_heads) = _blocks(config, H, H_kv, D)
+    block_half, (q_tokens, q_heads), (k_tokens, k_heads) = blocks_of(config, H, H_kv, D)
     q_programs = cdiv(T, q_tokens) * cdiv(H, q_heads)
     _rope_and_cache[(q_programs + cdiv(T, k_tokens) * cdiv(H_kv, k_heads),)](
         q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale, q_norm, k_norm,

@@ -7,62 +7,17 @@ crosses its limit.  Ties at that value are taken in index order by a last pass, 
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.sample._args import Edit, edited, note_logprobs, traffic
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
+from rooflab.kernels.sample._bisect_configs import TUNING, Config
 from rooflab.reference.sample_rules import Edits
-from rooflab.reference.spec import Case, Scheme
 
-BLOCK = 1024
-SEARCH_BLOCK = 512
-"""Tokens per step of the search; with 16 thresholds the accumulator takes 32 registers per thread."""
-NUM_WARPS = 8
 MAX_VOCABULARY = 2**24
 """fp32 counts tokens exactly up to this number."""
-THRESHOLDS = 16
-"""Keys that a step of the search compares at once."""
-ADDRESS_REGISTERS = 32
-"""For the row's settings, pointers and masks, in addition to the accumulator of the search."""
-
-
-@dataclass(frozen=True)
-class Config(LaunchConfig):
-    """One way to launch the kernel."""
-
-    block: int
-    """Tokens per step of the other passes."""
-    search_block: int
-    """Tokens per step of the search."""
-    num_warps: int
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Blocks of 2 to 16 tokens per thread; for the search 1 to 8."""
-    return tuple(
-        Config(block, search_block, num_warps)
-        for block, search_block, num_warps in itertools.product((512, 1024, 2048, 4096), (256, 512, 1024), (4, 8, 16))
-        if 2 <= block // (32 * num_warps) <= 16 and 1 <= search_block // (32 * num_warps) <= 8
-    )
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """The accumulator of the search (a sum per token and threshold), or the other passes' best values."""
-    threads = 32 * config.num_warps
-    held = max(THRESHOLDS * config.search_block, 2 * config.block)
-    return Footprint(threads, cdiv(held, threads) + ADDRESS_REGISTERS, 0, int(case["B"]))
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """One config for every case."""
-    return Config(BLOCK, SEARCH_BLOCK, NUM_WARPS)
 
 
 @triton.jit
@@ -215,7 +170,7 @@ def bisect_kernel(
 
 
 @kernel(
-    backend="triton", traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
+    backend="triton", traffic=traffic, tuning=TUNING,
     limits={"V": MAX_VOCABULARY},
 )  # fmt: skip
 def bisect(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rooflab.kernels._rows import Config, launch, tuning, why_not_taken
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.silu_and_mul._operands import traffic
+from rooflab.kernels.silu_and_mul._traffic import traffic
 
 
 @kernel(

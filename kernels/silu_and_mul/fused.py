@@ -12,7 +12,7 @@ from torch import Tensor
 from rooflab.kernels._pdl import pdl_arguments
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.silu_and_mul._operands import traffic
+from rooflab.kernels.silu_and_mul._traffic import traffic
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from rooflab.kernels._native import DTYPES, built, sizes
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.silu_and_mul._operands import traffic
+from rooflab.kernels.silu_and_mul._traffic import traffic
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rooflab.kernels._peers import compiled, contiguous, peer, theirs, why_not_liger
-from rooflab.kernels.softmax._operands import traffic
+from rooflab.kernels.softmax._traffic import traffic
 
 _liger = theirs("liger_kernel.ops.softmax", "_softmax_forward")
 _quack = theirs("quack.softmax", "softmax_fwd")
