@@ -105,14 +105,14 @@ class BlockManager:
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:
         """Takes from `sequence` the pages behind those of its first `num_tokens` tokens: a draft took them, so that no
-        other sequence holds them, and no content of them is published."""
+        other sequence holds them, and no content of them is published.  What did not fit before
+        the draft does not fit now."""
         kept = -(-num_tokens // self.block_size)
         if len(sequence.block_ids) > kept:
             for block in reversed(sequence.block_ids[kept:]):
                 self._holders[block] = 0
                 self._free.append(block)
             del sequence.block_ids[kept:]
-            self.released += 1
 
     def release(self, sequence: Sequence) -> None:
         """Takes all pages from `sequence`; those that no other sequence holds are cached or free."""

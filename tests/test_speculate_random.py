@@ -27,7 +27,7 @@ NEW = 40
 """Tokens of an answer of the real model."""
 TIE = 2e-3
 """Where the two best logits are nearer, rounding may decide."""
-TINY = {"num_kv_blocks": 40, "block_size": 16, "prefill_chunk": 33}
+TINY = {"num_kv_blocks": 60, "block_size": 4, "prefill_chunk": 33}
 """A pool that preempts sequences, and chunks."""
 
 
@@ -164,8 +164,9 @@ def excused(llm, prompts, wanted, got):
 
 @pytest.mark.more
 @pytest.mark.needs("weights")
-@pytest.mark.parametrize("options", [{"num_speculative_tokens": 1}, {}, {"num_speculative_tokens": 8}, TINY], ids=str)
-@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("options", [TINY, {}, {"num_speculative_tokens": 8}, {"num_speculative_tokens": 1}], ids=str)
+@pytest.mark.parametrize("batch", [16, 1])
 def test_greedy_answers_of_a_real_model_are_those_without_speculation(batch, options, greedy):
     plain, prompts, wanted = greedy
     params = SamplingParams(max_tokens=NEW, ignore_eos=True)
@@ -179,7 +180,7 @@ def test_greedy_answers_of_a_real_model_are_those_without_speculation(batch, opt
     drafted, accepted = (sum(column) for column in zip(*seen, strict=True))
     print(f"batch {batch}, {options}: {drafted} drafted, {accepted} accepted, near ties at {doubtful}")
     assert len(doubtful) <= 3 and accepted > 100
-    assert not options.get("num_kv_blocks") or batch == 1 or len({id(one) for one in preempted}) >= 16
+    assert not options.get("num_kv_blocks") or batch == 1 or len({id(one) for one in preempted}) >= 8
 
 
 @pytest.fixture(scope="module")

@@ -150,7 +150,7 @@ class StepLine:
     """Sequences of which a draft was verified."""
     drafted: int = 0
     """Tokens of these drafts."""
-    accepted: tuple[int, ...] = ()
+    accepted: list[int] = field(default_factory=list)
     """For each place of a draft how many tokens were accepted there; empty without drafts."""
     draft_s: float = 0.0
     """The parts of a step with drafts: the choice of requests and their drafts, the model's run, and what becomes of

@@ -91,7 +91,7 @@ def drafts_of(found: Speculated | None) -> dict[str, Any]:
     if found is None:
         return {}
     parts = {"draft_s": found.draft_s, "verify_s": found.verify_s, "accept_s": found.accept_s}
-    return {"drafts": found.drafts, "drafted": found.drafted, "accepted": tuple(found.accepted_at), **parts}
+    return {"drafts": found.drafts, "drafted": found.drafted, "accepted": found.accepted_at, **parts}
 
 
 class Worker:
