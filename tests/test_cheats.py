@@ -43,6 +43,17 @@ def test_a_cheat_is_caught_and_named(make, spec, status, words):
     assert tamper.tampered() is None, "what one kernel replaced is not laid on the next"
 
 
+def test_a_kernel_that_takes_strides_for_granted_is_told_so():
+    """It reads between the elements, where NaN lies."""
+
+    def reads_as_if_contiguous(x, weight):
+        return x.as_strided(x.shape, (x.shape[1], 1)) @ weight
+
+    result = check(tiny.kernel(tiny.PROJECT, reads_as_if_contiguous))
+    assert result.status == "INCORRECT", result.describe()
+    assert "it takes strides of weight or x for granted: with the usual ones it is right" in result.reason
+
+
 @pytest.mark.parametrize("name", HONEST)
 def test_what_an_honest_kernel_keeps_is_no_cheat(name):
     kernel = HONEST[name]()

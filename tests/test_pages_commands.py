@@ -233,6 +233,10 @@ def test_a_change_of_ones_own_kernel_is_compared_with_its_base(repository, folde
     (folder / "mine.py").write_text(FILES["mine.py"].replace("* weight", "* 2 * weight"))
     done = repository(command)
     assert done.returncode == 11 and "INCORRECT  working tree" in done.stdout, done.stdout + done.stderr
+    # One in Triton has no time on a CPU, but a verdict on its values, from the emulator.
+    (folder / "fast.py").write_text(FILES["fast.py"].replace("row.to(", "(2 * row).to("))
+    done = repository(command.replace("mine.py", "fast.py"))
+    assert done.returncode == 11 and "INCORRECT  working tree" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.more

@@ -34,7 +34,7 @@ def test_several_answers_share_the_prompt_and_are_those_of_their_seeds(llm, monk
     prompt = [3] * 40
     seen = []
     schedule = llm.scheduler.schedule
-    monkeypatch.setattr(llm.scheduler, "schedule", lambda: seen.append(schedule()) or seen[-1])
+    monkeypatch.setattr(llm.scheduler, "schedule", lambda *drafting: seen.append(schedule(*drafting)) or seen[-1])
     (output,) = llm.generate([prompt], replace(DRAWN, n=3))
     found = [answer.token_ids for answer in output.outputs]
     assert len(found) == 3 and len({tuple(ids) for ids in found}) == 3

@@ -91,7 +91,18 @@ HEAD = {
     "refuses": {"block": 128, "short": True},
     "added": {"block": 2048},
 }
-REFERENCES = ("spec", "captured", "compare", "domain", "gemm", "silu_and_mul", "rows", "rules", "quantization")
+REFERENCES = (
+    "contract",
+    "spec",
+    "captured",
+    "compare",
+    "domain",
+    "gemm",
+    "silu_and_mul",
+    "rows",
+    "rules",
+    "quantization",
+)
 """What the two ops need of the references."""
 QUERY = Query(suites=("smollm2_135m",), schemes=("bf16",))
 

@@ -91,7 +91,8 @@ def run(
     checks = {} if checked else _failed_checks(runner, [key for key in comparison.keys if key not in broken], done)
     left_out = {} if comparison.a.functions else _not_timed(comparison, checks)
     keys = [key for key in comparison.keys if key not in left_out]
-    for (name, key), reading in checks.items():
+    # What is wrong on one side is said before why the other could not be timed.
+    for (name, key), reading in sorted(checks.items(), key=lambda check: check[1].status in NOT_RUN):
         broken.setdefault(key, _verdict_of(comparison, name, reading))
     broken |= _other_machine(runner.environments, [key for key in keys if key not in broken])
 

@@ -263,11 +263,12 @@ def two_trees(a: Side, b: Side, listed: Listed, wanted: Wanted) -> tuple[Compari
             if name not in sides[0]["kernels"]:
                 notes.append(f"{op}/{name} is new in {b.label}: nothing to compare it with")
                 continue
-            if all(reasons) and name in sides[1]["kernels"]:
+            refused = all(reasons) and name in sides[1]["kernels"]
+            if refused and not a.within:
                 notes.append(f"not timed: {op}/{name}: {reasons[1]}")
                 continue
-            for case in cases:
-                for scheme in schemes:
+            for case in cases[:1] if refused else cases:  # of another repository it is checked, in the emulator
+                for scheme in schemes[:1] if refused else schemes:
                     target = Target(op, name, case, scheme)
                     targets[0][target.id] = target
                     known = case in (*sides[1]["cases"], *sides[1]["taken"])

@@ -103,13 +103,26 @@ def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.devic
 
     spec, kernel, case, scheme = _resolve(target)
     if (refusal := _refusal(kernel, device)) is not None:
-        return Reading(refusal.status, refusal.reason)
+        return _emulated(kernel, spec, scheme, job["seed"]) or Reading(refusal.status, refusal.reason)
     result = check_kernel(kernel, spec, spec.get_cases("smoke")[0], scheme, device, job["seed"])
     if result.status in ("OK", "UNSUPPORTED"):  # a kernel may take this case and not the small one
         planted = result.status == "UNSUPPORTED"
         result = check_kernel(kernel, spec, case, scheme, device, job["seed"], planted=planted)
     KEPT.forget()
     return Reading(result.status, result.reason, checked_by=result.checked_by)
+
+
+def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, seed: int) -> Reading | None:
+    """What is wrong with a kernel that has no time here, by its compiled code in the emulator; None if nothing is."""
+    from rooflab.bench.check.spread import CheckTask
+    from rooflab.bench.compile.cases import has_code
+    from rooflab.bench.emulate.checks import check_emulated
+
+    if not has_code(kernel) or torch.cuda.is_available():
+        return None
+    (result,) = check_emulated([CheckTask(kernel, spec.get_cases("smoke")[0], scheme, seed)])
+    wrong = result.status in ("INCORRECT", "INVALID")
+    return Reading(result.status, result.reason, checked_by=result.checked_by) if wrong else None
 
 
 def _refusal(kernel: registry.Kernel, device: torch.device) -> Failed | None:

@@ -66,7 +66,7 @@ Draft = Annotated[
 Acceptance = Annotated[
     float, typer.Option("--acceptance", help="Chance that a drafted token is accepted if those before it were.")
 ]
-NumSpeculative = Annotated[int, typer.Option("--num-speculative-tokens", help="Most tokens of a draft.")]
+NumSpeculative = Annotated[int, typer.Option("--num-speculative-tokens", min=1, max=16, help="Most tokens of a draft.")]
 WeightsDtype = Annotated[str, typer.Option("--dtype", help="Dtype of the weights: bf16, fp16, fp8_e4m3 or fp32.")]
 KvDtype = Annotated[str, typer.Option(help="Dtype of the KV cache.")]
 Rate = Annotated[float | None, typer.Option("--rate", help="Requests per second, open loop; inf: all at once.")]

@@ -27,6 +27,10 @@ SKIPPED = "a kernel benchmark: runs with --benchmark"
 MACHINE_KEY = "rooflab"
 """Key in the `machine_info` of pytest-benchmark's JSON under which this plugin adds its values."""
 NOT_TIMED = "benchmarks are checked and not timed"
+NO_DRIVER = (
+    "fn: Triton finds no GPU here, and a time needs one; `rooflab check --kernel FILE` checks a registered kernel in "
+    "the emulator, and the fixture `emulated` runs any there"
+)
 INTERPRETED = "ran in Triton's interpreter: its result is right, its time is not the kernel's"
 
 
@@ -350,6 +354,10 @@ def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: An
         return action(*values, **named)
     except (pytest.skip.Exception, pytest.xfail.Exception) as left:
         _fail(benchmark, f"fn: expected a result, got {type(left).__name__}: {left}")
+    except RuntimeError as error:
+        if not str(error).startswith("0 active drivers"):  # Triton's words
+            raise
+        _fail(benchmark, NO_DRIVER)
 
 
 def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:

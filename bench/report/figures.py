@@ -278,6 +278,15 @@ def drawings(
     return [one if names[one.name] == 1 else replace(one, name=machine) for machine, one in found.items()]
 
 
+def why_nothing(records: Sequence[Record]) -> str:
+    """Why no figure can be drawn of these records."""
+    noisy = [record for record in records if record.status == "NOISY"]
+    if noisy:
+        names = ", ".join(dict.fromkeys(f"{record.op}/{record.kernel}" for record in noisy))
+        return f"every time is NOISY, because the machine was busy ({names}); measure again when it is not"
+    return "no bench record with a time and a bound among them"
+
+
 def draw_records(records: Sequence[Record], folder: Path) -> list[Path]:
     """Draws the `drawings` of the records in a folder; returns their paths."""
     return [path for drawing in drawings(records) for path in draw(drawing, folder)]
