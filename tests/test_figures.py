@@ -8,7 +8,7 @@ import torch
 from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.records.files import write
 from rooflab.bench.records.record import Record
-from rooflab.bench.report.figures import bench_row, bounds_on, drawings, points_of
+from rooflab.bench.report.figures import bench_row, bounds_on, drawings, points_of, why_nothing
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES
 from rooflab.roofline.device import get_device
@@ -59,6 +59,12 @@ def timed(cores, run, kernel, ms, **changes):
     values |= {"flops": 1e6, "least_bytes": 1e6, "bound_ms": 0.1 / cores, "limiter": "memory"}
     values |= {"environment": {"machine_key": f"epyc-{cores}c", "cores": cores, "threads": cores}}
     return Record(**values | {"timestamp": f"2026-01-0{run}T00:00:00", "ceilings": asdict(ceilings)} | changes)
+
+
+def test_records_that_are_all_noisy_are_said_to_be():
+    why = why_nothing([timed(2, 1, "naive", 1.0, status="NOISY", reason="busy")])
+    assert why.startswith("every time is NOISY, because the machine was busy (rmsnorm/naive)")
+    assert why_nothing([]) == "no bench record with a time and a bound among them"
 
 
 def test_a_figure_is_of_one_machine_and_has_the_newest_reading_of_each_kernel(rooflab, tmp_path):

@@ -274,14 +274,16 @@ def roofline(
         drawing, note = commands.gpu_bounds(gpu, suite, scheme, op or [], records)
         show.note(note)
         points = [point for point in drawing.points if not ids or point.published or f"{point.op}/{point.label}" in ids]
-        drawn, found = [replace(drawing, points=points)] if points else [], []
+        drawn = [replace(drawing, points=points)] if points else []
+        why = figures.why_nothing([])
     else:
         found, folder = commands.newest_records(records)
         found = [record for record in found if (not op or record.op in op) and (not case or record.case_id in case)]
         found = [record for record in found if not ids or f"{record.op}/{record.kernel}" in ids]
         drawn = figures.drawings(found, all_cases or bool(case), run or (), across)
+        why = figures.why_nothing(found)
     if not drawn:
-        raise ValueError(f"records: {figures.why_nothing(found)}, so there is nothing to draw")
+        raise ValueError(f"records: {why}, so there is nothing to draw")
     if len(drawn) > 1 and out is not None and out.suffix in (".svg", ".png"):
         raise ValueError(f"out: expected a folder or --across-devices, for {len(drawn)} figures, got {str(out)!r}")
     place = out or (result_folder() if gpu else folder)
