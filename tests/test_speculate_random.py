@@ -110,10 +110,13 @@ def test_100_examples(engines):
         run_example(seed, engines)
 
 
-@pytest.mark.more
-def test_2000_examples(engines):
+@pytest.mark.parametrize(
+    "examples",
+    [pytest.param(300, marks=pytest.mark.more), pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+)
+def test_more_examples(engines, examples):
     known.clear()
-    for seed in range(EXAMPLES, 2000 + EXAMPLES):
+    for seed in range(EXAMPLES, examples + EXAMPLES):
         if seed % 200 == 0:  # so that the texts to compare with stay few
             for llm in engines[1]:
                 blocks = llm.scheduler.blocks
@@ -162,7 +165,7 @@ def excused(llm, prompts, wanted, got):
     return doubtful
 
 
-@pytest.mark.more
+@pytest.mark.sampled(0, 1)  # a minute each
 @pytest.mark.needs("weights")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("options", [TINY, {}, {"num_speculative_tokens": 8}, {"num_speculative_tokens": 1}], ids=str)
