@@ -30,7 +30,7 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 MENU: dict[str, list[str]] = {
     "Start": ["README.md"],
     "Kernels": ["kernels", "check", "bench", "emulate", "predict", "ab", "own_kernel", "own_op", "published"],
-    "Engine": ["engine", "models", "serve", "latency"],
+    "Engine": ["engine", "models", "speculate", "serve", "latency"],
     "Numbers": ["card", "numbers", "limits", "results", "missed", "unmeasured", "rehearsal"],
     "Reference": ["names", "command_line", "python"],
 }
@@ -44,6 +44,8 @@ PUBLIC = {
     "rooflab.bench.records.files": ("read", "read_all"),
     "rooflab.bench.records.record": ("Record",),
     "rooflab.reference.spec": ("OpSpec", "Case", "Scheme"),
+    "rooflab.reference.contract": ("Contract", "Argument", "Result"),
+    "rooflab.kernels.launcher": ("kernel",),
     "rooflab.reference.domain": ("Domain",),
 }
 """What a user's own file imports."""
