@@ -5,22 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS, sm_count
-from rooflab.kernels._multicast_device import source
+from rooflab.kernels._hopper_device import BARRIERS, products
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tensor_map import BOX_ROWS, ROW_BYTES, CudaMap
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.tuning import REGISTERS_PER_SM, Footprint
 
+SOURCE = Path(__file__).with_suffix(".cu").read_text()
+TYPES = {"bf16": "bf16.bf16", "fp16": "f16.f16", "fp8": "e4m3.e4m3"}
+"""Of a and b in the opcode, by kind of operands."""
 CONSUMER_REGISTERS = {2: 240, 3: 160}
 """Per thread, by number of consumers; the producer's warpgroup has 24."""
 ADDRESS_REGISTERS = 24
 """For addresses, descriptors and loop counters, in addition to the accumulators."""
+
+
+@cache
+def source(kind: str, block_n: int, transposed: tuple[bool, bool]) -> str:
+    """The source for operands of `kind`, tiles of `block_n` columns, and operands contiguous along K or not."""
+    fp8 = kind == "fp8"
+    return BARRIERS + products(block_n, TYPES[kind], 32 if fp8 else 16, None if fp8 else transposed) + SOURCE
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How `split_kv` divides its work: the host's counterpart of what `_split_device.py` does with seq_lens."""
+"""How `split_kv` divides its work: the host's counterpart of what `_split_device.cu` does with seq_lens."""
 
 from __future__ import annotations
 

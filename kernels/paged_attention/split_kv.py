@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,11 +21,11 @@ from torch import Tensor
 from rooflab.kernels import _cuda
 from rooflab.kernels._attention import get_scale, strides_of
 from rooflab.kernels._device import HOPPER_SMS
+from rooflab.kernels._hopper_device import BARRIERS
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.paged_attention import _split_combine, _split_device, _split_main
 from rooflab.kernels.paged_attention._split_counters import counters
 from rooflab.kernels.paged_attention._split_work import (
     MOST_HEAD_DIM,
@@ -50,7 +51,8 @@ OTHER_REGISTERS = 40
 """Least registers for cursors, addresses, scores and weights."""
 NO_WINDOW = 2**31 - 1
 FP8_CACHE = get_scheme("kv_fp8")
-SOURCE = _split_device.SOURCE + _split_combine.SOURCE + _split_main.SOURCE
+PARTS = ("_split_device.cu", "_split_combine.cu", "_split_main.cu")
+SOURCE = "\n".join((BARRIERS, *((Path(__file__).parent / part).read_text() for part in PARTS)))
 
 
 @dataclass(frozen=True)

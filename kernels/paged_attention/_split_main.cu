@@ -1,8 +1,5 @@
-"""Device code of `split_kv`, last part: the stream of keys and values."""
+// Device code of `split_kv`, last part: the stream of keys and values.
 
-from __future__ import annotations
-
-SOURCE = r"""
 // A place in the sequence of units: the unit that a warp loads next, or multiplies next.
 struct Cursor {
     int b, set, key, end;  // sequence, set of heads, first key of the unit, one past the last key
@@ -394,4 +391,3 @@ split_kv(const u16* q, const u8* k_cache, const u8* v_cache, const int* table, c
         now.skip(lens, B, window);
     }
 }
-"""

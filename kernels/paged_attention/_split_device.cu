@@ -1,22 +1,14 @@
-"""Device code of `split_kv`: every warp streams 16 keys at a time through its own ring, and multiplies by mma.m16n8k16.
-CUDA C++, compiled per config by macros.
+// Device code of `split_kv`: every warp streams 16 keys at a time through its own ring, and multiplies by mma.m16n8k16.
+// CUDA C++, compiled per config by macros.
+//
+// A warp has one virtual head: a KV head, or for groups above 16 query heads a KV head with 16 of them.  The warps of a
+// CTA have neighbouring virtual heads and the same keys, so together they read whole runs of a page.  No warp waits for
+// another one, or with BULK only for the slowest one, a ring behind it: there the CTA has one ring, which a warp of its
+// own fills.
+//
+// All units (16 keys each) form one sequence: by sequence of the batch, then by set of a CTA's heads, then from the first
+// visible key to the last.  CTA g takes units g W / G to (g + 1) W / G of all W.
 
-A warp has one virtual head: a KV head, or for groups above 16 query heads a KV head with 16 of them.  The warps of a
-CTA have neighbouring virtual heads and the same keys, so together they read whole runs of a page.  No warp waits for
-another one, or with BULK only for the slowest one, a ring behind it: there the CTA has one ring, which a warp of its
-own fills.
-
-All units (16 keys each) form one sequence: by sequence of the batch, then by set of a CTA's heads, then from the first
-visible key to the last.  CTA g takes units g W / G to (g + 1) W / G of all W.
-"""
-
-from __future__ import annotations
-
-from rooflab.kernels._hopper_device import BARRIERS
-
-SOURCE = (
-    BARRIERS
-    + r"""
 using i64 = long long;
 using u16 = unsigned short;
 using u8 = unsigned char;
@@ -137,5 +129,3 @@ __device__ __forceinline__ float sink_in(float& lse2, const float* sinks, int he
     lse2 = most + log2_of(all);
     return keys / all;
 }
-"""
-)

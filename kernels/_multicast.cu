@@ -1,31 +1,12 @@
-"""Device code of `gemm/multicast` and `gemm_fp8/multicast`: CUDA C++, compiled per config by macros.
+// Device code of `gemm/multicast` and `gemm_fp8/multicast`: CUDA C++, compiled per config by macros.
+//
+// The CTAs of a cluster have tiles one below the other, which need the same columns of b.  Each CTA loads its own rows of
+// a and a part of those columns, and TMA puts that part into the shared memory of all: L2 is asked once for what a cluster
+// shares.  A warp loads, and each consumer warpgroup multiplies 64 rows, as in `gemm/cooperative`.
+//
+// A slot of the ring is `full` when all its bytes have arrived, its own and its peers'.  A load writes into every CTA, so
+// the slot is `empty` when no warp of the cluster reads it any more: each consumer warp arrives at every CTA's barrier.
 
-The CTAs of a cluster have tiles one below the other, which need the same columns of b.  Each CTA loads its own rows of
-a and a part of those columns, and TMA puts that part into the shared memory of all: L2 is asked once for what a cluster
-shares.  A warp loads, and each consumer warpgroup multiplies 64 rows, as in `gemm/cooperative`.
-
-A slot of the ring is `full` when all its bytes have arrived, its own and its peers'.  A load writes into every CTA, so
-the slot is `empty` when no warp of the cluster reads it any more: each consumer warp arrives at every CTA's barrier.
-"""
-
-from __future__ import annotations
-
-from functools import cache
-
-from rooflab.kernels._hopper_device import BARRIERS, products
-
-TYPES = {"bf16": "bf16.bf16", "fp16": "f16.f16", "fp8": "e4m3.e4m3"}
-"""Of a and b in the opcode, by kind of operands."""
-
-
-@cache
-def source(kind: str, block_n: int, transposed: tuple[bool, bool]) -> str:
-    """The source for operands of `kind`, tiles of `block_n` columns, and operands contiguous along K or not."""
-    fp8 = kind == "fp8"
-    return BARRIERS + products(block_n, TYPES[kind], 32 if fp8 else 16, None if fp8 else transposed) + SOURCE
-
-
-SOURCE = r"""
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -366,4 +347,3 @@ multicast(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap
     __syncwarp();
     meet();  // no CTA exits while another one tells its barriers or fills its memory
 }
-"""

@@ -1,8 +1,5 @@
-"""Device code of `split_kv`, second part: the output, and how the parts that the shares leave of a head are added."""
+// Device code of `split_kv`, second part: the output, and how the parts that the shares leave of a head are added.
 
-from __future__ import annotations
-
-SOURCE = r"""
 // Where the results go.
 struct Output {
     u16* out;
@@ -132,4 +129,3 @@ struct Parts {
         }
     }
 };
-"""
