@@ -180,7 +180,8 @@ def bisect(
 ) -> None:  # fmt: skip
     """Without a sort.  Edits and log-probabilities are torch steps before and after the launch."""
     B, V = logits.shape
-    rows = edited(logits, Edits(**edits))
+    changes = Edits(**edits)
+    rows = edited(logits, changes) if changes.tensors else logits  # the kernel itself takes 16 bits
     bisect_kernel[(B,)](
         rows, temperature, top_k, top_p, min_p, seed, position, tokens, V, rows.stride(0), **config.launch_arguments
     )
