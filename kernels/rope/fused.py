@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -99,25 +101,24 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read_bytes=nbytes(q, k, positions) + tables, write_bytes=nbytes(q, k))
 
 
-@kernel(backend="triton", traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint))
-def fused(
-    q: Tensor,
-    k: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    q_out: Tensor,
-    k_out: Tensor,
-    *,
-    interleaved: bool,
-    config: Config,
-) -> None:
-    """In fp32, rounded once; a position outside the tables gives zeros, because a kernel cannot raise."""
-    (T, H, D), H_kv = q.shape, k.shape[1]
-    block_half, block_heads = _blocks(config, H, H_kv, D)
-    _rope[(T, cdiv(H, block_heads) + cdiv(H_kv, block_heads))](
-        q, k, cos, sin, positions, q_out, k_out, H, H_kv, cos.shape[0], *q.stride()[:2], *k.stride()[:2],
-        cos.stride(0), sin.stride(0), *q_out.stride()[:2], *k_out.stride()[:2],
-        HALF=D // 2, BLOCK_HALF=block_half, BLOCK_HEADS=block_heads, INTERLEAVED=interleaved,
-        num_warps=config.num_warps,
+def layout(of: Arguments) -> tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]:
+    """The grid, the sizes and strides, and the constants of a launch."""
+    (T, H, D), H_kv = of.q.shape, of.k.shape[1]
+    block_half, block_heads = _blocks(of.config, H, H_kv, D)
+    strides = (stride for x in (of.q_out, of.k_out) for stride in x.stride()[:2])
+    numbers = (
+        H, H_kv, of.cos.shape[0], *of.q.stride()[:2], *of.k.stride()[:2], of.cos.stride(0), of.sin.stride(0), *strides,
     )  # fmt: skip
+    blocks = {"HALF": D // 2, "BLOCK_HALF": block_half, "BLOCK_HEADS": block_heads}
+    constants = {**blocks, "INTERLEAVED": of.interleaved, "num_warps": of.config.num_warps}
+    return (T, cdiv(H, block_heads) + cdiv(H_kv, block_heads)), numbers, constants
+
+
+@kernel(backend="triton", traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint), bind=layout)
+def fused(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_out: Tensor, *,
+    interleaved: bool, config: Config, bound: Any,
+) -> None:  # fmt: skip
+    """In fp32, rounded once; a position outside the tables gives zeros, because a kernel cannot raise."""
+    grid, numbers, constants = bound
+    _rope[grid](q, k, cos, sin, positions, q_out, k_out, *numbers, **constants)

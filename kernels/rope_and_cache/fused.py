@@ -3,6 +3,8 @@ v to the tokens' slots."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -175,24 +177,32 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(read, nbytes(q) + 2 * written * inputs.k_cache.element_size())
 
 
-@kernel(backend="triton", traffic=traffic, tuning=TUNING)
+def layout(of: Arguments) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
+    """The grid, the sizes and strides, and the constants of a launch."""
+    (T, H, D), H_kv, R = of.q.shape, of.k.shape[1], 2 * of.cos.shape[1]
+    block_half, (q_tokens, q_heads), (k_tokens, k_heads) = blocks_of(of.config, H, H_kv, D)
+    strides = (stride for x in (of.q, of.q_out, of.k, of.v) for stride in x.stride()[:2])
+    slots = of.k_cache.shape[0] * of.k_cache.shape[1]
+    numbers = (T, of.cos.shape[0], slots, *strides, of.cos.stride(0), of.sin.stride(0))
+    constants = {
+        "H": H, "H_KV": H_kv, "D": D, "HALF": R // 2, "BLOCK_HALF": block_half, "Q_TOKENS": q_tokens,
+        "Q_HEADS": q_heads, "K_TOKENS": k_tokens, "K_HEADS": k_heads, "BLOCK_TAIL": next_power_of_2(max(D - R, 1)),
+        "INTERLEAVED": of.interleaved, "FP8": of.k_scale is not None, "num_warps": of.config.num_warps,
+    }  # fmt: skip
+    return (cdiv(T, q_tokens) * cdiv(H, q_heads) + cdiv(T, k_tokens) * cdiv(H_kv, k_heads),), numbers, constants
+
+
+@kernel(backend="triton", traffic=traffic, tuning=TUNING, bind=layout)
 def fused(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, q_out: Tensor, k_cache: Tensor,
     v_cache: Tensor, slot_mapping: Tensor, *,
     interleaved: bool, k_scale: Tensor | None, v_scale: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None,
-    norm_eps: float, config: Config,
+    norm_eps: float, config: Config, bound: Any,
 ) -> None:  # fmt: skip
     """In fp32, rounded once; skips a slot outside the cache, and a position outside the tables rotates to zeros:
     a kernel cannot raise."""
-    (T, H, D), H_kv, R = q.shape, k.shape[1], 2 * cos.shape[1]
-    block_half, (q_tokens, q_heads), (k_tokens, k_heads) = blocks_of(config, H, H_kv, D)
-    q_programs = cdiv(T, q_tokens) * cdiv(H, q_heads)
-    _rope_and_cache[(q_programs + cdiv(T, k_tokens) * cdiv(H_kv, k_heads),)](
+    grid, numbers, constants = bound
+    _rope_and_cache[grid](
         q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale, q_norm, k_norm,
-        T, cos.shape[0], k_cache.shape[0] * k_cache.shape[1],
-        *q.stride()[:2], *q_out.stride()[:2], *k.stride()[:2], *v.stride()[:2], cos.stride(0), sin.stride(0), norm_eps,
-        H=H, H_KV=H_kv, D=D, HALF=R // 2, BLOCK_HALF=block_half, Q_TOKENS=q_tokens, Q_HEADS=q_heads,
-        K_TOKENS=k_tokens, K_HEADS=k_heads,
-        BLOCK_TAIL=next_power_of_2(max(D - R, 1)), INTERLEAVED=interleaved, FP8=k_scale is not None,
-        num_warps=config.num_warps, **pdl_arguments(),
+        *numbers, norm_eps, **constants, **pdl_arguments(),
     )  # fmt: skip

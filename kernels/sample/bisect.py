@@ -180,8 +180,8 @@ def bisect(
 ) -> None:  # fmt: skip
     """Without a sort.  Edits and log-probabilities are torch steps before and after the launch."""
     B, V = logits.shape
-    changes = Edits(**edits)
-    rows = edited(logits, changes) if changes.tensors else logits  # the kernel itself takes 16 bits
+    changed = any(edit is not None for edit in edits.values())
+    rows = edited(logits, Edits(**edits)) if changed else logits  # the kernel itself takes 16 bits
     bisect_kernel[(B,)](
         rows, temperature, top_k, top_p, min_p, seed, position, tokens, V, rows.stride(0), **config.launch_arguments
     )
