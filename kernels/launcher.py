@@ -88,29 +88,30 @@ class Launcher:
         not_in_key = {*self.tensors, "out", "plan"}
         self._options_of = _getter(name for name in self.signature.parameters if name not in not_in_key)
         self._tensors_of = _getter(self.tensors)
-        self._reads_values = self.bounds is not None or self.contract.values is not None
         self._known: dict[Any, BoundCall] = {}
 
     def __call__(self, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         """Launches with the op's arguments."""
         if args:
             named = dict(zip(self.positional, args, strict=False))
-            if len(args) > len(self.positional) or not given.keys().isdisjoint(named):
+            if len(args) > len(self.positional) or (given and not given.keys().isdisjoint(named)):
                 self.signature.bind(*args, **given)
-            given = {**named, **given}
-        given = {**self.defaults, **given}
+            given = {**self.defaults, **named, **given}
+        else:
+            given = {**self.defaults, **given}
         out = given.pop("out", None)
         bound = self.bound(given, out)
-        if self._reads_values:
+        if self.bounds is not None or _checks.CHECK_VALUES:
             self._check_values(given, bound.dims)
-        own = self.allocates and out is None and not (bound.empty or bound.nothing)
+        own = not self.results or (self.allocates and out is None and not (bound.empty or bound.nothing))
         made = dict.fromkeys(self.results) if own else self._outputs(out, bound, given)
         if bound.empty:
             return _returned(made)
         if bound.nothing and self.empty is not None:
             self.empty(Arguments(**given, **made))
             return _returned(made)
-        given.update(made)
+        if made:
+            given.update(made)
         if self._takes_config:
             given["config"] = bound.config
         if self.bind is not None:
@@ -122,7 +123,7 @@ class Launcher:
                 returned = self.fn(**given)
         else:
             returned = self.fn(**given)
-        return returned if own or not made else _returned(made)
+        return returned if own else _returned(made)
 
     def bound(self, given: Given, out: Any) -> BoundCall:
         """What is known for the layout of these arguments; checks them if it is new.  Raises `ValueError`."""
