@@ -232,13 +232,16 @@ class Launcher:
         return made if len(made) == len(self.results) else {**dict.fromkeys(self.results), **made}
 
     def _callers(self, out: Any, bound: BoundCall, given: Given) -> dict[str, torch.Tensor | None]:
-        """The caller's outputs.  Raises `ValueError` where one lies over an input."""
+        """The caller's outputs.  Raises `ValueError` where one lies over an input, or over one before it."""
         made: dict[str, torch.Tensor | None] = {}
         outs = out if isinstance(out, tuple) else (out,)
         for (name, *_), tensor in zip(bound.results, outs, strict=True):
             for other in self.tensors:
                 if isinstance(given[other], torch.Tensor):
                     _check_apart(tensor, other, given[other], self.in_place[name] == other)
+            for before in made.values():
+                if before is not None:
+                    _check_apart(tensor, "another output", before, False)
             made[name] = tensor
         return made
 

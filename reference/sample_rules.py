@@ -31,7 +31,6 @@ class Edits:
         return {name: value for name, value in named if value is not None}
 
 
-OFF = Edits()
 EDITS = ("edit_offsets", "edit_ids", "edit_counts", "edit_bias")
 """Edits that come together, or not at all."""
 SETTINGS = ("temperature", "top_k", "top_p", "min_p")

@@ -140,6 +140,14 @@ def test_out_may_be_the_input_and_may_not_overlap_it(op: str) -> None:
         assert torch.equal(memory[:4], wanted), kernel.id
 
 
+def test_two_outputs_may_not_share_memory() -> None:
+    x, memory = torch.ones(4, 16), torch.zeros(5, 16)
+    for kernel in here("fused_add_rmsnorm"):
+        if kernel.takes_out:
+            with pytest.raises(ValueError, match="out: expected memory of its own, got .* overlaps another output's"):
+                kernel(x=x, residual=x.clone(), weight=torch.ones(16), out=(memory[:4], memory[1:]))
+
+
 @each([*here("silu_and_mul"), *here("gelu_and_mul")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_large_gate_overflows_nothing_on_the_way(kernel: Kernel, dtype: torch.dtype) -> None:
