@@ -142,7 +142,7 @@ def reads_gate_and_up_once(op: str, steps: int) -> None:
     assert rounded == 16 // 2 // 2, "8 results of 2 bytes in a store"
 
 
-rung("silu_and_mul/fused")(partial(reads_gate_and_up_once, "silu_and_mul", 6))
+rung("silu_and_mul/fused")(partial(reads_gate_and_up_once, "silu_and_mul", 5))
 rung("gelu_and_mul/fused")(partial(reads_gate_and_up_once, "gelu_and_mul", 11))
 
 
