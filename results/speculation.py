@@ -5,8 +5,8 @@ not, and the acceptance at which it breaks even, predicted beside measured.
 
 One process holds two engines of the same weights, one that drafts and one that does not, and they take turns on each
 text, so that a change of the machine meets both.  A text's ratio is the median over the rounds of (TPOT without) over
-(TPOT with).  The prediction comes from steps of the engine that does not draft: fitted, they give the time of a step of
-k + 1 tokens.  The measured break-even comes from drafts that are right with a set chance at each token.
+(TPOT with).  The prediction comes from batches of an engine that does not draft: fitted, their steps give the time of a
+step of k + 1 tokens.  The measured break-even comes from drafts that are right with a set chance at each token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from rooflab.bench.latency.calibrate import calibrated
-from rooflab.bench.latency.speculation import SpeculativeSteps, priced
+from rooflab.bench.latency.speculation import SpeculativeSteps, break_even, priced
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record
@@ -38,20 +38,20 @@ CHANCES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.6)
 
 
 class ByChance(Drafter):
-    """Drafts the tokens that a run before gave, each of which is right with a set chance."""
+    """Drafts the tokens that a run before gave; those at the same places are right in each run."""
 
     def __init__(self, answer: list[int], chance: float, seed: int):
-        self._answer, self._chance, self._random = answer, chance, random.Random(seed)
+        draw = random.Random(seed)
+        self._tokens = [token if draw.random() < chance else token ^ 1 for token in answer]
 
     def wants(self, rows: list[Sequence], lengths: Lengths) -> list[tuple[Sequence, int]]:  # type: ignore[override]
         """As many tokens as a draft may have."""
         return [(one, lengths.most) for one in rows]
 
     def draft(self, step: Step) -> None:
-        """A wrong token is the right one plus 1."""
+        """A wrong token differs from the right one in its last bit."""
         for one, most in step.drafting:
-            right = self._answer[len(one.output_ids) :][:most]
-            one.draft = [token if self._random.random() < self._chance else token ^ 1 for token in right] or [0]
+            one.draft = self._tokens[len(one.output_ids) :][:most] or [0]
 
 
 def tpot_ms(llm: LLM, text: str, new_tokens: int) -> tuple[float, list[int], tuple[int, int, int]]:
@@ -101,17 +101,22 @@ def interleaved(plain: LLM, drafting: LLM, text: str, new_tokens: int, rounds: i
 
 
 def measured_break_even(plain: LLM, drafting: LLM, text: str, new_tokens: int, rounds: int) -> dict[str, Any]:
-    """The acceptance at which the ratio of times crosses 1, on a line between the two chances beside it."""
+    """The acceptance at which the ratio of times crosses 1, on a line between the two points beside it.
+
+    A point's acceptance is the chance that would give as many tokens a step as the drafts of that run did.
+    """
     _, answer, _ = tpot_ms(plain, text, new_tokens)
     own, lengths, points = drafting.runner.drafter, drafting.core.lengths, []
     assert lengths is not None, "the engine drafts"
     lengths.adapts = False
     for chance in CHANCES:
         drafting.runner.drafter = ByChance(answer, chance, 7)
-        points.append((chance, interleaved(plain, drafting, text, new_tokens, rounds)["ratio"]))
+        row = interleaved(plain, drafting, text, new_tokens, rounds)
+        points.append((break_even(row["tokens_per_step"], lengths.most) or 0.0, row["ratio"]))
     drafting.runner.drafter, lengths.adapts = own, True
-    ratios = [ratio for _, ratio in points]
-    found = float(np.interp(1.0, np.maximum.accumulate(ratios), CHANCES))
+    points.sort()
+    acceptances, ratios = zip(*points, strict=True)
+    found = float(np.interp(1.0, np.maximum.accumulate(ratios), acceptances))
     return {"points": points, "break_even": found}
 
 
@@ -124,7 +129,8 @@ def study(rounds: int, new_tokens: int, drafted: int) -> dict[str, Any]:
         rows.append({"text": file.stem, **interleaved(plain, drafting, file.read_text(), new_tokens, rounds)})
         print(json.dumps(rows[-1]), flush=True)
     context = 200
-    predicted = priced(SpeculativeSteps(calibrated(plain)), 1, context, drafted)
+    batches = LLM(device="cpu", max_num_seqs=16, max_model_len=1024)
+    predicted = priced(SpeculativeSteps(calibrated(batches)), 1, context, drafted)
     story = (TEXTS / "differs_1_story.txt").read_text()
     measured = measured_break_even(plain, drafting, story, new_tokens, rounds)
     kinds = {kind: [row["ratio"] for row in rows if row["text"].startswith(kind)] for kind in ("repeats", "differs")}

@@ -63,8 +63,8 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, *options: str, key: str = "") -> Iterator[Served]:
-    """Serves the model of `tiny_model` as `tiny` until the block ends."""
+def served(folder: Path, *options: str, key: str = "", model: str = "") -> Iterator[Served]:
+    """Serves `model`, or that of `tiny_model` as `tiny`, until the block ends."""
     skip_without("loopback")
     if "--replicas" in options:
         skip_without("shared memory")  # of Ray
@@ -72,7 +72,8 @@ def served(folder: Path, *options: str, key: str = "") -> Iterator[Served]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "rooflab.bench", "serve", str(folder / "tiny"), "--dummy", "--port", str(port)]
+    asked = [model] if model else [str(folder / "tiny"), "--dummy"]
+    command = [sys.executable, "-m", "rooflab.bench", "serve", *asked, "--port", str(port)]
     environment = {**os.environ, "ROOFLAB_API_KEY": key, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen([*command, *options], env=environment, text=True, stdout=subprocess.PIPE) as process:
         found = Served(f"http://127.0.0.1:{port}", process)

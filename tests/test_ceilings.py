@@ -57,6 +57,13 @@ def test_what_a_busy_machine_measured_is_noisy_and_not_kept(tmp_path, measured, 
     assert cpu_ceilings(folder=tmp_path).hbm_bytes_per_s == 4e9 and len(measured) == 2
 
 
+def test_16_bit_operands_may_be_multiplied_in_fp32(monkeypatch):
+    rates = {torch.float32: 3e9, torch.float16: 1e9, torch.bfloat16: 7e9}
+    monkeypatch.setattr(cpu, "measure_gemm", lambda dtype, budget_s: rates[dtype])
+    monkeypatch.setattr(cpu, "measure_bandwidth", lambda budget_s: {"read": 1e9})
+    assert cpu.measure_cpu("x").tensor_flops_per_s == {"fp32": 3e9, "fp16": 3e9, "bf16": 7e9}
+
+
 @pytest.mark.parametrize("field", ["threads", "torch"])
 def test_ceilings_of_other_threads_or_versions_are_not_ours(tmp_path, measured, field):
     cpu_ceilings(folder=tmp_path)

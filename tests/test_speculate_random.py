@@ -1,15 +1,13 @@
 """Speculation under random work: arrivals, aborts, drafts and pools of every kind, with NaN in every free page."""
 
 import random
-from pathlib import Path
 
 import pytest
 import torch
-from speculating import LIBRARY, Known, exact, prefixes, speculating, watched
+from speculating import LIBRARY, Known, exact, prefixes, speculating
 from tiny_model import poisoned, tiny_llm
 
-from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.model_files import fetch
+from rooflab.engine.llm import SamplingParams
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -22,13 +20,6 @@ POOLS = [
     {"block_size": 8, "num_kv_blocks": 12, "chunked_prefill": False, "num_speculative_tokens": 7},
 ]
 EXAMPLES = 100
-ROOT = Path(__file__).parent.parent
-NEW = 40
-"""Tokens of an answer of the real model."""
-TIE = 2e-3
-"""Where the two best logits are nearer, rounding may decide."""
-TINY = {"num_kv_blocks": 60, "block_size": 4, "prefill_chunk": 33}
-"""A pool that preempts sequences, and chunks."""
 
 
 @pytest.fixture(scope="module")
@@ -124,72 +115,3 @@ def test_more_examples(engines, examples):
                 blocks._free.extend(blocks._cached), blocks._cached.clear()
             known.clear()
         run_example(seed, engines)
-
-
-def real_prompts(tokenizer):
-    """32: chats that ask for a text again, chats that do not, and beginnings of the licence."""
-    text = tokenizer.encode((ROOT / "LICENSE").read_text())
-    lines = "alpha = 1\nbeta = alpha + 1\ngamma = beta + alpha\nprint(alpha, beta, gamma)\n"
-    asked = [
-        f"Write this program again, with {name} in place of alpha:\n{lines}" for name in ("delta", "total", "x", "n")
-    ]
-    asked += [f"Say the words {words} ten times." for words in ("yes and no", "left right", "one two three", "go")]
-    asked += [f"What is the capital of {name}?" for name in ("France", "Japan", "Peru", "Egypt")]
-    asked += [f"Write two sentences about {name}." for name in ("rain", "copper", "chess", "bees")]
-    chats = [tokenizer.encode([{"role": "user", "content": content}]) for content in asked]
-    return chats + [text[start : start + length] for start, length in zip(range(0, 480, 30), [16, 31, 64, 97] * 4)]  # noqa: B905
-
-
-def gap(llm, ids):
-    """The two largest logits behind `ids`, one minus the other."""
-    found, logits = [], llm.runner.logits
-    llm.runner.logits = lambda step: found.append(logits(step)) or found[-1]
-    llm.generate([ids], SamplingParams(max_tokens=1))
-    llm.runner.logits = logits
-    best = found[-1][-1].float().topk(2).values
-    return float(best[0] - best[1])
-
-
-def excused(llm, prompts, wanted, got):
-    """The answers that differ, where the first other token is a near tie; any other difference fails."""
-    doubtful = []
-    for number, (prompt, one, other) in enumerate(zip(prompts, wanted, got, strict=True)):
-        if one != other:
-            first = next(
-                (place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None
-            )
-            assert first is not None, "one answer ends before the other"
-            least = gap(llm, prompt + one[:first])
-            assert least < TIE, f"prompt {number} differs at token {first}, where the gap is {least:.1e}"
-            doubtful.append(number)
-    return doubtful
-
-
-@pytest.mark.sampled(0, 1)  # a minute each
-@pytest.mark.needs("weights")
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("options", [TINY, {}, {"num_speculative_tokens": 8}, {"num_speculative_tokens": 1}], ids=str)
-@pytest.mark.parametrize("batch", [16, 1])
-def test_greedy_answers_of_a_real_model_are_those_without_speculation(batch, options, greedy):
-    plain, prompts, wanted = greedy
-    params = SamplingParams(max_tokens=NEW, ignore_eos=True)
-    llm = LLM(fetch(), device="cpu", max_num_seqs=batch, max_model_len=512, speculate="ngram", **options)
-    llm.core.lengths.adapts = False
-    seen, preempted = watched(llm), []
-    run = llm.runner.run
-    llm.runner.run = lambda step, run=run, preempted=preempted: preempted.extend(step.preempted) or run(step)
-    got = [output["token_ids"] for output in llm.generate(prompts, params)]
-    doubtful = excused(plain, prompts, wanted, got)
-    drafted, accepted = (sum(column) for column in zip(*seen, strict=True))
-    print(f"batch {batch}, {options}: {drafted} drafted, {accepted} accepted, near ties at {doubtful}")
-    assert len(doubtful) <= 3 and accepted > 100
-    assert not options.get("num_kv_blocks") or batch == 1 or len({id(one) for one in preempted}) >= 8
-
-
-@pytest.fixture(scope="module")
-def greedy():
-    """An engine that does not speculate, prompts, and its answers."""
-    plain = LLM(fetch(), device="cpu", max_num_seqs=16, max_model_len=512)
-    prompts = real_prompts(plain.tokenizer)
-    outputs = plain.generate(prompts, SamplingParams(max_tokens=NEW, ignore_eos=True))
-    return plain, prompts, [output["token_ids"] for output in outputs]

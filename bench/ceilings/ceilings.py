@@ -156,9 +156,10 @@ def cpu_ceilings(refresh: bool = False, budget_s: float = 5.0, folder: Path | No
     Bandwidth: STREAM's copy and triad (McCalpin, 1995; write-allocate not counted, as in STREAM), a plain read and a
     plain write, over arrays of at least four times the last-level cache; the best counts.  Caches get no rate, because
     a virtual machine shares its cache with its neighbours.  Matrix rates: the best `torch.mm` or packed oneDNN
-    product per dtype.  Vector rate: the fp32 matrix rate, because a CPU computes fp32 products on its vector units, and
-    no other torch call keeps them as busy.  Special functions are not measured and set no bound.  Rates measured while
-    other processes ran are too low (a tenth was seen): they have `noise`, count for this process, and are not kept.
+    product per dtype, and of 16 bits at least that of fp32, in which they may be computed.  Vector rate: the fp32
+    matrix rate, because a CPU computes fp32 products on its vector units, and no other torch call keeps them as busy.
+    Special functions are not measured and set no bound.  Rates measured while other processes ran are too low (a tenth
+    was seen): they have `noise`, count for this process, and are not kept.
     """
     environment = snapshot()
     path = _path(folder, environment)
