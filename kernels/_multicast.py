@@ -1,9 +1,8 @@
-"""What `gemm/multicast` and `gemm_fp8/multicast` share on the host: configs, the needs of a CTA, and the launch."""
+"""What `gemm/multicast` and `gemm_fp8/multicast` share on the host: the source, and the launch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -11,20 +10,16 @@ import numpy as np
 import torch
 
 from rooflab.kernels import _cuda
-from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._device import sm_count
 from rooflab.kernels._hopper_device import BARRIERS, products
-from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tensor_map import BOX_ROWS, ROW_BYTES, CudaMap
-from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.tuning import REGISTERS_PER_SM, Footprint
+from rooflab.kernels._multicast_configs import ClusterTile
+from rooflab.kernels._tensor_map import CudaMap
 
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 TYPES = {"bf16": "bf16.bf16", "fp16": "f16.f16", "fp8": "e4m3.e4m3"}
 """Of a and b in the opcode, by kind of operands."""
 CONSUMER_REGISTERS = {2: 240, 3: 160}
 """Per thread, by number of consumers; the producer's warpgroup has 24."""
-ADDRESS_REGISTERS = 24
-"""For addresses, descriptors and loop counters, in addition to the accumulators."""
 
 
 @cache
@@ -34,63 +29,9 @@ def source(kind: str, block_n: int, transposed: tuple[bool, bool]) -> str:
     return BARRIERS + products(block_n, TYPES[kind], 32 if fp8 else 16, None if fp8 else transposed) + SOURCE
 
 
-@dataclass(frozen=True)
-class Config:
-    """Tile sizes, the ring, and the cluster."""
-
-    consumers: int
-    """Warpgroups of 64 rows each."""
-    block_n: int
-    """Columns of a tile."""
-    stages: int
-    """Slots of the ring, with 128 bytes along K each."""
-    group_m: int
-    """Row panels of tiles that share their columns of b in L2."""
-    staged: int
-    """Boxes of 64 columns that a consumer has in shared memory for its stores."""
-    cluster: int
-    """CTAs that share their columns of b."""
-
-    @property
-    def block_m(self) -> int:
-        """Rows of a tile."""
-        return BOX_ROWS * self.consumers
-
-    @property
-    def shared_bytes(self) -> int:
-        """The ring, the boxes that are stored, and the barriers."""
-        boxes = self.stages * (self.consumers + self.block_n // BOX_ROWS) + self.consumers * self.staged
-        return boxes * BOX_ROWS * ROW_BYTES + (2 * self.stages + self.consumers * self.staged) * BARRIER_BYTES
-
-    def clusters(self, M: int, N: int) -> int:
-        """Tiles of clusters."""
-        return cdiv(M, self.block_m * self.cluster) * cdiv(N, self.block_n)
-
-    @property
-    def divides(self) -> bool:
-        """Whether CTAs share the columns evenly, and stores take whole rounds of the staged boxes."""
-        boxes = self.block_n // BOX_ROWS
-        return boxes % self.cluster == 0 and boxes % self.staged == 0
-
-
-def footprint(config: Config, M: int, N: int, K: int, itemsize: int, accumulators: int) -> Footprint:
-    """Mean registers of the CTA's threads, with `accumulators` fp32 values per output; the shared memory."""
-    step, threads = ROW_BYTES // itemsize, 128 * (config.consumers + 1)
-    tiles = config.clusters(M, N) * config.cluster
-    ctas = min(tiles, HOPPER_SMS)
-    outputs = config.block_m * config.block_n
-    return Footprint(
-        threads=threads,
-        registers=min(REGISTERS_PER_SM // threads // 8 * 8, accumulators * config.block_n // 2 + ADDRESS_REGISTERS),
-        shared_bytes=config.shared_bytes,
-        ctas=ctas,
-        tensor_flops=2.0 * outputs * cdiv(K, step) * step * tiles / max(1, ctas),
-    )
-
-
 @cache
 def _kernel(
-    kind: str, config: Config, along_k: tuple[bool, bool], bias: bool, residual: bool, block_scales: bool
+    kind: str, config: ClusterTile, along_k: tuple[bool, bool], bias: bool, residual: bool, block_scales: bool
 ) -> _cuda.CudaKernel:
     macros = {
         "FP8": kind == "fp8",
@@ -114,7 +55,7 @@ def _kernel(
 
 def launch(
     kind: str,
-    config: Config,
+    config: ClusterTile,
     maps: Sequence[CudaMap],
     sizes: tuple[int, int, int],
     *,

@@ -10,7 +10,7 @@ from rooflab.bench.compile.flow import Loop
 from rooflab.bench.compile.sass import SassInstruction
 from rooflab.bench.compile.static import CompiledInfo, compile_kernel
 from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels.paged_attention import split_kv
+from rooflab.kernels.paged_attention._configs import SPLIT_KV
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -174,7 +174,7 @@ def paged_attention_split_kv() -> None:
     assert below.ctas == 8 and _barriers(below) > 0
     for case in (ONE, ONE.but(B=64, context=4096)):
         (main,) = _paged("split_kv", case)
-        assert main.ctas == HOPPER_SMS * split_kv.heuristic(case).ctas_per_sm
+        assert main.ctas == HOPPER_SMS * SPLIT_KV.heuristic(case).ctas_per_sm
         assert _barriers(main) == 0 and main.counts["atomic"] == 1 and main.stack_bytes == 0
     (steady,) = [found for found in main.loops if found.counts["mma"] and found.innermost]
     assert steady.counts["global_load"] == 1 and steady.counts["global_store"] == 0

@@ -29,7 +29,9 @@ from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.configs import legal_configs
-from rooflab.kernels.gemm import cooperative, gemv, split_k, stream_k, swap_ab
+from rooflab.kernels.gemm import split_k, stream_k
+from rooflab.kernels.gemm._ring_configs import COOPERATIVE, RingTile
+from rooflab.kernels.gemm._skinny_configs import GEMV, MOST_ROWS, SWAP_AB, WARPS, SwapAbConfig
 from rooflab.kernels.gemm._skinny_operands import alignment_bytes
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
@@ -65,17 +67,17 @@ def test_fp32_is_rounded_to_tf32_by_name_alone() -> None:
 
 def test_the_heuristic_fills_the_sms() -> None:
     shape = lambda M, N, K: Case(M=M, N=N, K=K, layout="NT", bias=False)
-    tile = lambda case: (found.block_m, found.block_n) if (found := cooperative.heuristic(case)) else None
+    tile = lambda case: (found.block_m, found.block_n) if (found := COOPERATIVE.heuristic(case)) else None
     assert tile(shape(8192, 8192, 8192)) == (128, 256)
     assert tile(shape(1024, 2048, 4096)) == (128, 128), "128 tiles; 64 of the larger ones would leave SMs idle"
-    deep, shallow = cooperative.heuristic(shape(8192, 8192, 8192)), cooperative.heuristic(shape(8192, 8192, 512))
+    deep, shallow = COOPERATIVE.heuristic(shape(8192, 8192, 8192)), COOPERATIVE.heuristic(shape(8192, 8192, 512))
     assert (deep.stages, deep.store_n) == (4, 128) and (shallow.stages, shallow.store_n) == (3, 256)
 
 
 def test_a_lead_leaves_two_slots() -> None:
     case = Case(M=512, N=512, K=512, layout="NT", bias=False)
-    config = cooperative.Config(128, 128, 64, stages=4, group_m=8, store_n=128)
-    leads = [cooperative.is_legal(replace(config, lead=lead), case) for lead in range(5)]
+    config = RingTile(128, 128, 64, stages=4, group_m=8, store_n=128)
+    leads = [COOPERATIVE.is_legal(replace(config, lead=lead), case) for lead in range(5)]
     assert leads == [True, True, True, False, False]
     found = legal_configs(get_kernel("gemm", "cooperative"), case, BF16)
     assert {(config.lead, config.turns) for config in found} == {*((lead, False) for lead in (0, 1, 2, 4)), (0, True)}
@@ -83,11 +85,11 @@ def test_a_lead_leaves_two_slots() -> None:
 
 def test_whose_tiles_are_its_own_holds_half_as_large_ones() -> None:
     case = Case(M=512, N=512, K=512, layout="NT", bias=False)
-    turns = cooperative.Config(128, 128, 64, stages=6, group_m=8, store_n=64, turns=True)
+    turns = RingTile(128, 128, 64, stages=6, group_m=8, store_n=64, turns=True)
     shared = replace(turns, block_m=256, turns=False)
-    found, both = (cooperative.footprint(config, case) for config in (turns, shared))
+    found, both = (COOPERATIVE.footprint(config, case) for config in (turns, shared))
     assert found.registers == both.registers and found.fits
-    legal = [cooperative.is_legal(replace(turns, **more), case) for more in ({}, {"block_m": 256}, {"lead": 1})]
+    legal = [COOPERATIVE.is_legal(replace(turns, **more), case) for more in ({}, {"block_m": 256}, {"lead": 1})]
     assert legal == [True, False, False]
 
 
@@ -147,7 +149,7 @@ def _compiled(name: str, requests: list[tuple[Case, str, Any]]) -> None:
 def test_nothing_spills() -> None:
     case = Case(M=4096, N=4096, K=4096, layout="TN", bias=True, residual=True)
     _compiled("shared_tiles", [(case, "fp32", None)])
-    _compiled("cooperative", [(case, "bf16", cooperative.Config(128, 256, 64, 3, 16, 256))])
+    _compiled("cooperative", [(case, "bf16", RingTile(128, 256, 64, 3, 16, 256))])
 
 
 @pytest.mark.slow
@@ -222,12 +224,12 @@ def test_a_ring_keeps_as_many_bytes_on_their_way_as_hbm_needs():
 
 
 def test_gemv_gives_every_sm_its_warps():
-    for case in (case for case in layers() if int(case["M"]) <= gemv.MOST_ROWS):
-        config = gemv.heuristic(case, BF16)
-        warps = gemv.footprint(config, case, BF16).ctas * gemv.WARPS
+    for case in (case for case in layers() if int(case["M"]) <= MOST_ROWS):
+        config = GEMV.heuristic(case, BF16)
+        warps = GEMV.footprint(config, case, BF16).ctas * WARPS
         assert warps >= HOPPER_SMS * 7 and config.rows * config.unroll == 8
-        assert gemv.is_legal(config, case, BF16) and config.split == 1
-    assert gemv.heuristic(case_of(1, 64, 65536), BF16).split > 1
+        assert GEMV.is_legal(config, case, BF16) and config.split == 1
+    assert GEMV.heuristic(case_of(1, 64, 65536), BF16).split > 1
 
 
 @pytest.mark.parametrize("name", ["gemv", "split_k", "swap_ab"])
@@ -343,8 +345,8 @@ class Raw:
 
 @pytest.mark.parametrize(("static", "allowed"), [(0, [65536]), (64, [49152, 65536])])
 def test_a_ring_of_48_kib_is_asked_for_beside_static_barriers(monkeypatch, static, allowed):
-    config, case = swap_ab.Config(32, 64, 64, num_stages=4, split=1), case_of(32, 4096, 4096)
-    assert swap_ab.is_legal(config, case) and swap_ab.footprint(config, case).shared_bytes == 48 * 1024
+    config, case = SwapAbConfig(32, 64, 64, num_stages=4, split=1), case_of(32, 4096, 4096)
+    assert SWAP_AB.is_legal(config, case) and SWAP_AB.footprint(config, case).shared_bytes == 48 * 1024
     raw = Raw(static)
     module = SimpleNamespace(get_function=lambda name: raw)
     monkeypatch.setattr(_cuda, "_cupy", lambda: SimpleNamespace(RawModule=lambda path: module))

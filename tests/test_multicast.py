@@ -14,7 +14,7 @@ from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.results import LaunchResult
 from rooflab.kernels import _multicast
-from rooflab.kernels._multicast import Config
+from rooflab.kernels._multicast_configs import ClusterTile
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
@@ -22,7 +22,7 @@ from rooflab.reference.spec import SCHEMES, Case
 GEMM, FP8 = get_kernel("gemm", "multicast"), get_kernel("gemm_fp8", "multicast")
 
 
-def run(op: str, case: Case, scheme: str, config: Config, seed: int = 0) -> tuple[torch.Tensor, LaunchResult]:
+def run(op: str, case: Case, scheme: str, config: ClusterTile, seed: int = 0) -> tuple[torch.Tensor, LaunchResult]:
     """One call in the emulator, judged; its result and its one launch."""
     spec, results = get_op(op), []
     inputs = spec.make_inputs(spec.check_case(case), SCHEMES[scheme], CPU, 0)
@@ -41,29 +41,30 @@ def run(op: str, case: Case, scheme: str, config: Config, seed: int = 0) -> tupl
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [0, slow(3)])
 @pytest.mark.parametrize(
-    ("op", "scheme", "case", "config"),
+    ("op", "scheme", "case", "sizes"),
     [
-        ("gemm", "bf16", Case(M=200, N=520, K=200, layout="NT", bias=True, residual=True), Config(2, 256, 3, 8, 2, 2)),
-        ("gemm", "fp16", Case(M=392, N=136, K=136, layout="NN", bias=True), Config(2, 128, 2, 2, 1, 2)),
-        ("gemm", "bf16", Case(M=264, N=328, K=72, layout="TN", bias=False, residual=True), Config(2, 128, 4, 8, 2, 1)),
-        ("gemm", "bf16", Case(M=1, N=37, K=72, layout="NT", bias=True), Config(2, 256, 2, 8, 4, 2)),
-        ("gemm_fp8", "fp8_e4m3", Case(M=400, N=264, K=400, scales="block", bias=True), Config(3, 128, 3, 8, 2, 2)),
-        ("gemm_fp8", "fp8_e4m3", Case(M=130, N=136, K=272, scales="tensor", bias=True), Config(2, 128, 2, 8, 1, 2)),
-        ("gemm_fp8", "fp8_e4m3", Case(M=129, N=200, K=144, scales="block", bias=False), Config(2, 128, 5, 8, 2, 1)),
+        ("gemm", "bf16", Case(M=200, N=520, K=200, layout="NT", bias=True, residual=True), (2, 256, 3, 8, 2, 2)),
+        ("gemm", "fp16", Case(M=392, N=136, K=136, layout="NN", bias=True), (2, 128, 2, 2, 1, 2)),
+        ("gemm", "bf16", Case(M=264, N=328, K=72, layout="TN", bias=False, residual=True), (2, 128, 4, 8, 2, 1)),
+        ("gemm", "bf16", Case(M=1, N=37, K=72, layout="NT", bias=True), (2, 256, 2, 8, 4, 2)),
+        ("gemm_fp8", "fp8_e4m3", Case(M=400, N=264, K=400, scales="block", bias=True), (3, 128, 3, 8, 2, 2)),
+        ("gemm_fp8", "fp8_e4m3", Case(M=130, N=136, K=272, scales="tensor", bias=True), (2, 128, 2, 8, 1, 2)),
+        ("gemm_fp8", "fp8_e4m3", Case(M=129, N=200, K=144, scales="block", bias=False), (2, 128, 5, 8, 2, 1)),
     ],
     ids=lambda value: getattr(value, "id", None),
 )
 def test_clusters_go_from_tile_to_tile_without_a_race(
-    op: str, scheme: str, case: Case, config: Config, seed: int, monkeypatch: pytest.MonkeyPatch
+    op: str, scheme: str, case: Case, sizes: tuple[int, ...], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All tiles on one cluster, the ring round several times, odd edges; copies and warps in two orders."""
+    config = ClusterTile(*sizes)
     monkeypatch.setattr(_multicast, "sm_count", lambda device: config.cluster)
     run(op, case, scheme, config, seed)
 
 
 def test_a_cluster_asks_l2_once_for_what_it_shares() -> None:
     case = Case(M=256, N=256, K=128, layout="NT", bias=False)
-    config = Config(2, 256, 2, 8, 2, 2)
+    config = ClusterTile(2, 256, 2, 8, 2, 2)
     shared, launch = run("gemm", case, "bf16", config)
     alone, without = run("gemm", case, "bf16", replace(config, cluster=1))
     assert torch.equal(shared, alone)

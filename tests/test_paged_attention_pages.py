@@ -10,6 +10,7 @@ from rooflab.bench.check.spread import CheckTask
 from rooflab.bench.emulate.checks import check_emulated
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.paged_attention import tma_pages
+from rooflab.kernels.paged_attention._configs import TMA_PAGES, tile_columns
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -54,6 +55,7 @@ import torch
 from rooflab.bench.emulate.ours import every_launch
 from rooflab.bench.emulator import Launches
 from rooflab.kernels.paged_attention import tma_pages
+from rooflab.kernels.paged_attention._configs import TMA_PAGES, tile_columns
 from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -92,11 +94,11 @@ def test_empty_sequences_with_a_sink_wide_windows_and_pages_given_back():
 def test_a_consumer_s_registers_and_the_rings_fit():
     for D in (64, 80, 96, 128, 192, 256):
         case = case_of(B=4, context=4096, H=32, H_kv=8, D=D, queries=512)
-        config = tma_pages.heuristic(case, BF16)
-        assert tma_pages.is_legal(config, case, BF16)
-        assert tma_pages.padded(D) >= D and tma_pages.padded(D) % 64 == 0
+        config = TMA_PAGES.heuristic(case, BF16)
+        assert TMA_PAGES.is_legal(config, case, BF16)
+        assert tile_columns(D) >= D and tile_columns(D) % 64 == 0
         assert legal_configs(KERNEL, case, BF16)[0] == config
-        ring = 2 * (config.stages - 1) * config.block_n * tma_pages.padded(D) * 2
+        ring = 2 * (config.stages - 1) * config.block_n * tile_columns(D) * 2
         assert ring >= 36 * 1024, "bytes on their way beside the block that is multiplied"
 
 

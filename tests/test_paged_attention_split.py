@@ -14,6 +14,7 @@ from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.paged_attention import _split_counters, split_kv
+from rooflab.kernels.paged_attention._configs import SPLIT_KV, SplitConfig
 from rooflab.kernels.paged_attention._split_work import UNIT, grid, parts, ring_bytes, unaligned, virtual_heads
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.attention import listen, shout
@@ -74,8 +75,8 @@ def test_all_ctas_are_resident_and_have_the_bytes_on_their_way_that_hbm_needs():
         for D in (64, 80, 96, 128, 192, 256):
             for H, H_kv in ((32, 8), (64, 8), (9, 3), (16, 1), (40, 1), (8, 8)):
                 case = LLAMA.but(H=H, H_kv=H_kv, D=D)
-                config = split_kv.heuristic(case, scheme)
-                assert split_kv.is_legal(config, case, scheme), (case.id, config)
+                config = SPLIT_KV.heuristic(case, scheme)
+                assert SPLIT_KV.is_legal(config, case, scheme), (case.id, config)
                 ring = ring_bytes(config.warps, config.num_stages, D, H // H_kv, scheme)
                 assert config.ctas_per_sm * (ring + 1024) <= 228 * 1024
                 ahead = config.ctas_per_sm * config.warps * (config.num_stages - 1) * 2 * UNIT * D
@@ -124,8 +125,8 @@ LONG_OF = {BF16: HEADS[1::2], FP8: HEADS[::2]}
 )
 def test_heads_groups_and_pages_of_every_size(D, H, H_kv, block_size, scheme):
     inputs = SPEC.make_inputs(case_of(1, 70, H, H_kv, D, block_size), scheme, CPU, 0)
-    config = split_kv.heuristic(case_of(1, 70, H, H_kv, D), scheme)
-    found, grids = run(inputs, config=split_kv.Config(config.warps, 2, 1, least=2))
+    config = SPLIT_KV.heuristic(case_of(1, 70, H, H_kv, D), scheme)
+    found, grids = run(inputs, config=SplitConfig(config.warps, 2, 1, least=2))
     passes(found, inputs, scheme)
     assert grids[0][0] > 1, "the one sequence is cut"
 
@@ -145,8 +146,8 @@ def test_heads_groups_and_pages_of_every_size(D, H, H_kv, block_size, scheme):
 def test_tokens_copied_whole_give_the_same_bits(case, warps, scheme):
     """Past its end a page holds NaN, and the ring holds what the last unit left."""
     inputs = SPEC.make_inputs(case, scheme, CPU, 0)
-    configs = [split_kv.Config(warps, 2, 1, 2, bulk) for bulk in (False, True)]
-    assert all(split_kv.is_legal(config, case, scheme) for config in configs)
+    configs = [SplitConfig(warps, 2, 1, 2, bulk) for bulk in (False, True)]
+    assert all(SPLIT_KV.is_legal(config, case, scheme) for config in configs)
     plain, bulk = (run(inputs, config=config)[0] for config in configs)
     passes(bulk, inputs, scheme)
     pairs = zip(plain, bulk, strict=True) if isinstance(plain, tuple) else [(plain, bulk)]
@@ -157,19 +158,19 @@ def test_tokens_are_copied_whole_where_heads_are_neighbours():
     inputs = SPEC.make_inputs(case_of(2, 40, 4, 2, 64), BF16, CPU, 0)
     apart = torch.stack((inputs["v_cache"], inputs["v_cache"]), dim=3).flatten(2, 3)[:, :, ::2]
     with pytest.raises(ValueError, match="v_cache: expected the heads of a token next to each other for bulk=True"):
-        run(inputs | {"v_cache": apart}, config=split_kv.Config(2, 2, 1, 2, bulk=True))
+        run(inputs | {"v_cache": apart}, config=SplitConfig(2, 2, 1, 2, bulk=True))
     odd = case_of(2, 40, 40, 1, 128)
-    assert not split_kv.is_legal(split_kv.Config(1, 2, 1, 2, bulk=True), odd), "half of a KV head's queries"
-    assert split_kv.is_legal(split_kv.Config(1, 2, 4, 2), odd)
-    wide = split_kv.Config(8, 2, 1, 4, bulk=True)
-    assert split_kv.is_legal(wide, LLAMA) and not split_kv.is_legal(wide, LLAMA.but(D=256)), "registers of 12 warps"
+    assert not SPLIT_KV.is_legal(SplitConfig(1, 2, 1, 2, bulk=True), odd), "half of a KV head's queries"
+    assert SPLIT_KV.is_legal(SplitConfig(1, 2, 4, 2), odd)
+    wide = SplitConfig(8, 2, 1, 4, bulk=True)
+    assert SPLIT_KV.is_legal(wide, LLAMA) and not SPLIT_KV.is_legal(wide, LLAMA.but(D=256)), "registers of 12 warps"
 
 
 def test_a_dominant_key_at_every_edge_of_a_share_is_heard():
     case = case_of(2, 150, 2, 2, 64)
     plain = SPEC.make_inputs(case, BF16, CPU, 0)
     plain["seq_lens"][1] = 39
-    config = split_kv.Config(warps=2, num_stages=3, ctas_per_sm=1, least=2)
+    config = SplitConfig(warps=2, num_stages=3, ctas_per_sm=1, least=2)
     units = 10 + 3
     edges = {g * units // 6 for g in range(1, 6)}  # six shares of 13 units
     for unit in sorted(edges):
@@ -201,7 +202,7 @@ def test_padding_of_the_table_empty_sequences_and_shared_pages():
 @pytest.mark.parametrize("options", [{"window": 70, "lse": True}, {"softcap": 20.0, "sinks": True}], ids=str)
 def test_options_of_sequences_that_are_cut(options):
     inputs = SPEC.make_inputs(case_of(2, 130, 4, 2, 64, ragged=True, **options), BF16, CPU, 0)
-    found, grids = run(inputs, config=split_kv.Config(warps=1, num_stages=2, ctas_per_sm=1, least=2))
+    found, grids = run(inputs, config=SplitConfig(warps=1, num_stages=2, ctas_per_sm=1, least=2))
     passes(found, inputs)
     assert grids[0][0] > 2
 
@@ -225,7 +226,7 @@ def test_parts_are_added_in_one_order_whoever_comes_last_and_the_counters_are_ze
     counters that the first launch leaves, as a graph does at each replay."""
     inputs = SPEC.make_inputs(case_of(2, 416, 4, 2, 64, lse=True, sinks=True), BF16, CPU, 0)
     inputs["seq_lens"] = torch.tensor([400, 90], dtype=torch.int32)
-    config = split_kv.Config(warps=1, num_stages=2, ctas_per_sm=1, least=2)
+    config = SplitConfig(warps=1, num_stages=2, ctas_per_sm=1, least=2)
     assert parts([400, 90], 2, 2 * 2 * 26 // 2, 2) == 2 * (13 + 3)
     found, bits = [], []
 
@@ -255,7 +256,7 @@ def test_a_weaker_order_at_the_counter_is_a_race(order):
         races.extend(emulate(replace(launch, ptx=ptx), size, args).races)
 
     with emulating_cuda(weakened):
-        split_kv.split_kv(**inputs, config=split_kv.Config(warps=1, num_stages=2, ctas_per_sm=1, least=2))
+        split_kv.split_kv(**inputs, config=SplitConfig(warps=1, num_stages=2, ctas_per_sm=1, least=2))
     assert races and all("write-read race on global memory" in race for race in races)
 
 

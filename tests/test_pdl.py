@@ -21,6 +21,7 @@ from rooflab.bench.predict.cases import KernelCase
 from rooflab.engine.llm import LLM
 from rooflab.kernels import _cuda, _pdl, registry
 from rooflab.kernels.gemm import gemv, swap_ab
+from rooflab.kernels.gemm._skinny_configs import GemvConfig, SwapAbConfig
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.architecture import get_architecture
 
@@ -136,7 +137,7 @@ PARAMETERS_END = "i64 stride_out) {\n"
 @pytest.mark.parametrize("waits", [1, 0])
 @pytest.mark.parametrize(
     ("module", "config", "shape"),
-    [(gemv, gemv.Config(2, 2, 2, 2), (2, 20, 2056)), (swap_ab, swap_ab.Config(8, 64, 64, 3, 2), (5, 72, 264))],
+    [(gemv, GemvConfig(2, 2, 2, 2), (2, 20, 2056)), (swap_ab, SwapAbConfig(8, 64, 64, 3, 2), (5, 72, 264))],
     ids=["gemv", "swap_ab"],
 )
 def test_all_but_the_weight_is_touched_after_the_wait(module, config, shape, waits, monkeypatch) -> None:

@@ -16,7 +16,7 @@ from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.records.record import Record
 from rooflab.bench.suite.entries import Context
 from rooflab.kernels.registry import get_kernel
-from rooflab.kernels.sample import cluster
+from rooflab.kernels.sample._configs import CLUSTER
 from rooflab.reference.sample import SPEC
 from rooflab.reference.spec import Case, get_scheme
 
@@ -26,7 +26,7 @@ from rooflab.reference.spec import Case, get_scheme
 def test_compiled_code_of_a_cluster_reads_a_logit_once_and_races_nowhere():
     """Counted in the emulator over eight CTAs, which search two cuts; beside the row each thread reads its settings."""
     case = Case(B=1, V=16384, temperature=0.8, top_k=40, top_p=0.9, min_p=0.02)
-    config = cluster.heuristic(case)
+    config = CLUSTER.heuristic(case)
     answer = call(KernelCase("sample", "cluster", case, FP32)).answer
     assert config.cluster == 8 and answer["status"] == "OK" and not answer["races"], answer["reason"]
     (launch,) = answer["launches"]

@@ -12,6 +12,7 @@ from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.gemm._tiles import (
     GROUP_ROWS,
+    RING_THREADS,
     ROW_BYTES,
     Config,
     Sides,
@@ -32,8 +33,7 @@ MOST_EXCHANGED = 128 * 128
 """Values that Triton exchanges at once (read in the compiled kernels; tests/test_gemm_ladder.py compares them)."""
 WARP_ROWS = 16
 """Rows of a warp, of the 64 of a wgmma."""
-SPECIALIZED_THREADS, CONSUMER_WARPS = 384, 8
-"""Three warpgroups: a producer and two consumers."""
+CONSUMER_WARPS = 8
 SPECIALIZED_BARRIERS = 6
 """A stage's: full and empty, for both halves of a and for b (read in the compiled kernels)."""
 LEAST_CTAS = 3 * HOPPER_SMS // 4
@@ -92,7 +92,7 @@ def specialized(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     blocks = config.block_m, config.block_n, config.block_k
     more = config.num_stages * SPECIALIZED_BARRIERS * BARRIER_BYTES + result
     needs = tile_footprint(blocks, CONSUMER_WARPS, config.num_stages, case, scheme, more_shared_bytes=more)
-    return replace(one_wave(needs), threads=SPECIALIZED_THREADS)
+    return replace(one_wave(needs), threads=RING_THREADS)
 
 
 def is_specialized(config: Config, case: Case, scheme: Scheme = BF16) -> bool:

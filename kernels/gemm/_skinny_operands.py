@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from rooflab.kernels._tma import address_of
-from rooflab.kernels.tuning import BF16
-from rooflab.reference.spec import Scheme
 
+ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
+"""The number that the sources use for each dtype."""
 VECTOR_BYTES = 16
 """The widest load of a thread, and the least that cp.async (cg) and TMA copy."""
 
@@ -46,8 +46,3 @@ def not_transposed(a: torch.Tensor, b: torch.Tensor, instead: str) -> str | None
     if not k_is_contiguous(b, 0):
         return f"b: expected a transposed (N, K) weight, got strides {b.stride()}; gemm/{instead} takes any"
     return None
-
-
-def element_bytes(scheme: Scheme = BF16) -> int:
-    """Bytes of an operand's element."""
-    return scheme.activation.itemsize

@@ -11,6 +11,7 @@ import torch
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
+from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, LaunchConfig
 from rooflab.reference.spec import Case, Scheme
 
@@ -32,6 +33,13 @@ minimum; with 1024 rows it would read 4224 columns."""
 BARRIERS_BYTES = 1024
 """Reserved for mbarriers and their alignment."""
 MOST_STAGES = 8
+OPERAND_WEIGHT = 64
+"""Cost of each operand value that a tile reads per k, in products, for the choice between tiles: a guess by which
+128 x 128 tiles take 8/7 of the time of 128 x 256 tiles for the same work; unmeasured."""
+RING_THREADS = 384
+"""Two consumers and the warpgroup of the producer warp, because setmaxnreg moves registers between warpgroups."""
+RING_BARRIERS = 3
+"""A stage's: one `full`, and one `empty` per consumer."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +135,35 @@ def one_wave(needs: Footprint) -> Footprint:
     return replace(needs, ctas=ctas, tensor_flops=needs.tensor_flops * needs.ctas / max(1, ctas))
 
 
+def ring_footprint(
+    blocks: tuple[int, int, int],
+    stages: int,
+    staged_values: int,
+    tiles: int,
+    K: int,
+    scheme: Scheme,
+    *,
+    turns: bool = False,
+) -> Footprint:
+    """Needs of a producer and two consumers, at most one CTA per SM: one fp32 accumulator per consumer, of half a tile
+    or with `turns` of a whole one; the ring with its barriers, and the staged values of the result.
+
+    `blocks`: M, N and K of a tile; `tiles`: their number.
+    """
+    block_m, block_n, block_k = blocks
+    outputs = block_m * block_n
+    values = stages * (block_m + block_n) * block_k + staged_values
+    return one_wave(
+        Footprint(
+            threads=RING_THREADS,
+            registers=outputs // (128 if turns else 256) + ADDRESS_REGISTERS,
+            shared_bytes=values * scheme.activation.itemsize + stages * RING_BARRIERS * BARRIER_BYTES,
+            ctas=tiles,
+            tensor_flops=2.0 * outputs * cdiv(K, block_k) * block_k,
+        )
+    )
+
+
 class Tiled(Protocol):
     """A config with tile sizes."""
 
@@ -158,6 +195,11 @@ def quickest(candidates: Sequence[AnyTile], case: Case, scheme: Scheme) -> AnyTi
         return float(waves * max(products, loads))
 
     return min(candidates, key=clocks)
+
+
+def tile_work(block_m: int, block_n: int) -> int:
+    """Products of a tile per k, and its operands by their weight."""
+    return block_m * block_n + OPERAND_WEIGHT * (block_m + block_n)
 
 
 def stages_that_fit(stage_bytes: int, bytes_beside: int) -> int:

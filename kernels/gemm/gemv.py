@@ -14,100 +14,22 @@ kernel before; `swap_ab` says what that can hide.  The loads are no `ld.global.n
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rooflab.kernels import _cuda
-from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._pdl import DEPENDENT, pdl_is_on
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._operands import row_stride, traffic
-from rooflab.kernels.gemm._skinny_operands import (
-    VECTOR_BYTES,
-    alignment_bytes,
-    element_bytes,
-    not_transposed,
-    weight_stride,
-)
+from rooflab.kernels.gemm._skinny_configs import GEMV, MOST_ROWS, WARP, WARPS, GemvConfig
+from rooflab.kernels.gemm._skinny_operands import ELEMENTS, alignment_bytes, not_transposed, weight_stride
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.spec import Case, Scheme
 
 SOURCE = DEPENDENT + Path(__file__).with_suffix(".cu").read_text()
-MOST_ROWS = 4
-"""Rows of a: each costs one FMA per weight; with more rows tensor cores are cheaper."""
-WARPS = 8
-WARPS_PER_SM = 24
-"""Warps per SM that the heuristic aims at: with 8 vectors of 512 bytes each, 96 KB are in flight."""
-WARP = 32
-
-
-@dataclass(frozen=True)
-class Config:
-    """How warps and CTAs divide the weight."""
-
-    rows: int
-    """Rows of the weight per warp; they share the loads of a."""
-    unroll: int
-    """Vectors of each row that are loaded at once."""
-    warps_k: int
-    """Warps of a CTA that share a row; each takes every `warps_k * split`-th piece of 32 vectors."""
-    split: int
-    """CTAs of a cluster that share a row."""
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Many ways to divide N and K; `is_legal` keeps those with at most 16 vectors in flight per thread."""
-    return tuple(Config(*values) for values in itertools.product((1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8)))
-
-
-def pieces(K: int, scheme: Scheme) -> int:
-    """Loads of a whole warp per row of K, with the widest vector."""
-    return int(cdiv(K * element_bytes(scheme), WARP * VECTOR_BYTES))
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers for the vectors in flight and the sums; shared memory for one sum per warp, row and row of a."""
-    M, N = int(case["M"]), int(case["N"])
-    sums = config.rows * min(M, MOST_ROWS)
-    return Footprint(
-        threads=WARPS * WARP,
-        registers=config.rows * config.unroll * VECTOR_BYTES // 4 + sums + 8,
-        shared_bytes=4 * WARPS * sums,
-        ctas=cdiv(N, config.rows * (WARPS // config.warps_k)) * config.split,
-    )
-
-
-def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """At most 16 vectors in flight per thread, and at least one piece per share of K."""
-    shares = config.warps_k * config.split
-    return (
-        config.rows * config.unroll <= 16
-        and (shares == 1 or shares <= pieces(int(case["K"]), scheme))
-        and footprint(config, case, scheme).fits
-    )
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The fewest shares of K that give every SM its warps, but no more than K has pieces."""
-    N, most = int(case["N"]), pieces(int(case["K"]), scheme)
-    rows = 2 if int(case["M"]) <= 2 else 4
-    wanted = HOPPER_SMS * WARPS_PER_SM * rows
-    shares = 1
-    while N * shares < wanted and 2 * shares <= min(most, WARPS * 8):
-        shares *= 2
-    return Config(rows, 8 // rows, warps_k=min(shares, WARPS), split=max(shares // WARPS, 1))
-
-
-ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
-"""The number that the source uses for each dtype."""
 
 
 def unsupported(inputs: Arguments) -> str | None:
@@ -139,11 +61,11 @@ def divided(of: Arguments) -> Any:
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=unsupported, aligned=("a", "b"),
-    bind=divided, traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+    bind=divided, traffic=traffic, tuning=GEMV,
 )  # fmt: skip
 def gemv(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
-    residual: Tensor | None, precision: str, config: Config, bound: Any,
+    residual: Tensor | None, precision: str, config: GemvConfig, bound: Any,
 ) -> None:  # fmt: skip
     """a b + bias + residual in exact fp32 FMAs, for at most four rows of a; two runs agree bit for bit."""
     options, grid, numbers = bound

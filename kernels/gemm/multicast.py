@@ -14,46 +14,19 @@ kernel without multicast, so that a GPU can judge it alone.  Unmeasured on a GPU
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 
 from rooflab.kernels import _multicast
-from rooflab.kernels._multicast import Config
+from rooflab.kernels._multicast_configs import ClusterTile
 from rooflab.kernels._tensor_map import CudaMap
 from rooflab.kernels.gemm._operands import epilogue_alone
+from rooflab.kernels.gemm._ring_configs import MULTICAST
 from rooflab.kernels.gemm._tiled import traffic
-from rooflab.kernels.gemm._tiles import GROUP_ROWS, quickest
 from rooflab.kernels.gemm._tma import stored_as, stored_operands, stored_output, why_not_moved
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.spec import DTYPE_NAMES, Case, Scheme
-
-OPERAND_BYTES = 2
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Two widths, rings of several depths, with a cluster and without."""
-    sizes = itertools.product((2,), (128, 256), (3, 4, 5, 6), (8, 16), (1, 2, 4), (1, 2))
-    return tuple(itertools.starmap(Config, sizes))
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """One fp32 accumulator per consumer; the ring, the staged boxes and the barriers."""
-    return _multicast.footprint(config, int(case["M"]), int(case["N"]), int(case["K"]), OPERAND_BYTES, 1)
-
-
-def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, and boxes divide evenly."""
-    return config.divides and footprint(config, case, scheme).fits
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The quicker of two widths, with the deepest ring beside two staged boxes."""
-    group = GROUP_ROWS // 128
-    return quickest([Config(2, 256, 4, group, 2, 2), Config(2, 128, 6, group, 2, 2)], case, scheme)
+from rooflab.reference.spec import DTYPE_NAMES
 
 
 def unsupported(inputs: Arguments) -> str | None:
@@ -65,12 +38,12 @@ def unsupported(inputs: Arguments) -> str | None:
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=unsupported,
-    aligned=("a", "b", "residual"), empty=epilogue_alone, traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+    aligned=("a", "b", "residual"), empty=epilogue_alone, traffic=traffic, tuning=MULTICAST,
 )  # fmt: skip
 def multicast(
-    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, precision: str, config: Config
-) -> None:
+    a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual: Tensor | None, precision: str,
+    config: ClusterTile,
+) -> None:  # fmt: skip
     """a b + bias + residual on Hopper's tensor cores, accumulated in fp32 and rounded once; b is multicast."""
     (left, right), kept = stored_operands(a, b), stored_output(c, "pipelined")
     added = (c, kept) if residual is None else (residual, stored_as(residual, False))

@@ -10,8 +10,6 @@ Tried, predicted, not built: docs/notes/gemm.md.
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,111 +19,16 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels import _cuda
-from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._hopper_device import BARRIERS, products
 from rooflab.kernels._pdl import DEPENDENT, pdl_is_on
-from rooflab.kernels._sizes import cdiv, next_power_of_2
+from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._operands import panels_traffic, row_stride
-from rooflab.kernels.gemm._skinny_operands import (
-    VECTOR_BYTES,
-    alignment_bytes,
-    element_bytes,
-    not_transposed,
-    weight_stride,
-)
+from rooflab.kernels.gemm._skinny_configs import LOADERS, PIECE_BYTES, SWAP_AB, SwapAbConfig
+from rooflab.kernels.gemm._skinny_operands import ELEMENTS, VECTOR_BYTES, alignment_bytes, not_transposed, weight_stride
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.spec import Case, Scheme
 from rooflab.roofline.model import Traffic
 
-LOADERS = 128 + 32
-"""Threads that load the weight, and a; for each 64 rows of the weight 128 more threads multiply."""
-PIECE_BYTES = 128
-"""Bytes of a row along K: the widest swizzle."""
-MOST_COLUMNS = 64
-"""Rows of a per tile; each further tile of rows reads the weight again."""
-RING_BYTES = 112 * 1024
-"""Half of an SM's shared memory: two CTAs fit, and a single one keeps over 80 KB in flight."""
-LEAST_CTAS = 9 * HOPPER_SMS // 10
-
-
-@dataclass(frozen=True)
-class Config:
-    """A tile, the depth of its ring, and the split of K."""
-
-    block_m: int
-    """Rows of a: the N of wgmma."""
-    block_n: int
-    """Rows of the weight: 64 per warpgroup."""
-    block_k: int
-    num_stages: int
-    split: int
-    """CTAs of a cluster, which share a tile's K."""
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles of one to four warpgroups, one or two pieces of 128 bytes deep, with rings up to an SM's memory."""
-    piece = PIECE_BYTES // element_bytes(scheme)
-    sides = itertools.product((_columns(case),), (64, 128, 256), (piece, 2 * piece))
-    return tuple(
-        Config(*tile, num_stages, split)
-        for tile in sides
-        for num_stages, split in itertools.product((3, 4, 5, 6, 8, 12), (1, 2, 4, 8))
-    )
-
-
-def _columns(case: Case) -> int:
-    return min(max(int(next_power_of_2(int(case["M"]))), 8), MOST_COLUMNS)
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """A ring of tiles in shared memory, reused for the sums; accumulators in registers."""
-    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
-    depth = cdiv(cdiv(K, config.block_k), config.split) * config.block_k
-    return Footprint(
-        threads=LOADERS + 2 * config.block_n,
-        registers=config.block_m // 2 + 24,
-        shared_bytes=config.num_stages * (config.block_m + config.block_n) * config.block_k * element_bytes(scheme),
-        ctas=cdiv(M, config.block_m) * cdiv(N, config.block_n) * config.split,
-        tensor_flops=2.0 * config.block_m * config.block_n * depth,
-    )
-
-
-def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, every share of K has a tile of K, and the ring has room for the sums.
-
-    A thread's rows must be 8 or 16 apart, so that their swizzle is the same: tiles are one or two pieces deep.
-    """
-    needs = footprint(config, case, scheme)
-    if config.block_k * element_bytes(scheme) not in (PIECE_BYTES, 2 * PIECE_BYTES):
-        return False
-    room = config.block_m * (config.block_n + 4) * 4 <= needs.shared_bytes
-    return room and needs.fits and (config.split == 1 or config.split * config.block_k <= int(case["K"]))
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Tiles of 128 rows if the tile of a is worth sharing, then the least split that gives every SM a CTA.
-
-    If possible all CTAs run at once, two per SM: they share the bandwidth, so one more CTA on some SMs costs nothing,
-    but a second wave would.
-    """
-    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
-    block_m = _columns(case)
-    block_n = 128 if block_m > 16 or N >= 128 * HOPPER_SMS else 64
-    piece = PIECE_BYTES // element_bytes(scheme)
-    # Longer runs of a row, if four stages or more still fit.
-    block_k = 2 * piece if block_m + block_n <= 96 else piece
-    tiles = cdiv(M, block_m) * cdiv(N, block_n)
-    split = 1
-    while tiles * split < LEAST_CTAS and split < 8 and 8 * split * block_k <= K:
-        split *= 2
-    stage = (block_m + block_n) * block_k * element_bytes(scheme)
-    return Config(block_m, block_n, block_k, min(RING_BYTES // stage, 8), split)
-
-
-ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
-"""The number that the source uses for each dtype."""
 KINDS = {torch.float32: "tf32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -185,11 +88,11 @@ def divided(of: Arguments) -> Any:
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=unsupported, aligned=("a", "b"),
-    bind=divided, traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+    bind=divided, traffic=traffic, tuning=SWAP_AB,
 )  # fmt: skip
 def swap_ab(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
-    residual: Tensor | None, precision: str, config: Config, bound: Any,
+    residual: Tensor | None, precision: str, config: SwapAbConfig, bound: Any,
 ) -> None:  # fmt: skip
     """a b + bias + residual on wgmma, accumulated in fp32; every 64 rows of a read the weight again."""
     code, options, grid, threads, numbers, shared_bytes = bound

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_fp8 import _tiles
+from rooflab.kernels.gemm_fp8._configs import BLOCK_K, FAST_ACCUM, Config
 from rooflab.kernels.gemm_fp8._operands import block_scaled
-from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, FAST_ACCUM, Config, by_maps, place, traffic
+from rooflab.kernels.gemm_fp8._tiles import by_maps, place, traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
 

@@ -10,51 +10,20 @@ consumer waits for its product of 128 of K and adds it in fp32, with its block s
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 
 from rooflab.kernels import _multicast
-from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels._multicast import Config
+from rooflab.kernels._multicast_configs import ClusterTile
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tensor_map import CudaMap
 from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_fp8 import _tiles
+from rooflab.kernels.gemm_fp8._configs import MULTICAST
 from rooflab.kernels.gemm_fp8._operands import TMA_ALIGNMENT, block_scaled
 from rooflab.kernels.gemm_fp8._tiles import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.spec import Case, Scheme
-
-BLOCK_N = 128
-"""Columns of a tile: those of one block scale."""
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Two or three consumers, rings of several depths, with a cluster and without."""
-    sizes = itertools.product((2, 3), (BLOCK_N,), (3, 4, 5, 6), (8, 16), (1, 2), (1, 2))
-    return tuple(itertools.starmap(Config, sizes))
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """A product and its sum per consumer; the ring, the staged boxes and the barriers."""
-    return _multicast.footprint(config, int(case["M"]), int(case["N"]), int(case["K"]), 1, 2)
-
-
-def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits."""
-    return config.divides and footprint(config, case, scheme).fits
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Three consumers, which ask L2 for a tenth less, unless the busiest SM multiplies over 5% fewer rows with two."""
-    M, N = int(case["M"]), int(case["N"])
-    three, two = Config(3, BLOCK_N, 4, 8, 2, 2), Config(2, BLOCK_N, 6, 16, 2, 2)
-    turns = [config.consumers * cdiv(config.clusters(M, N), HOPPER_SMS // 2) for config in (three, two)]
-    return three if turns[0] <= 1.05 * turns[1] else two
 
 
 def unsupported(inputs: Arguments) -> str | None:
@@ -84,12 +53,11 @@ def check_out(of: Arguments) -> None:
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=unsupported, aligned=("a", "b"),
-    empty=epilogue_alone, bind=check_out, traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+    empty=epilogue_alone, bind=check_out, traffic=traffic, tuning=MULTICAST,
 )  # fmt: skip
 def multicast(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,
-    fast_accum: bool, config: Config, bound: None,
+    fast_accum: bool, config: ClusterTile, bound: None,
 ) -> None:  # fmt: skip
     """The sums of `promoted`; b is multicast in a cluster."""
     kept = _map(c)

@@ -15,8 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from rooflab.kernels.gemm._operands import epilogue_alone
+from rooflab.kernels.gemm_fp8._configs import BLOCK_K, PROMOTED, Config
 from rooflab.kernels.gemm_fp8._operands import block_scaled
-from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, PROMOTED, Config, by_maps, place, traffic, unsupported
+from rooflab.kernels.gemm_fp8._tiles import by_maps, place, traffic, unsupported
 from rooflab.kernels.launcher import kernel
 
 

@@ -9,8 +9,6 @@ spill 136 bytes per thread with block scales, because ptxas gives the products o
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -19,83 +17,23 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._device import sm_count
 from rooflab.kernels._layouts import layout_of
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import map_maker
 from rooflab.kernels.gemm._operands import epilogue_alone
-from rooflab.kernels.gemm_fp8 import _tiles
+from rooflab.kernels.gemm_fp8._configs import BLOCK_K, PROMOTED_WS, ConsumerTile
 from rooflab.kernels.gemm_fp8._operands import TMA_ALIGNMENT, block_scaled
 from rooflab.kernels.gemm_fp8._partitions import consume, produce
-from rooflab.kernels.gemm_fp8._tiles import BLOCK_K, scale_strides, traffic, unsupported
+from rooflab.kernels.gemm_fp8._tiles import scale_strides, traffic, unsupported
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, REGISTERS_PER_SM, Footprint, Tuning
-from rooflab.reference.spec import Case, Scheme
 
 PRODUCER_REGISTERS = 32
 CONSUMER_REGISTERS = {1: 216, 2: 232, 3: 160}
 """By number of consumers: the 65536 of an SM less the producer's, per thread, in steps of eight and at most 255."""
 KINDS = (gl.float8e4nv, gl.float8e4nv, gl.bfloat16)
 """Gluon's dtypes of a, b and the output."""
-SUM_REGISTERS = 16
-"""Least registers of a consumer for addresses, barriers and scales, in addition to its accumulators."""
-
-
-@dataclass(frozen=True)
-class Config:
-    """Tile sizes and depth of the ring; the tile's K is 128, and each 64 rows belong to a consumer."""
-
-    block_m: int
-    block_n: int
-    num_stages: int
-    group_m: int = 8
-    """Row panels of tiles that share their columns of b in L2."""
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """One to three consumers, with tiles up to the columns of one block scale."""
-    sides = itertools.product((64, 128, 192), (16, 32, 64, 128), (3, 4, 5, 6, 8), (1, 4, 8))
-    return tuple(Config(*side) for side in sides)
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Registers at launch, which the kernel redistributes; the ring, and the tile that is stored.
-
-    The producer is one warp, but counts as four, because registers are given to warpgroups.
-    """
-    consumers = config.block_m // 64
-    threads = 128 * (consumers + 1)
-    outputs = config.block_m * config.block_n
-    M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
-    tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
-    ctas = min(tiles, HOPPER_SMS)
-    return Footprint(
-        threads=threads,
-        registers=min(REGISTERS_PER_SM // threads // 8 * 8, config.block_n + SUM_REGISTERS),
-        shared_bytes=config.num_stages * (config.block_m + config.block_n) * BLOCK_K + 2 * outputs,
-        ctas=ctas,
-        tensor_flops=2.0 * outputs * cdiv(K, BLOCK_K) * BLOCK_K * tiles / max(1, ctas),
-    )
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Rows: two or three consumers, whichever fills the last wave better, or one for M <= 64; columns: the most with
-    which every SM has a tile."""
-    M, N = int(case["M"]), int(case["N"])
-    if M <= 64:
-        return Config(64, _tiles.columns(M, N, 64, 128), num_stages=8)
-    block_n = _tiles.columns(M, N, 128, 128)
-
-    def turns(block_m: int) -> int:
-        """Rows that the busiest SM multiplies."""
-        tiles = cdiv(M, block_m) * cdiv(N, block_n)
-        return int(block_m * cdiv(tiles, HOPPER_SMS))
-
-    # The larger tile reads a sixth less from L2 per FLOP, so it is better if both take equally long.
-    if turns(192) <= turns(128):
-        return Config(192, block_n, num_stages=4)
-    return Config(128, block_n, num_stages=5)
 
 
 @gluon.jit
@@ -182,11 +120,11 @@ def arranged(of: Arguments) -> Any:
 
 @kernel(
     backend="gluon", min_sm=90, unsupported=unsupported, aligned=("a", "b"), empty=epilogue_alone, bind=arranged,
-    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
+    traffic=traffic, tuning=PROMOTED_WS,
 )  # fmt: skip
 def promoted_ws(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor, *,
-    fast_accum: bool, config: Config, bound: Any,
+    fast_accum: bool, config: ConsumerTile, bound: Any,
 ) -> None:  # fmt: skip
     """The sums of `promoted`, by specialized warps in persistent CTAs; TMA stores c if its rows allow."""
     a_map, b_map, c_map, by_tma, grid, numbers, constants = bound

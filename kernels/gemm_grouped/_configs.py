@@ -1,4 +1,4 @@
-"""The tiles of gemm_grouped: how many the host launches, what a CTA needs, and a row of defaults for each Triton rung.
+"""The tiles of gemm_grouped: how many the host launches, what a CTA needs, and a row of defaults for each rung.
 
 The host knows neither the rows of an expert nor its row panels.  Expert e may use the panels from
 floor(offsets[e] / BLOCK_M) + e on.  It needs at most floor(offsets[e + 1] / BLOCK_M) - floor(offsets[e] / BLOCK_M) + 1
@@ -7,19 +7,27 @@ panels, so no two experts share a panel, and T / BLOCK_M + E panels are enough; 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.gemm._tiles import ROW_BYTES, AnyTile, Config, by_fma, space, staged, tile_footprint
-from rooflab.kernels.tuning import BF16, Footprint, Tuning
+from rooflab.kernels.gemm._tiles import (
+    ROW_BYTES,
+    AnyTile,
+    Config,
+    by_fma,
+    ring_footprint,
+    space,
+    staged,
+    stages_that_fit,
+    tile_footprint,
+    tile_work,
+)
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
-
-OPERAND_WEIGHT = 64
-"""Cost of each operand value that a tile reads per k, in products, for the choice between tiles: a guess by which
-128 x 128 tiles take 8/7 of the time of 128 x 256 tiles for the same work; unmeasured."""
 
 
 def panels(T: int, E: int, block_m: int) -> int:
@@ -52,7 +60,7 @@ def least_work(candidates: Sequence[AnyTile], case: Case) -> AnyTile:
     def weight(config: AnyTile) -> int:
         whole = max(float(used), T / config.block_m + (used / 2 if T > used * config.block_m / 2 else 0))
         waves = cdiv(round(whole * cdiv(N, config.block_n)), HOPPER_SMS)
-        return int(waves) * (config.block_m * config.block_n + OPERAND_WEIGHT * (config.block_m + config.block_n))
+        return int(waves) * tile_work(config.block_m, config.block_n)
 
     return min(candidates, key=weight)
 
@@ -82,6 +90,49 @@ def _by_work(case: Case, scheme: Scheme = BF16) -> Config:
     return least_work([Config(m, n, block_k, warps, stages) for m, n, warps, stages in tiles], case)
 
 
+@dataclass(frozen=True)
+class GroupedRing(LaunchConfig):
+    """A tile and the ring."""
+
+    block_m: int
+    """Each consumer takes half."""
+    block_n: int
+    block_k: int
+    stages: int
+    """Slots of the ring."""
+    store_n: int
+    """Columns of a finished tile that are staged at once: all, or half if the ring needs the memory."""
+    group_m: int = 8
+    """Row panels of an expert that share its columns of B in L2."""
+
+
+def _rings(case: Case, scheme: Scheme = BF16) -> tuple[GroupedRing, ...]:
+    """Tiles that two consumers can hold in registers, with rings of several depths."""
+    depth = ROW_BYTES // scheme.activation.itemsize
+    tiles = itertools.product((128, 256), (32, 64, 128, 256), (depth // 2, depth), (3, 4, 6, 8), (1, 2), (4, 8, 16))
+    return tuple(
+        GroupedRing(block_m, block_n, block_k, stages, block_n // parts, group_m)
+        for block_m, block_n, block_k, stages, parts, group_m in tiles
+        if block_n // parts >= 32
+    )
+
+
+def _ring(config: GroupedRing, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """With the staged result."""
+    tiles = panels(int(case["T"]), int(case["E"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
+    blocks, result = (config.block_m, config.block_n, config.block_k), config.block_m * config.store_n
+    return ring_footprint(blocks, config.stages, result, tiles, int(case["K"]), scheme)
+
+
+def _deepest(case: Case, scheme: Scheme = BF16) -> GroupedRing:
+    """The tile with the least work for the busiest SM, with as many slots as fit."""
+    size, found = scheme.activation.itemsize, []
+    for m, n, store_n in (128, 256, 128), (128, 128, 128), (128, 64, 64):
+        stages = stages_that_fit((m + n) * ROW_BYTES, m * store_n * size)
+        found.append(GroupedRing(m, n, ROW_BYTES // size, stages, store_n))
+    return least_work(found, case)
+
+
 GROUPED = Tuning(
     Config,
     space(
@@ -96,3 +147,4 @@ TMA = Tuning(
         num_warps=(4, 8), num_stages=(2, 3, 4, 6, 8), group_m=(1, 8, 16),
     ), _by_work, by_tma,
 )  # fmt: skip
+COOPERATIVE = Tuning(GroupedRing, _rings, _deepest, _ring)

@@ -10,8 +10,6 @@ layouts (DeepSeek, 2025), which pad each group to whole tiles.
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,89 +17,21 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._device import sm_count
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels._tma import ALIGNMENT
-from rooflab.kernels.gemm._tiles import stages_that_fit
 from rooflab.kernels.gemm._tma import Stored, stored_as
-from rooflab.kernels.gemm_grouped._configs import least_work, panels
+from rooflab.kernels.gemm_grouped._configs import COOPERATIVE, GroupedRing, panels
 from rooflab.kernels.gemm_grouped._coop_device import _gemm
 from rooflab.kernels.gemm_grouped._maps import stored, stored_experts, why_no_maps
 from rooflab.kernels.gemm_grouped._operands import zeros
 from rooflab.kernels.gemm_grouped._tiles import traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Case, Scheme
 
-
-@dataclass(frozen=True)
-class Config(LaunchConfig):
-    """A tile and the ring."""
-
-    block_m: int
-    """Each consumer takes half."""
-    block_n: int
-    block_k: int
-    stages: int
-    """Slots of the ring."""
-    store_n: int
-    """Columns of a finished tile that are staged at once: all, or half if the ring needs the memory."""
-    group_m: int = 8
-    """Row panels of an expert that share its columns of B in L2."""
-
-
-THREADS = 384
-"""Two consumers and the warpgroup of the producer warp, because setmaxnreg moves registers between warpgroups."""
-CONSUMER_REGISTERS = 24
-"""For addresses, descriptors and loop counters, in addition to the accumulator."""
-MBARRIER_BYTES = 8
-SWIZZLE_BYTES = 128
-"""Bytes of a row in swizzled shared memory, so that wgmma's operands have no bank conflicts."""
 LEAST_EXPERTS = 32
 """Least experts that are looked up together: one per thread of a warp."""
 KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
-CANDIDATES = ((128, 256, 128), (128, 128, 128), (128, 64, 64))
-"""block_m, block_n and store_n."""
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Tiles that two consumers can hold in registers, with rings of several depths."""
-    depth = SWIZZLE_BYTES // scheme.activation.itemsize
-    tiles = itertools.product((128, 256), (32, 64, 128, 256), (depth // 2, depth), (3, 4, 6, 8), (1, 2), (4, 8, 16))
-    return tuple(
-        Config(block_m, block_n, block_k, stages, block_n // parts, group_m)
-        for block_m, block_n, block_k, stages, parts, group_m in tiles
-        if block_n // parts >= 32
-    )
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """One fp32 accumulator per consumer; the ring, the staged result, and the mbarriers."""
-    tiles = panels(int(case["T"]), int(case["E"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
-    outputs = config.block_m * config.block_n
-    slot = (config.block_m + config.block_n) * config.block_k
-    elements = config.stages * slot + config.block_m * config.store_n
-    flops = 2.0 * outputs * cdiv(int(case["K"]), config.block_k) * config.block_k
-    ctas = min(tiles, HOPPER_SMS)
-    return Footprint(
-        threads=THREADS,
-        registers=outputs // 256 + CONSUMER_REGISTERS,
-        shared_bytes=elements * scheme.activation.itemsize + 3 * config.stages * MBARRIER_BYTES,
-        ctas=ctas,
-        tensor_flops=flops * tiles / max(1, ctas),
-    )
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The one of `CANDIDATES` with the least work for the busiest SM, with as many slots as fit."""
-
-    def deepest(block_m: int, block_n: int, store_n: int) -> Config:
-        beside = block_m * store_n * scheme.activation.itemsize
-        stages = stages_that_fit((block_m + block_n) * SWIZZLE_BYTES, beside)
-        return Config(block_m, block_n, SWIZZLE_BYTES // scheme.activation.itemsize, stages, store_n)
-
-    return least_work([deepest(*candidate) for candidate in CANDIDATES], case)
 
 
 def unsupported(inputs: Arguments) -> str | None:
@@ -151,9 +81,9 @@ def by_maps(of: Arguments) -> Any:
 
 @kernel(
     backend="gluon", min_sm=90, unsupported=unsupported, aligned=("a", "b"), empty=zeros, bind=by_maps,
-    traffic=traffic, tuning=Tuning(Config, configs, heuristic, footprint),
+    traffic=traffic, tuning=COOPERATIVE,
 )  # fmt: skip
-def cooperative(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
+def cooperative(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: GroupedRing, bound: Any) -> None:
     """Each expert's rows times its matrix on Hopper's tensor cores, summed in fp32 and rounded once."""
     a_map, b_map, out_map, grid, numbers, constants = bound
     _gemm[grid](a_map(a), b_map(b), offsets, out_map(out), out, *numbers, **constants)

@@ -1,7 +1,8 @@
-"""The tiles of gemm_silu_and_mul: what a CTA needs, and a row of defaults for each Triton rung."""
+"""The tiles of gemm_silu_and_mul: what a CTA needs, and a row of defaults for each rung."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -9,13 +10,19 @@ from typing import Protocol, TypeVar
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import BARRIER_BYTES
-from rooflab.kernels.gemm._tiles import ROW_BYTES, by_fma, one_wave, space, staged, stages_that_fit, tile_footprint
+from rooflab.kernels.gemm._tiles import (
+    ROW_BYTES,
+    by_fma,
+    one_wave,
+    ring_footprint,
+    space,
+    staged,
+    stages_that_fit,
+    tile_footprint,
+    tile_work,
+)
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
 from rooflab.reference.spec import Case, Scheme
-
-OPERAND_WEIGHT = 64
-"""Cost of each operand value that a tile reads per k, in products, for the choice between tiles: a guess by which
-128 x 128 tiles take 8/7 of the time of 128 x 256 tiles for the same work; unmeasured."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +81,7 @@ def least_work(candidates: Sequence[AnyPair], case: Case) -> AnyPair:
 
     def weight(config: AnyPair) -> int:
         waves = cdiv(cdiv(M, config.block_m) * cdiv(I, config.block_i), HOPPER_SMS)
-        return int(waves) * (
-            2 * config.block_m * config.block_i + OPERAND_WEIGHT * (config.block_m + 2 * config.block_i)
-        )
+        return int(waves) * tile_work(config.block_m, 2 * config.block_i)
 
     return min(candidates, key=weight)
 
@@ -120,6 +125,55 @@ def _deepest(case: Case, scheme: Scheme = BF16) -> Config:
     return least_work(found, case)
 
 
+@dataclass(frozen=True)
+class PairRing(LaunchConfig):
+    """A tile and the ring."""
+
+    block_m: int
+    """Each consumer takes half."""
+    block_i: int
+    """Columns of gate, and as many of up."""
+    block_k: int
+    stages: int
+    """Slots of the ring."""
+    group_m: int = 16
+    """Row panels of tiles that share their columns of B in L2."""
+    lead: int = 0
+    """Steps of K that the first consumer is ahead of the second, so that one activates while the other multiplies; each
+    step costs a slot of the ring, which both hold."""
+
+
+def _rings(case: Case, scheme: Scheme = BF16) -> tuple[PairRing, ...]:
+    """Tiles that two consumers can hold in registers, with rings of several depths."""
+    depth = ROW_BYTES // scheme.activation.itemsize
+    tiles = itertools.product((128, 256), (32, 64, 128), (depth // 2, depth), (4, 8, 16))
+    return tuple(
+        PairRing(block_m, block_i, block_k, stages, group_m, lead)
+        for block_m, block_i, block_k, group_m in tiles
+        for stages, lead in ((3, 0), (4, 0), (4, 1), (6, 0), (6, 2), (8, 0), (8, 4))
+    )
+
+
+def _ring(config: PairRing, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """With the staged result."""
+    tiles = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["I"]), config.block_i)
+    blocks, result = (config.block_m, 2 * config.block_i, config.block_k), config.block_m * config.block_i
+    return ring_footprint(blocks, config.stages, result, tiles, int(case["K"]), scheme)
+
+
+def _is_ring(config: PairRing, case: Case, scheme: Scheme = BF16) -> bool:
+    """Whether a CTA fits, and the ring has at least two slots more than the lead."""
+    return _ring(config, case, scheme).fits and (config.lead == 0 or config.lead + 2 <= config.stages)
+
+
+def _deepest_ring(case: Case, scheme: Scheme = BF16) -> PairRing:
+    """The tile with the least work for the busiest SM, with as many slots as fit with the result."""
+    size, found = scheme.activation.itemsize, []
+    for m, i in (128, 128), (256, 64), (128, 64), (128, 32):
+        found.append(PairRing(m, i, ROW_BYTES // size, stages_that_fit((m + 2 * i) * ROW_BYTES, m * i * size)))
+    return least_work(found, case)
+
+
 FUSED = Tuning(
     Config,
     space(
@@ -141,3 +195,4 @@ PERSISTENT = Tuning(
         num_warps=(4, 8), num_stages=(2, 3, 4, 5, 6, 8), group_m=(1, 8, 16),
     ), _deepest, with_result,
 )  # fmt: skip
+COOPERATIVE = Tuning(PairRing, _rings, _deepest_ring, _ring, _is_ring)

@@ -10,8 +10,6 @@ Tried, predicted, not built: docs/notes/paged_attention.md.
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +18,13 @@ from torch import Tensor
 
 from rooflab.kernels import _cuda
 from rooflab.kernels._attention import get_scale, strides_of
-from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._hopper_device import BARRIERS
-from rooflab.kernels._sizes import cdiv
-from rooflab.kernels._tma import BARRIER_BYTES
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.launcher import kernel
+from rooflab.kernels.paged_attention._configs import SPLIT_KV, SplitConfig, heads_of
 from rooflab.kernels.paged_attention._split_counters import counters
 from rooflab.kernels.paged_attention._split_work import (
     MOST_HEAD_DIM,
-    UNIT,
     WIDTH,
     grid,
     parts,
@@ -39,92 +34,15 @@ from rooflab.kernels.paged_attention._split_work import (
     virtual_heads,
 )
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning
+from rooflab.kernels.tuning import BF16
 from rooflab.reference.pages import used_slots
-from rooflab.reference.spec import Case, Scheme, get_scheme, nbytes
+from rooflab.reference.spec import Case, get_scheme, nbytes
 from rooflab.roofline.model import Traffic
 
-SM_SHARED_BYTES = 228 * 1024
-CTA_RESERVE = 1024
-"""Shared memory of an SM, and what each CTA takes of it by itself (CUDA C++ Programming Guide)."""
-OTHER_REGISTERS = 40
-"""Least registers for cursors, addresses, scores and weights."""
 NO_WINDOW = 2**31 - 1
 FP8_CACHE = get_scheme("kv_fp8")
 PARTS = ("_split_device.cu", "_split_combine.cu", "_split_main.cu")
 SOURCE = "\n".join((BARRIERS, *((Path(__file__).parent / part).read_text() for part in PARTS)))
-
-
-@dataclass(frozen=True)
-class Config:
-    """How the keys are divided, and how many are in flight."""
-
-    warps: int
-    """Warps per CTA, each with its own head; their number divides the heads."""
-    num_stages: int
-    """Units of a warp's ring."""
-    ctas_per_sm: int
-    least: int
-    """Units of the smallest share; large enough to hide the cost of writing and adding a part."""
-    bulk: bool = False
-    """Whether one more warp copies a token's keys of all the CTA's heads at once, and its values, for a ring that the
-    warps share; where heads are neighbours in the cache."""
-
-
-def heads_of(case: Case) -> int:
-    """Warps for all heads of a key."""
-    return virtual_heads(int(case["H"]), int(case["H_kv"]))
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Every number of warps up to 8 that divides the heads, with rings and CTAs for at least four warps per SM."""
-    divisors = [warps for warps in range(1, 9) if heads_of(case) % warps == 0]
-    sizes = itertools.starmap(
-        Config, itertools.product(divisors, (2, 3, 4, 6), (1, 2, 4, 8), (2, 4, 16), (False, True))
-    )
-    return tuple(config for config in sizes if config.warps * config.ctas_per_sm >= 4)
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Needs of the first launch: registers for accumulators and queries, shared memory for the warps' rings."""
-    D, context, group = int(case["D"]), int(case["context"]), int(case["H"]) // int(case["H_kv"])
-    keys = min(context, int(case.get("window", 0)) or context)
-    units = int(case["B"]) * (heads_of(case) // config.warps) * -(-keys // UNIT)
-    return Footprint(
-        threads=32 * (config.warps + config.bulk),
-        registers=D // 2 + D // (8 if group <= 8 else 4 if D <= 128 else 64) + OTHER_REGISTERS,
-        shared_bytes=ring_bytes(config.warps, config.num_stages, D, group, scheme, config.bulk)
-        + config.bulk * 2 * config.num_stages * BARRIER_BYTES,
-        ctas=max(min(HOPPER_SMS * config.ctas_per_sm, units // config.least), 1),
-    )
-
-
-def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether the warps divide the heads, with `bulk` into whole KV heads, and `ctas_per_sm` CTAs fit on an SM."""
-    needs = footprint(config, case.but(context=0), scheme)
-    shared = config.ctas_per_sm * (needs.shared_bytes + CTA_RESERVE) <= SM_SHARED_BYTES
-    threads = config.ctas_per_sm * needs.threads
-    # Of nine warps the assembler takes twelve for the registers that each may have (read in the compiled kernels).
-    counted = config.ctas_per_sm * cdiv(needs.threads, 128) * 128 if config.bulk else threads
-    held = needs.registers * counted <= 65536 and threads <= 2048
-    whole = not config.bulk or config.warps % rows_of_tile(int(case["H"]) // int(case["H_kv"]))[1] == 0
-    return needs.fits and heads_of(case) % config.warps == 0 and whole and shared and held
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Neighbouring heads in a CTA, because their keys are neighbours in a page; then the deepest ring that fits.
-
-    8 warps per SM hide one another's softmax, 16 if the head is short; fewer if a ring would have less than 3 units.
-    """
-    D, heads, group = int(case["D"]), heads_of(case), int(case["H"]) // int(case["H_kv"])
-    for wanted in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
-        warps = max(count for count in range(1, min(wanted, 8) + 1) if heads % count == 0)
-        ctas = wanted // warps
-        room = min(SM_SHARED_BYTES // ctas - CTA_RESERVE, SHARED_BYTES_PER_CTA)
-        stages = max(n for n in range(1, 9) if n == 1 or ring_bytes(warps, n, D, group, scheme) <= room)
-        if stages >= 3:
-            break
-    return Config(warps, stages, ctas, least=4)
 
 
 def why_not_taken(inputs: Arguments) -> str | None:
@@ -143,11 +61,11 @@ def why_not_taken(inputs: Arguments) -> str | None:
     return None
 
 
-def config_of(inputs: Arguments) -> Config:
+def config_of(inputs: Arguments) -> SplitConfig:
     """The config that a call takes unless it is given one."""
-    (B, H, D), H_kv = inputs.q.shape, inputs.k_cache.shape[2]
+    (B, H, D), H_kv, device = inputs.q.shape, inputs.k_cache.shape[2], inputs.q.device
     scheme = inputs.q.dtype if inputs.k_scale is None else "kv_fp8"
-    config: Config = default_config("paged_attention", "split_kv", scheme, inputs.q.device, B=B, H=H, H_kv=H_kv, D=D)
+    config: SplitConfig = default_config("paged_attention", "split_kv", scheme, device, B=B, H=H, H_kv=H_kv, D=D)
     return config
 
 
@@ -175,7 +93,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def _launch(
-    tensors: tuple[Tensor | None, ...], scale: float, window: int | None, softcap: float | None, config: Config
+    tensors: tuple[Tensor | None, ...], scale: float, window: int | None, softcap: float | None, config: SplitConfig
 ) -> None:
     """The launch; `tensors` are the kernel's tensor arguments in order, up to the log-sum-exp."""
     q, k_cache, v_cache, table, seq_lens, sinks, k_scale, v_scale, out, lse = tensors
@@ -232,14 +150,13 @@ def _launch(
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), unsupported=why_not_taken,
-    aligned=("k_cache", "v_cache"), traffic=traffic,
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+    aligned=("k_cache", "v_cache"), traffic=traffic, tuning=SPLIT_KV,
 )  # fmt: skip
 def split_kv(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor,
     lse: Tensor | None, *,
     softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
-    k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: Config,
+    k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: SplitConfig,
 ) -> None:  # fmt: skip
     """Equal shares of all keys, in one launch.  Does not wait for the device."""
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):

@@ -11,91 +11,28 @@ Tried, predicted, not built: docs/notes/paged_attention.md.
 
 from __future__ import annotations
 
-import itertools
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from rooflab.kernels._attention import AttentionLaunch, softmax_numbers, strides_of
-from rooflab.kernels._attention_configs import ADDRESS_REGISTERS
-from rooflab.kernels._device import HOPPER_SMS, sm_count
+from rooflab.kernels._device import sm_count
 from rooflab.kernels._layouts import PAGES
-from rooflab.kernels._sizes import next_power_of_2
-from rooflab.kernels._tma import BARRIER_BYTES, MapMaker, map_maker
+from rooflab.kernels._tma import MapMaker, map_maker
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import traffic
-from rooflab.kernels.paged_attention._configs import tiles_at_most
+from rooflab.kernels.paged_attention._configs import TILE_M, TMA_PAGES, PagesConfig, tile_columns, tiles_at_most
 from rooflab.kernels.paged_attention._pages_consume import pages_kernel
 from rooflab.kernels.paged_attention._split_work import MOST_HEAD_DIM, unaligned
 from rooflab.kernels.paged_attention.chunked import seen_at_most
 from rooflab.kernels.registry import Arguments
-from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Case, Scheme
 
-THREADS = 384
-"""Two consumers and the warpgroup of the producer warp, because setmaxnreg moves registers between warpgroups."""
-CONSUMER_REGISTERS = 240
-PRODUCER_REGISTERS = 24
-"""Registers per thread after setmaxnreg."""
-TILE_M = 128
-"""Rows per CTA; each consumer takes half."""
 LEAST_PAGE = 8
 """Rows after which the swizzle repeats; a box begins at a multiple of them."""
-ELEMENT_BYTES = 2
-"""Bytes of a value; the kernel takes only 16-bit dtypes."""
 MOST_UNITS = 2**31
 """Coordinates of a tensor map have 32 bits with a sign."""
-
-
-@dataclass(frozen=True)
-class Config(LaunchConfig):
-    """Keys per block, and slots of each ring."""
-
-    block_n: int
-    stages: int
-
-
-def padded(head_dim: int) -> int:
-    """Columns of a tile: TMA fills those past head_dim with zeros."""
-    return max(64, int(next_power_of_2(head_dim)))
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Blocks whose scores a consumer can hold, with rings of several depths."""
-    return tuple(itertools.starmap(Config, itertools.product((64, 128, 256), (2, 3, 4, 5))))
-
-
-def _consumer_registers(config: Config, head_dim: int) -> int:
-    """fp32 accumulator and scores and 16-bit weights, for 64 rows on 128 threads."""
-    return padded(head_dim) // 2 + config.block_n // 2 + config.block_n // 4 + ADDRESS_REGISTERS
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Average registers of the CTA's threads; queries, both rings and barriers in shared memory."""
-    B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
-    tiles = tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv, TILE_M)
-    rows = TILE_M + 2 * config.stages * config.block_n
-    return Footprint(
-        threads=THREADS,
-        registers=(2 * _consumer_registers(config, D) + PRODUCER_REGISTERS) // 3,
-        shared_bytes=rows * padded(D) * ELEMENT_BYTES + (1 + 4 * config.stages) * BARRIER_BYTES,
-        ctas=min(tiles * H_kv, HOPPER_SMS),
-    )
-
-
-def is_legal(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, and each of its consumers."""
-    held = _consumer_registers(config, int(case["D"])) <= CONSUMER_REGISTERS
-    return footprint(config, case, scheme).fits and held
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """The widest block that consumers and two slots can hold; more slots if they are small."""
-    width = padded(int(case["D"]))
-    return Config(128 if width <= 128 else 64, 4 if width == 64 else 2)
 
 
 def why_not_taken(inputs: Arguments) -> str | None:
@@ -139,7 +76,7 @@ def _map(cache: Tensor, box: int, whole: bool) -> tuple[MapMaker, int, int]:
     unit, units, page, head = _units(cache)
     row = cache.stride(1)
     shape = [units, block_size // 8, D // 64 if whole else 1, 8, 64 if whole else D]
-    boxes = [1, box // 8, padded(D) // 64 if whole else 1, 8, 64]
+    boxes = [1, box // 8, tile_columns(D) // 64 if whole else 1, 8, 64]
     return map_maker(TensorDescriptor, shape, [unit, 8 * row, 64, row, 1], boxes, PAGES), page, head
 
 
@@ -156,9 +93,9 @@ def launch(of: Arguments) -> AttentionLaunch:
         (scale, factor, seen_at_most(of.window, of.block_table, of.k_cache), cap),
         (*of.q.stride()[:2], of.block_table.stride(0), *of.out.stride()[:2], *strides_of(of.lse, 2)),
         {
-            "HEAD_DIM": D, "D": padded(D), "GROUP": H // H_kv, "BLOCK_SIZE": block_size, "BOX": box,
+            "HEAD_DIM": D, "D": tile_columns(D), "GROUP": H // H_kv, "BLOCK_SIZE": block_size, "BOX": box,
             "WINDOW": of.window is not None, "SOFTCAP": of.softcap is not None, "NEGATED": negated,
-            "COPIES": 1 if whole else padded(D) // 64, "num_warps": 4, **of.config.launch_arguments,
+            "COPIES": 1 if whole else tile_columns(D) // 64, "num_warps": 4, **of.config.launch_arguments,
         },
         (keys, values),
     )  # fmt: skip
@@ -166,13 +103,13 @@ def launch(of: Arguments) -> AttentionLaunch:
 
 @kernel(
     backend="gluon", min_sm=90, unsupported=why_not_taken, aligned=("k_cache", "v_cache"), traffic=traffic, bind=launch,
-    tuning=Tuning(Config, configs, heuristic, footprint, is_legal=is_legal),
+    tuning=TMA_PAGES,
 )  # fmt: skip
 def tma_pages(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor,
     lse: Tensor | None, *,
     softmax_scale: float | None, cu_seqlens_q: Tensor | None, window: int | None, softcap: float | None,
-    sinks: Tensor | None, return_lse: bool, config: Config, bound: AttentionLaunch,
+    sinks: Tensor | None, return_lse: bool, config: PagesConfig, bound: AttentionLaunch,
 ) -> None:  # fmt: skip
     """A producer warp copies pages; two warpgroups of 64 rows multiply.  Does not wait for the device."""
     k_map, v_map = bound.maps

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.sample._args import Edit, edited, note_logprobs, traffic
-from rooflab.kernels.sample._bisect_configs import TUNING, Config
+from rooflab.kernels.sample._configs import BISECT, Config
 from rooflab.reference.sample_rules import Edits
 
 MAX_VOCABULARY = 2**24
@@ -170,7 +170,7 @@ def bisect_kernel(
 
 
 @kernel(
-    backend="triton", traffic=traffic, tuning=TUNING,
+    backend="triton", traffic=traffic, tuning=BISECT,
     limits={"V": MAX_VOCABULARY},
 )  # fmt: skip
 def bisect(

@@ -8,7 +8,6 @@ a cluster in a fixed order, so two runs agree bit for bit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,66 +15,17 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels import _cuda
-from rooflab.kernels._device import HOPPER_SMS
-from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import address_of
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Arguments
 from rooflab.kernels.sample._args import Edit, traffic
-from rooflab.kernels.tuning import BF16, SHARED_BYTES_PER_CTA, Footprint, Tuning
-from rooflab.reference.spec import Case, Scheme
+from rooflab.kernels.sample._configs import CLUSTER, MAX_CLUSTER, OWN_BYTES, ClusterConfig, share_of
+from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 
-THREADS = 512
-FEW_THREADS = 128
-"""For a part of at most `FEW_TOKENS`: fewer sums to add up."""
-FEW_TOKENS = 2048
 PARTS = ("_cluster_sums.cu", "_cluster_cut.cu", "cluster.cu")
 SOURCE = "\n".join((Path(__file__).parent / part).read_text() for part in PARTS)
-OWN_BYTES = 12 * 1024
-"""Static shared memory: sums, and the tokens at the end of a search."""
-MAX_CLUSTER = 8
 MAX_TOP_N = 32
-AIMED_SHARE = 16 * 1024
-"""Tokens of a CTA at which two CTAs share an SM, as 64 registers a thread allow: one row is loaded while another is
-searched."""
 ELEMENTS = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 1}
-
-
-@dataclass(frozen=True)
-class Config:
-    """One way to launch the kernel."""
-
-    cluster: int
-    """CTAs that share a row."""
-    threads: int
-    """Threads of a CTA."""
-
-
-def share_of(V: int, cluster: int) -> int:
-    """Tokens of a CTA: whole vectors, calls of Philox and words of the mask."""
-    return int(cdiv(V, 32 * cluster)) * 32
-
-
-def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Clusters of 1 to 8 CTAs; legal are those whose shared memory holds the row."""
-    return tuple(Config(cluster, threads) for cluster in (1, 2, 4, 8) for threads in (128, 256, 512))
-
-
-def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """The row's part in shared memory; seven thresholds, their sums and four vectors in flight in registers."""
-    shared = 4 * share_of(int(case["V"]), config.cluster) + OWN_BYTES
-    return Footprint(config.threads, 40, shared, int(case["B"]) * config.cluster)
-
-
-def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """As few CTAs as hold the row and leave room for other rows; more, while SMs are idle and a CTA has much to do."""
-    B, V = int(case["B"]), int(case["V"])
-    cluster = 1
-    while cluster < MAX_CLUSTER and (
-        share_of(V, cluster) > AIMED_SHARE or (B * cluster < HOPPER_SMS and share_of(V, cluster) > 4 * THREADS)
-    ):
-        cluster *= 2
-    return Config(cluster, FEW_THREADS if share_of(V, cluster) <= FEW_TOKENS else THREADS)
 
 
 def why_not(inputs: Arguments) -> str | None:
@@ -98,12 +48,12 @@ def load_bytes(logits: torch.Tensor) -> int:
 
 @kernel(
     backend="cuda", min_sm=90, devices=("cuda",), requires=("cupy",), traffic=traffic, unsupported=why_not,
-    tuning=Tuning(Config, configs, heuristic, footprint),
+    tuning=CLUSTER,
 )  # fmt: skip
 def cluster(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, seed: Tensor, position: Tensor,
     tokens: Tensor, logprob_ids: Tensor | None, logprobs: Tensor | None, *,
-    top_n: int | None, config: Config,
+    top_n: int | None, config: ClusterConfig,
     repetition_penalty: Edit, presence_penalty: Edit, frequency_penalty: Edit, edit_offsets: Edit, edit_ids: Edit,
     edit_counts: Edit, edit_bias: Edit, allowed: Edit,
 ) -> None:  # fmt: skip

@@ -1,0 +1,94 @@
+"""The tiles of gemm's rungs with a producer in Gluon and CUDA C++: what a CTA needs, and at the end a row for each."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from rooflab.kernels._multicast_configs import ClusterTile, cluster_tuning
+from rooflab.kernels._sizes import cdiv
+from rooflab.kernels.gemm._tiles import GROUP_ROWS, ROW_BYTES, quickest, ring_footprint, stages_that_fit
+from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
+from rooflab.reference.spec import Case, Scheme
+
+DEEP_K = 2048
+"""From this K on a fourth slot is predicted to gain more than staging a whole tile; unmeasured."""
+CANDIDATES = ((128, 256), (256, 128), (128, 128), (128, 64))
+"""block_m and block_n; two consumers can hold at most 128 x 256 outputs."""
+RINGS = (
+    *((3, 0, False), (4, 0, False), (4, 1, False), (6, 0, False), (6, 2, False), (8, 0, False), (8, 4, False)),
+    *((4, 0, True), (6, 0, True)),
+)
+"""Stages, lead and turns."""
+
+
+@dataclass(frozen=True)
+class RingTile(LaunchConfig):
+    """Tile sizes and the ring."""
+
+    block_m: int
+    """Each consumer takes half, or with `turns` all."""
+    block_n: int
+    block_k: int
+    stages: int
+    """Slots of the ring."""
+    group_m: int
+    """Row panels of tiles that share their columns of B in L2."""
+    store_n: int
+    """Columns of a finished tile that are staged at once: all, or half if the ring needs the memory."""
+    lead: int = 0
+    """Steps of K that the first consumer is ahead of the second, so that one stores while the other multiplies; each
+    step costs a slot of the ring, which both hold."""
+    turns: bool = False
+    """Whether each consumer has whole tiles, and they multiply in turn."""
+
+
+def _rings(case: Case, scheme: Scheme = BF16) -> tuple[RingTile, ...]:
+    """Tiles that two consumers can hold in registers, with rings of several depths."""
+    depth = ROW_BYTES // scheme.activation.itemsize
+    tiles = itertools.product((128, 256), (64, 128, 256), (depth // 2, depth), (8, 16), (1, 2))
+    return tuple(
+        RingTile(block_m, block_n, block_k, stages, group_m, block_n // parts, lead, turns)
+        for block_m, block_n, block_k, group_m, parts in tiles
+        for stages, lead, turns in RINGS
+    )
+
+
+def _ring(config: RingTile, case: Case, scheme: Scheme = BF16) -> Footprint:
+    """With the staged part of a tile, of both consumers with turns."""
+    tiles = cdiv(int(case["M"]), config.block_m) * cdiv(int(case["N"]), config.block_n)
+    blocks, stored = (config.block_m, config.block_n, config.block_k), config.block_m * config.store_n
+    staged = stored * (1 + config.turns)
+    return ring_footprint(blocks, config.stages, staged, tiles, int(case["K"]), scheme, turns=config.turns)
+
+
+def _is_ring(config: RingTile, case: Case, scheme: Scheme = BF16) -> bool:
+    """Whether a CTA fits, and the ring has at least two slots more than the lead; with turns nobody leads."""
+    leads = config.lead == 0 or (config.lead + 2 <= config.stages and not config.turns)
+    return leads and _ring(config, case, scheme).fits
+
+
+def _quickest_ring(case: Case, scheme: Scheme = BF16) -> RingTile:
+    """The quickest of `CANDIDATES`, each with as many slots as fit."""
+    return quickest([_with_ring(m, n, case, scheme) for m, n in CANDIDATES], case, scheme)
+
+
+def _with_ring(block_m: int, block_n: int, case: Case, scheme: Scheme) -> RingTile:
+    """Stages half a tile if this makes room for a slot; not with a residual, which would make the consumer wait."""
+    size = scheme.activation.itemsize
+    large = block_m * block_n == 128 * 256
+    halved = large and (size > 2 or (int(case["K"]) >= DEEP_K and not case.get("residual")))
+    store_n = block_n // 2 if halved else block_n
+    stages = stages_that_fit((block_m + block_n) * ROW_BYTES, block_m * store_n * size)
+    return RingTile(block_m, block_n, ROW_BYTES // size, stages, GROUP_ROWS // block_m, store_n)
+
+
+def _quicker(case: Case, scheme: Scheme = BF16) -> ClusterTile:
+    """The quicker of two widths, with the deepest ring beside two staged boxes."""
+    group = GROUP_ROWS // 128
+    return quickest([ClusterTile(2, 256, 4, group, 2, 2), ClusterTile(2, 128, 6, group, 2, 2)], case, scheme)
+
+
+COOPERATIVE = Tuning(RingTile, _rings, _quickest_ring, _ring, _is_ring)
+# One fp32 accumulator per consumer, of products of 16 bits.
+MULTICAST = cluster_tuning((2,), (128, 256), (1, 2, 4), _quicker, itemsize=2, accumulators=1)
