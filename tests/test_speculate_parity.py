@@ -23,12 +23,13 @@ TIE = 2e-3
 """Where the two best logits are nearer, rounding may decide."""
 HIDDEN, VOCAB = 576, 49152
 """SmolLM2-135M's."""
+SIZES = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "num_attention_heads": 9, "max_position_embeddings": 512}
 KINDS = {
     "ngram": lambda folder: {},
     "draft": lambda folder: {"draft": str(fetch())},  # the model itself: nearly all is right
     "layers": lambda folder: {"speculate": "draft", "draft": 3},
     "medusa": lambda folder: {"draft": medusa(folder, heads=8, hidden=HIDDEN, vocab=VOCAB)},
-    "eagle": lambda folder: {"draft": eagle(folder, (HIDDEN, 2 * HIDDEN), hidden_size=HIDDEN, vocab_size=VOCAB)},
+    "eagle": lambda folder: {"draft": eagle(folder, (HIDDEN, 2 * HIDDEN), **SIZES)},
 }  # the last two have random weights, and nothing that they draft is right
 FIRST = (16, 4, "ngram")
 CASES = [

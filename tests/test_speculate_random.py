@@ -101,14 +101,13 @@ def test_100_examples(engines):
         run_example(seed, engines)
 
 
-@pytest.mark.parametrize(
-    "examples",
-    [pytest.param(300, marks=pytest.mark.more), pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
-)
-def test_more_examples(engines, examples):
-    known.clear()
-    for seed in range(EXAMPLES, examples + EXAMPLES):
-        if seed % 200 == 0:  # so that the texts to compare with stay few
+@pytest.mark.more
+@pytest.mark.timeout(600)  # half a minute on one core
+@pytest.mark.parametrize("first", range(EXAMPLES, 2000, 475))
+def test_2000_examples(engines, first):
+    """In four parts, with those of `test_100_examples`."""
+    for seed in range(first, first + 475):
+        if (seed - first) % 200 == 0:  # so that the texts to compare with stay few
             for llm in engines[1]:
                 blocks = llm.scheduler.blocks
                 blocks._published.clear(), blocks._key_of.clear()
