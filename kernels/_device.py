@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any
 
@@ -12,9 +13,28 @@ HOPPER_SMS = 132
 """SMs of an H100 or H200 SXM: the assumed GPU for compilation and emulation without a GPU."""
 
 
-@cache
+few_sms: int | None = None
+"""What `sm_count` answers instead of the truth, if it is a number."""
+
+
+@contextmanager
+def on_few_sms(count: int | None) -> Iterator[None]:
+    """`sm_count` answers `count` inside the `with` block, so that a CTA of a small case walks over several tiles."""
+    global few_sms
+    before, few_sms = few_sms, count
+    try:
+        yield
+    finally:
+        few_sms = before
+
+
 def sm_count(device: torch.device) -> int:
     """Streaming multiprocessors (SMs) of a GPU; 132 (an H100 SXM) for the CPU and `meta`."""
+    return few_sms or _sm_count(device)
+
+
+@cache
+def _sm_count(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
     return HOPPER_SMS

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import torch
 
-from rooflab.kernels import _checks
+from rooflab.kernels import _checks, _device
 from rooflab.kernels.configs import default_config
 from rooflab.kernels.registry import Arguments, Backend, Function, Role, add_kernel, get_op
 from rooflab.kernels.tuning import Tuning
@@ -130,6 +130,7 @@ class Launcher:
         try:
             key: tuple[Any, ...] = (
                 self._options_of(given),
+                _device.few_sms,
                 *[None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in self._tensors_of(given)],
             )
             if self.on_cpu:

@@ -8,6 +8,7 @@ calls, those are compared: on a GPU every call that is no view is a launch or mo
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rung_claims
 import torch
 import triton
 from packaging.version import Version
@@ -195,6 +197,12 @@ def check_claims(names: Iterable[str]) -> None:
         except AssertionError as fault:
             failed[name] = "".join(traceback.format_exception(fault))
     assert not failed, "\n".join(failed.values())
+
+
+def test_one_rung_differs_as_its_ladder_claims(monkeypatch):
+    """Of the rung that ROOFLAB_RUNG names, alone."""
+    monkeypatch.setattr(rung_claims, "alone", True)
+    check_claims([os.environ.get("ROOFLAB_RUNG", "softmax/fused")])
 
 
 @pytest.mark.more

@@ -202,6 +202,42 @@ def test_a_launch_that_stores_less_than_the_outputs_is_told_beside_the_verdict(r
     assert status == 0 and "torch wrote a part of the outputs: kernels stored 1024 of their 4096 bytes" in words
 
 
+WALKS = """
+import torch, triton
+import triton.language as tl
+from rooflab.kernels._device import sm_count
+from rooflab.kernels.registry import register
+
+@triton.jit
+def scaled(x, weight, out, T, H, eps, WIDTH: tl.constexpr):
+    columns = tl.arange(0, WIDTH)
+    inside = columns < H
+    for row in tl.range(tl.program_id(0), ENDS, tl.num_programs(0)):
+        values = tl.load(x + row * H + columns, mask=inside, other=0.0).to(tl.float32)
+        normed = values * tl.rsqrt(tl.sum(values * values, 0) / H + eps)
+        normed *= tl.load(weight + columns, mask=inside).to(tl.float32)
+        tl.store(out + row * H + columns, normed.to(out.dtype.element_ty), mask=inside)
+
+@register(op="rmsnorm", name="walks", role="optimized", backend="triton")
+def walks(x, weight, eps=1e-6):
+    T, H = x.shape
+    x, weight, out = x.contiguous(), weight.contiguous(), torch.empty(T, H, dtype=x.dtype)
+    scaled[(min(T, sm_count(x.device)),)](x, weight, out, T, H, eps, WIDTH=triton.next_power_of_2(H))
+    return out
+"""
+
+
+@pytest.mark.parametrize(("ends", "right"), [("T", True), ("tl.num_programs(0)", False)])
+@pytest.mark.parametrize("by", ["emulator", "interpreter"])
+def test_a_persistent_program_that_leaves_after_its_first_tile_is_wrong(rooflab, tmp_path, by, ends, right):
+    """With 132 SMs each row of a check's small cases has a program of its own."""
+    file = tmp_path / f"walks_{by}_{right}.py"
+    file.write_text(WALKS.replace("ENDS", ends).replace('"walks"', f'"{file.stem}"'))
+    status, out, _ = rooflab("check", "rmsnorm", "--kernel", file, "--case", RMSNORM, "--scheme", "fp32", "--by", by)
+    assert (status == 0) == right
+    assert right or "with a grid for 2 SMs, where a CTA takes several tiles" in out
+
+
 @pytest.mark.parametrize("by", ["check", "emulate"])
 def test_what_torch_computed_is_not_said_to_be_emulated(rooflab, tmp_path, by):
     file = other_file(tmp_path, f"torch_{by}", TORCH)

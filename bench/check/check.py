@@ -3,10 +3,11 @@
 A kernel runs on guarded copies of its inputs (`trial.py`, `poison.py`), by default in this process.  `rooflab check`
 runs it in another one, which never has the oracle or the verdict (`outside.py`).  It runs
 1. on some data;
-2. on other data in padded layouts, which reveals a cached answer and an assumed contiguity;
+2. on other data in padded layouts and with a grid for two SMs, which reveals a cached answer, an assumed contiguity,
+   and a loop over tiles that ends too early or takes another CTA's;
 3. on the first data again, twice, the second time in another thread, into outputs of the caller that hold NaN and then
    an old answer, bit for bit alike;
-4. on other data at the same addresses, which reveals an answer kept for an address;
+4. on other data at the same addresses and with a grid for one SM, which reveals an answer kept for an address;
 5. on the same data in other arrangements of memory, with rows of stride 0, over its inputs, and with other options;
 6. on planted inputs.
 Uninitialised memory is NaN. Results are read as soon as the current stream is done, and then overwritten. Only the

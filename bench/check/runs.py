@@ -25,6 +25,9 @@ GPU_REPEATS = 3
 """How many more runs on a GPU must agree bit for bit; they may reveal races."""
 SMALL_ELEMENTS = 2**20
 """Inputs with fewer elements are checked with one CPU thread."""
+FEW_SMS, ONE_SM = 2, 1
+"""SMs of which launchers are told in the runs on other data: a check's cases have fewer tiles than 132 SMs, and the
+loop of a persistent CTA over its tiles would end after the first.  A CTA of two must leave the other's tiles out."""
 KEPT_ANSWERS = 4
 """How many first calls' outputs are kept, to recognise a cached answer; planted inputs come later."""
 Otherwise = Literal["apart", "turned", "far", "expanded", "in place", "other options"]
@@ -129,7 +132,7 @@ class Check:
         other = self._made("other", self.seed + OTHER_SEED)
         self._load(other)
         if self._arranged(other, "padded") is None:
-            self._judged("other data", other, Layout(poisoned=True))
+            self._judged("other data", other, Layout(poisoned=True, sms=FEW_SMS))
         self._repeated(first)
         self._in_the_same_memory(first, other)
         return other
@@ -188,6 +191,8 @@ class Check:
 
     def _why(self, read: Outputs, data: CheckData, layout: Layout) -> str:
         """The cheat that explains a wrong output, after a colon; empty if there is none."""
+        if layout.sms and self._is_right(data, replace(layout, sms=None)):
+            return f": with a grid for {layout.sms} SMs, where a CTA takes several tiles; with one for all it is right"
         if layout.elsewhere and self._is_right(data, replace(layout, elsewhere=False)):
             return ": a call from another thread: it is right only in the thread of its first call"
         if several(self.device) and self._is_right(data, replace(layout, alone=True)):
@@ -223,7 +228,7 @@ class Check:
             names.discard(str(self.spec.prepared))
         while names:
             try:
-                layout = Layout(dict.fromkeys(names, arranged), poisoned=True)
+                layout = Layout(dict.fromkeys(names, arranged), poisoned=True, sms=FEW_SMS)
                 return self._judged(f"other data, {arranged} {', '.join(sorted(names))}", data, layout)
             except LayoutRefused as refused:
                 names = names - {refused.argument} if refused.argument in names else set()
@@ -318,7 +323,7 @@ class Check:
             inputs = {**other.inputs, **{name: first.inputs[name] for name in keep}}
             data = self._kept_as(SAME, inputs)
             self._load(data, first.name)
-        self._judged("other data in the same memory", data, Layout(same_memory=True))
+        self._judged("other data in the same memory", data, Layout(same_memory=True, sms=ONE_SM))
 
 
 def _differing(spec: OpSpec, one: Outputs, other: Outputs) -> str:

@@ -30,6 +30,7 @@ from rooflab.bench.check.poison import (
 )
 from rooflab.bench.records.record import CheckedBy
 from rooflab.bench.timing import tamper
+from rooflab.kernels._device import on_few_sms
 from rooflab.kernels.registry import Kernel, interpreting
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
 
@@ -62,6 +63,8 @@ class Layout:
     """By output the input in whose memory the caller's output lies."""
     elsewhere: bool = False
     """Another thread makes the call."""
+    sms: int | None = None
+    """SMs that `sm_count` tells the launcher of; None: those of the GPU, or 132."""
 
 
 PLAIN = Layout()
@@ -134,7 +137,7 @@ class Runner:
         """
         if layout.same_memory and self.spec.mutates:
             self.settle()  # this run's inputs use the memory of the last call's outputs again
-        with poisoned_allocations() if layout.poisoned else nullcontext():
+        with poisoned_allocations() if layout.poisoned else nullcontext(), on_few_sms(layout.sms):
             arguments = *self._sets[name], layout
             if layout.elsewhere:
                 # OpenMP keeps the number of threads for each of its callers, so the new one is told.
