@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -36,11 +36,31 @@ Results = tuple[tuple[str, tuple[int, ...], tuple[int, ...], torch.dtype], ...]
 """Names, shapes, strides and dtypes of what a launch writes."""
 
 
+class Pair(NamedTuple):
+    """An output of the caller and a tensor that it may not overlap."""
+
+    place: int
+    """The output's, among the results."""
+    nbytes: int
+    """From the first element to the end of the last."""
+    name: str
+    """The input's, or empty for another output."""
+    other: int
+    """The place of that output."""
+    other_nbytes: int
+    in_place: bool
+    """Whether the output may lie over that input."""
+    same: bool
+    """And it has its shape and strides."""
+
+
 @dataclass(slots=True)
 class BoundCall:
     """What was worked out for one layout."""
 
     results: Results
+    names: tuple[str, ...]
+    """Of the results."""
     device: torch.device
     gpu: int | None
     """The number of the GPU that must be the current one."""
@@ -50,6 +70,8 @@ class BoundCall:
     nothing: bool
     """Whether an argument is empty, and the kernel's `empty` makes the results."""
     dims: Dims
+    apart: tuple[Pair, ...] = ()
+    """Of the caller's outputs."""
     more: Any = None
     """What the kernel's own `bind` worked out."""
 
@@ -153,6 +175,8 @@ class Launcher:
 
     def _more_of_key(self, given: Given, out: Any) -> tuple[Any, ...]:
         """Addresses as far as they count, and the layouts of the caller's outputs."""
+        if not self.aligned and isinstance(out, torch.Tensor):
+            return out.shape, out.stride(), out.dtype, out.device
         key = [None if (x := given[name]) is None else x.data_ptr() % 16 for name in self.aligned]
         outs = () if out is None else out if isinstance(out, tuple) else (out,)
         layouts = [(x.shape, x.stride(), x.dtype, x.device) for x in outs]
@@ -186,7 +210,9 @@ class Launcher:
         nothing = self.empty is not None and any(0 in x.shape for x in tensors)
         if self._takes_config and config is None and not empty and not nothing:
             config = self.default_config(given, dims)
-        return BoundCall(results, device, _number(device), config, empty, nothing, dims)
+        apart = () if out is None else self._apart(out if isinstance(out, tuple) else (out,), results, given)
+        names = tuple(name for name, *_ in results)
+        return BoundCall(results, names, device, _number(device), config, empty, nothing, dims, apart)
 
     def default_config(self, given: Given, dims: Dims) -> Any:
         """The config of a launch with these arguments that is given none."""
@@ -232,19 +258,32 @@ class Launcher:
             made = self._callers(out, bound, given)
         return made if len(made) == len(self.results) else {**dict.fromkeys(self.results), **made}
 
+    def _apart(self, outs: tuple[torch.Tensor, ...], results: Results, given: Given) -> tuple[Pair, ...]:
+        """What `_callers` compares: each output with the inputs and with the outputs before it."""
+        pairs = []
+        for place, (out, (result, *_)) in enumerate(zip(outs, results, strict=True)):
+            if out.is_meta or not out.numel():
+                continue
+            for name in self.tensors:
+                x = given[name]
+                if isinstance(x, torch.Tensor) and x.numel():
+                    same = out.shape == x.shape and out.stride() == x.stride()
+                    pairs.append(Pair(place, _span(out), name, 0, _span(x), self.in_place[result] == name, same))
+            for other, x in enumerate(outs[:place]):
+                if x.numel():
+                    pairs.append(Pair(place, _span(out), "", other, _span(x), False, False))
+        return tuple(pairs)
+
     def _callers(self, out: Any, bound: BoundCall, given: Given) -> dict[str, torch.Tensor | None]:
         """The caller's outputs.  Raises `ValueError` where one lies over an input, or over one before it."""
-        made: dict[str, torch.Tensor | None] = {}
         outs = out if isinstance(out, tuple) else (out,)
-        for (name, *_), tensor in zip(bound.results, outs, strict=True):
-            for other in self.tensors:
-                if isinstance(given[other], torch.Tensor):
-                    _check_apart(tensor, other, given[other], self.in_place[name] == other)
-            for before in made.values():
-                if before is not None:
-                    _check_apart(tensor, "another output", before, False)
-            made[name] = tensor
-        return made
+        for place, nbytes, name, other, other_nbytes, in_place, same in bound.apart:
+            start = outs[place].data_ptr()
+            begin = (given[name] if name else outs[other]).data_ptr()
+            if start < begin + other_nbytes and begin < start + nbytes and not (in_place and same and start == begin):
+                wanted = f"memory of its own, or {name} itself" if in_place else "memory of its own"
+                raise ValueError(f"out: expected {wanted}, got memory that overlaps {name or 'another output'}'s")
+        return dict(zip(bound.names, outs, strict=True))
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -272,17 +311,6 @@ def _number(device: torch.device) -> int | None:
     if device.type != "cuda":
         return None
     return torch.cuda.current_device() if device.index is None else device.index
-
-
-def _check_apart(out: torch.Tensor, name: str, x: torch.Tensor, in_place: bool) -> None:
-    """Raises `ValueError` where an output shares memory with an input, unless it is that input, element by element."""
-    if out.is_meta or not out.numel() or not x.numel():
-        return
-    start, end = out.data_ptr(), x.data_ptr()
-    same = in_place and start == end and out.shape == x.shape and out.stride() == x.stride()
-    if not same and start < end + _span(x) and end < start + _span(out):
-        wanted = f"memory of its own, or {name} itself" if in_place else "memory of its own"
-        raise ValueError(f"out: expected {wanted}, got memory that overlaps {name}'s")
 
 
 def _span(tensor: torch.Tensor) -> int:
