@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
 from operator import itemgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 
@@ -34,24 +34,9 @@ MOST_LAYOUTS = 4096
 Unsupported = Callable[[Arguments], str | None]
 Results = tuple[tuple[str, tuple[int, ...], tuple[int, ...], torch.dtype], ...]
 """Names, shapes, strides and dtypes of what a launch writes."""
-
-
-class Pair(NamedTuple):
-    """An output of the caller and a tensor that it may not overlap."""
-
-    place: int
-    """The output's, among the results."""
-    nbytes: int
-    """From the first element to the end of the last."""
-    name: str
-    """The input's, or empty for another output."""
-    other: int
-    """The place of that output."""
-    other_nbytes: int
-    in_place: bool
-    """Whether the output may lie over that input."""
-    same: bool
-    """And it has its shape and strides."""
+Pair = tuple[int, int, str, int, int, bool]
+"""An output of the caller and what it may not overlap: its place and bytes; an input's name, or empty and the place of
+another output; the bytes of that; whether the output may be that input."""
 
 
 @dataclass(slots=True)
@@ -265,24 +250,22 @@ class Launcher:
             if out.is_meta or not out.numel():
                 continue
             for name in self.tensors:
-                x = given[name]
-                if isinstance(x, torch.Tensor) and x.numel():
-                    same = out.shape == x.shape and out.stride() == x.stride()
-                    pairs.append(Pair(place, _span(out), name, 0, _span(x), self.in_place[result] == name, same))
-            for other, x in enumerate(outs[:place]):
-                if x.numel():
-                    pairs.append(Pair(place, _span(out), "", other, _span(x), False, False))
+                if isinstance(x := given[name], torch.Tensor) and x.numel():
+                    over = self.in_place[result] == name and (out.shape, out.stride()) == (x.shape, x.stride())
+                    pairs.append((place, _span(out), name, 0, _span(x), over))
+            pairs += [(place, _span(out), "", n, _span(x), False) for n, x in enumerate(outs[:place]) if x.numel()]
         return tuple(pairs)
 
     def _callers(self, out: Any, bound: BoundCall, given: Given) -> dict[str, torch.Tensor | None]:
         """The caller's outputs.  Raises `ValueError` where one lies over an input, or over one before it."""
         outs = out if isinstance(out, tuple) else (out,)
-        for place, nbytes, name, other, other_nbytes, in_place, same in bound.apart:
+        for place, nbytes, name, other, other_nbytes, over in bound.apart:
             start = outs[place].data_ptr()
             begin = (given[name] if name else outs[other]).data_ptr()
-            if start < begin + other_nbytes and begin < start + nbytes and not (in_place and same and start == begin):
-                wanted = f"memory of its own, or {name} itself" if in_place else "memory of its own"
-                raise ValueError(f"out: expected {wanted}, got memory that overlaps {name or 'another output'}'s")
+            if start < begin + other_nbytes and begin < start + nbytes and not (over and start == begin):
+                itself = f", or {name} itself" if name and self.in_place[bound.names[place]] == name else ""
+                what = name or "another output"
+                raise ValueError(f"out: expected memory of its own{itself}, got memory that overlaps {what}'s")
         return dict(zip(bound.names, outs, strict=True))
 
 
