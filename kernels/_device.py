@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
@@ -14,18 +13,7 @@ HOPPER_SMS = 132
 
 
 few_sms: int | None = None
-"""What `sm_count` answers instead of the truth, if it is a number."""
-
-
-@contextmanager
-def on_few_sms(count: int | None) -> Iterator[None]:
-    """`sm_count` answers `count` inside the `with` block, so that a CTA of a small case walks over several tiles."""
-    global few_sms
-    before, few_sms = few_sms, count
-    try:
-        yield
-    finally:
-        few_sms = before
+"""What `sm_count` answers instead of the truth, if it is a number: a check sets it (`bench/check/trial.py`)."""
 
 
 def sm_count(device: torch.device) -> int:

@@ -30,7 +30,7 @@ from rooflab.bench.check.poison import (
 )
 from rooflab.bench.records.record import CheckedBy
 from rooflab.bench.timing import tamper
-from rooflab.kernels._device import on_few_sms
+from rooflab.kernels import _device
 from rooflab.kernels.registry import Kernel, interpreting
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
 
@@ -68,6 +68,16 @@ class Layout:
 
 
 PLAIN = Layout()
+
+
+@contextmanager
+def _on_sms(count: int | None) -> Iterator[None]:
+    """`sm_count` answers `count` inside the `with` block, so that a CTA of a small case walks over several tiles."""
+    _device.few_sms = count
+    try:
+        yield
+    finally:
+        _device.few_sms = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +147,7 @@ class Runner:
         """
         if layout.same_memory and self.spec.mutates:
             self.settle()  # this run's inputs use the memory of the last call's outputs again
-        with poisoned_allocations() if layout.poisoned else nullcontext(), on_few_sms(layout.sms):
+        with poisoned_allocations() if layout.poisoned else nullcontext(), _on_sms(layout.sms):
             arguments = *self._sets[name], layout
             if layout.elsewhere:
                 # OpenMP keeps the number of threads for each of its callers, so the new one is told.
