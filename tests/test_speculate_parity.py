@@ -37,7 +37,7 @@ CASES = [
     for case in product((16, 1), (1, 4, 8), KINDS)
 ]
 """Batch, most tokens of a draft, and kind; each takes a minute or two."""
-TINY = {"num_kv_blocks": 60, "block_size": 4, "prefill_chunk": 33}
+TINY = {"num_kv_blocks": 120, "block_size": 4, "prefill_chunk": 33}
 """A pool that preempts sequences, and chunks."""
 
 
@@ -100,7 +100,7 @@ def judged(greedy, got, shown):
 
 
 def preempting(llm):
-    """The sequences that lost their pages; makes each lose them once, at one of its first 20 tokens, as long as another
+    """The sequences that lost their pages; makes each lose them once, at one of its first tokens, as long as another
     runs."""
     scheduler, lost = llm.scheduler, {}
     grow = scheduler._grow
@@ -108,7 +108,7 @@ def preempting(llm):
     def growing():
         preempted = grow()
         for one in scheduler.running:
-            if one.row >= 0 and one.request_id not in lost and len(one.output_ids) > one.request_id % 20:
+            if one.row >= 0 and one.request_id not in lost and len(one.output_ids) > one.request_id % 8:
                 if len(scheduler.running) > 1:
                     scheduler._preempt(one)
                     preempted.append(one)
@@ -145,9 +145,10 @@ def test_greedy_answers_of_a_real_model_are_those_without_speculation(tmp_path, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_so_are_they_if_every_request_is_preempted(tmp_path, greedy, kind):
     llm, seen = speculating_llm(tmp_path, kind, max_num_seqs=16, **TINY)
-    lost = preempting(llm)
-    got = [output["token_ids"] for output in llm.generate(greedy[1], PARAMS)]
-    assert len(lost) == len(got), f"{len(lost)} of {len(got)} requests were preempted"
+    lost, asked = preempting(llm), len(greedy[1])
+    beside_the_last = greedy[1][:1]
+    got = [output["token_ids"] for output in llm.generate(greedy[1] + beside_the_last, PARAMS)][:asked]
+    assert {*range(asked)} <= lost.keys(), f"{len(lost)} of {asked} requests were preempted"
     judged(greedy, got, f"{kind}, every request preempted, chunks of prompts: {counts(kind, seen)}")
 
 
