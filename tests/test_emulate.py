@@ -228,7 +228,7 @@ def walks(x, weight, eps=1e-6):
 
 
 @pytest.mark.parametrize(("ends", "right"), [("T", True), ("tl.num_programs(0)", False)])
-@pytest.mark.parametrize("by", ["emulator", "interpreter"])
+@pytest.mark.parametrize("by", ["emulator", pytest.param("interpreter", marks=pytest.mark.more)])
 def test_a_persistent_program_that_leaves_after_its_first_tile_is_wrong(rooflab, tmp_path, by, ends, right):
     """With 132 SMs each row of a check's small cases has a program of its own."""
     file = tmp_path / f"walks_{by}_{right}.py"

@@ -191,7 +191,7 @@ class Check:
 
     def _why(self, read: Outputs, data: CheckData, layout: Layout) -> str:
         """The cheat that explains a wrong output, after a colon; empty if there is none."""
-        if layout.sms and self._is_right(data, replace(layout, sms=None)):
+        if layout.sms and self._is_right(data, replace(layout, sms=None)) and not self._is_right(data, layout):
             return f": with a grid for {layout.sms} SMs, where a CTA takes several tiles; with one for all it is right"
         if layout.elsewhere and self._is_right(data, replace(layout, elsewhere=False)):
             return ": a call from another thread: it is right only in the thread of its first call"
