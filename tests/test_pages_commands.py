@@ -85,7 +85,7 @@ PARSED = {
     "rooflab latency": "it times a model; test_load_run.py does so with a small one",
     "rooflab throughput": "it times a model; test_load_run.py does so with a small one",
     "rooflab xray": "it needs a trace; test_load_run.py makes one",
-    "rooflab check rmsnorm": "half a minute in the emulator; test_check_cli.py asks for less",
+    "rooflab check rmsnorm": "half a minute in the emulator; test_emulate.py has checks of one case",
     "pytest": "such a part of the tests as one who adds a rung wants; `make test` runs them all",
     "pytest bench": "minutes: every benchmark of gemm",
     "pip": "it needs a network; release.yml installs the wheel",

@@ -27,7 +27,8 @@ SMALL_ELEMENTS = 2**20
 """Inputs with fewer elements are checked with one CPU thread."""
 FEW_SMS, ONE_SM = 2, 1
 """SMs of which launchers are told in the runs on other data: a check's cases have fewer tiles than 132 SMs, and the
-loop of a persistent CTA over its tiles would end after the first.  A CTA of two must leave the other's tiles out."""
+loop of a persistent CTA over its tiles would end after the first.  With two SMs a CTA must also leave out the tiles of
+the other."""
 KEPT_ANSWERS = 4
 """How many first calls' outputs are kept, to recognise a cached answer; planted inputs come later."""
 Otherwise = Literal["apart", "turned", "far", "expanded", "in place", "other options"]
@@ -192,7 +193,8 @@ class Check:
     def _why(self, read: Outputs, data: CheckData, layout: Layout) -> str:
         """The cheat that explains a wrong output, after a colon; empty if there is none."""
         if layout.sms and self._is_right(data, replace(layout, sms=None)) and not self._is_right(data, layout):
-            return f": with a grid for {layout.sms} SMs, where a CTA takes several tiles; with one for all it is right"
+            grid = f"a grid for {layout.sms} SMs, where a CTA takes several tiles"
+            return f": with {grid}; with a grid for all SMs it is right"
         if layout.elsewhere and self._is_right(data, replace(layout, elsewhere=False)):
             return ": a call from another thread: it is right only in the thread of its first call"
         if several(self.device) and self._is_right(data, replace(layout, alone=True)):

@@ -63,13 +63,13 @@ def _ring(config: RingTile, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def _is_ring(config: RingTile, case: Case, scheme: Scheme = BF16) -> bool:
-    """Whether a CTA fits, and the ring has at least two slots more than the lead; with turns nobody leads."""
+    """Whether a CTA fits, and the ring has at least two slots more than the lead; with `turns` the lead is 0."""
     leads = config.lead == 0 or (config.lead + 2 <= config.stages and not config.turns)
     return leads and _ring(config, case, scheme).fits
 
 
 def _quickest_ring(case: Case, scheme: Scheme = BF16) -> RingTile:
-    """The quickest of `CANDIDATES`, each with as many slots as fit."""
+    """The quickest of `CANDIDATES`, each with the most slots that fit."""
     return quickest([_with_ring(m, n, case, scheme) for m, n in CANDIDATES], case, scheme)
 
 

@@ -125,7 +125,7 @@ def _ring(config: GroupedRing, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def _deepest(case: Case, scheme: Scheme = BF16) -> GroupedRing:
-    """The tile with the least work for the busiest SM, with as many slots as fit."""
+    """The tile with the least work for the busiest SM, with the most slots that fit."""
     size, found = scheme.activation.itemsize, []
     for m, n, store_n in (128, 256, 128), (128, 128, 128), (128, 64, 64):
         stages = stages_that_fit((m + n) * ROW_BYTES, m * store_n * size)

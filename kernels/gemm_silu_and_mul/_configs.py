@@ -31,7 +31,7 @@ class Config(LaunchConfig):
 
     block_m: int
     block_i: int
-    """Columns of gate, and as many of up."""
+    """Columns of gate, and the same number of up."""
     block_k: int
     num_warps: int
     num_stages: int
@@ -132,7 +132,7 @@ class PairRing(LaunchConfig):
     block_m: int
     """Each consumer takes half."""
     block_i: int
-    """Columns of gate, and as many of up."""
+    """Columns of gate, and the same number of up."""
     block_k: int
     stages: int
     """Slots of the ring."""
