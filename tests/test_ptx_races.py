@@ -379,6 +379,30 @@ def test_sums_that_differ_by_rounding_are_told_apart_from_other_values(races: Sh
         assert (races.found[-1].kind, races.found[-1].count) == ("lanes", number)
 
 
+@pytest.mark.parametrize(
+    ("places", "width", "registers"),
+    [
+        pytest.param(np.zeros(32, np.int64), 4, 1, id="one row a warp, since Triton 3.8"),
+        pytest.param(np.arange(32) // 8 * 4, 4, 1, id="four rows a warp, Triton 3.6"),
+        pytest.param(np.arange(32) // 4 * 16, 16, 4, id="rows of stmatrix, since Triton 3.8"),
+    ],
+)
+def test_warps_that_hold_one_row_may_all_store_its_sum(places: np.ndarray, width: int, registers: int) -> None:
+    """The lanes' sums differ by rounding; a warp whose sum is another races, at once and later."""
+    sums = np.tile(np.where(np.arange(32) % 2, 1.5, np.nextafter(np.float32(1.5), 2)).astype(np.float32), 2)
+    for together in (True, False):
+        for other, wrong in ((sums[31], 0), (sums[30], 1)):
+            sums[63] = other
+            races, memory = SharedRaces(1, 2, SIZE), np.zeros((registers, SIZE), np.float32)
+            for warps in [np.repeat([0, 1], 32)] if together else [own(0), own(1)]:
+                where = np.resize(places, warps.size)
+                values = [sums[:32] if warps[-1] == 0 else sums[-warps.size :]] * registers
+                races.write(0, warps, where, width, STORE, values, lambda at=where, of=memory: [row[at] for row in of])
+                memory[:, where] = values
+            harmful = [race.kind for race in races.found if not race.harmless]
+            assert harmful.count("write-write") == wrong and set(harmful) <= {"rounding", "write-write"}
+
+
 def test_a_store_of_what_was_there_is_marked_and_looked_up_only_for_a_race(races: SharedRaces) -> None:
     races.write(0, own(0), PLACES, 4, STORE, [np.uint32(1)], lambda: pytest.fail("looked up"))
     old = np.arange(32, dtype=np.uint32)

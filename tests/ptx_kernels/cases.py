@@ -61,7 +61,7 @@ CASES: dict[str, Case] = {
     "dot_tf32": _dot(dtype="fp32", relative=2e-3),
     # ptxas waits before those reads by itself (its note C7517).
     "dot_e4m3_imprecise": Case("triton_copies", "dot", {"dtype": "e4m3", "K": 128, "imprecise": 32},
-                               reported="reads an accumulator of a wgmma that may still be running"),
+                               reported="no wgmma.wait_group between (ptxas puts one there, note C7517"),
     "dot_small": _dot(M=16, N=16, K=16, warps=1),
     "dot_8_warps": _dot(M=128, N=32, K=32, warps=8),
     "printing": Case("triton_language", "printing", asynchronous=False),
@@ -69,6 +69,9 @@ CASES: dict[str, Case] = {
     "sort_fp16_1_warp": _vectors("sort", dtype="float16", N=64, warps=1),
     "scan_back": _vectors("scan", back=True, R=32, N=32, warps=2),
     "reduce_16_warps": _vectors("reduce", R=2, N=4096, warps=16),
+    # Both halves of the warps hold the same rows, and each stores its sums: lanes' sums of squares differ by rounding.
+    "reduce_more_warps_than_rows": Case("triton_vectors", "reduce", {"R": 4, "N": 16, "warps": 8}, asynchronous=False,
+                                        reported="values to one address that differ by rounding"),
     # Triton 3.7 reads the other CTA's part of its own memory, and does not use what it finds.
     "reduce_2_ctas": Case("triton_vectors", "reduce", {"R": 8, "N": 512, "ctas": 2}, uninitialised=False),
     "turn": _vectors("turn"),

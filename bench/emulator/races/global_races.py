@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rooflab.bench.emulator.races.cta_order import CtaOrder
 from rooflab.bench.emulator.races.reports import Findings, Race
-from rooflab.bench.emulator.races.shadow_memory import GRANULES, Bools, Values, chosen, equal
+from rooflab.bench.emulator.races.shadow_memory import GRANULES, Bools, Values, chosen, equal, last_of
 
 Ints = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int32]
@@ -253,7 +253,7 @@ class GlobalRaces(CtaOrder):
             return
         same = np.zeros(actors.size, np.bool_)
         if values is not None and old is not None:
-            same = equal(values, old(), actors.size)
+            same = equal(chosen(values, last_of(cells[:, 0] << 32 | actors)), old(), actors.size)
         keys = touched.instructions[cells[others]].astype(np.int64) << 32 | inverse << 1 | same[lanes]
         for first, count in zip(*np.unique(keys, return_index=True, return_counts=True)[1:], strict=True):
             epochs_left = unknown[int(inverse[first])]
@@ -273,13 +273,14 @@ class GlobalRaces(CtaOrder):
             return
         losers = np.flatnonzero(lost)
         # A granule keeps the write of its last lane.
-        order = first.argsort(kind="stable")
-        last = order[first[order].searchsorted(first[losers], side="right") - 1]
-        apart = actors[losers] // self.warps != actors[last] // self.warps
+        last = last_of(first)[losers]
+        ctas = actors // self.warps
+        apart = ctas[losers] != ctas[last]
         losers, last = losers[apart], last[apart]
         same: Bools = np.zeros(losers.size, np.bool_)
         if values is not None:
-            same = equal(chosen(values, losers), chosen(values, last), losers.size)
+            stays = last_of(first << 32 | ctas)[losers]
+            same = equal(chosen(values, stays), chosen(values, last), losers.size)
         for leaves_same in (False, True):
             which = np.flatnonzero(same == leaves_same)
             if which.size:

@@ -186,6 +186,11 @@ class Lanes:
         return losers, winners[losers].astype(np.int64)
 
 
+    def last_of_warp(self) -> Ints:
+        """(n,): for each access, the last one of its warp at its address."""
+        return last_of(self.cells.granules[:, 0] << ACTOR_BITS | self.actors)
+
+
 class Operation:
     """Accesses by one asynchronous operation, through the async proxy."""
 
@@ -215,6 +220,13 @@ class Operation:
         known = self._transfer.known[GENERIC].take(late.stamps & ACTOR)
         ordered: Bools = late.stamps < known
         return ordered
+
+
+def last_of(keys: Ints) -> Ints:
+    """(n,): for each of `keys` (n,), the index of the last equal one."""
+    order = keys.argsort(kind="stable")
+    last: Ints = order[keys[order].searchsorted(keys, side="right") - 1]
+    return last
 
 
 def equal(values: Values, others: Values, accesses: int) -> Bools:

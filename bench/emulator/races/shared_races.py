@@ -1,8 +1,10 @@
 """Races on shared memory, found by vector clocks in whatever order the emulator runs the warps.
 
 The lanes of a warp run in lockstep here: the actions of one warp are ordered, and a race between lanes of one warp is
-reported only where one instruction writes different values to one address.  Order is known per warp, not per thread: a
-barrier that half of a warp reaches counts for the warp.
+reported only where one instruction writes different values to one address.  Of these the last lane's value stays, and
+warps are compared by what stays of each: since Triton 3.8 all warps that hold one row store its sum, which a fused
+multiply-add rounds differently in each lane.  Order is known per warp, not per thread: a barrier that half of a warp
+reaches counts for the warp.
 
 All addresses are flat bytes: slot s owns [s * size, (s + 1) * size).  `width` is a power of two from the granule to
 1024 bytes and the addresses are multiples of it, as PTX requires of every access; this file does not check it.
@@ -193,7 +195,9 @@ class SharedRaces(VectorClocks):
             ("write-write", access.late(self._shadow.atomics, self.warps)),
         ):
             if late is not None:
-                same = None if values is None or old is None else equal(values, old(), access.actors.size)
+                same = None
+                if values is not None and old is not None:
+                    same = equal(chosen(values, access.last_of_warp()), old(), access.actors.size)
                 self._meet(access, late, kind, instruction, same)
 
     def _meet(
@@ -224,7 +228,9 @@ class SharedRaces(VectorClocks):
         if pairs is None:
             return
         losers, winners = pairs
-        across = access.actors[losers] != access.actors[winners]
+        last = access.last_of_warp()[losers]
+        across = last == losers
+        winners = np.where(across, winners, last)
         same = near = np.zeros(losers.size, np.bool_)
         if values is not None:
             lost, won = chosen(values, losers), chosen(values, winners)
@@ -239,7 +245,7 @@ class SharedRaces(VectorClocks):
                 continue
             index = int(which.argmax())
             slot, address = divmod(int(access.cells.granules[losers[index], 0]) << self._shadow.shift, self.size)
-            first, second = (self.name_of(int(access.actors[pair[index]])) for pair in pairs)
+            first, second = (self.name_of(int(access.actors[pair[index]])) for pair in (losers, winners))
             self.findings.add(
                 Race(
                     "shared", kind, instruction, instruction, first, second, address, slot,
