@@ -69,6 +69,7 @@ PARSED = {
     "rooflab ab --base main": "it needs a branch; the same with HEAD runs from the wheel",
     "rooflab ab --self-test": "minutes of fresh processes; test_ab_cli.py has short ones",
     "rooflab static --compare main": "it needs a branch; the same with HEAD runs from the wheel",
+    "rooflab static --toolchain": "it needs another environment; test_static_compare.py has one",
     "rooflab picture bytes": "minutes in the emulator; test_pictures.py draws smaller ones",
     "rooflab picture schedule flash_attention --kernel tma --kernel": "into a committed folder; as that of kernels.md",
     "rooflab picture published --gpu h100 --out": "into a committed folder; as that of published.md",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,10 @@ from typer.testing import CliRunner
 import rooflab.kernels.registry
 from rooflab.bench.cli.app import app
 from rooflab.bench.compile import difference
+from rooflab.bench.compile import sides as two
 from rooflab.bench.compile.cases import device_for
-from rooflab.bench.compile.difference import (
-    CodeChange,
-    CompiledTree,
-    Query,
-    compare_pairs,
-    markdown,
-    matched,
-    revision_side,
-)
+from rooflab.bench.compile.difference import CodeChange, Query, compare_pairs, markdown, matched
+from rooflab.bench.compile.sides import CompiledTree, revision_side
 from rooflab.bench.compile.static import compilers
 from rooflab.bench.compile.store import Store, tree_hash
 from rooflab.roofline.device import Device
@@ -253,8 +249,8 @@ def test_a_revision_that_cannot_be_compared(repository):
 def test_the_command(sides, changes, cache, tmp_path, monkeypatch):
     base, head = sides
     monkeypatch.setenv("ROOFLAB_CACHE", str(cache))
-    monkeypatch.setattr(difference, "revision_side", lambda *of: contextmanager(lambda: (yield base))())
-    monkeypatch.setattr(difference, "own_side", lambda: head)
+    monkeypatch.setattr(two, "revision_side", lambda *of: contextmanager(lambda: (yield base))())
+    monkeypatch.setattr(two, "own_side", lambda: head)
     monkeypatch.setattr(difference, "changed_files", lambda *of: ["kernels/gemm/ours.py"])
     arguments = ["static", "gemm", "--suite", "smollm2_135m", "--scheme", "bf16", "--compare", "main"]
     file = tmp_path / "summary" / "static.md"
@@ -275,3 +271,21 @@ def test_the_command(sides, changes, cache, tmp_path, monkeypatch):
         CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")], catch_exceptions=False)
     with pytest.raises(ValueError, match="markdown: expected --compare"):
         CliRunner().invoke(app, ["static", "gemm", "--markdown", str(file)], catch_exceptions=False)
+
+
+@pytest.mark.more
+def test_what_another_toolchain_makes_of_a_file(tmp_path, monkeypatch):
+    """One that fuses no multiplication with an addition stands for another release of Triton."""
+    python, file = tmp_path / "python", tmp_path / "fused.py"
+    python.write_text(f'#!/bin/sh\nTRITON_DEFAULT_FP_FUSION=0 exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    file.write_text(GEMM.replace("k + i), tl", "k + i) * 2 + 1, tl"))
+    arguments = ["static", "--kernel", str(file), "--scheme", "bf16", "--suite", "smoke", "--toolchain"]
+    done = CliRunner().invoke(app, [*arguments, str(python)])
+    assert done.exit_code == 0 and "CHANGED: gemm/product bf16" in done.output, done.output
+    assert f"compiled code against torch {version('torch')}" in done.output
+    done = CliRunner().invoke(app, [*arguments, sys.executable])
+    assert "1 with the same code" in done.output
+    for bad, words in ((tmp_path / "none", "No such file"), ("/bin/false", "with torch and triton")):
+        with pytest.raises(ValueError, match=f"toolchain: expected .* Python.*{words}"):
+            CliRunner().invoke(app, [*arguments, str(bad)], catch_exceptions=False)

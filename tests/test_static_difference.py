@@ -63,7 +63,7 @@ def test_verdicts(before, now, wanted):
 def test_failures():
     broken, refused = CompileFailure("it broke"), CompileFailure("not for this", refused=True)
     assert verdict([PLAIN], broken) == verdict(broken, broken) == "DOES NOT COMPILE"
-    assert verdict(broken, [PLAIN]) == "FIXED"
+    assert verdict(broken, [PLAIN]) == "FIXED" and verdict(refused, [PLAIN]) == "NOT COMPARED"
     assert new(IDENTITY, [SPILLING]).verdict == "NEW" and "spills 8 bytes" in new(IDENTITY, [SPILLING]).sentences[0]
     assert new(IDENTITY, broken).verdict == "DOES NOT COMPILE" and new(IDENTITY, refused).verdict == "NOT COMPARED"
 

@@ -36,7 +36,10 @@ def static(
     compare: Annotated[
         str | None, typer.Option(metavar="REV", help="Compare with the kernels of a git revision.")
     ] = None,
-    markdown: Annotated[Path | None, option.file(help="With --compare: write the difference to this file.")] = None,
+    toolchain: Annotated[
+        str | None, typer.Option(metavar="PYTHON", help="Compare with what another Python's torch and Triton compile.")
+    ] = None,
+    markdown: Annotated[Path | None, option.file(help="With a comparison: write the difference to this file.")] = None,
     details: Annotated[bool, typer.Option("--details", help="Print everything that is known of each kernel.")] = False,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Compile even what was compiled before.")] = False,
     out: option.Out = None,
@@ -44,7 +47,7 @@ def static(
 ) -> None:
     """What the compiled code says, with no GPU: registers, spills, occupancy, tensor cores, options without effect.
 
-    Exit status 11 where a kernel does not compile, and with --compare on new spills or lost tensor cores; 13 where a
+    Exit status 11 where a kernel does not compile, and with a comparison on new spills or lost tensor cores; 13 where a
     kernel is gone.
     """
     from rooflab.bench.compile.cases import SUITES, Query, device_for
@@ -53,16 +56,18 @@ def static(
     device = device_for(gpu)
     store = None if no_cache else Store()
     query = Query(op, tuple(kernel or ()), tuple(suite or SUITES), tuple(case or ()), tuple(scheme or ()), every_case)
-    if compare is None:
+    if compare is None and toolchain is None:
         if markdown:
-            raise ValueError("markdown: expected --compare with it, for it holds a difference")
+            raise ValueError("markdown: expected --compare or --toolchain with it, for it holds a difference")
         results = _compile(query, tuple(config or ()), all_configs, device, store)
         _report(results, store, details, out)
         exit_for({result.status for result in results})
         return
     if config or all_configs or out:
         raise ValueError("compare: expected kernels in their own configs and no --out")
-    status = _compare(query, compare, device, store, markdown, details)
+    if compare and toolchain:
+        raise ValueError(f"toolchain: expected it without --compare, got both ({compare!r} and {toolchain!r})")
+    status = _compare(query, compare, toolchain, device, store, markdown, details)
     raise typer.Exit(status)
 
 
@@ -103,17 +108,23 @@ def _report(results: list[CompileResult], store: Store | None, details: bool, ou
 
 
 def _compare(
-    query: Query, revision: str, device: Device, store: Store | None, markdown: Path | None, details: bool
-) -> int:
-    from rooflab.bench.compile import difference
+    query: Query, revision: str | None, toolchain: str | None, device: Device, store: Store | None,
+    markdown: Path | None, details: bool,
+) -> int:  # fmt: skip
+    """Compares with a revision, or with another toolchain."""
+    from rooflab.bench.compile import difference, sides
     from rooflab.kernels._files import write_whole
 
     files = [name for name in query.kernels if name.endswith(".py")]
     query = replace(query, kernels=tuple(name for name in query.kernels if name not in files))
     with ExitStack() as stack:
-        with show.waiting(f"reading this tree and {revision}"):
-            base, head = stack.enter_context(difference.two_sides(revision, files))
-            pairs, untouched = difference.reached(base, head, query, revision)
+        with show.waiting(f"reading this tree and {revision or toolchain}"):
+            if toolchain:
+                base, head = stack.enter_context(sides.two_toolchains(toolchain, files))
+                pairs, untouched = difference.matched(base, head, query), False
+            else:
+                base, head = stack.enter_context(sides.two_sides(str(revision), files))
+                pairs, untouched = difference.reached(base, head, query, str(revision))
         changes = []
         if pairs:
             with show.progress("compile", sum(item is not None for pair in pairs for item in pair)) as advance:

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, Literal
 
 from rooflab.bench.calls.statuses import ExitStatus
 from rooflab.bench.compile.cases import Query
 from rooflab.bench.compile.sass import TENSOR_CORES
-from rooflab.bench.compile.static import (
-    OWN_TREE,
-    CompileFailure,
-    compile_in,
-    compilers,
-    own_compilers,
-    own_hash,
-    why_unanswered,
-)
-from rooflab.bench.compile.store import Store, tree_hash
+from rooflab.bench.compile.sides import CompiledTree, Item
+from rooflab.bench.compile.static import CompileFailure, compile_in
+from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import Summary, summarize
-from rooflab.bench.processes.child import ChildFailed, Pool
 from rooflab.bench.records.changes import touched_files, touched_ops, users
 from rooflab.bench.records.plain import Marked, markdown_cell, markdown_code, markdown_table
-from rooflab.bench.records.repository import files_in, import_path, repository_of
-from rooflab.bench.records.revisions import changed_files, check_contract, checked_out, git
+from rooflab.bench.records.revisions import changed_files
 from rooflab.reference.spec import Case
 from rooflab.roofline.device import Device
 
@@ -51,7 +40,7 @@ class CodeChange:
     case_id: str
     verdict: Verdict
     """SAME: the same machine code on the same grids.  CHANGED: other code, without a difference that fails.  NOT
-    COMPARED: neither side can be compiled here, because a package is not installed."""
+    COMPARED: a side refuses the case, as where a package is not installed."""
     sentences: tuple[str, ...]
     """The differences, as `before -> now`; the reason for the verdict comes first."""
     before: tuple[Summary, ...] = ()
@@ -118,7 +107,9 @@ def changed(
         also = ("it did not compile before either",) if isinstance(before, CompileFailure) else ()
         return CodeChange(*identity, "DOES NOT COMPILE", (str(now), *also))
     if isinstance(before, CompileFailure):
-        return CodeChange(*identity, "FIXED", (f"before: {before}",), (), tuple(now))
+        return CodeChange(
+            *identity, "NOT COMPARED" if before.refused else "FIXED", (f"before: {before}",), (), tuple(now)
+        )
     notes = (note,) if note else ()
     if Counter(map(_activity, before)) == Counter(map(_activity, now)):
         return CodeChange(*identity, "SAME", notes, tuple(before), tuple(now))
@@ -128,7 +119,7 @@ def changed(
     worst = pairs or [(max(before, key=stack), max(now, key=stack))]
     lost = [f"{is_.name}: {was.tensor_path} -> {is_.tensor_path}" for was, is_ in best if _rank(is_) > _rank(was)]
     spills = [_spills(was, is_) for was, is_ in worst if is_.stack_bytes > was.stack_bytes]
-    verdict: Verdict = "LOST TENSOR CORES" if lost else "SPILLS" if spills else "CHANGED"
+    verdict = "LOST TENSOR CORES" if lost else "SPILLS" if spills else "CHANGED"
     others = [sentence for was, is_ in pairs for sentence in _sentences(was, is_)]
     if [s.name for s in before] != [s.name for s in now]:
         others.insert(0, f"launches {', '.join(s.name for s in before)} -> {', '.join(s.name for s in now)}")
@@ -209,73 +200,8 @@ def markdown(changes: Sequence[CodeChange], base: str, untouched: bool = False) 
     return "\n".join(lines).rstrip() + "\n"
 
 
-Item = dict[str, Any]
-"""A kernel, a case and a scheme, as `Selected.to_json` gives them."""
 Pair = tuple[Item | None, Item | None]
 """The base's item and the head's matching item; None where a tree has no such item."""
-
-
-@dataclass(frozen=True)
-class CompiledTree:
-    """One tree and the processes that compile it."""
-
-    label: str
-    workers: Pool
-    tree: str
-    """The hash of its sources."""
-    path: Path = OWN_TREE
-    within: Mapping[str, Any] = field(default_factory=dict)
-    """Of a repository that is not Rooflab's: its tree (`within`) and the `files` of it that register the kernels."""
-
-    def select(self, query: Query) -> list[Item]:
-        """The items that the query picks in this tree.  Raises `ValueError` where the tree's process fails."""
-        try:
-            answer = self.workers.ask({"do": "select", **asdict(query), **self.within})
-        except ChildFailed as failed:
-            raise ValueError(f"compare: {self.label}: {why_unanswered(failed)}") from failed
-        if "error" in answer:
-            raise ValueError(f"compare: {self.label}: {answer['error']}")
-        return [item for item in answer["selected"] if not query.kernels or item["kernel"] in query.kernels]
-
-
-@contextmanager
-def revision_side(root: Path, revision: str) -> Iterator[CompiledTree]:
-    """The tree of `revision`, in a temporary git worktree.  Raises `ValueError` where git does not know `revision`."""
-    # Both sides use the same compilers, even where the revision pins others, so that only the kernels differ.
-    with checked_out(root, revision, keep_environment=True) as tree:
-        path = tree.path / git(root, "rev-parse", "--show-prefix")
-        if not (path / "kernels").is_dir() or not (path / "reference").is_dir():
-            raise ValueError(f"compare: expected a revision with the folders kernels and reference, got {revision!r}")
-        check_contract(path, tree.label)
-        workers = compilers(path)
-        try:
-            yield CompiledTree(tree.label, workers, tree_hash(path), path)
-        finally:
-            workers.stop()
-
-
-def own_side() -> CompiledTree:
-    """The tree that this process runs, including uncommitted changes."""
-    return CompiledTree("the working tree", own_compilers(), own_hash())
-
-
-@contextmanager
-def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[CompiledTree, CompiledTree]]:
-    """A revision and the working tree, of this tree or of another repository with kernels of its own."""
-    repository = repository_of(files, OWN_TREE)
-    if repository is None:
-        with revision_side(OWN_TREE, revision) as base:
-            yield base, own_side()
-        return
-    with ExitStack() as stack:
-        tree = stack.enter_context(checked_out(repository, revision, keep_environment=True))
-        trees, labels = (tree.path, repository), (tree.label, "the working tree")
-        sides = []
-        for path, label, found in zip(trees, labels, files_in(trees, repository, files), strict=True):
-            pool = compilers(OWN_TREE, import_path(repository, path))
-            stack.callback(pool.stop)
-            sides.append(CompiledTree(label, pool, "", path, {"within": str(path), "files": [*map(str, found)]}))
-        yield sides[0], sides[1]
 
 
 def reached(base: CompiledTree, head: CompiledTree, query: Query, revision: str) -> tuple[list[Pair], bool]:
@@ -354,7 +280,8 @@ def _compile(
 ) -> Results:
     asked = [{name: item[name] for name in ("op", "kernel", "case", "scheme")} for item in items]
     messages = [{"do": "compile", **one, "file": None, "config": None, **side.within} for one in asked]
-    found = compile_in(side.workers, messages, [item["kept"] for item in items], side.tree, store, done)
+    kept = [item["kept"] and side.own_toolchain for item in items]
+    found = compile_in(side.workers, messages, kept, side.tree, store, done)
     return {
         _id(item): result
         if isinstance(result, CompileFailure)

@@ -6,6 +6,7 @@ The bundled `ptxas` and NVRTC need no device, and Triton's bundled `cuobjdump` r
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
@@ -35,10 +36,12 @@ class CompileFailure(RuntimeError):
         """Whether the kernel does not exist, or says that it does not take the case."""
 
 
-def compilers(tree: Path | None = None, import_path: str | None = None) -> Pool:
+def compilers(tree: Path | None = None, import_path: str | None = None, python: str = sys.executable) -> Pool:
     """Processes that compile the kernels of this tree, or those in the folder `tree`; with this PYTHONPATH, if any."""
     path = {} if import_path is None else {"PYTHONPATH": import_path}
-    return Pool(command_for(WORKER, tree=tree), environment_without("TRITON_INTERPRET") | path, TIMEOUT_S)
+    return Pool(
+        command_for(WORKER, tree=tree, python=python), environment_without("TRITON_INTERPRET") | path, TIMEOUT_S
+    )
 
 
 @cache

@@ -93,6 +93,7 @@ def describe(race: Race, name_of_instruction: Callable[[int], str]) -> str:
 
 def _missing(race: Race) -> str:
     if race.proxy:
-        return "no fence.proxy.async"
+        compiler = race.first_actor.startswith("cp.async") and race.second_actor.startswith("wgmma")
+        return "no fence.proxy.async" + (" (Triton puts one there from 3.7.1 on)" if compiler else "")
     waited = race.space == "shared" and not race.first_actor.startswith("warp ")
     return f"no wait for {race.first_actor}" if waited else "nothing that orders them"

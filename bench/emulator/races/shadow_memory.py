@@ -185,7 +185,6 @@ class Lanes:
         losers = np.flatnonzero(clash)
         return losers, winners[losers].astype(np.int64)
 
-
     def last_of_warp(self) -> Ints:
         """(n,): for each access, the last one of its warp at its address."""
         return last_of(self.cells.granules[:, 0] << ACTOR_BITS | self.actors)

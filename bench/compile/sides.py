@@ -1,0 +1,112 @@
+"""The two sides of a comparison of compiled code: revisions of a tree, or toolchains, each with its processes."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rooflab.bench.compile.cases import Query
+from rooflab.bench.compile.static import OWN_TREE, compilers, own_compilers, own_hash, why_unanswered
+from rooflab.bench.compile.store import tree_hash
+from rooflab.bench.processes.child import ChildFailed, Pool
+from rooflab.bench.records.repository import files_in, import_path, repository_of
+from rooflab.bench.records.revisions import check_contract, checked_out, git
+
+Item = dict[str, Any]
+"""A kernel, a case and a scheme, as `Selected.to_json` gives them."""
+
+
+@dataclass(frozen=True)
+class CompiledTree:
+    """One tree and the processes that compile it."""
+
+    label: str
+    workers: Pool
+    tree: str
+    """The hash of its sources."""
+    path: Path = OWN_TREE
+    within: Mapping[str, Any] = field(default_factory=dict)
+    """Of a repository that is not Rooflab's: its tree (`within`) and the `files` of it that register the kernels."""
+    own_toolchain: bool = True
+    """Whether this Python's torch and Triton compile it; the store knows no others."""
+
+    def select(self, query: Query) -> list[Item]:
+        """The items that the query picks in this tree.  Raises `ValueError` where the tree's process fails."""
+        try:
+            answer = self.workers.ask({"do": "select", **asdict(query), **self.within})
+        except ChildFailed as failed:
+            raise ValueError(f"compare: {self.label}: {why_unanswered(failed)}") from failed
+        if "error" in answer:
+            raise ValueError(f"compare: {self.label}: {answer['error']}")
+        return [item for item in answer["selected"] if not query.kernels or item["kernel"] in query.kernels]
+
+
+@contextmanager
+def revision_side(root: Path, revision: str) -> Iterator[CompiledTree]:
+    """The tree of `revision`, in a temporary git worktree.  Raises `ValueError` where git does not know `revision`."""
+    # Both sides use the same compilers, even where the revision pins others, so that only the kernels differ.
+    with checked_out(root, revision, keep_environment=True) as tree:
+        path = tree.path / git(root, "rev-parse", "--show-prefix")
+        if not (path / "kernels").is_dir() or not (path / "reference").is_dir():
+            raise ValueError(f"compare: expected a revision with the folders kernels and reference, got {revision!r}")
+        check_contract(path, tree.label)
+        workers = compilers(path)
+        try:
+            yield CompiledTree(tree.label, workers, tree_hash(path), path)
+        finally:
+            workers.stop()
+
+
+def own_side() -> CompiledTree:
+    """The tree that this process runs, including uncommitted changes."""
+    return CompiledTree("the working tree", own_compilers(), own_hash())
+
+
+@contextmanager
+def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[CompiledTree, CompiledTree]]:
+    """A revision and the working tree, of this tree or of another repository with kernels of its own."""
+    repository = repository_of(files, OWN_TREE)
+    if repository is None:
+        with revision_side(OWN_TREE, revision) as base:
+            yield base, own_side()
+        return
+    with ExitStack() as stack:
+        tree = stack.enter_context(checked_out(repository, revision, keep_environment=True))
+        trees, labels = (tree.path, repository), (tree.label, "the working tree")
+        sides = []
+        for path, label, found in zip(trees, labels, files_in(trees, repository, files), strict=True):
+            pool = compilers(OWN_TREE, import_path(repository, path))
+            stack.callback(pool.stop)
+            sides.append(CompiledTree(label, pool, "", path, {"within": str(path), "files": [*map(str, found)]}))
+        yield sides[0], sides[1]
+
+
+@contextmanager
+def two_toolchains(python: str, files: Sequence[str]) -> Iterator[tuple[CompiledTree, CompiledTree]]:
+    """The working tree or the kernels of files, compiled by the Triton of another Python, and by this one's.
+
+    Raises `ValueError` where `python` is no Python with torch and Triton.
+    """
+    ask = "import torch, triton; print('torch', torch.__version__ + ', triton', triton.__version__)"
+    try:
+        told = subprocess.run([python, "-c", ask], capture_output=True, text=True)
+    except OSError as error:
+        raise ValueError(f"toolchain: expected the path of a Python, got {python!r}: {error.strerror}") from error
+    if told.returncode:
+        last = told.stderr.strip().splitlines()[-1:]
+        raise ValueError(f"toolchain: expected a Python with torch and triton, got {python!r}: {''.join(last)}")
+    within = {"within": "/", "files": [str(Path(file).absolute()) for file in files]} if files else {}
+    path = str(Path(files[0]).absolute().parent) if files else None
+    sides = compilers(OWN_TREE, path, python), compilers(OWN_TREE, path)
+    try:
+        yield (
+            CompiledTree(told.stdout.strip(), sides[0], "", within=within, own_toolchain=False),
+            CompiledTree("the working tree", sides[1], own_hash(), within=within),
+        )
+    finally:
+        for pool in sides:
+            pool.stop()
