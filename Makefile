@@ -6,7 +6,7 @@ BIN := .venv/bin
 WORKERS ?= 3
 TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q --durations=10
 
-.PHONY: docs lab lab-smoke test test-more test-full lint types wheelhouse visit rehearsal setup clean
+.PHONY: docs lab lab-smoke test test-more test-full lint newest types wheelhouse visit rehearsal setup clean
 
 lab: setup
 	$(BIN)/rooflab lab
@@ -23,6 +23,10 @@ test-more: setup
 
 test-full: setup
 	$(TEST)
+
+# The wheel with the newest torch and Triton, as a stranger installs it; TRITON=3.9.0 takes that release.
+newest: setup
+	$(BIN)/python .ci/newest.py $(if $(TRITON),--triton $(TRITON))
 
 docs: setup
 	$(BIN)/python docs/build.py

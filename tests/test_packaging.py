@@ -16,6 +16,7 @@ import yaml
 from needs import skip_without
 
 from rooflab.bench.cli.app import app
+from rooflab.kernels import registry
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
@@ -42,8 +43,11 @@ def wheel(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def fresh(wheel, tmp_path_factory):
+def fresh(request, tmp_path_factory):
     """The programs of an environment with the wheel, and with this one's packages but not its editable Rooflab."""
+    if "site-packages" in registry.__file__:  # this environment has the wheel (.ci/newest.py)
+        return Path(sys.executable).parent
+    wheel = request.getfixturevalue("wheel")
     folder = tmp_path_factory.mktemp("fresh")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     site = next(folder.glob("lib/python*/site-packages"))
