@@ -8,19 +8,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
 from ptx_kernels.cases import Case
 
 from rooflab.bench.processes.child import Child, ChildFailed, Died, command_for, environment_without
 
 LIMIT_S = 280.0
-OLD_TRITON = tuple(map(int, version("triton").split(".")[:2])) < (3, 7)
+OLD_TRITON = Version(version("triton")) < Version("3.7.1")
 MENDED_LATER = "no fence.proxy.async (Triton puts one there from 3.7.1 on)"
 
 
 def races(answer: Mapping[str, Any]) -> list[str]:
     """What is reported and should not be.
 
-    Triton 3.6 lets wgmma read what cp.async brought without a proxy fence between, which 3.7 mended.
+    Triton before 3.7.1 lets wgmma read what cp.async brought without a proxy fence between (its pull request 10537).
     """
     return [race for race in answer["races"] if not (OLD_TRITON and MENDED_LATER in race)]
 

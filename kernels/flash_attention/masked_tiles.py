@@ -56,7 +56,7 @@ def _attention(
 
 @kernel(
     backend="triton", unsupported=why_no_tile, traffic=traffic, tuning=MASKED_TILES, bind=launch_of("q", "k", "v"),
-    fenced_since="3.7",
+    fenced_since="3.7.1",
 )  # fmt: skip
 def masked_tiles(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *,

@@ -84,7 +84,7 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(nbytes(inputs.q, inputs.k, inputs.v), nbytes(inputs.q))
 
 
-@kernel(backend="triton", unsupported=why_not_taken, traffic=traffic, tuning=ONLINE, fenced_since="3.7")
+@kernel(backend="triton", unsupported=why_not_taken, traffic=traffic, tuning=ONLINE, fenced_since="3.7.1")
 def online(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, causal: bool, softmax_scale: float | None, config: Config
 ) -> None:

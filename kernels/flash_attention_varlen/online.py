@@ -92,7 +92,7 @@ def launch(of: Arguments) -> AttentionLaunch:
     )  # fmt: skip
 
 
-@kernel(backend="triton", unsupported=why_not_taken, traffic=traffic, tuning=TUNING, bind=launch, fenced_since="3.7")
+@kernel(backend="triton", unsupported=why_not_taken, traffic=traffic, tuning=TUNING, bind=launch, fenced_since="3.7.1")
 def online(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, out: Tensor, lse: Tensor | None, *,
     max_seqlen_q: int, max_seqlen_k: int, causal: bool, softmax_scale: float | None, window: int | None,

@@ -99,7 +99,7 @@ def by_pointers(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", traffic=traffic, bind=by_pointers, fenced_since="3.7",
+    backend="triton", traffic=traffic, bind=by_pointers, fenced_since="3.7.1",
     tuning=SPLIT_K,
 )  # fmt: skip
 def split_k(

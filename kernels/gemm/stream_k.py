@@ -128,7 +128,7 @@ def by_pointers(of: Arguments) -> Any:
 
 
 @kernel(
-    backend="triton", traffic=traffic, bind=by_pointers, fenced_since="3.7",
+    backend="triton", traffic=traffic, bind=by_pointers, fenced_since="3.7.1",
     tuning=STREAM_K,
 )  # fmt: skip
 def stream_k(

@@ -77,7 +77,7 @@ def tensor_core(
     _gemm[grid](a, b, bias, residual, c, *numbers, **constants)
 
 
-@kernel(backend="triton", traffic=traffic, tuning=PIPELINED, bind=by_pointers, fenced_since="3.7")
+@kernel(backend="triton", traffic=traffic, tuning=PIPELINED, bind=by_pointers, fenced_since="3.7.1")
 def pipelined(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *,
     residual: Tensor | None, precision: str, config: Config, bound: Any,

@@ -61,7 +61,7 @@ def by_pointers(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", traffic=traffic, tuning=GROUPED, bind=by_pointers,
-    fenced_since="3.7",
+    fenced_since="3.7.1",
 )  # fmt: skip
 def grouped(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """Each expert's rows times its matrix on the tensor cores (fp32 on the FMA units); the host reads no offset."""

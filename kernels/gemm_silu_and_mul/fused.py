@@ -58,7 +58,7 @@ def by_pointers(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", traffic=traffic, tuning=FUSED, bind=by_pointers,
-    fenced_since="3.7",
+    fenced_since="3.7.1",
 )  # fmt: skip
 def fused(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """silu(a gate) * (a up), summed on the tensor cores in fp32 (fp32 on the FMA units) and rounded once."""

@@ -44,7 +44,7 @@ def arranged(of: Arguments) -> Any:
 
 @kernel(
     backend="triton", min_sm=90, prepare=pack, packed=PACKED, unsupported=unsupported, bind=arranged,
-    traffic=traffic, tuning=_dot.tuning(BITS, lambda scheme: scheme.group or 128), fenced_since="3.7",
+    traffic=traffic, tuning=_dot.tuning(BITS, lambda scheme: scheme.group or 128), fenced_since="3.7.1",
 )  # fmt: skip
 def dequant_dot(
     a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor, *,

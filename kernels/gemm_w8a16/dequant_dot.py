@@ -38,7 +38,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 @kernel(
     backend="triton", min_sm=90, prepare=pack, packed=PACKED, unsupported=unsupported,
-    bind=lambda of: _dot.arranged(of, BITS, BLOCK_K8), traffic=traffic, fenced_since="3.7",
+    bind=lambda of: _dot.arranged(of, BITS, BLOCK_K8), traffic=traffic, fenced_since="3.7.1",
     tuning=_dot.tuning(BITS, lambda scheme: BLOCK_K8),
 )  # fmt: skip
 def dequant_dot(

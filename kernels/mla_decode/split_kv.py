@@ -147,7 +147,7 @@ def launch(of: Arguments) -> AttentionLaunch:
 
 @kernel(
     backend="triton", unsupported=why_not_taken, traffic=traffic, bind=launch,
-    tuning=SPLIT_KV, fenced_since="3.7",
+    tuning=SPLIT_KV, fenced_since="3.7.1",
 )  # fmt: skip
 def split_kv(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, lse: Tensor | None, *,

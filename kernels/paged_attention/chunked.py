@@ -58,7 +58,7 @@ def launch(of: Arguments) -> AttentionLaunch:
 
 @kernel(
     backend="triton", unsupported=why_not_taken, traffic=traffic, bind=launch, tuning=CHUNKED,
-    fenced_since="3.7",
+    fenced_since="3.7.1",
 )  # fmt: skip
 def chunked(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor,
