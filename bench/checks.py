@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product, zip_longest
 from typing import Any, cast
@@ -15,6 +15,7 @@ import torch
 from rooflab.bench.calls.selection import Selection, file_of
 from rooflab.bench.check.check import CheckResult, check_record
 from rooflab.bench.check.drawn import HOW, IN_SOFTWARE, ON_HARDWARE, Most, drawn_points, most_different, smallest
+from rooflab.bench.check.principles import EMPTY, PRINCIPLES, principles_first, shown_by
 from rooflab.bench.check.runs import Planted
 from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
 from rooflab.bench.compile.cases import has_code
@@ -25,7 +26,7 @@ from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import NOT_RUN
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import Case, get_scheme
+from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 
 
 def listed_checks(chosen: Selection) -> list[CheckTask]:
@@ -46,7 +47,7 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
     draws follow in turn, each in one scheme, the next one in the next scheme. A drawn case is passed in one of the ways
     of `OTHERWISE` too, and has one planted set; a kernel that runs in software has all sets only on smoke cases: in
     every scheme on the first, in the last scheme on the others. With `every`, edge cases run in every scheme, and all
-    of the op's own cases with all planted inputs.
+    of the op's own cases with all planted inputs. The first check of each principle comes before the others.
     """
     found = []
     for op, kernels in chosen.kernels.items():
@@ -56,17 +57,25 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
         drawn = {most: drawn_points(spec, chosen.seed, most) for most in limits}
         for kernel in kernels if schemes else ():
             most = _most(kernel, chosen.device)
-            often = every or most == ON_HARDWARE
+            often, own = every or most == ON_HARDWARE, list[CheckTask]()
             for case, scheme in product(spec.cases["smoke"], schemes):
                 whole = often or case == spec.cases["smoke"][0] or scheme == schemes[-1]
-                found.append(CheckTask(kernel, case, scheme, chosen.seed, whole))
+                own.append(CheckTask(kernel, case, scheme, chosen.seed, whole))
             for turn, (edge, point) in enumerate(zip_longest(most_different(spec.cases_in("edge")), drawn[most])):
                 scheme = schemes[turn % len(schemes)]
                 for each in (schemes if every else (scheme,)) if edge is not None else ():
-                    found.append(CheckTask(kernel, edge, each, chosen.seed, planted=often))
+                    own.append(CheckTask(kernel, edge, each, chosen.seed, often, _is_empty(spec, edge, each)))
                 if point is not None:
-                    found.append(CheckTask(kernel, point.case, scheme, chosen.seed, cast(Planted, point.values[HOW])))
+                    how = cast(Planted, point.values.get(HOW, often))
+                    own.append(CheckTask(kernel, point.case, scheme, chosen.seed, how, point.principle))
+            found += principles_first(own, lambda item: item.principle)
     return found
+
+
+def _is_empty(spec: OpSpec, case: Case, scheme: Scheme) -> str:
+    """The principle of a case with a tensor of no elements; empty for any other case."""
+    inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0).values()
+    return EMPTY if any(isinstance(value, torch.Tensor) and not value.numel() for value in inputs) else ""
 
 
 def _most(kernel: Kernel, device: torch.device) -> Most:
@@ -151,10 +160,18 @@ def smallest_failures(
         for failed, item in zip(failures, asked, strict=True):
             spec, most, case = registry.get_op(failed.op), _most(item.kernel, device), failed.case
             for point in drawn_points(spec, failed.seed, most):
-                if point.case == failed.case:
+                if point.case == failed.case and not point.principle:
                     case = smallest(spec, point, most, partial(fails, item, failed.status))
             named = f"--kernel {file_of(item.kernel) or failed.kernel} --case {case.id} --scheme {failed.scheme}"
             yield f"rooflab check {failed.op} {named} --seed {failed.seed}"
+
+
+def principles_tried(checks: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> str:
+    """A line: which of the principles the checks that ran have tried, and which they have not."""
+    ran = {place: result for place, result in made.items() if result.status not in NOT_RUN}
+    tried = {checks[place].principle for place in ran} | shown_by(label for one in ran.values() for label in one.labels)
+    named = [", ".join(one for one in PRINCIPLES if (one in tried) == side) or "none" for side in (True, False)]
+    return f"principles tried: {named[0]}; not tried: {named[1]}"
 
 
 def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:

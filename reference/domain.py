@@ -124,6 +124,8 @@ class DomainPoint(Generic[C]):
 
     case: C
     values: Mapping[str, Value]
+    principle: str = ""
+    """What it was drawn for, by a name of `bench/check/principles.py`; empty for a point of the cover."""
 
 
 def shrunk(

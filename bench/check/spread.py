@@ -42,6 +42,8 @@ class CheckTask(NamedTuple):
     scheme: Scheme
     seed: int = 0
     planted: Planted = True
+    principle: str = ""
+    """What it was drawn for, by a name of `principles.py`; empty for no one of them."""
 
     def to_json(self) -> dict[str, Any]:
         """The request to a judging process."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ CHECK_S = 90.0
 
 if TYPE_CHECKING:
     from rooflab.bench.check.check import CheckResult
+    from rooflab.bench.check.spread import CheckTask
 
 
 @app.command("list")
@@ -108,8 +109,8 @@ def check(
     if len(results) < len(asked):
         part = f"{len(results) / len(asked):.0%} of the plan was run"
         show.note(f"{part}; left out after {limit_s:g} s: {left_out}; --all makes them")
-    elif drawn:
-        show.note("all of the plan was run")
+    if drawn:
+        _show_drawn(asked, made)
     first_wrong = {(row.op, row.kernel): row for row in reversed(results) if row.status not in ("OK", *NOT_RUN)}
     for command in smallest_failures([*reversed(first_wrong.values())], chosen.device, emulate, limit_s / 3):
         show.note(f"again: {command}")
@@ -126,6 +127,14 @@ def _check_options(op: str | None, by: str | None, every: bool, seconds: float |
         raise ValueError(f"by: expected emulator or interpreter, got {by!r}")
     if every and seconds is not None:
         raise ValueError("seconds: expected none with --all")
+
+
+def _show_drawn(asked: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> None:
+    from rooflab.bench.checks import principles_tried
+
+    if len(made) == len(asked):
+        show.note("all of the plan was run")
+    show.note(principles_tried(asked, made))
 
 
 def _show_checks(results: Sequence[CheckResult], rows: Sequence[dict[str, Any]]) -> None:
