@@ -12,9 +12,18 @@ from typing import Any, cast
 
 import torch
 
-from rooflab.bench.calls.selection import Selection, file_of
+from rooflab.bench.calls.selection import Selection, file_of, source_of
 from rooflab.bench.check.check import CheckResult, check_record
-from rooflab.bench.check.drawn import HOW, IN_SOFTWARE, ON_HARDWARE, Most, drawn_points, most_different, smallest
+from rooflab.bench.check.drawn import (
+    HOW,
+    IN_SOFTWARE,
+    ON_HARDWARE,
+    Most,
+    drawn_points,
+    most_different,
+    own_numbers,
+    smallest,
+)
 from rooflab.bench.check.principles import EMPTY, PRINCIPLES, principles_first, shown_by
 from rooflab.bench.check.runs import Planted
 from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
@@ -53,15 +62,14 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
     for op, kernels in chosen.kernels.items():
         spec = registry.get_op(op)
         schemes = chosen.schemes_of(spec)
-        limits = {_most(kernel, chosen.device) for kernel in kernels}
-        drawn = {most: drawn_points(spec, chosen.seed, most) for most in limits}
         for kernel in kernels if schemes else ():
             most = _most(kernel, chosen.device)
+            drawn = drawn_points(spec, chosen.seed, most, own_numbers(source_of(kernel)))
             often, own = every or most == ON_HARDWARE, list[CheckTask]()
             for case, scheme in product(spec.cases["smoke"], schemes):
                 whole = often or case == spec.cases["smoke"][0] or scheme == schemes[-1]
                 own.append(CheckTask(kernel, case, scheme, chosen.seed, whole))
-            for turn, (edge, point) in enumerate(zip_longest(most_different(spec.cases_in("edge")), drawn[most])):
+            for turn, (edge, point) in enumerate(zip_longest(most_different(spec.cases_in("edge")), drawn)):
                 scheme = schemes[turn % len(schemes)]
                 for each in (schemes if every else (scheme,)) if edge is not None else ():
                     own.append(CheckTask(kernel, edge, each, chosen.seed, often, _is_empty(spec, edge, each)))
@@ -159,8 +167,8 @@ def smallest_failures(
 
         for failed, item in zip(failures, asked, strict=True):
             spec, most, case = registry.get_op(failed.op), _most(item.kernel, device), failed.case
-            for point in drawn_points(spec, failed.seed, most):
-                if point.case == failed.case and not point.principle:
+            for point in drawn_points(spec, failed.seed, most, own_numbers(source_of(item.kernel))):
+                if point.case == failed.case and HOW in point.values:
                     case = smallest(spec, point, most, partial(fails, item, failed.status))
             named = f"--kernel {file_of(item.kernel) or failed.kernel} --case {case.id} --scheme {failed.scheme}"
             yield f"rooflab check {failed.op} {named} --seed {failed.seed}"

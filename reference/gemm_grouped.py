@@ -14,7 +14,7 @@ from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, 
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import turned
 from rooflab.reference.rules import check_offsets
-from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scalar, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 # A kernel that drops, repeats or misplaces one k fails at the edges of 16-, 64- and 128-wide tiles.
@@ -134,6 +134,11 @@ def _cases(E: int, top_k: int, pairs: tuple[tuple[int, int], ...], *tokens: int,
     return tuple(Case(T=count * top_k, top_k=top_k, E=E, N=N, K=K, skew=skew) for count in tokens for N, K in pairs)
 
 
+def _drawn(tokens: int, top_k: int, E: int, **values: Scalar) -> Case | None:
+    """A case of the domain; None where to draw the experts takes a second."""
+    return Case(T=tokens * top_k, top_k=top_k, E=max(E, top_k), **values) if tokens * E <= 2**18 else None
+
+
 MIXTRAL = ((28672, 4096), (4096, 14336))
 QWEN3_30B = ((1536, 2048), (2048, 768))
 """(N, K) of gate|up in one product, and of down."""
@@ -178,13 +183,13 @@ SPEC = OpSpec(
     planted=planted,
     domain=Domain(
         {
-            "tokens": Sizes(1, 2_000),
+            "tokens": Sizes(1, 10_000, empty=True),
             "top_k": (1, 2, 3, 8),
-            "E": Sizes(1, 300),
-            "N": Sizes(1, 5_000),
-            "K": Sizes(1, 5_000),
+            "E": Sizes(1, 400, model="experts"),
+            "N": Sizes(1, 5_000, model="expert_intermediate"),
+            "K": Sizes(1, 5_000, model="hidden"),
             "skew": (0.0, 1.0, 100.0),
         },
-        lambda tokens, top_k, E, **values: Case(T=tokens * top_k, top_k=top_k, E=max(E, top_k), **values),
+        _drawn,
     ),
 )

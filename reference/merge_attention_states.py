@@ -149,6 +149,10 @@ SPEC = OpSpec(
     },
     no_library="no merge of attention states",
     domain=Domain(
-        {"P": Sizes(1, 300), "T": Sizes(1, 2_000), "H": Sizes(1, 130), "D": Sizes(1, 600), "empty": (False, True)}, Case
+        {
+            **{"P": Sizes(1, 300), "T": Sizes(1, 2_000, empty=True), "H": Sizes(1, 130, model="heads")},
+            **{"D": Sizes(1, 600, model="head_dim"), "empty": (False, True)},
+        },
+        Case,
     ),
 )

@@ -341,8 +341,8 @@ SPEC = OpSpec(
     },
     domain=Domain(
         {
-            "B": Sizes(1, 20),
-            "context": Sizes(1, 5_000),
+            "B": Sizes(1, 20, empty=True),
+            "context": Sizes(1, 5_000, empty=True),
             **HEADS,
             "block_size": (16, 1, 8, 24, 32, 41, 48, 64, 128, 256, 528),
             "ragged": (False, True),

@@ -31,7 +31,7 @@ def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
     if not case["ragged"]:
         return torch.full((B,), context, dtype=torch.int32)
     lengths = torch.randint(0, context + 1, (B,), generator=generator, dtype=torch.int32)
-    lengths[0] = context
+    lengths[:1] = context
     if B >= 3:
         lengths[B // 2] = 0
     return lengths
@@ -54,7 +54,7 @@ def dealt_pages(
     pages = -(-lengths // block_size)
     num_blocks = int(pages.sum()) + SPARE_BLOCKS
     order = torch.randperm(num_blocks, generator=generator, dtype=torch.int32)
-    table = torch.full((len(lengths), int(pages.max()) + 1), -1, dtype=torch.int32)
+    table = torch.full((len(lengths), max(pages.tolist(), default=0) + 1), -1, dtype=torch.int32)
     unused = torch.ones(num_blocks, block_size, dtype=torch.bool)
     for b, (count, length) in enumerate(zip(pages.tolist(), lengths.tolist(), strict=True)):
         mine, order = order[:count], order[count:]

@@ -244,9 +244,9 @@ def _model(V: int) -> tuple[Case, ...]:
     return tuple(_case(B, V, *kind) for B in (1, 16) for kind in kinds)
 
 
-def _drawn(V: int, top_n: int, **values: Scalar) -> Case | None:
-    """A case of the domain; None if it asks for more log-probabilities than there are tokens."""
-    return None if top_n > V else Case(V=V, top_n=top_n, **values)
+def _drawn(B: int, V: int, top_n: int, **values: Scalar) -> Case | None:
+    """A case of the domain; None if it asks for more log-probabilities than there are tokens, or is too much."""
+    return None if top_n > V or B * V > 2**22 else Case(B=B, V=V, top_n=top_n, **values)
 
 
 EACH, NUMBER, EDIT = (torch.float32,), (torch.int64,), (torch.int32,)
@@ -306,10 +306,10 @@ SPEC = OpSpec(
     },
     domain=Domain(
         {
-            "B": Sizes(1, 300),
-            "V": Sizes(1, 150_000),
+            "B": Sizes(1, 300, empty=True),
+            "V": Sizes(1, 300_000, model="vocab"),
             "temperature": (1.0, 0.0, 0.3, 2.0),
-            "top_k": (0, 1, 40, 1024),
+            "top_k": Sizes(0, 10_000),
             "top_p": (1.0, 0.9, 0.3),
             "min_p": (0.0, 0.05, 0.5),
             # Mostly off: a kernel may lack an option, and then refuses a case with it.
