@@ -138,7 +138,8 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ..
 
 def _drawn(equal: str, **values: Any) -> Case:
     """The sizes named in `equal` are all the first of them: a kernel may tell operands apart by their shapes."""
-    return Case(**values | dict.fromkeys(equal, values[equal[:1] or "M"]))
+    together = equal if values["M"] else ""  # a weight of nothing cannot be packed
+    return Case(**values | dict.fromkeys(together, values[equal[:1] or "M"]))
 
 
 CONTRACT = Contract(

@@ -12,9 +12,20 @@ import torch
 
 from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
-from rooflab.reference.pages import turned
+from rooflab.reference.pages import offsets_of, turned
 from rooflab.reference.rules import check_offsets
-from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scalar, Scheme, nbytes, randn
+from rooflab.reference.spec import (
+    DTYPE_NAMES,
+    FP32_ROUNDOFF,
+    Case,
+    Inputs,
+    OpSpec,
+    Outputs,
+    Scalar,
+    Scheme,
+    nbytes,
+    randn,
+)
 from rooflab.roofline.model import Cost
 
 # A kernel that drops, repeats or misplaces one k fails at the edges of 16-, 64- and 128-wide tiles.
@@ -127,6 +138,11 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs["a"][[rows.start, rows.stop - 1]] *= PLANT
     yield "edges of groups", inputs
     inputs = make_inputs(case, scheme, device, seed)
+    counts = torch.zeros(int(case["E"]), dtype=torch.int64)
+    counts[-1:], counts[len(counts) // 2] = min(int(case["T"]), 1), 0
+    counts[len(counts) // 2] += int(case["T"]) - int(counts.sum())
+    uneven = {"b": inputs["b"].nan_to_num(0.5), "offsets": offsets_of(counts).to(inputs["offsets"])}
+    yield "uneven rows: one expert has all but one", {**inputs, **uneven}
     yield "groups in the other order", {**inputs, "b": inputs["b"].mT.flip(0).mT, "offsets": turned(inputs["offsets"])}
 
 

@@ -91,6 +91,11 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs["lses"][part] = 40.0
         inputs["outs"][part] = torch.linspace(-8, 8, int(case["D"])).to(inputs["outs"])
         yield f"part {part}", inputs
+    inputs = make_inputs(case, scheme, device, seed)
+    which = torch.arange(inputs["lses"].numel(), device=inputs["lses"].device).view(inputs["lses"].shape) % 5
+    lses = inputs["lses"].masked_fill(which == 1, -math.inf).masked_fill(which == 3, math.inf)
+    outs = inputs["outs"].masked_fill((which % 2 == 1)[..., None], math.nan)
+    yield "values: parts without keys of -inf and of +inf", {"outs": outs, "lses": lses}
     for shift in (300.0, -300.0, -20_000.0):
         inputs = make_inputs(case, scheme, device, seed)
         inputs["lses"] += shift

@@ -25,7 +25,7 @@ from rooflab.reference.attention import (
 )
 from rooflab.reference.contract import Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
-from rooflab.reference.pages import check_pages, dealt_pages, drawn_lengths, gathered, used_slots
+from rooflab.reference.pages import check_pages, dealt_pages, drawn_lengths, gathered, uneven_tables, used_slots
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -130,6 +130,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs = make_inputs(case, scheme, device, seed)
     yield "a softmax_scale of its own", {**inputs, "softmax_scale": 2.3 * SCALE}
     yield "padding of the table that is a page", {**inputs, "block_table": inputs["block_table"].clamp(min=0)}
+    yield from uneven_tables(inputs, ("kv_cache",))
     flipped = {name: inputs[name].flip(0) for name in ("block_table", "seq_lens")}
     yield "sequences in the other order", {**inputs, **flipped}
     for label, changed in low_precision({**inputs, "k": inputs["kv_cache"], "v": inputs["kv_cache"]}, "q", "k", "v"):

@@ -13,6 +13,7 @@ from rooflab.reference import captured
 from rooflab.reference.compare import ErrorStats, elementwise
 from rooflab.reference.contract import Contract
 from rooflab.reference.domain import Domain
+from rooflab.reference.special import common_sets
 from rooflab.roofline.model import Cost
 from rooflab.roofline.names import values_by_name
 
@@ -216,6 +217,14 @@ class OpSpec:
         limits = self.tolerance(inputs, oracle, scheme)
         names = zip(self.outputs[: len(oracle)], actual, oracle, limits, strict=True)
         return [elementwise(name, out, ref, limit) for name, out, ref, limit in names]
+
+    def sets(self, case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+        """The planted sets, and those that every op with a contract has."""
+        if self.planted is not None:
+            yield from self.planted(case, scheme, device, seed)
+        if self.contract is not None:
+            inputs = self.make_inputs(case, scheme, device, seed)
+            yield from common_sets(self.contract, inputs, bool(self.cost(**inputs).tensor_flops))
 
     def oracle(self, inputs: Inputs) -> Outputs:
         """The reference's outputs, always as a tuple."""

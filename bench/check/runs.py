@@ -117,9 +117,9 @@ class Check:
         kept = self._kept()
         if ALL in kept:
             yield from ((label, data) for label, data in kept.items() if label.startswith("planted "))
-        elif self.spec.planted is not None:
+        else:
             whole = True
-            for name, inputs in self.spec.planted(self.case, self.scheme, self.device, self.seed):
+            for name, inputs in self.spec.sets(self.case, self.scheme, self.device, self.seed):
                 label = f"planted {name}"
                 yield label, kept.get(label) or KEPT.keep(label, CheckData(self.spec, inputs, self.scheme, "planted"))
                 whole = whole and label in kept
