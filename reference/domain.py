@@ -50,8 +50,8 @@ class Sizes:
         near_own = [number for number in own if self.least <= number <= self.most]
         if near_own and state.randrange(2):
             number = state.choice(near_own)
-            beside = (number - 1, number, number + 1, 2 * number, 2 * number + 1)
-            return f"own {number}", self._within(state.choice(beside))
+            size = state.choice((number - 1, number, number + 1, 2 * number, 2 * number + 1))
+            return f"own {number}: {size}", self._within(size)
         if self.real and not state.randrange(6):
             return "model", state.choice(self.real)
         place = state.choice(("least", "below", "at", "above", "prime", "any", "large"))

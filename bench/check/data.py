@@ -78,14 +78,14 @@ class CheckData:
         return [elementwise(name, *self._of_numbers(output, right), limit) for name, output, right, limit in named]
 
     def _of_numbers(self, output: torch.Tensor, oracle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both, with 0 where the oracle has NaN and the output too.  Codes of eight bits have no NaN, or lose it where
-        they are clamped: then anything may stand there."""
+        """Both, where the oracle has NaN with 0 if the output has it too, and else with an infinity.  Codes of eight
+        bits have no NaN, or lose it where they are clamped: then anything may stand there."""
         unknown = oracle.isnan()
         if not unknown.any():
             return output, oracle
         loose = any(dtype.itemsize == 1 for _, dtype in self.forms)
-        output = output.to(oracle)
-        return output.masked_fill(unknown & (output.isnan() | loose), 0.0), oracle.masked_fill(unknown, 0.0)
+        same = torch.where(output.to(oracle).isnan() | loose, 0.0, torch.inf)
+        return torch.where(unknown, same, output.to(oracle)), oracle.masked_fill(unknown, 0.0)
 
     @cached_property
     def weak(self) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ class Most(NamedTuple):
 
 ON_HARDWARE = Most(48, 2**22, 2.0**28, 2**17, 2**22)
 """Tens of milliseconds a call on one core of a CPU, which also computes the oracle."""
-IN_SOFTWARE = Most(24, 2**17, 2.0**22, 40, 1024)
+IN_SOFTWARE = Most(24, 2**17 + 2**12, 2.0**22, 40, 1024)
 """A few seconds for a check in the emulator or in Triton's interpreter; half a minute at most.  A product over 4,771
 rows took three."""
 
