@@ -75,7 +75,7 @@ def test_every_run_is_named():
     assert result.labels == (
         *("first data", "other data, padded weight, x", again, f"{again}, in another thread"),
         *("other data in the same memory", "other data, apart weight, x", "other data, turned weight, x"),
-        "other data, far x",
+        "32-bit offsets: far out, weight, x",
         *("expanded weight, x", "planted last k"),
     )
 

@@ -18,6 +18,7 @@ from rooflab.bench.check.cheats import aliases, changes_later
 from rooflab.bench.check.emulating import emulating
 from rooflab.bench.check.failed import Failed, LayoutRefused, failed_by, failure, known_errors
 from rooflab.bench.check.poison import (
+    FAR,
     NAN_BYTE,
     Arrangement,
     Guarded,
@@ -240,7 +241,8 @@ def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], known: dict[st
             known[name] = guard(value, arranged.get(name, "plain"), place)
     if (
         arranged
-        and "far" not in arranged.values()
+        and FAR[0] not in arranged.values()
+        and FAR[1] not in arranged.values()
         and sum(tensor.buffer.numel() for tensor in known.values()) < SHARED_ELEMENTS
     ):
         return in_one_storage(known)
