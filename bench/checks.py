@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,8 +15,18 @@ import torch
 
 from rooflab.bench.calls.selection import Selection, file_of
 from rooflab.bench.check.check import CheckResult, check_record
-from rooflab.bench.check.drawn import HOW, IN_SOFTWARE, ON_HARDWARE, Most, drawn_points, most_different, smallest
-from rooflab.bench.check.principles import EMPTY, PRINCIPLES, principles_first, shown_by
+from rooflab.bench.check.drawn import (
+    HOW,
+    IN_SOFTWARE,
+    ON_HARDWARE,
+    Most,
+    drawn_points,
+    most_different,
+    of_several_tiles,
+    smallest,
+)
+from rooflab.bench.check.offered import taken
+from rooflab.bench.check.principles import EMPTY, PRINCIPLES, TILES, principles_first, shown_by
 from rooflab.bench.check.runs import Planted
 from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
 from rooflab.bench.compile.cases import has_code
@@ -61,6 +72,8 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
             for case, scheme in product(spec.cases["smoke"], schemes):
                 whole = often or case == spec.cases["smoke"][0] or scheme == schemes[-1]
                 own.append(CheckTask(kernel, case, scheme, chosen.seed, whole))
+            if tiled := of_several_tiles(spec):
+                own.append(CheckTask(kernel, tiled, schemes[-1], chosen.seed, "planted alone", TILES))
             for turn, (edge, point) in enumerate(zip_longest(most_different(spec.cases_in("edge")), drawn[most])):
                 scheme = schemes[turn % len(schemes)]
                 for each in (schemes if every else (scheme,)) if edge is not None else ():
@@ -68,8 +81,25 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
                 if point is not None:
                     how = cast(Planted, point.values.get(HOW, often))
                     own.append(CheckTask(kernel, point.case, scheme, chosen.seed, how, point.principle))
-            found += principles_first(own, lambda item: item.principle)
+            found += principles_first(_offered(own, spec, schemes), lambda item: item.principle)
     return found
+
+
+def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]) -> list[CheckTask]:
+    """The checks of one kernel that it takes: without options that it refuses, or in another scheme; and the first one
+    of each kind that it refuses, which says so."""
+    refusals, made = dict[str, CheckTask](), dict[tuple[Case, Scheme, Planted], CheckTask]()
+    for item in asked:
+        own = (item.scheme, *(scheme for scheme in schemes if scheme != item.scheme))
+        found = taken(item.kernel, spec, item.case, own)
+        if found != (item.case, item.scheme):
+            inputs = spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
+            refusals.setdefault(re.sub(r"\d+", "N", str(item.kernel.why_not_args(inputs, spec))), item)
+        if found is not None:
+            fit = item._replace(case=found[0], scheme=found[1], schemes=own)
+            made.setdefault((*found, item.planted), fit)
+    takes = [*made.values()]
+    return [*takes[:1], *refusals.values(), *takes[1:]]
 
 
 def _is_empty(spec: OpSpec, case: Case, scheme: Scheme) -> str:

@@ -252,6 +252,12 @@ def stores_a_half_too_early(x, factor=1.0, out=None):
     return out.copy_(out.roll(4, 1))
 
 
+def refuses_factors(x, factor=1.0):
+    if factor != 1.0:
+        raise ValueError(f"factor is 1 here, got {factor}")
+    return x.clone()
+
+
 @right(SCALE)
 def refuses_to_lie_over_its_input(x, factor=1.0, out=None):
     if out is not None and out.data_ptr() == x.data_ptr():

@@ -38,8 +38,9 @@ Otherwise = Literal["apart", "turned", "far", "expanded", "in place", "other opt
 OTHERWISE: tuple[Otherwise, ...] = get_args(Otherwise)
 """How the drawn data is passed where inputs are planted too: in another arrangement, with rows of stride 0, with
 outputs over inputs, with other options.  Every check pads."""
-Planted = bool | Otherwise
-"""Whether a check has these runs, and planted inputs: all of both, none, or this one and one planted set."""
+Planted = bool | Otherwise | Literal["planted alone"]
+"""Whether a check has these runs, and planted inputs: all of both, none, or this one and one planted set; or, after the
+first data, all planted sets and nothing else."""
 OPTIONS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("eps", "softmax_scale", "softcap"), lambda value: 0.5 * value),
     "window": lambda value: value + 5,
@@ -82,6 +83,10 @@ class Check:
         first = self._made("first", seed)
         with _threads_for(first.inputs):
             self._load(first)
+            if planted == "planted alone":
+                self._judged("first data", first, Layout(poisoned=True))
+                self._on_planted_data(first, self._planted())
+                return self.runner.settle()
             other = self._on_two_sets_of_data(first)
             self.beyond = True
             if planted is True:
@@ -111,11 +116,11 @@ class Check:
         for label, data in sets:
             try:
                 self._load(data)
+                self._judged(label, data, Layout(poisoned=True))
             except Failed as failed:
                 if failed.status == "UNSUPPORTED" and data.inputs.keys() - first.inputs.keys():
                     continue  # it has an option that the case does not name, such as a scale
                 raise
-            self._judged(label, data, Layout(poisoned=True))
 
     def _planted(self) -> Iterator[tuple[str, CheckData]]:
         """The planted sets; if all are kept, none is made again."""

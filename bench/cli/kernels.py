@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -96,7 +97,7 @@ def check(
     interrupted = False
     try:
         with show.progress("check", len(asked), lines=True) as advance:
-            run_checks(asked, chosen.device, writer, lambda found: advance(found.describe()), **options)
+            run_checks(asked, chosen.device, writer, lambda found: advance(found.line), **options)
     except KeyboardInterrupt:
         interrupted = True
     results = [made[place] for place in sorted(made)]
@@ -152,6 +153,10 @@ def _show_checks(results: Sequence[CheckResult], rows: Sequence[dict[str, Any]])
         if text := in_common(own):
             show.line(f"{op}/{name}: {text}", "red")
     lacking = sum(result.not_offered for result in results)
+    for op, name in dict.fromkeys((row.op, row.kernel) for row in results if row.not_offered):
+        own = [row.reason for row in results if row.not_offered and (row.op, row.kernel) == (op, name)]
+        texts = dict.fromkeys(re.sub(f"^.*{op}/{name}:? ?|,? got .*", "", text) for text in own)
+        show.line(f"not offered by {op}/{name}: {'; '.join(texts)}")
     show.line(
         f"{counted(len(results), 'check')}: {sum(row['ok'] for row in rows)} right, "
         f"{sum(row['failed'] for row in rows)} wrong, {lacking} not offered by the kernel, "
