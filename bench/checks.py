@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import contextmanager
 from itertools import product, zip_longest
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ import torch
 
 from rooflab.bench.calls.selection import Selection, file_of
 from rooflab.bench.check.check import CheckResult, check_record
+from rooflab.bench.check.common import Again
 from rooflab.bench.check.drawn import (
     HOW,
     IN_SOFTWARE,
@@ -164,36 +165,42 @@ def _checkers(device: torch.device, emulate: bool) -> Checkers:
     return Checkers(device, lambda item: emulators() if emulate and has_code(item.kernel) else None)
 
 
-def smallest_failures(
-    failures: Sequence[CheckResult], device: torch.device, emulate: bool, limit_s: float
-) -> Iterator[str]:
-    """For each failure the command that shows it; drawn cases are made as small as they still fail, within `limit_s`
-    seconds in all."""
-    asked = [
-        CheckTask(
-            registry.get_kernel(failed.op, failed.kernel),
-            failed.case,
-            get_scheme(failed.scheme),
-            failed.seed,
-            failed.beyond,
-        )
-        for failed in failures
-    ]
+@contextmanager
+def looking_again(device: torch.device, emulate: bool, limit_s: float) -> Iterator[Again]:
+    """Checks of kernels on other cases, within `limit_s` seconds in all, from the first one on."""
     with _checkers(device, emulate) as check:
-        check.start(asked, 1)
-        ends = time.monotonic() + limit_s
+        ends = math.inf
 
-        def fails(item: CheckTask, status: str, case: Case) -> bool:
-            found = in_turn([item._replace(case=case)], check, 1, ends - time.monotonic())
-            return status in [result.status for _, result in found]
+        def again(known: CheckResult, case: Case, scheme: str) -> str:
+            nonlocal ends
+            spec, kernel = registry.get_op(known.op), registry.get_kernel(known.op, known.kernel)
+            item = CheckTask(kernel, case, get_scheme(scheme), known.seed, known.beyond)
+            try:
+                spec.make_inputs(spec.check_case(case), item.scheme, torch.device("meta"), 0)
+            except ValueError:
+                return ""
+            if ends == math.inf:
+                check.start([item], 1)
+                ends = time.monotonic() + limit_s
+            return next((found.status for _, found in in_turn([item], check, 1, ends - time.monotonic())), "")
 
-        for failed, item in zip(failures, asked, strict=True):
-            spec, most, case = registry.get_op(failed.op), _most(item.kernel, device), failed.case
-            for point in drawn_points(spec, failed.seed, most):
-                if point.case == failed.case and not point.principle:
-                    case = smallest(spec, point, most, partial(fails, item, failed.status))
-            named = f"--kernel {file_of(item.kernel) or failed.kernel} --case {case.id} --scheme {failed.scheme}"
-            yield f"rooflab check {failed.op} {named} --seed {failed.seed}"
+        yield again
+
+
+def smallest_failures(failures: Sequence[CheckResult], device: torch.device, again: Again) -> Iterator[str]:
+    """For each failure the command that shows it; drawn cases are made as small as they still fail."""
+    for failed in failures:
+        spec, kernel = registry.get_op(failed.op), registry.get_kernel(failed.op, failed.kernel)
+        most, case = _most(kernel, device), failed.case
+
+        def fails(smaller: Case, failed: CheckResult = failed) -> bool:
+            return again(failed, smaller, failed.scheme) == failed.status
+
+        for point in drawn_points(spec, failed.seed, most):
+            if point.case == failed.case and not point.principle:
+                case = smallest(spec, point, most, fails)
+        named = f"--kernel {file_of(kernel) or failed.kernel} --case {case.id} --scheme {failed.scheme}"
+        yield f"rooflab check {failed.op} {named} --seed {failed.seed}"
 
 
 def principles_tried(checks: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> str:
