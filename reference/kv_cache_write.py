@@ -133,7 +133,6 @@ SPEC = OpSpec(
         "qwen3_0_6b": _cases(8, 128, 1, 16, 512),
         "llama3_8b": _cases(8, 128, 1, 16, 2048),
     },
-    far=("k_cache", "v_cache"),
     tolerance=tolerance,
     planted=planted,
     mutates=("k_cache", "v_cache"),

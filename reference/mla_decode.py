@@ -189,7 +189,6 @@ SPEC = OpSpec(
     output_dtypes={"lse": torch.float32},
     optional={"lse": False},
     schemes=("fp16", "bf16"),
-    far=("kv_cache",),
     tolerance=tolerance,
     planted=planted,
     cases={

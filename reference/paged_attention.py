@@ -327,7 +327,6 @@ SPEC = OpSpec(
         "lse": False,
     },
     schemes=("fp32", "fp16", "bf16", "kv_fp8"),
-    far=("k_cache", "v_cache"),
     tolerance=tolerance,
     planted=planted,
     cases={

@@ -333,7 +333,6 @@ SPEC = OpSpec(
         "llama3_8b": _model((32, 8, 128), 131072, 1, 16, 4096),
     },
     schemes=("fp32", "fp16", "bf16", "kv_fp8"),
-    far=("k_cache", "v_cache"),
     tolerance=tolerance,
     planted=planted,
     mutates=("q_out", "k_cache", "v_cache"),

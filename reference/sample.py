@@ -113,7 +113,7 @@ def _edits(B: int, V: int, device: torch.device, seed: int) -> Inputs:
     generator = torch.Generator().manual_seed(seed)
     most = min(V - 1, 24)
     each = torch.randint(0, most + 1, (B,), generator=generator)
-    each[:1], each[1::3] = most, 0
+    each[:1], each[3::4] = most, 0
     N = int(each.sum())
     ids = [torch.randperm(V - 1, generator=generator)[:n] + 1 for n in each.tolist()]
     bias = torch.randn(N, generator=generator)

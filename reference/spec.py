@@ -180,8 +180,6 @@ class OpSpec:
     """Arguments that the op changes.  Empty for a functional op."""
     in_place: Mapping[str, str] = field(default_factory=dict)
     """By output the input in whose memory the caller's `out` may lie, as engines call the op."""
-    far: tuple[str, ...] = ()
-    """Arguments of more than 2**31 elements in real use: a cache."""
     schemes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     optional: Mapping[str, Scalar] = field(default_factory=dict)
     """Keys that a case may leave out, with the value that means off.  So a case keeps its id when an op gains an
@@ -203,7 +201,7 @@ class OpSpec:
         object.__setattr__(self, "parameters", parameters)
         names = {parameter.name for parameter in parameters}
         prepared = (self.prepared,) if self.prepared else ()
-        for name in (*self.mutates, *prepared, *self.prepared_with, *self.in_place.values(), *self.far):
+        for name in (*self.mutates, *prepared, *self.prepared_with, *self.in_place.values()):
             if name not in names:
                 raise ValueError(f"{self.name}: {name!r} is not an argument of its reference")
         if (self.tolerance is None) == (self.compare is None):

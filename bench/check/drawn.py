@@ -22,6 +22,12 @@ TRIES = 25
 """Most checks that make one failing case small."""
 
 
+TILED = {"S": 320, "context": 320, "V": 5120, "K": 384, "I": 4616, "H": 4616}
+"""Sizes at which a program takes several tiles, of the one along which it goes: the first that a case has."""
+BESIDE = {"B": 1, "T": 16, "M": 16, "N": 48}
+"""The most of other sizes then, so that a check of all planted sets takes a few seconds in the emulator."""
+
+
 class Most(NamedTuple):
     """The most drawn cases of an op, and the most work of one."""
 
@@ -83,6 +89,17 @@ def _folded(node: ast.AST) -> Iterator[int]:
 
 def _numbers_of_c(text: str) -> set[int]:
     return {int(number) for number in re.findall(r"(?<![\w.])\d{1,7}(?![\w.])", text)}
+
+
+def of_several_tiles(spec: OpSpec) -> Case | None:
+    """A small case in which a program takes several tiles; None for an op whose programs do not."""
+    case = spec.cases["smoke"][0]
+    along = next((name for name in TILED if name in case), "")
+    if not along or (along == "H" and "D" in case):  # there H is a number of heads
+        return None
+    most = BESIDE | ({"T": 2} if along in ("I", "H") else {})
+    sizes = {name: min(int(case[name]), size) for name, size in most.items() if name in case}
+    return case.but(**sizes, **{along: TILED[along]})
 
 
 def most_different(cases: Sequence[Case]) -> list[Case]:
