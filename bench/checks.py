@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import product, zip_longest
 from typing import Any, cast
 
 import torch
 
-from rooflab.bench.calls.selection import Selection, file_of
+from rooflab.bench.calls.selection import Selection, file_of, source_of
 from rooflab.bench.check.check import CheckResult, check_record
-from rooflab.bench.check.drawn import HOW, IN_SOFTWARE, ON_HARDWARE, Most, drawn_points, most_different, smallest
+from rooflab.bench.check.common import Again
+from rooflab.bench.check.drawn import (
+    HOW,
+    IN_SOFTWARE,
+    ON_HARDWARE,
+    Most,
+    drawn_points,
+    most_different,
+    of_several_tiles,
+    own_numbers,
+    smallest,
+)
+from rooflab.bench.check.offered import taken
+from rooflab.bench.check.principles import EMPTY, PRINCIPLES, TILES, principles_first, shown_by
 from rooflab.bench.check.runs import Planted
 from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
 from rooflab.bench.compile.cases import has_code
@@ -25,7 +39,7 @@ from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import NOT_RUN
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import Case, get_scheme
+from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 
 
 def listed_checks(chosen: Selection) -> list[CheckTask]:
@@ -46,27 +60,53 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
     draws follow in turn, each in one scheme, the next one in the next scheme. A drawn case is passed in one of the ways
     of `OTHERWISE` too, and has one planted set; a kernel that runs in software has all sets only on smoke cases: in
     every scheme on the first, in the last scheme on the others. With `every`, edge cases run in every scheme, and all
-    of the op's own cases with all planted inputs.
+    of the op's own cases with all planted inputs. The first check of each principle comes before the others.
     """
     found = []
     for op, kernels in chosen.kernels.items():
         spec = registry.get_op(op)
         schemes = chosen.schemes_of(spec)
-        limits = {_most(kernel, chosen.device) for kernel in kernels}
-        drawn = {most: drawn_points(spec, chosen.seed, most) for most in limits}
         for kernel in kernels if schemes else ():
             most = _most(kernel, chosen.device)
-            often = every or most == ON_HARDWARE
+            drawn = drawn_points(spec, chosen.seed, most, own_numbers(source_of(kernel)))
+            often, own = every or most == ON_HARDWARE, list[CheckTask]()
             for case, scheme in product(spec.cases["smoke"], schemes):
                 whole = often or case == spec.cases["smoke"][0] or scheme == schemes[-1]
-                found.append(CheckTask(kernel, case, scheme, chosen.seed, whole))
-            for turn, (edge, point) in enumerate(zip_longest(most_different(spec.cases_in("edge")), drawn[most])):
+                own.append(CheckTask(kernel, case, scheme, chosen.seed, whole))
+            if tiled := of_several_tiles(spec):
+                own.append(CheckTask(kernel, tiled, schemes[-1], chosen.seed, "planted alone", TILES))
+            for turn, (edge, point) in enumerate(zip_longest(most_different(spec.cases_in("edge")), drawn)):
                 scheme = schemes[turn % len(schemes)]
                 for each in (schemes if every else (scheme,)) if edge is not None else ():
-                    found.append(CheckTask(kernel, edge, each, chosen.seed, planted=often))
+                    own.append(CheckTask(kernel, edge, each, chosen.seed, often, _is_empty(spec, edge, each)))
                 if point is not None:
-                    found.append(CheckTask(kernel, point.case, scheme, chosen.seed, cast(Planted, point.values[HOW])))
+                    how = cast(Planted, point.values.get(HOW, often))
+                    own.append(CheckTask(kernel, point.case, scheme, chosen.seed, how, point.principle))
+            found += principles_first(_offered(own, spec, schemes), lambda item: item.principle)
     return found
+
+
+def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]) -> list[CheckTask]:
+    """The checks of one kernel that it takes: without options that it refuses, or in another scheme; and the first one
+    of each kind that it refuses, which says so."""
+    refusals, made = dict[str, CheckTask](), dict[tuple[Case, Scheme, Planted], CheckTask]()
+    for item in asked:
+        own = (item.scheme, *(scheme for scheme in schemes if scheme != item.scheme))
+        found = taken(item.kernel, spec, item.case, own)
+        if found != (item.case, item.scheme):
+            inputs = spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
+            refusals.setdefault(re.sub(r"\d+", "N", str(item.kernel.why_not_args(inputs, spec))), item)
+        if found is not None:
+            fit = item._replace(case=found[0], scheme=found[1], schemes=own)
+            made.setdefault((*found, item.planted), fit)
+    takes = [*made.values()]
+    return [*takes[:1], *refusals.values(), *takes[1:]]
+
+
+def _is_empty(spec: OpSpec, case: Case, scheme: Scheme) -> str:
+    """The principle of a case with a tensor of no elements; empty for any other case."""
+    inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0).values()
+    return EMPTY if any(isinstance(value, torch.Tensor) and not value.numel() for value in inputs) else ""
 
 
 def _most(kernel: Kernel, device: torch.device) -> Most:
@@ -125,36 +165,50 @@ def _checkers(device: torch.device, emulate: bool) -> Checkers:
     return Checkers(device, lambda item: emulators() if emulate and has_code(item.kernel) else None)
 
 
-def smallest_failures(
-    failures: Sequence[CheckResult], device: torch.device, emulate: bool, limit_s: float
-) -> Iterator[str]:
-    """For each failure the command that shows it; drawn cases are made as small as they still fail, within `limit_s`
-    seconds in all."""
-    asked = [
-        CheckTask(
-            registry.get_kernel(failed.op, failed.kernel),
-            failed.case,
-            get_scheme(failed.scheme),
-            failed.seed,
-            failed.beyond,
-        )
-        for failed in failures
-    ]
+@contextmanager
+def looking_again(device: torch.device, emulate: bool, limit_s: float) -> Iterator[Again]:
+    """Checks of kernels on other cases, within `limit_s` seconds in all, from the first one on."""
     with _checkers(device, emulate) as check:
-        check.start(asked, 1)
-        ends = time.monotonic() + limit_s
+        ends = math.inf
 
-        def fails(item: CheckTask, status: str, case: Case) -> bool:
-            found = in_turn([item._replace(case=case)], check, 1, ends - time.monotonic())
-            return status in [result.status for _, result in found]
+        def again(known: CheckResult, case: Case, scheme: str) -> str:
+            nonlocal ends
+            spec, kernel = registry.get_op(known.op), registry.get_kernel(known.op, known.kernel)
+            item = CheckTask(kernel, case, get_scheme(scheme), known.seed, known.beyond)
+            try:
+                spec.make_inputs(spec.check_case(case), item.scheme, torch.device("meta"), 0)
+            except ValueError:
+                return ""
+            if ends == math.inf:
+                check.start([item], 1)
+                ends = time.monotonic() + limit_s
+            return next((found.status for _, found in in_turn([item], check, 1, ends - time.monotonic())), "")
 
-        for failed, item in zip(failures, asked, strict=True):
-            spec, most, case = registry.get_op(failed.op), _most(item.kernel, device), failed.case
-            for point in drawn_points(spec, failed.seed, most):
-                if point.case == failed.case:
-                    case = smallest(spec, point, most, partial(fails, item, failed.status))
-            named = f"--kernel {file_of(item.kernel) or failed.kernel} --case {case.id} --scheme {failed.scheme}"
-            yield f"rooflab check {failed.op} {named} --seed {failed.seed}"
+        yield again
+
+
+def smallest_failures(failures: Sequence[CheckResult], device: torch.device, again: Again) -> Iterator[str]:
+    """For each failure the command that shows it; drawn cases are made as small as they still fail."""
+    for failed in failures:
+        spec, kernel = registry.get_op(failed.op), registry.get_kernel(failed.op, failed.kernel)
+        most, case = _most(kernel, device), failed.case
+
+        def fails(smaller: Case, failed: CheckResult = failed) -> bool:
+            return again(failed, smaller, failed.scheme) == failed.status
+
+        for point in drawn_points(spec, failed.seed, most, own_numbers(source_of(kernel))):
+            if point.case == failed.case and HOW in point.values:
+                case = smallest(spec, point, most, fails)
+        named = f"--kernel {file_of(kernel) or failed.kernel} --case {case.id} --scheme {failed.scheme}"
+        yield f"rooflab check {failed.op} {named} --seed {failed.seed}"
+
+
+def principles_tried(checks: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> str:
+    """A line: which of the principles the checks that ran have tried, and which they have not."""
+    ran = {place: result for place, result in made.items() if result.status not in NOT_RUN}
+    tried = {checks[place].principle for place in ran} | shown_by(label for one in ran.values() for label in one.labels)
+    named = [", ".join(one for one in PRINCIPLES if (one in tried) == side) or "none" for side in (True, False)]
+    return f"principles tried: {named[0]}; not tried: {named[1]}"
 
 
 def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:

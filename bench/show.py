@@ -140,7 +140,7 @@ def progress(what: str, total: int, lines: bool = False, ended: bool = True) -> 
             nonlocal done
             done += 1
             bar.update(task, advance=1, now="" if lines else visible(text[:60]))
-            if lines and not _as_json:
+            if lines and text and not _as_json:
                 note(text)
 
         yield advance

@@ -30,7 +30,7 @@ Hopper's accumulator for fp8 products has 14 bits (`gemm_fp8`): u_acc is then 2*
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -57,9 +57,14 @@ TILE_EDGES = (0, 15, 16, 31, 32, 63, 64, 127, 128)
 """Positions at which pages and tiles of the usual sizes begin and end."""
 
 
-HEADS: Mapping[str, Axis] = {"H_kv": Sizes(1, 16), "group": (1, 2, 3, 5, 8, 16), "D": (64, 128, 80, 96, 192, 256)}
+HEADS: Mapping[str, Axis] = {
+    **{"H_kv": Sizes(1, 16, model="kv_heads"), "group": Sizes(1, 130, model="group")},
+    "D": (64, 128, 80, 96, 192, 256, 72, 112),
+}
 """Axes of a domain: the heads of keys, the heads of queries for each of them, and the values of a head."""
-OPTIONS = {"window": (0, 1, 17, 64, 100, 513), "softcap": (0.0, 20.0), "sinks": (False, True), "lse": (False, True)}
+OPTIONS: Mapping[str, Axis] = {
+    **{"window": Sizes(0, 600), "softcap": (0.0, 20.0), "sinks": (False, True), "lse": (False, True)}
+}
 
 
 def with_heads(H_kv: int, group: int, equal: bool = False, **values: Any) -> Case | None:
@@ -191,6 +196,17 @@ def attend(
     return out, lse
 
 
+def together(
+    results: Iterable[tuple[torch.Tensor, torch.Tensor]], q: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The results of the sequences of q (B, ..., D), of which there may be none: (B, ..., width) and (B, ...)."""
+    out = torch.zeros(*q.shape[:-1], width, dtype=torch.float64, device=q.device)
+    lse = torch.zeros(q.shape[:-1], dtype=torch.float64, device=q.device)
+    for b, found in enumerate(results):
+        out[b], lse[b] = found
+    return out, lse
+
+
 def error_bounds(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -293,6 +309,8 @@ def _sums(magnitude: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor
 def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]:
     """Scales that are not D**-0.5; then scores that are all below -10,000, where a mask of -10,000 is no mask."""
     yield "a softmax_scale of its own", {**inputs, "softmax_scale": 0.6 * inputs[q].shape[-1] ** -0.5}
+    if "sinks" in inputs:
+        yield "values: sinks of -inf", {**inputs, "sinks": torch.full_like(inputs["sinks"], -math.inf)}
     yield "a softmax_scale of 0", {**inputs, "softmax_scale": 0.0}
     D = inputs[q].shape[-1]
     far = 120.0 / D**0.25  # squared, times D, times D**-0.5

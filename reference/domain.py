@@ -7,11 +7,14 @@ finds more than a long list of cases that a person thought of.
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import chain, combinations, islice, repeat
+from pathlib import Path
 from typing import Generic, TypeVar
 
 Value = bool | int | float | str
@@ -28,12 +31,29 @@ class Sizes:
     least: int
     most: int
     step: int = 1
+    model: str = ""
+    """The columns of `model_dims.json` that hold such sizes, with a space between them."""
+    empty: bool = False
+    """Whether 0 is a size too, that of nothing at all; each cover begins with it."""
 
-    def draw(self, state: random.Random) -> tuple[str, int]:
-        """A place and a size there: the least, at or beside a power of two, a prime, anywhere, or in the upper half.
+    @cached_property
+    def real(self) -> list[int]:
+        """The sizes of real models."""
+        return [size for size in model_sizes(self.model) if self.least <= size <= self.most and size % self.step == 0]
 
-        Except in the last place, small sizes are as likely as large ones, by their logarithm.
+    def draw(self, state: random.Random, own: Sequence[int] = ()) -> tuple[str, int]:
+        """A place and a size there: the least, at or beside a power of two, a prime, anywhere, in the upper half, that
+        of a real model; every second time beside or beyond one of the kernel's `own` numbers, if one is a size.
+
+        Except in the upper half, small sizes are as likely as large ones, by their logarithm.
         """
+        near_own = [number for number in own if self.least <= number <= self.most]
+        if near_own and state.randrange(2):
+            number = state.choice(near_own)
+            size = state.choice((number - 1, number, number + 1, 2 * number, 2 * number + 1))
+            return f"own {number}: {size}", self._within(size)
+        if self.real and not state.randrange(6):
+            return "model", state.choice(self.real)
         place = state.choice(("least", "below", "at", "above", "prime", "any", "large"))
         near = 2 ** state.randint(1, max(1, self.most.bit_length() - 1))
         size = {
@@ -46,7 +66,10 @@ class Sizes:
             "any": round(math.exp(state.uniform(math.log(max(self.least, 1)), math.log(self.most)))),
         }[place]
         size = _prime(size) if place == "prime" else size
-        return place, min(max(size // self.step * self.step, self.least), self.most)
+        return place, self._within(size)
+
+    def _within(self, size: int) -> int:
+        return min(max(size // self.step * self.step, self.least), self.most)
 
     def simpler(self, size: Value) -> list[Value]:
         """Smaller sizes, the smallest first."""
@@ -58,6 +81,14 @@ class Sizes:
 def _prime(size: int) -> int:
     """The largest prime up to `size`, or 2."""
     return next((p for p in range(size, 2, -1) if all(p % d for d in range(2, math.isqrt(p) + 1))), 2)
+
+
+@cache
+def model_sizes(columns: str) -> tuple[int, ...]:
+    """The different numbers in some columns of `model_dims.json`, the dimensions of real models, in ascending order."""
+    table = json.loads(Path(__file__).with_name("model_dims.json").read_text(encoding="utf-8"))
+    places = [table["columns"].index(name) for name in columns.split()]
+    return tuple(sorted({row[place] for row in table["models"] for place in places if row[place]}))
 
 
 Axis = Sizes | Sequence[Value]
@@ -77,28 +108,33 @@ class Domain:
     make: Callable[..., Made | None]
     """The case for one value of each axis, by name; None if these values may not be combined."""
 
-    def cover(self, seed: int, settle: Settle[C], count: int) -> Iterator[DomainPoint[C]]:
-        """At most `count` points; each one meets as many new pairs of places as drawing finds."""
+    def cover(self, seed: int, settle: Settle[C], count: int, own: Sequence[int] = ()) -> Iterator[DomainPoint[C]]:
+        """At most `count` points; each one meets as many new pairs of places as drawing finds.
+
+        The first ones have nothing at all on one axis each. If there are numbers of a kernel's `own`, all points have
+        sizes near them instead.
+        """
         state = random.Random(seed)
         met: set[frozenset[tuple[str, object]]] = set()
         taken: set[C] = set()
-        for _ in range(count):
-            drawn = sorted((self._draw(state) for _ in range(CANDIDATES)), key=lambda found: -len(found[1] - met))
-            for values, pairs in drawn:
-                point = self._point(values, settle) if pairs - met else None
+        bare = [{name: 0} for name, axis in self.axes.items() if isinstance(axis, Sizes) and axis.empty and not own]
+        for fixed in islice(chain(bare, repeat(dict[str, int]())), count):
+            drawn = [self._draw(state, own) for _ in range(CANDIDATES)]
+            for values, pairs in sorted(drawn, key=lambda found: -len(found[1] - met)):
+                point = self._point({**values, **fixed}, settle) if pairs - met else None
                 if point is not None and point.case not in taken:
+                    met |= pairs if not fixed else set()
+                    taken.add(point.case)
+                    yield replace(point, principle="sizes" if own else "empty" if fixed else "")
                     break
-            else:
-                return
-            met |= pairs
-            taken.add(point.case)
-            yield point
 
-    def _draw(self, state: random.Random) -> tuple[dict[str, Value], set[frozenset[tuple[str, object]]]]:
+    def _draw(
+        self, state: random.Random, own: Sequence[int] = ()
+    ) -> tuple[dict[str, Value], set[frozenset[tuple[str, object]]]]:
         values: dict[str, Value] = {}
         places: list[tuple[str, object]] = []
         for name, axis in self.axes.items():
-            place, values[name] = axis.draw(state) if isinstance(axis, Sizes) else (None, state.choice(axis))
+            place, values[name] = axis.draw(state, own) if isinstance(axis, Sizes) else (None, state.choice(axis))
             places.append((name, values[name] if place is None else place))
         return values, {frozenset(pair) for pair in combinations(places, 2)}
 
@@ -124,6 +160,8 @@ class DomainPoint(Generic[C]):
 
     case: C
     values: Mapping[str, Value]
+    principle: str = ""
+    """What it was drawn for, by a name of `bench/check/principles.py`; empty for a point of the cover."""
 
 
 def shrunk(

@@ -47,8 +47,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     V = int(case["V"])
     for label, token_id in (("first row", 0), ("last row", V - 1)):
         inputs = make_inputs(case, scheme, device, seed)
-        inputs["token_ids"][0] = token_id
-        inputs["token_ids"][-1] = token_id
+        inputs["token_ids"][:1] = token_id
+        inputs["token_ids"][-1:] = token_id
         yield label, inputs
     inputs = make_inputs(case, scheme, device, seed)
     inputs["token_ids"].fill_(V // 2)
@@ -92,5 +92,12 @@ SPEC = OpSpec(
     },
     tolerance=tolerance,
     planted=planted,
-    domain=Domain({"T": Sizes(1, 5_000), "V": Sizes(1, 150_000), "H": Sizes(1, 70_000)}, Case),
+    domain=Domain(
+        {
+            "T": Sizes(1, 5_000, empty=True),
+            "V": Sizes(1, 300_000, model="vocab"),
+            "H": Sizes(1, 70_000, model="hidden"),
+        },
+        Case,
+    ),
 )

@@ -6,6 +6,7 @@ layout and the names are FlashAttention's (Dao, "FlashAttention-2", 2023).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -32,7 +33,7 @@ from rooflab.reference.attention import (
 from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.flash_attention import options
-from rooflab.reference.pages import turned
+from rooflab.reference.pages import offsets_of, turned
 from rooflab.reference.rules import check_offsets
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
@@ -122,11 +123,10 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     more the last one has no queries.  With `ragged` false each has `T` queries and `S` keys.  On `meta` the offsets are
     real and on the CPU.
     """
-    B, T, S, H, H_kv, D = (int(case[key]) for key in ("B", "T", "S", "H", "H_kv", "D"))
-    device = torch.device(device)
+    B, T, S = (int(case[key]) for key in ("B", "T", "S"))
     generator = torch.Generator().manual_seed(seed)
     queries = (torch.randn(B, generator=generator) * 0.8).exp().mul(T / 2).round().long().clamp(min(T, 1), T)
-    queries[0] = T
+    queries[:1] = T
     ragged = case.get("ragged", True)
     if not ragged:
         queries[:] = T
@@ -135,17 +135,24 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         keys[B // 2] = 0
     if ragged and B >= 4:
         queries[-1] = 0
-    bounds = [torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int() for counts in (queries, keys)]
-    dtype, place = scheme.activation, torch.device("cpu") if device.type == "meta" else device
-    total_q, total_k = (int(counts[-1]) for counts in bounds)
+    return _inputs(case, queries, keys, scheme, device, seed)
+
+
+def _inputs(
+    case: Case, queries: torch.Tensor, keys: torch.Tensor, scheme: Scheme, device: torch.device, seed: int
+) -> Inputs:
+    """The inputs of sequences with these numbers of queries and keys."""
+    H, H_kv, D = (int(case[key]) for key in ("H", "H_kv", "D"))
+    dtype, place = scheme.activation, torch.device("cpu") if torch.device(device).type == "meta" else device
+    total_q, total_k = int(queries.sum()), int(keys.sum())
     return {
         "q": randn(total_q, H, D, dtype=dtype, device=device, seed=seed),
         "k": randn(total_k, H_kv, D, dtype=dtype, device=device, seed=seed + 1),
         "v": randn(total_k, H_kv, D, dtype=dtype, device=device, seed=seed + 2),
-        "cu_seqlens_q": bounds[0].to(place),
-        "cu_seqlens_k": bounds[1].to(place),
-        "max_seqlen_q": int(queries.max()),
-        "max_seqlen_k": int(keys.max()),
+        "cu_seqlens_q": offsets_of(queries).to(place),
+        "cu_seqlens_k": offsets_of(keys).to(place),
+        "max_seqlen_q": max(queries.tolist(), default=0),
+        "max_seqlen_k": max(keys.tolist(), default=0),
         "causal": bool(case["causal"]),
         **options(case, H, device, seed + 3),
     }
@@ -172,6 +179,13 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs = make_inputs(case, scheme, device, seed)
     bounds = {name: turned(inputs[name]) for name in ("cu_seqlens_q", "cu_seqlens_k")}
     yield "sequences in the other order", {**inputs, **bounds}
+    counts = torch.tensor([[5, 0, 17, 1, 3, 40], [9, 4, 0, 33, 3, 2]])
+    uneven = _inputs(case, *counts, scheme, device, seed)
+    yield "uneven rows: queries, keys and what comes before", uneven
+    yield "uneven rows: max_seqlen above the longest", {**uneven, "max_seqlen_q": 173, "max_seqlen_k": 291}
+    own = torch.arange(len(uneven["k"]), device=uneven["k"].device)[:, None, None] < int(counts[1, 0])
+    tainted = {name: uneven[name].masked_fill(own, math.nan) for name in ("k", "v")}
+    yield "values: NaN in the keys of one sequence", {**uneven, **tainted}
     yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k", "v")
     yield from other_scores(make_inputs(case, scheme, device, seed), "q", "k")
 
@@ -262,10 +276,10 @@ SPEC = OpSpec(
     },
     domain=Domain(
         {
-            "B": Sizes(1, 130),
+            "B": Sizes(1, 130, empty=True),
             "equal": (True, False),
-            "T": Sizes(1, 1_500),
-            "S": Sizes(1, 1_500),
+            "T": Sizes(1, 1_500, empty=True),
+            "S": Sizes(1, 1_500, empty=True),
             **HEADS,
             "causal": (True, False),
             "ragged": (True, False),

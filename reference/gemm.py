@@ -138,7 +138,8 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ..
 
 def _drawn(equal: str, **values: Any) -> Case:
     """The sizes named in `equal` are all the first of them: a kernel may tell operands apart by their shapes."""
-    return Case(**values | dict.fromkeys(equal, values[equal[:1] or "M"]))
+    together = equal if values["M"] else ""  # a weight of nothing cannot be packed
+    return Case(**values | dict.fromkeys(together, values[equal[:1] or "M"]))
 
 
 CONTRACT = Contract(
@@ -201,9 +202,9 @@ SPEC = OpSpec(
     domain=Domain(
         {
             "equal": ("", "MN", "NK", "MNK"),
-            "M": Sizes(1, 5_000),
-            "N": Sizes(1, 70_000),
-            "K": Sizes(1, 20_000),
+            "M": Sizes(1, 5_000, empty=True),
+            "N": Sizes(1, 300_000, model="intermediate hidden vocab"),
+            "K": Sizes(1, 60_000, model="hidden intermediate"),
             "layout": ("NT", "NN", "TN"),
             "bias": (False, True),
             "residual": (False, True),

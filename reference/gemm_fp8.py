@@ -258,9 +258,9 @@ SPEC = OpSpec(
     prepared="b",
     domain=Domain(
         {
-            "M": Sizes(1, 5_000),
-            "N": Sizes(1, 70_000),
-            "K": Sizes(1, 20_000),
+            "M": Sizes(1, 5_000, empty=True),
+            "N": Sizes(1, 300_000, model="intermediate hidden vocab"),
+            "K": Sizes(1, 60_000, model="hidden intermediate"),
             "scales": ("tensor", "block"),
             "bias": (False, True),
             "fast_accum": (False, True),

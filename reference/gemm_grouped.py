@@ -12,9 +12,20 @@ import torch
 
 from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
-from rooflab.reference.pages import turned
+from rooflab.reference.pages import offsets_of, turned
 from rooflab.reference.rules import check_offsets
-from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import (
+    DTYPE_NAMES,
+    FP32_ROUNDOFF,
+    Case,
+    Inputs,
+    OpSpec,
+    Outputs,
+    Scalar,
+    Scheme,
+    nbytes,
+    randn,
+)
 from rooflab.roofline.model import Cost
 
 # A kernel that drops, repeats or misplaces one k fails at the edges of 16-, 64- and 128-wide tiles.
@@ -127,11 +138,21 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs["a"][[rows.start, rows.stop - 1]] *= PLANT
     yield "edges of groups", inputs
     inputs = make_inputs(case, scheme, device, seed)
+    counts = torch.zeros(int(case["E"]), dtype=torch.int64)
+    counts[-1:], counts[len(counts) // 2] = min(int(case["T"]), 1), 0
+    counts[len(counts) // 2] += int(case["T"]) - int(counts.sum())
+    uneven = {"b": inputs["b"].nan_to_num(0.5), "offsets": offsets_of(counts).to(inputs["offsets"])}
+    yield "uneven rows: one expert has all but one", {**inputs, **uneven}
     yield "groups in the other order", {**inputs, "b": inputs["b"].mT.flip(0).mT, "offsets": turned(inputs["offsets"])}
 
 
 def _cases(E: int, top_k: int, pairs: tuple[tuple[int, int], ...], *tokens: int, skew: float = 0.0) -> tuple[Case, ...]:
     return tuple(Case(T=count * top_k, top_k=top_k, E=E, N=N, K=K, skew=skew) for count in tokens for N, K in pairs)
+
+
+def _drawn(tokens: int, top_k: int, E: int, **values: Scalar) -> Case | None:
+    """A case of the domain; None where to draw the experts takes a second."""
+    return Case(T=tokens * top_k, top_k=top_k, E=max(E, top_k), **values) if tokens * E <= 2**18 else None
 
 
 MIXTRAL = ((28672, 4096), (4096, 14336))
@@ -178,13 +199,13 @@ SPEC = OpSpec(
     planted=planted,
     domain=Domain(
         {
-            "tokens": Sizes(1, 2_000),
+            "tokens": Sizes(1, 10_000, empty=True),
             "top_k": (1, 2, 3, 8),
-            "E": Sizes(1, 300),
-            "N": Sizes(1, 5_000),
-            "K": Sizes(1, 5_000),
+            "E": Sizes(1, 400, model="experts"),
+            "N": Sizes(1, 5_000, model="expert_intermediate"),
+            "K": Sizes(1, 5_000, model="hidden"),
             "skew": (0.0, 1.0, 100.0),
         },
-        lambda tokens, top_k, E, **values: Case(T=tokens * top_k, top_k=top_k, E=max(E, top_k), **values),
+        _drawn,
     ),
 )

@@ -144,5 +144,13 @@ SPEC = OpSpec(
     tolerance=tolerance,
     planted=planted,
     prepared="b",
-    domain=Domain({"M": Sizes(1, 5_000), "I": Sizes(1, 70_000), "K": Sizes(1, 20_000), "layout": ("NT", "NN")}, Case),
+    domain=Domain(
+        {
+            "M": Sizes(1, 5_000, empty=True),
+            "I": Sizes(1, 70_000, model="intermediate expert_intermediate"),
+            "K": Sizes(1, 20_000, model="hidden"),
+            "layout": ("NT", "NN"),
+        },
+        Case,
+    ),
 )

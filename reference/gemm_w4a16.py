@@ -194,9 +194,9 @@ SPEC = OpSpec(
     prepared_with=("scale", "zero"),
     domain=Domain(
         {
-            "M": Sizes(1, 300),
-            "N": Sizes(1, 70_000),
-            "K": Sizes(2, 20_000, 2),
+            "M": Sizes(1, 300, empty=True),
+            "N": Sizes(1, 300_000, model="intermediate hidden vocab"),
+            "K": Sizes(2, 60_000, 2, model="hidden intermediate"),
             "zeros": (False, True),
             "bias": (False, True),
         },

@@ -150,5 +150,13 @@ SPEC = OpSpec(
     schemes=("w8a16",),
     prepared="b",
     prepared_with=("scale",),
-    domain=Domain({"M": Sizes(1, 300), "N": Sizes(1, 70_000), "K": Sizes(1, 20_000), "bias": (False, True)}, Case),
+    domain=Domain(
+        {
+            "M": Sizes(1, 300, empty=True),
+            "N": Sizes(1, 300_000, model="intermediate hidden vocab"),
+            "K": Sizes(1, 60_000, model="hidden intermediate"),
+            "bias": (False, True),
+        },
+        Case,
+    ),
 )

@@ -106,5 +106,11 @@ SPEC = OpSpec(
     in_place={"out": "x"},
     tolerance=tolerance,
     planted=planted,
-    domain=Domain({"T": Sizes(1, 131_000), "H": Sizes(1, 70_000), "bias": (True, False), "eps": (1e-5, 0.01)}, Case),
+    domain=Domain(
+        {
+            **{"T": Sizes(1, 131_000, empty=True), "H": Sizes(1, 70_000, model="hidden head_dim")},
+            **{"bias": (True, False), "eps": (1e-5, 0.01)},
+        },
+        Case,
+    ),
 )

@@ -91,6 +91,11 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs["lses"][part] = 40.0
         inputs["outs"][part] = torch.linspace(-8, 8, int(case["D"])).to(inputs["outs"])
         yield f"part {part}", inputs
+    inputs = make_inputs(case, scheme, device, seed)
+    which = torch.arange(inputs["lses"].numel(), device=inputs["lses"].device).view(inputs["lses"].shape) % 5
+    lses = inputs["lses"].masked_fill(which == 1, -math.inf).masked_fill(which == 3, math.inf)
+    outs = inputs["outs"].masked_fill((which % 2 == 1)[..., None], math.nan)
+    yield "values: parts without keys of -inf and of +inf", {"outs": outs, "lses": lses}
     for shift in (300.0, -300.0, -20_000.0):
         inputs = make_inputs(case, scheme, device, seed)
         inputs["lses"] += shift
@@ -149,6 +154,10 @@ SPEC = OpSpec(
     },
     no_library="no merge of attention states",
     domain=Domain(
-        {"P": Sizes(1, 300), "T": Sizes(1, 2_000), "H": Sizes(1, 130), "D": Sizes(1, 600), "empty": (False, True)}, Case
+        {
+            **{"P": Sizes(1, 300), "T": Sizes(1, 2_000, empty=True), "H": Sizes(1, 130, model="heads")},
+            **{"D": Sizes(1, 600, model="head_dim"), "empty": (False, True)},
+        },
+        Case,
     ),
 )

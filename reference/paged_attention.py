@@ -32,7 +32,16 @@ from rooflab.reference.attention import (
 from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.flash_attention import E4M3, options
-from rooflab.reference.pages import check_pages, dealt_pages, drawn_lengths, gathered, turned, used_slots
+from rooflab.reference.pages import (
+    check_pages,
+    dealt_pages,
+    drawn_lengths,
+    gathered,
+    offsets_of,
+    turned,
+    uneven_tables,
+    used_slots,
+)
 from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import DTYPE_NAMES, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
@@ -220,11 +229,23 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     if "cu_seqlens_q" in inputs:
         flipped["cu_seqlens_q"] = turned(inputs["cu_seqlens_q"])
     yield "sequences in the other order", {**inputs, **flipped}
+    yield from uneven_tables(inputs, ("k_cache", "v_cache"))
+    yield "uneven rows: lengths and numbers of queries", _uneven(case, scheme, device, seed)
     if len(lengths) > 1:
         shared = min(lengths[0], lengths[1]) // block_size  # whole pages: a tail belongs to one sequence
         table = table.clone()
         table[1, :shared] = table[0, :shared]
         yield "a prefix that two sequences share", {**inputs, "block_table": table}
+
+
+def _uneven(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
+    """Six sequences, each with its own length and number of queries; the empty one has three, more than keys."""
+    counts = torch.tensor([1, 7, 0, 3, 2, 12])
+    short = case.but(B=len(counts), context=min(int(case["context"]), 100), ragged=True)
+    inputs = make_inputs(short, scheme, device, seed)
+    _, H, D = inputs["q"].shape
+    q = randn(int(counts.sum()), H, D, dtype=scheme.activation, device=device, seed=seed)
+    return {**inputs, "q": q, "cu_seqlens_q": offsets_of(counts).to(inputs["seq_lens"].device)}
 
 
 def cost(
@@ -306,7 +327,6 @@ SPEC = OpSpec(
         "lse": False,
     },
     schemes=("fp32", "fp16", "bf16", "kv_fp8"),
-    far=("k_cache", "v_cache"),
     tolerance=tolerance,
     planted=planted,
     cases={
@@ -341,8 +361,8 @@ SPEC = OpSpec(
     },
     domain=Domain(
         {
-            "B": Sizes(1, 20),
-            "context": Sizes(1, 5_000),
+            "B": Sizes(1, 20, empty=True),
+            "context": Sizes(1, 5_000, empty=True),
             **HEADS,
             "block_size": (16, 1, 8, 24, 32, 41, 48, 64, 128, 256, 528),
             "ragged": (False, True),

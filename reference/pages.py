@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from rooflab.reference.rules import check_offsets
-from rooflab.reference.spec import Case
+from rooflab.reference.spec import Case, Inputs
 
 SPARE_BLOCKS = 3
 """Pages that belong to no sequence; they hold NaN."""
+
+
+def offsets_of(counts: torch.Tensor) -> torch.Tensor:
+    """The bounds (B + 1,) int32 of sequences with these numbers of tokens."""
+    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
 
 
 def turned(bounds: torch.Tensor) -> torch.Tensor:
@@ -31,7 +38,7 @@ def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
     if not case["ragged"]:
         return torch.full((B,), context, dtype=torch.int32)
     lengths = torch.randint(0, context + 1, (B,), generator=generator, dtype=torch.int32)
-    lengths[0] = context
+    lengths[:1] = context
     if B >= 3:
         lengths[B // 2] = 0
     return lengths
@@ -54,13 +61,31 @@ def dealt_pages(
     pages = -(-lengths // block_size)
     num_blocks = int(pages.sum()) + SPARE_BLOCKS
     order = torch.randperm(num_blocks, generator=generator, dtype=torch.int32)
-    table = torch.full((len(lengths), int(pages.max()) + 1), -1, dtype=torch.int32)
+    table = torch.full((len(lengths), max(pages.tolist(), default=0) + 1), -1, dtype=torch.int32)
     unused = torch.ones(num_blocks, block_size, dtype=torch.bool)
     for b, (count, length) in enumerate(zip(pages.tolist(), lengths.tolist(), strict=True)):
         mine, order = order[:count], order[count:]
         table[b, :count] = mine
         unused[mine.long()] = (torch.arange(count * block_size) >= length).view(count, block_size)
     return table, unused
+
+
+def uneven_tables(inputs: Inputs, caches: tuple[str, ...]) -> Iterator[tuple[str, Inputs]]:
+    """Sets of an op over pages: padding that is no page at all, in a table that is wider than any sequence, and NaN in
+    the pages of the first sequence, which reaches no other one."""
+    table, num_blocks = inputs["block_table"], len(inputs[caches[0]])
+    nowhere = torch.tensor([-(2**31), num_blocks, 2**31 - 1, -num_blocks - 1], dtype=torch.int32, device=table.device)
+    wide = torch.nn.functional.pad(table, (0, 3), value=-1)
+    padding = nowhere[torch.arange(wide.numel(), device=table.device) % 4].view(wide.shape)
+    yield "uneven rows: padding of the table that is no page", {
+        **inputs, "block_table": torch.where(wide < 0, padding, wide)
+    }  # fmt: skip
+    if len(table) > 1:
+        own = table[0][table[0] >= 0].long()
+        tainted = {name: inputs[name].clone() for name in caches}
+        for cache in tainted.values():
+            cache[own] = math.nan
+        yield "values: NaN in the pages of one sequence", {**inputs, **tainted}
 
 
 def check_pages(

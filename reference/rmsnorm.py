@@ -136,7 +136,12 @@ def drawn(T: int, H: int, eps: float, square: bool, **named: float | bool) -> Ca
 OPTIONAL = {"weight_offset": 0.0, "round_first": False}
 SCHEMES = ("fp32", "fp16", "bf16", "out_fp8", "out_int8")
 VALUES: dict[str, Axis] = {
-    **{"T": Sizes(1, 131_000), "H": Sizes(1, 70_000), "eps": (1e-6, 1e-5, 0.01), "square": (False, True)},
+    **{
+        "T": Sizes(1, 131_000, empty=True),
+        "H": Sizes(1, 70_000, model="hidden head_dim"),
+        "eps": (1e-6, 1e-5, 0.01),
+        "square": (False, True),
+    },
     # Mostly off: a kernel may lack an option, and then refuses a case with it.
     **{"weight_offset": (*[0.0] * 4, 1.0), "round_first": (*[False] * 4, True)},
 }

@@ -189,10 +189,10 @@ SPEC = OpSpec(
     no_library="no rotary embedding",
     domain=Domain(
         {
-            "T": Sizes(1, 5_000),
-            "H_kv": Sizes(1, 16),
-            "group": (1, 2, 5, 8),
-            "D": Sizes(2, 300, 2),
+            "T": Sizes(1, 5_000, empty=True),
+            "H_kv": Sizes(1, 16, model="kv_heads"),
+            "group": Sizes(1, 130, model="group"),
+            "D": Sizes(2, 300, 2, model="head_dim"),
             "max_position": Sizes(1, 1_500_000),
             "interleaved": (False, True),
         },

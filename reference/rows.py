@@ -92,7 +92,7 @@ def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
     if dtype is None:
         return (values,)
     largest = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
-    scale = torch.where(largest > 0, (largest / LARGEST[dtype]).clamp(min=LEAST_SCALE), 1.0)
+    scale = torch.where(largest == 0, 1.0, (largest / LARGEST[dtype]).clamp(min=LEAST_SCALE))  # NaN stays
     return values / scale[:, None], scale
 
 
@@ -100,13 +100,14 @@ def quantized_limits(oracle: Outputs, error: torch.Tensor, dtype: str) -> Output
     """The allowed errors of codes (T, N) and scales (T,), the `oracle`; `error` is that of the values before, (T, N).
 
     A code is within half a step, which for e4m3 depends on its size, and the error of value, scale and division.  A row
-    whose values are all within their error of 0, or below fp32's normal numbers, may be a row of zeros.
+    whose values are all within their error of 0, or below fp32's normal numbers, may be a row of zeros; a row of zeros
+    has the scale 1.
     """
     codes, scale = oracle
     row_error = error.amax(dim=1) if error.shape[1] else torch.zeros_like(scale)
     scale_error = row_error / LARGEST[dtype] + 2.0 * FP32_ROUNDOFF * scale
     largest = scale * (codes.abs().amax(dim=1) if codes.shape[1] else 0.0)
-    lost = largest <= row_error + 2.0**-126
+    lost = (largest > 0) & (largest <= row_error + 2.0**-126)
     scale_error = scale_error.clamp(min=lost.double())
     before = error / scale[:, None] + codes.abs() * (scale_error / scale + 2.0 * FP32_ROUNDOFF)[:, None]
     before = before.clamp(min=2.0 * LARGEST[dtype] * lost[:, None].double())

@@ -15,6 +15,7 @@ import torch
 
 from rooflab.reference.contract import FLOATS, Argument, Contract, Result
 from rooflab.reference.domain import Domain, Sizes
+from rooflab.reference.pages import offsets_of
 from rooflab.reference.philox import race
 from rooflab.reference.sample_law import compare, compare_own_stream, edited, support
 from rooflab.reference.sample_rules import Edits, settings_fit, values_fit
@@ -107,19 +108,22 @@ def _place(device: torch.device) -> torch.device:
 
 
 def _edits(B: int, V: int, device: torch.device, seed: int) -> Inputs:
-    """Penalties for each row, and edits of tokens after token 0 with counts from -1 to 3, some of them to -inf."""
+    """Penalties for each row, and edits of tokens after token 0 with counts from -1 to 3, some of them to -inf; a row
+    has from none to 24."""
     generator = torch.Generator().manual_seed(seed)
-    n = min(V - 1, 24)
-    N = B * n
-    ids = torch.stack([torch.randperm(V - 1, generator=generator)[:n] + 1 for _ in range(B)])
+    most = min(V - 1, 24)
+    each = torch.randint(0, most + 1, (B,), generator=generator)
+    each[:1], each[3::4] = most, 0
+    N = int(each.sum())
+    ids = [torch.randperm(V - 1, generator=generator)[:n] + 1 for n in each.tolist()]
     bias = torch.randn(N, generator=generator)
     bias[torch.rand(N, generator=generator) < 0.2] = -math.inf
     inputs = {
         "repetition_penalty": torch.tensor([1.3, 0.7, 1.0])[torch.arange(B) % 3],
         "presence_penalty": torch.tensor([0.5, -0.5])[torch.arange(B) % 2],
         "frequency_penalty": torch.tensor([0.25, 0.0, 1.1, -0.3])[torch.arange(B) % 4],
-        "edit_offsets": torch.arange(B + 1, dtype=torch.int32) * n,
-        "edit_ids": ids.flatten().int(),
+        "edit_offsets": offsets_of(each),
+        "edit_ids": torch.cat(ids).int() if B else torch.zeros(0, dtype=torch.int32),
         "edit_counts": torch.randint(-1, 4, (N,), generator=generator, dtype=torch.int32),
         "edit_bias": bias,
     }
@@ -153,11 +157,12 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         ("top_p reached exactly keeps no more", 4, (0.7, 0, 0.5, 0.0)),
         ("top_p keeps the token that crosses", 4, (1.0, 0, 0.5 + 2.0**-20, 0.0)),
         ("top_p after top_k, renormalised", 8, (1.0, 4, 0.25, 0.0)),
+        ("top_k beyond 1,024 cuts ties by index", 2048, (1.0, 1500, 1.0, 0.0)),
         ("min_p keeps ties with the best", 2, (1.0, 0, 1.0, 1.0)),
         ("tiny top_p keeps one", 8, (2.0, 0, 1e-9, 0.0)),
         ("one token", 1, (1.5, 0, 0.9, 0.1)),
     )
-    for (label, count, setting), rows in zip(ties, (64, 8, 1, 8, 1, 1, 1), strict=True):
+    for (label, count, setting), rows in zip(ties, (64, 8, 1, 8, 2, 1, 1, 1), strict=True):
         if count > V or (setting[3] and not case["min_p"]):
             continue
         logits = torch.full((rows, V), -math.inf)
@@ -177,6 +182,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     own = settings(kinds * 2, device, seed)
     yield "rows with settings of their own", {"logits": logits.to(scheme.activation)} | own
     yield "all logits below -10,000", {"logits": (logits - 20_000).to(scheme.activation)} | own
+    none = {name: value[:0] for name, value in _edits(8, V, device, seed).items() if name.startswith("edit_")}
+    none["edit_offsets"] = torch.zeros(9, dtype=torch.int32, device=_place(device))
+    yield "empty: no edits", {"logits": logits.to(scheme.activation)} | own | none
     yield (
         "a penalty, a bias and a mask decide",
         {"logits": logits.to(scheme.activation)} | own | _deciding(8, V, device),
@@ -244,9 +252,9 @@ def _model(V: int) -> tuple[Case, ...]:
     return tuple(_case(B, V, *kind) for B in (1, 16) for kind in kinds)
 
 
-def _drawn(V: int, top_n: int, **values: Scalar) -> Case | None:
-    """A case of the domain; None if it asks for more log-probabilities than there are tokens."""
-    return None if top_n > V else Case(V=V, top_n=top_n, **values)
+def _drawn(B: int, V: int, top_n: int, **values: Scalar) -> Case | None:
+    """A case of the domain; None if it asks for more log-probabilities than there are tokens, or is too much."""
+    return None if top_n > V or B * V > 2**22 else Case(B=B, V=V, top_n=top_n, **values)
 
 
 EACH, NUMBER, EDIT = (torch.float32,), (torch.int64,), (torch.int32,)
@@ -306,10 +314,10 @@ SPEC = OpSpec(
     },
     domain=Domain(
         {
-            "B": Sizes(1, 300),
-            "V": Sizes(1, 150_000),
+            "B": Sizes(1, 300, empty=True),
+            "V": Sizes(1, 300_000, model="vocab"),
             "temperature": (1.0, 0.0, 0.3, 2.0),
-            "top_k": (0, 1, 40, 1024),
+            "top_k": Sizes(0, 10_000),
             "top_p": (1.0, 0.9, 0.3),
             "min_p": (0.0, 0.05, 0.5),
             # Mostly off: a kernel may lack an option, and then refuses a case with it.

@@ -104,7 +104,9 @@ def cases(*shapes: tuple[int, int]) -> tuple[Case, ...]:
 
 
 EDGES = cases((1, 1), (1, 1536), (3, 33), (5, 1025), (17, 128), (0, 64), (3, 111), (2, 65537))
-DOMAIN = Domain({"T": Sizes(1, 131_000), "I": Sizes(1, 70_000)}, Case)
+DOMAIN = Domain(
+    {"T": Sizes(1, 131_000, empty=True), "I": Sizes(1, 70_000, model="intermediate expert_intermediate")}, Case
+)
 
 CONTRACT = Contract({"x": Argument("T 2I", FLOATS)}, row_results("T I"), row_rules, scheme=row_scheme)
 SPEC = OpSpec(

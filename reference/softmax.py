@@ -96,5 +96,5 @@ SPEC = OpSpec(
     in_place={"out": "x"},
     tolerance=tolerance,
     planted=planted,
-    domain=Domain({"T": Sizes(1, 131_000), "H": Sizes(1, 70_000)}, Case),
+    domain=Domain({"T": Sizes(1, 131_000, empty=True), "H": Sizes(1, 300_000, model="vocab")}, Case),
 )

@@ -13,6 +13,7 @@ from rooflab.reference import captured
 from rooflab.reference.compare import ErrorStats, elementwise
 from rooflab.reference.contract import Contract
 from rooflab.reference.domain import Domain
+from rooflab.reference.special import common_sets
 from rooflab.roofline.model import Cost
 from rooflab.roofline.names import values_by_name
 
@@ -179,8 +180,6 @@ class OpSpec:
     """Arguments that the op changes.  Empty for a functional op."""
     in_place: Mapping[str, str] = field(default_factory=dict)
     """By output the input in whose memory the caller's `out` may lie, as engines call the op."""
-    far: tuple[str, ...] = ()
-    """Arguments of more than 2**31 elements in real use: a cache."""
     schemes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     optional: Mapping[str, Scalar] = field(default_factory=dict)
     """Keys that a case may leave out, with the value that means off.  So a case keeps its id when an op gains an
@@ -202,7 +201,7 @@ class OpSpec:
         object.__setattr__(self, "parameters", parameters)
         names = {parameter.name for parameter in parameters}
         prepared = (self.prepared,) if self.prepared else ()
-        for name in (*self.mutates, *prepared, *self.prepared_with, *self.in_place.values(), *self.far):
+        for name in (*self.mutates, *prepared, *self.prepared_with, *self.in_place.values()):
             if name not in names:
                 raise ValueError(f"{self.name}: {name!r} is not an argument of its reference")
         if (self.tolerance is None) == (self.compare is None):
@@ -216,6 +215,14 @@ class OpSpec:
         limits = self.tolerance(inputs, oracle, scheme)
         names = zip(self.outputs[: len(oracle)], actual, oracle, limits, strict=True)
         return [elementwise(name, out, ref, limit) for name, out, ref, limit in names]
+
+    def sets(self, case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+        """The planted sets, and those that every op with a contract has."""
+        if self.planted is not None:
+            yield from self.planted(case, scheme, device, seed)
+        if self.contract is not None:
+            inputs = self.make_inputs(case, scheme, device, seed)
+            yield from common_sets(self.contract, inputs, bool(self.cost(**inputs).tensor_flops))
 
     def oracle(self, inputs: Inputs) -> Outputs:
         """The reference's outputs, always as a tuple."""

@@ -278,5 +278,11 @@ SPEC = OpSpec(
         "qwen3_0_6b": _model(151936),
         "llama3_8b": _model(128256),
     },
-    domain=Domain({"B": Sizes(1, 40), "K": Sizes(1, 8), "V": Sizes(1, 50_000), "ngram": (False, True)}, Case),
+    domain=Domain(
+        {
+            **{"B": Sizes(1, 40, empty=True), "K": Sizes(1, 17, empty=True)},
+            **{"V": Sizes(1, 300_000, model="vocab"), "ngram": (False, True)},
+        },
+        Case,
+    ),
 )

@@ -16,7 +16,7 @@ import torch
 from cheating_kernels import HONEST
 
 from rooflab.bench.calls.calls import Rotation
-from rooflab.bench.check import cheats, runs, trial
+from rooflab.bench.check import cheats, trial, why
 from rooflab.bench.check.check import CheckResult, check_kernel
 from rooflab.bench.check.poison import guard
 from rooflab.bench.measure.unseen import Unseen
@@ -176,7 +176,7 @@ def side_stream(monkeypatch):
             queued.pop(0)()
 
     monkeypatch.setattr(trial, "wait_for_all", run)
-    monkeypatch.setattr(runs, "several", lambda device: True)
+    monkeypatch.setattr(why, "several", lambda device: True)
     return queued
 
 

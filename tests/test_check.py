@@ -13,11 +13,13 @@ import torch
 from triton.compiler.errors import CompilationError
 
 from rooflab.bench.check import check as check_module
+from rooflab.bench.check import poison
 from rooflab.bench.check.check import BROKEN, CheckResult, check_kernel
+from rooflab.bench.check.drawn import of_several_tiles
 from rooflab.bench.check.poison import bits, guard, guard_output, poisoned_allocations, wipe
 from rooflab.bench.check.runs import KEPT
 from rooflab.bench.check.trial import INTERPRETER_BF16
-from rooflab.kernels.registry import Kernel
+from rooflab.kernels.registry import Kernel, get_op
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 
 
@@ -75,7 +77,7 @@ def test_every_run_is_named():
     assert result.labels == (
         *("first data", "other data, padded weight, x", again, f"{again}, in another thread"),
         *("other data in the same memory", "other data, apart weight, x", "other data, turned weight, x"),
-        "other data, far x",
+        "32-bit offsets: far out, weight, x",
         *("expanded weight, x", "planted last k"),
     )
 
@@ -150,6 +152,46 @@ def test_an_argument_that_a_kernel_lacks_is_unsupported_only_when_it_is_used():
     assert check(tiny.SCALE, kernel).status == "OK"
     result = check(tiny.SCALE, kernel, case=Case(T=3, factor=2.0))
     assert result.status == "UNSUPPORTED" and "has no 'factor'" in result.reason
+    result = check(tiny.SCALE, tiny.kernel(tiny.SCALE, wrong.refuses_factors), case=Case(T=3, factor=2.0))
+    assert result.not_offered and "scale/refuses_factors: factor is 1 here" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("bits", "said"), [(10, ": products in TF32 or fp16"), (7, ": products in bf16"), (0, "inf times what is allowed")]
+)
+def test_what_a_wrong_output_is_called_is_looked_at_twice(bits, said):
+    """NaN that a kernel computes is no memory that it did not write."""
+
+    def rounds(x, weight):
+        x, weight = (((v.contiguous().view(torch.int32) >> 23 - bits) << 23 - bits).view(v.dtype) for v in (x, weight))
+        return x @ weight * (1.0 if bits else torch.nan)
+
+    result = check(tiny.PROJECT, tiny.kernel(tiny.PROJECT, rounds))
+    assert result.status == "INCORRECT" and said in result.reason and "did not write" not in result.reason
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (2, 5, 4, 8), (3, 3, 8), (40, 2, 8), (3, 1)])
+def test_most_rows_of_a_far_tensor_lie_beyond_2_31_and_no_two_elements_meet(shape):
+    near = torch.empty(shape)
+    places = torch.cartesian_prod(*map(torch.arange, shape))
+    for strides in {poison.strides_of(near, kind) for kind in poison.FAR} - {near.stride()}:
+        offsets = (places * torch.tensor(strides)).sum(1)
+        assert offsets.unique().numel() == near.numel() and strides[-1] == 1
+        assert (offsets >= 2**31).sum() >= near.numel() / 3 and min(strides[:-1]) < 2**31
+
+
+def test_planted_sets_meet_a_program_that_takes_several_tiles():
+    """A softmax that forgets a first tile of 1,024 columns of -inf; the smoke case has 64 columns."""
+    spec = get_op("softmax")
+
+    def online(x):
+        lost = (x[:, :1024] == -torch.inf).all(1) & (x.shape[1] > 1024)
+        return x.double().softmax(1).masked_fill(lost[:, None], 0).to(x.dtype)
+
+    kernel = tiny.kernel(spec, online)
+    assert check_kernel(kernel, spec, spec.cases["smoke"][0], get_scheme("fp32")).status == "OK"
+    found = check_kernel(kernel, spec, of_several_tiles(spec), get_scheme("fp32"), planted="planted alone")
+    assert found.status == "INCORRECT" and "planted first half -inf" in found.reason
 
 
 def test_guards_keep_strides_alignment_and_bits():

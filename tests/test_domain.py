@@ -1,14 +1,21 @@
 """The domain of each op: what is drawn from it, what a cover meets, and how a failing case becomes small."""
 
+import inspect
+import json
 import random
 from itertools import combinations
+from pathlib import Path
 
 import pytest
+import torch
 
-from rooflab.bench.check.drawn import ON_HARDWARE, drawn_points
-from rooflab.kernels.registry import get_op, ops
+from rooflab.bench.check.check import check_kernel
+from rooflab.bench.check.data import CheckData
+from rooflab.bench.check.drawn import IN_SOFTWARE, ON_HARDWARE, drawn_points, own_numbers
+from rooflab.kernels.registry import Kernel, get_kernel, get_op, ops
+from rooflab.reference import domain as domain_module
 from rooflab.reference.domain import Domain, Sizes, shrunk
-from rooflab.reference.spec import Case
+from rooflab.reference.spec import SCHEMES, Case
 
 OPTIONS = Domain(
     {"a": (0, 1, 2), "b": (0, 1), "c": ("x", "y", "z"), "d": (False, True)},
@@ -67,3 +74,105 @@ def test_what_an_op_s_domain_draws_are_cases_of_the_op(op):
     assert all(spec.check_case(point.case) == point.case for point in points)
     for key in (*spec.cases["smoke"][0], *spec.optional):
         assert len({point.case.get(key) for point in points}) > 1, f"{key} has more than one value"
+
+
+def test_sizes_come_from_real_models_and_from_the_kernel_s_own_file(tmp_path):
+    table = json.loads(Path(domain_module.__file__).with_name("model_dims.json").read_text())
+    assert len(table["models"]) >= 40 and {len(row) for row in table["models"]} == {len(table["columns"])}
+    axes = [axis for op in ops() if (d := get_op(op).domain) for axis in d.axes.values() if isinstance(axis, Sizes)]
+    assert sum(bool(axis.model) for axis in axes) >= 30 and all(axis.real for axis in axes if axis.model)
+    (tmp_path / "own.cpp").write_text("constexpr int ROWS = 77; float x = 0.5f;")
+    (tmp_path / "other.cpp").write_text("int y = 99;")
+    file = tmp_path / "own.py"
+    file.write_text('LIMIT = 3 * 1024\n\ndef f(x, block=96, fast=True):\n    return 1 << 9, "int z = 48;", "page 50"\n')
+    assert own_numbers(file) == (3, 9, 48, 77, 96, 512, 1024, 3072)
+    points = Domain({"n": Sizes(1, 7000), "m": Sizes(1, 3)}, Case).cover(0, as_drawn, 60, (3072, 9_999))
+    assert {3071, 3072, 3073, 6144, 6145} <= {point.case["n"] for point in points}
+
+
+@pytest.mark.parametrize(
+    ("op", "reached"),
+    [
+        ("flash_attention", lambda case: case["H"] >= 64 * case["H_kv"] and case["D"] in (72, 80, 96, 112, 192)),
+        ("sample", lambda case: case["top_k"] > 1024 and case["V"] > case["top_k"]),
+        ("sample", lambda case: case["V"] >= 2**18),
+        ("softmax", lambda case: 2**17 <= case["H"]),
+        ("embedding", lambda case: case["V"] > 2**16),
+        ("gemm_grouped", lambda case: case["T"] >= 3000 and case["skew"] == 100.0),
+    ],
+)
+def test_a_check_reaches_what_large_models_have(op, reached):
+    drawn = [point.case for seed in range(3) for point in drawn_points(get_op(op), seed, ON_HARDWARE)]
+    assert any(map(reached, drawn))
+
+
+@pytest.mark.parametrize("op", ops())
+def test_nothing_at_all_is_a_case_of_every_op(op):
+    spec, cpu = get_op(op), torch.device("cpu")
+    points = [point for point in drawn_points(spec, 5, IN_SOFTWARE) if point.principle == "empty"]
+    assert len(points) == sum(isinstance(axis, Sizes) and axis.empty for axis in spec.domain.axes.values()) > 0
+    for case, scheme in ((point.case, SCHEMES[spec.schemes[-1]]) for point in points):
+        for inputs in (spec.make_inputs(case, scheme, cpu, 0), *(made for _, made in spec.sets(case, scheme, cpu, 0))):
+            data = CheckData(spec, inputs, scheme)
+            answer = tuple(right.to(dtype) for right, (_, dtype) in zip(data.oracle, data.forms, strict=True))
+            assert not data.faults(answer)
+
+
+def ours(op, **inputs):
+    return get_kernel(op, "naive")(**inputs)
+
+
+def counts_plus_infinity(outs, lses):
+    return ours("merge_attention_states", outs=outs.nan_to_num(), lses=lses.clamp(max=1e4))
+
+
+def takes_the_longest_for_granted(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=False, softmax_scale=None
+):
+    return ours("flash_attention_varlen", **locals()) * (int(cu_seqlens_q.diff().max()) == max_seqlen_q)
+
+
+def reads_the_padding(q, k_cache, v_cache, block_table, seq_lens, softmax_scale=None):
+    return ours("paged_attention", **locals()) + 0 * k_cache[block_table.long().clamp(min=0)].numel()
+
+
+def orders_zeros_by_their_bits(logits, temperature, top_k, top_p, min_p, seed, position):
+    logits = torch.where((logits == 0) & logits.signbit(), -1e-30, logits)
+    return ours("sample", **locals())
+
+
+def spreads_nan(x, weight, eps):
+    return ours("rmsnorm", x=x, weight=weight, eps=eps) + 0 * x.sum()
+
+
+def hides_nan(x, weight, eps):
+    return ours("rmsnorm", x=x.nan_to_num(), weight=weight, eps=eps)
+
+
+def scales_zeros_by_zero(x, weight, eps, quantize):
+    codes, scale = ours("rmsnorm", x=x, weight=weight, eps=eps, quantize=quantize)
+    return codes, scale * x.any(dim=1)
+
+
+def expects_even_experts(a, b, offsets):
+    return ours("gemm_grouped", a=a, b=b, offsets=offsets) * (int(offsets.diff().max()) < len(a) - 1)
+
+
+@pytest.mark.parametrize(
+    ("op", "wrong", "words"),
+    [
+        ("merge_attention_states", counts_plus_infinity, "values: parts without keys of -inf and of +inf"),
+        ("flash_attention_varlen", takes_the_longest_for_granted, "uneven rows: max_seqlen above the longest"),
+        ("paged_attention", reads_the_padding, "uneven rows: padding of the table that is no page"),
+        ("sample", orders_zeros_by_their_bits, "values: every second row zeros"),
+        ("rmsnorm", spreads_nan, "values: NaN in one row"),
+        ("rmsnorm", hides_nan, "values: NaN in one row"),
+        ("rmsnorm", scales_zeros_by_zero, "values: every second row zeros"),
+        ("gemm_grouped", expects_even_experts, "uneven rows: one expert has all but one"),
+    ],
+)
+def test_a_kernel_that_is_right_on_usual_rows_is_found_by_a_planted_set(op, wrong, words):
+    spec, scheme = get_op(op), "out_int8" if "quantize" in inspect.signature(wrong).parameters else "fp32"
+    kernel = Kernel(op, wrong.__name__, "optimized", "torch", wrong)
+    found = check_kernel(kernel, spec, spec.cases["smoke"][0], SCHEMES[scheme])
+    assert found.status in ("INCORRECT", "RUNTIME_ERROR") and f"planted {words}" in found.reason, found.describe()

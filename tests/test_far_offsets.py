@@ -34,6 +34,7 @@ FAR = [
     ("rope", "T=3,H=1,H_kv=1,D=4,max_position=9,interleaved=false", ("q", "k"), 0),
     ("kv_cache_write", "T=1,H_kv=3,D=64,num_blocks=1,block_size=1,skipped=0", ("k", "v"), 1),
     ("flash_attention", "B=1,T=1,S=3,H=1,H_kv=1,D=64,causal=false", ("k", "v"), 1),
+    ("mla_decode", "B=1,context=5,H=3,latent=16,rotary=16,block_size=16,ragged=false", ("out",), 1),
     ("flash_attention_varlen", "B=1,T=3,S=3,H=1,H_kv=1,D=64,causal=false", ("q", "k", "v"), 0),
 ]
 

@@ -12,6 +12,7 @@ from rooflab.bench.calls.selection import Selection
 from rooflab.bench.check import spread
 from rooflab.bench.check.check import CheckResult
 from rooflab.bench.check.common import in_common
+from rooflab.bench.check.principles import OFFSETS, VALUES, principles_first, shown_by
 from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
 from rooflab.bench.checks import drawn_checks, turns_of
 from rooflab.bench.processes.child import Pool, TimedOut, command_for
@@ -33,6 +34,33 @@ def dies(x, weight, eps=1e-6):
 def copies(x, weight, eps=1e-6):
     return x.clone()
 """
+
+REFUSES = """
+import torch
+from rooflab.kernels.registry import register
+
+@register(op="rmsnorm", name="lacks", role="optimized", backend="torch")
+def lacks(x, weight, eps=1e-6):
+    return (x.double() * (x.double().square().mean(-1, True) + eps).rsqrt() * weight.double()).to(x.dtype)
+
+@register(op="rmsnorm", name="raises", role="optimized", backend="torch")
+def raises(x, weight, eps=1e-6, *, weight_offset=0.0):
+    if weight_offset:
+        raise ValueError("weight_offset is not taken")
+    return lacks(x, weight, eps)
+"""
+
+
+def inputs_of(item):
+    return get_op(item.kernel.op).make_inputs(item.case, item.scheme, torch.device("meta"), 0)
+
+
+def test_the_first_check_of_each_principle_comes_early_and_the_summary_names_it():
+    asked = ["first", "", "empty", "empty", "sizes", ""]
+    assert principles_first([*enumerate(asked)], lambda item: item[1].replace("first", "")) == [
+        *((0, "first"), (2, "empty"), (4, "sizes"), (1, ""), (3, "empty"), (5, ""))
+    ]
+    assert shown_by(["first data", "planted values: a row of zeros", "32-bit offsets: far x"]) == {VALUES, OFFSETS}
 
 
 @pytest.mark.more
@@ -93,7 +121,24 @@ def test_a_kernel_s_first_turn_is_a_check_that_it_takes():
     """gemv takes no smoke case of gemm; the others keep their order."""
     checks = drawn_checks(Selection.of("gemm", ["gemv", "library"], ["smoke", "edge"], None, ["fp32"], None))
     turns = {turn: item for item, turn in zip(checks, turns_of(checks), strict=True) if item.kernel.name == "gemv"}
-    assert int(turns[0].case["M"]) <= 4 and turns[1].case in get_op("gemm").get_cases("smoke")
+    assert int(turns[0].case["M"]) <= 4 and turns[2].kernel.why_not_args(inputs_of(turns[2])) is None
+    assert any(item.case in get_op("gemm").get_cases("smoke") for item in turns.values()), "a refusal, to tell of it"
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_refused_option_is_asked_for_once_and_then_drawn_no_more(tmp_path):
+    """Where the arguments tell, before the first check; where the kernel raises, from then on."""
+    (tmp_path / "mine.py").write_text(REFUSES)
+    registry.load_file(tmp_path / "mine.py")
+    chosen = Selection.of("rmsnorm", ["lacks", "raises"], ["smoke", "edge"], None, None, None, 1)
+    lacks, raises = ([i for i in drawn_checks(chosen) if i.kernel.name == name] for name in ("lacks", "raises"))
+    refused = [item for item in lacks if item.kernel.why_not_args(inputs_of(item))]
+    assert len(lacks) > 40 and 1 <= len(refused) <= 3, "quantize, round_first, weight_offset"
+    asked = [item for item in raises if "weight_offset" in item.case][:3]
+    with Checkers(torch.device("cpu")) as check:
+        first, *others = [check(item._replace(planted=False)) for item in asked]
+    assert first.not_offered and first.line == "" and "weight_offset is not taken" in first.reason
+    assert [found.status for found in others] == ["OK"] * 2 and not any("weight_offset" in one.case for one in others)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +155,9 @@ def test_a_kernel_s_first_turn_is_a_check_that_it_takes():
         ("N=8 N=9", "N=10", ""),
         ("N=8", "N=10 N=11", ""),
         ("N=1,K=4 N=2,K=4", "N=3,K=8 N=4,K=8", "N > 2, K > 4"),
+        ("N=8 N=64 N=32", "N=24 N=12", "N that is no power of 2"),
+        ("N=1,K=4 N=8,K=4", "N=4,K=4 N=1,K=1", "N = K"),
+        ("N=4,K=4 N=1,K=1", "N=1,K=4 N=8,K=4", "N != K"),
     ],
 )
 def test_what_the_wrong_checks_of_a_kernel_share(right, wrong, said):
@@ -120,4 +168,6 @@ def test_what_the_wrong_checks_of_a_kernel_share(right, wrong, said):
     ]
     counts = len(wrong.split()), len(right.split())
     shared = f"all {counts[0]} wrong checks have {said}; none of the {counts[1]} right ones has"
-    assert in_common(results) == (shared if said else "")
+    statuses = {"OK": "INCORRECT", "INCORRECT": "OK"}
+    assert in_common(results, lambda known, case, scheme: statuses[known.status]) == (shared if said else "")
+    assert in_common(results, lambda known, case, scheme: known.status) == "", "a second look does not confirm it"

@@ -49,7 +49,7 @@ def _project_planted(case: Case, scheme: Scheme, device: torch.device, seed: int
 PROJECT = OpSpec(
     name="project", reference=lambda x, weight: x.double() @ weight.double(), make_inputs=_project_inputs,
     cost=_no_cost, outputs=("y",), cases={"smoke": (Case(T=5, K=96, N=7),)}, tolerance=_project_tolerance,
-    planted=_project_planted, prepared="weight", far=("x",),
+    planted=_project_planted, prepared="weight",
 )  # fmt: skip
 LOOSE = replace(PROJECT, tolerance=lambda inputs, oracle, scheme: (torch.full_like(oracle[0], torch.inf),))
 LENIENT = replace(

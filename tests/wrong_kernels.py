@@ -219,7 +219,7 @@ def returns_the_caches(k, v, k_cache, v_cache, slot_mapping):
 
 @triton.jit
 def _scale_kernel(x_ptr, y_ptr, rows, x_stride, y_stride, factor, MASKED: tl.constexpr, WIDTH: tl.constexpr):
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)
     mask = (columns < 8) | (not MASKED)
     x = tl.load(x_ptr + row * x_stride + columns, mask=mask, other=0.0)
@@ -252,6 +252,12 @@ def stores_a_half_too_early(x, factor=1.0, out=None):
     return out.copy_(out.roll(4, 1))
 
 
+def refuses_factors(x, factor=1.0):
+    if factor != 1.0:
+        raise ValueError(f"factor is 1 here, got {factor}")
+    return x.clone()
+
+
 @right(SCALE)
 def refuses_to_lie_over_its_input(x, factor=1.0, out=None):
     if out is not None and out.data_ptr() == x.data_ptr():
@@ -259,7 +265,7 @@ def refuses_to_lie_over_its_input(x, factor=1.0, out=None):
     return torch.mul(x, factor, out=out)
 
 
-@wrong(PROJECT, "other data, far x: y: 7 of 35")
+@wrong(PROJECT, "32-bit offsets: far weight, x: y: 21 of 35 elements off")
 def offsets_in_32_bits(x, weight):
     """Rows from 2**31 elements on lie before the tensor; here they are read as its first row."""
     return torch.stack([row if i * x.stride(0) < 2**31 else x[0] for i, row in enumerate(x)]) @ weight

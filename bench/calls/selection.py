@@ -102,12 +102,16 @@ def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, P
     return found
 
 
-def file_of(kernel: Kernel) -> Path | None:
-    """The file that registers a kernel, or that of its code; None for a kernel of the tree."""
+def source_of(kernel: Kernel) -> Path:
+    """The file that registers a kernel, or that of its code."""
     code = inspect.unwrap(kernel.fn)
     code = code if inspect.isroutine(code) else type(code)  # an object that is called has the file of its class
-    path = kernel.file or Path(inspect.getfile(code)).resolve()
-    own = Path(registry.__file__).resolve().parent
+    return kernel.file or Path(inspect.getfile(code)).resolve()
+
+
+def file_of(kernel: Kernel) -> Path | None:
+    """`source_of` a kernel; None for a kernel of the tree."""
+    path, own = source_of(kernel), Path(registry.__file__).resolve().parent
     return None if path.is_relative_to(own) else path
 
 

@@ -8,7 +8,7 @@ they did not write.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -38,15 +38,6 @@ def changes_later(outputs: Outputs, read: Outputs) -> str | None:
             return None
         time.sleep(0.002)
     return "a thread that finishes later: the output changed after the call had returned"
-
-
-def kept_answer(read: Outputs, earlier: Sequence[tuple[str, Outputs]]) -> str | None:
-    """A fault if `read` equals the outputs of one of the `earlier` calls bit for bit; the fault names its label."""
-    for age, (label, answer) in enumerate(reversed(earlier)):
-        pairs = list(zip(read, answer, strict=True))
-        if pairs and all(one.shape == other.shape and same_bits(one, other) for one, other in pairs):
-            return f"a cached answer: the output of {'an earlier call' if age else 'the call before'}, on {label}"
-    return None
 
 
 def never_written(read: Outputs) -> bool:

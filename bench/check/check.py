@@ -79,6 +79,11 @@ class CheckResult:
         """Whether the kernel does not take this case; a kernel that was not run for another reason cannot run here."""
         return self.status == "UNSUPPORTED" and f"{self.op}/{self.kernel}" in self.reason  # by `why_not_args`
 
+    @property
+    def line(self) -> str:
+        """The text, but nothing for a case that the kernel does not take: one line says it of all of them."""
+        return "" if self.not_offered else self.describe()
+
     def describe(self) -> str:
         """One line of text."""
         text = self.reason or "; ".join(error.describe() for error in self.errors)

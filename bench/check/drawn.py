@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from itertools import chain, zip_longest
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -16,6 +20,12 @@ HOW = "otherwise"
 """The axis beside those of the case: which of `OTHERWISE` a check of it has."""
 TRIES = 25
 """Most checks that make one failing case small."""
+
+
+TILED = {"S": 320, "context": 320, "V": 5120, "K": 384, "I": 4616, "H": 4616}
+"""Sizes at which a program takes several tiles, of the one along which it goes: the first that a case has."""
+BESIDE = {"B": 1, "T": 16, "M": 16, "N": 48}
+"""The most of other sizes then, so that a check of all planted sets takes a few seconds in the emulator."""
 
 
 class Most(NamedTuple):
@@ -33,14 +43,63 @@ class Most(NamedTuple):
 
 ON_HARDWARE = Most(48, 2**22, 2.0**28, 2**17, 2**22)
 """Tens of milliseconds a call on one core of a CPU, which also computes the oracle."""
-IN_SOFTWARE = Most(24, 2**17, 2.0**22, 40, 1024)
+IN_SOFTWARE = Most(24, 2**17 + 2**12, 2.0**22, 40, 1024)
 """A few seconds for a check in the emulator or in Triton's interpreter; half a minute at most.  A product over 4,771
 rows took three."""
 
 
-def drawn_points(spec: OpSpec, seed: int, most: Most) -> list[DomainPoint[Case]]:
-    """Points of a cover of the op's domain and of `OTHERWISE`; empty for an op that states no domain."""
-    return list(_wider(spec.domain).cover(seed, partial(_settled, spec, most), most.cases)) if spec.domain else []
+def drawn_points(spec: OpSpec, seed: int, most: Most, own: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
+    """Points of a cover of the op's domain and of `OTHERWISE`, every third one near a kernel's `own` numbers, if there
+    are any; empty for an op that states no domain."""
+    if spec.domain is None:
+        return []
+    cover = partial(_wider(spec.domain).cover, seed, partial(_settled, spec, most))
+    beside = most.cases // 3 if own else 0
+    near, usual = list(cover(beside, own)), list(cover(most.cases - beside))
+    turns = chain.from_iterable(zip_longest(usual[::2], near, usual[1::2]))
+    return list({point.case: point for point in turns if point is not None}.values())
+
+
+@cache
+def own_numbers(path: Path) -> tuple[int, ...]:
+    """The integers above 1 in a kernel's file and in C++ that it names or holds: block sizes, limits, defaults.  Of
+    those beyond 2**20, which is no size of a case, none."""
+    text, found = path.read_text(encoding="utf-8"), set[int]()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and type(node.value) is str and ";" in node.value:
+            found |= _numbers_of_c(node.value)
+        found |= set(_folded(node))
+    for other in path.parent.iterdir():
+        if other.suffix in (".cu", ".cpp") and (other.stem == path.stem or other.name in text):
+            found |= _numbers_of_c(other.read_text(encoding="utf-8"))
+    return tuple(sorted(number for number in found if 1 < number <= 2**20))
+
+
+def _folded(node: ast.AST) -> Iterator[int]:
+    """The integer of a literal, or of a product, a power or a shift of two."""
+    match node:
+        case ast.Constant(value=int(value)):
+            yield int(value)
+        case ast.BinOp(left=ast.Constant(value=int(left)), op=op, right=ast.Constant(value=int(right))):
+            if isinstance(op, ast.Mult):
+                yield left * right
+            elif right <= 20 and isinstance(op, ast.Pow | ast.LShift):
+                yield left**right if isinstance(op, ast.Pow) else left << right
+
+
+def _numbers_of_c(text: str) -> set[int]:
+    return {int(number) for number in re.findall(r"(?<![\w.])\d{1,7}(?![\w.])", text)}
+
+
+def of_several_tiles(spec: OpSpec) -> Case | None:
+    """A small case in which a program takes several tiles; None for an op whose programs do not."""
+    case = spec.cases["smoke"][0]
+    along = next((name for name in TILED if name in case), "")
+    if not along or (along == "H" and "D" in case):  # there H is a number of heads
+        return None
+    most = BESIDE | ({"T": 2} if along in ("I", "H") else {})
+    sizes = {name: min(int(case[name]), size) for name, size in most.items() if name in case}
+    return case.but(**sizes, **{along: TILED[along]})
 
 
 def most_different(cases: Sequence[Case]) -> list[Case]:
@@ -87,7 +146,7 @@ def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | Non
         return None
     tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
     cost, first = spec.cost(**inputs), tensors[0]
-    rows = first.numel() // (first.shape[-1] if first.ndim > 1 else 1)
+    rows = first.numel() // max(1, first.shape[-1] if first.ndim > 1 else 1)
     side = max(max(tensor.shape, default=0) for tensor in tensors)
     of_kind = (0, side) if cost.tensor_flops else (rows, 0)
     work = sum(tensor.numel() for tensor in tensors), cost.flops, *of_kind

@@ -29,11 +29,7 @@ def failed_by(refusal: Refusal | str) -> Failed:
 
 
 class LayoutRefused(Exception):
-    """The launcher refused an arrangement in memory with a `ValueError`, as it may; `argument` is what it names."""
-
-    def __init__(self, text: str):
-        super().__init__(text)
-        self.argument = text.partition(":")[0]
+    """The launcher refused an arrangement in memory with a `ValueError`, as it may."""
 
 
 def known_errors() -> tuple[type[BaseException], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,19 +12,24 @@ from typing import Any, Literal
 
 import torch
 
-from rooflab.bench.check.failed import Failed
+from rooflab.bench.check.failed import LayoutRefused
 
 GUARD_BYTES = 65536
 """Bytes of a guard, one on each side of a tensor. A page of a small model's KV cache is smaller, so slot -1 hits it."""
 ROW_PADDING = 16
 """Elements added to each stride of a padded layout, times the tensor's place among the arguments, so that no two have
 the same strides; a multiple of 16 bytes in every dtype, so alignment is kept."""
-Arrangement = Literal["plain", "padded", "apart", "turned", "far"]
+Arrangement = Literal["plain", "padded", "apart", "turned", "far", "far inside"]
 """How a tensor lies in memory: as it is given; with longer strides; with every second element of a row, so that none
-has stride 1; with its dimensions in the other order; with its last row 2**31 elements behind the first, where an offset
-of 32 bits ends."""
-FAR_ELEMENTS, MAP_NORESERVE = 2**31, 0x4000
-"""The distance of rows that are far apart; and mmap's flag for memory that may be more than there is (Linux)."""
+has stride 1; with its dimensions in the other order; with most rows more than 2**31 elements behind the first, where an
+offset of 32 bits ends; and so with another dimension, such as heads."""
+FAR: tuple[Arrangement, ...] = ("far", "far inside")
+FAR_STRIDE, FAR_EXTENT, FAR_MOST, FAR_ROWS, FAR_ALIGN = 2**31, 2**33, 2**37, 4096, 64
+"""Of a far tensor: what its far stride does not reach, because Triton takes a stride of 2**31 in 64 bits; how far that
+dimension goes; the most elements from first to last; the most rows, for each takes a page of memory; of what strides
+are multiples."""
+MAP_NORESERVE = 0x4000
+"""mmap's flag for memory that may be more than there is (Linux)."""
 NAN_BYTE = 0xFF
 """Bytes of ones are a NaN in every float dtype and -1 in an integer: an index from outside its table hits a guard."""
 SENTINEL_BYTE = 0x7B
@@ -87,25 +93,24 @@ class Far(Guarded):
         return None if may_change or same_bits(self.view, self.pristine) else "was changed"
 
 
-def _far(tensor: torch.Tensor) -> Far:
-    strides = strides_of(tensor, "far")
+def _far(tensor: torch.Tensor, strides: tuple[int, ...]) -> Far:
+    """A copy with these strides, 2**31 elements from both ends of its memory: a wrong offset finds zeros there."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     try:
-        memory = mmap.mmap(-1, extent * tensor.element_size(), flags=flags)
+        memory = mmap.mmap(-1, (extent + 2 * FAR_STRIDE) * tensor.element_size(), flags=flags)
     except OSError as error:
-        wanted = f"{extent * tensor.element_size() / 2**30:.0f} GiB of virtual memory for a cache"
-        raise Failed("OUT_OF_MEMORY", f"{wanted}: {error}; is there a limit (ulimit -v)?") from error
+        raise LayoutRefused(f"far: {error}; is there a limit of virtual memory (ulimit -v)?") from error
     memory.madvise(mmap.MADV_NOHUGEPAGE)  # a page of 2 MB for each row would fill the machine
-    view = torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, strides).copy_(tensor)
+    view = torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, strides, FAR_STRIDE).copy_(tensor)
     return Far(view, tensor.clone(), view)
 
 
 def guard(tensor: torch.Tensor, arranged: Arrangement = "plain", place: int = 0) -> Guarded:
     """A copy of `tensor` between guards, with the same alignment, arranged as the argument at `place`."""
-    if arranged == "far":
-        return _far(tensor)
     strides = strides_of(tensor, arranged, place)
+    if arranged in FAR and strides != tensor.stride():
+        return _far(tensor, strides)
     # A misaligned view stays misaligned: kernels specialise on 16 bytes.
     skew = tensor.data_ptr() % 16 // tensor.element_size()
     buffer, view = _allocate(tuple(tensor.shape), tuple(strides), tensor.dtype, tensor.device, NAN_BYTE, skew)
@@ -146,6 +151,9 @@ def guard_output(
     model = torch.empty(shape, dtype=dtype, device="meta")
     strides = strides_of(model, arranged)
     byte = NAN_BYTE if dtype.is_floating_point else SENTINEL_BYTE
+    if arranged in FAR and device.type != "cuda":
+        raw = torch.full((model.numel() * dtype.itemsize,), byte, dtype=torch.uint8)
+        return _far(raw.view(dtype).view(shape), strides)
     buffer, view = _allocate(shape, tuple(strides), dtype, device, byte, 0)
     if stale is not None:
         view.copy_(stale)
@@ -184,19 +192,39 @@ def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> t
     if arranged == "plain" or tensor.numel() == 0 or 0 in strides or (tensor.ndim < 2 and arranged != "apart"):
         return tuple(strides)
     order = sorted(range(tensor.ndim), key=lambda dim: (strides[dim], -dim), reverse=arranged == "turned")
-    if arranged == "far":
-        far = next((dim for dim in reversed(order) if tensor.shape[dim] > 2), None)
-        if far is not None and tensor.device.type != "cuda":
-            step = -(-FAR_ELEMENTS // (tensor.shape[far] - 1) // 64) * 64  # below 2**31, where Triton takes 64 bits
-            for dim in order[order.index(far) :]:
-                strides[dim] = step
-                step *= tensor.shape[dim]
-        return tuple(strides)
+    if arranged in FAR:
+        far = (
+            [] if tensor.device.type == "cuda" else _far_strides(tuple(tensor.shape), order, arranged == FAR[1], place)
+        )
+        return tuple(far or strides)
     step = 2 if arranged == "apart" else 1
     for dim in order:
         strides[dim] = step
         step = step * tensor.shape[dim] + ROW_PADDING * (1 + place)
     return tuple(strides)
+
+
+def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: int) -> list[int]:
+    """Strides, the shortest first in `order`, of which one is near 2**31, or a part of `FAR_EXTENT` for many rows.
+
+    It is that of the outermost dimension with a third row, or `inside` of another one.  Longer ones contain it, so that
+    each dimension of the rest may be joined with the next.  Empty where no dimension fits.
+    """
+    outer = [dim for dim in order[1:] if shape[dim] > 1]
+    outermost = next((dim for dim in reversed(outer) if shape[dim] > 2), outer[-1] if outer else None)
+    others = [dim for dim in outer if dim != outermost]
+    if outermost is None or (inside and not others) or math.prod(shape) // shape[order[0]] > FAR_ROWS:
+        return []
+    for far in [*others[place % len(others) :], *others] if inside else [outermost]:
+        strides, step = [1] * len(shape), -(-shape[order[0]] // FAR_ALIGN) * FAR_ALIGN
+        for dim in order[1:]:
+            if dim == far:
+                step = max(step, min(FAR_STRIDE - 1, FAR_EXTENT // (shape[dim] - 1)) // FAR_ALIGN * FAR_ALIGN)
+            strides[dim] = step
+            step *= shape[dim]
+        if step <= FAR_MOST:
+            return strides
+    return []
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -10,11 +11,13 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from rooflab.bench.check.cheats import alike, kept_answer, kept_names, never_written
+from rooflab.bench.check.cheats import alike, kept_names
 from rooflab.bench.check.data import CheckData, KeptData
 from rooflab.bench.check.failed import Failed, LayoutRefused
-from rooflab.bench.check.poison import Arrangement, same_bits, strides_of
-from rooflab.bench.check.trial import PLAIN, Layout, Runner, several
+from rooflab.bench.check.poison import FAR, Arrangement, same_bits, strides_of
+from rooflab.bench.check.principles import OFFSETS
+from rooflab.bench.check.trial import PLAIN, Layout, Runner
+from rooflab.bench.check.why import Earlier, Look
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
@@ -35,8 +38,9 @@ Otherwise = Literal["apart", "turned", "far", "expanded", "in place", "other opt
 OTHERWISE: tuple[Otherwise, ...] = get_args(Otherwise)
 """How the drawn data is passed where inputs are planted too: in another arrangement, with rows of stride 0, with
 outputs over inputs, with other options.  Every check pads."""
-Planted = bool | Otherwise
-"""Whether a check has these runs, and planted inputs: all of both, none, or this one and one planted set."""
+Planted = bool | Otherwise | Literal["planted alone"]
+"""Whether a check has these runs, and planted inputs: all of both, none, or this one and one planted set; or, after the
+first data, all planted sets and nothing else."""
 OPTIONS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("eps", "softmax_scale", "softcap"), lambda value: 0.5 * value),
     "window": lambda value: value + 5,
@@ -60,8 +64,8 @@ class Check:
     labels: list[str] = field(default_factory=list)
     worst: dict[str, ErrorStats] = field(default_factory=dict)
     weak: list[str] = field(default_factory=list)
-    answers: list[tuple[str, Outputs]] = field(default_factory=list)
-    """The outputs of the first calls, with their labels."""
+    answers: list[Earlier] = field(default_factory=list)
+    """Of the first calls."""
     right: CheckData | None = None
     """The data of the first run; None until the kernel was right on it."""
     packed: set[str] = field(default_factory=set)
@@ -79,6 +83,10 @@ class Check:
         first = self._made("first", seed)
         with _threads_for(first.inputs):
             self._load(first)
+            if planted == "planted alone":
+                self._judged("first data", first, Layout(poisoned=True))
+                self._on_planted_data(first, self._planted())
+                return self.runner.settle()
             other = self._on_two_sets_of_data(first)
             self.beyond = True
             if planted is True:
@@ -99,6 +107,8 @@ class Check:
                 self._with_other_options(first)
             case "in place":
                 self._in_place(other)
+            case "far":
+                self._far(other)
             case _:
                 self._arranged(other, kind)
 
@@ -106,20 +116,20 @@ class Check:
         for label, data in sets:
             try:
                 self._load(data)
+                self._judged(label, data, Layout(poisoned=True))
             except Failed as failed:
                 if failed.status == "UNSUPPORTED" and data.inputs.keys() - first.inputs.keys():
                     continue  # it has an option that the case does not name, such as a scale
                 raise
-            self._judged(label, data, Layout(poisoned=True))
 
     def _planted(self) -> Iterator[tuple[str, CheckData]]:
         """The planted sets; if all are kept, none is made again."""
         kept = self._kept()
         if ALL in kept:
             yield from ((label, data) for label, data in kept.items() if label.startswith("planted "))
-        elif self.spec.planted is not None:
+        else:
             whole = True
-            for name, inputs in self.spec.planted(self.case, self.scheme, self.device, self.seed):
+            for name, inputs in self.spec.sets(self.case, self.scheme, self.device, self.seed):
                 label = f"planted {name}"
                 yield label, kept.get(label) or KEPT.keep(label, CheckData(self.spec, inputs, self.scheme, "planted"))
                 whole = whole and label in kept
@@ -183,7 +193,7 @@ class Check:
                 raise Failed("INCORRECT", f"{stats.output}: {not_finite} elements not finite where the oracle is")
         self.right = self.right or data
         if len(self.answers) < KEPT_ANSWERS:
-            self.answers.append((label, read))
+            self.answers.append(Earlier(label, read, data.inputs))
         return read
 
     @property
@@ -191,50 +201,47 @@ class Check:
         return self.kernel.nondeterministic is not None
 
     def _why(self, read: Outputs, data: CheckData, layout: Layout) -> str:
-        """The cheat that explains a wrong output, after a colon; empty if there is none."""
-        if layout.sms and self._is_right(data, replace(layout, sms=None)) and not self._is_right(data, layout):
-            grid = f"a grid for {layout.sms} SMs, where a CTA takes several tiles"
-            return f": with {grid}; with a grid for all SMs it is right"
-        if layout.elsewhere and self._is_right(data, replace(layout, elsewhere=False)):
-            return ": a call from another thread: it is right only in the thread of its first call"
-        if several(self.device) and self._is_right(data, replace(layout, alone=True)):
-            return ": work on another stream: it is right only if the caller waits for the whole device"
-        if (never_written(read) and not layout.arranged) or (layout.stale and kept_answer(read, [("", layout.stale)])):
-            return ": the previous output: it returns memory that it did not write, which may hold an earlier result"
-        if cheat := kept_answer(read, self.answers):
-            return f": {cheat}"
-        if layout.arranged and self._is_right(data, replace(layout, arranged={})):
-            names = " or ".join(sorted(layout.arranged))
-            return f": it takes strides of {names} for granted: with the usual ones it is right"
-        if data is self.right:
-            return ": it was right on this data before: its result depends on earlier calls, or on being watched"
-        return ""
-
-    def _is_right(self, data: CheckData, layout: Layout) -> bool:
-        try:
-            read = self.runner.run(data.name, layout)
-        except (Failed, LayoutRefused):
-            return False
-        return not data.faults(read, self._own_stream)
+        """What explains a wrong output, after a colon; empty if nothing that a second look confirms."""
+        look = Look(self.spec, self.runner, self.device, self._own_stream)
+        found = look.fault(read, data, layout, self.answers, data is self.right)
+        return f": {found}" if found else ""
 
     def _arranged(self, data: CheckData, arranged: Arrangement) -> Outputs | None:
-        """A run with every argument arranged so that has other strides then; without an argument whose arrangement the
-        launcher refuses by name.  None if it takes no such argument."""
-        names = {
-            name
-            for name, value in data.inputs.items()
-            if isinstance(value, torch.Tensor) and strides_of(value, arranged) != value.stride()
-            if arranged != "far" or name in self.spec.far
-        }
-        if data.name in self.packed:
-            names.discard(str(self.spec.prepared))
-        while names:
-            try:
-                layout = Layout(dict.fromkeys(names, arranged), poisoned=True, sms=FEW_SMS)
-                return self._judged(f"other data, {arranged} {', '.join(sorted(names))}", data, layout)
-            except LayoutRefused as refused:
-                names = names - {refused.argument} if refused.argument in names else set()
-        return None
+        """A run with every argument arranged so that has other strides then; None if the launcher takes no such one."""
+
+        def run(names: set[str]) -> Outputs:
+            layout = Layout(dict.fromkeys(names, arranged), poisoned=True, sms=FEW_SMS)
+            return self._judged(f"other data, {arranged} {', '.join(sorted(names))}", data, layout)
+
+        return _without_refused(self._movable(data, arranged), run)
+
+    def _movable(self, data: CheckData, arranged: Arrangement) -> set[str]:
+        """Arguments that have other strides in an arrangement."""
+        tensors = {name: value for name, value in data.inputs.items() if isinstance(value, torch.Tensor)}
+        names = {name for name, value in tensors.items() if strides_of(value, arranged) != value.stride()}
+        return names - {str(self.spec.prepared)} if data.name in self.packed else names
+
+    def _far(self, data: CheckData) -> None:
+        """Runs with most rows, pages, experts and heads of arguments and of the caller's outputs more than 2**31
+        elements behind the first, as far as the contract lets them lie apart."""
+        contract = self.spec.contract
+        fixed = set[str]()
+        if contract is not None:
+            fixed = {name for name, of in contract.arguments.items() if of.layout == "contiguous"}
+            fixed |= {"out" for of in contract.results.values() if of.layout == "contiguous"}
+        forms = data.forms if self.kernel.takes_out and not self.spec.mutates else ()
+        models = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in forms]
+        for kind in FAR:
+            outs = {"out"} if any(strides_of(one, kind) != one.stride() for one in models) else set[str]()
+            names = self._movable(data, kind) | outs
+
+            def run(names: set[str], kind: Arrangement = kind) -> Outputs:
+                layout = Layout(dict.fromkeys(names - {"out"}, kind), poisoned=True, sms=FEW_SMS)
+                if "out" in names:
+                    layout = replace(layout, out=kind, forms=forms)
+                return self._judged(f"{OFFSETS}: {kind} {', '.join(sorted(names))}", data, layout)
+
+            _without_refused(names - fixed, run)
 
     def _expanded(self, inputs: Inputs) -> None:
         """A run in which float inputs repeat their first row without a copy (stride 0); without those whose expansion
@@ -294,7 +301,7 @@ class Check:
         forms = data.forms if into_out else ()
         plain = Layout(out="plain" if into_out else None, forms=forms)
         runs = [self._judged(label, data, replace(plain, twice=True))]
-        stale = self.answers[-2][1] if into_out else ()
+        stale = self.answers[-2].outputs if into_out else ()
         if [value.shape for value in stale] != [value.shape for value in runs[0]]:
             stale = ()
         again = replace(plain, out="padded" if into_out else None, stale=stale, same_memory=True, elsewhere=True)
@@ -332,6 +339,17 @@ def _differing(spec: OpSpec, one: Outputs, other: Outputs) -> str:
     """The first output whose bits differ between two runs; empty where none does."""
     named = zip(spec.outputs, one, other, strict=False)
     return next((name for name, first, second in named if not same_bits(first, second)), "")
+
+
+def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Outputs | None:
+    """A run with these arguments in other memory, without those that the launcher refuses by name; None without any."""
+    while names:
+        try:
+            return run(names)
+        except LayoutRefused as refused:
+            named = {name for name in names if re.search(rf"\b{name}: ", str(refused))}
+            names = names - named if named else set()
+    return None
 
 
 def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str, CheckData]]:

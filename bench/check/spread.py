@@ -16,6 +16,7 @@ import torch
 from rooflab.bench.calls.calls import input_bytes
 from rooflab.bench.calls.selection import file_of
 from rooflab.bench.check.check import CheckResult, check_kernel
+from rooflab.bench.check.offered import named_in, options_on, taken
 from rooflab.bench.check.outside import Outside
 from rooflab.bench.check.runs import Planted
 from rooflab.bench.processes.child import ChildFailed, Pool, command_for
@@ -42,6 +43,10 @@ class CheckTask(NamedTuple):
     scheme: Scheme
     seed: int = 0
     planted: Planted = True
+    principle: str = ""
+    """What it was drawn for, by a name of `principles.py`; empty for no one of them."""
+    schemes: tuple[Scheme, ...] = ()
+    """Of a drawn check: its scheme, and then those to which it may go if the kernel refuses an option of it."""
 
     def to_json(self) -> dict[str, Any]:
         """The request to a judging process."""
@@ -76,11 +81,14 @@ class Checkers(AbstractContextManager["Checkers"]):
 
     On a CPU, processes judge too (`judge.py`), because threads that judge would wait for each other.  All have one
     thread, and a kernel's process interprets Triton's kernels if this process does.  `own` gives the processes of a
-    check whose kernel needs others.  When `over` is set, the checks that are being made fail.
+    check whose kernel needs others.  When `over` is set, the checks that are being made fail.  A drawn case with
+    an option that its kernel has refused is checked without the option.
     """
 
     def __init__(self, device: torch.device, own: Callable[[CheckTask], Pool | None] = lambda item: None):
         self.device, self._own, self.over = device, own, threading.Event()
+        self._refused: dict[str, set[str]] = {}
+        """Options that a kernel has refused with a `ValueError`."""
         judging = command_for("rooflab.bench.check.judge"), {**os.environ, **ONE_THREAD}, 20 * TIMEOUT_S
         self._pool = Pool(*judging) if device.type == "cpu" else processes({}, ON_A_CARD_S)
 
@@ -93,6 +101,17 @@ class Checkers(AbstractContextManager["Checkers"]):
             pool.start(min(len(checks), workers))
 
     def __call__(self, item: CheckTask) -> CheckResult:
+        spec, refused = registry.get_op(item.kernel.op), self._refused.setdefault(item.kernel.id, set())
+        if item.schemes and refused:
+            case, scheme = taken(item.kernel, spec, item.case, item.schemes, refused) or (item.case, item.scheme)
+            item = item._replace(case=case, scheme=scheme)
+        found = self._made(item)
+        if found.not_offered:
+            inputs = spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
+            refused |= named_in(found.reason, options_on(spec, inputs))
+        return found
+
+    def _made(self, item: CheckTask) -> CheckResult:
         pool = self._own(item) or self._pool
         if pool is not self._pool or self.device.type != "cpu":
             return check_outside(item, pool, self.device, self.over.is_set)

@@ -17,7 +17,9 @@ from rooflab.bench.calls.calls import planned
 from rooflab.bench.check.cheats import aliases, changes_later
 from rooflab.bench.check.emulating import emulating
 from rooflab.bench.check.failed import Failed, LayoutRefused, failed_by, failure, known_errors
+from rooflab.bench.check.offered import named_in, options_on
 from rooflab.bench.check.poison import (
+    FAR,
     NAN_BYTE,
     Arrangement,
     Guarded,
@@ -183,10 +185,10 @@ class Runner:
         if refusal:
             failed = failed_by(refusal)
             raise LayoutRefused(failed.reason) if refuses else failed
-        with _errors_of_the_kernel(refuses):
+        with self._errors_of_the_kernel(inputs, refuses):
             arguments = planned(kernel, arguments)
         with queued(device, guarded.values(), layout.alone):
-            with _errors_of_the_kernel(refuses):
+            with self._errors_of_the_kernel(inputs, refuses):
                 accepted = {name: value for name, value in arguments.items() if name in kernel.accepted}
                 if layout.twice and self.seen().by in ("gpu", "torch", "cpu"):
                     kernel.fn(**accepted)
@@ -194,7 +196,7 @@ class Runner:
             if tampering := tamper.tampered(cpu_threads):
                 raise Failed("INVALID", tampering)
             read_only = {name: tensor for name, tensor in guarded.items() if name not in layout.in_place.values()}
-            with _errors_of_the_kernel(refuses):
+            with self._errors_of_the_kernel(inputs, refuses):
                 outputs = _collect(returned, spec, device, packed, read_only, outs)
                 if layout.alone:
                     wait_for_all(device)
@@ -209,6 +211,21 @@ class Runner:
         for name, tensor in zip(spec.outputs, outs, strict=False):
             _raise(f"out ({name})", tensor.damage(may_change=True))
         return outputs, read
+
+    @contextmanager
+    def _errors_of_the_kernel(self, inputs: Inputs, may_refuse: bool) -> Iterator[None]:
+        """Turns an exception of the kernel, also from the device, into `Failed`, or `LayoutRefused` of an arrangement.
+
+        An option that a `ValueError` names is one that the kernel does not have.
+        """
+        try:
+            yield
+        except known_errors() as error:
+            if may_refuse and isinstance(error, ValueError):
+                raise LayoutRefused(str(error)) from error
+            if isinstance(error, ValueError) and named_in(str(error), options_on(self.spec, inputs)):
+                raise Failed("UNSUPPORTED", f"{self.kernel.id}: {error}") from error
+            raise failure(error, "") from error
 
     def settle(self) -> None:
         """Raises `Failed` if an output of the last call has changed since; then overwrites the outputs."""
@@ -240,7 +257,8 @@ def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], known: dict[st
             known[name] = guard(value, arranged.get(name, "plain"), place)
     if (
         arranged
-        and "far" not in arranged.values()
+        and FAR[0] not in arranged.values()
+        and FAR[1] not in arranged.values()
         and sum(tensor.buffer.numel() for tensor in known.values()) < SHARED_ELEMENTS
     ):
         return in_one_storage(known)
@@ -250,17 +268,6 @@ def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], known: dict[st
 def _raise(name: str, fault: str | None) -> None:
     if fault:
         raise Failed("INCORRECT", f"{name}: {fault}")
-
-
-@contextmanager
-def _errors_of_the_kernel(may_refuse: bool) -> Iterator[None]:
-    """Turns an exception of the kernel, also from the device, into `Failed`, or `LayoutRefused` of an arrangement."""
-    try:
-        yield
-    except known_errors() as error:
-        if may_refuse and isinstance(error, ValueError):
-            raise LayoutRefused(str(error)) from error
-        raise failure(error, "") from error
 
 
 def _collect(

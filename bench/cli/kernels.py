@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,10 @@ CHECK_S = 90.0
 """Seconds after which no check of an op begins, by default."""
 
 if TYPE_CHECKING:
+    import torch
+
     from rooflab.bench.check.check import CheckResult
+    from rooflab.bench.check.spread import CheckTask
 
 
 @app.command("list")
@@ -72,8 +76,7 @@ def check(
     _check_options(op, by, every, seconds)
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.calls.selection import Selection
-        from rooflab.bench.checks import drawn_checks, listed_checks, run_checks, smallest_failures, summarize_checks
-        from rooflab.bench.records.record import NOT_RUN
+        from rooflab.bench.checks import drawn_checks, listed_checks, run_checks, summarize_checks
 
         seed = secrets.randbelow(2**31) if seed is None else seed
         chosen = Selection.of(op, kernel, suite or ["smoke", "edge"], case, scheme, device, seed)
@@ -95,7 +98,7 @@ def check(
     interrupted = False
     try:
         with show.progress("check", len(asked), lines=True) as advance:
-            run_checks(asked, chosen.device, writer, lambda found: advance(found.describe()), **options)
+            run_checks(asked, chosen.device, writer, lambda found: advance(found.line), **options)
     except KeyboardInterrupt:
         interrupted = True
     results = [made[place] for place in sorted(made)]
@@ -108,11 +111,9 @@ def check(
     if len(results) < len(asked):
         part = f"{len(results) / len(asked):.0%} of the plan was run"
         show.note(f"{part}; left out after {limit_s:g} s: {left_out}; --all makes them")
-    elif drawn:
-        show.note("all of the plan was run")
-    first_wrong = {(row.op, row.kernel): row for row in reversed(results) if row.status not in ("OK", *NOT_RUN)}
-    for command in smallest_failures([*reversed(first_wrong.values())], chosen.device, emulate, limit_s / 3):
-        show.note(f"again: {command}")
+    if drawn:
+        _show_drawn(asked, made)
+    _show_faults(results, chosen.device, emulate, limit_s / 3)
     if unknown := [f"{row['op']}/{row['kernel']}" for row in rows if row["unknown"]]:
         show.error(f"not checked at all: {', '.join(unknown)}")
     statuses: set[str] = {*(result.status for result in results), *(record.status for record in before)}
@@ -128,8 +129,29 @@ def _check_options(op: str | None, by: str | None, every: bool, seconds: float |
         raise ValueError("seconds: expected none with --all")
 
 
-def _show_checks(results: Sequence[CheckResult], rows: Sequence[dict[str, Any]]) -> None:
+def _show_drawn(asked: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> None:
+    from rooflab.bench.checks import principles_tried
+
+    if len(made) == len(asked):
+        show.note("all of the plan was run")
+    show.note(principles_tried(asked, made))
+
+
+def _show_faults(results: Sequence[CheckResult], device: torch.device, emulate: bool, limit_s: float) -> None:
     from rooflab.bench.check.common import in_common
+    from rooflab.bench.checks import looking_again, smallest_failures
+    from rooflab.bench.records.record import NOT_RUN
+
+    first_wrong = {(row.op, row.kernel): row for row in reversed(results) if row.status not in ("OK", *NOT_RUN)}
+    with looking_again(device, emulate, limit_s) as again:
+        for op, name in reversed(first_wrong):
+            if text := in_common([one for one in results if (one.op, one.kernel) == (op, name)], again):
+                show.line(f"{op}/{name}: {text}", "red")
+        for command in smallest_failures([*reversed(first_wrong.values())], device, again):
+            show.note(f"again: {command}")
+
+
+def _show_checks(results: Sequence[CheckResult], rows: Sequence[dict[str, Any]]) -> None:
     from rooflab.bench.checks import check_rows
     from rooflab.bench.records.record import NOT_RUN
 
@@ -140,9 +162,11 @@ def _show_checks(results: Sequence[CheckResult], rows: Sequence[dict[str, Any]])
         own = [result for result in results if (result.op, result.kernel) == (op, name)]
         for row in check_rows(result for result in own if result.status not in ("OK", *NOT_RUN)):
             show.failure(row)
-        if text := in_common(own):
-            show.line(f"{op}/{name}: {text}", "red")
     lacking = sum(result.not_offered for result in results)
+    for op, name in dict.fromkeys((row.op, row.kernel) for row in results if row.not_offered):
+        own = [row.reason for row in results if row.not_offered and (row.op, row.kernel) == (op, name)]
+        texts = dict.fromkeys(re.sub(f"^.*{op}/{name}:? ?|,? got .*", "", text) for text in own)
+        show.line(f"not offered by {op}/{name}: {'; '.join(texts)}")
     show.line(
         f"{counted(len(results), 'check')}: {sum(row['ok'] for row in rows)} right, "
         f"{sum(row['failed'] for row in rows)} wrong, {lacking} not offered by the kernel, "

@@ -54,8 +54,8 @@ def split_kv_kernel(
     heads = tile * BLOCK_H + tl.arange(0, BLOCK_H)
     columns = tl.arange(0, BLOCK_LATENT)
     rotary = tl.arange(0, BLOCK_ROTARY)
-    real = (heads < H)[:, None]
-    rows = q_ptr + b * q_stride_b + heads.to(tl.int64)[:, None] * q_stride_h
+    real, heads64 = (heads < H)[:, None], heads.to(tl.int64)
+    rows = q_ptr + b * q_stride_b + heads64[:, None] * q_stride_h
     q = tl.load(rows + columns[None, :], mask=real & (columns < LATENT)[None, :], other=0.0)
     q_rotary = tl.load(rows + LATENT + rotary[None, :], mask=real & (rotary < ROTARY)[None, :], other=0.0)
 
@@ -89,12 +89,12 @@ def split_kv_kernel(
         m_i = m_new
 
     some = tl.where(l_i == 0.0, 1.0, l_i)
-    out_rows = out_ptr + split.to(tl.int64) * out_stride_p + b * out_stride_b + heads[:, None] * out_stride_h
+    out_rows = out_ptr + split.to(tl.int64) * out_stride_p + b * out_stride_b + heads64[:, None] * out_stride_h
     result = (acc / some[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_rows + columns[None, :], result, mask=real & (columns < LATENT)[None, :])
     if LSE:
         lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(some)) * LN2)
-        lse_rows = lse_ptr + split.to(tl.int64) * lse_stride_p + b * lse_stride_b + heads * lse_stride_h
+        lse_rows = lse_ptr + split.to(tl.int64) * lse_stride_p + b * lse_stride_b + heads64 * lse_stride_h
         tl.store(lse_rows, lse, mask=heads < H)
 
 

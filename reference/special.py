@@ -1,0 +1,70 @@
+"""Planted sets that every op has by its contract: rows of zeros of both signs, and a row of NaN among others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from rooflab.reference.contract import Contract
+
+
+def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Sets in which some rows of the inputs are unlike the others; only those that the contract allows.
+
+    No row of a matrix `product` is NaN in 16 bits: oneDNN's product in bf16 then gives NaN in the row before it too.
+    """
+    rows = rows_of(contract, inputs)
+    for label, changed in (("every second row zeros", _zeros), ("NaN in one row", _tainted)):
+        if changed is _tainted and product and len(rows) == 1 and inputs[next(iter(rows))].element_size() == 2:
+            continue
+        values = {name: changed(inputs[name], place) for name, place in rows.items()}
+        given = {**inputs, **values}
+        try:
+            dims = contract.check(given, any_dtype=True)
+            for rule in (contract.bounds, contract.values):
+                if rule is not None:
+                    rule(given, dims)
+        except ValueError:
+            continue
+        if values:
+            yield f"values: {label}", given
+
+
+def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
+    """The arguments of the data's dtype that have rows, and where in their shapes: the rows are the first dimension of
+    the first tensor of floats that is longer than 1 and is one of the results' too, if the op has results."""
+    floats = {
+        name: argument
+        for name, argument in contract.arguments.items()
+        if isinstance(tensor := inputs.get(name), torch.Tensor) and tensor.ndim > 1 and tensor.is_floating_point()
+    }
+    if not floats:
+        return {}
+    first = next(iter(floats))
+    results = {dim.name for result in contract.results.values() for dim in result.dims}
+    shown = [
+        dim.text
+        for dim, size in zip(floats[first].dims, inputs[first].shape, strict=False)
+        if size > 1 and (dim.name in results or not contract.results)
+    ]
+    found = {name: [dim.text for dim in argument.dims] for name, argument in floats.items()}
+    return {
+        name: texts.index(shown[0])
+        for name, texts in found.items()
+        if shown and shown[0] in texts[:-1] and inputs[name].dtype == inputs[first].dtype
+    }
+
+
+def _zeros(x: torch.Tensor, place: int) -> torch.Tensor:
+    signs = torch.where(torch.arange(x.shape[-1], device=x.device) % 2 == 0, -0.0, 0.0)
+    second = torch.arange(x.shape[place], device=x.device) % 2 == 0
+    second = second.view(-1, *[1] * (x.ndim - place - 1))
+    return torch.where(second, signs, x.float()).to(x.dtype)
+
+
+def _tainted(x: torch.Tensor, place: int) -> torch.Tensor:
+    tainted = torch.arange(x.shape[place], device=x.device) == x.shape[place] // 2
+    return torch.where(tainted.view(-1, *[1] * (x.ndim - place - 1)), math.nan, x.float()).to(x.dtype)
