@@ -138,7 +138,7 @@ def run_checks(
     order = sorted(range(len(checks)), key=ranks.__getitem__)
     results = {} if into is None else into
     workers = cores() if device.type == "cpu" else 1
-    with _checkers(device, emulate) as check:
+    with checkers(device, emulate) as check:
         check.start(checks, workers)
         for index, found in in_turn([checks[place] for place in order], check, workers, limit_s):
             results[order[index]] = found
@@ -161,14 +161,15 @@ def turns_of(checks: Sequence[CheckTask]) -> list[int]:
     return found
 
 
-def _checkers(device: torch.device, emulate: bool) -> Checkers:
+def checkers(device: torch.device, emulate: bool) -> Checkers:
+    """The processes of checks; with `emulate`, kernels with compiled code run in the emulator."""
     return Checkers(device, lambda item: emulators() if emulate and has_code(item.kernel) else None)
 
 
 @contextmanager
 def looking_again(device: torch.device, emulate: bool, limit_s: float) -> Iterator[Again]:
     """Checks of kernels on other cases, within `limit_s` seconds in all, from the first one on."""
-    with _checkers(device, emulate) as check:
+    with checkers(device, emulate) as check:
         ends = math.inf
 
         def again(known: CheckResult, case: Case, scheme: str) -> str:

@@ -1,10 +1,12 @@
 """Which wrong kernels the default check finds, and which right ones it refuses: tests/attacks, one kernel a core.
 
     python results/check_attacks.py --out results/check_attacks.md
+    python results/check_attacks.py --folder results/strangers/kernels --out results/strangers/README.md
 
-Each wrong kernel is checked in three seeds, each right one in five while another process keeps every core busy.  A
-kernel has the time of `rooflab check`, on one core.  The page and a record of each kernel and seed, of the same name
-and `.json`, are written.
+Each wrong kernel is checked in three seeds, each right one in five while another process keeps every core busy.  Of a
+folder, whose files' docstrings begin with WRONG or RIGHT, right kernels have the time of wrong ones, with a core of
+their own, in the same seeds.  A kernel has the time of `rooflab check`, on one core, and runs where the command would
+run it.  The page and a record of each kernel and seed, of the same name and `.json`, are written.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -27,8 +29,8 @@ import torch
 
 from rooflab.bench.calls.selection import Selection
 from rooflab.bench.check.check import CheckResult
-from rooflab.bench.check.spread import Checkers, CheckTask
-from rooflab.bench.checks import drawn_checks, turns_of
+from rooflab.bench.check.spread import CheckTask
+from rooflab.bench.checks import checkers, drawn_checks, turns_of
 from rooflab.bench.cli.kernels import CHECK_S
 from rooflab.bench.processes.child import cores
 from rooflab.bench.records.environment import snapshot
@@ -61,8 +63,8 @@ class Outcome:
 
 
 @contextmanager
-def loaded(files: Sequence[str]) -> Iterator[list[Kernel]]:
-    """The kernels of files of tests/attacks, registered meanwhile."""
+def loaded(files: Sequence[str | Path]) -> Iterator[list[Kernel]]:
+    """The kernels of files, those of tests/attacks by their names, registered meanwhile."""
     kernels = [kernel for file in files for kernel in registry.load_file(ATTACKS / file)]
     try:
         yield kernels
@@ -99,7 +101,7 @@ def busy_cores() -> Iterator[None]:
 
 def outcomes(kernels: Sequence[Kernel], seed: int, limit_s: float) -> list[Outcome]:
     """The kernel of each core has `limit_s` seconds."""
-    with Checkers(CPU) as check, ThreadPoolExecutor(cores()) as pool:
+    with checkers(CPU, emulate=True) as check, ThreadPoolExecutor(cores()) as pool:
         return [*pool.map(lambda kernel: first_fault(kernel, seed, check, limit_s), kernels)]
 
 
@@ -108,8 +110,7 @@ def page(wrong: Sequence[Outcome], right: Sequence[Outcome], machine: str) -> st
         "# The default check against wrong and right kernels",
         "",
         f"`python results/check_attacks.py`, on {machine}.",
-        f"A kernel has one core; a wrong one has {CHECK_S:.0f} s,",
-        f"a right one {RIGHT_S:.0f} s.",
+        "A kernel has one core.",
         "",
     ]
     rows = list[tuple[object, ...]]()
@@ -124,7 +125,7 @@ def page(wrong: Sequence[Outcome], right: Sequence[Outcome], machine: str) -> st
         own = [one for one in right if one.seed == seed]
         refused = ", ".join(one.fault for one in own if one.fault) or "none"
         rows.append((seed, len(own), sum(one.checks for one in own), refused))
-    lines += markdown_table(("seed", "right kernels, all cores busy:", "checks:", "refused"), rows)
+    lines += markdown_table(("seed", "right kernels:", "checks:", "refused"), rows)
     runs = Counter(kind_of(one.run) for one in wrong if one.fault)
     lines += ["", "What the first fault of a wrong kernel showed, over all seeds:", ""]
     lines += markdown_table(("run", "faults:"), runs.most_common())
@@ -148,11 +149,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     parser.add_argument("--wrong", action="store_true", help="only wrong kernels; the right ones' rows are kept")
+    parser.add_argument("--folder", type=Path, help="kernels of this folder, in place of those of tests/attacks")
     given = parser.parse_args()
-    out = given.out
+    out, files, right_s, right_seeds, beside = given.out, (WRONG, RIGHT), RIGHT_S, (1, 2, 3, 4, 5), busy_cores
+    if given.folder:
+        texts = {path.absolute(): path.read_text() for path in sorted(given.folder.glob("*.py"))}
+        files = tuple([path for path in texts if texts[path].startswith(f'"""{kind}')] for kind in ("WRONG", "RIGHT"))
+        right_s, right_seeds, beside = CHECK_S, (1, 2, 3), nullcontext
     os.environ["OMP_NUM_THREADS"] = "1"
     machine = snapshot()
-    about = f"{cores()} cores of {machine.cpu}, torch {machine.torch}"
+    about = f"{cores()} cores of {machine.cpu}, torch {machine.torch}; a wrong kernel has {CHECK_S:.0f} s, "
+    about += f"a right one {right_s:.0f} s"
     about += "; right kernels in an earlier run" if given.wrong else ""
     wrong, right = list[Outcome](), list[Outcome]()
 
@@ -163,15 +170,15 @@ def main() -> None:
 
     if given.wrong:
         kept = [Outcome(**row) for row in json.loads(out.with_suffix(".json").read_text())]
-        with loaded(RIGHT) as kernels:
+        with loaded(files[1]) as kernels:
             names = {kernel.id for kernel in kernels}
         right = [one for one in kept if one.kernel in names]
-    for seed in () if given.wrong else (1, 2, 3, 4, 5):
-        with loaded(RIGHT) as kernels, busy_cores():
-            right += outcomes(kernels, seed, RIGHT_S)
+    for seed in () if given.wrong else right_seeds:
+        with loaded(files[1]) as kernels, beside():
+            right += outcomes(kernels, seed, right_s)
         write()
     for seed in (1, 2, 3):
-        with loaded(WRONG) as kernels:
+        with loaded(files[0]) as kernels:
             wrong += outcomes(kernels, seed, CHECK_S)
         write()
     print(out.read_text(), end="")
