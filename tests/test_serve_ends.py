@@ -78,7 +78,7 @@ def test_an_engine_that_is_silent_or_whose_reader_ended_is_not_healthy(monkeypat
 
     async def use() -> None:
         engine = Engine({})
-        call = asyncio.create_task(engine.submit([1], SamplingParams(), Inbox()))
+        call = asyncio.create_task(engine.submit([[1]], SamplingParams(), Inbox()))
         await asyncio.sleep(0)
         engine.check()  # it has work, and may take its time
         monkeypatch.setattr("rooflab.engine.serve.client.STALLED_S", 0.0)
@@ -95,7 +95,7 @@ def test_an_engine_that_is_silent_or_whose_reader_ended_is_not_healthy(monkeypat
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_cut_answer_has_a_finish_reason_if_the_server_ends_and_else_the_time_was_up(ends):
+def test_a_cut_answer_has_a_finish_reason_if_the_server_ends_and_else_the_time_was_up(monkeypatch, ends):
     async def use() -> dict[str, Any]:
         engine = Engine({})
         work = RequestWork(
@@ -106,6 +106,9 @@ def test_a_cut_answer_has_a_finish_reason_if_the_server_ends_and_else_the_time_w
         (call,) = engine.calls.values()
         call.accepted.set_result(None)
         await opening
+        if ends:
+            monkeypatch.setattr("rooflab.engine.serve.work.SILENT_S", 0.01)
+            assert await anext(work.events(False, False)) == b": \n\n", "no stream is silent"
         call.inbox.put(call, Token(call.key, 0, 7, None, None))
         if ends:
             engine.cut()

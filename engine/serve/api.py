@@ -42,7 +42,7 @@ SLOW_READER_S = 60.0
 PAGE = Path(__file__).with_name("page.html")
 _STATUSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorReply, "description": HTTPStatus(status).phrase}
-    for status in (400, 401, 404, 408, 413, 429, 500, 503)
+    for status in (400, 401, 404, 408, 413, 415, 429, 500, 503)
 }
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}, "application/json": {}}}}
 TraceParent = Annotated[str | None, Header()]
@@ -83,7 +83,8 @@ class Service:
         self.created, info = int(time.time()), engine.info
         self.context = min(info.max_model_len, info.num_blocks * info.block_size)
         """Most tokens of a prompt and its answer."""
-        self._places = info.max_num_seqs + limits.max_queue
+        self._places, self._opening = info.max_num_seqs + limits.max_queue, 0
+        """Most answers in the engine; those that were admitted and are not there yet."""
         self.counters = Counters(engine, model)
         engine.observe = self.counters.stepped
         engine.gap, engine.ended = self.counters.gap, self.counters.ended
@@ -112,7 +113,7 @@ class Service:
             raise ApiError(503, "the server is about to end", code="shutting_down")
         if answers > self._places:
             raise ApiError(400, f"n: expected at most {self._places} answers, n for each prompt, got {answers}", "n")
-        there = sum(call.params.n for call in self.engine.calls.values())
+        there = self._opening + sum(call.params.n for call in self.engine.calls.values())
         if there + answers > self._places:
             raise ApiError(429, f"{there} answers are in the engine and {answers} more were asked for; at most"
                            f" {self._places} may be there", code="queue_full")  # fmt: skip
@@ -139,15 +140,19 @@ class Service:
         deadline_s = loop.time() + self.limits.timeout_s - (time.perf_counter() - arrival_s)
         work = RequestWork(self.engine, format, deadline_s)
         asked = body.asked()
+        answers, parent = len(asked.prompts) * (body.n or 1), request.headers.get("traceparent")
 
         async def begin() -> None:
+            self.admit(body.model, answers)
+            self._opening += answers
             async with asyncio.timeout_at(deadline_s):
-                ids = [await self.encode(prompt, asked.field) for prompt in asked.prompts]
-                params = body.params(self.most_tokens(asked, max(map(len, ids))), asked.logprobs)
-                parent = request.headers.get("traceparent")
+                try:
+                    ids = [await self.encode(prompt, asked.field) for prompt in asked.prompts]
+                    params = body.params(self.most_tokens(asked, max(map(len, ids))), asked.logprobs)
+                finally:
+                    self._opening -= answers  # from here on they are the engine's, or there are none
                 await work.open(ids, params, arrival_s, body.priority or 0, parent)
 
-        self.admit(body.model, len(asked.prompts) * (body.n or 1))
         try:
             await while_there(request.receive, begin())
         except ValueError as error:
@@ -200,9 +205,9 @@ def make_app(service: Service, hosts: list[str] | None = None, alone: bool = Tru
     _add_own(app, service)
     if alone:
         _add_views(app, service)
-    app.add_middleware(Guard, limits=service.limits)
     if hosts:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
+    app.add_middleware(Guard, limits=service.limits)
     return app
 
 
@@ -280,10 +285,14 @@ def _add_views(app: FastAPI, service: Service) -> None:
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
-        return error.reply({"retry-after": "1"} if error.status in (429, 503) else None)
+        again = {"retry-after": "1"}
+        return error.reply({429: again, 503: {**again, "connection": "close"}}.get(error.status))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
+        if isinstance(error.body, bytes):  # it was not taken for JSON
+            given = repr(request.headers.get("content-type"))[:80]
+            return ApiError(415, f"content-type: expected 'application/json', got {given}").reply()
         return of_validation(error.errors()).reply()
 
     @app.exception_handler(HTTPException)

@@ -1,0 +1,131 @@
+"""What clients and proxies do on a connection, and what they hear."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from needs import skip_without
+from served import WAIT_S
+
+from rooflab.engine.serve.api import Service
+from rooflab.engine.serve.client import Engine
+from rooflab.engine.serve.limits import Limits
+from rooflab.engine.serve.server import Server, bound, config_of
+from rooflab.engine.serve.texts import Numbers
+from rooflab.engine.serve.wire import Ready
+
+PAIR = b'{"prompt": "Hi"}'
+JSON = b"content-type: application/json\r\n"
+
+
+@asynccontextmanager
+async def serving(texts: Numbers, **limits) -> AsyncIterator[int]:
+    """The port of a server whose engine takes requests and never answers."""
+    skip_without("loopback")
+    engine, socket = Engine({}), bound("127.0.0.1", 0)
+    engine.info = Ready("tiny", "cpu", "float32", 1024, 256, 4, 100, 16, [])
+    service = Service(engine, texts, "tiny", Limits(**limits))
+    server = Server(config_of(service, "127.0.0.1"), service, 0.0, lambda: None)
+    task = asyncio.create_task(server.serve([socket]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    assert server.config.timeout_keep_alive == service.limits.keep_alive_s
+    yield socket.getsockname()[1]
+    server.should_exit = True
+    await task
+    await engine.stop()
+
+
+async def talk(port: int, line: str, *parts: bytes, wait_s: float = 0.0) -> bytes:
+    """What comes until the server closes, if `parts` are sent behind a line and two headers."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"{line}\r\nhost: localhost\r\nconnection: close\r\n".encode() if line else b""
+    for part in (head, *parts) if head else parts:
+        writer.write(part)
+        await asyncio.sleep(wait_s)
+    async with asyncio.timeout(WAIT_S):
+        found = await reader.read()
+    writer.close()
+    return found
+
+
+def of_length(body: bytes) -> bytes:
+    return b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+GETS = ("/health", "/v1/models", "/v1/models/tiny", "/metrics", "/steps", "/live", "/", "/openapi.json")
+WANTED = {
+    **dict.fromkeys(GETS, (b"200", b"", b"")),  # their heads, which an endless stream has too
+    "no type": (b"415", b"", b"content-type: expected 'application/json', got None"),
+    "a form": (b"415", b"", b"content-type: expected 'application/json', got 'application/x-www-form-urlencoded'"),
+    "a long head": (b"431", b"", b"head: expected at most 65536 bytes"),
+    "a long head in parts": (b"431", b"close", b'"message":"http: Receive buffer too long"'),
+    "half a head": (b"408", b"close", b"the request did not arrive in 2 s"),
+    "half a body": (b"408", b"close", b"the request did not arrive in 2 s"),
+    "half a body of no route": (b"408", b"close", b"the request did not arrive in 2 s"),
+    "nonsense": (b"400", b"close", b'"message":"http: illegal request line'),
+    "HTTP/2 offered": (b"200", b"", b'"count":2'),
+    "HTTP/1.0": (b"200", b"", b'"steps": []}'),
+    "a body of 8 MiB": (b"413", b"", b"body: expected at most 1000 bytes"),
+    "twice": (b"200", b"HTTP/1.1 200 OK", b'{"status":"ok"}'),  # and is closed only then
+}
+
+
+async def every_manner() -> dict[str, bytes]:
+    post, offer = "POST /tokenize HTTP/1.1", b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
+    chunks = b"transfer-encoding: chunked\r\n\r\n10\r\n%b\r\n" % PAIR
+    health = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    async with serving(Numbers(1024), receive_s=2.0, keep_alive_s=2, max_body_bytes=1000) as port:
+        asked = {path: talk(port, f"HEAD {path} HTTP/1.1", b"\r\n") for path in GETS} | {
+            "no type": talk(port, post, of_length(PAIR)),
+            "a form": talk(port, post, b"content-type: application/x-www-form-urlencoded\r\n" + of_length(PAIR)),
+            "a long head": talk(port, post, b"a: %b\r\n\r\n" % (b"x" * 66_000)),
+            "a long head in parts": talk(port, post, *[b"a: %b\r\n" % (b"x" * 9000)] * 8, wait_s=0.01),
+            "half a head": talk(port, post, *[b"a: b\r\n"] * 4, wait_s=0.2),
+            "half a body": talk(port, post, JSON + b"content-length: 100\r\n\r\n{"),
+            "half a body of no route": talk(port, "POST /no HTTP/1.1", b"content-length: 9\r\n\r\n{"),
+            "nonsense": talk(port, "", b"nonsense\r\n\r\n"),
+            "HTTP/2 offered": talk(port, post, offer + JSON + chunks, b"0\r\n\r\n", wait_s=0.05),
+            "HTTP/1.0": talk(port, "GET /steps HTTP/1.0", b"\r\n"),
+            "a body of 8 MiB": talk(port, post, JSON + of_length(b"x" * (1 << 23))),
+            "twice": talk(port, "", health, health, wait_s=1.4),
+            "nothing": talk(port, ""),
+        }  # fmt: skip
+        return dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
+
+
+def test_a_connection_gets_an_answer_or_an_end_whatever_comes():
+    found = asyncio.run(every_manner())
+    assert found.pop("nothing") == b"" and found.keys() == WANTED.keys()
+    for name, (status, in_head, in_body) in WANTED.items():
+        head, _, body = found[name].partition(b"\r\n\r\n")
+        assert head[9:12] == status and in_head in found[name] and in_body in body, (name, head, body)
+        assert bool(body) == bool(in_body) and (name != "HTTP/1.0" or b"chunked" not in head), (name, head, body)
+
+
+def test_a_burst_is_counted_before_its_prompts_are_encoded():
+    class Slow(Numbers):
+        def encode(self, prompt):
+            time.sleep(0.05)
+            return super().encode(prompt)
+
+    async def burst() -> list[bytes]:
+        ask = JSON + of_length(b'{"model": "tiny", "prompt": ["x", "y"]}')
+        async with serving(Slow(1024), max_queue=4, timeout_s=2.0) as port:  # for 8 answers
+            return await asyncio.gather(*(talk(port, "POST /v1/completions HTTP/1.1", ask) for _ in range(9)))
+
+    statuses = sorted(reply[9:12] for reply in asyncio.run(burst()))
+    assert statuses == [b"408"] * 4 + [b"429"] * 5
+
+
+def test_the_scheme_of_a_key_has_no_case():
+    async def ask() -> dict[str, int]:
+        given = ("Bearer secret", "bearer secret", "BEARER  secret ", "Basic secret", "secret", "Bearer Secret")
+        async with serving(Numbers(9), api_key="secret") as port:
+            return {
+                one: int((await talk(port, "GET /steps HTTP/1.1", f"authorization: {one}\r\n\r\n".encode()))[9:12])
+                for one in given
+            }
+
+    assert list(asyncio.run(ask()).values()) == [200] * 3 + [401] * 3
