@@ -197,7 +197,8 @@ def collector():
 def test_limits_key_drain_and_traces(tmp_path, collector):
     endpoint, spans = collector
     options = ("--api-key", "--max-body-bytes", "2000", "--max-num-seqs", "1", "--max-queue", "1", "--max-tokens",
-               "250", "--otlp-endpoint", endpoint)  # fmt: skip
+               "250", "--otlp-endpoint", endpoint, "--max-head-bytes", "3000", "--receive-s", "90", "--keep-alive-s",
+               "90", "--allow-origin", "https://chat.example")  # fmt: skip
     with served(tmp_path, *options, key="secret") as server:
         key = {"authorization": "Bearer secret", "traceparent": f"00-{'5' * 32}-{'7' * 16}-01"}
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
@@ -205,6 +206,7 @@ def test_limits_key_drain_and_traces(tmp_path, collector):
             assert (status, body["error"]["code"]) == (401, "invalid_api_key")
         assert server.ask("/v1/models", headers=key)[0] == server.ask("/health")[0] == 200
         assert server.ask("/v1/completions", b"x" * 2001, key)[0] == 413
+        assert server.ask("/health", headers={"a": "x" * 3000})[0] == 431
         assert server.ask("/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 251}, key)[0] == 400
         assert server.ask("/v1/completions", {"model": "tiny", "prompt": "x", "n": 3}, key)[0] == 400  # it never fits
         place = server.url.removeprefix("http://").split(":")

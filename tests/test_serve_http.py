@@ -59,6 +59,8 @@ WANTED = {
     **dict.fromkeys(GETS, (b"200", b"", b"")),  # their heads, which an endless stream has too
     "no type": (b"415", b"", b"content-type: expected 'application/json', got None"),
     "a form": (b"415", b"", b"content-type: expected 'application/json', got 'application/x-www-form-urlencoded'"),
+    "a whole URL": (b"200", b"x-request-id: mine", b'"steps"'),
+    "another host": (b"400", b"", b"host: expected 127.0.0.1 (or another --host), got 'elsewhere'"),
     "a long head": (b"431", b"", b"head: expected at most 65536 bytes"),
     "a long head in parts": (b"431", b"close", b'"message":"http: Receive buffer too long"'),
     "half a head": (b"408", b"close", b"the request did not arrive in 2 s"),
@@ -80,6 +82,8 @@ async def every_manner() -> dict[str, bytes]:
         asked = {path: talk(port, f"HEAD {path} HTTP/1.1", b"\r\n") for path in GETS} | {
             "no type": talk(port, post, of_length(PAIR)),
             "a form": talk(port, post, b"content-type: application/x-www-form-urlencoded\r\n" + of_length(PAIR)),
+            "a whole URL": talk(port, "GET http://localhost:8000/steps HTTP/1.1", b"x-request-id: mine\r\n\r\n"),
+            "another host": talk(port, "", b"GET /health HTTP/1.1\r\nhost: elsewhere:1\r\nconnection: close\r\n\r\n"),
             "a long head": talk(port, post, b"a: %b\r\n\r\n" % (b"x" * 66_000)),
             "a long head in parts": talk(port, post, *[b"a: %b\r\n" % (b"x" * 9000)] * 8, wait_s=0.01),
             "half a head": talk(port, post, *[b"a: b\r\n"] * 4, wait_s=0.2),
@@ -119,13 +123,13 @@ def test_a_burst_is_counted_before_its_prompts_are_encoded():
     assert statuses == [b"408"] * 4 + [b"429"] * 5
 
 
-def test_the_scheme_of_a_key_has_no_case():
-    async def ask() -> dict[str, int]:
-        given = ("Bearer secret", "bearer secret", "BEARER  secret ", "Basic secret", "secret", "Bearer Secret")
-        async with serving(Numbers(9), api_key="secret") as port:
-            return {
-                one: int((await talk(port, "GET /steps HTTP/1.1", f"authorization: {one}\r\n\r\n".encode()))[9:12])
-                for one in given
-            }
+def test_keys_and_pages_of_other_sites():
+    async def ask() -> list[int]:
+        given = ["Bearer secret", "bearer secret", "BEARER  secret ", "Basic secret", "secret", "Bearer Secret"]
+        browser = "origin: https://chat.example\r\naccess-control-request-method: POST\r\n\r\n"
+        async with serving(Numbers(9), api_key="secret", origins=("https://chat.example",)) as port:
+            asked = [("GET", f"authorization: {one}\r\n\r\n") for one in given]
+            asked += [("OPTIONS", browser), ("OPTIONS", browser.replace("chat", "elsewhere"))]
+            return [int((await talk(port, f"{how} /steps HTTP/1.1", ask.encode()))[9:12]) for how, ask in asked]
 
-    assert list(asyncio.run(ask()).values()) == [200] * 3 + [401] * 3
+    assert asyncio.run(ask()) == [200] * 3 + [401] * 3 + [200, 400]

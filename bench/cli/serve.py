@@ -22,6 +22,9 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8000,
     name: Annotated[str | None, typer.Option("--name", help="What `model` must be in requests.")] = None,
     api_key: Annotated[bool, typer.Option("--api-key", help="Ask for the key that is in $ROOFLAB_API_KEY.")] = False,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="A site whose pages may ask, as https://chat.example; * for any.")
+    ] = None,
     dtype: option.EngineDtype = None,
     device: option.Device = None,
     swap: option.Swap = None,
@@ -76,8 +79,10 @@ def serve(
         "num_kv_blocks": num_kv_blocks, "block_size": block_size, "enforce_eager": enforce_eager, "seed": seed,
         "speculate": speculate, "num_speculative_tokens": num_speculative_tokens, "draft": draft,
     }  # fmt: skip
-    key = key if api_key else None
-    limits = Limits(max_queue, max_body_bytes, max_tokens, timeout_s, key, max_head_bytes, receive_s, keep_alive_s)
+    limits = Limits(
+        max_queue, max_body_bytes, max_tokens, timeout_s, key if api_key else None, tuple(allow_origin or ()),
+        max_head_bytes, receive_s, keep_alive_s,
+    )  # fmt: skip
     common: dict[str, Any] = {
         "host": host, "port": port, "name": name, "limits": limits, "threads": threads, "drain_s": drain_s,
         "ready": lambda url: show.line(f"{url} answers; SIGTERM or Ctrl-C ends it"),

@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from rooflab.engine.serve.answers import BodyFormat, Chat, CompletionBody
@@ -169,7 +169,6 @@ class Service:
                 reply = Response(await while_there(request.receive, work.whole()), media_type="application/json")
             finally:
                 work.close()
-        reply.headers["x-request-id"] = format.id
         return reply
 
     async def live(self) -> AsyncGenerator[bytes, None]:
@@ -205,9 +204,12 @@ def make_app(service: Service, hosts: list[str] | None = None, alone: bool = Tru
     _add_own(app, service)
     if alone:
         _add_views(app, service)
-    if hosts:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
-    app.add_middleware(Guard, limits=service.limits)
+    app.add_middleware(Guard, limits=service.limits, hosts=hosts)
+    if service.limits.origins:  # around the guard: a browser asks first, and without a key
+        app.add_middleware(
+            CORSMiddleware, allow_origins=service.limits.origins, allow_methods=["*"], allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )  # fmt: skip
     return app
 
 
@@ -286,7 +288,8 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
         again = {"retry-after": "1"}
-        return error.reply({429: again, 503: {**again, "connection": "close"}}.get(error.status))
+        headers = {408: {"x-should-retry": "false"}, 429: again, 503: {**again, "connection": "close"}}
+        return error.reply(headers.get(error.status))  # OpenAI's client would repeat what took too long
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:

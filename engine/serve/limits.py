@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
+import uuid
 from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
@@ -29,6 +31,8 @@ class Limits:
     """From a request's arrival to its last token."""
     api_key: str | None = None
     """Asked of all routes but `OPEN_PATHS`, as `Authorization: Bearer KEY`."""
+    origins: tuple[str, ...] = ()
+    """Other sites whose pages may ask (CORS)."""
     max_head_bytes: int = 1 << 16
     """Of a request's line and headers."""
     receive_s: float = 60.0
@@ -50,9 +54,8 @@ class Guard:
     """ASGI middleware: notes when a request arrives, refuses one without the key, and a body over the limit before it
     is read whole."""
 
-    def __init__(self, app: ASGIApp, limits: Limits):
-        self.app = app
-        self.limits = limits
+    def __init__(self, app: ASGIApp, limits: Limits, hosts: list[str] | None):
+        self.app, self.limits, self.hosts = app, limits, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI."""
@@ -61,6 +64,10 @@ class Guard:
             return
         scope.setdefault("state", {})["arrival_s"] = time.perf_counter()
         headers, only_head = dict(scope["headers"]), scope["method"] == "HEAD"
+        name = headers.get(b"x-request-id", uuid.uuid4().hex.encode())
+        whole_url = re.match("https?://[^/]*", scope["path"])
+        if whole_url:
+            scope = {**scope, "path": scope["path"][whole_url.end() :] or "/"}
         read, whole = 0, b"expect" in headers
 
         async def counted() -> Message:
@@ -76,6 +83,8 @@ class Guard:
             start = message["type"] == "http.response.start"
             while start and not whole:  # a client that writes to a closed connection gets no answer
                 whole = not (await receive()).get("more_body")
+            if start:
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", name)]}
             if start or not only_head:
                 await send(message)
             if start and only_head:
@@ -88,6 +97,9 @@ class Guard:
         await self.app({**scope, "method": "GET"} if only_head else scope, counted, reply)
 
     def _error(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
+        host = re.sub(rb":\d*$", b"", headers.get(b"host", b"")).decode("latin-1").lower()
+        if self.hosts is not None and host not in self.hosts:  # a page whose name was bound to our address
+            return ApiError(400, f"host: expected {self.hosts[0]} (or another --host), got {host[:80]!r}")
         head = (scope["path"], scope["query_string"], *(text for pair in scope["headers"] for text in pair))
         if sum(map(len, head)) > self.limits.max_head_bytes:  # the parser takes what comes in one piece
             return ApiError(431, f"head: expected at most {self.limits.max_head_bytes} bytes")
