@@ -165,7 +165,7 @@ def test_a_stream_that_was_never_begun_is_closed():
     async def leave() -> list[int]:
         closed: list[int] = []
         receive = AsyncMock(return_value={"type": "http.disconnect"})
-        await EventStream(AsyncMock(), None, lambda: closed.append(1))({}, receive, lambda _: asyncio.sleep(WAIT_S))
+        await EventStream(AsyncMock(), lambda: closed.append(1))({}, receive, lambda _: asyncio.sleep(WAIT_S))
         return closed
 
     assert asyncio.run(leave())

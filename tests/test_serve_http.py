@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from needs import skip_without
 from served import WAIT_S
@@ -13,18 +13,19 @@ from rooflab.engine.serve.client import Engine
 from rooflab.engine.serve.limits import Limits
 from rooflab.engine.serve.server import Server, bound, config_of
 from rooflab.engine.serve.texts import Numbers
-from rooflab.engine.serve.wire import Ready
+from rooflab.engine.serve.wire import Ready, StepLine
 
 PAIR = b'{"prompt": "Hi"}'
 JSON = b"content-type: application/json\r\n"
 
 
 @asynccontextmanager
-async def serving(texts: Numbers, **limits) -> AsyncIterator[int]:
-    """The port of a server whose engine takes requests and never answers."""
+async def serving(texts: Numbers, steps: int = 0, **limits) -> AsyncIterator[int]:
+    """The port of a server whose engine has made `steps` steps, takes requests and never answers."""
     skip_without("loopback")
     engine, socket = Engine({}), bound("127.0.0.1", 0)
     engine.info = Ready("tiny", "cpu", "float32", 1024, 256, 4, 100, 16, [])
+    engine.steps.extend([StepLine(1, 0.1, 0.2, 1, 9, 0, 0, 1, 0, 0, 1, 0, 0.0)] * steps)
     service = Service(engine, texts, "tiny", Limits(**limits))
     server = Server(config_of(service, "127.0.0.1"), service, 0.0, lambda: None)
     task = asyncio.create_task(server.serve([socket]))
@@ -121,6 +122,24 @@ def test_a_burst_is_counted_before_its_prompts_are_encoded():
 
     statuses = sorted(reply[9:12] for reply in asyncio.run(burst()))
     assert statuses == [b"408"] * 4 + [b"429"] * 5
+
+
+def test_a_reader_that_does_not_read_is_left(monkeypatch):
+    monkeypatch.setattr("rooflab.engine.serve.server.SLOW_READER_S", 0.5)
+
+    async def ask() -> bytes:
+        async with serving(Numbers(9), steps=20_000) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /steps HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await asyncio.sleep(3)
+            found = b""
+            with suppress(ConnectionError):
+                while part := await reader.read(1 << 20):
+                    found += part
+            writer.close()
+            return found
+
+    assert not asyncio.run(ask()).endswith(b"]}\r\n0\r\n\r\n")
 
 
 def test_keys_and_pages_of_other_sites():

@@ -37,8 +37,6 @@ LIVE_S = 0.1
 STEPS_AT_ONCE = 200
 """Lines of steps that are written in one turn of the event loop: 2 ms."""
 TOO_LONG = "context_length_exceeded"
-SLOW_READER_S = 60.0
-"""How long after its deadline a stream may still be read."""
 PAGE = Path(__file__).with_name("page.html")
 _STATUSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorReply, "description": HTTPStatus(status).phrase}
@@ -163,7 +161,7 @@ class Service:
         if body.stream:
             options = body.stream_options
             usage, continuous = (options.include_usage, options.continuous_usage_stats) if options else (False, False)
-            reply = EventStream(work.events(usage, continuous), self.limits.timeout_s + SLOW_READER_S, work.close)
+            reply = EventStream(work.events(usage, continuous), work.close)
         else:
             try:
                 reply = Response(await while_there(request.receive, work.whole()), media_type="application/json")
@@ -277,7 +275,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
 
     @app.get("/live", response_class=Response)
     async def live() -> Response:
-        return EventStream(service.live(), None, lambda: None)
+        return EventStream(service.live(), lambda: None)
 
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:

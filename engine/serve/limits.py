@@ -46,8 +46,8 @@ class Limits:
             least = int(name in ("max_body_bytes", "max_tokens", "max_head_bytes"))
             if isinstance(value, int | float) and not value >= least:
                 raise ValueError(f"{name}: expected at least {least}, got {value}")
-        if self.api_key == "":
-            raise ValueError("api_key: expected a text that is not empty, got ''")
+        if self.api_key is not None and self.api_key.split() != [self.api_key]:
+            raise ValueError("api_key: expected a text without white space")
 
 
 class Guard:

@@ -24,10 +24,10 @@ from ray.serve.config import AutoscalingConfig, HTTPOptions
 from ray.serve.schema import LoggingConfig
 from starlette.types import ASGIApp
 
-from rooflab.engine.serve.api import SLOW_READER_S, make_app
+from rooflab.engine.serve.api import make_app
 from rooflab.engine.serve.client import Engine
 from rooflab.engine.serve.limits import Limits
-from rooflab.engine.serve.server import bound, hosts_of, service_of, url_of
+from rooflab.engine.serve.server import SLOW_READER_S, bound, hosts_of, service_of, url_of
 
 NAME = "rooflab"
 REFUSED_AT_ONCE = 16

@@ -30,6 +30,8 @@ from rooflab.engine.serve.tracing import exporter
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LAST_S = 4.0
 """How long a reader may take for what was written when the server ends."""
+SLOW_READER_S = 60.0
+"""How long a reader may take nothing while there is more for it than a connection holds."""
 _POLL_S = 0.05
 
 
@@ -52,6 +54,16 @@ class ClientConnection(H11Protocol):
             self._late.cancel()
         elif self._late.cancelled():
             self._late = self.loop.call_later(self._receive_s, self._too_late)
+
+    def pause_writing(self) -> None:
+        """As uvicorn; a reader that does not read would hold its reply for ever."""
+        super().pause_writing()
+        self._slow = self.loop.call_later(SLOW_READER_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """As uvicorn."""
+        super().resume_writing()
+        self._slow.cancel()
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls while it handles an error of h11's, which knows more than `msg`."""
