@@ -202,7 +202,7 @@ def make_app(service: Service, hosts: list[str] | None = None, alone: bool = Tru
     _add_own(app, service)
     if alone:
         _add_views(app, service)
-    app.add_middleware(Guard, limits=service.limits, hosts=hosts)
+    app.add_middleware(Guard, limits=service.limits, hosts=hosts, alone=alone)
     if service.limits.origins:  # around the guard: a browser asks first, and without a key
         app.add_middleware(
             CORSMiddleware, allow_origins=service.limits.origins, allow_methods=["*"], allow_headers=["*"],

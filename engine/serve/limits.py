@@ -54,8 +54,8 @@ class Guard:
     """ASGI middleware: notes when a request arrives, refuses one without the key, and a body over the limit before it
     is read whole."""
 
-    def __init__(self, app: ASGIApp, limits: Limits, hosts: list[str] | None):
-        self.app, self.limits, self.hosts = app, limits, hosts
+    def __init__(self, app: ASGIApp, limits: Limits, hosts: list[str] | None, alone: bool):
+        self.app, self.limits, self.hosts, self.alone = app, limits, hosts, alone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI."""
@@ -83,7 +83,7 @@ class Guard:
             start = message["type"] == "http.response.start"
             while start and not whole:  # a client that writes to a closed connection gets no answer
                 whole = not (await receive()).get("more_body")
-            if start:
+            if start and self.alone:  # Ray's proxy adds its own
                 message = {**message, "headers": [*message["headers"], (b"x-request-id", name)]}
             if start or not only_head:
                 await send(message)
@@ -109,6 +109,8 @@ class Guard:
             right = secrets.compare_digest(given.strip(), self.limits.api_key.encode())
             if not right or scheme.lower() != b"bearer":
                 return ApiError(401, "Incorrect API key provided", code="invalid_api_key")
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            return ApiError(415, "content-encoding: expected a body that is not compressed")
         length = headers.get(b"content-length", b"0")
         return self._too_large() if length.isdigit() and int(length) > self.limits.max_body_bytes else None
 
