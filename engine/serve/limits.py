@@ -51,8 +51,8 @@ class Limits:
 
 
 class Guard:
-    """ASGI middleware: notes when a request arrives, refuses one without the key, and a body over the limit before it
-    is read whole."""
+    """ASGI middleware: notes when a request arrives, refuses what its head already shows to be wrong, and a body over
+    the limit before it is read whole, and answers HEAD as GET without a body."""
 
     def __init__(self, app: ASGIApp, limits: Limits, hosts: list[str] | None, alone: bool):
         self.app, self.limits, self.hosts, self.alone = app, limits, hosts, alone
