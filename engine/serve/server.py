@@ -38,8 +38,8 @@ _POLL_S = 0.05
 class ClientConnection(H11Protocol):
     """Uvicorn's connection, whose requests must arrive within `receive_s`, and whose errors have OpenAI's form.
 
-    Its parser takes about 0.2 ms a request and 5 us an event longer (a 2-core EPYC's thread time) than httptools, which
-    has no limit of a head, sends chunks to clients of HTTP/1.0, and loses bodies behind an offer of HTTP/2, which Java's
+    Its parser takes about 0.2 ms a request and 5 us an event more of a core (2-core Xeon) than httptools, which
+    has no limit of a head, sends chunks to clients of HTTP/1.0, and loses bodies behind an offer of HTTP/2, as Java's
     client makes with every request.
     """
 
