@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from needs import skip_without
 from served import WAIT_S
 
@@ -152,3 +153,5 @@ def test_keys_and_pages_of_other_sites():
             return [int((await talk(server, f"{how} /steps HTTP/1.1", ask.encode()))[9:12]) for how, ask in asked]
 
     assert asyncio.run(ask()) == [200] * 3 + [401] * 3 + [200, 400]
+    with pytest.raises(ValueError, match="api_key: expected a text without white space"):
+        Limits(api_key="secret\n")
