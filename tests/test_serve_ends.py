@@ -113,7 +113,7 @@ def test_a_cut_answer_has_a_finish_reason_if_the_server_ends_and_else_the_time_w
         if ends:
             engine.cut()
         try:
-            return json.loads(await work.whole())["choices"][0]
+            return json.loads(await asyncio.wait_for(work.whole(), WAIT_S / 2))["choices"][0]
         except ApiError as error:
             return {"status": error.status}
         finally:

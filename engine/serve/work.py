@@ -63,7 +63,7 @@ class RequestWork:
                 async with asyncio.timeout_at(min(self._deadline_s, loop.time() + SILENT_S)):
                     arrived = await self._inbox.get()
             except TimeoutError:
-                if loop.time() < self._deadline_s:
+                if loop.time() < self._deadline_s and not self._engine.ending:
                     yield []
                     continue
                 self.close()
