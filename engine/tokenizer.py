@@ -11,6 +11,9 @@ from rooflab.engine.pieces import Pieces, TextStream
 
 ChatMessage = Mapping[str, Any]
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
+_OF_TEMPLATES = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError, OSError,
+                 RuntimeError, TypeError, ValueError)  # fmt: skip
+"""What Python's expressions raise: a template is made of them."""
 
 
 class Tokenizer:
@@ -54,8 +57,9 @@ class Tokenizer:
 
         try:
             encoded = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-        except (TemplateError, TypeError) as error:
-            raise ValueError(f"prompt: the chat template refuses these messages: {error}") from error
+        except (*_OF_TEMPLATES, TemplateError) as error:
+            kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+            raise ValueError(f"prompt: the chat template refuses these messages: {kind}{error}") from error
         return cast(Mapping[str, Any], encoded)
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -19,10 +19,10 @@ import numpy as np
 import uvicorn
 
 from rooflab.engine.sequence import SamplingParams
-from rooflab.engine.serve.api import Service, make_app
+from rooflab.engine.serve.api import Service
 from rooflab.engine.serve.client import Engine, Inbox
 from rooflab.engine.serve.limits import Limits
-from rooflab.engine.serve.server import bound, service_of
+from rooflab.engine.serve.server import bound, config_of, service_of
 
 PROMPT = 32
 """Tokens of each prompt."""
@@ -33,7 +33,7 @@ async def measure(model: str, batch: int, tokens: int, rounds: int) -> dict[str,
     engine = Engine({"model": model, "max_num_seqs": batch, "max_model_len": PROMPT + tokens}, threads=1)
     service = await service_of(engine, {"model": model}, None, Limits())
     socket = bound("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(make_app(service), log_level="warning", access_log=False))
+    server = uvicorn.Server(config_of(service, "127.0.0.1"))
     serving = asyncio.create_task(server.serve([socket]))
     found: dict[str, list[np.ndarray]] = {"direct": [], "http": []}
     try:
@@ -59,7 +59,7 @@ async def _direct(service: Service, batch: int, tokens: int, seed: int) -> None:
     draw, inbox = random.Random(seed), Inbox()
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     for _ in range(batch):
-        await service.engine.submit([draw.randrange(100, 1000) for _ in range(PROMPT)], params, inbox)
+        await service.engine.submit([[draw.randrange(100, 1000) for _ in range(PROMPT)]], params, inbox)
     while service.engine.calls:
         await inbox.get()
 

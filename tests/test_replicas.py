@@ -122,6 +122,13 @@ def errors_pass_through_and_there_is_no_view_of_one_replica(two: Served) -> None
     status, reply = two.ask("/v1/completions", body(PROMPTS[0], temperature=-1))
     assert (status, reply["error"]["param"]) == (400, "temperature")
     assert [two.ask(path)[0] for path in ("/v1/models", "/metrics", "/steps", "/")] == [200, 404, 404, 404]
+    assert two.ask("/tokenize", b"x", {"content-type": "text/plain"})[0] == 415
+    assert two.ask("/health", headers={"a": "x" * 66_000})[0] == 431
+    connection = http.client.HTTPConnection(urlsplit(two.url).netloc, timeout=WAIT_S)
+    connection.request("HEAD", "/v1/models")
+    reply = connection.getresponse()
+    assert reply.status == 200 and len(reply.headers.get_all("x-request-id")) == 1
+    connection.close()
 
 
 def a_signal_lets_a_stream_end(two: Served) -> None:

@@ -145,6 +145,12 @@ def test_several_prompts_and_answers_keep_their_indices(client, expected):
     assert [choice.index for choice in drawn.choices] == [0, 1, 2]
 
 
+def test_prompts_of_one_request_enter_the_batch_together(server):
+    server.ask("/v1/completions", {**GREEDY, "prompt": [[700 + number] for number in range(12)], "max_tokens": 1})
+    last = server.ask("/steps")[1]["steps"][-1]
+    assert (last["prompt_tokens"], last["tokens"]) == (12, 12)
+
+
 def test_log_probabilities(client):
     chat = client.chat.completions.create(
         messages=[{"role": "user", "content": "Hi"}], max_tokens=3, logprobs=True, top_logprobs=2, **GREEDY
@@ -181,6 +187,7 @@ WRONG = [
     ({"logit_bias": {"9999": 1}}, "logit_bias"), ({"logprobs": 21}, "logprobs"), ({"echo": True}, "echo"),
     ({"best_of": 2}, "best_of"), ({"suffix": "x"}, "suffix"), ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"), ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"prompt": [[1], [5000]]}, "prompt"),
     ({"min_tokens": 17}, "min_tokens"), ({"ignore_eos": 1}, "ignore_eos"), ({"model": None}, "model"),
     ({"unknown": 1}, "unknown"), ({"priority": "high"}, "priority"),
     # One above the bound:

@@ -78,7 +78,7 @@ def test_an_engine_that_is_silent_or_whose_reader_ended_is_not_healthy(monkeypat
 
     async def use() -> None:
         engine = Engine({})
-        call = asyncio.create_task(engine.submit([1], SamplingParams(), Inbox()))
+        call = asyncio.create_task(engine.submit([[1]], SamplingParams(), Inbox()))
         await asyncio.sleep(0)
         engine.check()  # it has work, and may take its time
         monkeypatch.setattr("rooflab.engine.serve.client.STALLED_S", 0.0)
@@ -95,7 +95,7 @@ def test_an_engine_that_is_silent_or_whose_reader_ended_is_not_healthy(monkeypat
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_cut_answer_has_a_finish_reason_if_the_server_ends_and_else_the_time_was_up(ends):
+def test_a_cut_answer_has_a_finish_reason_if_the_server_ends_and_else_the_time_was_up(monkeypatch, ends):
     async def use() -> dict[str, Any]:
         engine = Engine({})
         work = RequestWork(
@@ -106,11 +106,14 @@ def test_a_cut_answer_has_a_finish_reason_if_the_server_ends_and_else_the_time_w
         (call,) = engine.calls.values()
         call.accepted.set_result(None)
         await opening
+        if ends:
+            monkeypatch.setattr("rooflab.engine.serve.work.SILENT_S", 0.01)
+            assert await anext(work.events(False, False)) == b": \n\n", "no stream is silent"
         call.inbox.put(call, Token(call.key, 0, 7, None, None))
         if ends:
             engine.cut()
         try:
-            return json.loads(await work.whole())["choices"][0]
+            return json.loads(await asyncio.wait_for(work.whole(), WAIT_S / 2))["choices"][0]
         except ApiError as error:
             return {"status": error.status}
         finally:
@@ -162,7 +165,7 @@ def test_a_stream_that_was_never_begun_is_closed():
     async def leave() -> list[int]:
         closed: list[int] = []
         receive = AsyncMock(return_value={"type": "http.disconnect"})
-        await EventStream(AsyncMock(), None, lambda: closed.append(1))({}, receive, lambda _: asyncio.sleep(WAIT_S))
+        await EventStream(AsyncMock(), lambda: closed.append(1))({}, receive, lambda _: asyncio.sleep(WAIT_S))
         return closed
 
     assert asyncio.run(leave())
@@ -194,7 +197,8 @@ def collector():
 def test_limits_key_drain_and_traces(tmp_path, collector):
     endpoint, spans = collector
     options = ("--api-key", "--max-body-bytes", "2000", "--max-num-seqs", "1", "--max-queue", "1", "--max-tokens",
-               "250", "--otlp-endpoint", endpoint)  # fmt: skip
+               "250", "--otlp-endpoint", endpoint, "--max-head-bytes", "3000", "--receive-s", "90", "--keep-alive-s",
+               "90", "--allow-origin", "https://chat.example")  # fmt: skip
     with served(tmp_path, *options, key="secret") as server:
         key = {"authorization": "Bearer secret", "traceparent": f"00-{'5' * 32}-{'7' * 16}-01"}
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
@@ -202,6 +206,7 @@ def test_limits_key_drain_and_traces(tmp_path, collector):
             assert (status, body["error"]["code"]) == (401, "invalid_api_key")
         assert server.ask("/v1/models", headers=key)[0] == server.ask("/health")[0] == 200
         assert server.ask("/v1/completions", b"x" * 2001, key)[0] == 413
+        assert server.ask("/health", headers={"a": "x" * 3000})[0] == 431
         assert server.ask("/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 251}, key)[0] == 400
         assert server.ask("/v1/completions", {"model": "tiny", "prompt": "x", "n": 3}, key)[0] == 400  # it never fits
         place = server.url.removeprefix("http://").split(":")

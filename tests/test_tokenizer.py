@@ -73,9 +73,16 @@ def test_parts_of_text_are_one_text_and_the_templates_own_refusal_is_a_sentence(
     for part in ({"type": "image_url", "image_url": {}}, "Hello", {"type": "text"}):
         with pytest.raises(ValueError, match="prompt: expected parts of type 'text' with a text as content, got"):
             tokenizer.encode([{"role": "user", "content": [part]}])
-    tokenizer._tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
-    with pytest.raises(ValueError, match="prompt: the chat template refuses these messages: System role not supported"):
-        tokenizer.encode(whole)
+    for template, words in (
+        ("{{ raise_exception('System role not supported') }}", "System role not supported"),
+        ("{{ messages[0]['content'] // 0 }}", "TypeError: "), ("{{ 1 // 0 }}", "ZeroDivisionError: "),
+        ("{{ 'x'.index('y') }}", "ValueError: substring"), ("{{ range(10 ** 9) }}", "OverflowError: Range too big"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError: "),
+        ("{{ '{z}'.format() }}", "KeyError: 'z'"),
+    ):  # fmt: skip
+        tokenizer._tokenizer.chat_template = template
+        with pytest.raises(ValueError, match=f"prompt: the chat template refuses these messages: {words}"):
+            tokenizer.encode(whole)
 
 
 def streamed(tokenizer, ids):

@@ -22,6 +22,9 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8000,
     name: Annotated[str | None, typer.Option("--name", help="What `model` must be in requests.")] = None,
     api_key: Annotated[bool, typer.Option("--api-key", help="Ask for the key that is in $ROOFLAB_API_KEY.")] = False,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(help="A site whose pages may ask, as https://chat.example; * for any.")
+    ] = None,
     dtype: option.EngineDtype = None,
     device: option.Device = None,
     swap: option.Swap = None,
@@ -41,7 +44,10 @@ def serve(
     max_queue: Annotated[int, typer.Option(help="Most answers that wait for the batch; one more gets 429.")] = 256,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
     max_body_bytes: Annotated[int, typer.Option(help="Largest body of a request.")] = 1 << 20,
+    max_head_bytes: Annotated[int, typer.Option(help="Largest head of a request: its line and headers.")] = 1 << 16,
     timeout_s: Annotated[float, typer.Option(help="From a request's arrival to its last token.")] = 600.0,
+    receive_s: Annotated[float, typer.Option(help="How long a request's head and body may take to arrive.")] = 60.0,
+    keep_alive_s: Annotated[int, typer.Option(help="How long an idle connection stays open.")] = 120,
     drain_s: Annotated[float, typer.Option(min=0.0, help="How long SIGTERM waits for answers.")] = 30.0,
     otlp_endpoint: Annotated[
         str | None, typer.Option(envvar="OTEL_EXPORTER_OTLP_ENDPOINT", help="Traces go there (OTLP over HTTP).")
@@ -73,7 +79,10 @@ def serve(
         "num_kv_blocks": num_kv_blocks, "block_size": block_size, "enforce_eager": enforce_eager, "seed": seed,
         "speculate": speculate, "num_speculative_tokens": num_speculative_tokens, "draft": draft,
     }  # fmt: skip
-    limits = Limits(max_queue, max_body_bytes, max_tokens, timeout_s, key if api_key else None)
+    limits = Limits(
+        max_queue, max_body_bytes, max_tokens, timeout_s, key if api_key else None, tuple(allow_origin or ()),
+        max_head_bytes, receive_s, keep_alive_s,
+    )  # fmt: skip
     common: dict[str, Any] = {
         "host": host, "port": port, "name": name, "limits": limits, "threads": threads, "drain_s": drain_s,
         "ready": lambda url: show.line(f"{url} answers; SIGTERM or Ctrl-C ends it"),

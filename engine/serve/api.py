@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from rooflab.engine.serve.answers import BodyFormat, Chat, CompletionBody
@@ -37,12 +37,10 @@ LIVE_S = 0.1
 STEPS_AT_ONCE = 200
 """Lines of steps that are written in one turn of the event loop: 2 ms."""
 TOO_LONG = "context_length_exceeded"
-SLOW_READER_S = 60.0
-"""How long after its deadline a stream may still be read."""
 PAGE = Path(__file__).with_name("page.html")
 _STATUSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorReply, "description": HTTPStatus(status).phrase}
-    for status in (400, 401, 404, 408, 413, 429, 500, 503)
+    for status in (400, 401, 404, 408, 413, 415, 429, 500, 503)
 }
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}, "application/json": {}}}}
 TraceParent = Annotated[str | None, Header()]
@@ -83,7 +81,8 @@ class Service:
         self.created, info = int(time.time()), engine.info
         self.context = min(info.max_model_len, info.num_blocks * info.block_size)
         """Most tokens of a prompt and its answer."""
-        self._places = info.max_num_seqs + limits.max_queue
+        self._places, self._opening = info.max_num_seqs + limits.max_queue, 0
+        """Most answers in the engine; those that were admitted and are not there yet."""
         self.counters = Counters(engine, model)
         engine.observe = self.counters.stepped
         engine.gap, engine.ended = self.counters.gap, self.counters.ended
@@ -112,7 +111,7 @@ class Service:
             raise ApiError(503, "the server is about to end", code="shutting_down")
         if answers > self._places:
             raise ApiError(400, f"n: expected at most {self._places} answers, n for each prompt, got {answers}", "n")
-        there = sum(call.params.n for call in self.engine.calls.values())
+        there = self._opening + sum(call.params.n for call in self.engine.calls.values())
         if there + answers > self._places:
             raise ApiError(429, f"{there} answers are in the engine and {answers} more were asked for; at most"
                            f" {self._places} may be there", code="queue_full")  # fmt: skip
@@ -139,15 +138,19 @@ class Service:
         deadline_s = loop.time() + self.limits.timeout_s - (time.perf_counter() - arrival_s)
         work = RequestWork(self.engine, format, deadline_s)
         asked = body.asked()
+        answers, parent = len(asked.prompts) * (body.n or 1), request.headers.get("traceparent")
 
         async def begin() -> None:
+            self.admit(body.model, answers)
+            self._opening += answers
             async with asyncio.timeout_at(deadline_s):
-                ids = [await self.encode(prompt, asked.field) for prompt in asked.prompts]
-                params = body.params(self.most_tokens(asked, max(map(len, ids))), asked.logprobs)
-                parent = request.headers.get("traceparent")
+                try:
+                    ids = [await self.encode(prompt, asked.field) for prompt in asked.prompts]
+                    params = body.params(self.most_tokens(asked, max(map(len, ids))), asked.logprobs)
+                finally:
+                    self._opening -= answers  # from here on they are the engine's, or there are none
                 await work.open(ids, params, arrival_s, body.priority or 0, parent)
 
-        self.admit(body.model, len(asked.prompts) * (body.n or 1))
         try:
             await while_there(request.receive, begin())
         except ValueError as error:
@@ -158,13 +161,12 @@ class Service:
         if body.stream:
             options = body.stream_options
             usage, continuous = (options.include_usage, options.continuous_usage_stats) if options else (False, False)
-            reply = EventStream(work.events(usage, continuous), self.limits.timeout_s + SLOW_READER_S, work.close)
+            reply = EventStream(work.events(usage, continuous), work.close)
         else:
             try:
                 reply = Response(await while_there(request.receive, work.whole()), media_type="application/json")
             finally:
                 work.close()
-        reply.headers["x-request-id"] = format.id
         return reply
 
     async def live(self) -> AsyncGenerator[bytes, None]:
@@ -200,9 +202,12 @@ def make_app(service: Service, hosts: list[str] | None = None, alone: bool = Tru
     _add_own(app, service)
     if alone:
         _add_views(app, service)
-    app.add_middleware(Guard, limits=service.limits)
-    if hosts:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
+    app.add_middleware(Guard, limits=service.limits, hosts=hosts, alone=alone)
+    if service.limits.origins:  # around the guard: a browser asks first, and without a key
+        app.add_middleware(
+            CORSMiddleware, allow_origins=service.limits.origins, allow_methods=["*"], allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )  # fmt: skip
     return app
 
 
@@ -270,7 +275,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
 
     @app.get("/live", response_class=Response)
     async def live() -> Response:
-        return EventStream(service.live(), None, lambda: None)
+        return EventStream(service.live(), lambda: None)
 
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
@@ -280,10 +285,15 @@ def _add_views(app: FastAPI, service: Service) -> None:
 def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
-        return error.reply({"retry-after": "1"} if error.status in (429, 503) else None)
+        again = {"retry-after": "1"}
+        headers = {408: {"x-should-retry": "false"}, 429: again, 503: {**again, "connection": "close"}}
+        return error.reply(headers.get(error.status))  # OpenAI's client would repeat what took too long
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
+        if isinstance(error.body, bytes):  # it was not taken for JSON
+            given = repr(request.headers.get("content-type"))[:80]
+            return ApiError(415, f"content-type: expected 'application/json', got {given}").reply()
         return of_validation(error.errors()).reply()
 
     @app.exception_handler(HTTPException)

@@ -190,35 +190,38 @@ class Engine:
 
     async def submit(
         self,
-        token_ids: Sequence[int],
+        prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         inbox: Inbox,
         arrival_s: float | None = None,
         priority: int = 0,
-    ) -> Call:
-        """Queues a prompt, whose tokens come to `inbox`.
+    ) -> list[Call]:
+        """Queues the prompts of a request, all between the same two steps; their tokens come to `inbox`.
 
-        Raises `ValueError` if the engine cannot serve it, and `EngineDied`.
+        Raises `ValueError` if the engine cannot serve one of them, and `EngineDied`; none is then left in it.
         """
         if self.died.is_set():
             raise self.death()
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
         accepted = asyncio.get_running_loop().create_future()
-        call = Call(next(self._keys), len(token_ids), arrival_s, params, inbox, accepted)
-        call.token_times_s = [[] for _ in range(params.n)]
+        calls = [Call(next(self._keys), len(ids), arrival_s, params, inbox, accepted) for ids in prompts]
         if not self.calls:
             self._heard_s = time.perf_counter()
-        self.calls[call.key] = call
-        self._say(Submit(call.key, list(token_ids), params, arrival_s, priority))
+        for call in calls:
+            call.token_times_s = [[] for _ in range(params.n)]
+            self.calls[call.key] = call
+        named = {call.key: list(ids) for call, ids in zip(calls, prompts, strict=True)}
+        self._say(Submit(named, params, arrival_s, priority))
         try:
             await accepted
         except ValueError:
-            del self.calls[call.key]
+            for key in named:
+                del self.calls[key]
             raise
-        except asyncio.CancelledError:
-            self.drop([call])
+        except BaseException:
+            self.drop(calls)
             raise
-        return call
+        return calls
 
     def drop(self, calls: Sequence[Call]) -> None:
         """Aborts those of `calls` that have not ended."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
+import uuid
 from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
@@ -29,23 +31,31 @@ class Limits:
     """From a request's arrival to its last token."""
     api_key: str | None = None
     """Asked of all routes but `OPEN_PATHS`, as `Authorization: Bearer KEY`."""
+    origins: tuple[str, ...] = ()
+    """Other sites whose pages may ask (CORS)."""
+    max_head_bytes: int = 1 << 16
+    """Of a request's line and headers."""
+    receive_s: float = 60.0
+    """In which a request must have arrived, its body too."""
+    keep_alive_s: int = 120
+    """How long a connection stays open between requests.  Proxies hold theirs for 60 to 90 s, and one that asks on a
+    connection while it is closed gets no answer."""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_queue", 0), ("max_body_bytes", 1), ("max_tokens", 1), ("timeout_s", 0)):
-            value = getattr(self, name)
-            if value is not None and not value >= least:
+        for name, value in vars(self).items():
+            least = int(name in ("max_body_bytes", "max_tokens", "max_head_bytes"))
+            if isinstance(value, int | float) and not value >= least:
                 raise ValueError(f"{name}: expected at least {least}, got {value}")
-        if self.api_key == "":
-            raise ValueError("api_key: expected a text that is not empty, got ''")
+        if self.api_key is not None and self.api_key.split() != [self.api_key]:
+            raise ValueError("api_key: expected a text without white space")
 
 
 class Guard:
-    """ASGI middleware: notes when a request arrives, refuses one without the key, and a body over the limit before it
-    is read whole."""
+    """ASGI middleware: notes when a request arrives, refuses what its head already shows to be wrong, and a body over
+    the limit before it is read whole, and answers HEAD as GET without a body."""
 
-    def __init__(self, app: ASGIApp, limits: Limits):
-        self.app = app
-        self.limits = limits
+    def __init__(self, app: ASGIApp, limits: Limits, hosts: list[str] | None, alone: bool):
+        self.app, self.limits, self.hosts, self.alone = app, limits, hosts, alone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI."""
@@ -53,28 +63,56 @@ class Guard:
             await self.app(scope, receive, send)
             return
         scope.setdefault("state", {})["arrival_s"] = time.perf_counter()
-        headers = dict(scope["headers"])
-        if self.limits.api_key is not None and scope["path"] not in OPEN_PATHS:
-            given, wanted = headers.get(b"authorization", b""), b"Bearer " + self.limits.api_key.encode()
-            if not secrets.compare_digest(given, wanted):  # in a time that does not depend on how much of it is right
-                error = ApiError(401, "Incorrect API key provided", code="invalid_api_key")
-                await error.reply({"www-authenticate": "Bearer"})(scope, receive, send)
-                return
-        most, read = self.limits.max_body_bytes, 0
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > most:
-            await self._too_large().reply({"connection": "close"})(scope, receive, send)
-            return
+        headers, only_head = dict(scope["headers"]), scope["method"] == "HEAD"
+        name = headers.get(b"x-request-id", uuid.uuid4().hex.encode())
+        whole_url = re.match("https?://[^/]*", scope["path"])
+        if whole_url:
+            scope = {**scope, "path": scope["path"][whole_url.end() :] or "/"}
+        read, whole = 0, b"expect" in headers
 
         async def counted() -> Message:
-            nonlocal read
+            nonlocal read, whole
             message = await receive()
-            read += len(message.get("body", b""))
-            if read > most:
+            read, whole = read + len(message.get("body", b"")), not message.get("more_body")
+            if read > self.limits.max_body_bytes:
                 raise HTTPException(413, self._too_large().message)
             return message
 
-        await self.app(scope, counted, send)
+        async def reply(message: Message) -> None:
+            nonlocal whole
+            start = message["type"] == "http.response.start"
+            while start and not whole:  # a client that writes to a closed connection gets no answer
+                whole = not (await receive()).get("more_body")
+            if start and self.alone:  # Ray's proxy adds its own
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", name)]}
+            if start or not only_head:
+                await send(message)
+            if start and only_head:
+                await send({"type": "http.response.body"})
+
+        error = self._error(scope, headers)
+        if error is not None:
+            await error.reply({"www-authenticate": "Bearer"} if error.status == 401 else None)(scope, receive, reply)
+            return
+        await self.app({**scope, "method": "GET"} if only_head else scope, counted, reply)
+
+    def _error(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
+        host = re.sub(rb":\d*$", b"", headers.get(b"host", b"")).decode("latin-1").lower()
+        if self.hosts is not None and host not in self.hosts:  # a page whose name was bound to our address
+            return ApiError(400, f"host: expected {self.hosts[0]} (or another --host), got {host[:80]!r}")
+        head = (scope["path"], scope["query_string"], *(text for pair in scope["headers"] for text in pair))
+        if sum(map(len, head)) > self.limits.max_head_bytes:  # the parser takes what comes in one piece
+            return ApiError(431, f"head: expected at most {self.limits.max_head_bytes} bytes")
+        if self.limits.api_key is not None and scope["path"] not in OPEN_PATHS:
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            # In a time that does not depend on how much of it is right.
+            right = secrets.compare_digest(given.strip(), self.limits.api_key.encode())
+            if not right or scheme.lower() != b"bearer":
+                return ApiError(401, "Incorrect API key provided", code="invalid_api_key")
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            return ApiError(415, "content-encoding: expected a body that is not compressed")
+        length = headers.get(b"content-length", b"0")
+        return self._too_large() if length.isdigit() and int(length) > self.limits.max_body_bytes else None
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"body: expected at most {self.limits.max_body_bytes} bytes")

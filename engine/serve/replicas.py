@@ -27,9 +27,11 @@ from starlette.types import ASGIApp
 from rooflab.engine.serve.api import make_app
 from rooflab.engine.serve.client import Engine
 from rooflab.engine.serve.limits import Limits
-from rooflab.engine.serve.server import bound, hosts_of, service_of, url_of
+from rooflab.engine.serve.server import SLOW_READER_S, bound, hosts_of, service_of, url_of
 
 NAME = "rooflab"
+REFUSED_AT_ONCE = 16
+"""Requests above the limit that one replica may hold while it refuses them."""
 HEALTH_S = 2.0
 """How often Ray asks a replica whether its engine lives."""
 
@@ -97,7 +99,8 @@ def serve_replicas(
     deployment = serve.deployment(Replica, **number).options(
         name="engine",
         ray_actor_options={"num_gpus": 1} if on_gpu else {"num_cpus": threads},
-        max_ongoing_requests=places + limits.max_queue,  # one more, and the replica itself answers 429
+        # What is above the limit must reach the replica, which answers 429: Ray's proxy would keep it, without a limit.
+        max_ongoing_requests=places + limits.max_queue + REFUSED_AT_ONCE,
         health_check_period_s=HEALTH_S,
         graceful_shutdown_timeout_s=drain_s,
         logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
@@ -110,7 +113,10 @@ def serve_replicas(
         for one in (signal.SIGINT, signal.SIGTERM):
             signal.signal(one, lambda *_: stop.set())
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        serve.start(http_options=HTTPOptions(host=host, port=port))
+        serve.start(http_options=HTTPOptions(
+            host=host, port=port, keep_alive_timeout_s=limits.keep_alive_s,
+            request_timeout_s=limits.timeout_s + SLOW_READER_S,  # of a request whose body never ends, too
+        ))  # fmt: skip
         try:
             serve.run(deployment.bind(options, name, limits, threads, host), name=NAME)
             ready(url_of(host, port))

@@ -40,24 +40,23 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 class EventStream(Response):
     """Server-sent events, each sent as soon as it is there.
 
-    The generator is closed when the reader leaves, and when the stream takes longer than `limit_s` seconds: a reader
-    that does not read would hold it for ever.  `close` is called behind it, also if not even the first event was made.
+    The generator is closed when the reader leaves.  `close` is called behind it, also if not even the first event was
+    made.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], limit_s: float | None, close: Callable[[], None]):
+    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]):
         self.status_code, self.background = 200, None
-        self._events, self._limit_s, self._close = events, limit_s, close
+        self._events, self._close = events, close
         # A proxy must neither keep a stream nor gather its events.
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI."""
         try:
-            with suppress(ClientDisconnect, TimeoutError):
-                async with asyncio.timeout(self._limit_s):
-                    await while_there(receive, self._send(send))
+            with suppress(ClientDisconnect):
+                await while_there(receive, self._send(send))
         finally:
             self._close()
 

@@ -11,11 +11,10 @@ from rooflab.engine.sequence import FinishReason, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A prompt to be answered."""
+    """The prompts of a request, to be answered."""
 
-    key: int
-    """The server's name of it."""
-    token_ids: list[int]
+    prompts: dict[int, list[int]]
+    """By the server's name of each."""
     params: SamplingParams
     arrival_s: float
     """When the server got it, on the `perf_counter` clock, which is one for all processes of a Linux host."""
@@ -67,16 +66,18 @@ class ModelNotLoaded:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The engine has queued a prompt."""
+    """The engine has queued the prompts of a request."""
 
     key: int
+    """Of the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRefused:
-    """The engine cannot serve a prompt."""
+    """The engine cannot serve a prompt of a request, and has queued none."""
 
     key: int
+    """Of the first."""
     reason: str
     """`argument: what was wanted, what came`."""
 

@@ -11,6 +11,9 @@ from rooflab.engine.serve.answers import Answer, AnswerPiece, BodyFormat, usage_
 from rooflab.engine.serve.client import Call, Engine, EngineDied, Inbox
 from rooflab.engine.serve.errors import ApiError, of_timeout
 
+SILENT_S = 15.0
+"""How long a stream may be silent: proxies close one that is for 30 to 60 s, which prompts may wait and compute."""
+
 
 class RequestWork:
     """The calls of one request; `open` queues them, and `close` drops those that have not ended."""
@@ -33,14 +36,9 @@ class RequestWork:
         trace_parent: str | None,
     ) -> None:
         """Queues the prompts.  Raises `ValueError` if the engine refuses one; none is then left in it."""
-        try:
-            for ids in prompts:
-                call = await self._engine.submit(ids, params, self._inbox, arrival_s, priority)
-                call.trace_parent = trace_parent
-                self.calls.append(call)
-        except BaseException:
-            self.close()
-            raise
+        self.calls = await self._engine.submit(prompts, params, self._inbox, arrival_s, priority)
+        for call in self.calls:
+            call.trace_parent = trace_parent
         numbers = ((call.key, number) for call in self.calls for number in range(params.n))
         self._answers = {name: Answer(self.format, params, index) for index, name in enumerate(numbers)}
 
@@ -54,16 +52,20 @@ class RequestWork:
         return usage_of(self.calls, sum(answer.count for answer in self._answers.values()))
 
     async def pieces(self) -> AsyncGenerator[list[AnswerPiece], None]:
-        """What comes, until every answer has ended; at the deadline, or when the server ends, others are cut.
+        """What comes, until every answer has ended; at the deadline, or when the server ends, others are cut.  Nothing
+        is a list too, `SILENT_S` after what was before.
 
         Raises `EngineDied`.
         """
-        open_answers = dict(self._answers)
+        loop, open_answers = asyncio.get_running_loop(), dict(self._answers)
         while open_answers:
             try:
-                async with asyncio.timeout_at(self._deadline_s):
+                async with asyncio.timeout_at(min(self._deadline_s, loop.time() + SILENT_S)):
                     arrived = await self._inbox.get()
             except TimeoutError:
+                if loop.time() < self._deadline_s and not self._engine.ending:
+                    yield []
+                    continue
                 self.close()
                 yield [answer.cut() for answer in open_answers.values()]
                 return
@@ -88,7 +90,7 @@ class RequestWork:
                         events.append(self.format.event([first], **usage))
                     begun.add(piece.index)
                     events.append(self.format.event([self.format.delta(piece)], **usage))
-                yield b"".join(events)
+                yield b"".join(events) or b": \n\n"  # a comment
             if include_usage:
                 yield self.format.event([], usage=self.usage)
             yield b"data: [DONE]\n\n"

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, assert_never
@@ -134,11 +134,7 @@ class Worker:
             case Submit():
                 self._submit(message)
             case Abort(keys):
-                for key in keys:
-                    answers = self._answers.pop(key, [])
-                    self.llm.core.abort(answers)
-                    for sequence in answers:
-                        self._forget(sequence)
+                self._abort(keys)
                 self.say(Stepped(self._state()))
             case Watch(on):
                 self._watching.close()
@@ -149,17 +145,27 @@ class Worker:
                 assert_never(message)
 
     def _submit(self, message: Submit) -> None:
+        first = min(message.prompts)
         try:
-            answers = self.llm.submit(message.token_ids, message.params, message.arrival_s, message.priority)
+            for key, ids in message.prompts.items():
+                answers = self.llm.submit(ids, message.params, message.arrival_s, message.priority)
+                self._answers[key] = answers
+                for number, sequence in enumerate(answers):
+                    self._name[sequence] = key, number
+                    self._sent[sequence] = 0
+                self._fresh.add(answers[0])
         except ValueError as error:
-            self.say(PromptRefused(message.key, str(error)))
+            self._abort(message.prompts)
+            self.say(PromptRefused(first, str(error)))
             return
-        self._answers[message.key] = answers
-        for number, sequence in enumerate(answers):
-            self._name[sequence] = message.key, number
-            self._sent[sequence] = 0
-        self._fresh.add(answers[0])
-        self.say(Accepted(message.key))
+        self.say(Accepted(first))
+
+    def _abort(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            answers = self._answers.pop(key, [])
+            self.llm.core.abort(answers)
+            for sequence in answers:
+                self._forget(sequence)
 
     def _step(self) -> None:
         core, blocks = self.llm.core, self.llm.scheduler.blocks
