@@ -5,7 +5,7 @@
 
 Each wrong kernel is checked in three seeds, each right one in five while another process keeps every core busy.  Of a
 folder, whose files' docstrings begin with WRONG or RIGHT, right kernels have the time of wrong ones, with a core of
-their own, in the same seeds.  A kernel has the time of `rooflab check`, on one core, and runs where the command would
+their own, in one seed.  A kernel has the time of `rooflab check`, on one core, and runs where the command would
 run it.  The page and a record of each kernel and seed, of the same name and `.json`, are written.
 """
 
@@ -155,7 +155,7 @@ def main() -> None:
     if given.folder:
         texts = {path.absolute(): path.read_text() for path in sorted(given.folder.glob("*.py"))}
         files = tuple([path for path in texts if texts[path].startswith(f'"""{kind}')] for kind in ("WRONG", "RIGHT"))
-        right_s, right_seeds, beside = CHECK_S, (1, 2, 3), nullcontext
+        right_s, right_seeds, beside = CHECK_S, (1,), nullcontext
     os.environ["OMP_NUM_THREADS"] = "1"
     machine = snapshot()
     about = f"{cores()} cores of {machine.cpu}, torch {machine.torch}; a wrong kernel has {CHECK_S:.0f} s, "
@@ -173,13 +173,13 @@ def main() -> None:
         with loaded(files[1]) as kernels:
             names = {kernel.id for kernel in kernels}
         right = [one for one in kept if one.kernel in names]
-    for seed in () if given.wrong else right_seeds:
-        with loaded(files[1]) as kernels, beside():
-            right += outcomes(kernels, seed, right_s)
-        write()
     for seed in (1, 2, 3):
         with loaded(files[0]) as kernels:
             wrong += outcomes(kernels, seed, CHECK_S)
+        write()
+    for seed in () if given.wrong else right_seeds:
+        with loaded(files[1]) as kernels, beside():
+            right += outcomes(kernels, seed, right_s)
         write()
     print(out.read_text(), end="")
 
