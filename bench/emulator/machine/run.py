@@ -131,6 +131,8 @@ class Run:
         self.shared_races: list[Any] = []
         self.register_races: dict[int, None] = {}
         """Instructions that read an accumulator whose wgmma may still be running."""
+        self.uneven_barriers: dict[int, None] = {}
+        """Barriers at which warps meet more often than a warp of their CTA that has ended."""
         self.map_races: dict[tuple[int, int], None] = {}
         """Uses of tensor maps that lack a fence, each with the instruction that made the map."""
 
@@ -170,6 +172,8 @@ class CtaGroup:
         self.maps: MapOrder | None = None
         self.waiting: Any = None
         """The group's `waiting.Waiting`, for `waiting.waiting_of`; untyped, because waiting.py imports this file."""
+        self.met: dict[int, npt.NDArray[np.bool_]] = {}
+        """By instruction, the warps that have left a barrier for all threads there."""
         self.accumulators: dict[int, Any] = {}
         """Chains of wgmmas, by their buffer."""
         self.warpgroups: dict[int, Any] = {}
