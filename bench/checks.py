@@ -17,7 +17,6 @@ from rooflab.bench.check.check import CheckResult, check_record
 from rooflab.bench.check.drawn import HOW, IN_SOFTWARE, ON_HARDWARE, Most, drawn_points, most_different, smallest
 from rooflab.bench.check.runs import Planted
 from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
-from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate.checks import emulators
 from rooflab.bench.processes.child import cores
 from rooflab.bench.records.environment import snapshot
@@ -70,7 +69,7 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
 
 
 def _most(kernel: Kernel, device: torch.device) -> Most:
-    return IN_SOFTWARE if device.type == "cpu" and has_code(kernel) else ON_HARDWARE
+    return IN_SOFTWARE if device.type == "cpu" and kernel.has_code else ON_HARDWARE
 
 
 def run_checks(
@@ -122,7 +121,7 @@ def turns_of(checks: Sequence[CheckTask]) -> list[int]:
 
 
 def _checkers(device: torch.device, emulate: bool) -> Checkers:
-    return Checkers(device, lambda item: emulators() if emulate and has_code(item.kernel) else None)
+    return Checkers(device, lambda item: emulators() if emulate and item.kernel.has_code else None)
 
 
 def smallest_failures(

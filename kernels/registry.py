@@ -107,6 +107,11 @@ class Kernel:
         return f"{self.op}/{self.name}"
 
     @property
+    def has_code(self) -> bool:
+        """Whether its code is compiled here, so that it can be emulated; a package brings CUDA code of its own."""
+        return self.backend in ("triton", "gluon") or (self.backend == "cuda" and {*self.requires} <= {"cupy"})
+
+    @property
     def takes_out(self) -> bool:
         """Whether the caller may pass tensors for the outputs."""
         return "out" in self.accepted
@@ -134,7 +139,7 @@ class Kernel:
         return Refusal("UNSUPPORTED", reason) if reason else None
 
     def _why_not_on_cpu(self) -> str | None:
-        if os.environ.get("ROOFLAB_EMULATE") == "1" and self.backend not in CPU_BACKENDS and self.role != "peer":
+        if os.environ.get("ROOFLAB_EMULATE") == "1" and self.has_code:
             # Only in the processes of `bench/emulate/ours.py`, which run code compiled for sm90.
             return f"needs sm{self.min_sm}, sm90 is emulated" if (self.min_sm or 0) > 90 else None
         if self.backend == "triton" and "cpu" in self.devices:

@@ -238,6 +238,26 @@ def test_a_persistent_program_that_leaves_after_its_first_tile_is_wrong(rooflab,
     assert right or "with a grid for 2 SMs, where a CTA takes several tiles" in out
 
 
+THEIRS = """
+    from liger_kernel.ops.rms_norm import rms_norm_forward
+    return rms_norm_forward(x.contiguous(), weight.contiguous(), eps, 0.0, "llama", None)[0]
+"""
+
+
+def test_what_runs_a_kernel_follows_from_its_backend_and_not_from_its_role(rooflab, tmp_path):
+    file, again = (
+        other_file(tmp_path, name, REGISTERED.replace("optimized", "peer") + THEIRS) for name in ("theirs", "again")
+    )
+    options = ("--case", "T=8,H=64,eps=1e-05", "--scheme", "fp32", "--scheme", "bf16", "--json")
+    for kernel in (file, "liger"):
+        status, out, err = rooflab("check", "rmsnorm", "--kernel", kernel, *options)
+        assert status == 0 and {row["checked_by"] for row in json.loads(out)} == {"emulator"}, out + err
+    status, out, _ = rooflab("emulate", "--kernel", again, *CASE)
+    assert status == 0 and ": OK" in out
+    peers = [kernel for op in registry.ops() for kernel in registry.kernels(op).values() if kernel.role == "peer"]
+    assert {kernel.name for kernel in peers if kernel.has_code} == {"liger", "theirs", "again"}
+
+
 @pytest.mark.parametrize("by", ["check", "emulate"])
 def test_what_torch_computed_is_not_said_to_be_emulated(rooflab, tmp_path, by):
     file = other_file(tmp_path, f"torch_{by}", TORCH)
