@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points, version
@@ -23,6 +24,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 import torch
 from packaging.version import Version
 
+from rooflab.kernels import _card
 from rooflab.kernels._contract import Refusal, check_config, check_plan, check_prepare, check_signature
 from rooflab.kernels._device import on_its_device
 from rooflab.kernels._native import why_no_compiler
@@ -352,16 +354,26 @@ def load_file(path: Path) -> list[Kernel]:
         raise ValueError(f"kernel: expected a Python file, got {str(path)!r}")
     load_all()
     before = {kernel.id for named in _kernels.values() for kernel in named.values()}
+    ops, kernels_of = dict(_ops), {op: dict(named) for op, named in _kernels.items()}
     # One module name per file, so two users' `mine.py` do not collide; no import statement can spell it.
     name = f"rooflab_file_{abs(hash(path.resolve()))}"
     module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None and module_spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module  # Triton reads a kernel's source through its module
-    try:
-        module_spec.loader.exec_module(module)
-    except IMPORT_ERRORS as error:
-        raise ValueError(f"kernel: {path.name} cannot be imported: {_first_line(error)}") from error
+    # Without a card first: a file may choose its device by whether there is one.
+    for around in (nullcontext, _card.pretended) if _card.pretended else (nullcontext,):
+        try:
+            with around():
+                module_spec.loader.exec_module(module)
+            break
+        except IMPORT_ERRORS as error:
+            failed = error
+            for known, was in ((_ops, ops), (_kernels, kernels_of)):
+                known.clear()
+                known.update(was)
+    else:
+        raise ValueError(f"kernel: {path.name} cannot be imported: {_first_line(failed)}") from failed
     added = [
         replace(kernel, file=path.resolve())
         for named in _kernels.values()

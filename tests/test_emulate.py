@@ -238,6 +238,34 @@ def test_a_persistent_program_that_leaves_after_its_first_tile_is_wrong(rooflab,
     assert right or "with a grid for 2 SMs, where a CTA takes several tiles" in out
 
 
+ASKS = """
+import torch, triton
+CAPABILITY, STREAM = torch.cuda.get_device_capability(), torch.cuda.Stream()
+DEVICE = triton.runtime.driver.active.get_active_torch_device()
+LIMITS = triton.runtime.driver.active.utils.get_device_properties(DEVICE.index)
+SMS = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+assert (CAPABILITY, SMS, LIMITS["multiprocessor_count"]) == ((9, 0), 132, 132)
+
+def exact(x, weight):
+    return torch.nn.functional.rms_norm(x, weight.shape, weight.to(DEVICE), 1e-6)
+"""
+
+
+def test_a_file_may_ask_for_the_card_when_it_is_imported(rooflab, tmp_path):
+    options = ("--case", RMSNORM, "--scheme", "fp32")
+    for number, command in enumerate((("check", "rmsnorm", *options), ("emulate", *options), ("static",))):
+        file = mine(tmp_path, f"asks_{number}")
+        made = "torch.empty(x.shape, dtype=x.dtype, device=DEVICE)\n    x, weight = x.contiguous(), weight.contiguous()"
+        text = file.read_text().replace("torch.empty_like(x)", made)
+        # Behind the registration, which a second try must not find.
+        file.write_text(text.replace("@triton.jit", "DEVICE = None\n@triton.jit", 1) + ASKS)
+        status, out, err = rooflab(*command, "--kernel", file)
+        assert status == 0 and "asks" in out, out + err
+    shapes = ("--shape", "x=8x256,weight=256", "--reference", f"{file}::exact")
+    status, out, err = rooflab("emulate", f"{file}::mine", *shapes)
+    assert status == 0 and ": OK: output 0" in " ".join(out.split()), out + err
+
+
 THEIRS = """
     from liger_kernel.ops.rms_norm import rms_norm_forward
     return rms_norm_forward(x.contiguous(), weight.contiguous(), eps, 0.0, "llama", None)[0]
