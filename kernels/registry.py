@@ -369,9 +369,10 @@ def load_file(path: Path) -> list[Kernel]:
             break
         except IMPORT_ERRORS as error:
             failed = error
-            for known, was in ((_ops, ops), (_kernels, kernels_of)):
-                known.clear()
-                known.update(was)
+            _ops.clear()
+            _ops.update(ops)
+            _kernels.clear()
+            _kernels.update(kernels_of)
     else:
         raise ValueError(f"kernel: {path.name} cannot be imported: {_first_line(failed)}") from failed
     added = [
