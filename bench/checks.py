@@ -31,7 +31,6 @@ from rooflab.bench.check.offered import taken
 from rooflab.bench.check.principles import EMPTY, PRINCIPLES, TILES, principles_first, shown_by
 from rooflab.bench.check.runs import Planted
 from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
-from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate.checks import emulators
 from rooflab.bench.processes.child import cores
 from rooflab.bench.records.environment import snapshot
@@ -110,7 +109,7 @@ def _is_empty(spec: OpSpec, case: Case, scheme: Scheme) -> str:
 
 
 def _most(kernel: Kernel, device: torch.device) -> Most:
-    return IN_SOFTWARE if device.type == "cpu" and has_code(kernel) else ON_HARDWARE
+    return IN_SOFTWARE if device.type == "cpu" and kernel.has_code else ON_HARDWARE
 
 
 def run_checks(
@@ -163,7 +162,7 @@ def turns_of(checks: Sequence[CheckTask]) -> list[int]:
 
 def checkers(device: torch.device, emulate: bool) -> Checkers:
     """The processes of checks; with `emulate`, kernels with compiled code run in the emulator."""
-    return Checkers(device, lambda item: emulators() if emulate and has_code(item.kernel) else None)
+    return Checkers(device, lambda item: emulators() if emulate and item.kernel.has_code else None)
 
 
 @contextmanager

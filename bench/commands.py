@@ -15,7 +15,6 @@ import torch
 
 from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
 from rooflab.bench.check.check import BROKEN, already_broken
-from rooflab.bench.compile.cases import has_code
 from rooflab.bench.measure.engine_run import as_prompt, engine_record, kernel_names, stream_one, warm_up
 from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.processes.running import ContextBroken, note
@@ -55,7 +54,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
             row: dict[str, Any] = {"op": op, "name": kernel.name, "role": kernel.role, "backend": kernel.backend}
             here = "interpreted" if device.type == "cpu" and kernel.backend == "triton" else ""
             words = [str(reason) if reason else serves.get(kernel.id, here)]
-            if device.type == "cpu" and has_code(kernel) and (reason is None or reason.status == "UNSUPPORTED"):
+            if device.type == "cpu" and kernel.has_code and (reason is None or reason.status == "UNSUPPORTED"):
                 words.append("`rooflab check` emulates it")
             rows.append(row | {"available": reason is None, "reason": "; ".join(words)})
         if spec.no_library:

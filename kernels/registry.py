@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points, version
@@ -23,6 +24,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 import torch
 from packaging.version import Version
 
+from rooflab.kernels import _card
 from rooflab.kernels._contract import Refusal, check_config, check_plan, check_prepare, check_signature
 from rooflab.kernels._device import on_its_device
 from rooflab.kernels._native import why_no_compiler
@@ -107,6 +109,11 @@ class Kernel:
         return f"{self.op}/{self.name}"
 
     @property
+    def has_code(self) -> bool:
+        """Whether its code is compiled here, so that it can be emulated; a package brings CUDA code of its own."""
+        return self.backend in ("triton", "gluon") or (self.backend == "cuda" and {*self.requires} <= {"cupy"})
+
+    @property
     def takes_out(self) -> bool:
         """Whether the caller may pass tensors for the outputs."""
         return "out" in self.accepted
@@ -134,7 +141,7 @@ class Kernel:
         return Refusal("UNSUPPORTED", reason) if reason else None
 
     def _why_not_on_cpu(self) -> str | None:
-        if os.environ.get("ROOFLAB_EMULATE") == "1" and self.backend not in CPU_BACKENDS and self.role != "peer":
+        if os.environ.get("ROOFLAB_EMULATE") == "1" and self.has_code:
             # Only in the processes of `bench/emulate/ours.py`, which run code compiled for sm90.
             return f"needs sm{self.min_sm}, sm90 is emulated" if (self.min_sm or 0) > 90 else None
         if self.backend == "triton" and "cpu" in self.devices:
@@ -347,16 +354,27 @@ def load_file(path: Path) -> list[Kernel]:
         raise ValueError(f"kernel: expected a Python file, got {str(path)!r}")
     load_all()
     before = {kernel.id for named in _kernels.values() for kernel in named.values()}
+    ops, kernels_of = dict(_ops), {op: dict(named) for op, named in _kernels.items()}
     # One module name per file, so two users' `mine.py` do not collide; no import statement can spell it.
     name = f"rooflab_file_{abs(hash(path.resolve()))}"
     module_spec = importlib.util.spec_from_file_location(name, path)
     assert module_spec is not None and module_spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module  # Triton reads a kernel's source through its module
-    try:
-        module_spec.loader.exec_module(module)
-    except IMPORT_ERRORS as error:
-        raise ValueError(f"kernel: {path.name} cannot be imported: {_first_line(error)}") from error
+    # Without a card first: a file may choose its device by whether there is one.
+    for around in (nullcontext, _card.pretended) if _card.pretended else (nullcontext,):
+        try:
+            with around():
+                module_spec.loader.exec_module(module)
+            break
+        except IMPORT_ERRORS as error:
+            failed = error
+            _ops.clear()
+            _ops.update(ops)
+            _kernels.clear()
+            _kernels.update(kernels_of)
+    else:
+        raise ValueError(f"kernel: {path.name} cannot be imported: {_first_line(failed)}") from failed
     added = [
         replace(kernel, file=path.resolve())
         for named in _kernels.values()

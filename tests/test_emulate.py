@@ -238,6 +238,54 @@ def test_a_persistent_program_that_leaves_after_its_first_tile_is_wrong(rooflab,
     assert right or "with a grid for 2 SMs, where a CTA takes several tiles" in out
 
 
+ASKS = """
+import torch, triton
+CAPABILITY, STREAM = torch.cuda.get_device_capability(), torch.cuda.Stream()
+DEVICE = triton.runtime.driver.active.get_active_torch_device()
+LIMITS = triton.runtime.driver.active.utils.get_device_properties(DEVICE.index)
+SMS = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+assert (CAPABILITY, SMS, LIMITS["multiprocessor_count"]) == ((9, 0), 132, 132)
+
+def exact(x, weight):
+    return torch.nn.functional.rms_norm(x, weight.shape, weight.to(DEVICE), 1e-6)
+"""
+
+
+def test_a_file_may_ask_for_the_card_when_it_is_imported(rooflab, tmp_path):
+    options = ("--case", RMSNORM, "--scheme", "fp32")
+    for number, command in enumerate((("check", "rmsnorm", *options), ("emulate", *options), ("static",))):
+        file = mine(tmp_path, f"asks_{number}")
+        made = "torch.empty(x.shape, dtype=x.dtype, device=DEVICE)\n    x, weight = x.contiguous(), weight.contiguous()"
+        text = file.read_text().replace("torch.empty_like(x)", made)
+        # Behind the registration, which a second try must not find.
+        file.write_text(text.replace("@triton.jit", "DEVICE = None\n@triton.jit", 1) + ASKS)
+        status, out, err = rooflab(*command, "--kernel", file)
+        assert status == 0 and "asks" in out, out + err
+    shapes = ("--shape", "x=8x256,weight=256", "--reference", f"{file}::exact")
+    status, out, err = rooflab("emulate", f"{file}::mine", *shapes)
+    assert status == 0 and ": OK: output 0" in " ".join(out.split()), out + err
+
+
+THEIRS = """
+    from liger_kernel.ops.rms_norm import rms_norm_forward
+    return rms_norm_forward(x.contiguous(), weight.contiguous(), eps, 0.0, "llama", None)[0]
+"""
+
+
+def test_what_runs_a_kernel_follows_from_its_backend_and_not_from_its_role(rooflab, tmp_path):
+    file, again = (
+        other_file(tmp_path, name, REGISTERED.replace("optimized", "peer") + THEIRS) for name in ("theirs", "again")
+    )
+    options = ("--case", "T=8,H=64,eps=1e-05", "--scheme", "fp32", "--scheme", "bf16", "--json")
+    for kernel in (file, "liger"):
+        status, out, err = rooflab("check", "rmsnorm", "--kernel", kernel, *options)
+        assert status == 0 and {row["checked_by"] for row in json.loads(out)} == {"emulator"}, out + err
+    status, out, _ = rooflab("emulate", "--kernel", again, *CASE)
+    assert status == 0 and ": OK" in out
+    peers = [kernel for op in registry.ops() for kernel in registry.kernels(op).values() if kernel.role == "peer"]
+    assert {kernel.name for kernel in peers if kernel.has_code} == {"liger", "theirs", "again"}
+
+
 @pytest.mark.parametrize("by", ["check", "emulate"])
 def test_what_torch_computed_is_not_said_to_be_emulated(rooflab, tmp_path, by):
     file = other_file(tmp_path, f"torch_{by}", TORCH)

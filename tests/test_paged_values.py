@@ -4,7 +4,7 @@ import pytest
 import torch
 from op_kernels import CPU
 
-from rooflab.bench.emulator.pretended import pretended_gpu
+from rooflab.bench.compile.pretended import pretended_gpu
 from rooflab.kernels import _checks
 from rooflab.kernels.mla_decode import naive as latents
 from rooflab.kernels.paged_attention import chunked

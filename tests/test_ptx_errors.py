@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from ptx_cuda import KERNELS, ptx, run
+from ptx_lines import launch as lines
 
 from rooflab.bench.emulator.arguments import PtxLaunch
 from rooflab.bench.emulator.launch import emulate
-from rooflab.bench.emulator.machine.run import EmulationError
+from rooflab.bench.emulator.machine.run import Checks, EmulationError
 from rooflab.bench.emulator.text.syntax import PtxError
 
 LINES = (KERNELS / "mistakes.cu").read_text().splitlines()
@@ -151,6 +153,50 @@ def test_a_flag_that_nobody_sets_does_not_spin_for_ever(seed: int) -> None:
     flag = torch.zeros(1, dtype=torch.int32)
     text = error_of("nobody_sets_the_flag", [flag, integers()], grid=(3,), block=64, seed=seed)
     assert line_of("asks for ever") in text and "what nobody writes" in text
+
+
+SPIN = "mov.u64 %d3, lock; cvta.global.u64 %d3, %d3; SPIN: {} setp.ne.u32 %p1, %r2, 0; @%p1 bra SPIN; mov.u32 %r1, 1;"
+LOCK = ".global .align 4 .u32 lock[1] = {1};"
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize(
+    ("asks", "words"),
+    [
+        ("atom.global.cas.b32 %r2, [%d3], 0, 1;", "what nobody writes; CTA"),
+        ("atom.global.exch.b32 %r2, [%d3], 1;", "what nobody writes; CTA"),
+        ("atom.global.add.u32 %r2, [%d3], 1;", "no CTA has ended for 0.2 s of the processor or more; CTA"),
+        ("add.u32 %r2, %r2, 2; or.b32 %r2, %r2, 1;", "SECONDS=2 in the environment allows more"),
+    ],
+)
+def test_a_lock_that_nobody_gives_back_ends(asks: str, words: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = 150 if "what" in words else 2
+    monkeypatch.setenv("ROOFLAB_EMULATE_SECONDS", "0.2" if grid == 2 else "60")
+    with pytest.raises(EmulationError) as caught:
+        lines(SPIN.format(asks), outer=LOCK, block=64, grid=grid, seed=seed)
+    assert words in str(caught.value) and f"ing at instruction 9 ({asks.split(';')[0]}" in str(caught.value)
+    monkeypatch.setenv("ROOFLAB_EMULATE_SECONDS", "-1")
+    with pytest.raises(ValueError, match="ROOFLAB_EMULATE_SECONDS: expected a number of seconds, got '-1'"):
+        lines("")
+
+
+MEET = """mov.u64 %d3, lock; cvta.global.u64 %d3, %d3; @!%p0 bra END; atom.global.add.u32 %r2, [%d3], 1;
+MEET: ld.volatile.global.u32 %r2, [%d3]; setp.le.u32 %p1, %r2, {}; @%p1 bra MEET; END:"""
+
+
+@pytest.mark.parametrize(
+    ("block", "shared", "registers", "held"), [(1024, 0, 32, 264), (32, 200 << 10, 32, 132), (256, 0, 128, 264)]
+)
+def test_ctas_that_meet_must_all_fit(
+    block: int, shared: int, registers: int, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their threads, their shared memory and their registers."""
+    monkeypatch.setattr("rooflab.bench.emulator.launch.registers_of", lambda ptx, name: registers)
+    declared = f".shared .b8 s[{shared}];" if shared else ""
+    for grid in (held, held + 1):
+        with pytest.raises(EmulationError) if grid > held else nullcontext() as caught:
+            lines(MEET.format(grid), outer=LOCK, declared=declared, block=block, grid=grid, checks=Checks.none())
+    assert f"an H100 holds these {held} CTAs at once, and 1 of {held + 1} have not begun" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,27 @@ def test_a_barrier_that_is_none_is_refused(body: str, words: str) -> None:
     assert words in error("setp.lt.u32 %p7, %r0, 32; " + body, block=128)
 
 
+@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("add.u32 %r3, %r2, 1; LOOP: bar.sync 0; sub.u32 %r3, %r3, 1; setp.ne.u32 %p1, %r3, 0; @%p1 bra LOOP;", True),
+        ("add.u32 %r3, %r2, 1; LOOP: bar.sync 0; sub.u32 %r3, %r3, 1; setp.ne.u32 %p1, %r3, 0; @%p1 bra LOOP;"
+         " bar.sync 0;", True),
+        ("mov.u32 %r3, 3; LOOP: bar.sync 0; sub.u32 %r3, %r3, 1; setp.ne.u32 %p1, %r3, 0; @%p1 bra LOOP;", False),
+        ("bar.sync 0; setp.eq.u32 %p1, %r2, 1; @%p1 exit; bar.sync 0;", False),  # it never comes to the second one
+        ("add.u32 %r3, %r31, 1; LOOP: bar.sync 0; sub.u32 %r3, %r3, 1; setp.ne.u32 %p1, %r3, 0; @%p1 bra LOOP;", False),
+        (f"add.u32 %r3, %r2, 1; LOOP: {BARRIER} sub.u32 %r3, %r3, 1; setp.ne.u32 %p1, %r3, 0; @%p1 bra LOOP;", True),
+        (f"{BARRIER} setp.eq.u32 %p1, %r31, 1; @%p1 exit; {BARRIER}", False),
+    ],
+)  # fmt: skip
+def test_a_barrier_that_warps_meet_a_different_number_of_times_is_found(body: str, found: bool, seed: int) -> None:
+    races = launch(
+        f"shr.u32 %r2, %r0, 5; {body}", block=96, grid=3, seed=seed, cluster=(1 + 2 * ("cluster" in body), 1, 1)
+    )[1].races
+    assert any("is met more often by some warps" in race for race in races) == found == bool(races)
+
+
 def test_a_barrier_may_be_a_kernels_last_instruction() -> None:
     body = "setp.lt.u32 %p1, %r0, 32; @%p1 bra E; mov.u32 %r1, 1; E: "
     text = TEXT.format(outer="", declared="", block=64, body=body)

@@ -115,10 +115,9 @@ def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.devic
 def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, seed: int) -> Reading | None:
     """What is wrong with a kernel that has no time here, by its compiled code in the emulator; None if nothing is."""
     from rooflab.bench.check.spread import CheckTask
-    from rooflab.bench.compile.cases import has_code
     from rooflab.bench.emulate.checks import check_emulated
 
-    if not has_code(kernel) or torch.cuda.is_available():
+    if not kernel.has_code or torch.cuda.is_available():
         return None
     (result,) = check_emulated([CheckTask(kernel, spec.get_cases("smoke")[0], scheme, seed)])
     wrong = result.status in ("INCORRECT", "INVALID")

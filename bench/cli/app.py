@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from shutil import which
@@ -14,8 +15,9 @@ import typer
 from typer.core import TyperCommand
 
 from rooflab.bench import show
-from rooflab.bench.calls.names import check_names, interpret_without_gpu
+from rooflab.bench.calls.names import check_names, cuda_device_present, interpret_without_gpu
 from rooflab.bench.calls.statuses import ExitStatus
+from rooflab.kernels import _card
 
 if TYPE_CHECKING:
     from rooflab.bench.records.files import RunWriter
@@ -36,6 +38,12 @@ INNER |= {"prefill_chunk": "chunk", "weight_dtype": "dtype"}
 """Inner names in errors, and the parameters that they come from in commands that have none of this name."""
 
 
+def _pretended_card() -> AbstractContextManager[object]:
+    from rooflab.bench.compile.pretended import pretended_card
+
+    return pretended_card()
+
+
 class Command(TyperCommand):
     """A command that refuses wrong names before torch is imported, and whose errors name options as they are typed."""
 
@@ -44,6 +52,8 @@ class Command(TyperCommand):
         try:
             check_names(ctx.params, {param.name for param in self.params if param.param_type_name == "argument"})
             interpret_without_gpu()
+            if not cuda_device_present():
+                _card.pretended = _pretended_card
             with show.chosen(bool(ctx.params.get("json"))):
                 return super().invoke(ctx)
         except ValueError as error:

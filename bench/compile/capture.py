@@ -68,14 +68,26 @@ class Launch:
 class FakeDriver:
     """A driver with one GPU that Triton can compile for and cannot run on."""
 
-    def __init__(self, sm: int, properties: Mapping[str, int]):
+    def __init__(self, sm: int, properties: Mapping[str, int], device: str = "meta"):
         self.target = GPUTarget("cuda", sm, 32)
         self.utils = SimpleNamespace(get_device_properties=lambda device: dict(properties))
         self.get_current_target = lambda: self.target
         # Each target has its own device number, because Triton caches compiled kernels by device.
         self.get_current_device = lambda: sm
         self.get_current_stream = lambda device: 0
-        self.get_active_torch_device = lambda: torch.device("meta")
+        self.get_active_torch_device = lambda: torch.device(device)
+
+
+@contextmanager
+def driven_by(driver: FakeDriver) -> Iterator[None]:
+    """Makes `driver` Triton's inside the `with` block."""
+    active = triton.runtime.driver
+    before = active._active  # `active` would look for a GPU
+    active.set_active(driver)
+    try:
+        yield
+    finally:
+        active.set_active(before)
 
 
 def check_internals() -> None:

@@ -15,7 +15,14 @@ from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import DEFAULT_SUITES, Case, OpSpec, Scheme, get_scheme
 from rooflab.roofline.device import Device, get_device
-from rooflab.roofline.occupancy import MAX_THREADS_PER_CTA, SHARED_RESERVED, WARP, limits_of
+from rooflab.roofline.occupancy import (
+    MAX_REGISTERS_PER_THREAD,
+    MAX_THREADS_PER_CTA,
+    SHARED_RESERVED,
+    WARP,
+    limits_of,
+    occupancy,
+)
 
 COMPILED = ("triton", "gluon", "cuda")
 """Backends whose kernels have compiled code of our own."""
@@ -136,8 +143,8 @@ def _kernels(op: str | None, wanted: Sequence[str]) -> list[tuple[Kernel, Path |
 
 
 def has_code(kernel: Kernel) -> bool:
-    """Whether a kernel has compiled code of our own."""
-    return kernel.backend in COMPILED and kernel.role != "peer"
+    """Whether a kernel has compiled code that is the tree's or the user's own, and no installed package's."""
+    return kernel.has_code and (kernel.role != "peer" or kernel.file is not None)
 
 
 def check_backend(kernel: Kernel) -> None:
@@ -173,3 +180,10 @@ def properties() -> dict[str, int]:
         "max_threads_per_block": MAX_THREADS_PER_CTA,
         "max_threads_per_sm": limits.warps * WARP,
     }
+
+
+def resident_ctas(threads: int, registers: int | None, shared_bytes: int) -> int:
+    """CTAs that an H100 holds at once: one on each SM at least.  Without `registers` a thread has the most."""
+    device = device_for()
+    found = occupancy(device, threads, registers or MAX_REGISTERS_PER_THREAD, shared_bytes)
+    return device.sms * max(1, found.ctas_per_sm)

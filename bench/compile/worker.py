@@ -13,6 +13,7 @@ import traceback
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from rooflab.bench.calls.selection import kernels_in
 from rooflab.bench.compile import sass
 from rooflab.bench.compile.capture import Launch, recording_cuda, recording_triton
 from rooflab.bench.compile.cases import ARCHITECTURE, SM, properties, select
+from rooflab.bench.compile.pretended import pretended_card
 from rooflab.bench.timing.trace import code_hash
-from rooflab.kernels import registry
+from rooflab.kernels import _card, registry
 from rooflab.reference.spec import Case, Scheme, get_scheme
 
 # Known exceptions of a launcher that gets meta tensors, or of a compiler that gets a wrong kernel.
@@ -77,6 +79,7 @@ def _to_meta(value: Any) -> Any:
     return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
+_card.pretended = partial(pretended_card, "meta")
 _AS_LAUNCHED = ("name", "target", "grid", "num_warps", "num_stages", "ptx", "backend", "ctas", "ir")
 
 

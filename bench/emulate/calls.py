@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 
 from rooflab.bench.calls.selection import choose_kernels
-from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate.checks import emulators
 from rooflab.bench.predict.cases import DEFAULT_GPU, KernelCase, choose_scheme, choose_targets, identity, predict_all
 from rooflab.bench.predict.chip import chip_of
@@ -63,7 +62,7 @@ def choose(
     ops = {kernel.op for kernel, _ in chosen}
     if op is None and (len(ops) != 1 or not names):
         raise ValueError("op: expected an op, or a file that registers kernels of one with --kernel")
-    picked = [(kernel, file) for kernel, file in chosen if has_code(kernel)]
+    picked = [(kernel, file) for kernel, file in chosen if kernel.has_code]
     if not picked:
         raise ValueError(f"kernel: expected one with compiled code (triton, gluon, cuda), got {', '.join(names) or op}")
     spec = registry.get_op(op or ops.pop())

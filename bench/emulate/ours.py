@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -12,9 +12,11 @@ import torch
 
 from rooflab.bench import emulator
 from rooflab.bench.check.emulating import emulation
+from rooflab.bench.compile.pretended import pretended_gpu
 from rooflab.bench.emulator import Emulation, Launches, PtxLaunch, TensorMap, emulating_launches
 from rooflab.kernels import _cuda
 from rooflab.kernels._tensor_map import ELEMENTS, ROW_BYTES, CudaMap
+from rooflab.kernels.registry import Kernel
 
 ARCHITECTURE = "compute_90a"
 """Hopper with wgmma and TMA; a virtual architecture, so that NVRTC stops at PTX."""
@@ -60,6 +62,11 @@ def every_launch(launches: Launches) -> Iterator[None]:
     """
     with emulating_launches(launches), emulation(), emulating_cuda(launches.run):
         yield
+
+
+def pretended_for(kernel: Kernel) -> AbstractContextManager[object]:
+    """A pretended card for a user's kernel, which may ask for it; the tree's launchers do not."""
+    return nullcontext() if kernel.file is None else pretended_gpu()
 
 
 @contextmanager

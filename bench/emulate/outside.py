@@ -14,6 +14,7 @@ import torch
 
 from rooflab.bench.check.failed import failure
 from rooflab.bench.check.gate import judge
+from rooflab.bench.compile.pretended import pretended_card
 from rooflab.bench.emulate.ours import emulating
 from rooflab.bench.emulate.run import Answer, launch_answer
 from rooflab.bench.emulator import Choice, EmulationError
@@ -36,7 +37,8 @@ def function_of(text: str) -> Callable[..., Any]:
         sys.modules[key] = importlib.util.module_from_spec(spec)
         sys.path.insert(0, str(path.parent.resolve()))
         try:
-            spec.loader.exec_module(sys.modules[key])
+            with pretended_card():
+                spec.loader.exec_module(sys.modules[key])
         except BaseException:
             del sys.modules[key]
             raise
@@ -100,7 +102,9 @@ def run(
         status, why = "INCORRECT", found.races[0]
     if status == "OK" and reference is not None:
         exact = {name: value.double() if _is_float(value) else value for name, value in inputs.items()}
-        verdicts = judge(result, reference(**exact))
+        with pretended_card():
+            wanted = reference(**exact)
+        verdicts = judge(result, wanted)
         status = "OK" if all(stats.passed for stats in verdicts) else "INCORRECT"
         why = "; ".join(stats.describe() for stats in verdicts if status == "OK" or not stats.passed)
     if status == "OK" and reference is None:

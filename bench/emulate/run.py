@@ -18,7 +18,7 @@ import torch
 from rooflab.bench.calls.calls import packed
 from rooflab.bench.check.failed import failure, known_errors
 from rooflab.bench.check.poison import poisoned_allocations
-from rooflab.bench.emulate.ours import every_launch
+from rooflab.bench.emulate.ours import every_launch, pretended_for
 from rooflab.bench.emulator import Checks, EmulationError, Launches, LaunchResult
 from rooflab.kernels import registry
 from rooflab.kernels.configs import make_config
@@ -76,7 +76,7 @@ def run(request: Mapping[str, Any]) -> Answer:
     status, why = "OK", ""
     outputs: Any = None
     try:
-        with every_launch(launches), poisoned_allocations(), launches.fresh:
+        with every_launch(launches), poisoned_allocations(), pretended_for(kernel), launches.fresh:
             outputs = kernel.fn(**given)
     except EmulationError as error:
         status, why = "RUNTIME_ERROR", str(error)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 
 from rooflab.bench.check.outside import Serving, kernel_of
 from rooflab.bench.check.trial import PLAIN, Layout, Runner, Seen
+from rooflab.bench.compile.pretended import pretended_card
 from rooflab.bench.emulate import outside
 from rooflab.bench.emulate import run as emulated_run
-from rooflab.bench.emulate.ours import every_launch
+from rooflab.bench.emulate.ours import every_launch, pretended_for
 from rooflab.bench.emulator import QUICK, Checks, Launches
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
@@ -44,7 +46,7 @@ class Emulating(Runner):
 
         def counted(**arguments: Any) -> Any:
             launches.begin()
-            with launches.fresh:
+            with pretended_for(kernel), launches.fresh:
                 return kernel.fn(**arguments)
 
         counted.__signature__ = inspect.signature(kernel.fn)  # type: ignore[attr-defined]
@@ -75,11 +77,13 @@ start = registry.load_all
 def answer(request: Mapping[str, Any]) -> Any:
     """The answer to a request: of a check, one run, or an `error`."""
     if "call" in request:
-        return _serving.answer(request)
+        with pretended_card() if request["call"] == "begin" else nullcontext():  # `begin` imports the kernel's file
+            return _serving.answer(request)
     try:
         if request["do"] == "outside":
             return outside.answer(request)
-        kernel_of(request["op"], request["kernel"], request["file"])
+        with pretended_card():
+            kernel_of(request["op"], request["kernel"], request["file"])
         return emulated_run.run(request)
     except (ValueError, ImportError, OSError) as error:
         return {"error": str(error)}

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.compile.pretended import OnGpu, pretended_gpu
 from rooflab.bench.emulator.launches import Launches, emulating_launches
 from rooflab.bench.emulator.machine.run import Checks, EmulationError
-from rooflab.bench.emulator.pretended import OnGpu, pretended_gpu
 from rooflab.bench.emulator.results import LaunchResult
 
 OWN = str(Path(__file__).parents[1])
@@ -47,11 +47,6 @@ class Emulation(Launches):
     memory: tuple[torch.Tensor, ...] = ()
     """Tensors that kernels find by pointers in memory, beside those whose address was asked for inside."""
     gpu: OnGpu | None = None
-
-    def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
-        """Emulates one launch."""
-        with torch._C.DisableTorchFunction():
-            super().run(compiled, grid, args)
 
     @property
     def findings(self) -> list[Finding]:

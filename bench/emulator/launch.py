@@ -20,6 +20,7 @@ from rooflab.bench.emulator.loader import load
 from rooflab.bench.emulator.machine.grid import execute
 from rooflab.bench.emulator.machine.memory import GlobalMemory
 from rooflab.bench.emulator.machine.run import MOST_THREADS, SHARED_LIMIT, Checks, Run, VariableLayout
+from rooflab.bench.emulator.mended import registers_of
 from rooflab.bench.emulator.results import LaunchResult, result_of
 from rooflab.bench.emulator.text.syntax import Parameter, PtxKernel, Reference, Triple, Variable
 from rooflab.bench.emulator.triton_kernels import bound, in_ctas
@@ -85,7 +86,8 @@ def emulate(
     dynamic = _dynamic_shared(compiled, layout)
     run = Run(program, sizes, block, cluster, known, raw, layout, dynamic, checks, seed, short_accumulator)
     run.stored = None if ctas is None else []
-    execute(run, range(count) if ctas is None else _chosen(ctas, count))
+    text, name = compiled.ptx, program.kernel.name
+    execute(run, range(count) if ctas is None else _chosen(ctas, count), lambda: registers_of(text, name))
     return result_of(run, compiled.ptx)
 
 

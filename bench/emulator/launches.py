@@ -106,21 +106,22 @@ class Launches:
 
     def emulated(self, compiled: Any, grid: tuple[int, ...], args: list[Any], ctas: list[int] | None) -> LaunchResult:
         """Emulates the CTAs `ctas` of one launch; None means all CTAs."""
-        self.launched += 1
-        given = tensors_in(args)
-        # Later calls check only values, and the poison in fresh memory is such a value.
-        unwritten = self.fresh.among(given) if self.checks.races else []
-        self.fresh.forget(given)
-        return emulate(
-            compiled,
-            grid,
-            args,
-            checks=self.checks,
-            seed=self.seed,
-            ctas=ctas,
-            unwritten=unwritten,
-            memory=self.reached,
-        )
+        with torch._C.DisableTorchFunction():  # tensors may say that they are on a pretended card
+            self.launched += 1
+            given = tensors_in(args)
+            # Later calls check only values, and the poison in fresh memory is such a value.
+            unwritten = self.fresh.among(given) if self.checks.races else []
+            self.fresh.forget(given)
+            return emulate(
+                compiled,
+                grid,
+                args,
+                checks=self.checks,
+                seed=self.seed,
+                ctas=ctas,
+                unwritten=unwritten,
+                memory=self.reached,
+            )
 
     @property
     def reached(self) -> list[torch.Tensor]:

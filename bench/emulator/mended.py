@@ -1,4 +1,4 @@
-"""What ptxas mends by itself: it puts a fence or a wait of wgmma where a kernel lacks one, and says so."""
+"""What ptxas says of a kernel: its registers, and where it puts a fence or a wait of wgmma that the kernel lacks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,20 @@ FENCE, WAIT = "C7519", "C7517"
 """Its notes: a `wgmma.fence` and a `wgmma.wait_group` put in."""
 
 
-@lru_cache(maxsize=32)
 def notes_of(ptx: str) -> frozenset[str]:
     """The codes of the notes that Triton's ptxas gives on PTX for sm_90a.  Raises `ValueError` where it refuses."""
+    return frozenset(re.findall(r"\((C\d+)\)", _log(ptx)))
+
+
+def registers_of(ptx: str, name: str) -> int:
+    """The registers of a thread of the kernel `name`.  Raises `ValueError` where ptxas refuses the PTX."""
+    used = re.search(rf"entry function '{re.escape(name)}'.*?Used (\d+) registers", _log(ptx), re.DOTALL)
+    assert used is not None, "ptxas says it of each kernel"
+    return int(used[1])
+
+
+@lru_cache(maxsize=32)
+def _log(ptx: str) -> str:
     found = find_spec("triton")
     assert found is not None and found.origin is not None, "a requirement of this package"
     tool = Path(found.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
@@ -25,7 +36,7 @@ def notes_of(ptx: str) -> frozenset[str]:
         done = _assemble(tool, re.sub(r"\.version\s+[\d.]+", f".version {known[1]}", ptx, count=1))
     if done.returncode:
         raise ValueError(f"ptx: ptxas refuses it: {done.stderr.strip()}")
-    return frozenset(re.findall(r"\((C\d+)\)", done.stderr))
+    return done.stderr
 
 
 def _assemble(tool: Path, ptx: str) -> subprocess.CompletedProcess[str]:

@@ -179,6 +179,11 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         for use, maker in run.map_races
     ]
     texts += [
+        f"{name(number)} is met more often by some warps than by others, which have left the loop and ended: a barrier"
+        " is undefined unless all threads come to it"
+        for number in run.uneven_barriers
+    ]
+    texts += [
         f"{writer.describe()} writes a register of A of {wgmma.describe()}, which may still have to read it: no"
         " wgmma.wait_group between"
         for writer, wgmma in run.program.rewritten

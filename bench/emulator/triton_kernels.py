@@ -150,11 +150,10 @@ def emulating_triton(
     one's result stays.
     """
     # Imported here, because Triton reads its environment at import, and `emulate` does not need Triton.
-    import triton
     from triton.compiler import CompiledKernel
     from triton.runtime.autotuner import Autotuner
 
-    from rooflab.bench.compile.capture import FakeDriver, check_internals, ptxas_log
+    from rooflab.bench.compile.capture import FakeDriver, check_internals, driven_by, ptxas_log
 
     check_internals()
     init, tune = CompiledKernel._init_handles, Autotuner.run
@@ -188,16 +187,13 @@ def emulating_triton(
         self.nargs = None
         return kernel
 
-    driver = triton.runtime.driver
-    before = driver._active  # `active` would look for a GPU
-    driver.set_active(FakeDriver(sm, properties))
     CompiledKernel._init_handles, Autotuner.run, CompiledKernel.__getattr__ = ready, chosen, missing
     _handles.append(handle)
     try:
-        yield
+        with driven_by(FakeDriver(sm, properties, "cuda:0")):
+            yield
     finally:
         _handles.pop()
-        driver.set_active(before)
         CompiledKernel._init_handles, Autotuner.run = init, tune
         del CompiledKernel.__getattr__
 

@@ -307,13 +307,18 @@ class Generator:
         self._guard = None
 
     def _look_at(self, instruction: syntax.Instruction) -> None:
-        """Checks accumulators that an instruction other than a copy reads."""
-        if instruction.opcode.startswith("wgmma"):
+        """Checks accumulators that an instruction reads and a later wait would not fill: all but a whole copy's."""
+        if instruction.opcode.startswith("wgmma"):  # `multiply_async` checks what it reads
             self._looked_at.clear()
             return
-        if instruction.opcode.startswith("mov"):
-            return
-        for register in syntax.uses(instruction):
+        target, *sources = instruction.operands or (None,)
+        guarded = instruction.predicate is not None
+        registers = [item for item in (target, *sources) if isinstance(item, syntax.Register)]
+        if instruction.opcode.startswith("mov") and len(registers) == 2 and not guarded:
+            return  # both registers are the row that the wait fills
+        # Lanes whose predicate is false keep the old result, which is copied.
+        kept = syntax.definitions(instruction) if guarded else ()
+        for register in (*syntax.uses(instruction), *kept):
             if register.index in self._accumulators and register.index not in self._looked_at:
                 self._looked_at.add(register.index)
                 name = self._register(register, self.kept[register.index])

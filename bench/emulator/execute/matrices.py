@@ -161,12 +161,14 @@ def multiply_async(
         if not (keeps == keeps[0]).all():
             raise Fault("wgmma wants one scale-d for all threads", instruction)
         keeps = keeps[0]
+    known = _known(group, d)
+    for value in (*(a if isinstance(a, tuple) else ()), *(d if known is None and keeps else ())):
+        check_settled(c, value, instruction)
     try:
         check_shape(shape.n, shape.d_type, shape.a_type, shape.b_type, len(d))
         operands = _operands(c, a, b, shape, len(pieces), instruction)
     except ValueError as error:
         raise Fault(str(error), instruction) from None
-    known = _known(group, d)
     old = known.matrices if known is not None else None
     if old is None and keeps:
         stacked = np.stack([c.vector(value) for value in d])

@@ -31,6 +31,20 @@ def _order_all(group: CtaGroup, warps: Lanes) -> None:
         group.races.barrier(group.race_slot(int(cta)), each[ctas == cta] % group.race_warps)
 
 
+def _meet(group: CtaGroup, warps: Lanes, instruction: int, together: int, gone: npt.NDArray[np.bool_]) -> None:
+    """Notes warps that leave a barrier for all threads, and the fault where one that met there before has ended.
+
+    PTX no longer waits for a thread that has ended (`exit`): these turns of a loop do not order its accesses.  CUDA C++
+    calls a barrier undefined where a running thread skips it.  `together`: how many lanes share the barrier; `gone`:
+    lanes that the barrier no longer waits for.
+    """
+    met = group.met.setdefault(instruction, np.zeros(len(group.alive) // 32, np.bool_))
+    met[warps] = True
+    ended = np.flatnonzero(met & gone.reshape(-1, 32).all(axis=1))
+    if np.isin(ended // (together // 32), warps // (together // 32)).any():
+        group.run.uneven_barriers[instruction] = None
+
+
 @dataclass
 class _BarrierState:
     """One barrier of one CTA between two completions."""
@@ -47,6 +61,8 @@ class _BarrierState:
     """Functions that give the threads of one `bar.red` their result, from the votes and the voters."""
     waiters: list[np.ndarray[Any, Any]] = field(default_factory=list)
     """Warps that wait, without the warps of a `bar.arrive`."""
+    met: list[tuple[Lanes, int]] = field(default_factory=list)
+    """Warps that arrived, and at which instruction."""
 
 
 class Barriers:
@@ -58,6 +74,7 @@ class Barriers:
         self._states: dict[tuple[int, int], _BarrierState] = {}
         self._missing: dict[int, int] = {}
         """By the id of a context, the number of CTAs whose barriers it still waits for."""
+        self._threads = int(np.count_nonzero(group.alive))
 
     def any(self) -> bool:
         """Whether a context waits."""
@@ -87,6 +104,8 @@ class Barriers:
         slots = np.unique(context.slots) if context.slot is None else [context.slot]
         everyone = context.slot is None and context.size == np.count_nonzero(group.alive)
         if everyone and count is None and vote is None and not self._states:
+            if instruction not in group.met or context.size < self._threads:
+                _meet(group, context.warps, instruction, group.lanes_per_cta, ~group.alive)
             _order_all(group, context.warps)
             return following
         context.place, missing = following, 0
@@ -152,6 +171,7 @@ class Barriers:
             raise Fault(f"barrier {number} is awaited by {texts} threads", instruction)
         # Every warp counts as 32 threads, even where some of its threads have ended.
         state.arrived += 32 * len(warps)
+        state.met.append((warps, instruction))
         if waits:
             state.parked.append(context)
             state.waiters.append(warps)
@@ -174,6 +194,9 @@ class Barriers:
 
     def _release(self, slot: int, number: int, state: _BarrierState) -> None:
         group = self._group
+        if state.wanted is None:
+            for warps, instruction in state.met:
+                _meet(group, warps, instruction, group.lanes_per_cta, ~group.alive)
         del self._states[(slot, number)]
         for settle in state.settlers:
             settle(state.votes, state.voters)
@@ -252,6 +275,8 @@ class ClusterBarrier:
         return bool((self._arrived[self._group.alive] >= wanted).all())
 
     def _learn(self, context: LaneContext) -> None:
+        late = self._arrived < self._arrived[context.lanes].max()
+        _meet(self._group, context.warps, context.place - 1, len(late), late & ~self._group.alive)
         if self._group.races is not None:
             for slot, warps in self._warps(context):
                 self._group.races.wait(slot, warps, _KEY)

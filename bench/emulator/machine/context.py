@@ -129,6 +129,11 @@ class LaneContext:
         return self.spins
 
     @property
+    def knows_all_changes(self) -> bool:
+        """Whether memory is as it was at the end of its last turn."""
+        return self._changes == self.group.run.changes
+
+    @property
     def pattern(self) -> bytes:
         """The numbers of its lanes, counted from its first warp; empty for adjacent whole warps."""
         if self._pattern is None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from rooflab.bench.emulator.machine.run import SHARED_LIMIT, SMS, CtaGroup, EmulationError, Fault, Run
-from rooflab.bench.emulator.machine.schedule import Schedule
+from rooflab.bench.compile.cases import resident_ctas
+from rooflab.bench.emulator.machine.run import CtaGroup, EmulationError, Fault, Run, most_seconds
+from rooflab.bench.emulator.machine.schedule import MOST_NAMED, Schedule
 from rooflab.bench.emulator.races.shared_races import SharedRaces
 from rooflab.bench.emulator.races.vector_clocks import MapOrder
 
@@ -20,10 +22,10 @@ MOST_SHARED_BYTES = 64 << 20
 """Shared and local memory of CTAs that run at once."""
 MOST_POLLS = 5000
 """Rounds in which all threads only poll and no memory changes; after that they would poll for ever."""
-MOST_NAMED = 6
-"""The most waits that one message names."""
-MOST_RESIDENT = 8
-"""CTAs of a multiprocessor that may run at once while some wait for others."""
+MOST_WAITS = 5
+"""The most lots of CTAs of which each adds to the time that the next end may take."""
+SURE = 4
+"""Rounds without a change after which threads that repeat their states do so for ever."""
 
 
 def _lots(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
@@ -57,19 +59,23 @@ def _clusters(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
         yield sorted(members)  # a CTA's place is its rank
 
 
-def execute(run: Run, ctas: Iterable[int]) -> None:
-    """Runs these CTAs.  Raises `EmulationError`."""
-    resident = _resident(run)
-    waiting = _lots(run, ctas if isinstance(ctas, range) else list(ctas))
+def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None:
+    """Runs these CTAs, as many at once as an H100 holds; `registers` gives those of a thread.
+
+    Raises `EmulationError`.
+    """
+    waiting = _lots(run, ctas)
     going: list[tuple[Schedule, Iterator[bool]]] = []
-    idle = 0
+    places, upcoming, idle, begun = _Places(run, registers), next(waiting, None), 0, 0
     with np.errstate(all="ignore"):
-        while True:
-            if not going:
-                lot = next(waiting, None)
-                if lot is None:
-                    return
-                going.append(_begin(run, lot))
+        while going or upcoming is not None:
+            room = places.free(sum(len(schedule.group.ctas) for schedule, _ in going), len(upcoming or ()))
+            if upcoming is not None and (not going or room >= (len(upcoming) if run.has_clusters else 1)):
+                now = upcoming if run.has_clusters else upcoming[:room]
+                going.append(_begin(run, now))
+                begun += len(now)
+                _wait_again(run, going)
+                upcoming = upcoming[len(now) :] or next(waiting, None)
             before, idle = run.changes, idle + 1
             for item in list(going):
                 schedule, turns = item
@@ -77,21 +83,42 @@ def execute(run: Run, ctas: Iterable[int]) -> None:
                 if polled is None:
                     _end(run, schedule)
                     going.remove(item)
+                    _wait_again(run, going)
                 if not polled:
                     idle = 0
             if run.changes != before:
                 idle = 0
-            if idle > MOST_POLLS:
-                raise EmulationError(_waits_for_ever(run, [schedule for schedule, _ in going]))
-            # These lots take long, or wait for CTAs that have not begun: begin the next lot.
-            if going and len(going) < resident and (lot := next(waiting, None)) is not None:
-                going.append(_begin(run, lot))
+            if idle > MOST_POLLS or (idle > SURE and all(schedule.stuck() for schedule, _ in going)):
+                text = _waits_for_ever(run, [schedule for schedule, _ in going])
+                if (left := len(ctas) - begun) > 0:
+                    held = sum(len(schedule.group.ctas) for schedule, _ in going)
+                    text += f"; an H100 holds these {held} CTAs at once, and {left} of {len(ctas)} have not begun"
+                raise EmulationError(text)
 
 
-def _resident(run: Run) -> int:
-    """Lots of CTAs that may run at once: as many as fit the device's shared memory."""
-    each = max(1, min(MOST_RESIDENT, (SHARED_LIMIT + 1024) // (run.shared_limit + 1024)))
-    return SMS * each
+def _wait_again(run: Run, going: Sequence[object]) -> None:
+    """Sets when the next CTA should have ended: those that are going take turns."""
+    run.deadline = time.thread_time() + most_seconds() * min(len(going), MOST_WAITS)
+
+
+class _Places:
+    """How many CTAs an H100 holds at once."""
+
+    def __init__(self, run: Run, registers: Callable[[], int]):
+        self._run, self._registers = run, registers
+        self._known = self._with(None)
+        """The CTAs that it holds, however many registers they have; later, with those that they have."""
+        self._asked = self._known == self._with(1)
+
+    def _with(self, registers: int | None) -> int:
+        x, y, z = self._run.block
+        return resident_ctas(x * y * z, registers, self._run.shared_limit)
+
+    def free(self, taken: int, wanted: int) -> int:
+        """The CTAs for which there is room beside `taken`."""
+        if taken + wanted > self._known and not self._asked:
+            self._known, self._asked = self._with(self._registers()), True
+        return self._known - taken
 
 
 def _waits_for_ever(run: Run, schedules: Sequence[Schedule]) -> str:

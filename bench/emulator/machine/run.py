@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
 import random
+import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,8 +26,18 @@ SMS = 132
 """Multiprocessors of an H100."""
 SHARED_LIMIT = 227 << 10
 """Bytes of shared memory that a CTA may have on Hopper."""
+SECONDS, MOST_SECONDS = "ROOFLAB_EMULATE_SECONDS", "120"
+"""Of the processor, in which CTAs must end; the variable of the environment sets another number."""
 Lanes = npt.NDArray[np.int64]
 """Numbers of lanes."""
+
+
+def most_seconds() -> float:
+    """The seconds of the processor in which CTAs must end.  Raises `ValueError` where the variable has no number."""
+    text = os.environ.get(SECONDS, MOST_SECONDS)
+    if not re.fullmatch(r"\d+\.?\d*", text):
+        raise ValueError(f"{SECONDS}: expected a number of seconds, got {text!r}")
+    return float(text)
 
 
 class EmulationError(RuntimeError):
@@ -104,6 +117,8 @@ class Run:
         self.random = random.Random(seed) if seed else None
         self.short_accumulator = short_accumulator
         self.steps = 0
+        self.deadline = math.inf
+        """The thread's processor time at which a CTA should have ended."""
         self.stored: list[tuple[Any, int]] | None = None
         """Addresses and width of every store to global memory; None where the caller did not ask for them."""
         self.changes = 0
@@ -131,6 +146,8 @@ class Run:
         self.shared_races: list[Any] = []
         self.register_races: dict[int, None] = {}
         """Instructions that read an accumulator whose wgmma may still be running."""
+        self.uneven_barriers: dict[int, None] = {}
+        """Barriers at which warps meet more often than a warp of their CTA that has ended."""
         self.map_races: dict[tuple[int, int], None] = {}
         """Uses of tensor maps that lack a fence, each with the instruction that made the map."""
 
@@ -170,6 +187,8 @@ class CtaGroup:
         self.maps: MapOrder | None = None
         self.waiting: Any = None
         """The group's `waiting.Waiting`, for `waiting.waiting_of`; untyped, because waiting.py imports this file."""
+        self.met: dict[int, npt.NDArray[np.bool_]] = {}
+        """By instruction, the warps that have left a barrier for all threads there."""
         self.accumulators: dict[int, Any] = {}
         """Chains of wgmmas, by their buffer."""
         self.warpgroups: dict[int, Any] = {}

@@ -7,13 +7,14 @@ With a seed, warps begin in random pieces and the next context is random: anothe
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from rooflab.bench.emulator.machine.context import PARKED, SPLIT, LaneContext, merged
-from rooflab.bench.emulator.machine.run import CtaGroup, EmulationError, Fault
+from rooflab.bench.emulator.machine.run import SECONDS, CtaGroup, EmulationError, Fault, most_seconds
 from rooflab.bench.emulator.machine.waiting import Waiting
 from rooflab.bench.emulator.text.syntax import Immediate, Instruction, Register
 
@@ -26,6 +27,10 @@ MEETS = 0.9
 """Probability, in a random order, that of the parts of one warp the part furthest back goes on."""
 MERGED_REGISTERS = 48
 """Whole warps are joined only where at most this many registers are live: joining accumulators takes 0.1 ms."""
+
+
+MOST_NAMED = 6
+"""The most waits that one message names."""
 
 
 def may_run(context: LaneContext, instruction: Instruction) -> bool:
@@ -103,6 +108,8 @@ class Schedule:
                 if not self._wake():
                     name = self.program.kernel.name
                     raise EmulationError("; ".join([f"{name}: nothing can go on (deadlock)", *self.describe()]))
+            if time.thread_time() > self.group.run.deadline:
+                raise EmulationError(self._endless())
             context = self._next()
             for _ in range(SHORT_TURN if context.spins else TURN):
                 steps = context.steps
@@ -110,6 +117,7 @@ class Schedule:
                     break
                 if context.steps > steps:
                     self.ready.append(context)
+                    context.repeats()
                     self._wake()
                     yield True
                     break
@@ -123,6 +131,15 @@ class Schedule:
                 if context.repeats():
                     self._wake()
                 yield context.spins
+
+    def stuck(self) -> bool:
+        """Whether no context can go on unless memory changes."""
+        return all(context.spins and context.knows_all_changes for context in self.ready)
+
+    def _endless(self) -> str:
+        name, where = self.program.kernel.name, "; ".join(self.describe()[:MOST_NAMED])
+        text = f"{name}: no CTA has ended for {most_seconds():g} s of the processor or more; {where}"
+        return f"{text}; {SECONDS}={10 * most_seconds():g} in the environment allows more"
 
     def _wake(self) -> bool:
         """Resumes contexts that meet, or whose transfers end; returns whether there are any."""
@@ -259,8 +276,9 @@ class Schedule:
         return f"{self.program.kernel.name}: {instruction.describe()}, CTA {shown}{who}: {fault}"
 
     def describe(self) -> list[str]:
-        """What each context waits for, in words; contexts that are ready only poll."""
-        waits = [(context, "polling", min(context.place, self.program.size - 1)) for context in self.ready]
+        """What each context waits for or runs, in words."""
+        running = [(context, min(context.place, self.program.size - 1)) for context in self.ready]
+        waits = [(context, "polling" if context.spins else "running", place) for context, place in running]
         rest = "waiting for the rest of its warp or warpgroup"
         waits += [(context, rest, context.place) for context in self.meeting]
         waits += [(context, f"waiting {text}", number) for context, text, number in self.waiting.describe()]

@@ -19,7 +19,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rooflab.bench.calls.selection import choose_kernels
-from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate import calls as emulated_calls
 from rooflab.bench.emulator import SECTOR
 from rooflab.bench.predict.cases import KernelCase, choose_cases, choose_scheme, identity
@@ -173,7 +172,7 @@ def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, 
         refusal = kernel.why_not_args(inputs)
         if refusal:
             raise ValueError(f"kernel: {kernel.id}: {refusal}")
-        fields = _emulated(kernel, wanted, dtypes, seed) if has_code(kernel) else _torch(kernel, inputs)
+        fields = _emulated(kernel, wanted, dtypes, seed) if kernel.has_code else _torch(kernel, inputs)
         fields |= {"least_bytes": spec.cost(**inputs).bytes, "seed": seed}
         found.append(_record(kernel, wanted, dtypes, run_id, environment, fields))
     return found

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode
 
-from rooflab.bench.compile.cases import device_for, properties
+from rooflab.bench.compile.cases import SM, device_for, properties
 
 GPU = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
@@ -151,3 +151,13 @@ def pretended_gpu() -> Iterator[OnGpu]:
         OnGpu() as mode,
     ):
         yield mode
+
+
+@contextmanager
+def pretended_card(device: str = "cuda:0") -> Iterator[None]:
+    """`pretended_gpu`, for Triton too, whose driver says that tensors are on `device`: for files that ask at import."""
+    # Not at the top: the first import of Triton fixes its interpreter mode.
+    from rooflab.bench.compile.capture import FakeDriver, driven_by
+
+    with driven_by(FakeDriver(SM, properties(), device)), pretended_gpu():
+        yield
