@@ -35,7 +35,7 @@ _GGUF_LAYER = {
     "ffn_up.weight": "mlp.up_proj.weight",
     "ffn_down.weight": "mlp.down_proj.weight",
 }
-SAMPLING = "general.sampling."
+_SAMPLING = "general.sampling."
 _GGUF_TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -86,8 +86,8 @@ class GGUFCheckpoint:
     def generation(self) -> tuple[str, Mapping[str, Any]]:
         """As `Checkpoint`: `general.sampling` of the header."""
         names = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
-        own = ((name.removeprefix(SAMPLING), value) for name, value in self._model.fields.items() if SAMPLING in name)
-        return f"{self.path.name} {SAMPLING}", {names.get(name, name): value for name, value in own}
+        own = ((name.removeprefix(_SAMPLING), value) for name, value in self._model.fields.items() if _SAMPLING in name)
+        return f"{self.path.name}, {_SAMPLING[:-1]}", {names.get(name, name): value for name, value in own}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor in fp32."""
