@@ -35,6 +35,7 @@ _GGUF_LAYER = {
     "ffn_up.weight": "mlp.up_proj.weight",
     "ffn_down.weight": "mlp.down_proj.weight",
 }
+_SAMPLING = "general.sampling."
 _GGUF_TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -53,6 +54,9 @@ class Checkpoint(Protocol):
 
     def ends(self) -> Mapping[str, Any]:
         """Where the checkpoint names end tokens, and what stands there: an id, a list of ids or None."""
+
+    def generation(self) -> tuple[str, Mapping[str, Any]]:
+        """Where the checkpoint says how to draw tokens, and its fields, by transformers' names."""
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -78,6 +82,12 @@ class GGUFCheckpoint:
         """As `Checkpoint`: the header's end of a text, of a turn and of a message."""
         names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
         return {name: self._model.fields.get(name) for name in names}
+
+    def generation(self) -> tuple[str, Mapping[str, Any]]:
+        """As `Checkpoint`: `general.sampling` of the header."""
+        names = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+        own = ((name.removeprefix(_SAMPLING), value) for name, value in self._model.fields.items() if _SAMPLING in name)
+        return f"{self.path.name}, {_SAMPLING[:-1]}", {names.get(name, name): value for name, value in own}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor in fp32."""
@@ -146,9 +156,13 @@ class SafetensorsCheckpoint:
 
     def ends(self) -> Mapping[str, Any]:
         """As `Checkpoint`: those of config.json and generation_config.json."""
-        generation = self.path / "generation_config.json"
-        found = {"config.json": self._config.get("eos_token_id")}
-        return found | ({generation.name: read_json(generation).get("eos_token_id")} if generation.is_file() else {})
+        name, fields = self.generation()
+        return {"config.json": self._config.get("eos_token_id"), name: fields.get("eos_token_id")}
+
+    def generation(self) -> tuple[str, Mapping[str, Any]]:
+        """As `Checkpoint`: generation_config.json, or without it config.json, as in transformers."""
+        file = self.path / "generation_config.json"
+        return (file.name, read_json(file)) if file.is_file() else ("config.json", self._config)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor in its stored dtype, but for the frequencies that early Llama 2 stored: they follow from

@@ -67,10 +67,10 @@ class GGUFModel:
                 raise ValueError(f"model: {self.path.name}: {name} {value!r} is not modelled yet")
 
     def _whole(self, name: str, default: int | None = None) -> int:
-        """A key that holds a whole number of 0 or more; without a default it must be there."""
+        """A key that holds a whole number of 0 or more, below 2**31; without a default it must be there."""
         value = self.fields.get(name, default)
-        if type(value) is not int or value < 0:
-            raise ValueError(f"model: {self.path.name}: expected a whole number as {name}, got {value!r}")
+        if type(value) is not int or not 0 <= value < 2**31:
+            raise ValueError(f"model: {self.path.name}: expected a whole number below 2**31 as {name}, got {value!r}")
         return value
 
     def _number(self, name: str, default: float | None = None) -> float:

@@ -45,7 +45,8 @@ _CUTS: Mapping[str, tuple[str, ...]] = {
     "tekken": (_TEKKEN,),
 }
 _TYPES = (
-    ("tokens merges", str, True), ("token_type", int, True), ("scores", float, True),
+    ("model pre chat_template", str, False), ("tokens merges", str, True),
+    ("token_type", int, True), ("scores", float, True),
     ("bos_token_id eos_token_id unknown_token_id", int, False),
     ("add_bos_token add_eos_token add_space_prefix", bool, False),
 )  # fmt: skip
@@ -86,7 +87,7 @@ def gguf_tokenizer(path: Path) -> Any:
     if kind == "llama":
         backend = _sentencepiece(tokens, types, lists["scores"], vocab, unknown, get("add_space_prefix", True))
     else:
-        backend = _byte_level(vocab, get("merges", ()), pre)
+        backend = _byte_level(path.name, vocab, get("merges", ()), pre)
     added = [(token, kind == _CONTROL) for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER)]
     backend.add_tokens([AddedToken(token, special=special, normalized=False) for token, special in added])
     begins = bos is not None and get("add_bos_token", kind == "llama" or pre in _WHOLE_FIRST)
@@ -108,19 +109,26 @@ def _check_types(file: str, header: Mapping[str, Any]) -> None:
     """Raises `ValueError` where a key that is read here holds another type."""
     for names, kind, listed in _TYPES:
         for name in names.split():
-            value = header.get(f"tokenizer.ggml.{name}")
+            name = name if name == "chat_template" else f"ggml.{name}"
+            value = header.get(f"tokenizer.{name}")
             values = value if listed and isinstance(value, list) else [value]
             if value is not None and not (isinstance(value, list) == listed and all(type(v) is kind for v in values)):
                 got = f"{type(value).__name__} {str(value)[:40]}"
                 what = f"a list of {kind.__name__}" if listed else kind.__name__
-                raise ValueError(f"model: {file}: expected {what} as tokenizer.ggml.{name}, got {got}")
+                raise ValueError(f"model: {file}: expected {what} as tokenizer.{name}, got {got}")
 
 
-def _byte_level(vocab: dict[str, int], merges: Sequence[str], pre: str) -> Any:
-    """Merges over the bytes of each cut of a text (GPT-2)."""
+def _byte_level(file: str, vocab: dict[str, int], merges: Sequence[str], pre: str) -> Any:
+    """Merges over the bytes of each cut of a text (GPT-2).  Raises `ValueError` without merges of two tokens to one."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    if not pairs:
+        raise ValueError(f"model: {file} has no tokenizer.ggml.merges; without them a text would be cut into bytes")
+    for pair in pairs:
+        for token in (*pair, "".join(pair)):
+            if token not in vocab:
+                raise ValueError(f"model: {file}: tokenizer.ggml.merges merges {pair}, and {token!r} is no token")
     backend = Tokenizer(models.BPE(vocab, pairs, ignore_merges=pre in _WHOLE_FIRST))
     cuts = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in _CUTS[pre]]
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

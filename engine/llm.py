@@ -14,6 +14,7 @@ import torch
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.checkpoints import open_checkpoint
 from rooflab.engine.core import Core
+from rooflab.engine.generation import Generation, read_generation
 from rooflab.engine.graphs import recorder
 from rooflab.engine.memory import check_weights_fit, kv_cache_blocks
 from rooflab.engine.metrics import Completion, RequestOutput, Timeline, TokenEvent
@@ -110,7 +111,7 @@ class LLM:
         self.dtype = dtype_of(dtype, self.device)
         self.dtype_name = INT8 if dtype == INT8 else str(self.dtype).removeprefix("torch.")
         """As the option `dtype`; with int8, `dtype` itself is that of all but the products' weights."""
-        self.arch, self.tokenizer, tensors, self._stop_ids = _open(str(model), dummy, seed, self.device)
+        self.arch, self.tokenizer, tensors, self._stop_ids, self._own = _open(str(model), dummy, seed, self.device)
         self.max_model_len = most = max_model_len or self.arch.max_position
         if most > self.arch.max_position:
             raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
@@ -189,6 +190,7 @@ class LLM:
 
     def _sequence(self, prompt: Prompt, params: SamplingParams, arrival_s: float | None = None) -> EngineSequence:
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
+        params = self._own.of(params)
         ids = self._encode(prompt)
         if len(ids) >= self.max_model_len:
             raise ValueError(
@@ -335,16 +337,19 @@ def _as_list(prompts: Any) -> list[Any]:
 
 def _open(
     model: str, dummy: bool, seed: int, device: torch.device
-) -> tuple[Architecture, Tokenizer | None, Iterator[tuple[str, torch.Tensor]], frozenset[int]]:
+) -> tuple[Architecture, Tokenizer | None, Iterator[tuple[str, torch.Tensor]], frozenset[int], Generation]:
     if dummy:
         arch = get_architecture(model)
-        return arch, None, dummy_tensors(arch, seed, device), frozenset()
+        return arch, None, dummy_tensors(arch, seed, device), frozenset(), Generation()
     checkpoint = open_checkpoint(fetch() if model == DEFAULT_MODEL else Path(model))
-    tokenizer, vocab_size = Tokenizer(checkpoint.path), checkpoint.architecture.vocab_size
+    vocab_size = checkpoint.architecture.vocab_size
+    ends = end_tokens(checkpoint.ends(), vocab_size)  # before transformers reads them, whose errors are long
+    tokenizer = Tokenizer(checkpoint.path)
     if tokenizer.size > vocab_size:
         raise ValueError(f"model: its tokenizer has {tokenizer.size} tokens, and its embedding has {vocab_size}")
-    stop = end_tokens({"the tokenizer": tokenizer.eos_token_id, **checkpoint.ends()}, vocab_size)
-    return checkpoint.architecture, tokenizer, checkpoint.tensors(), stop
+    ends |= end_tokens({"the tokenizer": tokenizer.eos_token_id}, vocab_size)
+    own = read_generation(*checkpoint.generation(), ends, vocab_size)
+    return checkpoint.architecture, tokenizer, checkpoint.tensors(), ends, own
 
 
 def end_tokens(sources: Mapping[str, Any], vocab_size: int) -> frozenset[int]:

@@ -302,17 +302,17 @@ class SamplingTensors:
             return np.fromiter(values, dtype, len(sequences))
 
         self._columns = (
-            column((p.temperature for p in params), np.float32),
-            column((p.top_k for p in params), np.int32),
-            column((max(p.top_p, LEAST_TOP_P) for p in params), np.float32),
-            column((p.min_p for p in params), np.float32),
+            column((p.temperature or 0.0 for p in params), np.float32),
+            column((p.top_k or 0 for p in params), np.int32),
+            column((max(p.top_p or 1.0, LEAST_TOP_P) for p in params), np.float32),
+            column((p.min_p or 0.0 for p in params), np.float32),
             column((sequence.seed for sequence in sequences), np.int64),
         )
 
         self._penalties: dict[str, np.ndarray] = {}
         if any(one.params.penalised for _, one, _ in self.special):
-            for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-                self._penalties[name] = column((getattr(p, name) for p in params), np.float32)
+            for name, off in {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}.items():
+                self._penalties[name] = column((getattr(p, name) or off for p in params), np.float32)
         self._place()
 
     def taken(self, rows: np.ndarray, ahead: np.ndarray) -> SamplingTensors:

@@ -85,12 +85,19 @@ class TextStream:
     """
 
     def __init__(self, piece: Callable[[int], bytes], leading: int = 0):
-        self._piece, self._leading = piece, leading
+        self._piece, self._leading, self._length = piece, leading, 0
+        self.begin = 0
+        """Where the last token begins in the text; inside a character, the character's place."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """The new text; empty while a character is incomplete."""
-        return self._without_leading(self._decoder.decode(self._piece(token_id)))
+        own, held = self._piece(token_id), self._decoder.getstate()[0]
+        first = self._decoder.decode(own[:1])
+        # Where the byte does not continue what is held back, that becomes a character of its own, before the token.
+        broken = bool(held) and len(first) + bool(self._decoder.getstate()[0]) > 1
+        self.begin = self._length + broken
+        return self._without_leading(first + self._decoder.decode(own[1:]))
 
     def flush(self) -> str:
         """The text that was held back, as a replacement character."""
@@ -100,7 +107,8 @@ class TextStream:
         while self._leading and text:
             if text[0] != " ":
                 self._leading = 0
-                return text
+                break
             text = text[1:]
             self._leading -= 1
+        self._length += len(text)
         return text

@@ -18,6 +18,8 @@ MOST_LOGPROBS = 20
 """OpenAI's limit."""
 LARGEST = float(np.finfo(np.float32).max)
 """Kernels take these numbers in fp32."""
+OF_MODEL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Settings for which a model may have values of its own, with the values that draw from the logits as they are."""
 PENALTIES = (1e-6, 1e6)
 """Bounds of `repetition_penalty`, between which no logit of a model becomes infinite."""
 
@@ -26,18 +28,19 @@ PENALTIES = (1e-6, 1e6)
 class SamplingParams:
     """How the tokens of one request are drawn; names and meanings are vLLM's.
 
+    A None of the fields in `OF_MODEL` says nothing: the model's own value counts (`engine/generation.py`).
     Raises `ValueError` on a value out of range.
     """
 
     max_tokens: int = 64
     """Most tokens to generate."""
-    temperature: float = 0.0
+    temperature: float | None = 0.0
     """0 takes the likeliest token (greedy)."""
-    top_k: int = 0
+    top_k: int | None = None
     """Keep the k likeliest tokens; 0 keeps all."""
-    top_p: float = 1.0
+    top_p: float | None = None
     """Keep the likeliest tokens up to and including the one whose cumulative probability reaches p."""
-    min_p: float = 0.0
+    min_p: float | None = None
     """Keep tokens whose probability is at least this fraction of the likeliest token's."""
     seed: int | None = None
     """Draws depend only on (seed, position); None derives a seed from the engine's seed and the request's number."""
@@ -53,7 +56,7 @@ class SamplingParams:
     """How many answers to draw."""
     logit_bias: Mapping[int, float] | None = None
     """Added to the logits of these tokens."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     """Divides the logits of tokens of prompt and answer (multiplies them below 0)."""
     presence_penalty: float = 0.0
     """Taken from the logits of tokens that the answer has."""
@@ -65,7 +68,7 @@ class SamplingParams:
     @cached_property
     def penalised(self) -> bool:
         """Whether tokens that were there count; asked for each token of each sequence, so worked out once."""
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+        return (self.repetition_penalty or 1, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
     @cached_property
     def plain(self) -> bool:
@@ -82,7 +85,7 @@ class SamplingParams:
             raise ValueError(f"n: expected at least 1, got {self.n}")
         if self.n > 1 and self.temperature == 0:
             raise ValueError(f"n: expected 1 at temperature 0, where all answers are the same, got {self.n}")
-        if not PENALTIES[0] <= self.repetition_penalty <= PENALTIES[1]:
+        if self.repetition_penalty is not None and not PENALTIES[0] <= self.repetition_penalty <= PENALTIES[1]:
             raise ValueError(f"repetition_penalty: expected a number in {[*PENALTIES]}, got {self.repetition_penalty}")
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= getattr(self, name) <= 2:
@@ -91,23 +94,24 @@ class SamplingParams:
             raise ValueError(f"logprobs: expected 0 to {MOST_LOGPROBS}, or None, got {self.logprobs}")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens: expected at least 1, got {self.max_tokens}")
-        if not 0 <= self.temperature <= LARGEST:
+        if not 0 <= (self.temperature or 0) <= LARGEST:
             raise ValueError(f"temperature: expected a finite number of at least 0, got {self.temperature}")
-        if not 0 <= self.top_k < 2**31:
+        if not 0 <= (self.top_k or 0) < 2**31:
             raise ValueError(f"top_k: expected 0 (off) to 2**31 - 1, got {self.top_k}")
-        if not 0 < self.top_p <= 1:
+        if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p: expected a number in (0, 1], got {self.top_p}")
-        if not 0 <= self.min_p <= 1:
+        if not 0 <= (self.min_p or 0) <= 1:
             raise ValueError(f"min_p: expected a number in [0, 1], got {self.min_p}")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed: expected a number in [0, 2**63), got {self.seed}")
 
     def _check_types(self) -> None:
         for name in ("max_tokens", "min_tokens", "top_k", "n", "seed", "logprobs"):
-            if not _is_integer(value := getattr(self, name)) and not (name in ("seed", "logprobs") and value is None):
+            may_be_none = name in ("top_k", "seed", "logprobs")
+            if not _is_integer(value := getattr(self, name)) and not (may_be_none and value is None):
                 raise ValueError(f"{name}: expected an integer, got {value!r}")
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-            if not _is_number(value := getattr(self, name)):
+            if not _is_number(value := getattr(self, name)) and not (name in OF_MODEL and value is None):
                 raise ValueError(f"{name}: expected a number, got {value!r}")
         ids = self.stop_token_ids
         if isinstance(ids, str) or not isinstance(ids, Collection) or not all(map(_is_integer, ids)):
@@ -173,7 +177,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
-        if self.params.repetition_penalty != 1:
+        if (self.params.repetition_penalty or 1) != 1:
             self.counts.update(dict.fromkeys(self.token_ids, 0))
 
     def __len__(self) -> int:

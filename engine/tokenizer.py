@@ -8,7 +8,17 @@ from typing import Any, cast
 
 from rooflab.engine.gguf_tokenizer import gguf_tokenizer
 from rooflab.engine.pieces import Pieces, TextStream
+from rooflab.roofline.architecture import check_types, read_json
 
+_TYPES = {
+    "a text": "tokenizer_class",
+    "a number": "model_max_length",
+    "a text or a list": "chat_template",
+    "true or false": "add_bos_token add_eos_token add_prefix_space clean_up_tokenization_spaces",
+    "a text or an object": "bos_token eos_token unk_token pad_token",
+}
+_TOKEN_TYPES = {"a text": "content", "true or false": "single_word lstrip rstrip normalized special"}
+_UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError)
 ChatMessage = Mapping[str, Any]
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
 _OF_TEMPLATES = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError, OSError,
@@ -22,9 +32,9 @@ class Tokenizer:
     def __init__(self, path: Path):
         self._tokenizer = gguf_tokenizer(path) if path.is_file() else _of_folder(path)
         self.pieces = Pieces(self._tokenizer)
-        self.size = len(self._tokenizer)
+        self.size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
         """Token ids are below it."""
-        self.longest = max(map(len, self._tokenizer.get_vocab()))
+        self.longest = max(map(len, self._tokenizer.get_vocab()), default=0)
         """Most characters of a token: a vocabulary has a character for each byte, or for each character."""
         self.eos_token_id: int | None = self._tokenizer.eos_token_id
         self.has_chat_template = self._tokenizer.chat_template is not None
@@ -90,13 +100,29 @@ class Tokenizer:
 
 
 def _of_folder(path: Path) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer  # the import takes a second, and dummy models do not need it
 
+    file = path / "tokenizer_config.json"
+    if file.is_file():
+        check_types(file.name, found := read_json(file), _TYPES)
+        check_types(file.name, found, {"an object": "added_tokens_decoder"}, null=False)
+        for number, token in found.get("added_tokens_decoder", {}).items():
+            where = f"added_tokens_decoder[{number!r}] of {file.name}"
+            check_types(where, {"token": token}, {"an object": "token"}, null=False)
+            check_types(where, token, _TOKEN_TYPES, null=False)
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise ValueError(f"model: no tokenizer that transformers can read in {path}: {first}") from error
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        tokenizer("a")  # a post-processor's unknown token is found only now
+        return tokenizer
+    except BaseException as error:
+        # What is wrong in tokenizer.json comes from Rust, as the bare class or as a panic.
+        rust = type(error) is Exception or type(error).__name__ == "PanicException"
+        if not (rust or isinstance(error, (*_UNREADABLE, StrictDataclassError))):
+            raise
+        where = "tokenizer.json" if rust else "config.json" if isinstance(error, StrictDataclassError) else str(path)
+        reason = " ".join(str(error).split())
+        raise ValueError(f"model: no tokenizer that transformers can read in {where}: {reason:.300}") from error
 
 
 def _of_text(message: ChatMessage) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,6 +52,18 @@ _READ = frozenset(
 )
 _IGNORED = frozenset("attn_implementation num_experts_per_tok attention_dropout attn_dropout".split())
 """They change no answer: how to compute it, what only experts use, and what only training uses."""
+_TYPES = {
+    "true or false": "tie_word_embeddings attention_bias mlp_bias use_sliding_window",
+    "a number": "partial_rotary_factor num_local_experts num_experts n_routed_experts",
+    "a text": "model_type dtype torch_dtype hidden_act hidden_activation",
+    "an object": "rope_scaling rope_parameters quantization_config",
+    "a list": "layer_types",
+}
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "a text": (str,), "true or false": (bool,), "a number": (int, float), "an object": (dict,), "a list": (list,),
+    "a text or an object": (str, dict), "a text or a list": (str, list),
+}  # fmt: skip
+_MOST_LAYERS = 10_000
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -145,7 +156,9 @@ class Architecture:
             path = Path(config)
             config = _read(path)
             name = name or (path if path.is_dir() else path.absolute().parent).name
-        model_type = str(config.get("model_type", "")).lower()
+        # An empty rope_scaling of any type says nothing, as in transformers.
+        check_types("config.json", {**config, "rope_scaling": config.get("rope_scaling") or None}, _TYPES)
+        model_type = (config.get("model_type") or "").lower()
         _refuse_unmodelled(model_type, config)
         heads = _integer(config, "num_attention_heads")
         hidden_size = _integer(config, "hidden_size")
@@ -154,7 +167,7 @@ class Architecture:
             name=name or str(config.get("_name_or_path") or model_type),
             hidden_size=hidden_size,
             intermediate_size=_integer(config, "intermediate_size"),
-            num_layers=_integer(config, "num_hidden_layers"),
+            num_layers=_integer(config, "num_hidden_layers", most=_MOST_LAYERS),
             num_heads=heads,
             num_kv_heads=_integer(config, "num_key_value_heads", heads),
             head_dim=_integer(config, "head_dim", _HEAD_DIM.get(model_type, hidden_size // max(heads, 1))),
@@ -190,18 +203,28 @@ def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file.  Raises `ValueError` if it holds none."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"model: {file.name} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"model: expected an object in {file.name}, got {found!r}")
+        raise ValueError(f"model: expected an object in {file.name}, got {found!r:.60}")
     return found
 
 
-def _integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def check_types(file: str, found: Mapping[str, Any], wanted: Mapping[str, str], null: bool = True) -> None:
+    """Raises `ValueError` unless the fields that `wanted` names for a type are missing, have it, or may be null."""
+    for kind, names in wanted.items():
+        for name in (name for name in names.split() if name in found):
+            if type(value := found[name]) not in _KINDS[kind] and not (null and value is None):
+                raise ValueError(f"model: expected {kind} as {name!r} in {file}, got {value!r:.60}")
+
+
+def _integer(config: Mapping[str, Any], key: str, default: int | None = None, most: int = 2**31 - 1) -> int:
     """The integer `key`; without a default it must be there, and None counts as missing."""
     value = _required(config, key) if default is None or config.get(key) is not None else default
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"model: expected an integer {key!r} in config.json, got {value!r}")
+        raise ValueError(f"model: expected an integer {key!r} in config.json, got {value!r:.60}")
+    if value > most:
+        raise ValueError(f"model: expected at most {most} as {key!r} in config.json, got {value!r:.60}")
     return value
 
 
@@ -213,7 +236,7 @@ def _positive(config: Mapping[str, Any], key: str, default: float) -> float:
 
 
 def _is_positive(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf
+    return type(value) in (int, float) and 0 < value < 1e308
 
 
 def _required(config: Mapping[str, Any], key: str) -> Any:
@@ -252,7 +275,7 @@ def _feature(config: Mapping[str, Any]) -> str | None:
         return _MLA
     if config.get("ssm_cfg") or config.get("mamba_d_state"):
         return _SSM
-    layers = set(config.get("layer_types") or ()) - {_FULL, _SLIDING, "chunked_attention"}
+    layers = set(map(str, config.get("layer_types") or ())) - {_FULL, _SLIDING, "chunked_attention"}
     return _HYBRID if layers else None
 
 
@@ -269,7 +292,7 @@ def _window(model_type: str, config: Mapping[str, Any]) -> int | None:
     window = _integer(config, "sliding_window", 4096) if windowed else None  # transformers' default for both
     first = 0 if mistral else _integer(config, "max_window_layers", 28)
     types = [_SLIDING if window is not None and layer >= first else _FULL for layer in range(count)]
-    named = types if config.get("layer_types") is None else list(config["layer_types"])
+    named = types if config.get("layer_types") is None else list(map(str, config["layer_types"]))
     if len(named) != count:
         raise ValueError(f"{model_type}: expected layer_types of {count} layers, got {len(named)}")
     lawful: list[set[str]] = [set(), {_FULL}, {_SLIDING} if windowed else set()]  # none: refused by its number
@@ -291,9 +314,9 @@ def _check_rope_scaling(scaling: Mapping[str, Any] | None, head_dim: int) -> Non
         raise ValueError(f"model: rope scaling {kind} misses {', '.join(missing)}")
     if unknown := sorted(key for key in scaling.keys() - needed - optional - {"rope_type"} if scaling[key] is not None):
         raise ValueError(f"model: rope scaling {kind}: {', '.join(unknown)} is not modelled yet")
-    factors = scaling.get("factors", ())
+    factors = scaling["factors"] if isinstance(scaling.get("factors"), list) else []
     if kind == "factors" and (len(factors) != head_dim // 2 or not all(map(_is_positive, factors))):
-        raise ValueError(f"model: expected {head_dim // 2} rope factors above 0, got {factors}")
+        raise ValueError(f"model: expected {head_dim // 2} rope factors above 0, got {scaling['factors']!r:.60}")
     for key in sorted(scaling.keys() - {"rope_type", "factors"}):
         if scaling[key] is not None and not _is_positive(scaling[key]):
             raise ValueError(f"model: rope scaling {kind}: expected a finite {key} above 0, got {scaling[key]!r}")
@@ -309,10 +332,10 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
 
 
 def _dtype(config: Mapping[str, Any]) -> str:
-    stored = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
-    names = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+    stored = next((config[key] for key in ("dtype", "torch_dtype") if config.get(key) is not None), "bfloat16")
+    names = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "float": "fp32"}
     if stored not in names:
-        raise ValueError(f"dtype: expected one of {', '.join(names)}, got {stored!r}")
+        raise ValueError(f"dtype: expected one of {', '.join(names)} in config.json, got {stored!r}")
     return names[stored]
 
 

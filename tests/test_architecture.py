@@ -133,7 +133,12 @@ def test_what_is_not_modelled_is_refused_by_name() -> None:
         ({"rms_norm_eps": -1}, "expected a finite 'rms_norm_eps' above 0 in config.json, got -1"),
         ({"rope_theta": "x"}, "expected a finite 'rope_theta' above 0 in config.json, got 'x'"),
         ({"num_attention_heads": 0}, "num_heads: expected at least 1, got 0"),
-        ({"torch_dtype": "int4"}, "dtype: expected one of bfloat16, float16, float32, got 'int4'"),
+        ({"tie_word_embeddings": "true"}, "expected true or false as 'tie_word_embeddings' in config.json, got 'true'"),
+        ({"rope_scaling": ["x"]}, "expected an object as 'rope_scaling' in config.json, got"),
+        ({"num_experts": "8"}, "expected a number as 'num_experts' in config.json, got '8'"),
+        ({"num_hidden_layers": 10**9}, "expected at most 10000 as 'num_hidden_layers' in config.json, got 1000000000"),
+        ({"torch_dtype": "torch.float16"}, "dtype: expected one of .* in config.json, got 'torch.float16'"),
+        ({"torch_dtype": "int4"}, "dtype: expected one of bfloat16, float16, .* in config.json, got 'int4'"),
     ]:
         with pytest.raises(ValueError, match=message):
             Architecture.from_config(llama_config(**changes))

@@ -118,6 +118,7 @@ def test_trap_19_every_end_token_of_every_source_ends(tmp_path, monkeypatch, sto
     ends = {"config.json": [3, 22], "generation_config.json": stored}
     architecture = SimpleNamespace(vocab_size=100)
     checkpoint = SimpleNamespace(path=tmp_path, architecture=architecture, tensors=lambda: iter(()), ends=lambda: ends)
+    checkpoint.generation = lambda: ("generation_config.json", {})
     monkeypatch.setattr("rooflab.engine.llm.open_checkpoint", lambda path: checkpoint)
     monkeypatch.setattr("rooflab.engine.llm.Tokenizer", lambda path: SimpleNamespace(eos_token_id=5, size=100))
     assert _open(str(tmp_path), False, 0, torch.device("cpu"))[3] == {3, 22, *stops}
@@ -125,7 +126,7 @@ def test_trap_19_every_end_token_of_every_source_ends(tmp_path, monkeypatch, sto
         ends["config.json"] = wrong
         with pytest.raises(ValueError, match="expected ids below 100 as end tokens in config.json, got"):
             _open(str(tmp_path), False, 0, torch.device("cpu"))
-    architecture.vocab_size = 99
+    ends["config.json"], architecture.vocab_size = 3, 99
     with pytest.raises(ValueError, match="model: its tokenizer has 100 tokens, and its embedding has 99"):
         _open(str(tmp_path), False, 0, torch.device("cpu"))
 

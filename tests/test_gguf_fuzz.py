@@ -1,4 +1,5 @@
-"""Generated headers of GGUF files: each is the model that its keys say, or is refused by a sentence that names a key.
+"""Generated headers of GGUF files: each is the model that its keys say, or is refused by a sentence that names a key;
+and values of other types in every file of a model.
 
 What each key means is said here a second time, as the change of a config.json whose logits `test_config_fuzz.py`
 compares with transformers.  The files are written by hand, because a key may stand twice.
@@ -6,7 +7,9 @@ compares with transformers.  The files are written by hand, because a key may st
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,9 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_model import CONFIG
+import torch
+from tiny_model import CONFIG, write_model
 
 from rooflab.engine.checkpoints import open_checkpoint
+from rooflab.engine.llm import _open
+from rooflab.engine.weights import load_weights
 from rooflab.roofline.architecture import Architecture
 
 COUNT = 300
@@ -193,7 +199,10 @@ def entry(key: Key) -> bytes:
     if kind == TEXT:
         stored = text(value)
     elif kind == ARRAY:
-        stored = struct.pack(f"<IQ{len(value)}I", U32, len(value), *value)
+        inner, form = next((k, f) for of, k, f in ((str, TEXT, ""), (float, F32, "f"), (int, U32, "I"))
+                           if all(isinstance(one, of) for one in value))  # fmt: skip
+        parts = map(text, value) if inner == TEXT else (struct.pack(f"<{form}", one) for one in value)
+        stored = struct.pack("<IQ", inner, len(value)) + b"".join(parts)
     else:
         stored = struct.pack(FORMS[kind], value)
     return text(name) + struct.pack("<I", kind) + stored
@@ -201,6 +210,76 @@ def entry(key: Key) -> bytes:
 
 def text(value: str) -> bytes:
     return struct.pack("<Q", len(value.encode())) + value.encode()
+
+
+WRONG = ["x", "", [], {}, ["x"], [[1]], [None], {"x": 1}, 0, -1, 1.5, True, None, 10**30, 10**400, float("nan")]
+HEADER: dict[str, tuple[int, Any]] = BASE | {
+    "general.sampling.temp": (F32, 0.6), "general.sampling.top_k": (I32, 20), "general.sampling.mirostat": (I32, 0),
+    "general.sampling.penalty_repeat": (F32, 1.1), "llama.rope.scaling.factor": (F32, 2.0),
+    "llama.rope.scaling.type": (TEXT, "linear"), "tokenizer.chat_template": (TEXT, "{{ messages }}"),
+    "tokenizer.ggml.model": (TEXT, "gpt2"), "tokenizer.ggml.pre": (TEXT, "qwen2"),
+    "tokenizer.ggml.tokens": (ARRAY, ["a", "b", "ab"]), "tokenizer.ggml.token_type": (ARRAY, [1, 1, 1]),
+    "tokenizer.ggml.merges": (ARRAY, ["a b"]), "tokenizer.ggml.add_bos_token": (BOOL, False),
+    "tokenizer.ggml.eos_token_id": (U32, 2), "tokenizer.ggml.eot_token_id": (U32, 1),
+}  # fmt: skip
+OTHER_NAMES = {
+    "num_attention_heads": "num_heads", "num_key_value_heads": "num_kv_heads|k_proj", "num_hidden_layers": "layer",
+    "max_position_embeddings": "max_position", "weight_map": "tensors", "config": "model_type",
+    "embedding_length": "head_dim", "head_count": "heads", "temp": "temperature",
+    "penalty_repeat": "repetition_penalty", "tokens": "token_type", **OURS,
+}  # fmt: skip
+
+
+def refused(model: Path, names: Iterable[Any]) -> bool:
+    """Whether a model is refused, by one sentence with one of the names."""
+    try:
+        arch, tokenizer, tensors, *_ = _open(str(model), False, 0, torch.device("cpu"))
+        if model.is_dir():
+            load_weights(arch, tensors, torch.float32, torch.device("cpu"))
+    except ValueError as error:
+        found = str(error)
+        assert "\n" not in found and len(found) < 500, found
+        assert any(re.search(f"{re.escape(str(name))}|{OTHER_NAMES.get(name, '^$')}", found) for name in names), found
+        return True
+    return False
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Of a JSON value and of all in it; of many alike the first two."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    some = list(inner)[: 2 if isinstance(value, list) or len(value) > 40 else 40] if inner else []
+    return [place, *(found for name, one in some for found in places(one, (*place, name)))]
+
+
+def test_a_value_of_another_type_in_a_file_of_a_model_is_one_sentence(tmp_path: Path) -> None:
+    folder, draw, found = write_model(tmp_path / "m", torch_dtype="float32", rope_scaling=None), random.Random(2), []
+    told = {"temperature": 0.6, "top_k": 20, "suppress_tokens": [7], "bad_words_ids": [[8]], "min_length": 0}
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [258], **told}))
+    for file in sorted(folder.glob("*.json")):
+        whole = file.read_text()
+        for place in places(json.loads(whole)):
+            for wrong in draw.sample(WRONG, 2):
+                changed = [json.loads(whole)]
+                inner: Any = changed
+                for name in (0, *place)[:-1]:
+                    inner = inner[name]
+                inner[(0, *place)[-1]] = wrong
+                file.write_text(json.dumps(changed[0]))
+                found.append(refused(folder, (*place, file.stem, "tokenizer.json")))
+        file.write_text(whole)
+    assert 0.4 < sum(found) / len(found) < 0.95 and not refused(folder, ())
+    (folder / "config.json").write_text("[" * 100_000)
+    assert refused(folder, ["config.json is not JSON"])
+
+
+def test_a_key_of_another_type_in_a_gguf_is_one_sentence(tmp_path: Path) -> None:
+    path, wrong = tmp_path / "tiny.gguf", [*zip((U32, F32, TEXT, BOOL, U64), (5, -1.5, "x", True, 2**40), strict=True)]
+    for name in HEADER:
+        for value in (*wrong, (ARRAY, ["x"]), (ARRAY, [1, 2]), (ARRAY, [0.5]), (ARRAY, [])):
+            write(path, [(one, *of) for one, of in (HEADER | {name: value}).items()])
+            refused(path, [name.rpartition(".")[2]])
+    write(path, [(name, *of) for name, of in HEADER.items()])
+    assert not refused(path, ())
 
 
 TENSORS = {"token_embd.weight": (1024, 192), "output_norm.weight": (192,)}

@@ -32,6 +32,7 @@ from served import Served, served
 from tiny_model import prompts, tiny_llm
 
 from rooflab.engine.llm import SamplingParams
+from rooflab.engine.pieces import TextStream
 from rooflab.engine.serve.answers import Answer, CompletionBody
 from rooflab.engine.serve.api import Service, make_app
 from rooflab.engine.serve.client import TOKENS_AT_ONCE, Inbox
@@ -321,6 +322,16 @@ def test_stop_texts_end_an_answer_wherever_its_tokens_are_cut():
     cut = Answer(CompletionBody(Numbers(99), "m"), params, 0)
     cut.push(Token(0, 0, 3, None, None))
     assert (cut.cut().text, cut.cut().finish_reason) == ("3", "abort")
+
+
+def test_offsets_are_those_of_the_text_whatever_is_held_back():
+    """A stop text's beginning, parts of a character, one that is broken, and a token without a text."""
+    pieces = [b"a", b"\xe2", b"\x98", b"\x83", b"", b" \xd2", b"b", b"\xe0", b"\x80", b"s", b"to", b"p"]
+    texts = SimpleNamespace(stream=lambda: TextStream(pieces.__getitem__), named=lambda token: (str(token), b""))
+    answer = Answer(CompletionBody(texts, "m"), SamplingParams(stop=("stop",), logprobs=0), 0)
+    shown = [answer.push(Token(0, 0, at, "stop" if at == 11 else None, {at: -1.0})) for at in range(12)]
+    assert "".join(piece.text for piece in shown) == b"".join(pieces[:9]).decode(errors="replace")
+    assert [piece.logprobs["text_offset"] for piece in shown] == [[n] for n in (0, 1, 1, 1, 2, 2, 4, 5, 6, 7, 8, 10)]
 
 
 def test_steps_tell_what_they_did(server):

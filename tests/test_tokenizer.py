@@ -11,16 +11,13 @@ import gguf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
-from tiny_model import write_config
+from tiny_model import write_model
 
 from rooflab.engine import model as engine_model
 from rooflab.engine.gguf_tokenizer import gguf_tokenizer
 from rooflab.engine.model_files import fetch
 from rooflab.engine.pieces import _BYTES, Pieces, TextStream
 from rooflab.engine.tokenizer import Tokenizer
-from rooflab.engine.weights import dummy_tensors
-from rooflab.roofline.architecture import Architecture
 
 pytestmark = pytest.mark.needs("weights")
 
@@ -224,6 +221,8 @@ def test_a_tokenizer_of_a_gguf_that_is_not_known_is_refused(tmp_path):
         ("bert", {}, "a.gguf: expected a tokenizer.ggml.model gpt2 or llama with tokens, got 'bert'"),
         ("gpt2", {"tokenizer_pre": "new"}, "tokenizer.ggml.pre 'new' is not known; expected llama-bpe"),
         ("gpt2", {}, "tokenizer.ggml.pre 'default' is not known"),
+        ("gpt2", {"tokenizer_pre": "qwen2"}, "a.gguf has no tokenizer.ggml.merges; without them a text would be cut"),
+        ("gpt2", {"tokenizer_pre": "qwen2", "token_merges": ["a c"]}, "merges .'a', 'c'., and 'c' is no token"),
         ("llama", {}, "expected tokenizer.ggml.scores of 2, got 0"),
         ("llama", {"token_scores": [0.0, 0.0], "eos_token_id": 2}, "expected tokenizer.ggml.eos_token_id of a token"),
     ):
@@ -249,14 +248,7 @@ def test_a_key_of_another_type_is_refused_by_its_name(monkeypatch):
 
 
 def test_the_doctor_says_what_was_understood_and_finds_another_rotation(tmp_path, monkeypatch, rooflab):
-    write_config(tmp_path, architectures=["LlamaForCausalLM"], eos_token_id=[7, 9], dtype="float32")
-    from tokenizers import Regex, pre_tokenizers
-
-    tokenizer = of_kind("llama")
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.save_pretrained(tmp_path)
-    arch = Architecture.from_config(tmp_path)
-    save_file(dict(dummy_tensors(arch)), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    write_model(tmp_path, architectures=["LlamaForCausalLM"], eos_token_id=[7, 9])
     monkeypatch.setattr("rooflab.bench.measure.doctor.TEXTS", ("a,é🙂,a", ",a", ""))
     status, out, err = rooflab("doctor", tmp_path, "--json")
     found = json.loads(out)

@@ -5,8 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from rooflab.engine.llm import LLM
+from rooflab.engine.pieces import _BYTES
+from rooflab.engine.weights import dummy_tensors
+from rooflab.roofline.architecture import Architecture
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 2,
@@ -19,6 +23,26 @@ def write_config(folder: Path, **changes) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
     return folder / "config.json"
+
+
+def write_model(folder: Path, **changes) -> Path:
+    """A folder as transformers saves it: the config, tensors in two files, and a tokenizer of bytes with two merges."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    write_config(folder, **{"eos_token_id": [3], "dtype": "float32", **changes})
+    names = [*_BYTES, "ab", "abc"]
+    backend = Tokenizer(models.BPE({name: n for n, name in enumerate(names)}, [("a", "b"), ("ab", "c")]))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("<|end|>", special=True)])
+    backend.post_processor = processors.TemplateProcessing("<|end|> $A", special_tokens=[("<|end|>", 258)])
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>").save_pretrained(folder)
+    tensors, files = dict(dummy_tensors(Architecture.from_config(folder))), [f"model-{n}.safetensors" for n in (1, 2)]
+    places = {name: files[number % 2] for number, name in enumerate(tensors)}
+    for file in files:
+        save_file({n: t for n, t in tensors.items() if places[n] == file}, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return folder
 
 
 def tiny_llm(folder: Path, config=None, **options) -> LLM:

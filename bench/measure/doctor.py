@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from rooflab.engine.checkpoints import open_checkpoint
+from rooflab.engine.generation import read_generation
 from rooflab.engine.llm import LLM, end_tokens
 from rooflab.engine.model_files import DEFAULT_MODEL, fetch
 from rooflab.engine.sequence import SamplingParams
@@ -38,6 +39,8 @@ def understood(model: str) -> list[dict[str, Any]]:
     rows += [(f"tokens of {TEXTS[0]!r}", tokenizer.encode(TEXTS[0])), ("chat template", tokenizer.has_chat_template)]
     rows += [("end tokens", ", ".join(f"{token} {tokenizer.named(token)[0]}" for token in named) or "none")]
     rows += [(f"end tokens of {source}", found) for source, found in ends.items()]
+    own = read_generation(*checkpoint.generation(), named, checkpoint.architecture.vocab_size)
+    rows += [*own.settings.items(), ("tokens that never come", sorted(own.never))]
     return [
         {"what": name, "understood": value if isinstance(value, int | float) else str(value)} for name, value in rows
     ]

@@ -51,7 +51,8 @@ class BodyFormat(ABC):
 
     @abstractmethod
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
-        """The log-probabilities of the drawn `token` and of the `n` likeliest; its text begins at `offset`."""
+        """The log-probabilities of the drawn `token` and of the `n` likeliest; it begins at `offset` of the answer's
+        text, of which a stop text that ends it would be a part."""
 
     @abstractmethod
     def joined(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -149,8 +150,8 @@ class Answer:
         self.count = 0
         """Tokens so far."""
         self._format = format
-        self._stopping = StopText(params.stop, format.texts.stream(), params.min_tokens)
-        self._length = 0
+        self._stream = format.texts.stream()
+        self._stopping = StopText(params.stop, self._stream, params.min_tokens)
         self._n = params.logprobs or 0
 
     def push(self, token: Token) -> AnswerPiece:
@@ -164,8 +165,7 @@ class Answer:
         piece = self._stopping.take(last)
         shown = None
         if token.logprobs is not None:
-            shown = self._format.shown(self._length, token.token_id, token.logprobs, self._n)
-        self._length += len(piece)
+            shown = self._format.shown(self._stream.begin, token.token_id, token.logprobs, self._n)
         return AnswerPiece(self.index, piece, token.finish_reason, shown)
 
     def cut(self) -> AnswerPiece:

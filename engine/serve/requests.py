@@ -139,14 +139,14 @@ class Sampling(Strict):
 
     def params(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
         """The engine's form.  Raises `ValueError` on a combination that it cannot serve."""
-        top_p = 1.0 if self.top_p is None else self.top_p
+        top_k = None if self.top_k is None else max(self.top_k, 0)
         return SamplingParams(
             max_tokens=max_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
+            temperature=self.temperature,
             # The likeliest token is kept, whatever top_p is, and the engine's top_p is above 0.
-            top_k=max(self.top_k or 0, 0) if top_p else 1,
-            top_p=top_p or 1.0,
-            min_p=self.min_p or 0.0,
+            top_k=1 if self.top_p == 0 else top_k,
+            top_p=1.0 if self.top_p == 0 else self.top_p,
+            min_p=self.min_p,
             seed=None if self.seed is None else self.seed % 2**63,
             ignore_eos=bool(self.ignore_eos),
             stop_token_ids=tuple(self.stop_token_ids or ()),
@@ -154,7 +154,7 @@ class Sampling(Strict):
             min_tokens=self.min_tokens or 0,
             n=self.n or 1,
             logit_bias={int(token): value for token, value in self.logit_bias.items()} if self.logit_bias else None,
-            repetition_penalty=self.repetition_penalty or 1.0,
+            repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             logprobs=logprobs,

@@ -43,11 +43,12 @@ def exporter(endpoint: str, model: str) -> tuple[Callable[[Call], None], Callabl
             "gen_ai.operation.name": "text_completion",
             "gen_ai.request.model": model,
             "gen_ai.request.max_tokens": call.params.max_tokens,
-            "gen_ai.request.temperature": call.params.temperature,
             "gen_ai.usage.input_tokens": call.prompt_tokens,
             "gen_ai.usage.output_tokens": sum(map(len, times)),
             "gen_ai.response.finish_reasons": [str(reason) for reason in call.finish_reasons.values()] or ["abort"],
         }
+        if call.params.temperature is not None:
+            attributes["gen_ai.request.temperature"] = call.params.temperature
         span = tracer.start_span("llm_request", parent, SpanKind.SERVER, attributes, start_time=at(call.arrival_s))
         if not call.ended:
             span.set_status(StatusCode.ERROR, "dropped before its end")

@@ -29,7 +29,7 @@ from rooflab.engine.tokenizer import Tokenizer
 from rooflab.engine.weights import load_weights
 from rooflab.roofline.architecture import Architecture
 
-Opened = tuple[Architecture, Tokenizer | None, Iterator[tuple[str, torch.Tensor]], Any]
+Opened = tuple[Architecture, Tokenizer | None, Iterator[tuple[str, torch.Tensor]], Any, Any]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def opened(
         if not 0 < layers < arch.num_layers:
             raise ValueError(f"draft: expected 1 to {arch.num_layers - 1} of the model's first layers, got {layers}")
         return DraftSource(layers=layers)
-    own, own_tokenizer, tensors, _ = open_model(str(asked.draft))
+    own, own_tokenizer, tensors, *_ = open_model(str(asked.draft))
     if own.vocab_size != arch.vocab_size:
         raise ValueError(f"draft: expected a vocabulary of {arch.vocab_size} tokens, got {own.vocab_size} ({own.name})")
     if tokenizer is not None and own_tokenizer is not None and (other := tokenizer.other_token(own_tokenizer)):
