@@ -180,7 +180,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     bounds = {name: turned(inputs[name]) for name in ("cu_seqlens_q", "cu_seqlens_k")}
     yield "sequences in the other order", {**inputs, **bounds}
     counts = torch.tensor([[5, 0, 17, 1, 3, 40], [9, 4, 0, 33, 3, 2]])
-    uneven = _inputs(case, *counts, scheme, device, seed)
+    uneven = _inputs(case, counts[0], counts[1], scheme, device, seed)
     yield "uneven rows: queries, keys and what comes before", uneven
     yield "uneven rows: max_seqlen above the longest", {**uneven, "max_seqlen_q": 173, "max_seqlen_k": 291}
     own = torch.arange(len(uneven["k"]), device=uneven["k"].device)[:, None, None] < int(counts[1, 0])

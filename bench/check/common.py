@@ -27,7 +27,7 @@ def in_common(results: Sequence[CheckResult], again: Again) -> str:
     failed = [result for result in results if result.status not in ("OK", *NOT_RUN)]
     wrong = [{**result.case, "scheme": result.scheme} for result in failed]
     names = list(wrong[0]) if min(len(right), len(wrong)) > 1 else []
-    found = [
+    found: list[tuple[tuple[str, ...], str]] = [
         ((name,), _apart(name, *({facts.get(name) for facts in side} for side in (wrong, right)))) for name in names
     ]
     found += [(pair, _equal_or_not(pair, wrong, right)) for pair in combinations(filter(str.isupper, names), 2)]

@@ -164,8 +164,8 @@ def _show_checks(results: Sequence[CheckResult], rows: Sequence[dict[str, Any]])
             show.failure(row)
     lacking = sum(result.not_offered for result in results)
     for op, name in dict.fromkeys((row.op, row.kernel) for row in results if row.not_offered):
-        own = [row.reason for row in results if row.not_offered and (row.op, row.kernel) == (op, name)]
-        texts = dict.fromkeys(re.sub(f"^.*{op}/{name}:? ?|,? got .*", "", text) for text in own)
+        reasons = [row.reason for row in results if row.not_offered and (row.op, row.kernel) == (op, name)]
+        texts = dict.fromkeys(re.sub(f"^.*{op}/{name}:? ?|,? got .*", "", text) for text in reasons)
         show.line(f"not offered by {op}/{name}: {'; '.join(texts)}")
     show.line(
         f"{counted(len(results), 'check')}: {sum(row['ok'] for row in rows)} right, "
