@@ -28,6 +28,8 @@ FAILED: tuple[Verdict, ...] = ("SPILLS", "LOST TENSOR CORES", "DOES NOT COMPILE"
 Identity = tuple[str, str, str, str]
 """Op, kernel, scheme and case."""
 _PATHS = (*TENSOR_CORES, "none")
+_WORKS_NOW: tuple[Verdict, Verdict] = "FIXED", "NOT COMPARED"
+"""Where only the base does not compile: because it fails, or because it refuses."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,7 @@ def changed(
         also = ("it did not compile before either",) if isinstance(before, CompileFailure) else ()
         return CodeChange(*identity, "DOES NOT COMPILE", (str(now), *also))
     if isinstance(before, CompileFailure):
-        return CodeChange(
-            *identity, "NOT COMPARED" if before.refused else "FIXED", (f"before: {before}",), (), tuple(now)
-        )
+        return CodeChange(*identity, _WORKS_NOW[before.refused], (f"before: {before}",), (), tuple(now))
     notes = (note,) if note else ()
     if Counter(map(_activity, before)) == Counter(map(_activity, now)):
         return CodeChange(*identity, "SAME", notes, tuple(before), tuple(now))
@@ -119,7 +119,7 @@ def changed(
     worst = pairs or [(max(before, key=stack), max(now, key=stack))]
     lost = [f"{is_.name}: {was.tensor_path} -> {is_.tensor_path}" for was, is_ in best if _rank(is_) > _rank(was)]
     spills = [_spills(was, is_) for was, is_ in worst if is_.stack_bytes > was.stack_bytes]
-    verdict = "LOST TENSOR CORES" if lost else "SPILLS" if spills else "CHANGED"
+    verdict: Verdict = "LOST TENSOR CORES" if lost else "SPILLS" if spills else "CHANGED"
     others = [sentence for was, is_ in pairs for sentence in _sentences(was, is_)]
     if [s.name for s in before] != [s.name for s in now]:
         others.insert(0, f"launches {', '.join(s.name for s in before)} -> {', '.join(s.name for s in now)}")
