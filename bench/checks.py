@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any, cast
 
 import torch
 
+from rooflab.bench.calls.clock import time
 from rooflab.bench.calls.selection import Selection, file_of
 from rooflab.bench.check.check import CheckResult, check_record
 from rooflab.bench.check.drawn import HOW, IN_SOFTWARE, ON_HARDWARE, Most, drawn_points, most_different, smallest

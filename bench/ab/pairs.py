@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rooflab.bench.ab.sides import Comparison, Job, Mode, Reading, Readings, Side, SideName
+from rooflab.bench.calls.clock import time
 from rooflab.bench.processes.child import Child, ChildFailed, TimedOut, command_for, environment_without
 from rooflab.bench.records.record import Status, now
 

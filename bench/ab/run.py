@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ from rooflab.bench.ab.verdict import (
     load_floors,
     wants_confirmation,
 )
+from rooflab.bench.calls.clock import time
 from rooflab.bench.records.record import NOT_RUN, Verdict, paired_method_of
 
 SAME_HARDWARE = ("machine_key", "cpu", "cores", "threads")
