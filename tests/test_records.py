@@ -101,6 +101,13 @@ def test_newer_minor_versions_are_read_and_newer_major_ones_refused(tmp_path):
         record_files.read(tmp_path)
 
 
+def test_times_are_of_one_zone_so_that_the_newest_is_so_as_a_text_too():
+    early, late = (make(timestamp=one) for one in ("2026-01-01T10:30:00+02:00", "2026-01-01T09:00:00Z"))
+    assert early.timestamp == "2026-01-01T08:30:00+00:00" < late.timestamp
+    with pytest.raises(ValueError, match="timestamp: expected a time in ISO 8601, got 'noon'"):
+        make(timestamp="noon")
+
+
 def test_what_is_no_record_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
     record_files.write(path, make(), make())
