@@ -228,14 +228,20 @@ def _draw_roofs(
             lowest = max(lowest + 9.5, y)  # at least one line of text between two names
             texts.append(axes.annotate(name, corner, (-7, lowest - y), ha="right", va="center", **text))
         name = ", ".join(f"{si(ceiling.hbm_bytes_per_s)}B/s {roofs.name(ceiling)}" for ceiling in ordered)
-        boxes += _write_along(axes, ordered[0].hbm_bytes_per_s, name, places, text)
+        boxes += _write_along(axes, ordered[0].hbm_bytes_per_s, name, places, [*map(_box, texts)], text)
     return texts, boxes
 
 
 def _write_along(
-    axes: Axes, rate: float, name: str, places: Sequence[tuple[float, float]], text: Mapping[str, Any]
+    axes: Axes,
+    rate: float,
+    name: str,
+    places: Sequence[tuple[float, float]],
+    names: Sequence[Box],
+    text: Mapping[str, Any],
 ) -> list[Box]:
-    """Writes `name` above the diagonal of `rate`, where it covers no marker of `places`; returns boxes along it."""
+    """Writes `name` above the diagonal of `rate`, where it covers no marker of `places` and none of `names`; returns
+    boxes along it."""
     foot = max(axes.get_xlim()[0], axes.get_ylim()[0] / rate)
     (x0, y0), (x1, y1) = axes.transData.transform([(foot, foot * rate), (10 * foot, 10 * foot * rate)]) * 72 / _DPI
     angle = atan2(y1 - y0, x1 - x0)
@@ -246,6 +252,7 @@ def _write_along(
         x, y = x0 + along[0] - 4 * sin(angle), y0 + along[1] + 4 * cos(angle)
         steps = [(float(x + t * cos(angle)), float(y + t * sin(angle))) for t in range(0, 4 * len(name), 4)]
         covered = sum(any(hypot(x - a, y - b) < 10 for a, b in steps) for x, y in spots)
+        covered += sum(any(overlap((a - 4, b - 4, a + 4, b + 4), box) for a, b in steps) for box in names)
         found.append((covered, along, steps))
     _, along, steps = min(found, key=lambda one: one[0])  # the lowest of those that cover least
     slanted: dict[str, Any] = {"rotation": degrees(angle), "rotation_mode": "anchor", "va": "bottom", **text}

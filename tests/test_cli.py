@@ -83,7 +83,7 @@ from rooflab.roofline.numbers import counted
                 (["tune"], ""),
                 (["static"], ""),
                 (["history", "--op"], ""),
-                (["roofline"], ""),
+                (["roofline", "--kernel"], ""),
                 (["roofline", "--gpu"], ""),
                 (["bench", "gemm", "--case"], ""),
             )
