@@ -17,7 +17,6 @@ from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write
 from rooflab.bench.exchange.tritonbench import read_tritonbench
 from rooflab.bench.plugin.timing import _roofs
 from rooflab.bench.records import files as record_files
-from rooflab.bench.records.plain import number_in
 from rooflab.bench.records.record import Record, pack_samples
 from rooflab.bench.report.figures import as_ceilings, cost_of
 from rooflab.bench.report.trends.points import RecordFilter, read_points
@@ -434,11 +433,6 @@ def test_numbers_are_read_as_they_are_written_or_named(tmp_path):
         read_tritonbench(csv_file(tmp_path, "x;a-latency\n1;0,5\n"))
     found = read_pytest_benchmark(written(tmp_path / "b.json", stats_of(median=1.0, mean=float("inf"), max="2")))
     assert [each.reason for each in found.skipped] == ["its max_s is 2", "its mean_s is inf"]
-    numbers = {"1,234,567": 1234567.0, "12.": 12.0, "-1e-3": -0.001, "n/a": None, "1,23,4": None}
-    assert {text: number_in(text, "ncu") for text in numbers} == numbers
-    for wrong in ("1.234,5", "0,123", "1234,5"):
-        with pytest.raises(ValueError, match="ncu: expected a number with a decimal point"):
-            number_in(wrong, "ncu")
 
 
 def test_inputs_of_one_text_and_modes_of_one_op_are_not_one(tmp_path):
