@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any, cast
 
 import torch
 
+from rooflab.bench.calls.clock import time
 from rooflab.bench.calls.selection import Selection, file_of, source_of
 from rooflab.bench.check.check import CheckResult, check_record
 from rooflab.bench.check.common import Again

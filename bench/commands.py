@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from typing import Any, get_args
 
 import torch
 
+from rooflab.bench.calls.clock import time
 from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
 from rooflab.bench.check.check import BROKEN, already_broken
 from rooflab.bench.measure.engine_run import as_prompt, engine_record, kernel_names, stream_one, warm_up
@@ -242,7 +242,7 @@ def generate_one(
         "kernels": kernel_names(llm),
     }
     if timed:
-        result |= {**asdict(run.summary), "status": run.status, "reason": run.noise}
+        result |= {**asdict(run.summary), "status": run.status, "reason": run.reason}
         if out:
             writer = RunWriter(out)
             writer.write(engine_record(llm, run, "generate", {"max_tokens": params.max_tokens}, writer.run_id))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench import show
+from rooflab.bench.calls.clock import time
 from rooflab.bench.calls.selection import Selection, default_scheme, first_case, largest_case, pick_device
 from rooflab.bench.check.check import CheckResult, check_record
 from rooflab.bench.check.spread import Checkers, CheckTask, in_turn

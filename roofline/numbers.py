@@ -32,10 +32,10 @@ def percent(value: float, signed: bool = False) -> str:
 
 
 def si(value: float) -> str:
-    """Three digits and a decimal prefix: `989 T`, `3.35 T`, `46 G`."""
-    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    """Three digits and a decimal prefix: `989 T`, `3.35 T`, `46 G`; all digits above `999 E`."""
+    for prefix, scale in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= scale * 0.9995:  # 999.5 and more would print as 1e+03 with the smaller prefix
-            return f"{value / scale:.3g} {prefix}"
+            return f"{three_digits(value / scale)} {prefix}"
     return f"{value:.3g} "
 
 

@@ -47,6 +47,7 @@ from rooflab.roofline.points import (
     Role,
     arrows,
     numbered,
+    overlap,
     place_labels,
     plotted_flops_per_s,
     roof_flops_per_s,
@@ -58,6 +59,8 @@ _DASHES: Mapping[CeilingKind, Any] = {"datasheet": (0, (6, 3)), "measured": "sol
 _DPI, _BAR_IN = 150, 0.2
 _HALO = [withStroke(linewidth=2.0, foreground="white")]
 _LEFT, _SPAN = 0.055, 0.575
+_NAMES = 0.44
+"""The longest name of a roof over the plane's width: the lowest roof's corner is farther to the right."""
 own_settings = context(["default", {"svg.hashsalt": "rooflab"}])
 """Decorates what draws a figure: the user's settings of matplotlib (`text.usetex`, a dark page) do not reach it."""
 _plain_texts = context({"text.parse_math": False})  # a `$` in a name is a `$`
@@ -135,12 +138,14 @@ def _frame(
         peaks = [rate for one in ceilings for rate in (*one.tensor_flops_per_s.values(), one.vector_flops_per_s)]
     ridge = max(peaks) / min(ceiling.hbm_bytes_per_s for ceiling in ceilings)
     several = len({ceiling.device for ceiling in ceilings}) > 1
+    corner = min(peaks) / max(ceiling.hbm_bytes_per_s for ceiling in ceilings)
+    right, top = max(high, ridge) * 4, max(*peaks, above) * (60 if several else 4)  # where the legend of several is
+    if fixed:
+        right, top = (10.0 ** ceil(log10(most)) for most in (max(high, ridge * 30), max(above, max(peaks) * 2)))
+    before = 10 ** ((log10(corner) - _NAMES * log10(right)) / (1 - _NAMES))
     if not fixed:
-        top = max(*peaks, above) * (60 if several else 4)  # roofs of several are also where the legend is
-        return min(low, ridge / 5) / 2.5, below / 2.5, max(high, ridge) * 4, top
-    left = min(peaks) / max(ceiling.hbm_bytes_per_s for ceiling in ceilings) / 10
-    least, most = (min(low, left), min(below, min(peaks) / 100)), (max(high, ridge * 30), max(above, max(peaks) * 2))
-    (left, bottom), (right, top) = ([10.0 ** to(log10(v)) for v in pair] for to, pair in ((floor, least), (ceil, most)))
+        return min(low / 2.5, ridge / 12.5, before), min(below, *peaks) / 2.5, right, top
+    left, bottom = (10.0 ** floor(log10(least)) for least in (min(low, before), min(below, min(peaks) / 100)))
     return left, bottom, right, top
 
 
@@ -169,9 +174,17 @@ def _draw_plane(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str
         _draw_marker(axes, point, x, y, colours[point.op])
     drawn = {FancyArrowPatch: HandlerPatch(_legend_arrow)}
     handles = _legend_handles(points, roofs)
-    legend = axes.legend(handles=handles, loc="upper left", fontsize=7.5, framealpha=1.0, handler_map=drawn)
-    axes.figure.canvas.draw()  # fixes the sizes of the texts and the legend, because no number may cover them
-    _draw_numbers(axes, points, places, [*map(_box, (*texts, legend)), *slanted], colours)
+    axes.figure.canvas.draw()  # fixes the sizes of the texts, because neither the legend nor a number may cover them
+    named = [*map(_box, texts), *slanted]
+    spots = [(x - 4, y - 4, x + 4, y + 4) for x, y in axes.transData.transform(places) * 72 / _DPI]
+    legends: list[tuple[int, Any]] = []
+    for corner in ("upper left", "lower right", "upper right", "lower left"):
+        legend = axes.legend(handles=handles, loc=corner, fontsize=7.5, framealpha=1.0, handler_map=drawn)
+        legends.append((sum(overlap(_box(legend), box) for box in (*named, *spots)), legend))
+        if not legends[-1][0]:
+            break
+    axes.legend_ = min(legends, key=lambda one: one[0])[1]
+    _draw_numbers(axes, points, places, [*named, _box(axes.legend_)], colours)
 
 
 def _arrow(naive: Point, end: Point, colour: str) -> dict[str, Any]:
@@ -215,14 +228,20 @@ def _draw_roofs(
             lowest = max(lowest + 9.5, y)  # at least one line of text between two names
             texts.append(axes.annotate(name, corner, (-7, lowest - y), ha="right", va="center", **text))
         name = ", ".join(f"{si(ceiling.hbm_bytes_per_s)}B/s {roofs.name(ceiling)}" for ceiling in ordered)
-        boxes += _write_along(axes, ordered[0].hbm_bytes_per_s, name, places, text)
+        boxes += _write_along(axes, ordered[0].hbm_bytes_per_s, name, places, [*map(_box, texts)], text)
     return texts, boxes
 
 
 def _write_along(
-    axes: Axes, rate: float, name: str, places: Sequence[tuple[float, float]], text: Mapping[str, Any]
+    axes: Axes,
+    rate: float,
+    name: str,
+    places: Sequence[tuple[float, float]],
+    names: Sequence[Box],
+    text: Mapping[str, Any],
 ) -> list[Box]:
-    """Writes `name` above the diagonal of `rate`, where it covers no marker of `places`; returns boxes along it."""
+    """Writes `name` above the diagonal of `rate`, where it covers no marker of `places` and none of `names`; returns
+    boxes along it."""
     foot = max(axes.get_xlim()[0], axes.get_ylim()[0] / rate)
     (x0, y0), (x1, y1) = axes.transData.transform([(foot, foot * rate), (10 * foot, 10 * foot * rate)]) * 72 / _DPI
     angle = atan2(y1 - y0, x1 - x0)
@@ -233,6 +252,7 @@ def _write_along(
         x, y = x0 + along[0] - 4 * sin(angle), y0 + along[1] + 4 * cos(angle)
         steps = [(float(x + t * cos(angle)), float(y + t * sin(angle))) for t in range(0, 4 * len(name), 4)]
         covered = sum(any(hypot(x - a, y - b) < 10 for a, b in steps) for x, y in spots)
+        covered += sum(any(overlap((a - 4, b - 4, a + 4, b + 4), box) for a, b in steps) for box in names)
         found.append((covered, along, steps))
     _, along, steps = min(found, key=lambda one: one[0])  # the lowest of those that cover least
     slanted: dict[str, Any] = {"rotation": degrees(angle), "rotation_mode": "anchor", "va": "bottom", **text}

@@ -144,7 +144,7 @@ def place_labels(
         for dx, dy in _offsets():
             box = (x + dx - half_width, y + dy - half_height, x + dx + half_width, y + dy + half_height)
             inside = frame[0] < box[0] and box[2] < frame[2] and frame[1] < box[1] and box[3] < frame[3]
-            if inside and not any(_overlap(box, other) for other in taken):
+            if inside and not any(overlap(box, other) for other in taken):
                 offset = (dx, dy)
                 taken.append(box)
                 break
@@ -157,5 +157,6 @@ def _offsets() -> list[tuple[float, float]]:
     return [(radius * cos(angle), radius * sin(angle)) for radius in _RADII for angle in angles]
 
 
-def _overlap(a: Box, b: Box) -> bool:
+def overlap(a: Box, b: Box) -> bool:
+    """Whether two boxes have a place in common."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

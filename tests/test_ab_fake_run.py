@@ -12,7 +12,7 @@ from rooflab.bench.ab.compare import pack, prepare_functions
 from rooflab.bench.ab.records import compare_files, save
 from rooflab.bench.ab.run import AbSettings, run
 from rooflab.bench.ab.sides import ROOT, Comparison, Reading, Side, Target, Wanted
-from rooflab.bench.ab.verdict import Rules, exit_status
+from rooflab.bench.ab.verdict import BOUNDED_PAIRS, Rules, exit_status
 from rooflab.bench.exchange.files import timed
 from rooflab.bench.processes.child import Died
 from rooflab.bench.records.environment import git_state
@@ -93,6 +93,17 @@ def test_sides_that_were_timed_by_different_methods_are_not_compared(fake, more,
     fake.more["B", "two"] = {"method": "cpu, threads not pinned: 1 of 2 were found, 5 calls per sample"}
     found = verdicts(compared("one", "two"))
     assert found["one"][0] == "INVALID" and reason in found["one"][1] and found["two"][0] == "SAME"
+
+
+@pytest.mark.parametrize("budget_s", [5.0, 500.0])
+def test_a_budget_too_short_for_a_verdict_says_before_it_starts_what_it_takes(fake, monkeypatch, budget_s):
+    """The checks and the pairs take two processes each, of 2 s to start and 0.3 s."""
+    fake.start_s, said = lambda: 2.0, []
+    side = Side("base", {"one": target("one")})
+    run(Comparison(side, side, ("one",)), AbSettings(budget_s=budget_s), said.append, floors={})
+    need = 2 * 2 + 2 * 2 * BOUNDED_PAIRS * 2.3
+    short = f"the budget of 5 s is too short for a verdict on this machine, which takes at least {need:.0f} s"
+    assert said[0] == (short if budget_s < need else "check, side A")
 
 
 def test_what_a_crash_left_to_a_second_process_is_judged_there_too(monkeypatch):

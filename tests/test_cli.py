@@ -71,6 +71,23 @@ from rooflab.roofline.numbers import counted
         (["export", "csv", "x", "--to", "/proc/no/x"], "to: .*'/proc/no' "),
         (["capture", "--suite", "/proc/no/x.json", "--", "x.py"], "suite: .*'/proc/no' "),
         (["generate", "x", "--swap", "gemm"], "--swap: expected OP=KERNEL, each op once, got 'gemm'"),
+        *(
+            ([*words, empty], "(op|kernel|gpu|case): expected a name, got an empty text")
+            for words, empty in (
+                (["check"], ""),
+                (["bench"], " "),
+                (["check", "gemm", "--kernel"], ""),
+                (["ab"], ""),
+                (["list"], ""),
+                (["emulate"], ""),
+                (["tune"], ""),
+                (["static"], ""),
+                (["history", "--op"], ""),
+                (["roofline", "--kernel"], ""),
+                (["roofline", "--gpu"], ""),
+                (["bench", "gemm", "--case"], ""),
+            )
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(rooflab, arguments, message):

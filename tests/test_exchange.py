@@ -267,8 +267,9 @@ def test_a_roofline_is_drawn_of_the_json_of_ones_own_tests(rooflab, tmp_path):
     values = priced("test_product[a-very-long-name-of-a-parameter]", cost, 2e-3)
     values["benchmarks"] += priced("test_copy", moving, 1e-3)["benchmarks"]
     values["benchmarks"] += priced("test_busy", moving, 1e-3, status="NOISY: busy")["benchmarks"]
-    values["benchmarks"] += foreign()["benchmarks"]
-    product, copy, busy, plain = read_pytest_benchmark(written(tmp_path / "b.json", values)).records
+    registers = priced("test_registers", Cost(0.0, 0.0, {"bf16": 1e9}), 1e-3)
+    values["benchmarks"] += foreign()["benchmarks"] + registers["benchmarks"]
+    product, copy, busy, plain, _ = read_pytest_benchmark(written(tmp_path / "b.json", values)).records
     assert (product.flops, product.least_bytes, product.limiter) == (1e12, 2e9, "tensor")
     assert product.bound_ms == pytest.approx(1e15 / 989e12) and product.bound_fraction == product.bound_ms / 2
     assert copy.limiter == "memory" and copy.flops_per_s == 0 and as_ceilings(copy.ceilings) == ROOF
@@ -278,6 +279,7 @@ def test_a_roofline_is_drawn_of_the_json_of_ones_own_tests(rooflab, tmp_path):
             assert rooflab("import", "pytest-benchmark", "b.json", "--out", "kept")[0] == 0
         status, out, err = rooflab("roofline", *words, "--out", "x.svg", "--json")
         points = {point["op"]: point for point in json.loads(out)["points"]}
+        assert [name.rpartition("::")[2] for name in json.loads(out)["without_bytes"]] == ["test_registers"]
         assert status == 0 and points["test_product"]["seconds"] == 2e-3, err
         assert points["test_product"]["dtype"] == "bf16" and points["test_product"]["role"] == "benchmark"
         assert ("test_busy" in points) == ("--gpu" in words), "a bound needs no time"
@@ -418,6 +420,16 @@ def test_rows_become_records_by_implementation_and_what_is_none_is_listed(tmp_pa
         "op_gemm_a1b2c3.csv, line 5, aten": "it has no latency, only tflops",
     }
     assert len(found.records) == 7, "8 cells of a latency, one of them empty"
+
+
+def test_numbers_are_read_as_they_are_written_or_named(tmp_path):
+    text = "x;a-latency;a-speedup;a-tflops\n1;1,234.5 (±3.10%);nan;1,000\n2;nan;;\n"
+    found = read_tritonbench(csv_file(tmp_path, text))
+    assert [(each.latency_median_ms, each.flops_per_s) for each in found.records] == [(1234.5, 1e15), (None, None)]
+    other = read_pytest_benchmark(written(tmp_path / "b.json", stats_of(mean=float("inf"))))
+    assert [each.reason for each in (*found.skipped, *other.skipped)] == ["its speedup is nan", "its mean_s is inf"]
+    with pytest.raises(ValueError, match="line 2, a, latency: expected a number with a decimal point, got '0,5'"):
+        read_tritonbench(csv_file(tmp_path, "x;a-latency\n1;0,5\n"))
 
 
 def test_inputs_of_one_text_and_modes_of_one_op_are_not_one(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rooflab.bench.load.answers import events, read_answer
 from rooflab.bench.load.client import Shot
-from rooflab.bench.load.metrics import token_steps
+from rooflab.bench.load.metrics import times_of, token_steps
 
 WANTED = ['{"a": 1}', "two\nlines", "[DONE]"]
 STREAM = (
@@ -28,13 +28,13 @@ def sliced(body: bytes, cuts) -> list[tuple[float, bytes]]:
 def test_events_do_not_depend_on_the_pieces_and_their_times_are_of_their_last_byte(cuts):
     pieces = sliced(STREAM, cuts)
     found = list(events(pieces))
-    assert [data for _, data in found] == WANTED
+    assert [data for _, data, _ in found] == WANTED
     ends = [STREAM.index(b"\r\n\r\nevent") + 3, STREAM.index(b"\n\n:") + 2, len(STREAM)]
-    assert [time for time, _ in found] == [min(end for end, _ in pieces if end >= least) for least in ends]
+    assert [time for time, *_ in found] == [min(end for end, _ in pieces if end >= least) for least in ends]
 
 
 def test_data_without_an_empty_line_behind_it_counts_and_nothing_is_nothing():
-    assert [data for _, data in events([(1.0, b"data: a\n\ndata: b")])] == ["a", "b"]
+    assert [data for _, data, _ in events([(1.0, b"data: a\n\ndata: b")])] == ["a", "b"]
     assert list(events([])) == [] == list(events([(1.0, b": only a comment\n\n")]))
 
 
@@ -96,4 +96,35 @@ def test_a_chat_has_a_role_chunk_and_its_usage_a_chunk_without_a_choice():
     ],
 )  # fmt: skip
 def test_how_many_tokens_a_chunk_has(lines, steps, counted):
-    assert token_steps(answer(*lines)) == (steps, counted)
+    assert token_steps(answer(*lines)) == ([steps], counted)
+
+
+def of_two(*texts, total=None, each=None):
+    """Two answers in turn, and the tokens so far of their own (`each`)."""
+    for place, one in enumerate(texts):
+        usage = {"usage": {"completion_tokens": each * (place // 2 + 1)}} if each else {}
+        yield {**text(one, "stop" if place > len(texts) - 3 else None, index=place % 2), **usage}
+    if total:
+        yield {**USAGE, "usage": {"completion_tokens": total}}
+
+
+@pytest.mark.parametrize(
+    "lines, steps, counted",
+    [
+        (of_two("a", "A", "b", "B", total=4), [[(1, 1), (3, 1)], [(2, 1), (4, 1)]], "one each"),
+        # Each answer is ended by a token without text.
+        (of_two("a", "A", "b", "B", "", "", total=6), [[(1, 1), (3, 1), (5, 1)], [(2, 1), (4, 1), (6, 1)]], "one each"),
+        (of_two("ab", "AB", "cd", "CD", total=10), [[(1, 1), (3, 4)], [(2, 1), (4, 4)]], "spread"),
+        # A usage that runs along with each answer, and one that counts them together and says nothing of a chunk.
+        (of_two("ab", "AB", "cd", "CD", total=8, each=2), [[(1, 2), (3, 2)], [(2, 2), (4, 2)]], "said"),
+        (of_two("a", "A", "b", "B", total=4, each=2), [[(1, 1), (3, 1)], [(2, 1), (4, 1)]], "one each"),
+        ([{"choices": [text("a")["choices"][0], text("A", index=1)["choices"][0]]}], [[(1, 1)], [(1, 1)]], "chunks"),
+    ],
+)
+def test_each_of_several_answers_has_gaps_of_its_own(lines, steps, counted):
+    """A tenth of a second between chunks of two answers in turn would halve each gap if they were one stream."""
+    found = answer(*lines)
+    assert (token_steps(found), found.error) == ((steps, counted), "")
+    gaps = [2000.0] * (sum(map(len, steps)) - 2)
+    assert times_of(found).chunk_gap_ms.tolist() == gaps
+    assert answer(text("a", "stop"), text("A", index=1), ends=False).error.startswith("the stream ended with no finish")

@@ -95,8 +95,9 @@ def test_a_summary_leaves_out_the_warm_up_and_counts_failures():
     found = summarize(trace, {"itl": 150.0, "ttft": 400.0})
     assert (found["requests"], found["failed"], found["output_tokens"], found["prompt_tokens"]) == (3, 1, 8, 20)
     assert found["seconds"] == pytest.approx(1.4) and found["output_tokens_per_s"] == pytest.approx(8 / 1.4)
-    # Until the last arrival at 1.2 s came three tokens of the first request and two of the second.
-    assert found["steady_output_tokens_per_s"] == pytest.approx(5 / 1.2)
+    # Until the last arrival at 1.2 s came three tokens of the first request, two of the second, and three of the one
+    # that was under way at the end of the warm-up.
+    assert found["steady_output_tokens_per_s"] == pytest.approx(8 / 1.2)
     assert found["ttft_p50_ms"] == pytest.approx(200) and found["ttft_sent_p50_ms"] == pytest.approx(150)
     assert found["itl_mean_ms"] == pytest.approx((200 + 100 + 300) / 5)
     assert found["goodput_requests_per_s"] == pytest.approx(1 / 1.4)  # one gap of the first is 200 ms

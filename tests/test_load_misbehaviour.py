@@ -66,8 +66,8 @@ GOOD = stream(*TOKENS, USAGE, DONE)
 
 
 @contextmanager
-def player(play, plays):
-    """The address of a server that answers its n-th request with `play` where `plays(n)`."""
+def player(play, plays, seen=None):
+    """The address of a server that answers its n-th request with `play` where `plays(n)`, and notes all in `seen`."""
     skip_without("loopback")
     count, lock = -1, threading.Lock()
 
@@ -77,7 +77,9 @@ def player(play, plays):
         with suppress(OSError), link, link.makefile("rb") as asked:
             while first := asked.readline():
                 fields = b"".join(iter(lambda: asked.readline() or b"\r\n", b"\r\n"))
-                asked.read(int((re.findall(rb"(?i)content-length: *(\d+)", fields) or [0])[0]))
+                body = asked.read(int((re.findall(rb"(?i)content-length: *(\d+)", fields) or [0])[0]))
+                if seen is not None:
+                    seen.append((fields.decode().lower(), body))
                 if first.startswith(b"GET"):
                     models = b'{"data": [{"id": "m"}]}' if b"/models" in first else b"[]"
                     return link.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + models)
@@ -160,6 +162,16 @@ WRONG = {
     "usage beyond all": (stream(*TOKENS, say(usage=total(10**12)), DONE), "an event is no chunk of an answer"),
     "an error in the stream": (stream(*TOKENS[:3], b'data: {"error": {"message": "died"}}\n\n', DONE),
                                "an error in the stream: died"),
+    "an object that is an error": (stream(*TOKENS, b'data: {"object": "error", "message": "died"}\n\n', DONE),
+                                   "an error in the stream: died"),
+    "an event named error": (stream(*TOKENS[:3], b'event: error\ndata: {"message": "died"}\n\n', *TOKENS, DONE),
+                             "an error in the stream: died"),
+    "an event named error without data": (stream(*TOKENS, b"event:error\n\n", DONE),
+                                          "an error in the stream: no reason given"),
+    "an error in a field of its own": (stream(*TOKENS, b'error: {"message": "died"}\n\n', DONE),
+                                       "an error in the stream: died"),
+    "an error that is no event": (stream(*TOKENS, b'{"error": {"message": "died"}}\n\n', DONE),
+                                  "an error in the stream: died"),
     "an abort": (stream(*TOKENS[:3], say({"text": "", "finish_reason": "abort"}), DONE),
                  "the server cut the answer: finish_reason 'abort'"),
     "another protocol": ([b"SSH-2.0-X\r\n\r\n"], "answer: expected HTTP/1.1, got 'SSH-2.0-X'"),
@@ -179,8 +191,8 @@ def loaded(monkeypatch):
     monkeypatch.setattr(run, "undisturbed", nullcontext)  # a pass over the tests' heap takes 0.2 s
     monkeypatch.setattr(results, "snapshot", lambda: SimpleNamespace(record_fields=lambda: {"environment": {}}))
 
-    def call(play, plays=lambda number: number == 1, count=3, timeout_s=20.0, **plan):
-        with player(play, plays) as url:
+    def call(play, plays=lambda number: number == 1, count=3, timeout_s=20.0, seen=None, **plan):
+        with player(play, plays, seen) as url:
             data = Data(input_len=(3, 3), output_len=(4, 4))
             own = run.Plan(data=data, model="m", num_prompts=count, **plan)
             trace = run.run_load(Endpoint(url, "/v1/completions", timeout_s=timeout_s), own)
@@ -272,3 +284,29 @@ def test_a_dead_server_ends_a_closed_loop(loaded):
     _, record, failed, _ = loaded([RST], lambda number: number > 0, concurrency=4, duration_s=60.0)
     assert record.status == "RUNTIME_ERROR" and 20 <= record.metrics["requests"] < 25
     assert "connection dropped; the 20th in a row without an answer, so that the run ended" in failed
+
+
+def test_every_request_goes_the_same_way(rooflab, monkeypatch):
+    """Past the proxy of the environment, with the user of the url, whose password is in no field but its own."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    with player([], lambda number: False, seen := []) as url:
+        to = url.replace("//", "//a%40b:pw@")
+        status, _, err = rooflab("load", "--url", to, "--num-prompts", "2", "--output-len", "4", "--no-plots")
+        assert (status, len(seen)) == (0, 5), err
+        status, _, err = rooflab("load", "--url", to, "--api-key", "k")
+        assert status == 2 and "--api-key: expected none beside a url with a user, got both" in err
+    for fields, _ in seen:
+        assert re.search(r"host: 127\.0\.0\.1:\d+\r\n", fields)
+        assert "authorization: basic yubionb3\r\n" in fields  # of a@b:pw, in small letters
+
+
+def test_the_tokens_so_far_are_asked_for_until_the_server_refuses_them(loaded, monkeypatch):
+    refusal = status(b"400 X", b'{"error": {"message": "unknown field: continuous_usage_stats"}}')
+    for plays, wanted in ((lambda number: False, [True] * 4), (lambda number: number == 0, [True] + [False] * 4)):
+        _, record, failed, _ = loaded(refusal, plays, seen=(seen := []))
+        assert (record.status, failed) == ("OK", {})
+        asked = [json.loads(body)["stream_options"] for _, body in seen if body]
+        assert [options.get("continuous_usage_stats", False) for options in asked] == wanted
+        assert all(options["include_usage"] for options in asked)

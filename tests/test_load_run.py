@@ -10,9 +10,10 @@ import pytest
 from served import served, stub_server
 from tiny_model import write_config
 
+from rooflab.bench.load import run
 from rooflab.bench.load.arrivals import Arrivals
 from rooflab.bench.load.causes import spikes
-from rooflab.bench.load.client import Endpoint
+from rooflab.bench.load.client import Endpoint, clock
 from rooflab.bench.load.data import Data
 from rooflab.bench.load.metrics import failures, remarks
 from rooflab.bench.load.run import Plan, run_load
@@ -133,6 +134,23 @@ def test_a_closed_loop_ends_with_its_requests_or_its_time(stub):
     assert len(trace.requests) == 5 and all(request.chunks[0].kind == "role" for request in trace.requests)
     trace = ran(stub, concurrency=1, duration_s=0.1, num_prompts=1)
     assert len(trace.requests) > 1 and trace.last_arrival_s <= trace.begin_s + 0.1
+
+
+@pytest.mark.parametrize("most", [100_000, 0])
+def test_prompts_are_made_before_the_load_with_a_duration_too(stub, monkeypatch, most):
+    """Those beyond what the pace of the warm-up needs are made on the loop, and the run says so."""
+    made, shots = [], Plan.shots
+
+    def noted(plan, seed):
+        for shot in shots(plan, seed):
+            made.append(clock())
+            yield shot
+
+    monkeypatch.setattr(Plan, "shots", noted)
+    monkeypatch.setattr(run, "MOST_READY", most, raising=False)
+    trace = ran(stub, concurrency=2, duration_s=0.1, num_prompts=1)
+    assert (max(made) > trace.begin_s) == (trace.unready > 0) == (most == 0)
+    assert any("were made while the load ran" in one for one in remarks(trace)) == (most == 0)
 
 
 @pytest.mark.more

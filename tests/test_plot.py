@@ -138,6 +138,28 @@ def test_every_roof_is_drawn_and_named() -> None:
     assert dashed == {"--", "-"}
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("intensity", [1.0, 30.0])
+def test_a_roofs_name_lies_neither_under_the_legend_nor_across_an_axis(intensity: float, fixed: bool) -> None:
+    """Points of high intensity move the frame to the right, and three kinds of roofs make names and legend long."""
+    rates = {"bf16": 1000.0, "fp8_e4m3": 2000.0}
+    kinds: Any = {"datasheet": 1.0, "measured": 0.8, "at_clock": 0.9}
+    ceilings = [
+        Ceilings("toy", kind, 3.4 * part, {name: rate * part for name, rate in rates.items()}, 67.0 * part)
+        for kind, part in kinds.items()
+    ]
+    points = [replace(UNTIMED, case=str(dtype), dtype=dtype, flops=100 * intensity) for dtype in (None, *rates)]
+    figure = roofline_figure(points, ceilings, None, fixed)
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    frame, legend = axes.get_window_extent(), axes.get_legend()
+    assert legend is not None
+    for text in (text for text in axes.texts if "FLOP/s" in text.get_text()):
+        box = text.get_window_extent()
+        assert frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1, text
+        assert not box.overlaps(legend.get_window_extent()), text
+
+
 def test_several_devices_have_letters_and_roofs_of_their_own_and_no_arrow_between_them() -> None:
     faster = replace(SHEET, device="fast", hbm_bytes_per_s=2000.0, tensor_flops_per_s={"bf16": 20000.0})
     ours = [replace(one, device="toy") for one in (NAIVE, FUSED, MOVING)]
@@ -250,5 +272,6 @@ def test_bad_figures_and_points_are_refused() -> None:
 
 def test_numbers_have_prefixes_or_are_written_out() -> None:
     values = {989.4e12: "989 T", 3.35e12: "3.35 T", 999.7e9: "1 T", 46e9: "46 G", 1e15: "1 P", 12.0: "12 "}
+    values |= {1e18: "1 E", 2e21: "2,000 E"}
     assert [si(value) for value in values] == list(values.values())
     assert [three_digits(value) for value in (0.18751, 341.2, 999.6, 2275.6)] == ["0.188", "341", "1,000", "2,276"]

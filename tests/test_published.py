@@ -4,6 +4,7 @@ import json
 import lzma
 import random
 import zipfile
+from contextlib import nullcontext
 from dataclasses import replace
 from math import log
 from statistics import median, quantiles
@@ -95,7 +96,7 @@ def test_a_row_faster_than_the_gpu_is_named_and_many_are_refused(package):
         (lambda frame: frame.drop(columns="k"), "expected a column 'k', got m, n, gemm_dtype"),
         (lambda frame: frame.assign(latency=-1.0), "expected finite times above 0, got -1.0"),
         (lambda frame: frame.assign(latency=float("nan")), "expected finite times above 0"),
-        (lambda frame: frame.assign(k="wide"), "gemm_perf.parquet, column 'k': expected only numbers: invalid literal"),
+        (lambda frame: frame.assign(k="wide"), "gemm_perf.parquet, column 'k': expected only numbers, got 'wide'"),
         (lambda frame: frame.assign(device="NVIDIA H999"), "expected a GPU that roofline/device.py knows"),
     ],
 )
@@ -147,6 +148,15 @@ def test_a_short_file_names_the_columns_of_any_table(tmp_path):
     assert [(each.table.gpu, each.table.op, each.table.rows) for each in found.placed] == [("h200", "rmsnorm", 1)]
     assert dict(found.left) == {"times.csv": 1}
     table = (tmp_path / "times.csv").read_text()
+    for old, new, words in (
+        ("0.003", '"0,003"', "column 'ms': expected a number with a decimal point, got '0,003'"),
+        ("0.003", '"1,000.5"', None),
+        ("1,4096", "1.5,4096", "column 'rows': expected whole numbers, got 1.5"),
+        ("1,4096,0.003", "1,4096,0,003", "times.csv: not a whole table"),
+    ):
+        (tmp_path / "times.csv").write_text(table.replace(old, new))
+        with pytest.raises(ValueError, match=words) if words else nullcontext():
+            assert read_published([tmp_path / "times.toml"]).placed[0].rows["us"].tolist() == [1000500.0]
     (tmp_path / "times.csv").write_text(table.replace("}", ""))
     with pytest.raises(ValueError, match="times.csv, column 'config': expected JSON"):
         read_published([tmp_path / "times.toml"])

@@ -12,6 +12,7 @@ from rooflab.bench.ab.output import write_junit, write_markdown
 from rooflab.bench.ab.verdict import Outcome
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.files import RunWriter
+from rooflab.bench.records.plain import number_in
 from rooflab.bench.records.record import Record, pack_samples, unpack_samples
 from rooflab.bench.report.figures import Drawing, draw
 from rooflab.bench.report.page import write_report
@@ -99,6 +100,21 @@ def test_newer_minor_versions_are_read_and_newer_major_ones_refused(tmp_path):
     path.write_text(make().to_json() + "\n" + json.dumps(newer) + "\n")
     with pytest.raises(ValueError, match=r"^a\.jsonl, line 2: schema_version: expected 1\.x, got 2\.0"):
         record_files.read(tmp_path)
+
+
+def test_times_are_of_one_zone_so_that_the_newest_is_so_as_a_text_too():
+    early, late = (make(timestamp=one) for one in ("2026-01-01T10:30:00+02:00", "2026-01-01T09:00:00Z"))
+    assert early.timestamp == "2026-01-01T08:30:00+00:00" < late.timestamp
+    with pytest.raises(ValueError, match="timestamp: expected a time in ISO 8601, got 'noon'"):
+        make(timestamp="noon")
+
+
+def test_a_number_is_read_as_another_tool_writes_it_and_a_decimal_comma_is_refused():
+    numbers = {"1,234,567": 1234567.0, "12.": 12.0, "-1e-3": -0.001, "n/a": None, "1,23,4": None}
+    assert {text: number_in(text, "ncu") for text in numbers} == numbers
+    for wrong in ("1.234,5", "0,123", "1234,5"):
+        with pytest.raises(ValueError, match="ncu: expected a number with a decimal point"):
+            number_in(wrong, "ncu")
 
 
 def test_what_is_no_record_is_named(tmp_path):

@@ -5,10 +5,13 @@ import gc
 import itertools
 import math
 import os
+import re
 import subprocess
 import sys
+import textwrap
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -283,6 +286,37 @@ def test_a_clock_replaced_while_it_is_read_is_the_fault_of_every_reading(monkeyp
     assert all(sample > 0 for sample in read["honest"].seconds), "the stopwatch keeps the clock that it began with"
     monkeypatch.undo()
     assert time_functions({"honest": nothing}, budget_s=1e-6, min_samples=2, cold=False)["honest"].fault == ""
+
+
+@pytest.mark.parametrize("clock", ["lambda: 0.0", "lambda: real() / 10", "time.process_time"])
+def test_a_clock_replaced_before_the_first_import_changes_no_reading_and_is_named(clock):
+    """A frozen one would let the stopwatch wait for ever, a slowed one would publish a tenth."""
+    lines = f"""
+        import time
+        real, sleep = time.perf_counter, time.sleep
+        time.perf_counter = time.monotonic = {clock}
+        from rooflab.bench.timing.timing import time_functions
+        read = time_functions({{"a": lambda: sleep(0.01)}}, budget_s=0.05, min_samples=2, cold=False)["a"]
+        assert read.median_s > 0.009 and "time.perf_counter was replaced" in read.fault, read
+        read = time_functions({{"a": lambda: sleep(0.01)}}, budget_s=0.05, min_samples=2, cold=False)["a"]
+        assert not read.fault, read
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(lines)], check=True, timeout=100)
+
+
+def test_a_clock_that_is_changed_from_inside_is_named(monkeypatch):
+    """As time-machine does it: the function is Python's own, and only the system knows better."""
+    libc = SimpleNamespace(clock_gettime=lambda number, reading: reading.__setitem__(0, 0))
+    monkeypatch.setattr(timing.tamper, "_libc", libc)
+    assert "time.time was replaced: it is" in timing.tamper.tampered()
+
+
+def test_whatever_times_in_bench_takes_the_clock_that_nobody_else_has():
+    """The emulator has limits and no times."""
+    rooms = Path(timing.__file__).parents[1]
+    own = {path.relative_to(rooms).as_posix() for path in rooms.rglob("*.py")
+           if re.search(r"^\s*(import time\b|from time import)", path.read_text(), re.MULTILINE)}  # fmt: skip
+    assert {path for path in own if not path.startswith("emulator/")} == {"calls/clock.py", "timing/tamper.py"}
 
 
 CPU = torch.device("cpu")

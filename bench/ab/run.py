@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ from rooflab.bench.ab.verdict import (
     load_floors,
     wants_confirmation,
 )
+from rooflab.bench.calls.clock import time
 from rooflab.bench.records.record import NOT_RUN, Verdict, paired_method_of
 
 SAME_HARDWARE = ("machine_key", "cpu", "cores", "threads")
@@ -88,6 +88,11 @@ def run(
     began = time.monotonic()
     missing = {key: reason for key in comparison.keys if (reason := comparison.missing(key)) is not None}
     broken: dict[str, tuple[Verdict, str]] = {key: ("MISSING", reason) for key, reason in missing.items()}
+    if settings.budget_s is not None:
+        needed = _needed_s(runner.start_s(), len(comparison.keys), settings, checked)
+        if needed > settings.budget_s:
+            short = f"the budget of {settings.budget_s:g} s is too short for a verdict on this machine"
+            done(f"{short}, which takes at least {needed:.0f} s")
     checks = {} if checked else _failed_checks(runner, [key for key in comparison.keys if key not in broken], done)
     left_out = {} if comparison.a.functions else _not_timed(comparison, checks)
     keys = [key for key in comparison.keys if key not in left_out]
@@ -99,13 +104,12 @@ def run(
     def measured(called: Sequence[str], seed: int, least: int = 0, later: int = 0) -> Batch:
         until = math.inf if settings.budget_s is None else began + settings.budget_s
         most = settings.pairs
-        least, later = min(least, most), min(later, most)
+        least, later = min(least, most), min(later, most)  # as `_needed_s` counts
         batch = run_pairs(runner.measure, called, most, seed=seed, deadline=until, least=least, later=later, done=done)
         broken.update({key: _verdict_of(comparison, side, read) for key, (side, read) in batch.broken.items()})
         return batch
 
-    least = SUITE_PAIRS if len(keys) > 1 else BOUNDED_PAIRS
-    first = measured([key for key in keys if key not in broken], settings.seed, least, BOUNDED_PAIRS)
+    first = measured([key for key in keys if key not in broken], settings.seed, _least(len(keys)), BOUNDED_PAIRS)
     evidence = [_evidence(key, broken, first, Batch(), by_activity) for key in keys]
     called = [item.key for item in evidence if wants_confirmation(item, settings.rules)]
     second = measured(called, settings.seed + 1)
@@ -123,6 +127,17 @@ def run(
         checks=checks,
         left_out=left_out,
     )
+
+
+def _least(keys: int) -> int:
+    """Pairs of the first batch that a verdict takes."""
+    return SUITE_PAIRS if keys > 1 else BOUNDED_PAIRS
+
+
+def _needed_s(start_s: float, keys: int, settings: AbSettings, checked: bool) -> float:
+    """The least seconds of a run that can decide: two processes a pair, and two that check."""
+    pairs = min(_least(keys), settings.pairs) + min(BOUNDED_PAIRS, settings.pairs)
+    return 2 * pairs * (start_s + keys * settings.kernel_s) + (0.0 if checked else 2 * start_s)
 
 
 def _failed_checks(

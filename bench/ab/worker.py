@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -18,6 +17,7 @@ import torch
 
 from rooflab.bench.ab.sides import Reading
 from rooflab.bench.calls.calls import COPIES, Rotation, free_bytes, input_bytes
+from rooflab.bench.calls.clock import time
 from rooflab.bench.calls.selection import kernels_in
 from rooflab.bench.check.failed import Failed, failed_by, failure, known_errors
 from rooflab.bench.measure.timed import INTERPRETED, Observed, observe, time_together

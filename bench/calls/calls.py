@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import psutil
 import torch
 
+from rooflab.bench.calls.clock import time
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple, nbytes
 

@@ -23,11 +23,15 @@ REGISTRATION = r'^peer\(\s*"\w+", "(\w+)"|^@register\(\s*op="\w+", name="(\w+)"|
 
 
 def check_names(given: Mapping[str, Any], arguments: Container[str]) -> None:
-    """Raises `ValueError` on an unknown device, GPU, model, op or kernel among a command's values by name.
+    """Raises `ValueError` on an empty name, or an unknown device, GPU, model, op or kernel, among a command's values.
 
     `arguments`: those without an option, for `--op` is a filter.  What files, plug-ins, records and other revisions may
     have is left to the registry, which refuses it later.
     """
+    for name in ("op", "kernel", "kernels", "case", "scheme", "suite", "gpu"):
+        value = given.get(name)
+        if not all(text.strip() for text in ([value] if isinstance(value, str) else value or ())):
+            raise ValueError(f"{name}: expected a name, got an empty text; is the variable that names it set?")
     if given.get("device") not in (None, "cpu", "cuda"):
         raise ValueError(f"device: expected cpu or cuda, got {given['device']!r}")
     if gpu := given.get("gpu"):

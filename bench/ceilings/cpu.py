@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 import psutil
 import torch
 
+from rooflab.bench.calls.clock import time
 from rooflab.bench.records.environment import last_level_cache_bytes
 from rooflab.reference.spec import DTYPE_NAMES
 from rooflab.roofline.model import Ceilings

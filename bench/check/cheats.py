@@ -7,12 +7,12 @@ they did not write.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from rooflab.bench.calls.clock import time
 from rooflab.bench.check.poison import SENTINEL_BYTE, bits, same_bits
 from rooflab.reference.spec import OpSpec, Outputs
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, closing, suppress
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rooflab.bench.calls.calls import input_bytes
+from rooflab.bench.calls.clock import time
 from rooflab.bench.calls.selection import file_of
 from rooflab.bench.check.check import CheckResult, check_kernel
 from rooflab.bench.check.offered import named_in, options_on, taken

@@ -300,12 +300,13 @@ def roofline(
         points = [point for point in drawing.points if not ids or point.published or f"{point.op}/{point.label}" in ids]
         drawn = [replace(drawing, points=points)] if points else []
         why = figures.why_nothing([])
+        without = figures.without_bytes(commands.newest_records(records)[0]) if records else []
     else:
         found, folder = commands.newest_records(records)
         found = [record for record in found if (not op or record.op in op) and (not case or record.case_id in case)]
         found = [record for record in found if not ids or f"{record.op}/{record.kernel}" in ids]
         drawn = figures.drawings(found, all_cases or bool(case), run or (), across)
-        why = figures.why_nothing(found)
+        why, without = figures.why_nothing(found), figures.without_bytes(found)
     if not drawn:
         raise ValueError(f"records: {why}, so there is nothing to draw")
     if len(drawn) > 1 and out is not None and out.suffix in (".svg", ".png"):
@@ -313,7 +314,9 @@ def roofline(
     place = out or (result_folder() if gpu else folder)
     paths = [path for drawing in drawn for path in figures.draw(drawing, place, fixed_axes)]
     points = [point for drawing in drawn for point in drawing.points]
-    show.result({"figures": paths, "points": points})
+    show.result({"figures": paths, "points": points, "without_bytes": without})
+    for name in without:
+        show.line(f"{name}: not drawn, for its cost has no bytes, and so it has no intensity", "yellow")
     published = sum(point.published for point in points)
     measured = sum(point.seconds is not None for point in points) - published
     others = f", {published} published by others" if published else ""

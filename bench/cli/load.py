@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.calls.clock import time
 from rooflab.bench.calls.names import parse_swaps
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import platform
-import time
 import zlib
 from collections.abc import Mapping
 from functools import cache
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 import triton
 
+from rooflab.bench.calls.clock import time
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rooflab.bench.calls.clock import time
 from rooflab.bench.check.failed import failure
 from rooflab.bench.check.gate import judge
 from rooflab.bench.compile.pretended import pretended_card

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.calls.calls import packed
+from rooflab.bench.calls.clock import time
 from rooflab.bench.check.failed import failure, known_errors
 from rooflab.bench.check.poison import poisoned_allocations
 from rooflab.bench.emulate.ours import every_launch, pretended_for

@@ -14,7 +14,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, cast
 
-from rooflab.bench.records.record import Record
+from rooflab.bench.records.record import Record, in_utc
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Scalar
 
@@ -84,6 +84,17 @@ def no_time(latency_ms: float) -> dict[str, Any]:
     return {"status": "INVALID", "reason": f"a latency of {latency_ms:g} ms", "basis": "bound"}
 
 
+def finite(values: Mapping[str, Any], place: str, skipped: list[Skipped]) -> dict[str, float]:
+    """The finite numbers among `values`; any other value, which a record cannot hold, is named in `skipped`."""
+    kept = {}
+    for name, value in values.items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            kept[name] = float(value)
+        else:
+            skipped.append(Skipped(place, f"its {name} is {value}"))
+    return kept
+
+
 def environment(tool: str, hardware: str, gpu: str | None = None, **known: Any) -> dict[str, Any]:
     """The environment in the form of a record; values that another tool's file does not give are None.
 
@@ -108,10 +119,9 @@ def environment(tool: str, hardware: str, gpu: str | None = None, **known: Any) 
 def when(value: object, place: str) -> str:
     """A time in the form of a record: UTC, ISO 8601, to the second.  Raises `ValueError` if `value` is not ISO 8601."""
     try:
-        found = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+        return datetime.fromisoformat(in_utc(str(value))).isoformat(timespec="seconds")
     except ValueError as error:
         raise ValueError(f"{place}: expected a time in ISO 8601, got {value!r}") from error
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC).isoformat(timespec="seconds")
 
 
 def file_time(path: Path) -> str:

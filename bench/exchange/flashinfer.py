@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from rooflab.bench.exchange import files
 from rooflab.bench.records.record import Record, Status
@@ -162,7 +161,7 @@ class DataSet:
         Workloads with equal sizes, whose inputs differ, are cases of their own: such a case has the workload's id too.
         Raises `ValueError` with the file and line of a malformed evaluation.
         """
-        records, skipped = [], []
+        records, skipped = [], list[files.Skipped]()
         times = [
             files.when(files.get(trace.evaluation, "timestamp", str, trace.place), trace.place) for trace in self.traces
         ]
@@ -183,7 +182,7 @@ class DataSet:
         for trace, timestamp, definition, case in taken:
             several = len(workloads[definition.op[0], case.id]) > 1
             own = case.but(**files.make_case({"workload": trace.uuid})) if several else case
-            records.append(_record(trace, definition, own, run, timestamp))
+            records.append(_record(trace, definition, own, run, timestamp, skipped))
         return files.Imported(tuple(records), tuple(skipped))
 
 
@@ -274,7 +273,9 @@ def _trace(values: Any, place: str) -> FlashInferTrace:
     return FlashInferTrace(name, files.get(values, "solution", str, place), uuid, axes, evaluation, place)
 
 
-def _record(trace: FlashInferTrace, definition: Definition, case: Case, run: str, timestamp: str) -> Record:
+def _record(
+    trace: FlashInferTrace, definition: Definition, case: Case, run: str, timestamp: str, skipped: list[files.Skipped]
+) -> Record:
     place, evaluation = f"{trace.place}, evaluation", trace.evaluation
     theirs = files.get(evaluation, "status", str, place)
     if theirs not in STATUSES:
@@ -287,6 +288,7 @@ def _record(trace: FlashInferTrace, definition: Definition, case: Case, run: str
         number = float(files.get(performance, "latency_ms", (int, float), f"{place}.performance"))
         fault = files.no_time(number)
         latency = None if fault else number
+    both = {**performance, **files.get_object(evaluation, "correctness", place)}
     log = str(evaluation.get("log") or "").strip() or "no log"
     result: dict[str, Any] = {
         "status": status,
@@ -306,7 +308,7 @@ def _record(trace: FlashInferTrace, definition: Definition, case: Case, run: str
         scheme=definition.scheme,
         timer=f"imported: {TOOL}",
         latency_median_ms=latency,
-        metrics=_metrics(performance, files.get_object(evaluation, "correctness", place)),
+        metrics=files.finite({name: both[name] for name in METRICS if both.get(name) is not None}, place, skipped),
     )
 
 
@@ -321,9 +323,5 @@ def _environment(evaluation: Mapping[str, Any], place: str, workload: str) -> di
     )
 
 
-def _metrics(performance: Mapping[str, Any], correctness: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers that flashinfer-bench gives besides the latency."""
-    names = ("reference_latency_ms", "speedup_factor", "max_relative_error", "max_absolute_error")
-    both = {**performance, **correctness}
-    numbers = {name: both[name] for name in names if isinstance(both.get(name), int | float)}
-    return {name: float(cast(float, value)) for name, value in numbers.items() if math.isfinite(value)}
+METRICS = ("reference_latency_ms", "speedup_factor", "max_relative_error", "max_absolute_error")
+"""The numbers that flashinfer-bench gives besides the latency."""

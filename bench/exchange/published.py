@@ -23,6 +23,7 @@ from typing import Any
 import pandas as pd
 from packaging.version import Version, parse
 
+from rooflab.bench.records.plain import number_in
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.device import identify
 from rooflab.roofline.published import FOLDER, INDEX, Table
@@ -156,7 +157,12 @@ def _in_wheel(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
 
 def _frame(name: str, content: bytes, json_column: str | None) -> pd.DataFrame:
     try:
-        frame = pd.read_parquet(io.BytesIO(content)) if name.endswith(".parquet") else pd.read_csv(io.BytesIO(content))
+        if name.endswith(".parquet"):
+            frame = pd.read_parquet(io.BytesIO(content))
+        else:
+            frame = pd.read_csv(io.BytesIO(content), keep_default_na=False)  # a kernel may be called `null`
+            if not isinstance(frame.index, pd.RangeIndex):  # the first cell was taken for a row's name
+                raise ValueError("expected as many cells in a row as columns, got more")
     except ImportError as error:
         raise ValueError("pyarrow: expected it, to read parquet: pip install 'rooflab[published]'") from error
     except (OSError, ValueError) as error:  # pyarrow's errors are both
@@ -178,10 +184,20 @@ def _column(frame: pd.DataFrame, column: str, place: str) -> pd.Series[Any]:
 
 def _numbers(frame: pd.DataFrame, column: str, place: str, kind: type[int] | type[float]) -> pd.Series[Any]:
     values = _column(frame, column, place)
+    if not pd.api.types.is_numeric_dtype(values):
+        read = [number_in(str(cell), f"{place}, column {column!r}") for cell in values]
+        if None in read:
+            raise ValueError(
+                f"{place}, column {column!r}: expected only numbers, got {values.iloc[read.index(None)]!r}"
+            )
+        values = pd.Series(read, index=values.index, dtype=float)
     try:
-        return values.astype(kind)
+        found = values.astype(kind)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{place}, column {column!r}: expected only numbers: {error}") from error
+    if kind is int and not (found == values).all():
+        raise ValueError(f"{place}, column {column!r}: expected whole numbers, got {values[found != values].iloc[0]}")
+    return found
 
 
 def _read_file(description: Mapping[str, Any], name: str, content: bytes, found: Published) -> None:
@@ -220,7 +236,7 @@ def _placed(
         own[key] += more
     own["us"] = latency * 1e3
     names = [_column(frame, description.get(each, default), name) for each, default in _GROUPS]
-    for (device, kernel), rows in own.groupby(names, sort=True):
+    for (device, kernel), rows in own.groupby(names, sort=True, dropna=False):
         made = _table(description, table, name, str(device), str(kernel))
         wanted = {made.framework, f"{made.framework}:{made.kernel}", made.kernel} & set(table.get("selected", ()))
         yield replace(_checked(made, rows, list(columns)), selected=bool(wanted))

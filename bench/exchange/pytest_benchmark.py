@@ -25,6 +25,7 @@ from rooflab.bench.exchange.files import (
     Skipped,
     benchmark_name,
     environment,
+    finite,
     get,
     get_object,
     make_case,
@@ -73,7 +74,7 @@ def read_pytest_benchmark(path: Path) -> Imported:
         if not stats:
             skipped.append(Skipped(name, "it has no statistics: it failed or was disabled"))
             continue
-        values = shared | _what(benchmark, place) | _reading(benchmark, stats, place)
+        values = shared | _what(benchmark, place) | _reading(benchmark, stats, place, skipped)
         values = _rooflined(values, get_object(benchmark, "extra_info", place), f"{place}.extra_info")
         if not _OF_SUITE.fullmatch(name):
             names = {key: benchmark.get(key) for key in NAMES}
@@ -148,7 +149,9 @@ def _case(params: object, test_id: str) -> Case:
     return case if spelt else make_case({**kept, "id": test_id})
 
 
-def _reading(benchmark: Mapping[str, Any], stats: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _reading(
+    benchmark: Mapping[str, Any], stats: Mapping[str, Any], place: str, skipped: list[Skipped]
+) -> dict[str, Any]:
     """The record's fields for status, times and samples; a median that is no time makes the record INVALID."""
     median_s = float(get(stats, "median", (int, float), f"{place}.stats"))
     extra = get_object(benchmark, "extra_info", place)
@@ -165,8 +168,8 @@ def _reading(benchmark: Mapping[str, Any], stats: Mapping[str, Any], place: str)
         "basis": "measured",
         "timer": f"imported: {TOOL}, {original}" if original else f"imported: {TOOL}",
         "latency_median_ms": None if fault else median_ms,
-        "metrics": {f"{name}_s": float(stats[name]) for name in SUMMARY if _finite(stats.get(name))}
-        | {name: float(stats[name]) for name in COUNTS if _finite(stats.get(name))},
+        "metrics": finite({f"{name}_s": stats[name] for name in SUMMARY if stats.get(name) is not None}, place, skipped)
+        | finite({name: stats[name] for name in COUNTS if stats.get(name) is not None}, place, skipped),
     }
     verdict, _, reason = str(extra.get("status")).partition(": ")
     known = verdict in ("INVALID", "NOISY") and reason  # our plugin's form; any other text has no known meaning
@@ -201,7 +204,7 @@ def _rooflined(values: dict[str, Any], extra: Mapping[str, Any], place: str) -> 
             bound_s, ceilings = float(extra["bound_s"]), as_ceilings(extra["ceilings"])
             found |= {"bound_ms": bound_s * 1e3, "limiter": extra["limiter"], "ceilings": asdict(ceilings)}
             found["bound_fraction"] = None if ceilings.noise else bound_s / seconds
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{place}: expected the values of kernel_benchmark(..., cost=...), got {error}") from error
     return values | found
 
@@ -215,10 +218,6 @@ def _latency(ours: Mapping[str, Any], name: str, default: float, place: str) -> 
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _finite(value: Any) -> bool:
-    return _number(value) and math.isfinite(value)
 
 
 STATISTICS = (*SUMMARY, "ops", "rounds", "iqr_outliers", "stddev_outliers", "outliers")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench.exchange import files
+from rooflab.bench.records.plain import number_in
 from rooflab.bench.records.record import Record, Status
 from rooflab.reference.spec import Case
 
@@ -29,7 +30,8 @@ OPS = {"rms_norm": "rmsnorm", "rope": "rope", "gemm": "gemm", "embedding": "embe
 AVERAGE = "an average over inputs of different sizes"
 _KEY = re.compile(r"tritonbench_(?P<name>[^\[]+)\[x_(?P<x>.*)-(?P<provider>[^-\]]*)\]_(?P<metric>.+)", re.DOTALL)
 _MEAN_KEY = re.compile(r"tritonbench_[^\[]+\[[^\]]*\]-.+-avg")
-_NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(?:\(.*%\))?\s*")
+_SPREAD = re.compile(r"\s*\(.*%\)\s*")
+"""What may stand behind a number."""
 
 
 @dataclass
@@ -155,12 +157,12 @@ def _from_json(metrics: Mapping[str, Any], name: str, skipped: list[files.Skippe
 def _add(reading: _Values, metric: str, value: object) -> None:
     if value is None or value == "":
         return
-    if isinstance(value, int | float):
-        reading.metrics[metric] = float(value)
-    elif found := _NUMBER.fullmatch(str(value)):
-        reading.metrics[metric] = float(found[1])
-    else:
+    number = float(value) if isinstance(value, int | float) else None
+    number = number_in(_SPREAD.sub("", str(value)), f"{reading.place}, {metric}") if number is None else number
+    if number is None:
         reading.words[metric] = str(value)
+    else:
+        reading.metrics[metric] = number
 
 
 def _case(text: str, label: str) -> Case:
@@ -180,6 +182,7 @@ def _record(reading: _Values, shared: Mapping[str, Any], skipped: list[files.Ski
     """The record of a reading; None if the reading holds neither a time nor a failure."""
     metrics = dict(reading.metrics)
     latency = metrics.pop("latency", None)
+    metrics = files.finite(metrics, reading.place, skipped)
     status, reason = _status(reading, latency)
     if latency is None and status == "OK":
         listed = ", ".join(sorted({*reading.metrics, *reading.words})) or "nothing"
@@ -200,7 +203,7 @@ def _record(reading: _Values, shared: Mapping[str, Any], skipped: list[files.Ski
         flops_per_s=_scaled(metrics.pop("tflops", None), 1e12) if status == "OK" else None,
         bytes_per_s=_scaled(metrics.pop("gbps", None), 1e9) if status == "OK" else None,
         peak_memory_bytes=_scaled(metrics.pop("gpu_peak_mem", None), 1e9),
-        metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
+        metrics=metrics,
     )
 
 
@@ -220,4 +223,4 @@ def _status(reading: _Values, latency: float | None) -> tuple[Status, str]:
 
 
 def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None or not math.isfinite(value) else value * factor
+    return None if value is None else value * factor

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rooflab.bench.calls.clock import time
 from rooflab.bench.latency.step_model import MeasuredSteps, fitted
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.scheduler import pairs_of

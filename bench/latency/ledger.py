@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import random
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.calls.clock import time
 from rooflab.bench.ceilings.ceilings import ceilings_for
 from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of
 from rooflab.bench.latency.step_model import KernelTimes

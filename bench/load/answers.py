@@ -26,26 +26,35 @@ MOST_TOKENS = 1 << 24
 """An answer has no more tokens than this."""
 
 
-def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str]]:
-    """The data of each server-sent event with the time at which its last byte came, by the WHATWG's rules.
+BARE = (b"error:", b'{"error"')
+"""How a line begins that has an error and is no data: of llama.cpp, and of a proxy that passes a body on."""
+
+
+def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, bool]]:
+    """The data of each server-sent event with the time at which its last byte came, by the WHATWG's rules, and whether
+    it says by its name that it is an error.
 
     Lines end with CR, LF or both, a line that begins with a colon is a comment, and an empty line ends an event.  Data
     without an empty line behind it counts too: servers that close the connection leave it out.  An event with
     empty data is left out.
     """
     body, ends = b"".join(data for _, data in pieces), list(accumulate(len(data) for _, data in pieces))
-    data: list[bytes] = []
+    data, failed = list[bytes](), False
     at = 3 if body.startswith(b"\xef\xbb\xbf") else 0
     while at < len(body):
         found = LINE_END.search(body, at)
         line, end = (body[at : found.start()], found.end()) if found else (body[at:], len(body))
         if line.startswith(b"data:"):
             data.append(line[5:].removeprefix(b" "))
-        if data and (not line or end == len(body)):
+        elif line.startswith(BARE):
+            data, failed = [line.removeprefix(b"error:")], True
+        elif line.startswith(b"event:"):
+            failed = line[6:].strip() == b"error"
+        if not line or end == len(body):
             last = found.start() if found else end - 1
-            if (whole := b"\n".join(data)).strip():
-                yield pieces[bisect_right(ends, last)][0], whole.decode(errors="replace")
-            data = []
+            if (whole := b"\n".join(data)).strip() or failed:
+                yield pieces[bisect_right(ends, last)][0], whole.decode(errors="replace"), failed
+            data, failed = [], False
         at = end
 
 
@@ -56,17 +65,18 @@ def read_answer(shot: Shot) -> Request:
     if shot.status not in (0, 200):
         error = f"HTTP {shot.status}: {_message(b''.join(data for _, data in shot.pieces).decode(errors='replace'))}"
     elif not error or error == DROPPED:
-        for time_s, text in events(shot.pieces):
-            if found := known.take(time_s, text):
+        for time_s, text, failed in events(shot.pieces):
+            found = f"an error in the stream: {_message(text)}" if failed else known.take(time_s, text)
+            if found:
                 error = error or found
             if found or known.done:  # what comes behind is no part of the answer
                 break
         if error == DROPPED and known.done:  # all that its user waits for had come
             error = ""
-        if not error and not known.reason and not known.done:
+        if not error and not known.done and not all(known.reasons.values() or [None]):
             error = "the stream ended with no finish_reason and no [DONE]"
-        if not error and known.reason in CUT:
-            error = f"the server cut the answer: finish_reason {known.reason!r}"
+        if not error and (cut := [reason for reason in known.reasons.values() if reason in CUT]):
+            error = f"the server cut the answer: finish_reason {cut[0]!r}"
     request = Request(
         index=shot.index,
         scheduled_s=shot.scheduled_s,
@@ -79,7 +89,7 @@ def read_answer(shot: Shot) -> Request:
         asked_output_tokens=shot.output_tokens,
         prompt_tokens=known.prompt_tokens,
         output_tokens=known.output_tokens,
-        finish_reason=known.reason,
+        finish_reason=next(filter(None, known.reasons.values()), None),
         error=error,
     )
     if error or token_steps(request)[0]:
@@ -94,10 +104,11 @@ class _Known:
     def __init__(self) -> None:
         self.chunks: list[StreamEvent] = []
         self.totals: list[int | None] = []
-        """For each chunk the tokens of the answer so far, if it tells."""
+        """For each chunk the tokens so far, if it tells."""
         self.prompt_tokens: int | None = None
         self.output_tokens: int | None = None
-        self.reason: str | None = None
+        self.reasons: dict[int, str | None] = {}
+        """Of each answer."""
         self.done = False
 
     def take(self, time_s: float, text: str) -> str:
@@ -109,7 +120,7 @@ class _Known:
             event = json.loads(text)
         except (ValueError, RecursionError):
             return f"an event is no JSON: {text[:40]!r}"
-        if isinstance(event, dict) and event.get("error"):
+        if isinstance(event, dict) and (event.get("error") or "error" in (event.get("object"), event.get("type"))):
             return f"an error in the stream: {_message(text)}"
         if not _is_chunk(event):
             return f"an event is no chunk of an answer: {text[:40]!r}"
@@ -117,18 +128,22 @@ class _Known:
         total = usage.get("completion_tokens")
         self.output_tokens = self.output_tokens if total is None else total
         self.prompt_tokens = usage.get("prompt_tokens") or self.prompt_tokens
-        choice = next(iter(event.get("choices") or ()), None)
-        if choice is None:
-            return self._add(StreamEvent(time_s, "usage")) if total is not None else ""
-        self.reason = choice.get("finish_reason") or self.reason
+        choices = event.get("choices") or ()
+        for choice in choices:
+            self._choice(time_s, choice, total if len(choices) == 1 else None)
+        return "" if choices or total is None else self._add(StreamEvent(time_s, "usage"))
+
+    def _choice(self, time_s: float, choice: Mapping[str, Any], total: int | None) -> None:
+        answer = choice.get("index") or 0
+        self.reasons[answer] = choice.get("finish_reason") or self.reasons.get(answer)
         delta = choice.get("delta") or {}
         if choice.get("text") or any(delta.get(name) for name in TEXTS):
             kind = "text"
         elif delta.get("role"):  # sent at once: it has no token, whatever it says
-            return self._add(StreamEvent(time_s, "role"))
+            kind, total = "role", None
         else:
             kind = "empty"
-        return self._add(StreamEvent(time_s, kind, _listed(choice)), total)
+        self._add(StreamEvent(time_s, kind, None if kind == "role" else _listed(choice), answer), total)
 
     def _add(self, chunk: StreamEvent, total: int | None = None) -> str:
         self.chunks.append(chunk)
@@ -136,21 +151,27 @@ class _Known:
         return ""
 
     def counted(self) -> tuple[StreamEvent, ...]:
-        """The chunks; where each with text says the total so far, with the differences as their tokens.
+        """The chunks; where each with text says the total of its answer so far, with the differences as their tokens.
 
         A total that only the last of several chunks has is that of the answer, and says nothing about the chunk; nor
-        do totals that fall, or that are zero when a text has come.
+        do totals that fall, or that are zero when a text has come, or that count several answers together.
         """
-        texts = [total for chunk, total in zip(self.chunks, self.totals, strict=True) if chunk.kind == "text"]
-        totals = [total for total in self.totals if total is not None]
-        if len(totals) < 2 or None in texts or not any(texts[:1]) or totals != sorted(totals):
+        pairs = list(zip(self.chunks, self.totals, strict=True))
+        lasts: dict[int, int] = {}
+        for answer in self.reasons:
+            own = [total for chunk, total in pairs if chunk.answer == answer and total is not None]
+            texts = [total for chunk, total in pairs if chunk.answer == answer and chunk.kind == "text"]
+            if len(own) < 2 or None in texts or not any(texts[:1]) or own != sorted(own):
+                return tuple(self.chunks)
+            lasts[answer] = own[-1]
+        if len(lasts) > 1 and sum(lasts.values()) != self.output_tokens:
             return tuple(self.chunks)
-        found, before = [], 0
-        for chunk, total in zip(self.chunks, self.totals, strict=True):
+        before = dict.fromkeys(lasts, 0)
+        for place, (chunk, total) in enumerate(pairs):
             if total is not None:
-                chunk, before = chunk._replace(tokens=total - before), total
-            found.append(chunk)
-        return tuple(found)
+                self.chunks[place] = chunk._replace(tokens=total - before[chunk.answer])
+                before[chunk.answer] = total
+        return tuple(self.chunks)
 
 
 def _is_chunk(event: Any) -> bool:
@@ -164,7 +185,10 @@ def _is_chunk(event: Any) -> bool:
     usage, choices = event.get("usage") or {}, event.get("choices") or ()
     counts = [usage[name] for name in ("prompt_tokens", "completion_tokens") if usage.get(name) is not None]
     return all(type(count) is int and 0 <= count < MOST_TOKENS for count in counts) and all(
-        isinstance(choice, dict) and has(choice, "delta", dict) and has(choice, "finish_reason", str)
+        isinstance(choice, dict)
+        and has(choice, "delta", dict)
+        and has(choice, "finish_reason", str)
+        and has(choice, "index", int)
         for choice in choices
     )
 

@@ -65,12 +65,13 @@ def page_seconds(steps: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _of(request: Request, steps: Sequence[Mapping[str, Any]], page_s: float) -> Iterable[Spike]:
-    times = [time_s for time_s, _ in token_steps(request)[0]]
-    gaps = np.diff(times)
-    usual = float(np.median(gaps)) if len(gaps) else 0.0
-    for place in np.flatnonzero(gaps > LONG * usual):
-        begin, end = times[place], times[place + 1]
-        yield Spike(request.index, begin, end, cause(begin, end, steps, gaps[place] - usual, page_s))
+    for answer in token_steps(request)[0]:
+        times = [time_s for time_s, _ in answer]
+        gaps = np.diff(times)
+        usual = float(np.median(gaps)) if len(gaps) else 0.0
+        for place in np.flatnonzero(gaps > LONG * usual):
+            begin, end = times[place], times[place + 1]
+            yield Spike(request.index, begin, end, cause(begin, end, steps, gaps[place] - usual, page_s))
 
 
 def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]], over_s: float, page_s: float) -> str:

@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import time
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.parse import unquote, urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
 
+from rooflab.bench.calls.clock import time
 from rooflab.bench.load.http import Connection
 
 clock = time.perf_counter
@@ -53,7 +54,10 @@ class Shot:
 
 @dataclass
 class Endpoint:
-    """The server, its endpoint, and the connections that are open and idle."""
+    """The server, its endpoint, and the connections that are open and idle.
+
+    Every request goes to the server itself, past the proxies of the environment, whose time would be in each answer.
+    """
 
     url: str
     path: str
@@ -69,10 +73,18 @@ class Endpoint:
             raise ValueError(f"timeout: expected seconds above 0, got {self.timeout_s}")
         self.host, self.ssl = parts.hostname, parts.scheme == "https" or None
         self.port = parts.port or (443 if self.ssl else 80)
-        base = parts.path.rstrip("/").removesuffix("/v1")
-        key = f"Authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
+        base, place = parts.path.rstrip("/").removesuffix("/v1"), parts.netloc.rpartition("@")[2]
+        self.address, self.key = f"{parts.scheme}://{place}{base}", f"Bearer {self.api_key}" if self.api_key else ""
+        if parts.username is not None:
+            if self.api_key:
+                raise ValueError("api_key: expected none beside a url with a user, got both")
+            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self.key = f"Basic {b64encode(pair.encode()).decode()}"
+        if not (self.key.isascii() and self.key.isprintable()):
+            raise ValueError("api_key: expected printable characters of ASCII, got others")
+        key = f"Authorization: {self.key}\r\n" if self.key else ""
         self.head = (
-            f"POST {base}{self.path} HTTP/1.1\r\nHost: {parts.netloc}\r\n{key}Accept: text/event-stream\r\n"
+            f"POST {base}{self.path} HTTP/1.1\r\nHost: {place}\r\n{key}Accept: text/event-stream\r\n"
             "Content-Type: application/json\r\nContent-Length: "
         ).encode()
 
@@ -123,17 +135,18 @@ class Endpoint:
 
         Raises `ValueError` if nothing answers.
         """
-        key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        request = Request(self.url.rstrip("/").removesuffix("/v1") + path, headers=key)
+        request = Request(self.address + path, headers={"Authorization": self.key} if self.key else {})
         began = clock()
         try:
-            with urlopen(request, timeout=10) as answer:
+            with build_opener(ProxyHandler({})).open(request, timeout=10) as answer:
                 status, text = answer.status, answer.read()
         except HTTPError as error:
             status, text = error.code, error.read()
         except (OSError, HTTPException) as error:
             why = getattr(error, "reason", error)
-            raise ValueError(f"url: expected a server at {self.url}, got {str(why) or type(why).__name__}") from error
+            raise ValueError(
+                f"url: expected a server at {self.address}, got {str(why) or type(why).__name__}"
+            ) from error
         half = (began + clock()) / 2
         try:
             return status, json.loads(text), half

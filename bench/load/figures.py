@@ -127,7 +127,7 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
 
 
 def _row(axes: Any, place: int, request: Request, zero: float, marks: bool) -> None:
-    times = [time_s for time_s, _ in token_steps(request)[0]]
+    times = sorted(time_s for answer in token_steps(request)[0] for time_s, _ in answer)
     end = request.end_s or request.sent_s
     first, last = (times[0], times[-1]) if times and not request.error else (end, end)
     spans = [(request.scheduled_s, request.sent_s, QUEUE), (request.sent_s, first, WAIT), (first, last, STREAM)]

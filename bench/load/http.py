@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from typing import cast
+
+from rooflab.bench.calls.clock import time
 
 clock = time.perf_counter
 BLANK = b"\r\n\r\n"

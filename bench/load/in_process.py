@@ -37,4 +37,4 @@ def measure(
         writer = RunWriter(out)
         writer.write(engine_record(llm, run, name, case, writer.run_id))
     about = {"model": llm.arch.name, "device": llm.device.type, "dtype": llm.dtype_name}
-    return {**about, "status": run.status, "reason": run.noise, **asdict(run.summary)}
+    return {**about, "status": run.status, "reason": run.reason, **asdict(run.summary)}

@@ -9,12 +9,12 @@ as a reader sees them are reported beside it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rooflab.bench.load.trace import Request, Trace
+from rooflab.bench.load.trace import Request, StreamEvent, Trace
 from rooflab.roofline.names import values_by_name
 
 LATE_MS = 1.0
@@ -34,7 +34,7 @@ class Times:
     e2e_ms: float
     e2e_sent_ms: float
     tpot_ms: float | None
-    """(E2E - TTFT) over the tokens behind the first chunk; None for an answer in one chunk."""
+    """The time behind the first chunk over its tokens, of all answers; None for answers in one chunk."""
     itl_ms: np.ndarray
     """Empty where `tpot_ms` is None."""
     chunk_gap_ms: np.ndarray
@@ -50,58 +50,68 @@ class Times:
         return all((value := own[name]) is not None and value <= limit for name, limit in limits.items())
 
 
-def token_steps(request: Request) -> tuple[list[tuple[float, float]], str]:
-    """When tokens came and how many, and how that is known; tokens are never counted by tokenising text again.
+def token_steps(request: Request) -> tuple[list[list[tuple[float, float]]], str]:
+    """For each answer of the request (`n`) when tokens came and how many, and how that is known; tokens are never
+    counted by tokenising text again.
 
     `said`: the chunks say it, by ids, log-probabilities or a running usage.  `one each`: the usage is as high as the
-    number of chunks with text, or of those without text too (a token whose character is not complete has none), or one
-    higher (a token that ends the text has none).  A role, which may be sent at once, is no token.  `spread`: the usage
-    is another one, and each chunk behind the first gets the same share.  `chunks`: there is no usage, and each chunk
-    with text counts as one token.
+    number of chunks with text, or of those without text too (a token whose character is not complete has none), or
+    higher by one for each answer (a token that ends the text has none).  A role, which may be sent at once, is no
+    token.  `spread`: the usage is another one, and each chunk behind the first gets the same share.  `chunks`: there is
+    no usage, and each chunk with text counts as one token.
     """
     choices = [chunk for chunk in request.chunks if chunk.kind in ("text", "empty")]
     texts = [chunk for chunk in choices if chunk.kind == "text"]
+    firsts = {chunk.answer: chunk for chunk in reversed(texts)}
+    answers, total = len(firsts), request.output_tokens
     if texts and all(chunk.tokens is not None for chunk in texts):
-        return [(chunk.time_s, float(chunk.tokens)) for chunk in choices if chunk.tokens], "said"
-    total = request.output_tokens
+        return _by_answer((chunk, float(chunk.tokens)) for chunk in choices if chunk.tokens), "said"
     if total is None:
-        return [(chunk.time_s, 1.0) for chunk in texts], "chunks"
+        return _by_answer((chunk, 1.0) for chunk in texts), "chunks"
     for held in (texts, choices):
         if len(held) == total:
-            return [(chunk.time_s, 1.0) for chunk in held], "one each"
-    if len(texts) == total - 1:
-        return [(chunk.time_s, 1.0) for chunk in texts], "one each"
-    if len(texts) < 2:
-        return [(chunk.time_s, float(total)) for chunk in texts], "spread"
-    share = (total - 1) / (len(texts) - 1)
-    return [(chunk.time_s, share if place else 1.0) for place, chunk in enumerate(texts)], "spread"
+            return _by_answer((chunk, 1.0) for chunk in held), "one each"
+    if total - answers <= len(texts) < total:
+        return _by_answer((chunk, 1.0) for chunk in texts), "one each"
+    if len(texts) == answers:
+        return _by_answer((chunk, total / answers) for chunk in texts), "spread"
+    share = (total - answers) / (len(texts) - answers)
+    return _by_answer((chunk, 1.0 if chunk is firsts[chunk.answer] else share) for chunk in texts), "spread"
+
+
+def _by_answer(steps: Iterable[tuple[StreamEvent, float]]) -> list[list[tuple[float, float]]]:
+    found: dict[int, list[tuple[float, float]]] = {}
+    for chunk, tokens in steps:
+        found.setdefault(chunk.answer, []).append((chunk.time_s, tokens))
+    return list(found.values())
 
 
 def times_of(request: Request) -> Times | None:
-    """The times of a request; None if it failed."""
+    """The times of a request; None if it failed.  Gaps are those within an answer."""
     steps, counted = token_steps(request)
     if request.error or not steps:
         return None
-    times_s, tokens = np.array(steps).T
-    gaps = 1e3 * np.diff(times_s)
-    repeats = np.maximum(1, np.rint(tokens[1:])).astype(int)
-    first, last = times_s[0], times_s[-1]
+    own = [np.array(answer).T for answer in steps]
+    gaps = np.concatenate([1e3 * np.diff(times_s) for times_s, _ in own])
+    behind = np.concatenate([tokens[1:] for _, tokens in own])
+    times_s, tokens = np.concatenate(own, axis=1)
+    first, last = times_s.min(), times_s.max()
     return Times(
         ttft_ms=1e3 * (first - request.scheduled_s),
         ttft_sent_ms=1e3 * (first - request.sent_s),
         e2e_ms=1e3 * (last - request.scheduled_s),
         e2e_sent_ms=1e3 * (last - request.sent_s),
-        tpot_ms=1e3 * (last - first) / float(tokens[1:].sum()) if len(gaps) else None,
-        itl_ms=np.repeat(gaps / tokens[1:], repeats),
+        tpot_ms=float(gaps.sum() / behind.sum()) if len(gaps) else None,
+        itl_ms=np.repeat(gaps / behind, np.maximum(1, np.rint(behind)).astype(int)),
         chunk_gap_ms=gaps,
-        token_times_s=np.repeat(times_s, np.maximum(1, np.rint(tokens)).astype(int)),
+        token_times_s=np.sort(np.repeat(times_s, np.maximum(1, np.rint(tokens)).astype(int))),
         counted=counted,
     )
 
 
 def output_tokens(request: Request) -> int:
     """By the usage, else by the chunks."""
-    return request.output_tokens or round(sum(count for _, count in token_steps(request)[0]))
+    return request.output_tokens or round(sum(tokens for answer in token_steps(request)[0] for _, tokens in answer))
 
 
 def late_ms(requests: Sequence[Request]) -> np.ndarray:
@@ -113,8 +123,8 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
     """The numbers of a run, without its warm-up; percentiles interpolate linearly, ITL is pooled over requests.
 
     `output_tokens_per_s` runs from the first arrival to the last token, and so has the cool-down in it;
-    `steady_output_tokens_per_s` counts the tokens that came before the last arrival, over that time.  A run of which
-    nearly all failed (`ANSWERED`) has no rates.
+    `steady_output_tokens_per_s` counts the tokens that came before the last arrival, over that time, also of requests
+    that were under way at the end of the warm-up.  A run of which nearly all failed (`ANSWERED`) has no rates.
     """
     requests, found = trace.counted, answers(trace)
     numbers = {"requests": float(len(requests)), "failed": float(len(requests) - len(found))}
@@ -136,8 +146,8 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
     answered = [request for request in requests if not request.error]
     asked = sum(request.asked_output_tokens or 0 for request in answered)
     begin = min(request.scheduled_s for request in requests)
-    token_times = np.concatenate([times.token_times_s for times in found])
-    span, steady = token_times.max() - begin, trace.last_arrival_s - begin
+    span = max(times.token_times_s[-1] for times in found) - begin
+    steady = trace.last_arrival_s - begin
     tokens = sum(map(output_tokens, answered))
     numbers |= {
         "prompt_tokens": float(sum(request.prompt_tokens or request.asked_prompt_tokens or 0 for request in answered)),
@@ -149,7 +159,9 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
         return {name: float(value) for name, value in numbers.items()}
     numbers |= {"requests_per_s": len(found) / span, "output_tokens_per_s": tokens / span}
     if steady >= 1.0:  # in less, a few tokens would decide
-        numbers["steady_output_tokens_per_s"] = float((token_times <= trace.last_arrival_s).sum() / steady)
+        came = np.concatenate([times.token_times_s for one in trace.requests if (times := times_of(one))])
+        within = (begin <= came) & (came <= trace.last_arrival_s)
+        numbers["steady_output_tokens_per_s"] = float(within.sum() / steady)
     numbers |= tokens_a_step(trace)
     if limits:
         numbers["goodput_requests_per_s"] = sum(times.meets(limits) for times in found) / span
@@ -201,6 +213,8 @@ def remarks(trace: Trace) -> list[str]:
         said += [f"{uncounted} {of} have no usage: each chunk counts as one token"]
     if single := sum(times.tpot_ms is None for times in found):
         said += [f"{single} {of} came in one chunk: they have no ITL and no TPOT, and meet no limit on them"]
+    if trace.unready:
+        said += [f"{trace.unready} prompts were made while the load ran: answers came faster than in the warm-up"]
     return said
 
 

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +19,9 @@ from rooflab.bench.load.data import Data, Prompt
 from rooflab.bench.load.trace import Trace, phases
 
 PATHS: Mapping[str, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+READY = 4
+"""Prompts of a closed loop with a duration, made before it: for this many times the pace of the warm-up's answer."""
+MOST_READY = 100_000
 WARMUP_SEED = 2**63
 """Added to the seed: a warm-up with the run's first prompt would leave it in the server's prefix cache."""
 T = TypeVar("T")
@@ -49,6 +52,8 @@ class Plan:
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of each request."""
     seed: int = 0
+    running_usage: bool = True
+    """Asks for the tokens so far with each chunk; the warm-up finds out whether the server offers it."""
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "max_concurrency", "num_prompts", "warmup"):
@@ -82,14 +87,16 @@ class Plan:
 
     def shots(self, seed: int) -> Iterator[Shot]:
         """Requests without end."""
+        answers = count if type(count := self.extra.get("n")) is int else 1
         for index, prompt in enumerate(self.data.prompts(seed)):
-            yield Shot(index, body_of(self._fields(prompt)), prompt.tokens, prompt.output_tokens)
+            yield Shot(index, body_of(self._fields(prompt)), prompt.tokens, answers * prompt.output_tokens)
 
     def _fields(self, prompt: Prompt) -> dict[str, Any]:
         asked: dict[str, Any] = {"prompt": prompt.content}
         if self.endpoint == "chat":
             asked = {"messages": [{"role": "user", "content": prompt.content}]}
-        fixed = {"stream": True, "stream_options": {"include_usage": True}}
+        running = {"continuous_usage_stats": True} if self.running_usage else {}
+        fixed = {"stream": True, "stream_options": {"include_usage": True, **running}}
         eos = {"ignore_eos": True} if self.ignore_eos else {}
         return {"model": self.model, **asked, "max_tokens": prompt.output_tokens, **fixed, **eos, **self.extra}
 
@@ -127,14 +134,14 @@ def first_model(target: Endpoint) -> str:
 
 def run_load(target: Endpoint, plan: Plan) -> Trace:
     """Runs the load.  Raises `ValueError` if the server refuses the first request of the warm-up."""
-    _run(_warm_up(target, plan))
+    plan, pace = _run(_warm_up(target, plan))
     with undisturbed():
-        begin, shots = _run(_load(target, plan))
+        begin, shots, unready = _run(_load(target, plan, pace))
     last = max((shot.scheduled_s for shot in shots), default=begin)
     requests = [read_answer(shot) for shot in shots]
     marks = phases(requests, begin + plan.warmup_s, last)
     marked = tuple(replace(request, phase=phase) for request, phase in zip(requests, marks, strict=True))
-    return Trace(begin, plan.warmup_s, last, marked, {**plan.case(), "seed": plan.seed}, steps_of(target))
+    return Trace(begin, plan.warmup_s, last, marked, {**plan.case(), "seed": plan.seed}, steps_of(target), unready)
 
 
 def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
@@ -150,29 +157,42 @@ def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
         return None
 
 
-async def _warm_up(target: Endpoint, plan: Plan) -> None:
+async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
+    """The plan, without what the server refused, and the asked tokens per second of the fastest answer."""
+    pace = 0.0
     for shot in islice(plan.shots(plan.seed + WARMUP_SEED), plan.warmup):
         shot.scheduled_s = shot.free_s = clock()
         await target.send(shot)
         answer = read_answer(shot)
         if answer.error and not shot.index:
             target.close()
+            if plan.running_usage and shot.status:
+                return await _warm_up(target, replace(plan, running_usage=False))
             hint = "; --no-ignore-eos leaves the field out" if "ignore_eos" in answer.error else ""
             raise ValueError(f"url: expected an answer to the first request, got {answer.error}{hint}")
+        if answer.end_s and not answer.error:
+            pace = max(pace, shot.output_tokens / (answer.end_s - answer.sent_s))
     target.close()  # the connections belong to this event loop
+    return plan, pace
 
 
-async def _load(target: Endpoint, plan: Plan) -> tuple[float, list[Shot]]:
+async def _load(target: Endpoint, plan: Plan, pace: float) -> tuple[float, list[Shot], int]:
+    """When the load began, its shots, and how many of them had to be made while it ran."""
     shots = plan.shots(plan.seed)
     if plan.arrivals is None:
-        own = shots if plan.duration_s is not None else iter(list(islice(shots, plan.num_prompts)))
+        ready = list(islice(shots, plan.num_prompts if plan.duration_s is None else plan.concurrency))
+        left = READY * plan.concurrency * pace * (plan.duration_s or 0.0)
+        while left > 0 and len(ready) < MOST_READY:
+            ready.append(next(shots))
+            left -= ready[-1].output_tokens
+        own = iter(ready) if plan.duration_s is None else chain(ready, shots)
         begin, sent = await closed_loop(target, own, plan.concurrency, plan.duration_s)
     else:
         offsets = plan.offsets()
-        sent = list(islice(shots, len(offsets)))
+        sent = ready = list(islice(shots, len(offsets)))
         begin = await open_loop(target, sent, offsets, plan.max_concurrency)
     target.close()
-    return begin, sent
+    return begin, sent, max(0, len(sent) - len(ready))
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

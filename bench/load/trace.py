@@ -26,6 +26,8 @@ class StreamEvent(NamedTuple):
     """`text`; `role` and `empty`, which have a choice without text; `usage`, which has no choice; `done`."""
     tokens: int | None = None
     """Those that it says it has; None if it does not say."""
+    answer: int = 0
+    """Which of several answers of a request (`n`) it belongs to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,8 @@ class Trace:
     case: Mapping[str, Any] = field(default_factory=dict)
     steps: tuple[Mapping[str, Any], ...] | None = None
     """The server's steps, on the clock of this trace; None if it does not tell them."""
+    unready: int = 0
+    """Requests whose prompts were made while the load ran, on the loop that takes the times."""
 
     @property
     def counted(self) -> list[Request]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.record import DeviceType, Record
 from rooflab.bench.timing.noise import noise
+from rooflab.bench.timing.tamper import tampered
 from rooflab.engine.llm import LLM, RequestOutput, SamplingParams
 from rooflab.engine.metrics import LatencySummary, Timeline, TokenEvent, summarize
 from rooflab.engine.tokenizer import Prompt
@@ -54,33 +55,41 @@ class EngineRun:
     summary: LatencySummary
     noise: str
     """Why the latencies are NOISY; empty if they are not."""
+    fault: str = ""
+    """Why they are INVALID: the engine's clock was replaced, before or by its kernels."""
 
     @property
-    def status(self) -> Literal["OK", "NOISY"]:
-        return "NOISY" if self.noise else "OK"
+    def status(self) -> Literal["OK", "NOISY", "INVALID"]:
+        return "INVALID" if self.fault else "NOISY" if self.noise else "OK"
+
+    @property
+    def reason(self) -> str:
+        """Why the status is not OK."""
+        return self.fault or self.noise
 
 
 def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[[TokenEvent], None]) -> EngineRun:
     """Runs one prompt, and calls `show` for each token when the engine delivers it."""
     events: list[TokenEvent] = []
     output = None
-    began = run_times()
+    fault, began = tampered(), run_times()
     for event in llm.stream(prompt, params):
         events.append(event)
         show(event)
         output = event.output
     assert output is not None, "the last event of a request carries its output"
     found = noise(output.timeline.itl_ms.tolist(), waiting_since(began))
-    return EngineRun([output], summarize([output.timeline], len(output.prompt_token_ids)), found)
+    fault = fault or tampered() or ""
+    return EngineRun([output], summarize([output.timeline], len(output.prompt_token_ids)), found, fault)
 
 
 def run_batch(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> EngineRun:
     """Runs prompts that all arrive at once.  Their gaps differ in any case, so that only waiting threads are noise."""
-    began = run_times()
+    fault, began = tampered(), run_times()
     outputs = llm.generate(list(prompts), params)
-    found = noise((), waiting_since(began))
+    found, fault = noise((), waiting_since(began)), fault or tampered() or ""
     timelines: list[Timeline] = [output.timeline for output in outputs]
-    return EngineRun(outputs, summarize(timelines, sum(len(output.prompt_token_ids) for output in outputs)), found)
+    return EngineRun(outputs, summarize(timelines, sum(len(one.prompt_token_ids) for one in outputs)), found, fault)
 
 
 def warm_up(llm: LLM, prompt_tokens: int = 32, new_tokens: int = 4) -> None:
@@ -98,7 +107,7 @@ def engine_record(llm: LLM, run: EngineRun, name: str, case: Mapping[str, Any], 
         kind="engine",
         run_id=run_id,
         status=run.status,
-        reason=run.noise,
+        reason=run.reason,
         **environment.record_fields(),
         case_id=name,
         case={**case, "model": llm.arch.name, "dtype": llm.dtype_name, **kernel_names(llm)},

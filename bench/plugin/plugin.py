@@ -11,11 +11,12 @@ import contextlib
 import functools
 import itertools
 import os
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+
+from rooflab.bench.calls.clock import time
 
 if TYPE_CHECKING:
     from rooflab.bench.emulator import Emulation

@@ -29,6 +29,7 @@ from rooflab.bench.predict.launch_once import MARK, arguments
 from rooflab.bench.predict.model import LAUNCH
 from rooflab.bench.processes.child import run_whole
 from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.plain import number_in
 from rooflab.bench.records.record import Record, new_run_id
 from rooflab.kernels import registry
 from rooflab.kernels.configs import config_for
@@ -265,11 +266,8 @@ def _old_name(name: str) -> str:
 
 def _number(cell: str, unit: str) -> float | None:
     """A cell in bytes, seconds, or its own unit; None where ncu has no figure."""
-    try:
-        value = float(cell.replace(",", ""))
-    except ValueError:
-        return None
-    return value * _UNITS.get(unit.lower(), 1.0) if math.isfinite(value) else None
+    value = number_in(cell, "ncu")
+    return value * _UNITS.get(unit.lower(), 1.0) if value is not None and math.isfinite(value) else None
 
 
 NO_PIPE = ("hbm", "sm", "occupancy", "issue")

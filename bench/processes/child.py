@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,6 +23,7 @@ from typing import Any, NoReturn
 
 import psutil
 
+from rooflab.bench.calls.clock import time
 from rooflab.kernels._folders import check_caches
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,13 +6,13 @@ import os
 import queue
 import socket
 import tempfile
-import time
 import traceback
 import warnings
 from collections.abc import Callable
 from subprocess import TimeoutExpired
 from typing import Any, NoReturn
 
+from rooflab.bench.calls.clock import time
 from rooflab.bench.processes.boot import serve
 from rooflab.bench.processes.child import Child
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from rooflab.bench.calls.clock import time
 
 VARIABLE = "ROOFLAB_RUNNING"
 

@@ -28,6 +28,23 @@ def plain(value: Any) -> Any:
     return value
 
 
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|[1-9]\d{0,2}(,\d{3})+(\.\d*)?|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)", re.I)
+_COMMA = re.compile(r"[-+]?\d[\d.]*,\d+")
+
+
+def number_in(text: str, place: str) -> float | None:
+    """The number that another tool wrote, also as `1,234.5` or `nan`; None for words.
+
+    Raises `ValueError` with the place on a decimal comma: taken out, it would make the number another one.
+    """
+    found = text.strip()
+    if _NUMBER.fullmatch(found):
+        return float(found.replace(",", ""))
+    if _COMMA.fullmatch(found):
+        raise ValueError(f"{place}: expected a number with a decimal point, got {found!r}")
+    return None
+
+
 class Marked(str):
     """A text that is Markdown already."""
 

@@ -44,6 +44,18 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def in_utc(text: str) -> str:
+    """A time of ISO 8601 in UTC, so that times sort as their texts do; one without a zone is in UTC.
+
+    Raises `ValueError` if it is another text.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(f"timestamp: expected a time in ISO 8601, got {text!r}") from error
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+
+
 def new_run_id() -> str:
     """A new id: ids sort by time, and two machines do not make the same id."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
@@ -176,6 +188,7 @@ class Record:
             if isinstance(value, str) and (not value.strip() or _HALF.search(value)):
                 raise ValueError(f"{name}: expected a name that UTF-8 holds, or None, got {value!r}")
         _check_version(self.schema_version)
+        object.__setattr__(self, "timestamp", in_utc(self.timestamp))
         latency = self.latency_median_ms
         if self.status not in ("OK", "NOISY", "INVALID") and latency is not None:
             raise ValueError(f"latency_median_ms: a record with status {self.status} publishes no latency")

@@ -41,6 +41,16 @@ def points_of(records: Iterable[Record]) -> list[Point]:
     return found
 
 
+def without_bytes(records: Iterable[Record]) -> list[str]:
+    """Benchmarks for which a roofline has no place, because their cost has no bytes and so no intensity."""
+    found = []
+    for record in records:
+        moved = [record.metrics.get(f"{COST}{name}", 1.0) for name in ("read_bytes", "write_bytes")]
+        if record.kind == "bench" and record.status in NOT_WRONG and not any(moved) and not record.traffic_bytes:
+            found.append(f"{record.op}/{record.kernel}")
+    return list(dict.fromkeys(found))
+
+
 def _point(record: Record, moved: float, bound_s: float, seconds: float | None) -> Point:
     op, kernel, cost = str(record.op), str(record.kernel), cost_of(record)
     known = kernels(op).get(kernel) if op in ops() and record.scheme else None

@@ -228,7 +228,8 @@ def _point(record: Record, roofs: Sequence[Ceilings]) -> tuple[Point | None, str
         return None, "its record holds no bound"
     points = points_of([record])
     if not points:
-        return None, "its record says neither traffic nor least bytes"
+        told = record.least_bytes == 0
+        return None, "its cost has no bytes" if told else "its record says neither traffic nor least bytes"
     dtype = points[0].dtype
     lacking = [roof.kind for roof in roofs if dtype is not None and dtype not in roof.tensor_flops_per_s]
     if lacking:

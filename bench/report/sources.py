@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from math import isfinite
 from pathlib import Path
 from typing import Any, get_args
@@ -106,11 +106,10 @@ def _lines(path: Path) -> list[tuple[int, str, Record]]:
 def _locate(record: Record, path: Path, number: int, line: int) -> Located:
     try:
         checked = whole(record)
-        time = datetime.fromisoformat(checked.timestamp)
     except ValueError as error:
         raise ValueError(f"{path.name}, line {line}: {error}") from error
-    time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-    return Located(checked, Source(display_name(path), number, line, checked.run_id), time)
+    source = Source(display_name(path), number, line, checked.run_id)
+    return Located(checked, source, datetime.fromisoformat(checked.timestamp))
 
 
 def whole(record: Record) -> Record:

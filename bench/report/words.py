@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from math import isfinite
 from typing import Any
 
+from rooflab.bench.records.record import in_utc
 from rooflab.roofline.numbers import digits, percent, si, whole
 
 _SUFFIXES: tuple[tuple[str, str], ...] = (
@@ -97,9 +98,7 @@ def commit_text(commit: str | None, dirty: bool | None) -> str:
 
 def moment(timestamp: str) -> str:
     """An ISO 8601 time to the minute, in UTC: `2026-11-21 05:53 UTC`."""
-    time = datetime.fromisoformat(timestamp)
-    time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-    return f"{time:%Y-%m-%d %H:%M} UTC"
+    return f"{datetime.fromisoformat(in_utc(timestamp)):%Y-%m-%d %H:%M} UTC"
 
 
 def slug(text: str) -> str:

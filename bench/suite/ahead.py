@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from ctypes.util import find_library
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from triton.backends.nvidia import driver
 
 from rooflab.bench import show
+from rooflab.bench.calls.clock import time
 from rooflab.bench.calls.selection import default_scheme
 from rooflab.bench.calls.statuses import ExitStatus
 from rooflab.bench.ceilings.cuda import compile_microkernels

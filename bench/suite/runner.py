@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rooflab.bench.calls.clock import time
 from rooflab.bench.calls.statuses import ExitStatus
 from rooflab.bench.processes import running
 from rooflab.bench.processes.child import Child, ChildFailed, Died, Stuck, TimedOut, command_for

@@ -2,21 +2,26 @@
 
 Kernels that replaced `perf_counter` or an event's `elapsed_time` have been submitted to public contests.  The
 stopwatches call what is bound here, so a replaced function does not change a reading; `tampered` names it, because a
-kernel that replaces one is not to be trusted.  Whoever replaced one before this file was imported is not seen.
+kernel that replaces one is not to be trusted.  Of the clocks it also names one that was replaced before this file was
+imported; of other functions that is not seen.
 """
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import time
 from pathlib import Path
+from types import BuiltinFunctionType
 from typing import Any
 
 import numpy as np
 import torch
 
+from rooflab.bench.calls.clock import time as system
 from rooflab.reference import compare
 
-perf_counter = time.perf_counter
+perf_counter = system.perf_counter
 """The host's clock."""
 tensor_sum = torch.sum
 """What a flush by reading calls."""
@@ -40,8 +45,32 @@ _WATCHED: tuple[tuple[str, Any, str], ...] = (
     ("rooflab.reference.compare", compare, "elementwise"),
 )
 """Timer, flush and comparison, and the library's calls, whose times a kernel's are compared with."""
+_TORCH = Path(torch.__file__).parent
+_libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _genuine(owner: Any, name: str, function: Any) -> bool:
+    """Whether a clock is Python's or torch's own; other functions are taken for it."""
+    if owner is time:
+        return isinstance(function, BuiltinFunctionType) and function.__name__ == name
+    code = getattr(function, "__code__", None)
+    return owner is not _cuda.Event or code is None or _TORCH in Path(code.co_filename).parents
+
+
+def _wrong_clocks() -> list[str]:
+    """Clocks that are Python's own and tell another time than the system: time-machine changes them from inside."""
+    found, reading = [], (ctypes.c_long * 2)()
+    for name, number in (("time", 0), ("perf_counter", 1)) if _libc else ():
+        _libc.clock_gettime(number, reading)
+        if (apart := abs(getattr(time, name)() - reading[0] - 1e-9 * reading[1])) > APART_S:
+            found.append(f"time.{name} was replaced: it is {apart:.0f} s from the system's clock")
+    return found
+
+
+APART_S = 2.0
+"""A process that waits for a core between the two readings is not taken for a replaced clock."""
 _BOUND = [
-    (f"{place}.{name}", owner, name, getattr(owner, name))
+    (f"{place}.{name}", owner, name, getattr(owner if _genuine(owner, name, getattr(owner, name)) else system, name))
     for place, owner, names in _WATCHED
     for name in names.split()
     if hasattr(owner, name)  # a build of torch without CUDA lacks some
@@ -60,9 +89,9 @@ def tampered(threads: int | None = None) -> str | None:
         found.append(f"the number of torch's threads changed from {threads} to {now}")
     for full, owner, name, bound in _BOUND:
         new = getattr(owner, name, None)
-        if new is not bound:
+        if not _genuine(owner, name, new) or (owner is not time and new is not bound):
             setattr(owner, name, bound)
             code = getattr(new, "__code__", None)
             place = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
             found.append(f"{full} was replaced{place}")
-    return "; ".join(found) or None
+    return "; ".join(found + _wrong_clocks()) or None

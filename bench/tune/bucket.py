@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import random
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.calls.calls import Rotation, copies_of
+from rooflab.bench.calls.clock import time
 from rooflab.bench.check.check import check_kernel
 from rooflab.bench.check.failed import failure, known_errors
 from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels

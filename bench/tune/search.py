@@ -5,12 +5,12 @@ This module uses no device: the caller gives the least time and the measured tim
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from statistics import geometric_mean
 from typing import Any
 
+from rooflab.bench.calls.clock import time
 from rooflab.kernels.tuning import Footprint
 from rooflab.roofline.model import Ceilings, Cost, bound
 

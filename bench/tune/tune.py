@@ -7,7 +7,6 @@ together with the launcher's own choice and the op's other kernels; the records 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.calls.clock import time
 from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter

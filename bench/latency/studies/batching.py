@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from heapq import heapreplace
 from itertools import islice
 from typing import Any
 
+from rooflab.bench.calls.clock import time
 from rooflab.bench.latency.calibrate import calibrated
 from rooflab.bench.latency.capacity import kv_blocks
 from rooflab.bench.latency.clock import ClockSettings, simulate
