@@ -151,11 +151,13 @@ def main() -> None:
     parser.add_argument("--wrong", action="store_true", help="only wrong kernels; the right ones' rows are kept")
     parser.add_argument("--folder", type=Path, help="kernels of this folder, in place of those of tests/attacks")
     given = parser.parse_args()
-    out, files, right_s, right_seeds, beside = given.out, (WRONG, RIGHT), RIGHT_S, (1, 2, 3, 4, 5), busy_cores
+    out, wrong_files, right_files = given.out, list[str | Path](WRONG), list[str | Path](RIGHT)
     if given.folder:
         texts = {path.absolute(): path.read_text() for path in sorted(given.folder.glob("*.py"))}
-        files = tuple([path for path in texts if texts[path].startswith(f'"""{kind}')] for kind in ("WRONG", "RIGHT"))
-        right_s, right_seeds, beside = CHECK_S, (1,), nullcontext
+        wrong_files, right_files = (
+            [path for path in texts if texts[path][3:].startswith(k)] for k in ("WRONG", "RIGHT")
+        )
+    right_s, right_seeds = (CHECK_S, [1]) if given.folder else (RIGHT_S, [1, 2, 3, 4, 5])
     os.environ["OMP_NUM_THREADS"] = "1"
     machine = snapshot()
     about = f"{cores()} cores of {machine.cpu}, torch {machine.torch}; a wrong kernel has {CHECK_S:.0f} s, "
@@ -170,15 +172,15 @@ def main() -> None:
 
     if given.wrong:
         kept = [Outcome(**row) for row in json.loads(out.with_suffix(".json").read_text())]
-        with loaded(files[1]) as kernels:
+        with loaded(right_files) as kernels:
             names = {kernel.id for kernel in kernels}
         right = [one for one in kept if one.kernel in names]
     for seed in (1, 2, 3):
-        with loaded(files[0]) as kernels:
+        with loaded(wrong_files) as kernels:
             wrong += outcomes(kernels, seed, CHECK_S)
         write()
     for seed in () if given.wrong else right_seeds:
-        with loaded(files[1]) as kernels, beside():
+        with loaded(right_files) as kernels, nullcontext() if given.folder else busy_cores():
             right += outcomes(kernels, seed, right_s)
         write()
     print(out.read_text(), end="")
