@@ -18,7 +18,7 @@ from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import offsets_of
 from rooflab.reference.philox import race
 from rooflab.reference.sample_law import compare, compare_own_stream, edited, support
-from rooflab.reference.sample_rules import Edits, settings_fit, values_fit
+from rooflab.reference.sample_rules import Edits, finite_rows, settings_fit, values_fit
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scalar, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
@@ -279,6 +279,7 @@ CONTRACT = Contract(
     },
     rules=settings_fit,
     bounds=values_fit,
+    values=finite_rows,
 )
 SPEC = OpSpec(
     name="sample",

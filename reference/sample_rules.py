@@ -59,6 +59,13 @@ def values_fit(given: Given, dims: Dims) -> None:
     _check_edit_values(edits_of(given), dims["V"])
 
 
+def finite_rows(given: Given, dims: Dims) -> None:
+    """Raises `ValueError` on a row of logits whose largest value is NaN or infinite."""
+    largest = given["logits"].float().amax(1)  # NaN if there is one
+    for row in (~largest.isfinite()).nonzero().flatten().tolist()[:1]:
+        raise ValueError(f"logits: row {row}: expected a finite largest value, got {largest[row].item()}")
+
+
 def edits_of(given: Given) -> Edits:
     """The edits among the arguments of a call."""
     return Edits(**{each.name: given.get(each.name) for each in fields(Edits)})

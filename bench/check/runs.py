@@ -20,6 +20,7 @@ from rooflab.bench.check.trial import PLAIN, Layout, Runner
 from rooflab.bench.check.why import Earlier, Look
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
+from rooflab.reference.contract import check_layout
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
 
 OTHER_SEED = 1000
@@ -218,17 +219,25 @@ class Check:
     def _movable(self, data: CheckData, arranged: Arrangement) -> set[str]:
         """Arguments that have other strides in an arrangement."""
         tensors = {name: value for name, value in data.inputs.items() if isinstance(value, torch.Tensor)}
-        names = {name for name, value in tensors.items() if strides_of(value, arranged) != value.stride()}
+        kinds = {name: strides_of(value, arranged) for name, value in tensors.items()}
+        laid = {name: torch.empty_strided(value.shape, kinds[name], device="meta") for name, value in tensors.items()}
+        names = {name for name in tensors if kinds[name] != tensors[name].stride() and self._allows(name, laid[name])}
         return names - {str(self.spec.prepared)} if data.name in self.packed else names
+
+    def _allows(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether the op's contract lets an argument lie so: a kernel may take the rest for granted."""
+        known = self.spec.contract.arguments.get(name) if self.spec.contract else None
+        try:
+            check_layout(name, tensor, known.layout if known else "any")
+        except ValueError:
+            return False
+        return True
 
     def _far(self, data: CheckData) -> None:
         """Runs with most rows, pages, experts and heads of arguments and of the caller's outputs more than 2**31
         elements behind the first, as far as the contract lets them lie apart."""
-        contract = self.spec.contract
-        fixed = set[str]()
-        if contract is not None:
-            fixed = {name for name, of in contract.arguments.items() if of.layout == "contiguous"}
-            fixed |= {"out" for of in contract.results.values() if of.layout == "contiguous"}
+        results = self.spec.contract.results.values() if self.spec.contract else ()
+        fixed = {"out" for of in results if of.layout == "contiguous"}
         forms = data.forms if self.kernel.takes_out and not self.spec.mutates else ()
         models = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in forms]
         for kind in FAR:
@@ -251,6 +260,7 @@ class Check:
             for name, value in inputs.items()
             if _is_data(value) and value.ndim > 1 and len(value) > 1 and name not in self.spec.mutates
             if value[0].float().isfinite().all()  # not a row that nothing may read
+            if self._allows(name, value[:1].expand_as(value))
         }
         if self.packed:
             rows.pop(str(self.spec.prepared), None)
