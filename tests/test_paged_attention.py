@@ -179,7 +179,7 @@ WRONG = {
 def test_a_wrong_kernel_is_rejected(wrong, scheme):
     case = Case(B=2, context=40, H=4, H_kv=2, D=64, block_size=16, ragged=True)
     scheme = get_scheme(scheme)
-    runs = [inputs for _, inputs in SPEC.planted(case, scheme, CPU, 0)]
+    runs = [inputs for label, inputs in SPEC.planted(case, scheme, CPU, 0) if "NaN" not in label]
     assert all(_passes(naive.naive(**inputs), inputs, scheme) for inputs in runs)
     assert not all(_passes(WRONG[wrong](**inputs), inputs, scheme) for inputs in runs)
 

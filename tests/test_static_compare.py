@@ -90,6 +90,7 @@ HEAD = {
 REFERENCES = (
     "contract",
     "spec",
+    "special",
     "captured",
     "compare",
     "domain",

@@ -179,7 +179,7 @@ def test_every_swap_of_the_plan_is_one_that_an_engine_on_a_card_takes(monkeypatc
         kernel = registry.get_kernel(*swap.split("="))
         assert "cuda" in kernel.devices and kernel.why_not_served(cuda) is None, swap
     chunked = registry.get_kernel("paged_attention", "chunked")
-    assert chunked.why_not_served(cuda) == "Triton 3.6.0 compiles it with a race; 3.7 does not"
+    assert chunked.why_not_served(cuda) == "Triton 3.6.0 compiles it with a race; 3.7.1 does not"
     monkeypatch.setattr(registry, "version", lambda package: "3.7.1")
     assert chunked.why_not_served(cuda) is None
 
