@@ -91,11 +91,14 @@ def _tensors(file: BinaryIO, path: Path, count: int, alignment: Any) -> dict[str
         *rows, kind, offset = struct.unpack(f"<{dimensions}QIQ", _exactly(file, 8 * dimensions + 12))
         _add(listed, name, (tuple(reversed(rows)), kind, offset, _bytes(name, rows, kind)))
     begin = -(-file.tell() // alignment) * alignment
-    whole = path.stat().st_size
+    whole, behind, last = path.stat().st_size, 0, "the header"
     found = {}
     for name, (shape, kind, offset, size) in listed.items():
         if begin + offset + size > whole:
             raise ValueError(f"it is cut short: tensor {name} lies beyond its {whole} bytes")
+        if offset != behind:
+            raise ValueError(f"{last} ends at {behind} by its type and shape, and {name} begins at {offset}")
+        behind, last = -(-(offset + size) // alignment) * alignment, f"{name} of type {kind}"
         found[name] = GGUFTensor(name, shape, kind, path, begin + offset, size)
     return found
 

@@ -101,7 +101,7 @@ class Tokenizer:
 
 def _of_folder(path: Path) -> Any:
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoTokenizer  # the import takes a second, and dummy models do not need it
+    from transformers import AutoConfig, AutoTokenizer  # the import takes a second; dummy models do not need it
 
     file = path / "tokenizer_config.json"
     if file.is_file():
@@ -112,7 +112,10 @@ def _of_folder(path: Path) -> Any:
             check_types(where, {"token": token}, {"an object": "token"}, null=False)
             check_types(where, token, _TOKEN_TYPES, null=False)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        # Of config.json only what names a class: transformers refuses a hidden size that is no multiple of the heads.
+        own = read_json(path / "config.json")
+        config = AutoConfig.for_model(own["model_type"].lower(), tokenizer_class=own.get("tokenizer_class"))
+        tokenizer = AutoTokenizer.from_pretrained(path, config=config, local_files_only=True)
         tokenizer("a")  # a post-processor's unknown token is found only now
         return tokenizer
     except BaseException as error:

@@ -132,6 +132,8 @@ class Architecture:
         _check_rope_scaling(self.rope_scaling, self.head_dim)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads: expected a divisor of {self.num_heads} heads, got {self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim: expected an even number, for rotation takes pairs, got {self.head_dim}")
 
     def parameters(self) -> ParameterCount:
         """The number of parameters of each part."""

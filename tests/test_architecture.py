@@ -128,6 +128,7 @@ def test_what_is_not_modelled_is_refused_by_name() -> None:
         ({"mlp_bias": True}, "llama: mlp_bias"),
         ({"vocab_size": ...}, "config.json has no 'vocab_size'"),
         ({"num_key_value_heads": 5}, "num_kv_heads: expected a divisor of 32 heads, got 5"),
+        ({"head_dim": 15}, "head_dim: expected an even number, for rotation takes pairs, got 15"),
         ({"vocab_size": "32000"}, "expected an integer 'vocab_size' in config.json, got '32000'"),
         ({"num_attention_heads": 6.5}, "expected an integer 'num_attention_heads' in config.json, got 6.5"),
         ({"rms_norm_eps": -1}, "expected a finite 'rms_norm_eps' above 0 in config.json, got -1"),

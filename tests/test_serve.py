@@ -119,7 +119,7 @@ def test_what_the_protocol_has_and_this_server_has_not(server):
     """Null and empty is taken; else the sentence says what there is."""
     nothing = {"tools": [], "functions": None, "audio": None, "reasoning_effort": None, "stop": [], "metadata": {},
                "logit_bias": {}, "prediction": None, "response_format": None, "user": "", "max_tokens": 1}  # fmt: skip
-    silent = {"role": "assistant", "content": None, "tool_calls": [], "refusal": None}
+    silent = {"role": "assistant", "content": None, "tool_calls": [], "refusal": None, "id": 7}
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}, silent], **nothing}
     assert server.ask("/v1/chat/completions", body)[0] == 200
     image = {"type": "image_url", "image_url": {"url": "x"}}

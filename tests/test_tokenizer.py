@@ -260,4 +260,6 @@ def test_the_doctor_says_what_was_understood_and_finds_another_rotation(tmp_path
     monkeypatch.setattr("rooflab.bench.measure.doctor.FAR", 1e-4)  # random weights hardly attend
     status, out, err = rooflab("doctor", tmp_path)
     assert status == 11 and "log-probabilities" in out and "rope_theta" in out, err
+    write_model(tmp_path, hidden_size=200, head_dim=32)  # of 6 heads; transformers' own check of sizes refuses it
     assert rooflab("doctor", tmp_path, "--no-compare")[0] == 0
+    assert "transformers cannot load it" in rooflab("doctor", tmp_path)[2]

@@ -284,10 +284,16 @@ def test_a_key_of_a_gguf_that_may_change_an_answer_is_read_or_refused(tmp_path):
     }
 
 
-def test_a_gguf_of_another_architecture_is_refused(tmp_path):
+def test_a_gguf_of_another_architecture_or_type_of_a_tensor_is_refused(tmp_path):
     path = write_gguf(tmp_path / "x.gguf", list(dummy_tensors(ARCH)), architecture="mamba")
     with pytest.raises(ValueError, match="expected general.architecture to be one of .*gemma, got 'mamba'"):
         open_checkpoint(path)
+    whole, name = write_gguf(path, list(dummy_tensors(ARCH))).read_bytes(), b"blk.0.attn_q.weight"
+    at = whole.index(name) + len(name) + 4 + 2 * 8
+    for kind, words in ((20, "attn_q.weight of type 20 ends at"), (99, "attn_q.weight is of type 99")):
+        path.write_bytes(whole[:at] + bytes([kind]) + whole[at + 1 :])
+        with pytest.raises(ValueError, match=f"x.gguf is not a whole GGUF file: blk.0.{words}"):
+            open_checkpoint(path)
 
 
 @pytest.mark.parametrize("keep", [0, 3, 100, 60_000, pytest.param(5_000_000, marks=pytest.mark.needs("weights"))])

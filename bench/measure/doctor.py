@@ -51,6 +51,7 @@ def differences(model: str) -> Iterator[dict[str, Any]]:
 
     Raises `ValueError` if transformers cannot load the files.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
@@ -63,8 +64,8 @@ def differences(model: str) -> Iterator[dict[str, Any]]:
         with contextlib.redirect_stderr(io.StringIO()):  # a GGUF's conversion draws its own progress bar
             theirs = AutoTokenizer.from_pretrained(source, **options)
             other = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options).eval()
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
-        raise ValueError(f"model: transformers cannot load it: {str(error).partition(chr(10))[0]}") from error
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, StrictDataclassError) as error:
+        raise ValueError(f"model: transformers cannot load it: {' '.join(str(error).split()):.200}") from error
     pairs = [(text, own.encode(text) if text else [], theirs(text)["input_ids"] if text else []) for text in TEXTS]
     first = next((f"{text!r}: {ours}, there {there}" for text, ours, there in pairs if ours != there), "")
     yield {"what": "tokens", "of": len(TEXTS), "differ": sum(o != t for _, o, t in pairs), "first": first}

@@ -195,6 +195,8 @@ class Message(Strict):
     content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_PARTS, fail_fast=True)] | None
     """None only of an assistant."""
     name: Label | None = None
+    id: Label | int | None = None
+    """Without effect: clients send back the messages that they keep."""
 
     @model_validator(mode="after")
     def _some_content(self) -> Message:
