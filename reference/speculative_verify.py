@@ -151,7 +151,7 @@ def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
     for i in range(min(accepted + 1, drafts)):
         x = int(inputs["draft_tokens"][b, i])
         left, right = uniform(s, n + i) * float(q[i, x]), float(p[i, x])
-        doubtful = abs(left - right) <= 4 * FP32_ROUNDOFF * (left + right)
+        doubtful = abs(left - right) < 4 * FP32_ROUNDOFF * (left + right)  # two zeros decide alike in any precision
         if not doubtful and (left < right) != (i < accepted):
             return False
         if i < accepted and tokens[i] != x:
@@ -192,12 +192,25 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """An identical draft, a target that is certain, and a draft that is never right."""
+    """An identical draft, a target that is certain, a wrong draft, padding, and laws that leave nothing."""
     inputs = make_inputs(case, scheme, device, seed)
+    unused = torch.arange(int(case["K"]), device=inputs["num_drafts"].device) >= inputs["num_drafts"][:, None]
+    padded = {"draft_tokens": inputs["draft_tokens"].masked_fill(unused, -1)}
+    if "draft_probs" in inputs:
+        padded["draft_probs"] = inputs["draft_probs"].masked_fill(unused[..., None], math.nan)
+    yield "uneven rows: drafts behind the last are padding", inputs | padded
     B, K, V = int(case["B"]), int(case["K"]), int(case["V"])
     inputs["num_drafts"] = torch.full_like(inputs["num_drafts"], K)
     if "draft_probs" in inputs:
         yield "identical draft", inputs | {"draft_probs": inputs["target_probs"][:, :K].clone()}
+        less = inputs["target_probs"].clone()
+        less[:, :K] = 0.125 * inputs["draft_probs"]
+        yield "values: an eighth of the draft's weights, so that nothing is left", inputs | {"target_probs": less}
+    if "draft_probs" in inputs and V > 1:
+        drafts = inputs["draft_tokens"][..., None]
+        target, draft = inputs["target_probs"].clone(), inputs["draft_probs"].scatter(2, drafts, 0)
+        target[:, :K].scatter_(2, drafts, 0)
+        yield "values: drafts that both laws give 0", inputs | {"target_probs": target, "draft_probs": draft}
     for first in sorted({0, K // 2, K}):  # the target is certain, and agrees with the drafts before `first`
         wanted = torch.full((B, K + 1), V - 1, device=inputs["draft_tokens"].device)
         wanted[:, :first] = inputs["draft_tokens"][:, :first]
