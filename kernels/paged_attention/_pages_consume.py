@@ -52,7 +52,7 @@ def _consume(
         numbers = row + gl.arange(0, ROWS, gl.SliceLayout(1, loaded))
         dims = gl.arange(0, D, gl.SliceLayout(0, loaded))
         token = (first_query + numbers // GROUP).to(gl.int64)
-        head = kv_head * GROUP + numbers % GROUP
+        head = (kv_head * GROUP + numbers % GROUP).to(gl.int64)
         there = (numbers < queries * GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
         rows = gl.load(q + (token * q_stride_t + head * q_stride_h)[:, None] + dims[None, :], mask=there, other=0.0)
         q_tile.store(rows)
@@ -122,7 +122,11 @@ def _consume(
         if lse is not None:
             natural = gl.where(l_i == 0.0, float("-inf"), (m_i + gl.log2(some)) * LN2)
             own_token = (first_query + mine // GROUP).to(gl.int64)
-            gl.store(lse + own_token * lse_stride_t + own_head * lse_stride_h, natural, mask=mine < queries * GROUP)
+            gl.store(
+                lse + own_token * lse_stride_t + own_head.to(gl.int64) * lse_stride_h,
+                natural,
+                mask=mine < queries * GROUP,
+            )
         result = accumulator * gl.convert_layout(1.0 / some, gl.SliceLayout(1, layout))[:, None]
         q_tile.store(result.to(out.dtype.element_ty))  # through the queries' memory, so that rows are stored whole
         result = q_tile.load(loaded)
