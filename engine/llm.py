@@ -202,9 +202,11 @@ class LLM:
                     raise ValueError(f"{name}: expected token ids below {self.arch.vocab_size}, got {token}")
         request_id = self._next_id
         seed = params.seed if params.seed is not None else (self._seed << 32 | request_id) % 2**63
-        stop = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._stop_ids)
+        special = self.tokenizer.special if self.tokenizer is not None else {}
+        stop = {*params.stop_token_ids, *(special[text] for text in params.stop if text in special)}
+        stop |= frozenset() if params.ignore_eos else self._stop_ids
         length = min(len(ids) + params.max_tokens, self.max_model_len)
-        sequence = EngineSequence(request_id, ids, len(ids), params, seed, stop, length, arrival_s)
+        sequence = EngineSequence(request_id, ids, len(ids), params, seed, frozenset(stop), length, arrival_s)
         self.scheduler.check(sequence)
         self._next_id += 1
         if params.stop:
@@ -347,7 +349,7 @@ def _open(
     tokenizer = Tokenizer(checkpoint.path)
     if tokenizer.size > vocab_size:
         raise ValueError(f"model: its tokenizer has {tokenizer.size} tokens, and its embedding has {vocab_size}")
-    ends |= end_tokens({"the tokenizer": tokenizer.eos_token_id}, vocab_size)
+    ends |= end_tokens({"the tokenizer": tokenizer.eos_token_id, "its turns": tokenizer.turn_ends}, vocab_size)
     own = read_generation(*checkpoint.generation(), ends, vocab_size)
     return checkpoint.architecture, tokenizer, checkpoint.tensors(), ends, own
 

@@ -19,6 +19,7 @@ _TYPES = {
 }
 _TOKEN_TYPES = {"a text": "content", "true or false": "single_word lstrip rstrip normalized special"}
 _UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError)
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|eom_id|>")
 ChatMessage = Mapping[str, Any]
 Prompt = str | Sequence[ChatMessage] | Sequence[int]
 _OF_TEMPLATES = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError, OSError,
@@ -37,6 +38,11 @@ class Tokenizer:
         self.longest = max(map(len, self._tokenizer.get_vocab()), default=0)
         """Most characters of a token: a vocabulary has a character for each byte, or for each character."""
         self.eos_token_id: int | None = self._tokenizer.eos_token_id
+        added = self._tokenizer.added_tokens_decoder.items()
+        self.special: dict[str, int] = {str(token): number for number, token in added if token.special}
+        """The ids of special tokens, which no text shows."""
+        self.turn_ends = [self.special[name] for name in _TURN_ENDS if path.is_file() and name in self.special]
+        """End tokens of a GGUF by their names: older files have no key for them."""
         self.has_chat_template = self._tokenizer.chat_template is not None
 
     def encode(self, prompt: Prompt) -> list[int]:

@@ -327,9 +327,12 @@ def _check_rope_scaling(scaling: Mapping[str, Any] | None, head_dim: int) -> Non
 def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
     # transformers 5 writes rope_parameters instead of both; where there is rope_scaling too, it takes that one.
     scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
-    inner = scaling.pop("rope_theta", None)
-    theta = _positive({"rope_theta": config.get("rope_theta") if inner is None else inner}, "rope_theta", 10_000.0)
-    scaling["rope_type"] = scaling.pop("rope_type", None) or scaling.pop("type", "default")
+    own = scaling.pop("rope_theta", None)
+    theta = _positive({"rope_theta": config.get("rope_theta") if own is None else own}, "rope_theta", 10_000.0)
+    if inner := sorted(key for key, value in scaling.items() if isinstance(value, Mapping)):
+        raise ValueError(f"model: positions by kind of layer ({', '.join(inner)}) are not modelled yet")
+    if scaling.get("rope_type") in (None, scaling.get("type")):  # both, alike, is what some versions write
+        scaling["rope_type"] = scaling.pop("type", None) or "default"
     return theta, None if scaling["rope_type"] == "default" else scaling
 
 

@@ -65,7 +65,8 @@ def test_from_config_reads_both_spellings_of_rope() -> None:
     plain = Architecture.from_config(llama_config(rope_scaling={"rope_type": "default"}))
     assert plain.rope_scaling is None
     old = Architecture.from_config(llama_config(rope_scaling={"type": "linear", "factor": 2.0}))
-    assert old.rope_scaling == {"rope_type": "linear", "factor": 2.0}
+    both = Architecture.from_config(llama_config(rope_scaling={"type": "linear", **(old.rope_scaling or {})}))
+    assert both.rope_scaling == old.rope_scaling == {"rope_type": "linear", "factor": 2.0}
 
 
 def test_from_config_fills_in_what_a_config_leaves_out() -> None:
@@ -117,6 +118,11 @@ def test_what_is_not_modelled_is_refused_by_name() -> None:
         (
             {"rope_scaling": {"rope_type": "longrope"}},
             "expected rope scaling linear, llama3, yarn, factors or none, got 'longrope'",
+        ),
+        ({"rope_scaling": {"rope_type": "llama3", "type": "yarn"}}, "rope scaling llama3 misses"),
+        (
+            {"rope_scaling": ..., "rope_parameters": {"full_attention": {"rope_theta": 77.0}}},
+            r"positions by kind of layer \(full_attention\) are not modelled yet",
         ),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope scaling yarn misses factor"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 2.0}}, "rope scaling yarn: mscale is not modelled"),

@@ -116,12 +116,13 @@ def test_trap_6_a_request_may_be_dropped_after_any_step(tmp_path, alone, steps, 
 @pytest.mark.parametrize("stored, stops", [([7, 9], {5, 7, 9}), (7, {5, 7}), (None, {5})])
 def test_trap_19_every_end_token_of_every_source_ends(tmp_path, monkeypatch, stored, stops):
     ends = {"config.json": [3, 22], "generation_config.json": stored}
+    tokenizer = SimpleNamespace(eos_token_id=5, turn_ends=[6], size=100)
     architecture = SimpleNamespace(vocab_size=100)
     checkpoint = SimpleNamespace(path=tmp_path, architecture=architecture, tensors=lambda: iter(()), ends=lambda: ends)
     checkpoint.generation = lambda: ("generation_config.json", {})
     monkeypatch.setattr("rooflab.engine.llm.open_checkpoint", lambda path: checkpoint)
-    monkeypatch.setattr("rooflab.engine.llm.Tokenizer", lambda path: SimpleNamespace(eos_token_id=5, size=100))
-    assert _open(str(tmp_path), False, 0, torch.device("cpu"))[3] == {3, 22, *stops}
+    monkeypatch.setattr("rooflab.engine.llm.Tokenizer", lambda path: tokenizer)
+    assert _open(str(tmp_path), False, 0, torch.device("cpu"))[3] == {3, 22, 6, *stops}
     for wrong in (-1, True, 100, 10**6, "x", [7, None], 2.0):
         ends["config.json"] = wrong
         with pytest.raises(ValueError, match="expected ids below 100 as end tokens in config.json, got"):

@@ -244,6 +244,12 @@ def test_no_stop_text_counts_within_the_least_length():
     assert [found.push(token) for token in range(4)] == [False, False, False, True] and found.text == "abc"
 
 
+def test_a_special_token_is_a_stop_text_by_its_name(tmp_path):
+    special = replace(GREEDY, stop=("<|end|>",), ignore_eos=True, logit_bias={258: 100.0})
+    answer = LLM(write_model(tmp_path), device="cpu").generate([[5]], special)[0]
+    assert (answer["token_ids"], answer["text"], answer["finish_reason"]) == ([258], "", "stop")
+
+
 def test_bad_requests_are_one_sentence(llm):
     for name, values in {
         **{"max_tokens": [0], "min_tokens": [-1, 13, 0.5], "n": [0, 2, 2.5], "logprobs": [-1, 21, 1.5]},

@@ -192,14 +192,15 @@ def in_gguf(path, model, tokens, types=None, **fields):
 
 
 def test_the_list_of_a_gguf_decides_and_a_word_that_is_a_token_is_not_cut(tmp_path):
-    tokens = [*sorted(_BYTES, key=_BYTES.get), "ab", "abc", "<|begin|>", "<|own|>", "<unused>", "<|end|>"]
+    tokens = [*sorted(_BYTES, key=_BYTES.get), "ab", "abc", "<|begin|>", "<|own|>", "<unused>", "<|end|>", "<|im_end|>"]
     fields = {"token_merges": ["a b"], "bos_token_id": 258, "eos_token_id": 261, "chat_template": "{{ messages }}"}
-    types = [1] * 258 + [3, 4, 5, 3]
+    types = [1] * 258 + [3, 4, 5, 3, 3]
     cut, whole = (
         in_gguf(tmp_path / f"{pre}.gguf", "gpt2", tokens, types, tokenizer_pre=pre, **fields)
         for pre in ("qwen2", "llama-bpe")
     )
     assert cut.size == whole.size == len(tokens) and cut.eos_token_id == 261 and cut.has_chat_template
+    assert cut.turn_ends == [262]
     assert cut.encode("abc") == [256, ord("c")] and whole.encode("abc") == [258, 257]
     assert cut.encode("<|own|>a<|end|>") == [259, ord("a"), 261]
     assert cut.decode([259, ord("a"), 261, 258, 256]) == "<|own|>aab"

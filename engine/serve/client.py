@@ -278,6 +278,7 @@ class Engine:
 
     def _process_ended(self) -> None:
         asyncio.get_running_loop().remove_reader(self._process.sentinel)
+        self._process.join(END_S)  # the sentinel is ready before the status
         self._lost(f"the engine's process ended with status {self._process.exitcode}")
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
