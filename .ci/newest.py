@@ -9,6 +9,7 @@ another project.
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -39,7 +40,11 @@ def installed(folder, python, triton):
     environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
     run([python, "-m", "venv", "--clear", folder / "env"])
     pip = [folder / "env/bin/python", "-m", "pip", "install", "-qq", "--no-compile", "--disable-pip-version-check"]
-    run([*pip, f"{ROOT}[cuda]", *NEEDED], env=environment)
+    # A copy, since pip builds in the folder, where `make types` may build at the same time.
+    left_out = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "wheelhouse*")
+    shutil.rmtree(folder / "source", ignore_errors=True)
+    shutil.copytree(ROOT, folder / "source", ignore=left_out)
+    run([*pip, f"{folder / 'source'}[cuda]", *NEEDED], env=environment)
     if triton:
         run([*pip, "--no-deps", f"triton=={triton}"], env=environment)
     return folder / "env/bin"
