@@ -30,7 +30,8 @@ def check_names(given: Mapping[str, Any], arguments: Container[str]) -> None:
     """
     for name in ("op", "kernel", "kernels", "case", "scheme", "suite", "gpu"):
         value = given.get(name)
-        if not all(text.strip() for text in ([value] if isinstance(value, str) else value or ())):
+        texts = value if isinstance(value, list) else [value]
+        if any(isinstance(text, str) and not text.strip() for text in texts):
             raise ValueError(f"{name}: expected a name, got an empty text; is the variable that names it set?")
     if given.get("device") not in (None, "cpu", "cuda"):
         raise ValueError(f"device: expected cpu or cuda, got {given['device']!r}")
