@@ -129,4 +129,4 @@ def run_kernel(kernel_benchmark: Callable[..., Any], spec: OpSpec, kernel: Kerne
             rotation()
         return unseen.wrong({"": rotation}).get("")
 
-    kernel_benchmark(rotation, cost=spec.cost(**inputs), afterwards=afterwards)
+    kernel_benchmark(rotation, cost=spec.cost_of(inputs), afterwards=afterwards)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
@@ -30,6 +30,7 @@ from rooflab.kernels._device import on_its_device
 from rooflab.kernels._native import why_no_compiler
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference import spec as spec_module
+from rooflab.reference.spec import Arguments as Arguments
 from rooflab.reference.spec import OpSpec
 from rooflab.roofline.model import Traffic
 from rooflab.roofline.names import check_name
@@ -46,18 +47,6 @@ IMPORT_ERRORS = (
     *(AssertionError, OSError, RuntimeError, MemoryError, Warning, SystemExit),
 )
 """What the import of code from elsewhere may raise."""
-
-
-class Arguments(SimpleNamespace):
-    """An op's arguments as attributes; an argument that was left out has the reference's default.
-
-    `config` (None: the kernel chooses) and `device` (`cpu` or `cuda`, because `meta` tensors do not tell) come with
-    them.
-    """
-
-    def but(self, **changes: Any) -> Arguments:
-        """The same arguments, some of them replaced."""
-        return Arguments(**{**vars(self), **changes})
 
 
 @dataclass(frozen=True)
@@ -192,9 +181,7 @@ class Kernel:
         return None if self.plan is None else self.plan(self._arguments(inputs))
 
     def _arguments(self, inputs: Mapping[str, Any], spec: OpSpec | None = None, device: str = "cuda") -> Arguments:
-        parameters = (spec or get_op(self.op)).parameters
-        defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
-        return Arguments(**{**defaults, "config": self.config, "device": device, **inputs})
+        return (spec or get_op(self.op)).arguments(inputs, config=self.config, device=device)
 
 
 _ops: dict[str, OpSpec] = {}

@@ -11,7 +11,7 @@ from rooflab.reference.compare import exact
 from rooflab.reference.contract import FLOATS, Argument, Contract, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.rules import check_shape, check_values
-from rooflab.reference.spec import DTYPE_NAMES, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 
@@ -31,10 +31,10 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     return {"token_ids": token_ids if weight.is_meta else token_ids.to(device), "weight": weight}
 
 
-def cost(token_ids: torch.Tensor, weight: torch.Tensor) -> Cost:
+def cost(args: Arguments) -> Cost:
     """Each distinct row is read once, and a row is written for each token."""
-    T, row_bytes = len(token_ids), weight.shape[1] * weight.element_size()
-    return Cost(read_bytes=nbytes(token_ids) + len(set(token_ids.tolist())) * row_bytes, write_bytes=T * row_bytes)
+    ids, row_bytes = args.token_ids.tolist(), args.weight.shape[1] * args.weight.element_size()
+    return Cost(nbytes(args.token_ids) + len(set(ids)) * row_bytes, len(ids) * row_bytes)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:

@@ -34,7 +34,7 @@ from rooflab.reference.attention import (
 from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result, check_layout
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.rows import LEAST_SCALE
-from rooflab.reference.spec import DTYPE_NAMES, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 E4M3 = torch.float8_e4m3fn
@@ -243,30 +243,16 @@ def _alternating(scale: torch.Tensor) -> torch.Tensor:
     return torch.where(places % 2 == 0, 1.0, 1e-3)
 
 
-def cost(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    q_scale: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Cost:
+def cost(args: Arguments) -> Cost:
     """Two products and one exponential for each visible pair; only visible keys and queries that see a key are read."""
-    B, T, H, D = q.shape
-    seen = seen_keys(T, k.shape[1], causal, window)
+    (B, T, H, D), S = args.q.shape, args.k.shape[1]
+    seen = seen_keys(T, S, args.causal, args.window)
     counts = seen.counts
     keys_read = int(seen.end.max() - seen.first.min()) if int(counts.sum()) else 0
-    read = nbytes(q) * int((counts > 0).sum()) / max(T, 1) + nbytes(k, v) * keys_read / max(k.shape[1], 1)
+    read = nbytes(args.q) * int((counts > 0).sum()) / max(T, 1) + nbytes(args.k, args.v) * keys_read / max(S, 1)
     return attention_cost(
-        B * H * int(counts.sum()), D, q, read + nbytes(sinks, q_scale, k_scale, v_scale),
-        lse_rows=B * T * H if return_lse else 0,
+        B * H * int(counts.sum()), D, args.q, read + nbytes(args.sinks, args.q_scale, args.k_scale, args.v_scale),
+        lse_rows=B * T * H if args.return_lse else 0,
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.flash_attention import options
 from rooflab.reference.pages import offsets_of, turned
 from rooflab.reference.rules import check_offsets
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 
@@ -190,34 +190,20 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     yield from other_scores(make_inputs(case, scheme, device, seed), "q", "k")
 
 
-def cost(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    *,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Cost:
+def cost(args: Arguments) -> Cost:
     """Two products and one exponential for each visible pair; only visible keys and queries that see a key are read."""
-    T, H, D = q.shape
+    T, H, D = args.q.shape
     pairs, rows, keys_read = 0, 0, 0
-    for queries, keys in _spans(cu_seqlens_q, cu_seqlens_k):
-        seen = seen_keys(_length(queries), _length(keys), causal, window)
+    for queries, keys in _spans(args.cu_seqlens_q, args.cu_seqlens_k):
+        seen = seen_keys(_length(queries), _length(keys), args.causal, args.window)
         pairs += H * int(seen.counts.sum())
         rows += int((seen.counts > 0).sum())
         if int(seen.counts.sum()):
             keys_read += int(seen.end.max() - seen.first.min())
-    read = rows * H * D * q.element_size() + keys_read * k.shape[1] * D * (k.element_size() + v.element_size())
-    read += nbytes(cu_seqlens_q, cu_seqlens_k, sinks)
-    return attention_cost(pairs, D, q, read, lse_rows=T * H if return_lse else 0)
+    slot_bytes = args.k.shape[1] * D * (args.k.element_size() + args.v.element_size())
+    read = rows * H * D * args.q.element_size() + keys_read * slot_bytes
+    read += nbytes(args.cu_seqlens_q, args.cu_seqlens_k, args.sinks)
+    return attention_cost(pairs, D, args.q, read, lse_rows=T * H if args.return_lse else 0)
 
 
 def _case(B: int, T: int, S: int, heads: tuple[int, int, int], causal: bool, **more: bool | int | float) -> Case:

@@ -20,7 +20,7 @@ from rooflab.reference.rows import (
     row_scheme,
 )
 from rooflab.reference.rules import check_shape
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 
@@ -57,20 +57,11 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     return {"x": x, "residual": residual, "weight": weight, "eps": eps, **rmsnorm.options(case, scheme)}
 
 
-def cost(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float = 1e-6,
-    *,
-    weight_offset: float = 0.0,
-    round_first: bool = False,
-    quantize: str | None = None,
-) -> Cost:
+def cost(args: Arguments) -> Cost:
     """Two arrays in, two out; five FLOPs an element and one rsqrt a row."""
-    T, H = x.shape
-    written = nbytes(x) + (nbytes(x) if quantize is None else T * H + 4 * T)
-    return Cost(nbytes(x, residual, weight), written, vector_flops=5.0 * T * H, sfu_ops=float(T))
+    T, H = args.x.shape
+    written = nbytes(args.x) + (nbytes(args.x) if args.quantize is None else T * H + 4 * T)
+    return Cost(nbytes(args.x, args.residual, args.weight), written, vector_flops=5.0 * T * H, sfu_ops=float(T))
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:

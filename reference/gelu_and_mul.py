@@ -12,7 +12,7 @@ import torch
 from rooflab.reference import silu_and_mul
 from rooflab.reference.rows import quantized_rows
 from rooflab.reference.silu_and_mul import CONTRACT, DOMAIN, EDGES, SCHEMES, cases, halves, limits, make_inputs, planted
-from rooflab.reference.spec import FP32_ROUNDOFF, Inputs, OpSpec, Outputs, Scheme
+from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Inputs, OpSpec, Outputs, Scheme
 from rooflab.roofline.model import Cost
 
 
@@ -31,9 +31,9 @@ def _argument(gate: torch.Tensor) -> torch.Tensor:
     return math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3)
 
 
-def cost(x: torch.Tensor, *, quantize: str | None = None) -> Cost:
+def cost(args: Arguments) -> Cost:
     """Two values in, one out; one exp and one reciprocal each, and eight FLOPs."""
-    like = silu_and_mul.cost(x, quantize=quantize)
+    like = silu_and_mul.cost(args)
     return Cost(like.read_bytes, like.write_bytes, vector_flops=2.0 * like.vector_flops, sfu_ops=like.sfu_ops)
 
 

@@ -13,7 +13,18 @@ import torch
 
 from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
-from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import (
+    DTYPE_NAMES,
+    FP32_ROUNDOFF,
+    Arguments,
+    Case,
+    Inputs,
+    OpSpec,
+    Outputs,
+    Scheme,
+    nbytes,
+    randn,
+)
 from rooflab.roofline.model import Cost
 
 # A kernel that drops, repeats or misplaces one k shows at the edges of 16-, 64- and 128-wide tiles.
@@ -72,21 +83,14 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     return inputs
 
 
-def cost(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    residual: torch.Tensor | None = None,
-    precision: str = "ieee",
-) -> Cost:
+def cost(args: Arguments) -> Cost:
     """2 M N K tensor-core FLOPs; one add per output for a bias and one for a residual; every operand moves once."""
-    (M, K), N = a.shape, b.shape[1]
-    added = sum(addend is not None for addend in (bias, residual))
+    (M, K), N = args.a.shape, args.b.shape[1]
+    added = sum(addend is not None for addend in (args.bias, args.residual))
     return Cost(
-        read_bytes=nbytes(a, b, bias, residual),
-        write_bytes=M * N * a.element_size(),
-        tensor_flops={"tf32" if precision == "tf32" else DTYPE_NAMES[a.dtype]: 2.0 * M * N * K},
+        read_bytes=nbytes(args.a, args.b, args.bias, args.residual),
+        write_bytes=M * N * args.a.element_size(),
+        tensor_flops={"tf32" if args.precision == "tf32" else DTYPE_NAMES[args.a.dtype]: 2.0 * M * N * K},
         vector_flops=float(added * M * N),
     )
 

@@ -16,7 +16,7 @@ from rooflab.reference.contract import ANY_SHAPE, Argument, Contract, Dims, Give
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.rows import LEAST_SCALE
 from rooflab.reference.rules import check_shape
-from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 E4M3 = torch.float8_e4m3fn
@@ -136,25 +136,17 @@ def _meta(M: int, N: int, K: int, block: bool) -> tuple[torch.Tensor, ...]:
     return tuple(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, dtypes, strict=True))
 
 
-def cost(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    fast_accum: bool = False,
-) -> Cost:
+def cost(args: Arguments) -> Cost:
     """2 M N K tensor-core FLOPs in e4m3, one add per output for a bias; every operand and scale moves once.
 
     Multiplications by scales are not counted: they need no separate pass over the outputs at any K.
     """
-    (M, K), N = a.shape, b.shape[1]
+    (M, K), N = args.a.shape, args.b.shape[1]
     return Cost(
-        read_bytes=nbytes(a, b, a_scale, b_scale, bias),
+        read_bytes=nbytes(args.a, args.b, args.a_scale, args.b_scale, args.bias),
         write_bytes=M * N * torch.bfloat16.itemsize,
         tensor_flops={"fp8_e4m3": 2.0 * M * N * K},
-        vector_flops=float(M * N) if bias is not None else 0.0,
+        vector_flops=float(M * N) if args.bias is not None else 0.0,
     )
 
 

@@ -17,6 +17,7 @@ from rooflab.reference.rules import check_offsets
 from rooflab.reference.spec import (
     DTYPE_NAMES,
     FP32_ROUNDOFF,
+    Arguments,
     Case,
     Inputs,
     OpSpec,
@@ -95,14 +96,14 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     return {"a": a, "b": weight.mT, "offsets": offsets.to(device)}
 
 
-def cost(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> Cost:
+def cost(args: Arguments) -> Cost:
     """2 T N K tensor-core FLOPs; a is read once, and the matrices of the experts that have rows."""
-    (T, K), N = a.shape, b.shape[2]
-    used = len(list(_groups(offsets)))
+    (T, K), N = args.a.shape, args.b.shape[2]
+    used = len(list(_groups(args.offsets)))
     return Cost(
-        read_bytes=nbytes(a, offsets) + used * K * N * b.element_size(),
-        write_bytes=T * N * a.element_size(),
-        tensor_flops={DTYPE_NAMES[a.dtype]: 2.0 * T * N * K},
+        read_bytes=nbytes(args.a, args.offsets) + used * K * N * args.b.element_size(),
+        write_bytes=T * N * args.a.element_size(),
+        tensor_flops={DTYPE_NAMES[args.a.dtype]: 2.0 * T * N * K},
     )
 
 

@@ -12,7 +12,18 @@ import torch
 
 from rooflab.reference.contract import FLOATS, Argument, Contract, Result
 from rooflab.reference.domain import Domain, Sizes
-from rooflab.reference.spec import DTYPE_NAMES, FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import (
+    DTYPE_NAMES,
+    FP32_ROUNDOFF,
+    Arguments,
+    Case,
+    Inputs,
+    OpSpec,
+    Outputs,
+    Scheme,
+    nbytes,
+    randn,
+)
 from rooflab.roofline.model import Cost
 
 # A kernel that drops, repeats or misplaces one k fails at the edges of 16-, 64- and 128-wide tiles.
@@ -52,14 +63,14 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     return {"a": a, "b": b.mT if layout == "NT" else b}
 
 
-def cost(a: torch.Tensor, b: torch.Tensor) -> Cost:
+def cost(args: Arguments) -> Cost:
     """4 M I K tensor-core FLOPs; per output four FLOPs, an exp and a reciprocal; every operand moves once."""
-    (M, K), width = a.shape, b.shape[1]
+    (M, K), width = args.a.shape, args.b.shape[1]
     outputs = M * (width // 2)
     return Cost(
-        read_bytes=nbytes(a, b),
-        write_bytes=outputs * a.element_size(),
-        tensor_flops={DTYPE_NAMES[a.dtype]: 2.0 * M * width * K},
+        read_bytes=nbytes(args.a, args.b),
+        write_bytes=outputs * args.a.element_size(),
+        tensor_flops={DTYPE_NAMES[args.a.dtype]: 2.0 * M * width * K},
         vector_flops=4.0 * outputs,
         sfu_ops=2.0 * outputs,
     )

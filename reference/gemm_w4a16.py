@@ -18,7 +18,7 @@ from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.gemm_w8a16 import within
 from rooflab.reference.quantization import INT4_MAX, INT4_ZERO, dequantize_int4, quantize_int4, spread
 from rooflab.reference.rows import of_size
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 GROUPS = (32, 64, 128)
@@ -95,23 +95,17 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     return {"a": a, "b": b, "scale": scale, "zero": zero, "bias": bias}
 
 
-def cost(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> Cost:
+def cost(args: Arguments) -> Cost:
     """2 M N K tensor-core FLOPs in bf16 and an add of the bias per output; every operand moves once.
 
     Multiplications by scales are not counted, because weights can be scaled at load.
     """
-    (M, K), N = a.shape, b.shape[0]
+    (M, K), N = args.a.shape, args.b.shape[0]
     return Cost(
-        read_bytes=nbytes(a, b, scale, zero, bias),
-        write_bytes=M * N * a.element_size(),
+        read_bytes=nbytes(args.a, args.b, args.scale, args.zero, args.bias),
+        write_bytes=M * N * args.a.element_size(),
         tensor_flops={"bf16": 2.0 * M * N * K},
-        vector_flops=float(M * N) if bias is not None else 0.0,
+        vector_flops=float(M * N) if args.bias is not None else 0.0,
     )
 
 

@@ -15,7 +15,7 @@ from rooflab.reference.contract import FLOATS, Argument, Contract, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.quantization import INT8_MAX, dequantize_int8, quantize_int8
 from rooflab.reference.rows import of_size
-from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 # A kernel that drops, repeats or misplaces one k fails at the edges of vectors of 16 codes, of tiles, or of K.
@@ -51,15 +51,15 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     return {"a": a, "b": codes.mT, "scale": scale, "bias": bias}
 
 
-def cost(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> Cost:
+def cost(args: Arguments) -> Cost:
     """2 M N K tensor-core FLOPs in bf16; per output a product with the scale and an add of the bias; every operand
     moves once."""
-    (M, K), N = a.shape, b.shape[1]
+    (M, K), N = args.a.shape, args.b.shape[1]
     return Cost(
-        read_bytes=nbytes(a, b, scale, bias),
-        write_bytes=M * N * a.element_size(),
+        read_bytes=nbytes(args.a, args.b, args.scale, args.bias),
+        write_bytes=M * N * args.a.element_size(),
         tensor_flops={"bf16": 2.0 * M * N * K},
-        vector_flops=float(M * N * (1 if bias is None else 2)),
+        vector_flops=float(M * N * (1 if args.bias is None else 2)),
     )
 
 

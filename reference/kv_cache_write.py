@@ -14,7 +14,7 @@ from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import drawn_pages
 from rooflab.reference.rules import check_slots
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 
@@ -79,13 +79,11 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     }
 
 
-def cost(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor
-) -> Cost:
+def cost(args: Arguments) -> Cost:
     """The rows of tokens that have a slot are read and written; a skipped token costs only its entry of -1."""
-    written = int((slot_mapping >= 0).sum())
-    row_bytes = k.shape[1] * k.shape[2] * (k.element_size() + v.element_size())
-    return Cost(read_bytes=nbytes(slot_mapping) + written * row_bytes, write_bytes=written * row_bytes)
+    written = int((args.slot_mapping >= 0).sum())
+    row_bytes = args.k.shape[1] * args.k.shape[2] * (args.k.element_size() + args.v.element_size())
+    return Cost(read_bytes=nbytes(args.slot_mapping) + written * row_bytes, write_bytes=written * row_bytes)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:

@@ -13,7 +13,7 @@ from rooflab.reference.contract import FLOATS, Argument, Contract, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.rows import ACCUMULATION_FACTOR, magnitudes, of_size, planted_columns
 from rooflab.reference.rules import check_shape
-from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 
@@ -39,10 +39,10 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     return {"x": x, "weight": weight, "bias": bias, "eps": float(case["eps"])}
 
 
-def cost(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, eps: float = 1e-5) -> Cost:
+def cost(args: Arguments) -> Cost:
     """All operands are read once, the result is written once; eight FLOPs an element and one rsqrt a row."""
-    T, H = x.shape
-    return Cost(nbytes(x, weight, bias), nbytes(x), vector_flops=8.0 * T * H, sfu_ops=float(T))
+    T, H = args.x.shape
+    return Cost(nbytes(args.x, args.weight, args.bias), nbytes(args.x), vector_flops=8.0 * T * H, sfu_ops=float(T))
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:

@@ -13,7 +13,7 @@ import torch
 
 from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
-from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 OPERATIONS = 4.0
@@ -102,14 +102,14 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         yield f"log-sum-exps about {shift:g}", inputs
 
 
-def cost(outs: torch.Tensor, lses: torch.Tensor) -> Cost:
+def cost(args: Arguments) -> Cost:
     """Every part is read once, the result is written once; one exponential for each part and row."""
-    _, T, H, D = outs.shape
+    _, T, H, D = args.outs.shape
     return Cost(
-        read_bytes=nbytes(outs, lses),
-        write_bytes=T * H * (D * outs.element_size() + 4),
-        vector_flops=2.0 * outs.numel(),
-        sfu_ops=float(lses.numel()),
+        read_bytes=nbytes(args.outs, args.lses),
+        write_bytes=T * H * (D * args.outs.element_size() + 4),
+        vector_flops=2.0 * args.outs.numel(),
+        sfu_ops=float(args.lses.numel()),
     )
 
 

@@ -26,7 +26,7 @@ from rooflab.reference.attention import (
 from rooflab.reference.contract import Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import check_pages, dealt_pages, drawn_lengths, gathered, uneven_tables, used_slots
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 SCALE = 192.0**-0.5
@@ -138,25 +138,17 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         yield label, {**inputs, "q": changed["q"], "kv_cache": cache}
 
 
-def cost(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    latent_dim: int,
-    softmax_scale: float,
-    *,
-    return_lse: bool = False,
-) -> Cost:
+def cost(args: Arguments) -> Cost:
     """Two products and one exponential for each pair; a latent that sequences use is read once, as key and value."""
-    B, H, D = q.shape
-    slots, entries = used_slots(block_table, seq_lens, *kv_cache.shape[:2])
-    queries = int((seq_lens > 0).sum())
-    read = queries * H * D * q.element_size() + slots * D * kv_cache.element_size()
-    read += entries * block_table.element_size() + nbytes(seq_lens)
+    B, H, D = args.q.shape
+    slots, entries = used_slots(args.block_table, args.seq_lens, *args.kv_cache.shape[:2])
+    queries = int((args.seq_lens > 0).sum())
+    read = queries * H * D * args.q.element_size() + slots * D * args.kv_cache.element_size()
+    read += entries * args.block_table.element_size() + nbytes(args.seq_lens)
     return attention_cost(
-        H * int(seq_lens.sum()), D, q, read, value_dim=latent_dim, lse_rows=B * H if return_lse else 0
-    )
+        H * int(args.seq_lens.sum()), D, args.q, read,
+        value_dim=args.latent_dim, lse_rows=B * H if args.return_lse else 0,
+    )  # fmt: skip
 
 
 def _case(B: int, context: int, H: int, block_size: int = 64, ragged: bool = False, **more: bool | int) -> Case:

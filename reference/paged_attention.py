@@ -43,7 +43,7 @@ from rooflab.reference.pages import (
     used_slots,
 )
 from rooflab.reference.rules import check_dtype, check_shape
-from rooflab.reference.spec import DTYPE_NAMES, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 
@@ -248,37 +248,23 @@ def _uneven(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inpu
     return {**inputs, "q": q, "cu_seqlens_q": offsets_of(counts).to(inputs["seq_lens"].device)}
 
 
-def cost(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    softmax_scale: float | None = None,
-    *,
-    cu_seqlens_q: torch.Tensor | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    return_lse: bool = False,
-) -> Cost:
+def cost(args: Arguments) -> Cost:
     """Two products and one exponential for each visible pair; each visible slot is read once, even if shared."""
-    T, H, D = q.shape
+    T, H, D = args.q.shape
     spans = [
-        (end - start, seen_keys(end - start, length, True, window))
-        for start, end, length in _spans(q, seq_lens, cu_seqlens_q)
+        (end - start, seen_keys(end - start, length, True, args.window))
+        for start, end, length in _spans(args.q, args.seq_lens, args.cu_seqlens_q)
     ]
     pairs = H * sum(int(seen.counts.sum()) for _, seen in spans)
     queries = sum(int((seen.counts > 0).sum()) for _, seen in spans)
     first = torch.tensor([int(seen.first.min()) if count else 0 for count, seen in spans])
     lengths = torch.tensor([int(seen.end.max()) if count else 0 for count, seen in spans])
-    slots, entries = used_slots(block_table, lengths, k_cache.shape[0], k_cache.shape[1], first)
-    slot_bytes = 2 * k_cache.shape[2] * D * k_cache.element_size()
-    read = queries * H * D * q.element_size() + slots * slot_bytes
-    read += entries * block_table.element_size() + nbytes(seq_lens, cu_seqlens_q, sinks, k_scale, v_scale)
-    return attention_cost(pairs, D, q, read, lse_rows=T * H if return_lse else 0)
+    slots, entries = used_slots(args.block_table, lengths, args.k_cache.shape[0], args.k_cache.shape[1], first)
+    slot_bytes = 2 * args.k_cache.shape[2] * D * args.k_cache.element_size()
+    read = queries * H * D * args.q.element_size() + slots * slot_bytes
+    read += entries * args.block_table.element_size()
+    read += nbytes(args.seq_lens, args.cu_seqlens_q, args.sinks, args.k_scale, args.v_scale)
+    return attention_cost(pairs, D, args.q, read, lse_rows=T * H if args.return_lse else 0)
 
 
 def _case(

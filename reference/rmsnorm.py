@@ -24,7 +24,7 @@ from rooflab.reference.rows import (
     row_scheme,
 )
 from rooflab.reference.rules import check_shape
-from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 
@@ -70,19 +70,11 @@ def options(case: Case, scheme: Scheme) -> Inputs:
     return {**named, **quantizing(scheme)}
 
 
-def cost(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float = 1e-6,
-    *,
-    weight_offset: float = 0.0,
-    round_first: bool = False,
-    quantize: str | None = None,
-) -> Cost:
+def cost(args: Arguments) -> Cost:
     """x and weight are read once, the result is written once; four FLOPs an element and one rsqrt a row."""
-    T, H = x.shape
-    written = nbytes(x) if quantize is None else T * H + 4 * T
-    return Cost(read_bytes=nbytes(x, weight), write_bytes=written, vector_flops=4.0 * T * H, sfu_ops=float(T))
+    T, H = args.x.shape
+    written = nbytes(args.x) if args.quantize is None else T * H + 4 * T
+    return Cost(read_bytes=nbytes(args.x, args.weight), write_bytes=written, vector_flops=4.0 * T * H, sfu_ops=float(T))
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:

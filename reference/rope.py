@@ -15,7 +15,7 @@ from rooflab.reference.attention import with_heads
 from rooflab.reference.contract import FLOATS, Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.rules import check_values
-from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 THETA = 10000.0
@@ -93,21 +93,14 @@ def usual_tables(max_position: int, R: int, device: torch.device) -> tuple[torch
     return angles.cos().float(), angles.sin().float()
 
 
-def cost(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    interleaved: bool = False,
-) -> Cost:
+def cost(args: Arguments) -> Cost:
     """q and k are read and written, one row of each table is read per distinct position; three FLOPs a value."""
-    table_rows = len(set(positions.tolist()))
-    table_bytes = table_rows * cos.shape[1] * (cos.element_size() + sin.element_size())
+    table_rows = len(set(args.positions.tolist()))
+    table_bytes = table_rows * args.cos.shape[1] * (args.cos.element_size() + args.sin.element_size())
     return Cost(
-        read_bytes=nbytes(q, k, positions) + table_bytes,
-        write_bytes=nbytes(q, k),
-        vector_flops=3.0 * (q.numel() + k.numel()),
+        read_bytes=nbytes(args.q, args.k, args.positions) + table_bytes,
+        write_bytes=nbytes(args.q, args.k),
+        vector_flops=3.0 * (args.q.numel() + args.k.numel()),
     )
 
 

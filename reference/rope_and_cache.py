@@ -21,7 +21,7 @@ from rooflab.reference.rmsnorm import normed
 from rooflab.reference.rope import other_tables, positions_known, usual_tables
 from rooflab.reference.rows import ACCUMULATION_FACTOR, FP8_MAX
 from rooflab.reference.rules import check_dtype
-from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 
@@ -257,37 +257,19 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         yield "mean square near eps", inputs
 
 
-def cost(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    positions: torch.Tensor,
-    q_out: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    interleaved: bool = False,
-    *,
-    k_scale: torch.Tensor | None = None,
-    v_scale: torch.Tensor | None = None,
-    q_norm: torch.Tensor | None = None,
-    k_norm: torch.Tensor | None = None,
-    norm_eps: float = 1e-6,
-) -> Cost:
+def cost(args: Arguments) -> Cost:
     """Reads and writes q and the rows of tokens that have a slot; reads a row of each table per distinct position;
     three FLOPs a value, and four more and one rsqrt a head with a norm."""
-    written = int((slot_mapping >= 0).sum())
-    row = k.shape[1] * k.shape[2]
-    tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + sin.element_size())
-    beside = nbytes(positions, slot_mapping, k_scale, v_scale, q_norm, k_norm)
-    turned = q.numel() + written * row
+    written = int((args.slot_mapping >= 0).sum())
+    row = args.k.shape[1] * args.k.shape[2]
+    tables = len(set(args.positions.tolist())) * args.cos.shape[1] * (args.cos.element_size() + args.sin.element_size())
+    beside = nbytes(args.positions, args.slot_mapping, args.k_scale, args.v_scale, args.q_norm, args.k_norm)
+    turned = args.q.numel() + written * row
     return Cost(
-        read_bytes=nbytes(q) + beside + 2 * written * row * k.element_size() + tables,
-        write_bytes=nbytes(q) + 2 * written * row * k_cache.element_size(),
-        vector_flops=(3.0 if q_norm is None else 7.0) * turned,
-        sfu_ops=0.0 if q_norm is None else turned / q.shape[-1],
+        read_bytes=nbytes(args.q) + beside + 2 * written * row * args.k.element_size() + tables,
+        write_bytes=nbytes(args.q) + 2 * written * row * args.k_cache.element_size(),
+        vector_flops=(3.0 if args.q_norm is None else 7.0) * turned,
+        sfu_ops=0.0 if args.q_norm is None else turned / args.q.shape[-1],
     )
 
 

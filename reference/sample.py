@@ -18,8 +18,8 @@ from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import offsets_of
 from rooflab.reference.philox import race
 from rooflab.reference.sample_law import compare, compare_own_stream, edited, support
-from rooflab.reference.sample_rules import Edits, finite_rows, settings_fit, values_fit
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scalar, Scheme, nbytes, randn
+from rooflab.reference.sample_rules import Edits, edits_of, finite_rows, settings_fit, values_fit
+from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Scalar, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 
@@ -214,30 +214,20 @@ def _deciding(B: int, V: int, device: torch.device) -> Inputs:
     }
 
 
-def cost(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-    *,
-    top_n: int | None = None,
-    **edits: torch.Tensor | None,
-) -> Cost:
+def cost(args: Arguments) -> Cost:
     """Each logit is read once.  top_p needs an exponential for each token that top_k left; each token in the race needs
     two logarithms.  After top_p or min_p only one token is counted, because the number depends on the logits.
     Log-probabilities need an exponential for each token."""
-    B, V = logits.shape
-    sfu = 0 if top_n is None else B * V
-    for t, k, p, m in zip(temperature.tolist(), top_k.tolist(), top_p.tolist(), min_p.tolist(), strict=True):
+    B, V = args.logits.shape
+    sfu = 0 if args.top_n is None else B * V
+    settings = args.temperature, args.top_k, args.top_p, args.min_p
+    for t, k, p, m in zip(*(setting.tolist() for setting in settings), strict=True):
         if t > 0:
             left = min(k, V) if k else V
             sfu += (left if p < 1 else 0) + 2 * (left if p == 1 and m == 0 else 1)
     return Cost(
-        read_bytes=nbytes(logits, temperature, top_k, top_p, min_p, seed, position, *edits.values()),
-        write_bytes=8 * B + (0 if top_n is None else 12 * B * (1 + top_n)),
+        read_bytes=nbytes(args.logits, *settings, args.seed, args.position, *edits_of(vars(args)).tensors.values()),
+        write_bytes=8 * B + (0 if args.top_n is None else 12 * B * (1 + args.top_n)),
         vector_flops=float(B * V),  # one comparison each; Philox is integer work
         sfu_ops=float(sfu),
     )

@@ -21,7 +21,7 @@ from rooflab.reference.rows import (
     row_rules,
     row_scheme,
 )
-from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 # exp overflows fp32 above 88.7 and fp16 above 11.1; sigmoid rounds to 1 above about 17 in fp32.
@@ -51,12 +51,12 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     return {"x": randn(T, 2 * I, dtype=scheme.activation, device=device, seed=seed, scale=2.0), **quantizing(scheme)}
 
 
-def cost(x: torch.Tensor, *, quantize: str | None = None) -> Cost:
+def cost(args: Arguments) -> Cost:
     """Two values in, one out; one exp and one reciprocal each, and four FLOPs (negate, add, two products)."""
-    T, width = x.shape
+    T, width = args.x.shape
     outputs = T * width // 2
-    written = outputs * x.element_size() if quantize is None else outputs + 4 * T
-    return Cost(nbytes(x), written, vector_flops=4.0 * outputs, sfu_ops=2.0 * outputs)
+    written = outputs * args.x.element_size() if args.quantize is None else outputs + 4 * T
+    return Cost(nbytes(args.x), written, vector_flops=4.0 * outputs, sfu_ops=2.0 * outputs)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:

@@ -10,7 +10,7 @@ import torch
 from rooflab.reference.contract import FLOATS, Argument, Contract, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.rows import ACCUMULATION_FACTOR, of_size, planted_columns
-from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
+from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
 
@@ -25,10 +25,10 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     return {"x": randn(T, H, dtype=scheme.activation, device=device, seed=seed, scale=3.0)}
 
 
-def cost(x: torch.Tensor) -> Cost:
+def cost(args: Arguments) -> Cost:
     """x is read once, the result is written once; an exp and four FLOPs an element, and one reciprocal a row."""
-    T, H = x.shape
-    return Cost(nbytes(x), nbytes(x), vector_flops=4.0 * T * H, sfu_ops=float(T * H + T))
+    T, H = args.x.shape
+    return Cost(nbytes(args.x), nbytes(args.x), vector_flops=4.0 * T * H, sfu_ops=float(T * H + T))
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:

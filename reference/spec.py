@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,7 @@ from rooflab.reference.special import common_sets
 from rooflab.roofline.model import Cost
 from rooflab.roofline.names import values_by_name
 
-CONTRACT = 1
+CONTRACT = 2
 """What `bench` takes for granted of `kernels`, `reference` and `roofline`.  An A/B measures both of its trees with one
 `bench`, so it refuses a tree with another number.  It grows when a field, a function or a meaning that `bench` uses of
 the three changes."""
@@ -144,6 +145,18 @@ def get_scheme(name: str) -> Scheme:
     return SCHEMES[name]
 
 
+class Arguments(SimpleNamespace):
+    """An op's arguments as attributes; an argument that was left out has the reference's default.
+
+    For a kernel `config` (None: it chooses) and `device` (`cpu` or `cuda`, because `meta` tensors do not tell) come
+    with them.
+    """
+
+    def but(self, **changes: Any) -> Arguments:
+        """The same arguments, some of them replaced."""
+        return Arguments(**{**vars(self), **changes})
+
+
 MakeInputs = Callable[[Case, Scheme, torch.device, int], Inputs]
 
 
@@ -158,8 +171,8 @@ class OpSpec:
     make_inputs: MakeInputs
     """`(case, scheme, device, seed)` to keyword arguments.  With `device="meta"` large tensors are meta tensors, but
     lengths, tables and offsets are real int tensors on the CPU."""
-    cost: Callable[..., Cost]
-    """The least work for these inputs; it reads only shapes and the real int tensors."""
+    cost: Callable[[Arguments], Cost]
+    """The least work of a call; it reads only shapes and the real int tensors."""
     outputs: tuple[str, ...]
     """Names of the results, in order; for a mutating op, of the arguments that it changes.  The last result may be
     optional (a log-sum-exp): a call without that option returns fewer results."""
@@ -216,13 +229,22 @@ class OpSpec:
         names = zip(self.outputs[: len(oracle)], actual, oracle, limits, strict=True)
         return [elementwise(name, out, ref, limit) for name, out, ref, limit in names]
 
+    def arguments(self, inputs: Mapping[str, Any], **more: Any) -> Arguments:
+        """The arguments of a call with these inputs; `more` come with them."""
+        defaults = {each.name: each.default for each in self.parameters if each.default is not each.empty}
+        return Arguments(**{**defaults, **more, **inputs})
+
+    def cost_of(self, inputs: Mapping[str, Any]) -> Cost:
+        """The least work for real or `meta` inputs."""
+        return self.cost(self.arguments(inputs))
+
     def sets(self, case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
         """The planted sets, and those that every op with a contract has."""
         if self.planted is not None:
             yield from self.planted(case, scheme, device, seed)
         if self.contract is not None:
             inputs = self.make_inputs(case, scheme, device, seed)
-            yield from common_sets(self.contract, inputs, bool(self.cost(**inputs).tensor_flops))
+            yield from common_sets(self.contract, inputs, bool(self.cost_of(inputs).tensor_flops))
 
     def oracle(self, inputs: Inputs) -> Outputs:
         """The reference's outputs, always as a tuple."""

@@ -22,7 +22,7 @@ from rooflab.reference.contract import Argument, Contract, Dims, Given, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.philox import philox, race
 from rooflab.reference.sample_law import SCORE_ULPS
-from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, nbytes
+from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes
 from rooflab.roofline.model import Cost
 
 RECOVERY = 2
@@ -226,21 +226,13 @@ def _one_hot(tokens: torch.Tensor, V: int) -> torch.Tensor:
     return torch.nn.functional.one_hot(tokens, V).float()
 
 
-def cost(
-    draft_tokens: torch.Tensor,
-    target_probs: torch.Tensor,
-    num_drafts: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-    *,
-    draft_probs: torch.Tensor | None = None,
-) -> Cost:
+def cost(args: Arguments) -> Cost:
     """A row of the target's law is read for the draw, and for each draft two probabilities; how many are accepted is
     not known, so the draft's law, which is read after a rejection, is not counted."""
-    B, V = target_probs.shape[0], target_probs.shape[2]
-    K = draft_tokens.shape[1]
+    B, V = args.target_probs.shape[0], args.target_probs.shape[2]
+    K = args.draft_tokens.shape[1]
     return Cost(
-        read_bytes=4 * B * V + nbytes(draft_tokens, num_drafts, seed, position),
+        read_bytes=4 * B * V + nbytes(args.draft_tokens, args.num_drafts, args.seed, args.position),
         write_bytes=8 * B * (K + 1) + 4 * B,
         vector_flops=float(B * V),
         sfu_ops=float(2 * B),

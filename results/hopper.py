@@ -72,7 +72,7 @@ class Curve:
     def rate(self, case: Case, seconds: float) -> float:
         """TFLOP/s, or GB/s of the least bytes."""
         spec = registry.get_op(self.op)
-        cost = spec.cost(**spec.make_inputs(case, get_scheme("bf16"), torch.device("meta"), 0))
+        cost = spec.cost_of(spec.make_inputs(case, get_scheme("bf16"), torch.device("meta"), 0))
         return cost.flops / seconds / 1e12 if self.unit == "TFLOP/s" else cost.bytes / seconds / 1e9
 
 

@@ -88,7 +88,7 @@ Size = tuple[float, float, float, float]
 def size_of(op: str, case: Case, scheme: Scheme) -> Size:
     """By what a check grows: rows, for operations; values moved, and values inside of the op (scores); FLOPs."""
     spec = registry.get_op(op)
-    cost = spec.cost(**spec.make_inputs(case, scheme, torch.device("meta"), 0))
+    cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
     moved = cost.bytes / scheme.activation.itemsize
     rows = math.prod(int(case.get(axis, 1)) for axis in ("B", "H", "T"))
     return rows, moved, moved + cost.sfu_ops, cost.flops

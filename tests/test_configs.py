@@ -81,7 +81,7 @@ def test_heuristics_are_legal_and_configs_are_data(kernel):
 
 def work(spec, case):
     """FLOPs and bytes of a case, of inputs with no values."""
-    cost = spec.cost(**spec.make_inputs(case, SCHEMES[spec.schemes[0]], torch.device("meta"), 0))
+    cost = spec.cost_of(spec.make_inputs(case, SCHEMES[spec.schemes[0]], torch.device("meta"), 0))
     return cost.flops + cost.bytes
 
 

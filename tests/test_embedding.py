@@ -33,6 +33,6 @@ def test_library_raises_on_an_id_outside_the_table() -> None:
 
 def test_cost_reads_a_repeated_row_once() -> None:
     weight = torch.empty(100, 64, dtype=torch.bfloat16, device="meta")
-    cost = SPEC.cost(token_ids=torch.tensor([7, 7, 7, 9]), weight=weight)
+    cost = SPEC.cost_of({"token_ids": torch.tensor([7, 7, 7, 9]), "weight": weight})
     assert cost.read_bytes == 4 * 8 + 2 * 64 * 2
     assert cost.write_bytes == 4 * 64 * 2

@@ -130,8 +130,8 @@ def test_traffic_is_that_of_the_device_the_record_is_of():
         inputs = spec.make_inputs(case, SCHEMES["fp32"], torch.device("meta"), 0)
         on_cpu, on_cuda = (kernel.traffic_of(inputs, device) for device in ("cpu", "cuda"))
         assert on_cpu.bytes < on_cuda.bytes
-        assert on_cpu.bytes >= spec.cost(**inputs).bytes * 0.999
+        assert on_cpu.bytes >= spec.cost_of(inputs).bytes * 0.999
     flash = registry.get_op("flash_attention")
     inputs = flash.make_inputs(flash.cases["smollm2_135m"][0], SCHEMES["fp32"], torch.device("meta"), 0)
     library = registry.get_kernel("flash_attention", "library")
-    assert library.traffic_of(inputs, "cpu").bytes == flash.cost(**inputs).bytes
+    assert library.traffic_of(inputs, "cpu").bytes == flash.cost_of(inputs).bytes

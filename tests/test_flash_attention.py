@@ -126,18 +126,18 @@ def test_planted_keys_cover_tile_edges_the_end_and_the_diagonal():
 
 
 def test_cost_counts_visible_pairs_only():
-    cost = SPEC.cost(**_inputs(B=2, T=2, S=3, H=4, H_kv=2))
+    cost = SPEC.cost_of(_inputs(B=2, T=2, S=3, H=4, H_kv=2))
     pairs = 2 * 4 * (2 + 3)
     assert cost.tensor_flops == {"fp32": 4 * 64 * pairs} and cost.sfu_ops == pairs
     assert cost.read_bytes == 4 * 64 * (2 * 2 * 4 + 2 * 2 * 3 * 2) and cost.write_bytes == 4 * 64 * 2 * 2 * 4
-    blind = SPEC.cost(**_inputs(T=5, S=2, H=1))
+    blind = SPEC.cost_of(_inputs(T=5, S=2, H=1))
     assert blind.sfu_ops == 3 and blind.read_bytes == 4 * 64 * (2 + 2 * 2)
 
 
 def test_a_case_too_big_to_allocate_is_priced_on_meta():
     case = Case(B=64, T=131072, S=131072, H=32, H_kv=8, D=128, causal=True)
     inputs = SPEC.make_inputs(case, get_scheme("bf16"), META, 0)
-    assert SPEC.cost(**inputs).sfu_ops == 64 * 32 * 131072 * 131073 / 2
+    assert SPEC.cost_of(inputs).sfu_ops == 64 * 32 * 131072 * 131073 / 2
     fused, steps = (get_kernel("flash_attention", name).traffic_of(inputs) for name in ("online", "naive"))
     assert steps.bytes > 100 * fused.bytes and steps.launches > fused.launches == 1
 

@@ -220,7 +220,7 @@ def test_a_tile_s_own_sums_keep_what_one_sum_over_all_keys_loses(keys):
 
 def test_cost_and_traffic_count_fp8():
     inputs = _inputs(META, B=1, T=2048, S=2048, H=16, H_kv=4, D=128, causal=False)
-    cost = SPEC.cost(**inputs)
+    cost = SPEC.cost_of(inputs)
     assert cost.tensor_flops == {"fp8_e4m3": 4.0 * 128 * 16 * 2048 * 2048}
     operands, scales, result = 2048 * 128 * (16 + 4 + 4), 4 * (16 + 4 + 4), 2 * 2048 * 128 * 16
     assert (cost.read_bytes, cost.write_bytes) == (operands + scales, result)

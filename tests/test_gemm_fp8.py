@@ -188,7 +188,7 @@ def test_footprints_are_those_of_the_compiled_code(kernel: Kernel) -> None:
 def test_cost_and_traffic_count_bytes_of_fp8():
     case = Case(M=4096, N=1024, K=512, scales="block", bias=True)
     inputs = made(case, META)
-    cost = get_op("gemm_fp8").cost(**inputs)
+    cost = get_op("gemm_fp8").cost_of(inputs)
     assert cost.tensor_flops == {"fp8_e4m3": 2 * 4096 * 1024 * 512} and cost.vector_flops == 4096 * 1024
     scales = 4 * (4096 * 4 + 4 * 8)
     assert cost.read_bytes == 4096 * 512 + 512 * 1024 + scales + 2 * 1024 and cost.write_bytes == 2 * 4096 * 1024

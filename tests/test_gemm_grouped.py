@@ -157,7 +157,7 @@ def test_routing() -> None:
 
 def test_cost_reads_the_experts_that_have_rows() -> None:
     inputs = SPEC.make_inputs(Case(T=2, top_k=2, E=8, N=28672, K=4096, skew=0.0), SCHEMES["bf16"], META, 0)
-    cost = SPEC.cost(**inputs)
+    cost = SPEC.cost_of(inputs)
     assert cost.read_bytes == 2 * (2 * 4096 + 2 * 28672 * 4096) + 4 * 9 and cost.write_bytes == 2 * 2 * 28672
     assert cost.tensor_flops == {"bf16": 2 * 2 * 28672 * 4096}
     for kernel in kernels("gemm_grouped").values():

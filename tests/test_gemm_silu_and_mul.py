@@ -68,7 +68,7 @@ def test_wrong_activations_are_rejected(scheme: str) -> None:
 def test_cost_and_traffic() -> None:
     """The fused rungs move what must move; the library's calls write the product, and read it back."""
     inputs = SPEC.make_inputs(Case(M=2048, I=14336, K=4096, layout="NT"), SCHEMES["bf16"], META, 0)
-    cost, outputs = SPEC.cost(**inputs), 2048 * 14336
+    cost, outputs = SPEC.cost_of(inputs), 2048 * 14336
     assert cost.tensor_flops == {"bf16": 4 * outputs * 4096} and cost.sfu_ops == 2 * outputs
     assert cost.read_bytes == 2 * 4096 * (2048 + 2 * 14336) and cost.write_bytes == 2 * outputs
     library = get_kernel("gemm_silu_and_mul", "library").traffic_of(inputs)

@@ -86,7 +86,11 @@ def test_a_gpu_of_two_does_half(preset: str, gpus: int) -> None:
 
 def test_costs_are_those_of_the_specs() -> None:
     torch = pytest.importorskip("torch")
-    from rooflab.reference import flash_attention, gemm, rmsnorm, rope, silu_and_mul
+    from rooflab.kernels.registry import get_op
+
+    def least(op: str, *values: Any, **options: Any) -> Cost:
+        spec = get_op(op)
+        return spec.cost_of({**dict(zip((each.name for each in spec.parameters), values, strict=False)), **options})
 
     T, dtype = 64, torch.bfloat16
     meta = lambda *shape: torch.empty(*shape, device="meta", dtype=dtype)
@@ -94,11 +98,11 @@ def test_costs_are_those_of_the_specs() -> None:
     q, k = meta(1, T, 32, 128), meta(1, T, 8, 128)
     tables = torch.empty(131072, 64, device="meta"), torch.empty(131072, 64, device="meta")
     expected: dict[str, Cost] = {
-        "attention": flash_attention.cost(q, k, k, causal=True),
-        "gate_up_proj": gemm.cost(meta(T, 4096), meta(4096, 2 * 14336)),
-        "first_norm": rmsnorm.cost(meta(T, 4096), meta(4096)),
-        "rope": rope.cost(q[0], k[0], *tables, torch.arange(T)),
-        "silu_and_mul": silu_and_mul.cost(meta(T, 2 * 14336)),
+        "attention": least("flash_attention", q, k, k, causal=True),
+        "gate_up_proj": least("gemm", meta(T, 4096), meta(4096, 2 * 14336)),
+        "first_norm": least("rmsnorm", meta(T, 4096), meta(4096)),
+        "rope": least("rope", q[0], k[0], *tables, torch.arange(T)),
+        "silu_and_mul": least("silu_and_mul", meta(T, 2 * 14336)),
     }
     assert {site: costs[site] for site in expected} == expected
 

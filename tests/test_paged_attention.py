@@ -197,7 +197,9 @@ def test_cost_counts_ragged_lengths_and_shared_pages_once():
     table = torch.tensor([[4, 1], [4, 2], [-1, -1]], dtype=torch.int32)
     lengths = torch.tensor([4, 3, 0], dtype=torch.int32)
     assert used_slots(table, lengths, 6, 2) == (5, 4)
-    cost = SPEC.cost(torch.zeros(3, 1, 64), *[torch.zeros(6, 2, 1, 64)] * 2, table, lengths)
+    cache = torch.zeros(6, 2, 1, 64)
+    inputs = {"q": torch.zeros(3, 1, 64), "k_cache": cache, "v_cache": cache, "block_table": table, "seq_lens": lengths}
+    cost = SPEC.cost_of(inputs)
     assert cost.sfu_ops == 7 and cost.tensor_flops == {"fp32": 4 * 64 * 7}
     assert cost.read_bytes == 2 * 64 * 4 + 5 * 2 * 64 * 4 + 4 * 4 + 3 * 4
     assert cost.write_bytes == 3 * 64 * 4
@@ -207,7 +209,7 @@ def test_a_cache_too_big_to_allocate_is_priced_on_meta():
     case = Case(B=256, context=131072, H=32, H_kv=8, D=128, block_size=16, ragged=False)
     inputs = SPEC.make_inputs(case, get_scheme("bf16"), META, 0)
     assert inputs["k_cache"].is_meta and inputs["seq_lens"].device.type == "cpu"
-    assert SPEC.cost(**inputs).read_bytes == pytest.approx(256 * 131072 * 8 * 128 * 2 * 2, rel=1e-3)
+    assert SPEC.cost_of(inputs).read_bytes == pytest.approx(256 * 131072 * 8 * 128 * 2 * 2, rel=1e-3)
     ladder = (get_kernel("paged_attention", name) for name in ("naive", "library", "gqa_packed"))
     naive, library, gqa_packed = (kernel.traffic_of(inputs).bytes for kernel in ladder)
     assert naive > library > gqa_packed

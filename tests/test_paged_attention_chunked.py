@@ -120,7 +120,7 @@ def test_traffic_is_cost_but_for_shared_pages_and_lengths_that_are_seen():
     for more in ({}, {"queries": 20}, {"queries": 20, "window": 9}, {"window": 30}):
         case = Case(B=3, context=300, H=8, H_kv=2, D=64, block_size=16, ragged=True, **more)
         inputs = SPEC.make_inputs(case, SCHEMES["bf16"], META, 0)
-        cost = SPEC.cost(**inputs)
+        cost = SPEC.cost_of(inputs)
         moved = {name: get_kernel("paged_attention", name).traffic_of(inputs).bytes for name in ("naive", "chunked")}
         unseen = moved["chunked"] - cost.read_bytes - cost.write_bytes
         assert 0 <= unseen <= inputs["q"].numel() * 2, "queries of empty sequences are read all the same"

@@ -103,7 +103,7 @@ def test_lengths_change_the_bytes_and_not_the_shares():
         for inputs in (even, ragged)
     ]
     assert sizes[1] == pytest.approx(sizes[0], rel=0.03)
-    least = SPEC.cost(**even)
+    least = SPEC.cost_of(even)
     assert get_kernel("paged_attention", "split_kv").traffic_of(even).bytes == pytest.approx(
         least.read_bytes + least.write_bytes, rel=0.02
     )

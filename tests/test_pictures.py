@@ -111,7 +111,7 @@ def test_the_naive_scores_cross_memory_as_often_as_its_calls_say():
 @pytest.mark.more
 def test_levels_are_the_emulators_totals(moved):
     naive, *compiled = moved
-    least = get_op(OP).cost(**get_op(OP).make_inputs(case(SMALL), BF16, torch.device("meta"), 0)).bytes
+    least = get_op(OP).cost_of(get_op(OP).make_inputs(case(SMALL), BF16, torch.device("meta"), 0)).bytes
     for record in compiled:
         launch = launch_of(record.kernel, SMALL)
         counted = launch["bytes"]

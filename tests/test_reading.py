@@ -182,7 +182,7 @@ def test_a_gpus_measured_ceilings_are_measured_again_once(samples, monkeypatch):
     monkeypatch.setattr(module, "snapshot", lambda gpu: None)
     monkeypatch.setattr(module, "limits_for", lambda device, ceilings: ceilings)
     run_ = module.Measurement(SPEC, FP32, torch.device("cuda"), check=passes, ceilings=CEILINGS)
-    cost = SPEC.cost(**SPEC.make_inputs(CASE, FP32, torch.device("cpu"), 0))
+    cost = SPEC.cost_of(SPEC.make_inputs(CASE, FP32, torch.device("cpu"), 0))
     fast = Samples(**(GOOD | {"seconds": (80e-9,) * 3}))  # 160 bytes read and 64 FLOP, under 1 GB/s and 1 GFLOP/s
     assert run_._judged(fast, cost, None)["status"] == "OK" and again == [(1e9, "cuda")]
     faster = Samples(**(GOOD | {"seconds": (8e-9,) * 3}))

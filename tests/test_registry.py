@@ -56,7 +56,7 @@ def test_cost_and_traffic_read_only_shapes(spec):
         inputs = spec.make_inputs(case, SCHEMES["bf16"], torch.device("meta"), 0)
         large = [value for value in inputs.values() if isinstance(value, torch.Tensor) and value.is_floating_point()]
         assert all(value.is_meta for value in large if value.numel() > 65536)
-        cost = spec.cost(**inputs)
+        cost = spec.cost_of(inputs)
         assert isinstance(cost, Cost) and cost.bytes > 0 and cost.launches == 1
         for kernel in registry.kernels(spec.name).values():
             assert kernel.traffic is not None, f"{kernel.id} models no traffic"
@@ -122,7 +122,7 @@ def toy_op(own_registry):  # noqa: F811
         name="toy",
         reference=double,
         make_inputs=lambda case, scheme, device, seed: {"x": torch.ones(case["n"], device=device), "scale": 2.0},
-        cost=lambda x, scale=2.0, offset=0.0: Cost(x.nbytes, x.nbytes, vector_flops=x.numel()),
+        cost=lambda args: Cost(args.x.nbytes, args.x.nbytes, vector_flops=args.x.numel()),
         outputs=("y",),
         cases={"smoke": (Case(n=3),)},
         tolerance=lambda inputs, oracle, scheme: tuple(torch.zeros_like(value) for value in oracle),
@@ -198,7 +198,7 @@ SPEC = add_op(OpSpec(
     make_inputs=lambda case, scheme, device, seed: {
         "x": randn(case["n"], dtype=scheme.activation, device=device, seed=seed)
     },
-    cost=lambda x: Cost(x.nbytes, x.nbytes),
+    cost=lambda args: Cost(args.x.nbytes, args.x.nbytes),
     outputs=("y",),
     cases={"smoke": (Case(n=33),)},
     tolerance=lambda inputs, oracle, scheme: tuple(torch.zeros_like(value) for value in oracle),

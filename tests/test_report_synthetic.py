@@ -72,7 +72,7 @@ def benches(commit=NEW, share=1.0, schemes=("bf16", "fp16"), ops=OPS):
         spec = registry.get_op(op)
         for scheme in map(get_scheme, schemes):
             for case in spec.get_cases("llama3_8b")[:3]:
-                cost = spec.cost(**spec.make_inputs(case, scheme, torch.device("meta"), 0))
+                cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
                 for kernel in registry.kernels(op).values():
                     if "cuda" in kernel.devices:
                         found.append(timed(kernel, case, scheme, cost, len(found), commit, share))

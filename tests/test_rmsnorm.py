@@ -57,6 +57,6 @@ def test_a_wrong_norm_is_rejected(scheme: str) -> None:
 
 def test_cost_moves_each_value_once() -> None:
     case = Case(T=2048, H=4096, eps=1e-5)
-    cost = SPEC.cost(**SPEC.make_inputs(case, SCHEMES["bf16"], META, 0))
+    cost = SPEC.cost_of(SPEC.make_inputs(case, SCHEMES["bf16"], META, 0))
     assert cost.bytes == 2 * (2 * 2048 * 4096 + 4096)
     assert cost.sfu_ops == 2048

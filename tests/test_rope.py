@@ -71,7 +71,7 @@ def test_the_other_pairing_and_the_next_position_are_rejected(scheme: str) -> No
 def test_cost_reads_a_shared_position_once() -> None:
     case = Case(T=4, H=8, H_kv=2, D=64, max_position=100, interleaved=False)
     made = SPEC.make_inputs(case, SCHEMES["bf16"], META, 0)
-    cost = SPEC.cost(**{**made, "positions": torch.tensor([5, 5, 5, 6])})
+    cost = SPEC.cost_of({**made, "positions": torch.tensor([5, 5, 5, 6])})
     values = 4 * 10 * 64
     assert cost.read_bytes == 2 * values + 4 * 8 + 2 * (2 * 32 * 4)
     assert cost.write_bytes == 2 * values

@@ -199,5 +199,5 @@ def test_compiled_code_reads_a_value_once_16_bytes_at_a_time_and_writes_it_once(
         assert answer["status"] == "OK" and not answer["races"], answer["reason"]
         (launch,) = answer["launches"]
         assert launch["instructions"]["ld.global.L1::no_allocate.v4.u32"] * 8 == rows
-        cost = spec.cost(**inputs)
+        cost = spec.cost_of(inputs)
         assert (launch["bytes"]["hbm_read"], launch["bytes"]["hbm_write"]) == (cost.read_bytes, cost.write_bytes)

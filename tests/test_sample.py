@@ -364,11 +364,11 @@ def test_out_strided_rows_and_an_empty_batch(kernel):
 
 
 def test_cost_reads_the_logits_once_and_counts_what_must_be_drawn():
-    greedy = SPEC.cost(**rows_of(torch.zeros(1000), (0.0, 0, 1.0, 0.0), 4))
+    greedy = SPEC.cost_of(rows_of(torch.zeros(1000), (0.0, 0, 1.0, 0.0), 4))
     assert greedy.read_bytes == 4 * (4000 + 32) and greedy.write_bytes == 32 and greedy.sfu_ops == 0
-    assert SPEC.cost(**rows_of(torch.zeros(1000), (1.0, 0, 1.0, 0.0), 4)).sfu_ops == 4 * 2000
-    assert SPEC.cost(**rows_of(torch.zeros(1000), (1.0, 50, 0.9, 0.0), 4)).sfu_ops == 4 * (50 + 2)
+    assert SPEC.cost_of(rows_of(torch.zeros(1000), (1.0, 0, 1.0, 0.0), 4)).sfu_ops == 4 * 2000
+    assert SPEC.cost_of(rows_of(torch.zeros(1000), (1.0, 50, 0.9, 0.0), 4)).sfu_ops == 4 * (50 + 2)
     meta = SPEC.make_inputs(SPEC.cases["llama3_8b"][-1], get_scheme("bf16"), META, 0)
-    assert SPEC.cost(**meta).read_bytes == 16 * (128256 * 2 + 32)
+    assert SPEC.cost_of(meta).read_bytes == 16 * (128256 * 2 + 32)
     moved = {name: get_kernel("sample", name).traffic_of(meta).bytes for name in ("naive", "bisect")}
     assert moved["naive"] > 100 * moved["bisect"]

@@ -83,7 +83,7 @@ def test_flashinfer_has_one_k_or_one_of_each_row_and_refuses_what_it_lacks(flash
     assert "has no 'top_n'" in str(flashinfer.why_not_args(inputs | {"top_n": 1}))
     kernel = get_kernel("sample", "flashinfer")
     assert (kernel.role, kernel.requires, kernel.min_sm) == ("peer", ("flashinfer",), 80)
-    assert kernel.traffic_of(inputs).bytes > SPEC.cost(**inputs).bytes
+    assert kernel.traffic_of(inputs).bytes > SPEC.cost_of(inputs).bytes
 
 
 def _judged_own_stream(tokens, inputs):

@@ -16,5 +16,5 @@ def test_empty_sizes(kernel: Kernel) -> None:
 
 def test_cost_reads_two_and_writes_one() -> None:
     inputs = SPEC.make_inputs(Case(T=512, I=1536), SCHEMES["bf16"], META, 0)
-    cost = SPEC.cost(**inputs)
+    cost = SPEC.cost_of(inputs)
     assert (cost.read_bytes, cost.write_bytes) == (2 * 512 * 3072, 2 * 512 * 1536)

@@ -168,7 +168,7 @@ def test_what_an_entry_launches_are_cases_that_an_optimized_kernel_takes():
             taken = any(kernel.why_not_args(inputs) is None for kernel in of_a_card)
             assert taken, f"{entry.id} {text}: no kernel takes it"
             assert set(launches.get("kernels", ())) <= {kernel.name for kernel in rungs}, entry.id
-            assert spec.cost(**inputs).bytes > 0, entry.id
+            assert spec.cost_of(inputs).bytes > 0, entry.id
 
 
 def test_every_swap_of_the_plan_is_one_that_an_engine_on_a_card_takes(monkeypatch):

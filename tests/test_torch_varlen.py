@@ -189,7 +189,7 @@ def test_it_counts_as_torch_s_own_and_costs_no_command_an_import() -> None:
         "from rooflab.reference.spec import *; load_all(); meta = torch.device('meta')\n"
         "for op, spec in ops().items():\n"
         "  for case, scheme in zip(spec.cases['smoke'] * 9, spec.schemes):\n"
-        "    spec.cost(**spec.make_inputs(case, SCHEMES[scheme], meta, 0))\n"
+        "    spec.cost_of(spec.make_inputs(case, SCHEMES[scheme], meta, 0))\n"
         "spec = get_op('rmsnorm'); kernel = get_kernel('rmsnorm', 'naive')\n"
         "assert check_kernel(kernel, spec, spec.cases['smoke'][0], SCHEMES['fp32']).status == 'OK'\n"
         "heavy = ('torch.nn.attention.varlen', 'torch._dynamo', 'sympy', 'flashinfer')\n"

@@ -57,4 +57,4 @@ def test_a_naive_kernel_moves_what_it_says(op: str) -> None:
     with Moved() as moved:
         kernel.fn(**{name: value for name, value in inputs.items() if name in kernel.accepted})
     assert said is not None and said.bytes / moved.bytes == pytest.approx(SAID[op], abs=0.04)
-    assert said.bytes >= spec.cost(**inputs).bytes
+    assert said.bytes >= spec.cost_of(inputs).bytes

@@ -143,7 +143,7 @@ def test_the_bound_of_a_config_counts_padding_and_the_busiest_sm():
     def of(M, **values):
         case = Case(M=M, N=4096, K=4096, layout="NT", bias=False)
         config = kernel.tuning.config_type(**{**asdict(kernel.tuning.heuristic(case)), **values})
-        cost = spec.cost(**spec.make_inputs(case, SCHEMES["bf16"], torch.device("meta"), 0))
+        cost = spec.cost_of(spec.make_inputs(case, SCHEMES["bf16"], torch.device("meta"), 0))
         return least_s(cost, ceilings, kernel.tuning.footprint(config, case), card.sms), bound(cost, ceilings).seconds
 
     padded, floor = of(4096 + 129, block_m=128, block_n=128)

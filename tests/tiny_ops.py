@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rooflab.kernels.registry import Kernel
+from rooflab.kernels.registry import Arguments, Kernel
 from rooflab.reference import flash_attention, kv_cache_write
 from rooflab.reference.compare import ErrorStats
 from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, randn
@@ -20,7 +20,7 @@ from rooflab.roofline.model import Cost
 Tensor = torch.Tensor
 
 
-def _no_cost(*args: Any, **kwargs: Any) -> Cost:
+def _no_cost(args: Arguments) -> Cost:
     return Cost(0, 0)
 
 

@@ -147,7 +147,7 @@ def largest(spec: OpSpec, cases: Sequence[Case]) -> list[Case]:
     scheme = get_scheme(spec.schemes[0])  # dtypes change the bytes of all cases in the same way
     costs: dict[Case, Cost] = {}
     for case in reversed(cases):
-        costs[case] = spec.cost(**spec.make_inputs(case, scheme, torch.device("meta"), 0))
+        costs[case] = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
     if not costs:
         return []
     chosen = {

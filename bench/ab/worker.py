@@ -178,7 +178,7 @@ def _timed(
     wrong = unseen.wrong({"fn": rotation}) if unseen else {}
     if wrong:
         return Reading("INCORRECT", f"after timing: {wrong['fn']}")
-    samples, cost = timed["fn"], spec.cost(**copies[0])
+    samples, cost = timed["fn"], spec.cost_of(copies[0])
     invalid = why_invalid(samples, cost, _limits(device), clocks)
     noisy = (samples.few and samples.noise) or shared(clocks)
     # Peak memory is not measured: its profiler would cost every process of a CPU run 0.1 s for each kernel.

@@ -108,7 +108,7 @@ def free_bytes(device: torch.device) -> float:
 
 def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
     """Why there is too little memory to check `priced` (meta inputs); empty where there is enough."""
-    needed = PER_INPUT_BYTE * input_bytes(priced) + PER_OUTPUT_BYTE * spec.cost(**priced).write_bytes
+    needed = PER_INPUT_BYTE * input_bytes(priced) + PER_OUTPUT_BYTE * spec.cost_of(priced).write_bytes
     free = free_bytes(device)
     return f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free" if needed > free else ""
 

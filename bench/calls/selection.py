@@ -152,7 +152,7 @@ def largest_case(spec: OpSpec, cases: Sequence[Case], scheme: Scheme, most_flops
     """The case with the most FLOPs, then bytes, of those with at most `most_flops`, of which there must be one."""
 
     def work(case: Case) -> tuple[float, float]:
-        cost = spec.cost(**spec.make_inputs(case, scheme, torch.device("meta"), 0))
+        cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
         return cost.flops, cost.bytes
 
     return max((case for case in cases if work(case)[0] <= most_flops), key=work)

@@ -145,7 +145,7 @@ def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | Non
     except ValueError:
         return None
     tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
-    cost, first = spec.cost(**inputs), tensors[0]
+    cost, first = spec.cost_of(inputs), tensors[0]
     rows = first.numel() // max(1, first.shape[-1] if first.ndim > 1 else 1)
     side = max(max(tensor.shape, default=0) for tensor in tensors)
     of_kind = (0, side) if cost.tensor_flops else (rows, 0)

@@ -125,7 +125,7 @@ def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) 
     for case in cases:
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
         if kernel.why_not_args(inputs) is None:
-            cost = spec.cost(**inputs)
+            cost = spec.cost_of(inputs)
             found.append((cost.flops + cost.bytes, case))
     return [case for _, case in sorted(found, key=lambda entry: entry[0])]
 

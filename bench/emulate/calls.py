@@ -80,7 +80,7 @@ def _ragged_case(kernel: Kernel, spec: OpSpec, scheme: Scheme) -> Case:
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
         if kernel.why_not_args(inputs, spec) is None:
             sizes = [value for value in case.values() if isinstance(value, int) and value > 1]
-            score = (sum(size % TILE != 0 for size in sizes), -spec.cost(**inputs).flops)
+            score = (sum(size % TILE != 0 for size in sizes), -spec.cost_of(inputs).flops)
             best, found = max((best, found), (score, case), key=lambda pair: pair[0])
     return found
 

@@ -114,7 +114,7 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: Sa
     found: Outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
     races = launches.races
     fresh = spec.make_inputs(case, scheme, torch.device("cpu"), seed)
-    flops = spec.cost(**spec.make_inputs(case, scheme, torch.device("meta"), seed)).flops
+    flops = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), seed)).flops
     errors: list[ErrorStats] = []
     checked = None
     if flops <= ORACLE_FLOPS and (launches.ran == launches.of or not spec.mutates):

@@ -239,7 +239,7 @@ def _calls_of(llm: LLM, step: Callable[[], None], kind: Kind, batch: int, contex
             inputs = inputs_of(kernel.op, arguments, options, result)
             moved = kernel.traffic_of(inputs, llm.device.type)
             shape = shape_of(inputs)
-            cost = get_op(kernel.op).cost(**inputs)
+            cost = get_op(kernel.op).cost_of(inputs)
             site = site_of(llm.arch, inputs) if "b" in inputs else kernel.op
             calls.append(_Call(op, counts[op], shape, cost, moved.bytes if moved else None, kernel, site))
             counts[op] += 1

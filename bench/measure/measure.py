@@ -99,7 +99,7 @@ class Measurement:
 
     def case(self, kernels: Sequence[Kernel], case: Case) -> Iterator[Record]:
         priced = self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.seed)
-        cost = self.spec.cost(**priced)
+        cost = self.spec.cost_of(priced)
         known: dict[str, dict[str, Any]] = {}
         cpu_threads = torch.get_num_threads()
         ready: dict[str, Rotation] = {}

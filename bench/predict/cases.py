@@ -111,7 +111,7 @@ def _price(target: KernelCase) -> tuple[Cost, Traffic | None, float | None]:
     if target.config is not None:
         kernel = with_config(kernel, target.config)
     inputs = _inputs(target)
-    cost = spec.cost(**inputs)
+    cost = spec.cost_of(inputs)
     refused = kernel.why_not_args(inputs) is not None
     traffic = None if refused else kernel.traffic_of(inputs, "cuda")
     tuning = kernel.tuning
@@ -132,7 +132,7 @@ def choose_cases(spec: OpSpec, texts: Sequence[str], scheme: Scheme) -> list[Cas
         return [spec.check_case(Case.parse(text)) for text in texts]
 
     def size(case: Case) -> tuple[float, float]:
-        cost = spec.cost(**spec.make_inputs(case, scheme, torch.device("meta"), 0))
+        cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
         return cost.flops, cost.bytes
 
     return [max(spec.get_cases(DEFAULT_SUITE), key=size)]

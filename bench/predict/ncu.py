@@ -311,7 +311,7 @@ def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
     if profile.apart:
         notes.append("launches counted apart: what they hand on through L2 counts as read from HBM")
     spec = registry.get_op(target.op)
-    least = spec.cost(**spec.make_inputs(target.case, target.scheme, torch.device("meta"), 0)).write_bytes
+    least = spec.cost_of(spec.make_inputs(target.case, target.scheme, torch.device("meta"), 0)).write_bytes
     if counted.write_bytes < least:
         late = f"{counted.write_bytes / 1e6:.3g} of {least / 1e6:.3g} MB were counted, and the least is taken"
         notes.append(f"writes still in L2: {late}")

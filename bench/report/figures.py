@@ -91,7 +91,7 @@ def cost_of(record: Record) -> Cost | None:
         case = spec.check_case(Case(**record.case))
     except ValueError as error:
         raise ValueError(f"records: of {record.op}/{record.kernel} in {record.run_id}: {error}") from error
-    return spec.cost(**spec.make_inputs(case, get_scheme(record.scheme), META, 0))
+    return spec.cost_of(spec.make_inputs(case, get_scheme(record.scheme), META, 0))
 
 
 def as_ceilings(values: Mapping[str, Any]) -> Ceilings:
@@ -143,7 +143,7 @@ def bounds_on(
         cases = [spec.check_case(Case.parse(case)) for case in known] or spec.get_cases(suite)
         case = largest_case(spec, cases, get_scheme(own))
         inputs = spec.make_inputs(case, get_scheme(own), META, 0)
-        cost = spec.cost(**inputs)
+        cost = spec.cost_of(inputs)
         if not only and not cost.tensor_flops.keys() <= ceilings.tensor_flops_per_s.keys():
             continue
         for kernel in kernels(name).values():

@@ -185,7 +185,7 @@ class TuningState:
                 self.results.append(self._result(kernel, own, found, counts, records))
 
     def _cost(self, case: Case) -> Cost:
-        return self.spec.cost(**self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.seed))
+        return self.spec.cost_of(self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.seed))
 
     def _work(self, case: Case) -> float:
         cost = self._cost(case)

@@ -228,7 +228,7 @@ def child(name: str, without: Sequence[str], files: Sequence[str], warm: bool, d
         about["device"] = torch.cuda.get_device_properties(device).name
     for case in cases:
         inputs = [spec.make_inputs(case, scheme, device, 0)] if warm else copies_of(spec, case, scheme, device, 0)
-        cost = spec.cost(**spec.make_inputs(case, scheme, torch.device("meta"), 0))
+        cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
         calls: dict[str, Callable[[], Any]] = {}
         results: dict[str, torch.Tensor] = {}
         for one in names:

@@ -173,7 +173,7 @@ def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, 
         if refusal:
             raise ValueError(f"kernel: {kernel.id}: {refusal}")
         fields = _emulated(kernel, wanted, dtypes, seed) if kernel.has_code else _torch(kernel, inputs)
-        fields |= {"least_bytes": spec.cost(**inputs).bytes, "seed": seed}
+        fields |= {"least_bytes": spec.cost_of(inputs).bytes, "seed": seed}
         found.append(_record(kernel, wanted, dtypes, run_id, environment, fields))
     return found
 
