@@ -30,7 +30,7 @@ from rooflab.bench.check.gate import tolerance
 from rooflab.bench.records.record import Verdict
 from rooflab.bench.timing.stopwatch import FirstCall
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple
+from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Scheme, as_tuple
 from rooflab.roofline.model import Cost
 from rooflab.roofline.numbers import change
 
@@ -147,7 +147,7 @@ def prepare_functions(
         fresh = named(make(make_inputs, seed))
         return {name: _to_meta(value) for name, value in fresh.items()} if place.type == "meta" else fresh
 
-    def cost(**inputs: Any) -> Cost:
+    def cost(args: Arguments) -> Cost:
         # Nothing says what the function must read: a gather does not read most of its inputs.
         return Cost(read_bytes=0.0, write_bytes=0.0)
 
