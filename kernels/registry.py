@@ -30,8 +30,7 @@ from rooflab.kernels._device import on_its_device
 from rooflab.kernels._native import why_no_compiler
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference import spec as spec_module
-from rooflab.reference.spec import Arguments as Arguments
-from rooflab.reference.spec import OpSpec
+from rooflab.reference.spec import Arguments, OpSpec
 from rooflab.roofline.model import Traffic
 from rooflab.roofline.names import check_name
 

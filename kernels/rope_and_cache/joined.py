@@ -8,8 +8,8 @@ from torch import Tensor
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.kv_cache_write import index_copy
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.kernels.rope import joined as rope
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 
