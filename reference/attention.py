@@ -309,8 +309,6 @@ def _sums(magnitude: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor
 def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]:
     """Scales that are not D**-0.5; then scores that are all below -10,000, where a mask of -10,000 is no mask."""
     yield "a softmax_scale of its own", {**inputs, "softmax_scale": 0.6 * inputs[q].shape[-1] ** -0.5}
-    if "sinks" in inputs:
-        yield "values: sinks of -inf", {**inputs, "sinks": torch.full_like(inputs["sinks"], -math.inf)}
     yield "a softmax_scale of 0", {**inputs, "softmax_scale": 0.0}
     D = inputs[q].shape[-1]
     far = 120.0 / D**0.25  # squared, times D, times D**-0.5

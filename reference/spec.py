@@ -236,6 +236,11 @@ class OpSpec:
         defaults = {each.name: each.default for each in self.parameters if each.default is not each.empty}
         return Arguments(**{**defaults, **more, **inputs})
 
+    def call(self) -> str:
+        """The call of a kernel, with defaults: `rmsnorm(x, weight, eps=1e-06, *, quantize=None)`."""
+        plain = [each.replace(annotation=each.empty) for each in self.parameters]
+        return f"{self.name}{inspect.Signature(plain)}"
+
     def cost_of(self, inputs: Mapping[str, Any]) -> Cost:
         """The least work for real or `meta` inputs."""
         return self.cost(self.arguments(inputs))

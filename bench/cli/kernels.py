@@ -30,21 +30,33 @@ if TYPE_CHECKING:
 
 
 @app.command("list")
-def list_kernels(op: option.Op = None, kernel: option.Kernel = None, json: option.Json = False) -> None:
-    """Every kernel, and why it can or cannot run here; of one op also what it takes."""
+def list_kernels(
+    op: option.Op = None,
+    kernel: option.Kernel = None,
+    ladder: Annotated[bool, typer.Option("--ladder", help="What each rung of an op changes, and its file.")] = False,
+    json: option.Json = False,
+) -> None:
+    """Every kernel, and why it can or cannot run here; of one op also its call and what it takes."""
     from rooflab.bench.calls.selection import choose_kernels
     from rooflab.bench.commands import kernel_rows
+    from rooflab.bench.report.ladders import ladder_rows
     from rooflab.kernels.registry import get_op
 
+    if ladder:
+        if op is None:
+            raise ValueError("op: expected one with --ladder, got none")
+        show.result(lines := ladder_rows(op))
+        return show.table(lines, ("rung", "backend", "line", "code"))
     chosen = [found.id for found, _ in choose_kernels(op, kernel)] if kernel else None
     rows = kernel_rows([op] if op else None)
     if chosen is not None:
         rows = [row for row in rows if f"{row['op']}/{row['name']}" in chosen]
     show.result(rows)
     show.table(rows, ("op", "name", "role", "backend", "available", "reason"))
-    contract = get_op(op).contract if op and not kernel else None
-    if contract is not None:
-        show.pairs(contract.rows(), title=f"{op} takes")
+    if op and not kernel:
+        spec = get_op(op)
+        show.line(f"\n{spec.call()}", "bold")
+        show.pairs([] if spec.contract is None else spec.contract.rows())
 
 
 @app.command()

@@ -239,7 +239,8 @@ def _show_xray(rows: list[dict[str, Any]]) -> None:
     show.line()
     show.table(rows, XRAY, "one trace by each tool's definitions")
     for definitions in texts():
-        show.pairs([pair for pair in definitions.items() if pair[0] != "tool"], f"\n{definitions['tool']}")
+        show.line()
+        show.pairs([pair for pair in definitions.items() if pair[0] != "tool"], definitions["tool"])
 
 
 @app.command()

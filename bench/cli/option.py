@@ -10,6 +10,8 @@ import typer
 
 from rooflab.kernels._folders import check_writable
 
+OTHER_FILES = (".csv", ".gif", ".html", ".jpeg", ".jpg", ".json", ".jsonl", ".md", ".pdf", ".png", ".svg", ".webp")
+
 
 def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
     """`path` if the folder, or the folder of the FILE or figure, can be written to; asked before any work is done."""
@@ -18,6 +20,9 @@ def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
         is_file = option.metavar == "FILE" or figure
         if is_file and path.is_dir():
             raise ValueError(f"{name}: expected a file, got the folder {str(path)!r}")
+        if not is_file and path.suffix in OTHER_FILES and not path.is_dir():
+            kinds = "a folder, or a file that ends in .svg or .png" if option.metavar == "PLACE" else "a folder"
+            raise ValueError(f"{name}: expected {kinds}, got {str(path)!r}")
         check_writable(name, path.parent if is_file else path)
     return path
 

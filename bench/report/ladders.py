@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ from rooflab.kernels.registry import Role
 _ROLES: tuple[str, ...] = get_args(Role)
 ABOVE_ROOF = 1.05
 """Ratio of bytes per second to the bandwidth ceiling above which the ceiling's measured spread is no explanation."""
-_ENTRY = re.compile(r"^([A-Za-z]\w*)\s{2,}\S", re.MULTILINE)
+_ENTRY = re.compile(r"^([A-Za-z]\w*) {2,}(\S.*(?:\n {4,}.*)*)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -136,14 +138,24 @@ class OpLadder:
     checks: tuple[CheckRow, ...]
 
 
-def ladder_order(op: str) -> tuple[str, ...]:
-    """The kernels of `op` in the order of its folder's docstring; empty for an op from outside."""
+def ladder_lines(op: str) -> dict[str, str]:
+    """By kernel of `op` its line in the docstring of the op's folder, in that order; empty for an op from outside."""
     folder = Path(registry.__file__).parent / op
     if not op.isidentifier() or not (folder / "__init__.py").is_file():
-        return ()
+        return {}
     text = importlib.import_module(f"rooflab.kernels.{op}").__doc__ or ""
     known = registry.kernels(op)
-    return tuple(dict.fromkeys(name for name in _ENTRY.findall(text) if name in known))
+    return {name: " ".join(line.split()) for name, line in _ENTRY.findall(text) if name in known}
+
+
+def ladder_rows(op: str) -> list[dict[str, str]]:
+    """Of each rung its line, and the file of its code."""
+    rows = []
+    for name, line in ladder_lines(op).items():
+        kernel = registry.get_kernel(op, name)
+        file = Path(str(sys.modules[inspect.unwrap(kernel.fn).__module__].__file__))
+        rows.append({"rung": name, "backend": kernel.backend, "line": line, "code": "/".join(file.parts[-3:])})
+    return rows
 
 
 def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
@@ -156,7 +168,7 @@ def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
         history.setdefault(_beside(item.record), []).append(item)
     found = []
     for op in sorted({kernel_key(item.record)[1] for item in (*benches, *checks)}):
-        order, spec = ladder_order(op), registry.ops().get(op)
+        order, spec = tuple(ladder_lines(op)), registry.ops().get(op)
         own = [item for item in chosen if kernel_key(item.record)[1] == op]
         machines = dict.fromkeys(machine_of(item.record) for item in own)
         ladders = tuple(_ladder(machine, own, history, order) for machine in machines)
