@@ -67,6 +67,9 @@ from rooflab.roofline.numbers import counted
         (["suite", "--archive", "/proc/no/a.tar.gz"], "archive: .*'/proc/no' "),
         (["load", "--vllm-json", "/proc/no/x"], "vllm-json: .*'/proc/no' "),
         (["report", "--out", "/proc/no/x"], "out: .*'/proc/no' "),
+        (["roofline", "--gpu", "h100", "--out", "x.gif"], "out: expected a folder, or a file that ends in .svg or .png"),
+        (["picture", "schedule", "--out", "x.pdf"], "out: expected a folder, got 'x.pdf'"),
+        (["list", "--ladder"], "op: expected one with --ladder, got none"),
         (["history", "--csv", "/proc/no/x"], "csv: .*'/proc/no' "),
         (["export", "csv", "x", "--to", "/proc/no/x"], "to: .*'/proc/no' "),
         (["capture", "--suite", "/proc/no/x.json", "--", "x.py"], "suite: .*'/proc/no' "),
@@ -157,6 +160,15 @@ def test_list_has_every_kernel(rooflab):
     assert "needs a CUDA device; `rooflab check` emulates it" in text and "gemm" not in text
     words = " ".join(text.split())
     assert "weight (H) x's dtype, rows contiguous" in words and "returns scale (T) float32, with quantize" in words
+    assert "rmsnorm(x, weight, eps=1e-06, *, weight_offset=0.0, round_first=False, quantize=None)" in words
+
+
+def test_a_ladder_says_what_each_rung_changes_and_where_its_code_is(rooflab):
+    status, out, _ = rooflab("list", "gemm", "--ladder", "--json")
+    rungs = {row["rung"]: row for row in json.loads(out)}
+    assert status == 0 and set(rungs) == set(registry.kernels("gemm"))
+    assert rungs["pipelined"]["line"].startswith("over tensor_core: ")
+    assert rungs["pipelined"]["code"] == "kernels/gemm/tensor_core.py", "a switch of that file"
 
 
 @pytest.mark.more
