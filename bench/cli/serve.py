@@ -85,7 +85,7 @@ def serve(
     )  # fmt: skip
     common: dict[str, Any] = {
         "host": host, "port": port, "name": name, "limits": limits, "threads": threads, "drain_s": drain_s,
-        "ready": lambda url: show.line(f"{url} answers; SIGTERM or Ctrl-C ends it"),
+        "say": show.line,
     }  # fmt: skip
     show.line(f"loading {model}")
     if replicas is not None:

@@ -81,7 +81,7 @@ def serve_replicas(
     limits: Limits | None = None,
     threads: int | None = None,
     drain_s: float = 30.0,
-    ready: Callable[[str], None] = lambda url: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Serves `replicas` of `LLM(**options)` at `host` and `port` until a signal comes; arguments as of `server.serve`.
 
@@ -119,7 +119,7 @@ def serve_replicas(
         ))  # fmt: skip
         try:
             serve.run(deployment.bind(options, name, limits, threads, host), name=NAME)
-            ready(url_of(host, port))
+            say(f"{url_of(host, port)} answers; SIGTERM or Ctrl-C ends it")
             stop.wait()
         except RuntimeError as error:
             raise ValueError(f"replicas: no replica started: {_reason(error)}") from error

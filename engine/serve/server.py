@@ -26,6 +26,7 @@ from rooflab.engine.serve.errors import ApiError
 from rooflab.engine.serve.limits import Limits
 from rooflab.engine.serve.texts import texts_of
 from rooflab.engine.serve.tracing import exporter
+from rooflab.roofline.numbers import counted
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LAST_S = 4.0
@@ -97,9 +98,9 @@ class Server(uvicorn.Server):
     A second signal ends it at once.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service, drain_s: float, ready: Callable[[], None]):
+    def __init__(self, config: uvicorn.Config, service: Service, drain_s: float, url: str, say: Callable[[str], None]):
         super().__init__(config)
-        self._service, self._drain_s, self._ready = service, drain_s, ready
+        self._service, self._drain_s, self._url, self._say = service, drain_s, url, say
         self._draining: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -109,7 +110,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[Socket] | None = None) -> None:
         """What uvicorn calls to listen."""
         await super().startup(sockets)
-        self._ready()
+        self._say(f"{self._url} answers; SIGTERM or Ctrl-C ends it")
 
     async def on_tick(self, counter: int) -> bool:
         """What uvicorn asks ten times a second: whether to end."""
@@ -117,6 +118,9 @@ class Server(uvicorn.Server):
         if service.engine.died.is_set():
             return True
         if service.draining and self._draining is None:
+            if count := len(service.engine.calls):
+                waits = f"waiting up to {self._drain_s:g} s for {counted(count, 'answer')}"
+                self._say(f"{waits}; a second signal ends at once")
             self._draining = service.engine.keep(self._drain(), "drain")
         return await super().on_tick(counter)
 
@@ -196,9 +200,9 @@ async def serve(
     threads: int | None = None,
     otlp_endpoint: str | None = None,
     drain_s: float = 30.0,
-    ready: Callable[[str], None] = lambda url: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Serves `LLM(**options)` at `host` and `port` under `name` until a signal comes, and calls `ready` with the URL.
+    """Serves `LLM(**options)` at `host` and `port` under `name` until a signal comes; `say` gets lines for the user.
 
     Raises `ValueError` if the port is taken or the model cannot be loaded, and `EngineDied` if the engine ends before
     the server.
@@ -214,7 +218,7 @@ async def serve(
             traced, finish = exporter(otlp_endpoint, service.model)
             engine.ended = _both(service.counters.ended, traced)
         url = url_of(host, socket.getsockname()[1])
-        server = Server(config_of(service, host), service, drain_s, partial(ready, url))
+        server = Server(config_of(service, host), service, drain_s, url, say)
         gc.freeze()  # else each collection while a body is parsed looks at all of torch: 0.5 s for 1 MiB of lists
         socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)  # its connections' end then stops no next server
         await server.serve([socket])
