@@ -144,7 +144,7 @@ def test_a_signal_cuts_what_takes_longer_than_the_drain(tmp_path, capfd):
         told = server.process.stdout.read()
     assert '"finish_reason":"abort"' in stream and stream.endswith("data: [DONE]\n\n")
     assert whole["choices"][0]["finish_reason"] == "abort" and "Traceback" not in capfd.readouterr().err
-    assert "waiting up to 1 s for 3 answers; a second signal ends at once" in told
+    assert "waiting up to 1 s for 2 answers; a second signal ends at once" in told
 
 
 @pytest.mark.more
