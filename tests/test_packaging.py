@@ -108,7 +108,7 @@ def test_actionlint_finds_nothing():
 
 def test_actionlint_finds_nothing_in_the_workflow_of_the_readme(tmp_path):
     (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "ab.md").read_text(), re.DOTALL)
-    assert len(block.splitlines()) <= 30
+    assert len(block.splitlines()) <= 45
     (tmp_path / "kernels.yml").write_text(block)
     tool = str(Path(sys.executable).parent / "actionlint")
     done = subprocess.run([tool, "kernels.yml"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
