@@ -219,6 +219,8 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
         for reason in dict.fromkeys(row["reason"] for row in others):
             names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in others if row["reason"] == reason)
             line(f"{what}: {', '.join(names)}: {reason}", style)
+    if noisy:
+        line("A quieter machine, fewer threads (OMP_NUM_THREADS=1) or a longer --budget helps against NOISY.", "yellow")
     for row in rows:
         if row["status"] not in (*fine, "NOISY"):
             failure(row)

@@ -57,6 +57,8 @@ from rooflab.roofline.points import (
 _MARKERS: Mapping[Role, str] = {"naive": "v", "library": "s", "optimized": "o", "peer": "D", "benchmark": "^"}
 _DASHES: Mapping[CeilingKind, Any] = {"datasheet": (0, (6, 3)), "measured": "solid", "at_clock": (0, (2, 2))}
 _DPI, _BAR_IN = 150, 0.2
+_PALE = 0.4
+"""Opacity of a NOISY point."""
 _HALO = [withStroke(linewidth=2.0, foreground="white")]
 _LEFT, _SPAN = 0.055, 0.575
 _NAMES = 0.44
@@ -264,8 +266,9 @@ def _draw_marker(axes: Axes, point: Point, x: float, y: float, colour: str) -> N
     if point.seconds is None:
         axes.plot([x], [y], "x", color=GREY, markersize=6.5, markeredgewidth=1.6, zorder=5)
         return
-    face = colour if point.traffic_basis == "counted" else "white"
+    face = colour if point.traffic_basis == "counted" and not point.noisy else "white"
     style: dict[str, Any] = {"markeredgewidth": 1.4, "markeredgecolor": colour, "markerfacecolor": face}
+    style["alpha"] = _PALE if point.noisy else 1.0
     marker, size = ("*", 9.5) if point.published else (_MARKERS[point.role], 6.5)
     axes.plot([x], [y], marker, markersize=size, zorder=5, **style)
 
@@ -313,10 +316,12 @@ def _legend_handles(points: Numbered, roofs: Roofs) -> list[Line2D | FancyArrowP
         for role, marker in _MARKERS.items()
         if any(point.role == role and not point.published for point in timed)
     ]
+    if any(point.noisy for point in timed):
+        handles.append(Line2D([], [], marker="o", label="pale: NOISY", markerfacecolor="white", alpha=_PALE, **dot))
     if any(point.published for point in timed):
         handles.append(Line2D([], [], marker="*", label="published by others", markerfacecolor="white", **dot))
     for basis, fill, face in (("counted", "filled", INK), ("modelled", "hollow", "white")):
-        if any(point.traffic_basis == basis and not point.published for point in timed):
+        if any(point.traffic_basis == basis and not point.published and not point.noisy for point in timed):
             handles.append(Line2D([], [], marker="o", label=f"{fill}: bytes {basis}", markerfacecolor=face, **dot))
     if len(timed) < len(shown):
         grey: dict[str, Any] = {"linestyle": "none", "color": GREY, "markeredgewidth": 1.6}

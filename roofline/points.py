@@ -41,6 +41,8 @@ class Point:
     """The least time that the op's cost allows."""
     seconds: float | None
     """The measured time; None if the kernel was not timed."""
+    noisy: bool = False
+    """Whether other work on the machine disturbed the measurement."""
     published: bool = False
     """Whether others measured it, on such a device (`roofline/published.py`)."""
     device: str | None = None
@@ -120,7 +122,7 @@ def arrows(points: Sequence[Point]) -> list[tuple[Point, Point]]:
     """From each case's naive kernel to its fastest optimized one; if none was timed, to the one of least traffic."""
     pairs = []
     for work in dict.fromkeys(point.work for point in points):
-        kernels = [point for point in points if point.work == work]
+        kernels = [point for point in points if point.work == work and not point.noisy]
         naive = [point for point in kernels if point.role == "naive"]
         optimized = [point for point in kernels if point.role == "optimized"]
         if naive and optimized:

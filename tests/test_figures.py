@@ -8,11 +8,13 @@ import torch
 from rooflab.bench.measure.measure import measure_op
 from rooflab.bench.records.files import write
 from rooflab.bench.records.record import Record
-from rooflab.bench.report.figures import bench_row, bounds_on, drawings, points_of, why_nothing
+from rooflab.bench.report.figures import bench_row, bounds_on, drawings, points_of
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Ceilings
+from rooflab.roofline.plot import roofline_files
+from rooflab.roofline.points import arrows
 
 CEILINGS = Ceilings("test cpu", "measured", 1e15, {"fp32": 1e18, "bf16": 1e18, "fp16": 1e18}, 1e18)
 
@@ -39,14 +41,15 @@ def test_only_timed_kernels_are_points(records):
 
 
 @pytest.mark.more
-def test_a_failed_invalid_or_noisy_kernel_is_no_point(records):
+def test_a_failed_or_invalid_kernel_is_no_point_and_a_noisy_one_is_named_so(records):
     timed = next(record for record in records if record.latency_median_ms is not None)
     wrong = {**asdict(timed), "status": "INVALID", "reason": "too fast"}
     failed = {**wrong, "status": "INCORRECT", "basis": "bound"} | dict.fromkeys(
         ("latency_median_ms", "latency_p20_ms", "latency_p80_ms", "samples", "sample_count")
     )
     noisy = {**asdict(timed), "status": "NOISY", "reason": "busy"}
-    assert points_of([Record(**wrong), Record(**failed), Record(**noisy)]) == []
+    assert points_of([Record(**wrong), Record(**failed)]) == []
+    assert [point.noisy for point in points_of([Record(**noisy), timed])] == [True, False]
 
 
 def timed(cores, run, kernel, ms, **changes):
@@ -61,10 +64,11 @@ def timed(cores, run, kernel, ms, **changes):
     return Record(**values | {"timestamp": f"2026-01-0{run}T00:00:00", "ceilings": asdict(ceilings)} | changes)
 
 
-def test_records_that_are_all_noisy_are_said_to_be():
-    why = why_nothing([timed(2, 1, "naive", 1.0, status="NOISY", reason="busy")])
-    assert why.startswith("every time is NOISY, because the machine was busy (rmsnorm/naive)")
-    assert why_nothing([]) == "no bench record with a time and a bound among them"
+def test_a_noisy_point_is_pale_hollow_and_named_and_no_arrow_goes_to_it():
+    noisy = {"status": "NOISY", "reason": "busy"}
+    (drawing,) = drawings([timed(2, 1, "naive", 1.0), timed(2, 1, "fused", 0.5, **noisy)])
+    assert arrows(drawing.points) == []
+    assert b"pale: NOISY" in roofline_files(drawing.points, drawing.ceilings, "t")["svg"]
 
 
 def test_a_figure_is_of_one_machine_and_has_the_newest_reading_of_each_kernel(rooflab, tmp_path):

@@ -1,4 +1,4 @@
-"""What becomes of a NOISY reading: shown with its flag, never divided, never drawn, never the best."""
+"""What becomes of a NOISY reading: shown with its flag, drawn pale, never divided, never the best."""
 
 from collections import Counter
 from dataclasses import replace

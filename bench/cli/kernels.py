@@ -248,7 +248,7 @@ def bench(
     figures = draw_records(records, folder) if not interrupted else []
     written = write_choices(records) if choose and not interrupted else []
     show.result({"folder": folder, "files": (*figures, *written), "rows": rows})
-    show.line(f"records and figures: {folder}")
+    show.line(f"{'records and figures' if figures else 'records'}: {folder}")
     for path in figures:
         show.line(f"  {path.name}")
     if written:
@@ -311,14 +311,14 @@ def roofline(
         show.note(note)
         points = [point for point in drawing.points if not ids or point.published or f"{point.op}/{point.label}" in ids]
         drawn = [replace(drawing, points=points)] if points else []
-        why = figures.why_nothing([])
+        why = figures.NOTHING
         without = figures.without_bytes(commands.newest_records(records)[0]) if records else []
     else:
         found, folder = commands.newest_records(records)
         found = [record for record in found if (not op or record.op in op) and (not case or record.case_id in case)]
         found = [record for record in found if not ids or f"{record.op}/{record.kernel}" in ids]
         drawn = figures.drawings(found, all_cases or bool(case), run or (), across)
-        why, without = figures.why_nothing(found), figures.without_bytes(found)
+        why, without = figures.NOTHING, figures.without_bytes(found)
     if not drawn:
         raise ValueError(f"records: {why}, so there is nothing to draw")
     if len(drawn) > 1 and out is not None and out.suffix in (".svg", ".png"):

@@ -30,13 +30,14 @@ META = torch.device("meta")
 def points_of(records: Iterable[Record]) -> list[Point]:
     """A point for every bench record that has a time, a bound, and moves bytes.
 
-    No point is of a kernel that failed its check, that was not timed, or whose reading is invalid or noise.
+    No point is of a kernel that failed its check, that was not timed, or whose reading is invalid.
     """
     found = []
     for record in records:
         known = record.op in ops() and record.scheme is not None or "imported" in record.environment
         moved, latency = record.traffic_bytes or record.least_bytes, record.latency_median_ms
-        if record.kind == "bench" and known and moved and record.status == "OK" and latency and record.bound_ms:
+        right = record.kind == "bench" and record.status in ("OK", "NOISY")
+        if right and known and moved and latency and record.bound_ms:
             found.append(_point(record, moved, record.bound_ms / 1e3, latency / 1e3))
     return found
 
@@ -65,6 +66,7 @@ def _point(record: Record, moved: float, bound_s: float, seconds: float | None) 
         traffic_basis=record.traffic_basis or "modelled",
         bound_s=bound_s,
         seconds=seconds,
+        noisy=record.status == "NOISY",
     )
 
 
@@ -288,13 +290,8 @@ def drawings(
     return [one if names[one.name] == 1 else replace(one, name=machine) for machine, one in found.items()]
 
 
-def why_nothing(records: Sequence[Record]) -> str:
-    """Why no figure can be drawn of these records."""
-    noisy = [record for record in records if record.status == "NOISY"]
-    if noisy:
-        names = ", ".join(dict.fromkeys(f"{record.op}/{record.kernel}" for record in noisy))
-        return f"every time is NOISY, because the machine was busy ({names}); measure again when it is not"
-    return "no bench record with a time and a bound among them"
+NOTHING = "no bench record with a time and a bound among them"
+"""Why no figure can be drawn of records."""
 
 
 def draw_records(records: Sequence[Record], folder: Path) -> list[Path]:
