@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() el
 err = Console(stderr=True, highlight=False, emoji=False)
 BEAT_S = 10.0
 """Longest silence of a step in a pipe or a file."""
+GAP, TEXT = 2, 16
+"""Characters between two columns, and the fewest of a column of texts, which folds."""
 _GOOD, _BAD = ("OK",), ("INCORRECT", "INVALID", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT")
 
 
@@ -57,17 +60,43 @@ def result(value: Any) -> None:
 def table(
     rows: Sequence[Mapping[str, Any]], columns: Iterable[str], title: str | None = None, *, filled: bool = False
 ) -> None:
-    """A table of the `columns` of `rows`, or of those that are `filled`; numbers are right-aligned, of three digits."""
+    """A table of the `columns` of `rows`, or of those that are `filled`; numbers are right-aligned, of three digits.
+
+    In a narrow terminal texts fold; if that is not enough, each row becomes lines of names and values.  No number is
+    cut.
+    """
     columns = [name for name in columns if not filled or any(row.get(name) not in (None, "") for row in rows)]
+    numeric = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in columns]
+    cells = [[_cell(name, row.get(name)) for name in columns] for row in rows]
+    widths = [max(len(name), *(row[place].cell_len for row in cells), 0) for place, name in enumerate(columns)]
     head = None if title is None else Text(visible(title))
+    between = GAP * (len(columns) - 1)
+    if (
+        between + sum(width if fixed else min(width, TEXT) for width, fixed in zip(widths, numeric, strict=True))
+        > out.width
+    ):
+        return _as_lines(columns, cells, numeric, head)
     drawn = Table(title=head, title_justify="left", header_style="bold", box=None, pad_edge=False, title_style="bold")
-    for column in columns:
-        numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
-        wide = column in ("reason", "why", "case")
-        drawn.add_column(Text(column), justify="right" if numeric else "left", no_wrap=not wide, overflow="fold")
-    for row in rows:
-        drawn.add_row(*(_cell(column, row.get(column)) for column in columns))
+    for name, number in zip(columns, numeric, strict=True):
+        fixed = number or (sum(widths) + between <= out.width and name not in ("reason", "why", "case"))
+        drawn.add_column(Text(name), justify="right" if number else "left", no_wrap=fixed, overflow="fold")
+    for row in cells:
+        drawn.add_row(*row)
     out.print(drawn)
+
+
+def _as_lines(
+    columns: Sequence[str], cells: Sequence[Sequence[Text]], numeric: Sequence[bool], head: Text | None
+) -> None:
+    """Each row as its first texts, and below them names and values."""
+    keys = max(1, numeric.index(True) if True in numeric else 1)
+    if head is not None:
+        out.print(head, style="bold")
+    for row in cells:
+        line("  ".join(cell.plain for cell in row[:keys] if cell.plain), "bold")
+        named = (f"{name}\xa0{cell.plain}" for name, cell in zip(columns[keys:], row[keys:], strict=True) if cell.plain)
+        wrapped = textwrap.wrap("  ".join(named), max(out.width, 20), initial_indent="  ", subsequent_indent="  ")
+        line("\n".join(wrapped).replace("\xa0", " "))
 
 
 def _cell(column: str, value: Any) -> Text:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments, Backend, get_op
+from rooflab.kernels.registry import Backend, get_op
+from rooflab.reference.spec import Arguments
 
 SHAPES = 512
 """Shapes that may be compiled in one process; at torch's default limit of 8 a call raises."""

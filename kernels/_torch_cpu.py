@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 MOST_ROWS_READ_RIGHT = 16
 """Rows of `a`: products with 17 or more rows use AMX tiles."""

@@ -23,10 +23,10 @@ import torch
 
 from rooflab.kernels import _checks, _device
 from rooflab.kernels.configs import default_config
-from rooflab.kernels.registry import Arguments, Backend, Function, Role, add_kernel, get_op
+from rooflab.kernels.registry import Backend, Function, Role, add_kernel, get_op
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference.contract import Argument, Contract, Dims, Given, Packed, Result
-from rooflab.reference.spec import DTYPE_NAMES, OpSpec
+from rooflab.reference.spec import DTYPE_NAMES, Arguments, OpSpec
 from rooflab.roofline.model import Traffic
 
 MOST_LAYOUTS = 4096

@@ -11,7 +11,6 @@ import importlib.util
 import inspect
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -28,10 +27,10 @@ from rooflab.kernels import _card
 from rooflab.kernels._contract import Refusal, check_config, check_plan, check_prepare, check_signature
 from rooflab.kernels._device import on_its_device
 from rooflab.kernels._native import why_no_compiler
+from rooflab.kernels._user_files import import_file
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference import spec as spec_module
-from rooflab.reference.spec import Arguments as Arguments
-from rooflab.reference.spec import OpSpec
+from rooflab.reference.spec import Arguments, OpSpec
 from rooflab.roofline.model import Traffic
 from rooflab.roofline.names import check_name
 
@@ -342,17 +341,11 @@ def load_file(path: Path) -> list[Kernel]:
     load_all()
     before = {kernel.id for named in _kernels.values() for kernel in named.values()}
     ops, kernels_of = dict(_ops), {op: dict(named) for op, named in _kernels.items()}
-    # One module name per file, so two users' `mine.py` do not collide; no import statement can spell it.
-    name = f"rooflab_file_{abs(hash(path.resolve()))}"
-    module_spec = importlib.util.spec_from_file_location(name, path)
-    assert module_spec is not None and module_spec.loader is not None, "a .py file always has a loader"
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[name] = module  # Triton reads a kernel's source through its module
     # Without a card first: a file may choose its device by whether there is one.
     for around in (nullcontext, _card.pretended) if _card.pretended else (nullcontext,):
         try:
             with around():
-                module_spec.loader.exec_module(module)
+                import_file(path)
             break
         except IMPORT_ERRORS as error:
             failed = error

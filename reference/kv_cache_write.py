@@ -134,6 +134,7 @@ SPEC = OpSpec(
     tolerance=tolerance,
     planted=planted,
     mutates=("k_cache", "v_cache"),
+    slots=("slot_mapping", "k_cache", "v_cache"),
     no_library="no paged cache; index assignment is the naive kernel",
     domain=Domain(
         {

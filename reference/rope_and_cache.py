@@ -318,6 +318,7 @@ SPEC = OpSpec(
     tolerance=tolerance,
     planted=planted,
     mutates=("q_out", "k_cache", "v_cache"),
+    slots=("slot_mapping", "k_cache", "v_cache"),
     no_library="no rotary embedding and no paged cache",
     optional={"norm_eps": 0.0},
     domain=Domain(

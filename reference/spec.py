@@ -193,6 +193,8 @@ class OpSpec:
     """Arguments that the op changes.  Empty for a functional op."""
     in_place: Mapping[str, str] = field(default_factory=dict)
     """By output the input in whose memory the caller's `out` may lie, as engines call the op."""
+    slots: tuple[str, ...] = ()
+    """An argument of slots, and the contiguous caches of pages whose rows they number."""
     schemes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     optional: Mapping[str, Scalar] = field(default_factory=dict)
     """Keys that a case may leave out, with the value that means off.  So a case keeps its id when an op gains an
@@ -214,7 +216,7 @@ class OpSpec:
         object.__setattr__(self, "parameters", parameters)
         names = {parameter.name for parameter in parameters}
         prepared = (self.prepared,) if self.prepared else ()
-        for name in (*self.mutates, *prepared, *self.prepared_with, *self.in_place.values()):
+        for name in (*self.mutates, *prepared, *self.prepared_with, *self.in_place.values(), *self.slots):
             if name not in names:
                 raise ValueError(f"{self.name}: {name!r} is not an argument of its reference")
         if (self.tolerance is None) == (self.compare is None):

@@ -79,6 +79,8 @@ def test_what_an_op_s_domain_draws_are_cases_of_the_op(op):
 def test_sizes_come_from_real_models_and_from_the_kernel_s_own_file(tmp_path):
     table = json.loads(Path(domain_module.__file__).with_name("model_dims.json").read_text())
     assert len(table["models"]) >= 40 and {len(row) for row in table["models"]} == {len(table["columns"])}
+    sources = {row[-1] for row in table["models"] if not row[-1].startswith("huggingface.co/")}
+    assert sources == set(table["sources"]), "every model names its source"
     axes = [axis for op in ops() if (d := get_op(op).domain) for axis in d.axes.values() if isinstance(axis, Sizes)]
     assert sum(bool(axis.model) for axis in axes) >= 30 and all(axis.real for axis in axes if axis.model)
     (tmp_path / "own.cpp").write_text("constexpr int ROWS = 77; float x = 0.5f;")

@@ -13,6 +13,7 @@ from ptx_lines import launch as lines
 from rooflab.bench.emulator.arguments import PtxLaunch
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.machine.run import Checks, EmulationError
+from rooflab.bench.emulator.text.parse import parse
 from rooflab.bench.emulator.text.syntax import PtxError
 
 LINES = (KERNELS / "mistakes.cu").read_text().splitlines()
@@ -295,3 +296,34 @@ def test_a_float_that_no_parameter_takes_is_refused(kind: str, value: float) -> 
     text = ONE_PARAMETER.replace("KIND", kind)
     with pytest.raises(ValueError, match=rf"value: expected a number that fits \.{kind}, got "):
         emulate(PtxLaunch(text, "k", (1, 1, 1)), (1,), [value, integers()])
+
+
+OF_LLVM_23 = """.version 8.8
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 x) .reqntid 32 {
+    .reg .b32 %r<3>; .reg .b64 %rd<2>;
+    .loc 1 10 14
+    ld.param.b64 %rd1, [x];
+    // begin inline asm
+    .loc 1 10 14
+    mov.u32 %r1, 0x0;
+    .loc 1 11 14
+    ld.global.b32 %r1, [%rd1];
+    // end inline asm
+    .loc 2 191 16, function_name $L__info_string0, inlined_at 1 12 23 // standard.py:191:16
+    add.u32 %r2, %r1, %r1;
+    .loc 2 170 12, function_name $L__info_string0, inlined_at 2 191 16 // standard.py:170:12
+    add.u32 %r2, %r2, %r1;
+    ret;
+}
+.file 1 "/here/mine.py"
+.file 2 "/there/standard.py"
+"""
+
+
+def test_a_line_is_one_of_the_users_file() -> None:
+    """LLVM 23 counts the lines of inline assembly, and names of nested calls only the next one."""
+    places = [str(instruction.place) for instruction in parse(OF_LLVM_23).kernel("k").instructions]
+    assert places[:3] == ["mine.py:10"] * 3
+    assert places[3:5] == ["mine.py:12 (in standard.py:191)", "mine.py:12 (in standard.py:170)"]

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from rooflab.kernels.registry import Arguments, Kernel
+from rooflab.kernels.registry import Kernel
 from rooflab.reference import flash_attention, kv_cache_write
 from rooflab.reference.compare import ErrorStats
-from rooflab.reference.spec import FP32_ROUNDOFF, Case, Inputs, OpSpec, Outputs, Scheme, randn
+from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, randn
 from rooflab.roofline.model import Cost
 
 Tensor = torch.Tensor

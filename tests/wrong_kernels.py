@@ -286,3 +286,28 @@ def operands_by_their_storage(x, weight):
     _by_storage.clear()
     one, other = (_by_storage.setdefault(t.untyped_storage().data_ptr(), t.contiguous()) for t in (x, weight))
     return (one if one is not other else x[:, :1].expand_as(x)) @ other.view(weight.shape[0], -1)[:, : weight.shape[1]]
+
+
+@triton.jit
+def _store_rows(new, cache, slots, row, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    slot = tl.load(slots + tl.program_id(0)).to(tl.int64 if WIDE else tl.int32)
+    at = tl.arange(0, BLOCK)
+    values = tl.load(new + tl.program_id(0) * row + at, mask=at < row)
+    tl.store(cache + slot * row + at, values, mask=(at < row) & (slot >= 0))
+
+
+def _stores(k, v, k_cache, v_cache, slot_mapping, wide):
+    row = k_cache[0, 0].numel()
+    for new, cache in ((k, k_cache), (v, v_cache)) if len(k) else ():
+        block = triton.next_power_of_2(row)
+        _store_rows[(len(k),)](new.contiguous(), cache, slot_mapping, row, BLOCK=block, WIDE=wide)
+
+
+@right(STORE, backend="triton")
+def slots_in_64_bits(k, v, k_cache, v_cache, slot_mapping):
+    _stores(k, v, k_cache, v_cache, slot_mapping, True)
+
+
+@wrong(STORE, "reaches rows of k_cache and v_cache by offsets of 32 bits", backend="triton")
+def slots_in_32_bits(k, v, k_cache, v_cache, slot_mapping):
+    _stores(k, v, k_cache, v_cache, slot_mapping, False)

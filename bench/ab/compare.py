@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import importlib
-import importlib.util
 import inspect
 import pickle
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -29,6 +29,7 @@ from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
 from rooflab.bench.check.gate import tolerance
 from rooflab.bench.records.record import Verdict
 from rooflab.bench.timing.stopwatch import FirstCall
+from rooflab.kernels._user_files import import_file
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Scheme, as_tuple
 from rooflab.roofline.model import Cost
@@ -247,13 +248,8 @@ def unpack(packed: Mapping[str, str]) -> Function:
     return found
 
 
-def _load_script(path: Path) -> Any:
-    sys.path.insert(0, str(path.parent))  # Python does this for a script.
-    spec = importlib.util.spec_from_file_location(SCRIPT, path)
-    assert spec is not None and spec.loader is not None, "a script that ran is a file of Python"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[SCRIPT] = module
-    spec.loader.exec_module(module)
+def _load_script(path: Path) -> ModuleType:
+    module = sys.modules[SCRIPT] = import_file(path)
     return module
 
 

@@ -19,11 +19,13 @@ GUARD_BYTES = 65536
 ROW_PADDING = 16
 """Elements added to each stride of a padded layout, times the tensor's place among the arguments, so that no two have
 the same strides; a multiple of 16 bytes in every dtype, so alignment is kept."""
-Arrangement = Literal["plain", "padded", "apart", "turned", "far", "far inside"]
+Arrangement = Literal["plain", "padded", "apart", "turned", "far", "far inside", "far pages"]
 """How a tensor lies in memory: as it is given; with longer strides; with every second element of a row, so that none
 has stride 1; with its dimensions in the other order; with most rows more than 2**31 elements behind the first, where an
-offset of 32 bits ends; and so with another dimension, such as heads."""
+offset of 32 bits ends; and so with another dimension, such as heads; a contiguous cache with all but its first page
+behind so many elements."""
 FAR: tuple[Arrangement, ...] = ("far", "far inside")
+FAR_PAGES: Arrangement = "far pages"
 FAR_STRIDE, FAR_EXTENT, FAR_MOST, FAR_ROWS, FAR_ALIGN = 2**31, 2**33, 2**37, 4096, 64
 """Of a far tensor: what its far stride does not reach, because Triton takes a stride of 2**31 in 64 bits; how far that
 dimension goes; the most elements from first to last; the most rows, for each takes a page of memory; of what strides
@@ -46,6 +48,11 @@ class Guarded:
     """A copy of the buffer as it was at first."""
     view: torch.Tensor
     """The tensor itself."""
+
+    @property
+    def own(self) -> torch.Tensor:
+        """What the check gave and reads."""
+        return self.view
 
     def rewrite(self, tensor: torch.Tensor) -> None:
         """Writes other values of the same shape to the same addresses, without a new version of the tensor.
@@ -90,24 +97,56 @@ class Far(Guarded):
     """A tensor whose rows lie far apart in memory that is touched only there: the buffer is the tensor itself."""
 
     def damage(self, *, may_change: bool) -> str | None:
-        return None if may_change or same_bits(self.view, self.pristine) else "was changed"
+        return None if may_change or same_bits(self.own, self.pristine) else "was changed"
 
 
-def _far(tensor: torch.Tensor, strides: tuple[int, ...]) -> Far:
-    """A copy with these strides, 2**31 elements from both ends of its memory: a wrong offset finds zeros there."""
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
+@dataclass(frozen=True)
+class FarPages(Far):
+    """A contiguous cache of pages with more than 2**31 elements that nobody needs behind its first page."""
+
+    @property
+    def own(self) -> torch.Tensor:
+        return torch.cat((self.view[:1], self.view[1 + _gap(self.pristine) :]))
+
+
+def _gap(cache: torch.Tensor) -> int:
+    """The pages between the first one and the others."""
+    return FAR_STRIDE // cache[0].numel() + 1
+
+
+def far_slots(slots: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    """The same slots where the pages of a cache (pages, page size, ...) lie far apart."""
+    return slots + (slots >= cache.shape[1]) * (_gap(cache) * cache.shape[1])
+
+
+def _far_pages(cache: torch.Tensor) -> FarPages:
+    shape = (len(cache) + _gap(cache), *cache.shape[1:])
+    view = _far_apart(torch.Size(shape), torch.empty(shape, device="meta").stride(), cache.dtype)
+    view[:1], view[1 + _gap(cache) :] = cache[:1], cache[1:]
+    return FarPages(view, cache.clone(), view)
+
+
+def _far_apart(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros with these strides, 2**31 elements from both ends of memory that is taken only where it is touched."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     try:
-        memory = mmap.mmap(-1, (extent + 2 * FAR_STRIDE) * tensor.element_size(), flags=flags)
+        memory = mmap.mmap(-1, (extent + 2 * FAR_STRIDE) * dtype.itemsize, flags=flags)
     except OSError as error:
         raise LayoutRefused(f"far: {error}; is there a limit of virtual memory (ulimit -v)?") from error
     memory.madvise(mmap.MADV_NOHUGEPAGE)  # a page of 2 MB for each row would fill the machine
-    view = torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, strides, FAR_STRIDE).copy_(tensor)
+    return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides, FAR_STRIDE)
+
+
+def _far(tensor: torch.Tensor, strides: tuple[int, ...]) -> Far:
+    view = _far_apart(tensor.shape, strides, tensor.dtype).copy_(tensor)
     return Far(view, tensor.clone(), view)
 
 
 def guard(tensor: torch.Tensor, arranged: Arrangement = "plain", place: int = 0) -> Guarded:
     """A copy of `tensor` between guards, with the same alignment, arranged as the argument at `place`."""
+    if arranged == FAR_PAGES:
+        return _far_pages(tensor)
     strides = strides_of(tensor, arranged, place)
     if arranged in FAR and strides != tensor.stride():
         return _far(tensor, strides)

@@ -14,7 +14,7 @@ import torch
 from rooflab.bench.check.cheats import alike, kept_names
 from rooflab.bench.check.data import CheckData, KeptData
 from rooflab.bench.check.failed import Failed, LayoutRefused
-from rooflab.bench.check.poison import FAR, Arrangement, same_bits, strides_of
+from rooflab.bench.check.poison import FAR, FAR_PAGES, Arrangement, same_bits, strides_of
 from rooflab.bench.check.principles import OFFSETS
 from rooflab.bench.check.trial import PLAIN, Layout, Runner
 from rooflab.bench.check.why import Earlier, Look
@@ -251,6 +251,12 @@ class Check:
                 return self._judged(f"{OFFSETS}: {kind} {', '.join(sorted(names))}", data, layout)
 
             _without_refused(names - fixed, run)
+        # torch's own code has offsets of 64 bits, and may copy a whole cache.
+        caches = self.spec.slots[1:] if self.device.type == "cpu" and self.kernel.backend != "torch" else ()
+        if caches and data.inputs[caches[0]].numel():
+            with suppress(LayoutRefused):
+                layout = Layout(dict.fromkeys(caches, FAR_PAGES), poisoned=True, sms=FEW_SMS)
+                self._judged(f"{OFFSETS}: {FAR_PAGES} of {', '.join(caches)}", data, layout)
 
     def _expanded(self, inputs: Inputs) -> None:
         """A run in which float inputs repeat their first row without a copy (stride 0); without those whose expansion

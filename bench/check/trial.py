@@ -20,9 +20,11 @@ from rooflab.bench.check.failed import Failed, LayoutRefused, failed_by, failure
 from rooflab.bench.check.offered import named_in, options_on
 from rooflab.bench.check.poison import (
     FAR,
+    FAR_PAGES,
     NAN_BYTE,
     Arrangement,
     Guarded,
+    far_slots,
     guard,
     guard_output,
     in_one_storage,
@@ -165,6 +167,9 @@ class Runner:
     def _run(self, inputs: Inputs, packed: Any, layout: Layout) -> tuple[Outputs, Outputs]:
         """The outputs, and their values as they were read."""
         kernel, spec, device = self.kernel, self.spec, self.device
+        if FAR_PAGES in layout.arranged.values():
+            slots, cache = spec.slots[:2]
+            inputs = {**inputs, slots: far_slots(inputs[slots], inputs[cache])}
         guarded = _guarded(inputs, layout.arranged, self._memory if layout.same_memory else {})
         kept = layout.stale or repeat(None)
         outs = [
@@ -257,8 +262,7 @@ def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], known: dict[st
             known[name] = guard(value, arranged.get(name, "plain"), place)
     if (
         arranged
-        and FAR[0] not in arranged.values()
-        and FAR[1] not in arranged.values()
+        and not {*FAR, FAR_PAGES}.intersection(arranged.values())
         and sum(tensor.buffer.numel() for tensor in known.values()) < SHARED_ELEMENTS
     ):
         return in_one_storage(known)
@@ -276,7 +280,7 @@ def _collect(
     if spec.mutates:
         if returned is not None:
             raise Failed("INCORRECT", f"expected None from an op that changes its arguments, got {type(returned)}")
-        return tuple(guarded[name].view for name in spec.outputs)
+        return tuple(guarded[name].own for name in spec.outputs)
     if not isinstance(returned, torch.Tensor | tuple | list):
         raise Failed("INCORRECT", f"returned {type(returned).__name__}, expected {', '.join(spec.outputs)}")
     outputs = (returned,) if isinstance(returned, torch.Tensor) else tuple(returned)

@@ -11,7 +11,7 @@ import torch
 from rooflab.bench.check.cheats import kept_names, never_written
 from rooflab.bench.check.data import CheckData
 from rooflab.bench.check.failed import Failed, LayoutRefused
-from rooflab.bench.check.poison import FAR, same_bits
+from rooflab.bench.check.poison import FAR, FAR_PAGES, same_bits
 from rooflab.bench.check.trial import Layout, Runner, several
 from rooflab.reference.spec import Inputs, OpSpec, Outputs
 
@@ -46,7 +46,7 @@ class Look:
             return "the previous output: it returns memory that it did not write, which may hold an earlier result"
         if cheat := self._kept(read, data, layout, answers):
             return cheat
-        if layout.out in FAR or not set(FAR).isdisjoint(layout.arranged.values()):
+        if layout.out in FAR or not {*FAR, FAR_PAGES}.isdisjoint(layout.arranged.values()):
             return self._far(data, layout)
         if layout.arranged and self._is_right(data, replace(layout, arranged={})):
             names = " or ".join(sorted(layout.arranged))
@@ -114,6 +114,8 @@ class Look:
         """Which of the tensors with far rows alone makes the result wrong; nothing unless near rows are right."""
         near = replace(layout, arranged={}, out=None, forms=())
         alone = {name: replace(near, arranged={name: kind}) for name, kind in layout.arranged.items()}
+        if FAR_PAGES in layout.arranged.values():  # one slot reaches all of them
+            alone = {" and ".join(layout.arranged): layout}
         alone |= {"out": replace(layout, arranged={})} if layout.out in FAR else {}
         names = [name for name, one in sorted(alone.items()) if not self._is_right(data, one)]
         if not names or not self._is_right(data, near):

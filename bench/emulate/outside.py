@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from rooflab.bench.compile.pretended import pretended_card
 from rooflab.bench.emulate.ours import emulating
 from rooflab.bench.emulate.run import Answer, launch_answer
 from rooflab.bench.emulator import Choice, EmulationError
+from rooflab.kernels._user_files import import_file
 from rooflab.reference.spec import Scalar, scalar
 from rooflab.roofline.names import values_by_name
 
@@ -30,22 +31,16 @@ def function_of(text: str) -> Callable[..., Any]:
     path = Path(file)
     if not name or path.suffix != ".py" or not path.is_file():
         raise ValueError(f"function: expected path.py::name with a Python file that is there, got {text!r}")
-    key = f"rooflab_outside_{abs(hash(path.resolve()))}"
-    if key not in sys.modules:
-        spec = importlib.util.spec_from_file_location(key, path)
-        assert spec is not None and spec.loader is not None, "a .py file"
-        sys.modules[key] = importlib.util.module_from_spec(spec)
-        sys.path.insert(0, str(path.parent.resolve()))
-        try:
-            with pretended_card():
-                spec.loader.exec_module(sys.modules[key])
-        except BaseException:
-            del sys.modules[key]
-            raise
-    found = getattr(sys.modules[key], name, None)
+    found = getattr(_module(path.resolve()), name, None)
     if not callable(found):
         raise ValueError(f"function: expected a function {name!r} in {file}, got none")
     return found  # type: ignore[no-any-return]
+
+
+@cache
+def _module(path: Path) -> ModuleType:
+    with pretended_card():
+        return import_file(path)
 
 
 def tensors(shapes: str, dtype: str, seed: int) -> dict[str, torch.Tensor]:

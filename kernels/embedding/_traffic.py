@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 

@@ -11,9 +11,8 @@ from rooflab.kernels._attention import AttentionLaunch, softmax_numbers, strides
 from rooflab.kernels._attention_configs import padded
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.flash_attention._maps import columns_map, tensor_map
-from rooflab.kernels.registry import Arguments
 from rooflab.reference.flash_attention import E4M3, keys_contiguous
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 SECTION_BYTES = 32 * 2**20

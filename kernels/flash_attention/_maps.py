@@ -7,8 +7,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._attention_configs import padded
 from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, MapMaker, address_of, map_maker
-from rooflab.kernels.registry import Arguments
 from rooflab.reference.flash_attention import E4M3, keys_contiguous
+from rooflab.reference.spec import Arguments
 
 
 def tensor_map(x: torch.Tensor, rows: int) -> MapMaker:

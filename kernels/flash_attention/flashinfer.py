@@ -19,7 +19,7 @@ from rooflab.kernels import _flashinfer as adapter
 from rooflab.kernels._attention import Returned, unseen
 from rooflab.kernels.flash_attention.flash_attention_3 import traffic as in_one_launch
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 

@@ -24,9 +24,8 @@ from rooflab.kernels.flash_attention._launch import launch_of
 from rooflab.kernels.flash_attention._maps import nothing_seen, why_not_loaded_in_fp8
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.reference.flash_attention import keys_contiguous
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 RANGE: tl.constexpr = tl.constexpr(8)

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from rooflab.kernels._attention import never_zero
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.reference.flash_attention import E4M3
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 

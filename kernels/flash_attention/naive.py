@@ -9,8 +9,7 @@ from torch import Tensor
 
 from rooflab.kernels._attention import get_scale
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 

@@ -13,8 +13,7 @@ from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.flash_attention._configs import ONLINE
 from rooflab.kernels.flash_attention._launch import why_no_tile
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 

@@ -24,7 +24,7 @@ from rooflab.kernels.flash_attention._launch import launch_of, traffic
 from rooflab.kernels.flash_attention._maps import nothing_seen, why_keys_not_loaded
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 # Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.

@@ -25,7 +25,7 @@ from rooflab.kernels.flash_attention._order_device import nth_tile, place
 from rooflab.kernels.flash_attention._timeline import TIMELINE, keep
 from rooflab.kernels.flash_attention._tma_device import attend
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 @triton.jit(do_not_specialize=["T", "S", "heads", "section", "window", "lse_stride_b"])

@@ -32,8 +32,7 @@ from rooflab.kernels.flash_attention._ping_pong_configs import (
 from rooflab.kernels.flash_attention._ping_pong_device import _attention
 from rooflab.kernels.flash_attention._timeline import TIMELINE
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 

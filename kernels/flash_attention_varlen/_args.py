@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 

@@ -12,7 +12,7 @@ from rooflab.kernels._attention import Returned
 from rooflab.kernels.flash_attention.flash_attention_3 import PACKAGE, window_sizes
 from rooflab.kernels.flash_attention_varlen._args import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 def unsupported(inputs: Arguments) -> str | None:

@@ -12,7 +12,7 @@ from rooflab.kernels import _flashinfer as adapter
 from rooflab.kernels._attention import Returned, unseen
 from rooflab.kernels.flash_attention_varlen import _args
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 

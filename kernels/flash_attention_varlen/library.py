@@ -13,7 +13,7 @@ from rooflab.kernels.flash_attention.library import call
 from rooflab.kernels.flash_attention_varlen._args import told_longest, traffic
 from rooflab.kernels.flash_attention_varlen.naive import spans
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 def why_not_taken(inputs: Arguments) -> str | None:

@@ -9,7 +9,7 @@ from rooflab.kernels._attention import get_scale
 from rooflab.kernels.flash_attention.naive import attend
 from rooflab.kernels.flash_attention.naive import traffic as dense_traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 

@@ -12,7 +12,7 @@ from rooflab.kernels._attention import get_scale
 from rooflab.kernels._native import DTYPES, built, sizes
 from rooflab.kernels.flash_attention_varlen._args import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 

@@ -20,7 +20,7 @@ from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.flash_attention._configs import by_pointers
 from rooflab.kernels.flash_attention_varlen._args import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 TUNING = by_pointers("masked_tiles", weights=False, others=32)
 

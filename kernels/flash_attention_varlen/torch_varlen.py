@@ -21,8 +21,7 @@ from rooflab.kernels._attention import Returned, get_scale, unseen
 from rooflab.kernels.flash_attention.flash_attention_3 import window_sizes
 from rooflab.kernels.flash_attention_varlen._args import told_longest
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 MODULE = "torch.nn.attention.varlen"

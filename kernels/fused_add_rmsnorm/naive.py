@@ -8,8 +8,8 @@ from torch import Tensor
 from rooflab.kernels._rows import write_rows
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.kernels.rmsnorm.naive import norm, norm_moves
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from rooflab.kernels._native import DTYPES, built, sizes
 from rooflab.kernels.fused_add_rmsnorm._traffic import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 TYPES = "ippppppffi"

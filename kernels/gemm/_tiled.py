@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels.gemm._operands import panels_traffic
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 

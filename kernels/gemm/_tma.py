@@ -10,7 +10,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from rooflab.kernels._layouts import layout_of
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT, MapMaker, address_of, map_maker
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 class Stored(NamedTuple):

@@ -28,7 +28,7 @@ from rooflab.kernels.gemm._ring_configs import COOPERATIVE, RingTile
 from rooflab.kernels.gemm._tiled import traffic
 from rooflab.kernels.gemm._tma import stored_as, stored_operands, stored_output, why_not_moved
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 

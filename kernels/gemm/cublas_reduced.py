@@ -12,7 +12,7 @@ from torch import Tensor
 from rooflab.kernels.gemm import library
 from rooflab.kernels.gemm._operands import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 def unsupported(inputs: Arguments) -> str | None:

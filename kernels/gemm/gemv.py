@@ -27,7 +27,7 @@ from rooflab.kernels.gemm._operands import row_stride, traffic
 from rooflab.kernels.gemm._skinny_configs import GEMV, MOST_ROWS, WARP, WARPS, GemvConfig
 from rooflab.kernels.gemm._skinny_operands import ELEMENTS, alignment_bytes, not_transposed, weight_stride
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 SOURCE = DEPENDENT + Path(__file__).with_suffix(".cu").read_text()
 

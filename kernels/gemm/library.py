@@ -8,7 +8,7 @@ from torch import Tensor
 from rooflab.kernels._torch_cpu import padded_rows_refused
 from rooflab.kernels.gemm._operands import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 def unsupported(inputs: Arguments) -> str | None:

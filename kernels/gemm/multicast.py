@@ -25,8 +25,7 @@ from rooflab.kernels.gemm._ring_configs import MULTICAST
 from rooflab.kernels.gemm._tiled import traffic
 from rooflab.kernels.gemm._tma import stored_as, stored_operands, stored_output, why_not_moved
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import DTYPE_NAMES
+from rooflab.reference.spec import DTYPE_NAMES, Arguments
 
 
 def unsupported(inputs: Arguments) -> str | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._operands import panels_traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 BLOCK_M = 16

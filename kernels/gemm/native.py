@@ -15,10 +15,9 @@ from torch import Tensor
 from rooflab.kernels._native import DTYPES, built, sizes
 from rooflab.kernels.gemm._operands import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.reference.contract import Packed
 from rooflab.reference.rules import check_shape
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 PANEL = 32

@@ -22,7 +22,7 @@ from rooflab.kernels.gemm._operands import epilogue_alone, row_stride
 from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, grouped_tile, traffic
 from rooflab.kernels.gemm._tma import stored_operands, stored_output, why_not_loaded_and_stored
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from torch import Tensor
 from rooflab.kernels._tma import ALIGNMENT, address_of
 from rooflab.kernels.gemm._operands import epilogue_alone, traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 def unsupported(inputs: Arguments) -> str | None:

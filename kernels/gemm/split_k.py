@@ -20,7 +20,7 @@ from rooflab.kernels.gemm._configs import SPLIT_K, SplitTile, share_steps
 from rooflab.kernels.gemm._operands import panels_traffic, row_stride
 from rooflab.kernels.gemm._tiled import constants, store_tile
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 REDUCE_COLUMNS = 256

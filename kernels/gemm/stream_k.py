@@ -25,7 +25,7 @@ from rooflab.kernels.gemm._operands import panels_traffic, row_stride
 from rooflab.kernels.gemm._tiled import constants, store_tile
 from rooflab.kernels.gemm._tiles import StreamTile
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 

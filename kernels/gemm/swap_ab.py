@@ -26,7 +26,7 @@ from rooflab.kernels.gemm._operands import panels_traffic, row_stride
 from rooflab.kernels.gemm._skinny_configs import LOADERS, PIECE_BYTES, SWAP_AB, SwapAbConfig
 from rooflab.kernels.gemm._skinny_operands import ELEMENTS, VECTOR_BYTES, alignment_bytes, not_transposed, weight_stride
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 KINDS = {torch.float32: "tf32", torch.bfloat16: "bf16", torch.float16: "fp16"}

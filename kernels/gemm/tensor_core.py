@@ -25,7 +25,7 @@ from rooflab.kernels.gemm._operands import row_stride
 from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, grouped_tile, traffic
 from rooflab.kernels.gemm._tiles import Config
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, groupe
 from rooflab.kernels.gemm._tiles import Config
 from rooflab.kernels.gemm._tma import stored_operands, why_not_loaded
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 @triton.jit

@@ -30,7 +30,7 @@ from rooflab.kernels.gemm._tiled import add_bias_and_residual, constants, groupe
 from rooflab.kernels.gemm._tiles import Config
 from rooflab.kernels.gemm._tma import stored_operands, stored_output, why_not_loaded_and_stored
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 # Triton would make K = 1 a constant and remove the loop; its pass fails on the rest.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 TMA_ALIGNMENT = 16

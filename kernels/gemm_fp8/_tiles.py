@@ -12,8 +12,7 @@ from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import map_maker
 from rooflab.kernels.gemm_fp8._configs import BLOCK_K
 from rooflab.kernels.gemm_fp8._operands import block_scaled, why_no_tma
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_fp8._operands import block_scaled, traffic, why_no_tma
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 MULTIPLE = 8
 """N is a multiple of this, so that rows of a bf16 output are a multiple of 16 bytes apart, as TMA needs."""

@@ -22,7 +22,7 @@ from rooflab.kernels.gemm_fp8._configs import BLOCK_K, FAST_ACCUM, Config
 from rooflab.kernels.gemm_fp8._operands import block_scaled
 from rooflab.kernels.gemm_fp8._tiles import by_maps, place, traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 @triton.jit

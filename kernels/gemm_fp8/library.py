@@ -11,8 +11,8 @@ from rooflab.kernels._torch_cpu import scaled_mm_writes_between_rows
 from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_fp8._operands import block_scaled, traffic, why_no_tma
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.reference.gemm_fp8 import GROUP
+from rooflab.reference.spec import Arguments
 
 MULTIPLE = 16
 """cuBLASLt needs N and K in multiples of this."""

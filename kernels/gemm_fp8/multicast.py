@@ -23,7 +23,7 @@ from rooflab.kernels.gemm_fp8._configs import MULTICAST
 from rooflab.kernels.gemm_fp8._operands import TMA_ALIGNMENT, block_scaled
 from rooflab.kernels.gemm_fp8._tiles import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 def unsupported(inputs: Arguments) -> str | None:

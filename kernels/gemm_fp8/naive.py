@@ -7,9 +7,8 @@ from torch import Tensor
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.gemm_fp8._operands import block_scaled
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.reference.gemm_fp8 import GROUP
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 

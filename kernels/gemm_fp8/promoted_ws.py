@@ -27,7 +27,7 @@ from rooflab.kernels.gemm_fp8._operands import TMA_ALIGNMENT, block_scaled
 from rooflab.kernels.gemm_fp8._partitions import consume, produce
 from rooflab.kernels.gemm_fp8._tiles import scale_strides, traffic, unsupported
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 PRODUCER_REGISTERS = 32
 CONSUMER_REGISTERS = {1: 216, 2: 232, 3: 160}

@@ -9,7 +9,7 @@ import torch
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels._tma import ALIGNMENT, STRIDE_LIMIT
 from rooflab.kernels.gemm._tma import Stored, stored_as
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 @dataclass(frozen=True)

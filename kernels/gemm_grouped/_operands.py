@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 def group_rows(offsets: torch.Tensor) -> Iterator[int]:

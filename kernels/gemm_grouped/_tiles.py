@@ -8,8 +8,7 @@ import triton.language as tl
 from rooflab.kernels._sizes import cdiv
 from rooflab.kernels.gemm._tiled import grouped_tile
 from rooflab.kernels.gemm_grouped._operands import group_rows
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 

@@ -27,7 +27,7 @@ from rooflab.kernels.gemm_grouped._maps import stored, stored_experts, why_no_ma
 from rooflab.kernels.gemm_grouped._operands import zeros
 from rooflab.kernels.gemm_grouped._tiles import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 LEAST_EXPERTS = 32
 """Least experts that are looked up together: one per thread of a warp."""

@@ -19,7 +19,7 @@ from rooflab.kernels.gemm._tiles import Config
 from rooflab.kernels.gemm_grouped._configs import GROUPED, panels
 from rooflab.kernels.gemm_grouped._tiles import tile_of, traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 @triton.jit

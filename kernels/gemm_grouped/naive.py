@@ -8,8 +8,7 @@ from torch import Tensor
 from rooflab.kernels._torch_cpu import padded_rows_refused
 from rooflab.kernels.gemm_grouped._operands import group_rows
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 

@@ -21,7 +21,7 @@ from rooflab.kernels.gemm_grouped._maps import stored, why_no_maps
 from rooflab.kernels.gemm_grouped._operands import zeros
 from rooflab.kernels.gemm_grouped._tiles import tile_of, traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rooflab.kernels._tma import ALIGNMENT, map_maker
 from rooflab.kernels.gemm._tma import Stored, stored_as
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 def _row_bytes(matrix: torch.Tensor) -> str:

@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 

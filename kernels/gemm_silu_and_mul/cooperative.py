@@ -21,7 +21,7 @@ from rooflab.kernels.gemm_silu_and_mul._coop_device import _gemm
 from rooflab.kernels.gemm_silu_and_mul._maps import stored, why_no_maps, zeros
 from rooflab.kernels.gemm_silu_and_mul._tiled import traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 KINDS = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 

@@ -17,7 +17,7 @@ from rooflab.kernels.gemm._tiled import grouped_tile
 from rooflab.kernels.gemm_silu_and_mul._configs import FUSED, Config
 from rooflab.kernels.gemm_silu_and_mul._tiled import silu_product, traffic
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 @triton.jit

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Case, Scheme
+from rooflab.reference.spec import Arguments, Case, Scheme
 
 ROWS = 64
 """Least rows of the weight that a warpgroup multiplies."""

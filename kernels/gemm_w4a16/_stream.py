@@ -15,9 +15,8 @@ from torch import Tensor
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels._sizes import cdiv
-from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, REGISTERS_PER_THREAD, Footprint, Tuning
-from rooflab.reference.spec import Case, Scheme
+from rooflab.reference.spec import Arguments, Case, Scheme
 
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 WARP = 32

@@ -17,9 +17,8 @@ from rooflab.kernels.gemm_w4a16 import _packed, _stream
 from rooflab.kernels.gemm_w4a16._packed import PACKED, pack
 from rooflab.kernels.gemm_w4a16._stream import MOST_COLUMNS, MOST_M, Config
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.reference.gemm_w4a16 import group_size
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 BITS = 4

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.reference.contract import Packed
 from rooflab.reference.quantization import INT4_ZERO
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 INNER_K_TILES = 8

@@ -8,10 +8,9 @@ from torch import Tensor
 from rooflab.kernels._torch_cpu import padded_rows_refused
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.reference.gemm_w4a16 import group_size
 from rooflab.reference.quantization import INT4_ZERO
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.kernels.registry import Arguments
 from rooflab.reference.contract import Argument
 from rooflab.reference.rules import check_dtype, check_shape
+from rooflab.reference.spec import Arguments
 
 BLOCK_K = 16
 WORDS = 4

@@ -15,8 +15,7 @@ from rooflab.kernels.gemm_w4a16 import _dot
 from rooflab.kernels.gemm_w4a16._dot import BLOCK_K8, Config
 from rooflab.kernels.gemm_w8a16._packed import PACKED, pack, unsupported
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 BITS = 8

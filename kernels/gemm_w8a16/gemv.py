@@ -16,8 +16,7 @@ from rooflab.kernels.gemm_w4a16._stream import MOST_M, Config
 from rooflab.kernels.gemm_w8a16 import _packed
 from rooflab.kernels.gemm_w8a16._packed import PACKED, pack
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 BITS = 8

@@ -14,9 +14,8 @@ from torch import Tensor
 from rooflab.kernels.gemm import native as native_gemm
 from rooflab.kernels.gemm.native import Panels
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.reference.rules import check_dtype
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 

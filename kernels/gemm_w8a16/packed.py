@@ -18,9 +18,8 @@ from rooflab.kernels._torch_cpu import padded_rows_refused
 from rooflab.kernels.gemm._operands import epilogue_alone
 from rooflab.kernels.gemm_w8a16 import library
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.reference.rules import check_dtype, check_shape
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 FEW_ROWS = 16

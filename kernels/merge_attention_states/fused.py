@@ -12,8 +12,7 @@ from torch import Tensor
 from rooflab.kernels._attention import LN2, LOG2E, AttentionLaunch
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 WARPS = 4

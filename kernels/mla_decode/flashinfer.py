@@ -13,9 +13,8 @@ from torch import Tensor
 from rooflab.kernels import _flashinfer as adapter
 from rooflab.kernels._attention import Returned, unseen
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.reference.pages import used_slots
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 LATENT, ROTARY = 512, 64

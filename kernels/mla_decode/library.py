@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 

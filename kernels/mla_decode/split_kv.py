@@ -20,8 +20,8 @@ from rooflab.kernels.configs import default_config
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.merge_attention_states.fused import merge
 from rooflab.kernels.mla_decode._configs import SPLIT_KV, Config, split_count
-from rooflab.kernels.registry import Arguments
 from rooflab.reference.pages import used_slots
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from rooflab.kernels._checks import checks_bounds
-from rooflab.kernels.registry import Arguments
 from rooflab.reference import pages
 from rooflab.reference.pages import used_slots
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 

@@ -19,7 +19,7 @@ from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import traffic
 from rooflab.kernels.paged_attention._chunked_device import chunked_kernel
 from rooflab.kernels.paged_attention._configs import CHUNKED, tiles_at_most
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 MOST_HEAD_DIM = 256
 

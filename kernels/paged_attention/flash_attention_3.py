@@ -16,7 +16,7 @@ from rooflab.kernels._attention import Returned, unseen
 from rooflab.kernels.flash_attention.flash_attention_3 import AUTHORS, window_sizes
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import check_all_pages, traffic
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 
 def why_not_taken(inputs: Arguments) -> str | None:

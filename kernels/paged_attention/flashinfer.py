@@ -17,7 +17,7 @@ from rooflab.kernels._attention import Returned, unseen
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import check_all_pages
 from rooflab.kernels.paged_attention._args import traffic as in_pages
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 TENSOR_CORE_GROUP = 4

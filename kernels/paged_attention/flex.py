@@ -24,7 +24,7 @@ from torch import Tensor
 from rooflab.kernels._attention import Returned, get_scale, unseen
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import traffic as in_pages
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 LEAST_PAGE = 16

@@ -13,8 +13,8 @@ from torch import Tensor
 from rooflab.kernels._attention import LOG2E, AttentionLaunch, get_scale
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._configs import GQA_PACKED, StepConfig, packed_rows
-from rooflab.kernels.registry import Arguments
 from rooflab.reference.pages import used_slots
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 

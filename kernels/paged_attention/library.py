@@ -20,7 +20,7 @@ from rooflab.kernels._attention import never_zero
 from rooflab.kernels.flash_attention.library import call
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import seen_spans
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 ONE_CALL = 48 * 1024

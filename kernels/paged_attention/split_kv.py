@@ -33,10 +33,9 @@ from rooflab.kernels.paged_attention._split_work import (
     unaligned,
     virtual_heads,
 )
-from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16
 from rooflab.reference.pages import used_slots
-from rooflab.reference.spec import Case, get_scheme, nbytes
+from rooflab.reference.spec import Arguments, Case, get_scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 NO_WINDOW = 2**31 - 1

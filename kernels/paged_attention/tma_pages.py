@@ -27,7 +27,7 @@ from rooflab.kernels.paged_attention._configs import TILE_M, TMA_PAGES, PagesCon
 from rooflab.kernels.paged_attention._pages_consume import pages_kernel
 from rooflab.kernels.paged_attention._split_work import MOST_HEAD_DIM, unaligned
 from rooflab.kernels.paged_attention.chunked import seen_at_most
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 
 LEAST_PAGE = 8
 """Rows after which the swizzle repeats; a box begins at a multiple of them."""

@@ -22,7 +22,7 @@ from rooflab.kernels.flash_attention_varlen.torch_varlen import CAUSAL, call, wh
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.paged_attention._args import check_all_pages
 from rooflab.kernels.paged_attention._args import traffic as in_pages
-from rooflab.kernels.registry import Arguments
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 PAGE_MULTIPLE = 256

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.kernels.rmsnorm import _traffic
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 

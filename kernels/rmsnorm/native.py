@@ -10,8 +10,8 @@ from torch import Tensor
 from rooflab.kernels._native import DTYPES, built, sizes
 from rooflab.kernels.fused_add_rmsnorm.native import SOURCE, TYPES
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.kernels.rmsnorm._traffic import traffic
+from rooflab.reference.spec import Arguments
 
 
 def shape(of: Arguments) -> Any:

@@ -11,9 +11,8 @@ from torch import Tensor
 from rooflab.kernels._head_tiles import Config, tiles
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
-from rooflab.reference.spec import Case, Scheme, nbytes
+from rooflab.reference.spec import Arguments, Case, Scheme, nbytes
 from rooflab.roofline.model import Traffic
 
 ADDRESS_REGISTERS = 24

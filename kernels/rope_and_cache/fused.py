@@ -13,9 +13,8 @@ from rooflab.kernels._head_tiles import Config
 from rooflab.kernels._pdl import pdl_arguments
 from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.kernels.rope_and_cache._configs import TUNING, blocks_of
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 

@@ -8,15 +8,15 @@ from torch import Tensor
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.kv_cache_write import index_copy
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.kernels.rope import joined as rope
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 
 def why_not_taken(q: torch.Tensor, cos: torch.Tensor) -> str | None:
     """Why the kernel cannot take these inputs, or None."""
-    half = q.shape[-1] // 2
-    return None if cos.shape[1] == half else f"cos: expected {half} columns, for whole heads, got {cos.shape[1]}"
+    rotary = 2 * cos.shape[1]
+    return None if q.shape[-1] == rotary else f"q: expected heads of {rotary} values, all rotated, got {q.shape[-1]}"
 
 
 def traffic(inputs: Arguments) -> Traffic:

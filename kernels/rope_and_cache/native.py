@@ -10,8 +10,7 @@ from torch import Tensor
 
 from rooflab.kernels._native import DTYPES, built, sizes
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 SOURCE = Path(__file__).with_suffix(".cpp")

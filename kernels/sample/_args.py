@@ -8,8 +8,8 @@ from dataclasses import fields
 
 import torch
 
-from rooflab.kernels.registry import Arguments
 from rooflab.reference.sample_rules import Edits
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 Edit = torch.Tensor | None

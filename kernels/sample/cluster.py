@@ -17,10 +17,10 @@ from torch import Tensor
 from rooflab.kernels import _cuda
 from rooflab.kernels._tma import address_of
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.kernels.sample._args import Edit, traffic
 from rooflab.kernels.sample._configs import CLUSTER, MAX_CLUSTER, OWN_BYTES, ClusterConfig, share_of
 from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
+from rooflab.reference.spec import Arguments
 
 PARTS = ("_cluster_sums.cu", "_cluster_cut.cu", "cluster.cu")
 SOURCE = "\n".join((Path(__file__).parent / part).read_text() for part in PARTS)

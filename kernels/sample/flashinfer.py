@@ -12,8 +12,9 @@ from importlib import import_module
 import torch
 
 from rooflab.kernels._flashinfer import PACKAGE
-from rooflab.kernels.registry import Arguments, register
+from rooflab.kernels.registry import register
 from rooflab.reference.sample import CONTRACT
+from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rooflab.kernels._rows import written_bytes
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from rooflab.kernels._traffic import steps
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
-from rooflab.reference.spec import nbytes
+from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rooflab.kernels._native import DTYPES, built, sizes
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.kernels.silu_and_mul._traffic import traffic
+from rooflab.reference.spec import Arguments
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from rooflab.kernels._sizes import next_power_of_2
 from rooflab.kernels.launcher import kernel
-from rooflab.kernels.registry import Arguments
 from rooflab.kernels.sample.bisect import log_exponential
 from rooflab.kernels.tuning import BF16, Footprint, LaunchConfig, Tuning
-from rooflab.reference.spec import Case, Scheme
+from rooflab.reference.spec import Arguments, Case, Scheme
 from rooflab.roofline.model import Traffic
 
 

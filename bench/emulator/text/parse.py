@@ -25,7 +25,7 @@ from rooflab.bench.emulator.text.statements import (
 )
 
 _INSTRUCTION = re.compile(r"(?:@\s*(!?)\s*([\w$%]+)\s+)?([\w.:$]+)\s*(.*)$", re.DOTALL)
-_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(?:.*inlined_at\s+(\d+)\s+(\d+))?")
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
 _CALLED = re.compile(r" called (\S+) (\d+)")
 _FAMILY = re.compile(r"(.*?)(\d+)$")
 HOST_CALLS = ("vprintf", "__assertfail", "__cuda_assertfail")
@@ -69,6 +69,8 @@ class Body:
         self._scopes: list[Scope] = []
         self._count = 0
         self._place: syntax.Place | None = None
+        self._inlined: dict[tuple[str, ...], tuple[str, ...]] = {}
+        """By the place of a call in an inlined function, the outermost call around it: file, line and column."""
         self._ends: list[str] = []
         """Labels after the calls whose functions the parser is reading, the innermost last."""
         self._calls: list[str] = []
@@ -99,9 +101,11 @@ class Body:
 
     def _line(self, text: str) -> None:
         if parts := _LOC.match(text):
-            file, line, caller, at = parts.groups()
-            name = self._files.get(int(file), f"file {file}")
-            outer = (self._files.get(int(caller), f"file {caller}"), int(at)) if caller else None
+            file, line, column, *call = parts.groups()
+            name, outer = self._files.get(int(file), f"file {file}"), None
+            if call[0]:
+                self._inlined[file, line, column] = caller, at, _ = self._inlined.get((*call,), (*call,))
+                outer = self._files.get(int(caller), f"file {caller}"), int(at)
             if called := _CALLED.search(text):
                 outer = (self._full_name(called[1]), int(called[2]))
             # Line 0 marks code without a source line.

@@ -17,6 +17,9 @@ _COMMENT = re.compile(r'("[^"\n]*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 """A comment or a string; a `//` in a string does not begin a comment."""
 _INLINED = re.compile(r"(\.loc[^\n/]*)//[^\n]*@\[\s*([^\s:\]]+):(\d+):\d+[\s\]]*$", re.MULTILINE)
 """LLVM's comment after a `.loc` names the inlined calls; the outermost call comes last."""
+_ASM = re.compile(r"// begin inline asm.*?// end inline asm", re.DOTALL)
+_ASM_LINE = re.compile(r"\.loc\b[^\n]*")
+"""LLVM 23 (Triton 3.8) numbers the lines of inline assembly from that of the call on: only the call's line is real."""
 _SPACE = re.compile(r"\s+")
 _LABEL = re.compile(r"([\w$%]+)\s*:(?!:)\s*")
 _LINE = re.compile(r"\.(?:loc|file|version|target|address_size)\b[^\n]*")
@@ -68,6 +71,7 @@ def strip_comments(text: str) -> str:
 
     If the comment after a `.loc` names inlined calls, the outermost call stays, as `.loc 2 43 17 called name line`.
     """
+    text = _ASM.sub(lambda block: _ASM_LINE.sub("", block[0]), text)
     return _COMMENT.sub(lambda found: found[1] or " ", _INLINED.sub(r"\1 called \2 \3", text))
 
 

@@ -1,0 +1,63 @@
+"""Imports a user's file by its path: it finds the files beside it, as a script does, and those of its package."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+_folders: set[Path] = set()
+"""Of the files imported so far; they are on `sys.path`."""
+
+
+def import_file(path: Path) -> ModuleType:
+    """Runs a Python file as a new module and returns it.  What the file raises comes through.
+
+    Its name in `sys.modules` begins with a package for the folder above all `__init__.py`, so relative imports work and
+    two users' `mine.py` do not collide.
+    """
+    path = path.resolve()
+    root = path.parent
+    while (root / "__init__.py").is_file() and root != root.parent:
+        root = root.parent
+    package = f"rooflab_files_{abs(hash(root))}"
+    if package not in sys.modules:
+        above = ModuleSpec(package, None, is_package=True)
+        above.submodule_search_locations = [str(root)]
+        sys.modules[package] = importlib.util.module_from_spec(above)
+    for folder in (root, path.parent):
+        _put_first(folder)
+    inner = ".".join((package, *path.parent.relative_to(root).parts))
+    importlib.import_module(inner)
+    name = f"{inner}.{path.stem.replace('.', '_')}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # Triton reads a kernel's source through its module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _put_first(folder: Path) -> None:
+    """Lets imports look in a folder first; what it has is not taken from the folder of another user's file."""
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
+    for name, module in list(sys.modules.items()):
+        file = Path(getattr(module, "__file__", None) or "")
+        place = file.parent.parent if file.name == "__init__.py" else file.parent
+        if "." not in name and place != folder and place in _folders and _has(folder, name):
+            for loaded in [other for other in sys.modules if other.partition(".")[0] == name]:
+                del sys.modules[loaded]
+    _folders.add(folder)
+
+
+def _has(folder: Path, name: str) -> bool:
+    return (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
