@@ -129,6 +129,8 @@ class _Known:
         self.output_tokens = self.output_tokens if total is None else total
         self.prompt_tokens = usage.get("prompt_tokens") or self.prompt_tokens
         choices = event.get("choices") or ()
+        if failed := [choice["error"] for choice in choices if choice.get("error")]:
+            return f"an error in the stream: {_message(json.dumps(failed[0]))}"
         for choice in choices:
             self._choice(time_s, choice, total if len(choices) == 1 else None)
         return "" if choices or total is None else self._add(StreamEvent(time_s, "usage"))
