@@ -172,6 +172,8 @@ WRONG = {
                                        "an error in the stream: died"),
     "an error that is no event": (stream(*TOKENS, b'{"error": {"message": "died"}}\n\n', DONE),
                                   "an error in the stream: died"),
+    "an error in a choice": (stream(*TOKENS[:3], say({"error": {"message": "died"}}), DONE),
+                             "an error in the stream: died"),
     "an abort": (stream(*TOKENS[:3], say({"text": "", "finish_reason": "abort"}), DONE),
                  "the server cut the answer: finish_reason 'abort'"),
     "another protocol": ([b"SSH-2.0-X\r\n\r\n"], "answer: expected HTTP/1.1, got 'SSH-2.0-X'"),
@@ -300,6 +302,18 @@ def test_every_request_goes_the_same_way(rooflab, monkeypatch):
     for fields, _ in seen:
         assert re.search(r"host: 127\.0\.0\.1:\d+\r\n", fields)
         assert "authorization: basic yubionb3\r\n" in fields  # of a@b:pw, in small letters
+
+
+def test_a_key_follows_no_redirect():
+    def move(server, to):
+        with server.accept()[0] as link:
+            link.recv(9999)
+            link.sendall(b"HTTP/1.0 302 Found\r\nLocation: %b/v1/models\r\n\r\n" % to.encode())
+
+    with player([], always, seen := []) as other, socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=move, args=(server, other), daemon=True).start()
+        asked = Endpoint(f"http://127.0.0.1:{server.getsockname()[1]}", "", "k").get("/v1/models")
+    assert asked[0] == 302 and not seen
 
 
 def test_the_tokens_so_far_are_asked_for_until_the_server_refuses_them(loaded, monkeypatch):

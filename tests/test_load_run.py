@@ -136,6 +136,11 @@ def test_a_closed_loop_ends_with_its_requests_or_its_time(stub):
     assert len(trace.requests) > 1 and trace.last_arrival_s <= trace.begin_s + 0.1
 
 
+def test_prompts_that_come_again_are_named(stub):
+    trace = ran(stub, ids=(4, 4), concurrency=2, num_prompts=3)
+    assert trace.repeated == 3 and "3 of 3 requests repeat an earlier one: a prefix cache knows them" in remarks(trace)
+
+
 @pytest.mark.parametrize("most", [100_000, 0])
 def test_prompts_are_made_before_the_load_with_a_duration_too(stub, monkeypatch, most):
     """Those beyond what the pace of the warm-up needs are made on the loop, and the run says so."""

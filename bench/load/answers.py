@@ -129,6 +129,8 @@ class _Known:
         self.output_tokens = self.output_tokens if total is None else total
         self.prompt_tokens = usage.get("prompt_tokens") or self.prompt_tokens
         choices = event.get("choices") or ()
+        if failed := [choice["error"] for choice in choices if choice.get("error")]:
+            return f"an error in the stream: {_message(failed[0])}"
         for choice in choices:
             self._choice(time_s, choice, total if len(choices) == 1 else None)
         return "" if choices or total is None else self._add(StreamEvent(time_s, "usage"))
@@ -202,12 +204,12 @@ def _listed(choice: Mapping[str, Any]) -> int | None:
     return len(listed) if isinstance(listed, list) and listed else None
 
 
-def _message(text: str) -> str:
-    """The message in an error of OpenAI's form, else the text's beginning."""
+def _message(found: Any) -> str:
+    """The message in an error of OpenAI's form, a text or already read, else its beginning."""
     try:
-        value = json.loads(text)
+        value = json.loads(found) if isinstance(found, str) else found
         error = value.get("error", value)
-        text = str(error.get("message") or error) if isinstance(error, dict) else str(error)
+        found = error.get("message") or error if isinstance(error, dict) else error
     except (ValueError, AttributeError, RecursionError):
         pass
-    return " ".join(text.encode(errors="replace").decode().split())[:SHOWN] or "no reason given"
+    return " ".join(str(found).encode(errors="replace").decode().split())[:SHOWN] or "no reason given"

@@ -16,7 +16,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from rooflab.bench.calls.clock import time
 from rooflab.bench.load.http import Connection
@@ -50,6 +50,13 @@ class Shot:
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     error: str = ""
     """Why no whole answer came, except what is in the answer itself."""
+
+
+class _Here(HTTPRedirectHandler):
+    """Follows no redirect: it would carry the key to another server."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """What urllib asks for the next request."""
 
 
 @dataclass
@@ -138,7 +145,7 @@ class Endpoint:
         request = Request(self.address + path, headers={"Authorization": self.key} if self.key else {})
         began = clock()
         try:
-            with build_opener(ProxyHandler({})).open(request, timeout=10) as answer:
+            with build_opener(ProxyHandler({}), _Here()).open(request, timeout=10) as answer:
                 status, text = answer.status, answer.read()
         except HTTPError as error:
             status, text = error.code, error.read()

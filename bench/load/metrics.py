@@ -215,6 +215,8 @@ def remarks(trace: Trace) -> list[str]:
         said += [f"{single} {of} came in one chunk: they have no ITL and no TPOT, and meet no limit on them"]
     if trace.unready:
         said += [f"{trace.unready} prompts were made while the load ran: answers came faster than in the warm-up"]
+    if trace.repeated:
+        said += [f"{trace.repeated} of {len(trace.requests)} requests repeat an earlier one: a prefix cache knows them"]
     return said
 
 

@@ -91,6 +91,10 @@ class Plan:
         for index, prompt in enumerate(self.data.prompts(seed)):
             yield Shot(index, body_of(self._fields(prompt)), prompt.tokens, answers * prompt.output_tokens)
 
+    def warm_ups(self) -> Iterator[Shot]:
+        """The requests before the run."""
+        return islice(self.shots(self.seed + WARMUP_SEED), self.warmup)
+
     def _fields(self, prompt: Prompt) -> dict[str, Any]:
         asked: dict[str, Any] = {"prompt": prompt.content}
         if self.endpoint == "chat":
@@ -135,13 +139,16 @@ def first_model(target: Endpoint) -> str:
 def run_load(target: Endpoint, plan: Plan) -> Trace:
     """Runs the load.  Raises `ValueError` if the server refuses the first request of the warm-up."""
     plan, pace = _run(_warm_up(target, plan))
+    before = {shot.body for shot in plan.warm_ups()}
     with undisturbed():
         begin, shots, unready = _run(_load(target, plan, pace))
     last = max((shot.scheduled_s for shot in shots), default=begin)
     requests = [read_answer(shot) for shot in shots]
     marks = phases(requests, begin + plan.warmup_s, last)
     marked = tuple(replace(request, phase=phase) for request, phase in zip(requests, marks, strict=True))
-    return Trace(begin, plan.warmup_s, last, marked, {**plan.case(), "seed": plan.seed}, steps_of(target), unready)
+    repeated = len(shots) - len({shot.body for shot in shots} - before)
+    case = {**plan.case(), "seed": plan.seed}
+    return Trace(begin, plan.warmup_s, last, marked, case, steps_of(target), unready, repeated)
 
 
 def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
@@ -160,7 +167,7 @@ def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
 async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
     """The plan, without what the server refused, and the asked tokens per second of the fastest answer."""
     pace = 0.0
-    for shot in islice(plan.shots(plan.seed + WARMUP_SEED), plan.warmup):
+    for shot in plan.warm_ups():
         shot.scheduled_s = shot.free_s = clock()
         await target.send(shot)
         answer = read_answer(shot)

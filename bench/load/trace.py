@@ -70,6 +70,8 @@ class Trace:
     """The server's steps, on the clock of this trace; None if it does not tell them."""
     unready: int = 0
     """Requests whose prompts were made while the load ran, on the loop that takes the times."""
+    repeated: int = 0
+    """Requests that were asked before, in the run or its warm-up."""
 
     @property
     def counted(self) -> list[Request]:

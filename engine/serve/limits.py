@@ -92,7 +92,8 @@ class Guard:
 
         error = self._error(scope, headers)
         if error is not None:
-            await error.reply({"www-authenticate": "Bearer"} if error.status == 401 else None)(scope, receive, reply)
+            fields = {400: {"connection": "close"}, 401: {"www-authenticate": "Bearer"}}
+            await error.reply(fields.get(error.status))(scope, receive, reply)
             return
         await self.app({**scope, "method": "GET"} if only_head else scope, counted, reply)
 
@@ -100,6 +101,8 @@ class Guard:
         host = re.sub(rb":\d*$", b"", headers.get(b"host", b"")).decode("latin-1").lower()
         if self.hosts is not None and host not in self.hosts:  # a page whose name was bound to our address
             return ApiError(400, f"host: expected {self.hosts[0]} (or another --host), got {host[:80]!r}")
+        if {b"content-length", b"transfer-encoding"} <= headers.keys():  # a proxy may go by the other one
+            return ApiError(400, "http: expected Content-Length or Transfer-Encoding, got both")
         head = (scope["path"], scope["query_string"], *(text for pair in scope["headers"] for text in pair))
         if sum(map(len, head)) > self.limits.max_head_bytes:  # the parser takes what comes in one piece
             return ApiError(431, f"head: expected at most {self.limits.max_head_bytes} bytes")
