@@ -19,7 +19,8 @@ from rooflab.bench.check.drawn import of_several_tiles
 from rooflab.bench.check.poison import bits, guard, guard_output, poisoned_allocations, wipe
 from rooflab.bench.check.runs import KEPT
 from rooflab.bench.check.trial import INTERPRETER_BF16
-from rooflab.kernels.registry import Kernel, get_op
+from rooflab.kernels.registry import Kernel, get_kernel, get_op
+from rooflab.reference import gemm
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 
 
@@ -154,6 +155,15 @@ def test_an_argument_that_a_kernel_lacks_is_unsupported_only_when_it_is_used():
     assert result.status == "UNSUPPORTED" and "has no 'factor'" in result.reason
     result = check(tiny.SCALE, tiny.kernel(tiny.SCALE, wrong.refuses_factors), case=Case(T=3, factor=2.0))
     assert result.not_offered and "scale/refuses_factors: factor is 1 here" in result.reason
+
+
+def test_what_the_contract_says_of_an_options_form_is_no_refusal_of_the_option():
+    def wrong_bias(a, b, bias=None, *, residual=None):
+        return get_kernel("gemm", "library").fn(a, b, bias if bias is None else bias[:, None], residual=residual)
+
+    case = Case(M=5, N=5, K=8, layout="NT", bias=True)
+    result = check(gemm.SPEC, tiny.kernel(gemm.SPEC, wrong_bias), case=case)
+    assert result.status == "RUNTIME_ERROR" and "bias: expected shape (N=5), got (5, 1)" in result.reason
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -36,6 +37,7 @@ from rooflab.bench.records.record import CheckedBy
 from rooflab.bench.timing import tamper
 from rooflab.kernels import _device
 from rooflab.kernels.registry import Kernel, interpreting
+from rooflab.reference.contract import __file__ as CONTRACT
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
 
 SHARED_ELEMENTS = 2**21
@@ -221,14 +223,16 @@ class Runner:
     def _errors_of_the_kernel(self, inputs: Inputs, may_refuse: bool) -> Iterator[None]:
         """Turns an exception of the kernel, also from the device, into `Failed`, or `LayoutRefused` of an arrangement.
 
-        An option that a `ValueError` names is one that the kernel does not have.
+        An option that a `ValueError` names is one that the kernel does not have; but what was given fits the contract,
+        so a `ValueError` of the contract is about what the kernel made of it.
         """
         try:
             yield
         except known_errors() as error:
             if may_refuse and isinstance(error, ValueError):
                 raise LayoutRefused(str(error)) from error
-            if isinstance(error, ValueError) and named_in(str(error), options_on(self.spec, inputs)):
+            own = isinstance(error, ValueError) and traceback.extract_tb(error.__traceback__)[-1].filename != CONTRACT
+            if own and named_in(str(error), options_on(self.spec, inputs)):
                 raise Failed("UNSUPPORTED", f"{self.kernel.id}: {error}") from error
             raise failure(error, "") from error
 
