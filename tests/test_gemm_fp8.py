@@ -1,4 +1,4 @@
-"""gemm_fp8: quantisation, refusals, what its tolerance rejects, why sums are promoted, footprints, cost."""
+"""gemm_fp8: quantisation, refusals, why sums are promoted, footprints, cost."""
 
 from __future__ import annotations
 
@@ -138,13 +138,6 @@ def test_deep_gemm_is_given_its_own_form(monkeypatch):
     assert a_scale.shape == (130, 4) and a_scale.stride() == (1, 130)
     assert b_scale.shape == (2, 4) and b_scale.is_contiguous()
     assert {(case["N"], case["K"]) for case in SPEC.cases["deepseek_v3"]} == set(DEEPSEEK_V3)
-
-
-def test_a_neighbour_s_scale_is_rejected() -> None:
-    inputs = dict(SPEC.planted(Case(M=8, N=8, K=272, scales="block", bias=False), FP8, CPU, 0))["k=271"]
-    for name, dim in (("a_scale", 0), ("a_scale", 1), ("b_scale", 0)):
-        wrong = {**inputs, name: inputs[name].roll(1, dim)}
-        assert not SPEC.judge(SPEC.oracle(wrong), SPEC.oracle(inputs), inputs, FP8)[0].passed, name
 
 
 @pytest.mark.more
