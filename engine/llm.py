@@ -31,7 +31,7 @@ from rooflab.engine.speculate.build import DraftSource, build, opened
 from rooflab.engine.speculate.drafter import speculation
 from rooflab.engine.speculate.lengths import Lengths
 from rooflab.engine.stopping import StopText
-from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, is_chat
+from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, is_chat, some
 from rooflab.engine.weights import dummy_tensors, load_weights
 from rooflab.kernels._pdl import pdl as dependent_launches
 from rooflab.kernels.choices import Phase
@@ -228,9 +228,7 @@ class LLM:
         elif isinstance(prompt, str) or is_chat(prompt):
             raise ValueError("prompt: dummy weights come without a tokenizer; pass token ids")
         else:
-            ids = as_token_ids(prompt)
-            if not ids:
-                raise ValueError("prompt: expected at least one token, got an empty prompt")
+            ids = some(as_token_ids(prompt))
         if min(ids) < 0 or max(ids) >= self.arch.vocab_size:
             wrong = next(token for token in ids if not 0 <= token < self.arch.vocab_size)
             raise ValueError(f"prompt: expected token ids below {self.arch.vocab_size}, got {wrong}")

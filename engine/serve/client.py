@@ -23,9 +23,8 @@ from rooflab.engine.sequence import FinishReason, SamplingParams
 from rooflab.engine.serve import worker
 from rooflab.engine.serve.wire import (
     Abort,
-    Accepted,
     ModelNotLoaded,
-    PromptRefused,
+    Queued,
     Ready,
     State,
     StepLine,
@@ -62,7 +61,7 @@ class Call:
     inbox: Inbox
     """Where its tokens come."""
     accepted: asyncio.Future[None]
-    trace_parent: str | None = None
+    trace_parent: str | None
     """The caller's span, as W3C's `traceparent` header."""
     started_s: float | None = None
     """When the first step with tokens of its prompt began."""
@@ -123,7 +122,7 @@ class Engine:
         self.steps: deque[StepLine] = deque(maxlen=KEPT_STEPS)
         self.observe: Callable[[Stepped], None] = lambda stepped: None
         self.gap: Callable[[float], None] = lambda seconds: None
-        self.ended: Callable[[Call], None] = lambda call: None
+        self.ended: Callable[[Call], object] = lambda call: None
         self.died, self.ending = asyncio.Event(), False
         self._why, self._heard_s = "", 0.0
         """When it last said something, or got its first work."""
@@ -195,6 +194,7 @@ class Engine:
         inbox: Inbox,
         arrival_s: float | None = None,
         priority: int = 0,
+        trace_parent: str | None = None,
     ) -> list[Call]:
         """Queues the prompts of a request, all between the same two steps; their tokens come to `inbox`.
 
@@ -204,7 +204,8 @@ class Engine:
             raise self.death()
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
         accepted = asyncio.get_running_loop().create_future()
-        calls = [Call(next(self._keys), len(ids), arrival_s, params, inbox, accepted) for ids in prompts]
+        about = (arrival_s, params, inbox, accepted, trace_parent)
+        calls = [Call(next(self._keys), len(ids), *about) for ids in prompts]
         if not self.calls:
             self._heard_s = time.perf_counter()
         for call in calls:
@@ -245,10 +246,8 @@ class Engine:
             message = pickle.loads(await self._socket.recv())
             self._heard_s = time.perf_counter()
             match message:  # a caller that left has cancelled its future, and drops the call in its next turn
-                case Accepted(key) if key in self.calls and not self.calls[key].accepted.done():
-                    self.calls[key].accepted.set_result(None)
-                case PromptRefused(key, reason) if key in self.calls and not self.calls[key].accepted.done():
-                    self.calls[key].accepted.set_exception(ValueError(reason))
+                case Queued(key, refusal) if key in self.calls and not (accepted := self.calls[key].accepted).done():
+                    accepted.set_exception(ValueError(refusal)) if refusal else accepted.set_result(None)
                 case Stepped():
                     self._stepped(message)
 

@@ -27,18 +27,10 @@ class RequestWork:
         self._inbox = Inbox()
         self._answers: dict[tuple[int, int], Answer] = {}
 
-    async def open(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        arrival_s: float,
-        priority: int,
-        trace_parent: str | None,
-    ) -> None:
-        """Queues the prompts.  Raises `ValueError` if the engine refuses one; none is then left in it."""
-        self.calls = await self._engine.submit(prompts, params, self._inbox, arrival_s, priority)
-        for call in self.calls:
-            call.trace_parent = trace_parent
+    async def open(self, prompts: Sequence[Sequence[int]], params: SamplingParams, *about: Any) -> None:
+        """Queues the prompts; `about` are the next arguments of `Engine.submit`.  Raises `ValueError` if the engine
+        refuses one; none is then left in it."""
+        self.calls = await self._engine.submit(prompts, params, self._inbox, *about)
         numbers = ((call.key, number) for call in self.calls for number in range(params.n))
         self._answers = {name: Answer(self.format, params, index) for index, name in enumerate(numbers)}
 

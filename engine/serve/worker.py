@@ -24,10 +24,9 @@ from rooflab.engine.scheduler import pairs_of
 from rooflab.engine.sequence import Sequence
 from rooflab.engine.serve.wire import (
     Abort,
-    Accepted,
     FromEngine,
     ModelNotLoaded,
-    PromptRefused,
+    Queued,
     Ready,
     Started,
     State,
@@ -156,9 +155,9 @@ class Worker:
                 self._fresh.add(answers[0])
         except ValueError as error:
             self._abort(message.prompts)
-            self.say(PromptRefused(first, str(error)))
-            return
-        self.say(Accepted(first))
+            self.say(Queued(first, str(error)))
+        else:
+            self.say(Queued(first))
 
     def _abort(self, keys: Iterable[int]) -> None:
         for key in keys:
