@@ -12,6 +12,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -58,7 +59,7 @@ class Pieces:
 
     def _bytes(self, text: str) -> bytes:
         if self._by_bytes:
-            own = [_BYTES.get(character) for character in text]
+            own = [byte_characters().get(character) for character in text]
             return text.encode() if None in own else bytes(byte for byte in own if byte is not None)
         if self._fallback and (byte := _BYTE_TOKEN.fullmatch(text)):
             return bytes([int(byte[1], 16)])
@@ -67,15 +68,12 @@ class Pieces:
         return text.encode()
 
 
-def _byte_characters() -> dict[str, int]:
-    """The character that stands for each byte in vocabularies of bytes: printable ones for themselves, then from 256
-    on (GPT-2)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+@cache
+def byte_characters() -> dict[str, int]:
+    """The byte for which each character stands in vocabularies of bytes (GPT-2)."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode  # the import takes a second
 
-
-_BYTES = _byte_characters()
+    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 class TextStream:

@@ -114,7 +114,7 @@ def test_a_cut_answer_has_a_finish_reason_if_the_server_ends_and_else_the_time_w
         if ends:
             monkeypatch.setattr("rooflab.engine.serve.work.SILENT_S", 0.01)
             assert await anext(work.events(False, False)) == b": \n\n", "no stream is silent"
-        call.inbox.put(call, Token(call.key, 0, 7, None, None))
+        call.inbox.put((call, Token(call.key, 0, 7, None, None)))
         if ends:
             engine.cut()
         try:

@@ -82,30 +82,23 @@ class Inbox:
     """Tokens that wait for their reader: at most all of the answers' tokens, however slowly it reads."""
 
     def __init__(self) -> None:
-        self._tokens: deque[tuple[Call, Token]] = deque()
-        self._some = asyncio.Event()
-        self._error: EngineDied | TimeoutError | None = None
-
-    def put(self, call: Call, token: Token) -> None:
-        """Adds a token."""
-        self._tokens.append((call, token))
-        self._some.set()
-
-    def fail(self, error: EngineDied | TimeoutError) -> None:
-        """No token comes any more."""
-        self._error = error
-        self._some.set()
+        self._come: asyncio.Queue[tuple[Call, Token] | EngineDied | TimeoutError] = asyncio.Queue()
+        self.put = self._come.put_nowait
+        """Adds a call with a token, or why no token comes any more."""
 
     async def get(self) -> list[tuple[Call, Token]]:
-        """Some of the tokens that are there, at least one.  Raises what `fail` got if none can come."""
-        await self._some.wait()
-        if not self._tokens and self._error is not None:
-            raise self._error
-        if len(self._tokens) > TOKENS_AT_ONCE:  # its reader was slow
+        """Some of the tokens that are there, at least one.  Raises what `put` got in place of one if none can come."""
+        found: list[tuple[Call, Token]] = []
+        if self._come.qsize() > TOKENS_AT_ONCE:  # its reader was slow
             await asyncio.sleep(0)
-        found = [self._tokens.popleft() for _ in range(min(len(self._tokens), TOKENS_AT_ONCE))]
-        if not self._tokens and self._error is None:
-            self._some.clear()
+        while len(found) < TOKENS_AT_ONCE and not (found and self._come.empty()):
+            one = await self._come.get()
+            if isinstance(one, Exception):
+                self.put(one)
+                if not found:
+                    raise one
+                break
+            found.append(one)
         return found
 
 
@@ -270,7 +263,7 @@ class Engine:
             times.append(now)
             if token.finish_reason is not None:
                 call.finish_reasons[token.answer] = token.finish_reason
-            call.inbox.put(call, token)
+            call.inbox.put((call, token))
             if call.ended:
                 del self.calls[call.key]
                 self.ended(call)
@@ -298,7 +291,7 @@ class Engine:
             self._end(call, TimeoutError())
 
     def _end(self, call: Call, error: EngineDied | TimeoutError) -> None:
-        call.inbox.fail(error)
+        call.inbox.put(error)
         if not call.accepted.done():
             call.accepted.set_exception(EngineDied(self._why or "the server ends"))
 

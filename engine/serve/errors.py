@@ -6,7 +6,6 @@ import json
 import re
 import reprlib
 from collections.abc import Sequence
-from http import HTTPStatus
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -14,6 +13,8 @@ from pydantic import BaseModel
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 
+TIMED_OUT = 408, "the answer took longer than the server's timeout", None, "timeout"
+"""An `ApiError` of an answer that did not come in time."""
 _SHORT = 80
 """Most characters of what a message shows of a body."""
 _SHOWN = reprlib.Repr()
@@ -96,14 +97,3 @@ def of_validation(errors: Sequence[Any]) -> ApiError:
 def _in_utf8(text: str) -> str:
     """`text` with an escape for what UTF-8 cannot hold: JSON's `"\\ud800"` is half a character."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def of_timeout() -> ApiError:
-    """An answer that did not come in time."""
-    return ApiError(408, "the answer took longer than the server's timeout", code="timeout")
-
-
-def of_status(status: int, detail: object) -> ApiError:
-    """An error of the web framework: no such path, another method."""
-    words = HTTPStatus(status).phrase
-    return ApiError(status, words if detail in (None, words) else f"{words}: {detail}")

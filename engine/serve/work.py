@@ -9,7 +9,7 @@ from typing import Any
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.serve.answers import Answer, AnswerPiece, BodyFormat, usage_of
 from rooflab.engine.serve.client import Call, Engine, EngineDied, Inbox
-from rooflab.engine.serve.errors import ApiError, of_timeout
+from rooflab.engine.serve.errors import TIMED_OUT, ApiError
 
 SILENT_S = 15.0
 """How long a stream may be silent: proxies close one that is for 30 to 60 s, which prompts may wait and compute."""
@@ -99,7 +99,7 @@ class RequestWork:
             for piece in pieces:
                 texts.setdefault(piece.index, []).append(piece)
         if not self._engine.ending and any(own[-1].finish_reason == "abort" for own in texts.values()):
-            raise of_timeout()
+            raise ApiError(*TIMED_OUT)
         return await asyncio.to_thread(self._body, texts)
 
     def _body(self, texts: Mapping[int, Sequence[AnswerPiece]]) -> bytes:
