@@ -1,4 +1,4 @@
-"""gemm: refusals and empty sizes of every kernel, packed weights, cost and traffic, what QuACK gets."""
+"""gemm: empty sizes of every kernel, packed weights, cost and traffic, what QuACK gets."""
 
 from __future__ import annotations
 
@@ -21,15 +21,6 @@ HERE = [kernel for kernel in UNPACKED if kernel in here("gemm")]
 
 def ones(*shape: int) -> torch.Tensor:
     return torch.ones(shape, dtype=torch.float16)
-
-
-@each([kernel for kernel in UNPACKED if "precision" in kernel.accepted])
-def test_refusals(kernel: Kernel) -> None:
-    changes = [
-        ({"precision": "tf32"}, "precision: expected ieee with torch.float16 operands, got tf32"),
-        ({"precision": "half"}, "precision: expected ieee or tf32, got 'half'"),
-    ]
-    refuses(kernel.fn, lambda: {"a": ones(2, 16), "b": ones(16, 16).mT}, changes)
 
 
 @each(UNPACKED)
