@@ -36,7 +36,7 @@ class DecodeGraphs:
         table = zeros(most, max_blocks, dtype=torch.int32)
         lengths = zeros(most, dtype=torch.int32)
         self._forward = forward
-        self._input = StepInput(zeros(most), zeros(most), zeros(most) - 1, table, lengths)
+        self._columns = (zeros(most), zeros(most), zeros(most) - 1, table, lengths)  # as in StepInput
         self._logits = logits
         self._replays: dict[int, Callable[[], None]] = {}
 
@@ -48,27 +48,20 @@ class DecodeGraphs:
 
     def step(self, size: int | None = None) -> None:
         """The logits of the first `size` rows, or of all."""
-        own = self._input
-        first = StepInput(
-            own.token_ids[:size],
-            own.positions[:size],
-            own.slot_mapping[:size],
-            own.block_table[:size],
-            own.seq_lens[:size],
-        )
-        self._logits[:size] = self._forward(first)
+        self._logits[:size] = self._forward(StepInput(*(column[:size] for column in self._columns)))
 
     def __call__(self, step: StepInput) -> torch.Tensor:
         """The logits of a decode step; they hold until the next call."""
-        n, own = len(step.seq_lens), self._input
+        n, (ids, positions, slots, table, lengths) = len(step.seq_lens), self._columns
         size = next(size for size in self._replays if size >= n)
-        own.token_ids[:n] = step.token_ids
-        own.positions[:n] = step.positions
-        own.slot_mapping[:n] = step.slot_mapping
-        own.slot_mapping[n:size] = -1
-        own.block_table[:n, : step.block_table.shape[1]] = step.block_table
-        own.seq_lens[:n] = step.seq_lens
-        own.seq_lens[n:size] = 0
+        ids[:n], positions[:n], slots[:n], lengths[:n] = (
+            step.token_ids,
+            step.positions,
+            step.slot_mapping,
+            step.seq_lens,
+        )
+        table[:n, : step.block_table.shape[1]] = step.block_table
+        slots[n:size], lengths[n:size] = -1, 0
         self._replays[size]()
         return self._logits[:n]
 

@@ -24,7 +24,6 @@ from rooflab.roofline.model import Ceilings
 
 E4M3, FP8 = torch.float8_e4m3fn, SCHEMES["fp8_e4m3"]
 ALL = list(kernels("gemm_fp8").values())
-ON_CPU = [kernel for kernel in ALL if kernel.backend == "torch"]
 RUNGS = [kernel for kernel in ALL if kernel.role == "optimized"]
 BLOCK = Case(M=130, N=144, K=400, scales="block", bias=True)
 
@@ -55,19 +54,6 @@ def test_each_group_is_scaled_by_its_own_largest_value():
     assert quantize_fp8(torch.empty(3, 0))[1].item() == 1.0
     with pytest.raises(ValueError, match=r"x: expected shape \(\*, \*\), got \(3,\)"):
         quantize_fp8(torch.ones(3))
-
-
-@each([*ON_CPU, *RUNGS])
-def test_empty_sizes(kernel: Kernel) -> None:
-    scales = {"a_scale": torch.tensor(2.0), "b_scale": torch.tensor(2.0), "fast_accum": True}
-    empty = torch.empty(0, 16).to(E4M3)
-    b = torch.ones(3, 16).to(E4M3).mT
-    assert kernel.fn(a=empty, b=b, **scales).shape == (0, 3)
-    assert kernel.fn(a=b.mT, b=empty.mT, **scales).shape == (3, 0)
-    nothing = torch.empty(3, 0).to(E4M3)
-    assert kernel.fn(a=nothing, b=nothing.mT, **scales).tolist() == [[0.0] * 3] * 3
-    bias = torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16)
-    assert kernel.fn(a=nothing, b=nothing.mT, **scales, bias=bias).tolist() == [[1.0, 2.0, 3.0]] * 3
 
 
 @each(RUNGS)

@@ -29,11 +29,6 @@ def test_squares_past_the_fp16_range(kernel: Kernel) -> None:
     assert (result == 0.5).all()
 
 
-@each(KERNELS)
-def test_no_rows(kernel: Kernel) -> None:
-    assert kernel(x=torch.ones(0, 8), weight=torch.ones(8)).shape == (0, 8)
-
-
 @pytest.mark.parametrize("scheme", ["fp32", "fp16", "bf16"])
 def test_a_wrong_norm_is_rejected(scheme: str) -> None:
     """A column that the sum misses (planted), a mean over padding, an eps left out."""

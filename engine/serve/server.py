@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import resource
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -32,7 +32,6 @@ LAST_S = 4.0
 """How long a reader may take for what was written when the server ends."""
 SLOW_READER_S = 60.0
 """How long a reader may take nothing while there is more for it than a connection holds."""
-_POLL_S = 0.05
 
 
 class ClientConnection(H11Protocol):
@@ -100,7 +99,8 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service, drain_s: float, ready: Callable[[], None]):
         super().__init__(config)
         self._service, self._drain_s, self._ready = service, drain_s, ready
-        self._draining: asyncio.Task[None] | None = None
+        self._until_s = math.inf
+        """When it ends although answers have not, on the event loop's clock."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """What uvicorn calls on a signal."""
@@ -113,12 +113,11 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """What uvicorn asks ten times a second: whether to end."""
-        service = self._service
-        if service.engine.died.is_set():
-            return True
-        if service.draining and self._draining is None:
-            self._draining = service.engine.keep(self._drain(), "drain")
-        return await super().on_tick(counter)
+        engine, now_s = self._service.engine, asyncio.get_running_loop().time()
+        if self._service.draining:
+            self._until_s = min(self._until_s, now_s + self._drain_s)
+            self.should_exit |= not engine.calls or now_s >= self._until_s
+        return await super().on_tick(counter) or engine.died.is_set()
 
     async def shutdown(self, sockets: list[Socket] | None = None) -> None:
         """What uvicorn calls last: it waits for replies to end."""
@@ -131,13 +130,6 @@ class Server(uvicorn.Server):
         self._service.engine.cut()
         asyncio.get_running_loop().call_later(LAST_S, hang_up)
         await super().shutdown(sockets)
-
-    async def _drain(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._drain_s):
-                while self._service.engine.calls:
-                    await asyncio.sleep(_POLL_S)
-        self.should_exit = True
 
 
 def bound(host: str, port: int) -> Socket:
