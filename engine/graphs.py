@@ -41,14 +41,15 @@ class DecodeGraphs:
         self._replays: dict[int, Callable[[], None]] = {}
 
     def record(self, record: Record) -> None:
-        """Records all graphs; `recorder` is for CUDA.  The largest comes first: its memory is enough for the others."""
+        """Records all graphs, the largest first: its memory is enough for the others."""
         for size in batch_sizes(len(self._logits))[::-1]:
             self._replays[size] = record(partial(self.step, size))
         self._replays = dict(sorted(self._replays.items()))
 
     def step(self, size: int | None = None) -> None:
         """The logits of the first `size` rows, or of all."""
-        self._logits[:size] = self._forward(StepInput(*(column[:size] for column in self._columns)))
+        ids, positions, slots, table, lengths = (column[:size] for column in self._columns)
+        self._logits[:size] = self._forward(StepInput(ids, positions, slots, table, lengths))
 
     def __call__(self, step: StepInput) -> torch.Tensor:
         """The logits of a decode step; they hold until the next call."""
@@ -64,11 +65,6 @@ class DecodeGraphs:
         slots[n:size], lengths[n:size] = -1, 0
         self._replays[size]()
         return self._logits[:n]
-
-
-def recorder() -> Record:
-    """`record_graph` with one pool of memory for all graphs, which never run at the same time."""
-    return partial(record_graph, torch.cuda.graph_pool_handle())
 
 
 def record_graph(pool: Any, function: Callable[[], None]) -> Callable[[], None]:

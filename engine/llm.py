@@ -15,7 +15,7 @@ from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.checkpoints import open_checkpoint
 from rooflab.engine.core import Core
 from rooflab.engine.generation import Generation, read_generation
-from rooflab.engine.graphs import recorder
+from rooflab.engine.graphs import record_graph
 from rooflab.engine.memory import check_weights_fit, kv_cache_blocks
 from rooflab.engine.metrics import Completion, RequestOutput, Timeline, TokenEvent
 from rooflab.engine.model import Model
@@ -159,7 +159,8 @@ class LLM:
         self.runner.allocate(blocks)
         if graphs:
             with dependent_launches(pdl):
-                graphs.record(recorder())
+                # One pool of memory for all graphs, which never run at the same time.
+                graphs.record(partial(record_graph, torch.cuda.graph_pool_handle()))
         self.runner.graphs = graphs
         return blocks
 

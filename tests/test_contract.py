@@ -109,6 +109,22 @@ def test_each_argument_that_breaks_the_contract_is_refused(kernel: Kernel) -> No
         check_refusals(kernel, inputs)
 
 
+@pytest.mark.parametrize("op", BOUND)
+def test_a_reference_spreads_nothing(op: str) -> None:
+    """One row in place of several is refused, in the words of the kernels."""
+    spec = BOUND[op]
+    for inputs in calls(kernels(op)["naive"]):
+        shown: set[str] = set()
+        for name, argument in spec.contract.arguments.items():
+            known = [dim.name is None or dim.name in shown for dim in argument.dims]
+            shown |= {dim.name for dim in argument.dims}
+            if not isinstance(x := inputs.get(name), torch.Tensor) or x.ndim != len(known):
+                continue
+            for axis in (axis for axis, told in enumerate(known) if told and x.shape[axis] > 1):
+                with pytest.raises(ValueError, match=r"^\w+: expected"):
+                    spec.reference(**{**inputs, name: x.narrow(axis, 0, 1)})
+
+
 def check_refusals(kernel: Kernel, inputs: dict[str, Any]) -> None:
     runs = kernel.id in HERE and not BOUND[kernel.op].mutates and kernel.nondeterministic is None
     found = as_tuple(kernel.fn(**inputs)) if runs else ()

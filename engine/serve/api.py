@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect
 from rooflab.engine.serve.answers import BodyFormat, Chat, CompletionBody
 from rooflab.engine.serve.client import Engine, EngineDied
 from rooflab.engine.serve.counters import Counters
-from rooflab.engine.serve.errors import TIMED_OUT, ApiError, ErrorReply, of_engine, of_validation
+from rooflab.engine.serve.errors import TIMED_OUT, ApiError, ErrorReply, of_validation
 from rooflab.engine.serve.limits import Guard, Limits
 from rooflab.engine.serve.requests import Asked, ChatRequest, CompletionRequest, TokenizeRequest
 from rooflab.engine.serve.streams import EventStream, while_there
@@ -84,8 +84,8 @@ class Service:
         self._places, self._opening = info.max_num_seqs + limits.max_queue, 0
         """Most answers in the engine; those that were admitted and are not there yet."""
         self.counters = Counters(engine, model)
-        engine.observe = self.counters.stepped
-        engine.gap, engine.ended = self.counters.gap, self.counters.ended
+        engine.observe, engine.gap = self.counters.stepped, self.counters.gap
+        engine.ended.append(self.counters.ended)
         self._encoder = ThreadPoolExecutor(1, "encode")  # one: a tokenizer may not be used by two threads at once
 
     async def encode(self, prompt: Prompt, param: str) -> list[int]:
@@ -154,7 +154,8 @@ class Service:
         try:
             await while_there(request.receive, begin())
         except ValueError as error:
-            raise of_engine(error) from error
+            param, colon, _ = str(error).partition(":")  # the engine's sentences begin with the argument
+            raise ApiError(400, str(error), param if colon and param.isidentifier() else None) from error
         except TimeoutError as error:
             raise ApiError(*TIMED_OUT) from error
         reply: Response

@@ -105,8 +105,8 @@ class Inbox:
 class Engine:
     """The engine's process.  `start` it first; all methods belong to one event loop.
 
-    `observe` hears of every step, `gap` of the time between two tokens of an answer, and `ended` of every call that has
-    ended or was dropped.
+    `observe` hears of every step, `gap` of the time between two tokens of an answer, and each of `ended` of every call
+    that has ended or was dropped.
     """
 
     def __init__(self, options: Mapping[str, Any], threads: int | None = None):
@@ -115,10 +115,10 @@ class Engine:
         self.steps: deque[StepLine] = deque(maxlen=KEPT_STEPS)
         self.observe: Callable[[Stepped], None] = lambda stepped: None
         self.gap: Callable[[float], None] = lambda seconds: None
-        self.ended: Callable[[Call], object] = lambda call: None
+        self.ended: list[Callable[[Call], None]] = []
         self.died, self.ending = asyncio.Event(), False
-        self._why, self._heard_s = "", 0.0
-        """When it last said something, or got its first work."""
+        self.why, self._heard_s = "", 0.0
+        """How it ended; when it last said something, or got its first work."""
         self.calls: dict[int, Call] = {}
         """Those that have not ended."""
         self._keys = itertools.count()
@@ -161,7 +161,7 @@ class Engine:
         """Raises `EngineDied` if it has ended, or says nothing while it has work."""
         silent_s = time.perf_counter() - self._heard_s
         if self.died.is_set():
-            raise self.death()
+            raise EngineDied(self.why)
         if self.calls and silent_s > STALLED_S:
             raise EngineDied(f"the engine has work, and has not made a step for {silent_s:.0f} s")
 
@@ -194,7 +194,7 @@ class Engine:
         Raises `ValueError` if the engine cannot serve one of them, and `EngineDied`; none is then left in it.
         """
         if self.died.is_set():
-            raise self.death()
+            raise EngineDied(self.why)
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
         accepted = asyncio.get_running_loop().create_future()
         about = (arrival_s, params, inbox, accepted, trace_parent)
@@ -222,8 +222,8 @@ class Engine:
         left = [call for call in calls if self.calls.pop(call.key, None)]
         if left and not self.died.is_set():
             self._say(Abort(tuple(call.key for call in left)))
-        for call in left:
-            self.ended(call)
+        for call, told in itertools.product(left, self.ended):
+            told(call)
 
     def watch(self, on: bool) -> None:
         """One more watcher, or one less: while there is one, steps on a CPU tell the time of each op."""
@@ -266,7 +266,8 @@ class Engine:
             call.inbox.put((call, token))
             if call.ended:
                 del self.calls[call.key]
-                self.ended(call)
+                for told in self.ended:
+                    told(call)
 
     def _process_ended(self) -> None:
         asyncio.get_running_loop().remove_reader(self._process.sentinel)
@@ -278,10 +279,10 @@ class Engine:
             self._lost(f"the server's task {task.get_name()!r} ended: {error!r}")
 
     def _lost(self, why: str) -> None:
-        self._why = self._why or why
+        self.why = self.why or why
         self.died.set()
         for call in self.calls.values():
-            self._end(call, self.death())
+            self._end(call, EngineDied(self.why))
         self.calls.clear()
 
     def cut(self) -> None:
@@ -293,8 +294,4 @@ class Engine:
     def _end(self, call: Call, error: EngineDied | TimeoutError) -> None:
         call.inbox.put(error)
         if not call.accepted.done():
-            call.accepted.set_exception(EngineDied(self._why or "the server ends"))
-
-    def death(self) -> EngineDied:
-        """How it ended."""
-        return EngineDied(self._why)
+            call.accepted.set_exception(EngineDied(self.why or "the server ends"))

@@ -67,12 +67,6 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, headers)
 
 
-def of_engine(error: ValueError) -> ApiError:
-    """What the engine refuses: its sentences begin with the argument."""
-    param, colon, _ = str(error).partition(":")
-    return ApiError(400, str(error), param if colon and param.isidentifier() else None)
-
-
 def of_validation(errors: Sequence[Any]) -> ApiError:
     """What pydantic found wrong in a body: a name (as a part's `type`, whose other fields are then unknown), an unknown
     field, a value, or a type (a field of one of several types is not of each of them); of several the deepest."""

@@ -21,7 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rooflab.engine.serve.api import Service, make_app
-from rooflab.engine.serve.client import Engine
+from rooflab.engine.serve.client import Engine, EngineDied
 from rooflab.engine.serve.errors import ApiError
 from rooflab.engine.serve.limits import Limits
 from rooflab.engine.serve.texts import texts_of
@@ -204,14 +204,14 @@ async def serve(
         service = await service_of(engine, options, name, limits or Limits())
         if otlp_endpoint:
             traced, finish = exporter(otlp_endpoint, service.model)
-            engine.ended = lambda call: (service.counters.ended(call), traced(call))
+            engine.ended.append(traced)
         url = url_of(host, socket.getsockname()[1])
         server = Server(config_of(service, host), service, drain_s, partial(ready, url))
         gc.freeze()  # else each collection while a body is parsed looks at all of torch: 0.5 s for 1 MiB of lists
         socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)  # its connections' end then stops no next server
         await server.serve([socket])
         if engine.died.is_set():
-            raise engine.death()
+            raise EngineDied(engine.why)
     finally:
         socket.close()
         await engine.stop()
