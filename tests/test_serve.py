@@ -278,7 +278,7 @@ def test_no_request_holds_the_event_loop():
     """At most 50 ms on a quiet machine; it was seconds, and minutes for a stop text."""
     step = StepLine(1, 0.1, 0.2, 1, 9, 0, 0, 1, 0, 0, 1, 0, 0.0, {"gemm": 0.1})
     info = Ready("tiny", "cpu", "float32", 1024, 100_000, 4, 10_000, 16, [])
-    engine = SimpleNamespace(info=info, steps=deque([step] * 20_000), calls={}, died=asyncio.Event())
+    engine = SimpleNamespace(info=info, steps=deque([step] * 20_000), calls={}, died=asyncio.Event(), ended=[])
     texts = SimpleNamespace(longest=1)  # it has no `encode`
     app = make_app(Service(engine, texts, "m", Limits(max_body_bytes=1 << 21)))
     gc.freeze()  # as the server
