@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,33 +43,6 @@ _GGUF_TOP = {
 }
 
 
-class Checkpoint(Protocol):
-    """A model on disk."""
-
-    architecture: Architecture
-    path: Path
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor with its Hugging Face name, in fp32 or the checkpoint's float dtype."""
-
-    def ends(self) -> Mapping[str, Any]:
-        """Where the checkpoint names end tokens, and what stands there: an id, a list of ids or None."""
-
-    def generation(self) -> tuple[str, Mapping[str, Any]]:
-        """Where the checkpoint says how to draw tokens, and its fields, by transformers' names."""
-
-
-def open_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at `path`: a GGUF file or a Hugging Face folder with safetensors.
-
-    Raises `ValueError` if it is neither, or is damaged, or has an unknown architecture.
-    """
-    if path.is_file() and path.suffix == ".gguf":
-        return GGUFCheckpoint(path)
-    check_model(str(path))
-    return SafetensorsCheckpoint(path)
-
-
 class GGUFCheckpoint:
     """A GGUF file, or the first of the files into which one was split; every tensor is dequantised to fp32."""
 
@@ -79,18 +52,18 @@ class GGUFCheckpoint:
         self.architecture = self._model.architecture
 
     def ends(self) -> Mapping[str, Any]:
-        """As `Checkpoint`: the header's end of a text, of a turn and of a message."""
+        """The header's ends of a text, of a turn and of a message: by its keys an id, or None."""
         names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
         return {name: self._model.fields.get(name) for name in names}
 
     def generation(self) -> tuple[str, Mapping[str, Any]]:
-        """As `Checkpoint`: `general.sampling` of the header."""
+        """Where the header says how to draw tokens, and its fields there by transformers' names."""
         names = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
         own = ((name.removeprefix(_SAMPLING), value) for name, value in self._model.fields.items() if _SAMPLING in name)
         return f"{self.path.name}, {_SAMPLING[:-1]}", {names.get(name, name): value for name, value in own}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor in fp32."""
+        """Every tensor in fp32, with its Hugging Face name."""
         arch, kind = self.architecture, self._model.kind
         for tensor in self._model.tensors.values():
             if tensor.name == FACTORS:
@@ -155,18 +128,18 @@ class SafetensorsCheckpoint:
         return found
 
     def ends(self) -> Mapping[str, Any]:
-        """As `Checkpoint`: those of config.json and generation_config.json."""
+        """Those of config.json and generation_config.json: by file an id, a list of ids or None."""
         name, fields = self.generation()
         return {"config.json": self._config.get("eos_token_id"), name: fields.get("eos_token_id")}
 
     def generation(self) -> tuple[str, Mapping[str, Any]]:
-        """As `Checkpoint`: generation_config.json, or without it config.json, as in transformers."""
+        """generation_config.json and its fields, or without it config.json, as in transformers."""
         file = self.path / "generation_config.json"
         return (file.name, read_json(file)) if file.is_file() else ("config.json", self._config)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor in its stored dtype, but for the frequencies that early Llama 2 stored: they follow from
-        config.json."""
+        """Every tensor by its name, in its stored dtype, but for the frequencies that early Llama 2 stored: they follow
+        from config.json."""
         for file, wanted in self._files.items():
             try:
                 with safe_open(file, framework="pt") as handle:
@@ -178,3 +151,17 @@ class SafetensorsCheckpoint:
                             yield name, handle.get_tensor(name)
             except SafetensorError as error:
                 raise ValueError(f"model: {file.name} is not a whole safetensors file: {error}") from error
+
+
+Checkpoint = GGUFCheckpoint | SafetensorsCheckpoint
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint at `path`: a GGUF file or a Hugging Face folder with safetensors.
+
+    Raises `ValueError` if it is neither, or is damaged, or has an unknown architecture.
+    """
+    if path.is_file() and path.suffix == ".gguf":
+        return GGUFCheckpoint(path)
+    check_model(str(path))
+    return SafetensorsCheckpoint(path)

@@ -36,46 +36,35 @@ class DecodeGraphs:
         table = zeros(most, max_blocks, dtype=torch.int32)
         lengths = zeros(most, dtype=torch.int32)
         self._forward = forward
-        self._input = StepInput(zeros(most), zeros(most), zeros(most) - 1, table, lengths)
+        self._columns = (zeros(most), zeros(most), zeros(most) - 1, table, lengths)  # as in StepInput
         self._logits = logits
         self._replays: dict[int, Callable[[], None]] = {}
 
     def record(self, record: Record) -> None:
-        """Records all graphs; `recorder` is for CUDA.  The largest comes first: its memory is enough for the others."""
+        """Records all graphs, the largest first: its memory is enough for the others."""
         for size in batch_sizes(len(self._logits))[::-1]:
             self._replays[size] = record(partial(self.step, size))
         self._replays = dict(sorted(self._replays.items()))
 
     def step(self, size: int | None = None) -> None:
         """The logits of the first `size` rows, or of all."""
-        own = self._input
-        first = StepInput(
-            own.token_ids[:size],
-            own.positions[:size],
-            own.slot_mapping[:size],
-            own.block_table[:size],
-            own.seq_lens[:size],
-        )
-        self._logits[:size] = self._forward(first)
+        ids, positions, slots, table, lengths = (column[:size] for column in self._columns)
+        self._logits[:size] = self._forward(StepInput(ids, positions, slots, table, lengths))
 
     def __call__(self, step: StepInput) -> torch.Tensor:
         """The logits of a decode step; they hold until the next call."""
-        n, own = len(step.seq_lens), self._input
+        n, (ids, positions, slots, table, lengths) = len(step.seq_lens), self._columns
         size = next(size for size in self._replays if size >= n)
-        own.token_ids[:n] = step.token_ids
-        own.positions[:n] = step.positions
-        own.slot_mapping[:n] = step.slot_mapping
-        own.slot_mapping[n:size] = -1
-        own.block_table[:n, : step.block_table.shape[1]] = step.block_table
-        own.seq_lens[:n] = step.seq_lens
-        own.seq_lens[n:size] = 0
+        ids[:n], positions[:n], slots[:n], lengths[:n] = (
+            step.token_ids,
+            step.positions,
+            step.slot_mapping,
+            step.seq_lens,
+        )
+        table[:n, : step.block_table.shape[1]] = step.block_table
+        slots[n:size], lengths[n:size] = -1, 0
         self._replays[size]()
         return self._logits[:n]
-
-
-def recorder() -> Record:
-    """`record_graph` with one pool of memory for all graphs, which never run at the same time."""
-    return partial(record_graph, torch.cuda.graph_pool_handle())
 
 
 def record_graph(pool: Any, function: Callable[[], None]) -> Callable[[], None]:

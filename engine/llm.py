@@ -15,7 +15,7 @@ from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.checkpoints import open_checkpoint
 from rooflab.engine.core import Core
 from rooflab.engine.generation import Generation, read_generation
-from rooflab.engine.graphs import recorder
+from rooflab.engine.graphs import record_graph
 from rooflab.engine.memory import check_weights_fit, kv_cache_blocks
 from rooflab.engine.metrics import Completion, RequestOutput, Timeline, TokenEvent
 from rooflab.engine.model import Model
@@ -31,7 +31,7 @@ from rooflab.engine.speculate.build import DraftSource, build, opened
 from rooflab.engine.speculate.drafter import speculation
 from rooflab.engine.speculate.lengths import Lengths
 from rooflab.engine.stopping import StopText
-from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, is_chat
+from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, is_chat, some
 from rooflab.engine.weights import dummy_tensors, load_weights
 from rooflab.kernels._pdl import pdl as dependent_launches
 from rooflab.kernels.choices import Phase
@@ -159,7 +159,8 @@ class LLM:
         self.runner.allocate(blocks)
         if graphs:
             with dependent_launches(pdl):
-                graphs.record(recorder())
+                # One pool of memory for all graphs, which never run at the same time.
+                graphs.record(partial(record_graph, torch.cuda.graph_pool_handle()))
         self.runner.graphs = graphs
         return blocks
 
@@ -228,9 +229,7 @@ class LLM:
         elif isinstance(prompt, str) or is_chat(prompt):
             raise ValueError("prompt: dummy weights come without a tokenizer; pass token ids")
         else:
-            ids = as_token_ids(prompt)
-            if not ids:
-                raise ValueError("prompt: expected at least one token, got an empty prompt")
+            ids = some(as_token_ids(prompt))
         if min(ids) < 0 or max(ids) >= self.arch.vocab_size:
             wrong = next(token for token in ids if not 0 <= token < self.arch.vocab_size)
             raise ValueError(f"prompt: expected token ids below {self.arch.vocab_size}, got {wrong}")

@@ -50,14 +50,13 @@ def kv_cache_blocks(
     per_sequence = -(-limits.max_model_len // limits.block_size)
     archs = (limits.arch, beside) if beside else (limits.arch,)  # pages of both have the same numbers
     block_bytes = limits.block_size * sum(kv_bytes_per_token(arch, DTYPE_NAMES[limits.dtype]) for arch in archs)
-    if wanted is None:
-        cpu = limits.device.type == "cpu"
-        step_bytes = 0 if cpu else sum(peak_bytes(one, limits.device) for one in rehearsals)
-        budget = (CPU_FRACTION if cpu else CUDA_FRACTION) * free_bytes(limits.device) - step_bytes
-    else:
+    if wanted is not None:
         if wanted * block_bytes > free_bytes(limits.device):
             raise ValueError(f"num_kv_blocks: {wanted} take {wanted * block_bytes / 1e9:.2f} GB, more than is free")
         return wanted
+    cpu = limits.device.type == "cpu"
+    step_bytes = 0 if cpu else sum(peak_bytes(one, limits.device) for one in rehearsals)
+    budget = (CPU_FRACTION if cpu else CUDA_FRACTION) * free_bytes(limits.device) - step_bytes
     blocks = min(int(budget // block_bytes), (limits.sequences or limits.max_rows["decode"]) * per_sequence)
     if blocks < per_sequence:
         raise ValueError(

@@ -235,7 +235,7 @@ class ModelRunner:
         drafted = np.empty(0, np.int64) if rows is None else rows.drafted
         counts = drafted if rows is None else rows.counts
         ends = [*(batch.positions[drafted] + counts), *(chunk.end for chunk in step.chunks)]
-        pages = [self.blocks_for(int(end)) for end in ends]
+        pages = [-(-int(end) // self.block_size) for end in ends]
         tables = np.full((len(pages), max(pages)), -1, np.int32)
         n = len(drafted)
         if n:
@@ -250,13 +250,9 @@ class ModelRunner:
         sequence, size = chunk.sequence, self.block_size
         index = np.arange(chunk.start, chunk.end)
         first = chunk.start // size
-        pages = np.asarray(sequence.block_ids[first : self.blocks_for(chunk.end)], np.int64)
+        pages = np.asarray(sequence.block_ids[first : -(-chunk.end // size)], np.int64)
         tokens = np.asarray(sequence.token_ids[chunk.start : chunk.end], np.int64)
         return tokens, index, pages[index // size - first] * size + index % size
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """How many pages hold `num_tokens` tokens."""
-        return -(-num_tokens // self.block_size)
 
     def join(self, sequence: Sequence, source: int) -> None:
         """Adds a prefilled sequence to the decode batch; its last token is the `source`-th of the last draw."""

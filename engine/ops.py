@@ -29,6 +29,8 @@ FIRST_ON_CUDA = {
 }
 """Kernels that come before torch's where no record says which is best: those gather pages, wait for the device, or sort
 the vocabulary."""
+WhyNot = Callable[[Kernel], str | None]
+"""Why a kernel cannot serve a bucket; None if it can."""
 _PHASE_OF = {"flash_attention_varlen": "prefill"}
 
 
@@ -100,11 +102,12 @@ def resolve(limits: LargestSizes, swaps: Mapping[str, str] | None = None, interp
         if not rows:
             continue
         timed_rows[bucket] = rows[-1] if upper < math.inf else rows[0]
+        why_not = partial(_why_not, phase=phase, rows=rows, limits=limits, interpret=interpret)
         for op in limits.ops:
             if _PHASE_OF.get(op, phase) == phase:
-                able[op, bucket] = _able(op, bucket, phase, rows, limits, swaps.get(op), interpret)
+                able[op, bucket] = _able(op, bucket, limits.device, swaps.get(op), why_not)
         for op in limits.fused:
-            if found := _preferred(op, bucket, phase, rows, limits, swaps.get(op), interpret):
+            if found := _preferred(op, bucket, limits.device, swaps.get(op), why_not):
                 able[op, bucket] = [found]
     if limits.device.type == "cpu":
         able = settle(able, timed_rows, limits)
@@ -118,22 +121,20 @@ def _rows_in(bucket: str, phase: Phase, upper: float, limits: LargestSizes) -> t
     return () if least is None else (least, most)
 
 
-def _able(
-    op: str, bucket: str, phase: Phase, rows: tuple[int, ...], limits: LargestSizes, swap: str | None, interpret: bool
-) -> list[Choice]:
+def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> list[Choice]:
     """The kernels that can serve a bucket, in the order in which they are preferred."""
     reasons: list[str] = []
     if swap:
         kernel = registry.get_kernel(op, swap)
-        reason = _why_not(kernel, phase, rows, limits, interpret)
+        reason = why_not(kernel)
         if reason is None:
             return [Choice(op, bucket, kernel, "asked for")]
         reasons.append(f"{kernel.id}: {reason}")
     found = []
     # A kernel may serve decoding rows and not chunks of prompts: one that is asked for need not serve both.
-    if not swap or (op, phase) == ("paged_attention", "prefill"):
-        for kernel, why in candidates(op, bucket, limits.device):
-            reason = _why_not(kernel, phase, rows, limits, interpret)
+    if not swap or (op == "paged_attention" and bucket.startswith("prefill")):
+        for kernel, why in candidates(op, bucket, device):
+            reason = why_not(kernel)
             if reason is None:
                 found.append(Choice(op, bucket, kernel, "; ".join([why, *reasons])))
             else:
@@ -143,15 +144,13 @@ def _able(
     return [choice for choice in found if choice.kernel.role != "naive"] or found
 
 
-def _preferred(
-    op: str, bucket: str, phase: Phase, rows: tuple[int, ...], limits: LargestSizes, swap: str | None, interpret: bool
-) -> Choice | None:
+def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> Choice | None:
     """The kernel of an op that the model can do without: one that is asked for, or an optimized one by record."""
     if swap:
-        return _able(op, bucket, phase, rows, limits, swap, interpret)[0]
-    if limits.device.type == "cuda" and (name := chosen(op, torch.cuda.get_device_name(limits.device), bucket)):
+        return _able(op, bucket, device, swap, why_not)[0]
+    if device.type == "cuda" and (name := chosen(op, torch.cuda.get_device_name(device), bucket)):
         kernel = registry.get_kernel(op, name)
-        if kernel.role == "optimized" and _why_not(kernel, phase, rows, limits, interpret) is None:
+        if kernel.role == "optimized" and why_not(kernel) is None:
             return Choice(op, bucket, kernel, "by record")
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,10 +69,7 @@ def probes(op: str, phase: Phase, M: int, limits: LargestSizes) -> list[dict[str
     if op in PRODUCTS:
         return _product_probes(M, limits)
     arch, block_size = limits.arch, limits.block_size
-
-    def empty(*shape: int, dtype: torch.dtype = limits.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
+    empty = partial(torch.empty, dtype=limits.dtype, device="meta")
     H, D, heads, kv_heads = arch.hidden_size, arch.head_dim, arch.num_heads, arch.num_kv_heads
     sequences = min(M, limits.max_rows["decode"])  # rows that are sampled: in prefill one per prompt
     max_blocks = -(-limits.max_model_len // block_size)
@@ -124,10 +122,7 @@ def _product_probes(M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     sequences = min(M, limits.max_rows["decode"])
     qkv = (arch.num_heads + 2 * arch.num_kv_heads) * D
     shapes = ((M, qkv, H), (M, H, arch.num_heads * D), (M, 2 * intermediate, H), (M, H, intermediate))
-
-    def empty(*shape: int, dtype: torch.dtype = limits.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
+    empty = partial(torch.empty, dtype=limits.dtype, device="meta")
     stored = torch.int8 if limits.int8 else limits.dtype
     inputs: list[dict[str, Any]] = [
         {"a": empty(rows, K), "b": empty(N, K, dtype=stored).mT, "bias": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +23,13 @@ OF_MODEL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetit
 """Settings for which a model may have values of its own, with the values that draw from the logits as they are."""
 PENALTIES = (1e-6, 1e6)
 """Bounds of `repetition_penalty`, between which no logit of a model becomes infinite."""
+_WHOLE = ("max_tokens", "min_tokens", "n", "top_k", "seed", "logprobs")
+_MAY_BE_NONE = (*OF_MODEL, "seed", "logprobs")
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "max_tokens": (1, math.inf), "min_tokens": (0, math.inf), "n": (1, math.inf), "top_k": (0, 2**31 - 1),
+    "seed": (0, 2**63 - 1), "logprobs": (0, MOST_LOGPROBS), "temperature": (0, LARGEST), "top_p": (0, 1),
+    "min_p": (0, 1), "repetition_penalty": PENALTIES, "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,43 +84,20 @@ class SamplingParams:
         return not (self.penalised or self.min_tokens or self.logit_bias or self.logprobs is not None)
 
     def __post_init__(self) -> None:
-        self._check_types()
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            right = _is_integer(value) if name in _WHOLE else _is_number(value)
+            if not (right and least <= value <= most) and not (value is None and name in _MAY_BE_NONE):
+                kind = "an integer" if name in _WHOLE else "a number"
+                raise ValueError(f"{name}: expected {kind} in [{least}, {most}], got {value!r}")
+        if self.top_p == 0:
+            raise ValueError(f"top_p: expected a number above 0, got {self.top_p}")
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop: expected texts that are not empty, got {self.stop!r}")
-        if not 0 <= self.min_tokens <= self.max_tokens:
+        if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens: expected 0 to max_tokens, which is {self.max_tokens}, got {self.min_tokens}")
-        if self.n < 1:
-            raise ValueError(f"n: expected at least 1, got {self.n}")
         if self.n > 1 and self.temperature == 0:
             raise ValueError(f"n: expected 1 at temperature 0, where all answers are the same, got {self.n}")
-        if self.repetition_penalty is not None and not PENALTIES[0] <= self.repetition_penalty <= PENALTIES[1]:
-            raise ValueError(f"repetition_penalty: expected a number in {[*PENALTIES]}, got {self.repetition_penalty}")
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not -2 <= getattr(self, name) <= 2:
-                raise ValueError(f"{name}: expected a number in [-2, 2], got {getattr(self, name)}")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
-            raise ValueError(f"logprobs: expected 0 to {MOST_LOGPROBS}, or None, got {self.logprobs}")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens: expected at least 1, got {self.max_tokens}")
-        if not 0 <= (self.temperature or 0) <= LARGEST:
-            raise ValueError(f"temperature: expected a finite number of at least 0, got {self.temperature}")
-        if not 0 <= (self.top_k or 0) < 2**31:
-            raise ValueError(f"top_k: expected 0 (off) to 2**31 - 1, got {self.top_k}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: expected a number in (0, 1], got {self.top_p}")
-        if not 0 <= (self.min_p or 0) <= 1:
-            raise ValueError(f"min_p: expected a number in [0, 1], got {self.min_p}")
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed: expected a number in [0, 2**63), got {self.seed}")
-
-    def _check_types(self) -> None:
-        for name in ("max_tokens", "min_tokens", "top_k", "n", "seed", "logprobs"):
-            may_be_none = name in ("top_k", "seed", "logprobs")
-            if not _is_integer(value := getattr(self, name)) and not (may_be_none and value is None):
-                raise ValueError(f"{name}: expected an integer, got {value!r}")
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-            if not _is_number(value := getattr(self, name)) and not (name in OF_MODEL and value is None):
-                raise ValueError(f"{name}: expected a number, got {value!r}")
         ids = self.stop_token_ids
         if isinstance(ids, str) or not isinstance(ids, Collection) or not all(map(_is_integer, ids)):
             raise ValueError(f"stop_token_ids: expected token ids, got {ids!r}")

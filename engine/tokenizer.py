@@ -64,9 +64,7 @@ class Tokenizer:
             ids = list(encoded["input_ids"])
         else:
             ids = as_token_ids(prompt)
-        if not ids:
-            raise ValueError("prompt: expected at least one token, got an empty prompt")
-        return ids
+        return some(ids)
 
     def _through_template(self, messages: Sequence[ChatMessage]) -> Mapping[str, Any]:
         from jinja2 import TemplateError  # as heavy as transformers, which imports it
@@ -151,6 +149,13 @@ def check_text(prompt: str) -> None:
         prompt.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"prompt: expected text in UTF-8, got {prompt[error.start]!r} in it") from error
+
+
+def some(ids: list[int]) -> list[int]:
+    """`ids`.  Raises `ValueError` if there are none."""
+    if not ids:
+        raise ValueError("prompt: expected at least one token, got an empty prompt")
+    return ids
 
 
 def is_chat(prompt: Any) -> bool:

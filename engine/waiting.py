@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 BUSY_SHARE = 0.1
 """A thread took part in work if it ran for more than this share of the time of the thread that it is compared with."""
-_TASKS, _STAT = Path("/proc/self/task"), Path("/proc/stat")
+_TASKS = Path("/proc/self/task")
 
 
 def run_times() -> dict[int, tuple[int, int]]:
@@ -38,19 +38,16 @@ def waiting_since(began: Mapping[int, tuple[int, int]]) -> float | None:
     return float(waited / ran) if ran > 0 else None
 
 
-def processor_time() -> tuple[float, float, float] | None:
-    """Seconds that all processors worked, seconds that they were there, and seconds of this process; None if the system
-    does not tell.  Time that another guest of the host took counts as work."""
-    if not _STAT.is_file():
-        return None
-    user, nice, system, idle, iowait, irq, softirq, steal = map(int, _STAT.read_text().split("\n")[0].split()[1:9])
-    worked, tick = user + nice + system + irq + softirq + steal, os.sysconf("SC_CLK_TCK")
-    return worked / tick, (worked + idle + iowait) / tick, time.process_time()
+def processor_time() -> tuple[float, float, float]:
+    """Seconds that all processors worked, seconds that they were there, and seconds of this process.  Time that another
+    guest of the host took counts as work."""
+    now = psutil.cpu_times()
+    there = sum(now[:8])  # those of the host's guests, which follow, are in `user` too
+    return there - now.idle - getattr(now, "iowait", 0.0), there, time.process_time()
 
 
-def others_since(began: tuple[float, float, float] | None) -> float | None:
-    """The share of all processors' time that other processes took since `began`, which is of `processor_time`."""
-    if began is None or (now := processor_time()) is None:
-        return None
-    worked, there, own = np.subtract(now, began)
+def others_since(began: tuple[float, float, float]) -> float | None:
+    """The share of all processors' time that other processes took since `began`, which is of `processor_time`; None if
+    no time has passed on its clock."""
+    worked, there, own = np.subtract(processor_time(), began)
     return max(0.0, float((worked - own) / there)) if there > 0 else None

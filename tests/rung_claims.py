@@ -23,8 +23,6 @@ from rooflab.reference.spec import SCHEMES, Case
 Claim = Callable[[], object]
 CLAIMS: dict[str, Claim] = {}
 SLOW: set[str] = set()
-alone = False
-"""Whether one claim is asked for, so that nothing else is compiled."""
 
 
 def rung(name: str, slow: bool = False) -> Callable[[Claim], Claim]:
@@ -42,10 +40,8 @@ def rung(name: str, slow: bool = False) -> Callable[[Claim], Claim]:
 
 def code(op: str, name: str, scheme: str = "bf16", case: str | None = None) -> CompiledInfo:
     """The one kernel that `op`/`name` launches: at the most work of llama3_8b, or at `case`."""
-    if scheme == "bf16" and case is None and not alone:  # all of them at once, on all cores
-        chosen = select(None, (), ("llama3_8b",), (), ("bf16",))
-    else:
-        chosen = select(op, (name,), ("llama3_8b",), (case,) if case else (), (scheme,))
+    together = scheme == "bf16" and case is None  # those of the op at once, on all cores
+    chosen = select(op, () if together else (name,), ("llama3_8b",), (case,) if case else (), (scheme,))
     requests = [CompileRequest(item.kernel.op, item.kernel.name, item.case, item.scheme) for item in chosen]
     found = dict(zip([(r.op, r.kernel, r.scheme.name) for r in requests], compile_kernels(requests), strict=True))
     result = found[op, name, scheme]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from compiled_sizes import compiled
-from op_kernels import own_registry  # noqa: F401
+from op_kernels import own_registry, slow  # noqa: F401
 
 from rooflab.bench.check.check import check_kernel
 from rooflab.bench.compile.static import CompileRequest
@@ -56,14 +56,6 @@ def scheme_of(kernel, case):
     tried = (scheme for scheme in (FP32, SCHEMES["fp16"]) if scheme.name in spec.schemes)
     taken = (scheme for scheme in tried if kernel.why_not_args(spec.make_inputs(case, scheme, CPU, 0)) is None)
     return next(taken, None) or usual(kernel)
-
-
-def test_every_triton_rung_of_its_own_folder_is_tunable():
-    rungs = ("tensor_core", "pipelined", "tma", "persistent", "warp_specialized")
-    fused = ("rmsnorm", "fused_add_rmsnorm", "silu_and_mul", "rope", "kv_cache_write")
-    wanted = {f"gemm/{name}" for name in rungs} | {f"{op}/fused" for op in fused}
-    wanted |= {"flash_attention/online", "paged_attention/gqa_packed", "sample/bisect"}
-    assert wanted <= {kernel.id for kernel in TUNABLE}
 
 
 @every_tunable_kernel
@@ -278,16 +270,11 @@ def compare_with_compiled(boundary, choose, scheme=BF16):
     return found
 
 
-@pytest.mark.more
-def test_what_is_called_illegal_cannot_run():
-    """The smallest tiles of the ten nearest, which compile soonest."""
-    chosen = [entry for entry in BOUNDARY if entry[1] in ("pipelined", "online")]
-    compare_with_compiled(chosen, lambda configs: [min(configs[:10], key=size)])
-
-
-@pytest.mark.slow
-def test_what_is_called_illegal_cannot_run_in_many_configs():
-    compare_with_compiled(BOUNDARY, lambda configs: configs[:15])
+@pytest.mark.parametrize("many", [pytest.param(False, marks=pytest.mark.more), slow(True)])
+def test_what_is_called_illegal_cannot_run(many):
+    """Of two kernels the smallest tiles of the ten nearest, which compile soonest; or many of all."""
+    chosen = [entry for entry in BOUNDARY if many or entry[1] in ("pipelined", "online")]
+    compare_with_compiled(chosen, lambda configs: configs[:15] if many else [min(configs[:10], key=size)])
 
 
 @dataclass(frozen=True)
@@ -351,7 +338,12 @@ WEIGHT_ONLY = [
 STREAMS = [(op, scheme, case.but(M=M)) for op, scheme, case in WEIGHT_ONLY for M in (1, 4)]
 
 
-def check_sizes(tiles, streams, count):
+@pytest.mark.parametrize(
+    ("tiles", "streams", "count"),
+    [pytest.param(WEIGHT_ONLY[1:2], STREAMS[1:2], 1, marks=pytest.mark.more), slow(WEIGHT_ONLY, STREAMS, 2)],
+    ids=["some", "all"],
+)
+def test_tiles_and_streams_of_weights_are_as_large_as_the_arithmetic_says(tiles, streams, count):
     """Tiles around what fits, so that none that is called legal spills its operand; and streams, drawn at random."""
     requests = []
     for op, name, case in tiles:
@@ -368,16 +360,6 @@ def check_sizes(tiles, streams, count):
         assert slack * info.shared_bytes <= size.shared_bytes <= info.shared_bytes, request
         assert info.threads == size.threads and size.ctas == info.grid[0], request
         assert size.registers <= info.registers or (slack < 1 and info.stack_bytes), request
-
-
-@pytest.mark.more
-def test_tiles_and_streams_of_weights_are_as_large_as_the_arithmetic_says():
-    check_sizes(WEIGHT_ONLY[1:2], STREAMS[1:2], 1)
-
-
-@pytest.mark.slow
-def test_all_tiles_and_streams_of_weights_are_as_large_as_the_arithmetic_says():
-    check_sizes(WEIGHT_ONLY, STREAMS, 2)
 
 
 FOUR_WAYS = [

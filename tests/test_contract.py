@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_kernels import CPU, here
+from op_kernels import CPU, META, here
 
 from rooflab.bench.calls.calls import packed
 from rooflab.kernels.registry import Kernel, kernels, ops
@@ -20,39 +20,20 @@ KERNELS = [kernel for op in BOUND for kernel in kernels(op).values() if kernel.r
 HERE = {kernel.id for op in BOUND for kernel in here(op)}
 
 
-def good(kernel: Kernel) -> dict[str, Any] | None:
-    """The arguments of the smoke case with the most options that the kernel takes, with the optional tensors whose
-    shape they tell; None if it takes none."""
-    spec = BOUND[kernel.op]
-    for scheme, case in product(spec.schemes, sorted(spec.cases["smoke"], key=len, reverse=True)):
-        made = spec.make_inputs(case, SCHEMES[scheme], CPU, 0)
-        inputs = {name: value for name, value in made.items() if name in kernel.accepted}
-        if kernel.why_not_args(made) is None:
-            return with_optional(kernel, inputs)
-    return None
-
-
-def with_optional(kernel: Kernel, inputs: dict[str, Any]) -> dict[str, Any]:
-    contract = BOUND[kernel.op].contract
-    dims = contract.sizes(inputs)
-    for name, argument in contract.arguments.items():
-        sizes = [dim.size(dims) for dim in argument.dims]
-        if inputs.get(name) is None and name in kernel.accepted and None not in sizes:
-            dtype = inputs[argument.dtype].dtype if isinstance(argument.dtype, str) else argument.dtype[0]
-            more = {**inputs, name: torch.ones(sizes, dtype=dtype)}
-            inputs = more if kernel.why_not_args(more) is None and fits(contract, more) else inputs
-    return packed_for(kernel, inputs)
-
-
-def fits(contract: Contract, inputs: dict[str, Any]) -> bool:
-    """Whether the contract takes these arguments together: edits of logits, and scales of a cache, come all or none."""
-    try:
-        dims = contract.check(inputs)
-        if contract.bounds is not None:
-            contract.bounds(inputs, dims)
-    except ValueError:
-        return False
-    return True
+def calls(kernel: Kernel) -> Iterator[dict[str, Any]]:
+    """Arguments of the cases with the most tensors that together have each one that the kernel takes."""
+    spec, seen = BOUND[kernel.op], set[str]()
+    found = []
+    for scheme, case in product(spec.schemes, (*spec.cases["smoke"], *spec.cases["edge"])):
+        priced = spec.make_inputs(case, SCHEMES[scheme], META, 0)  # makes no values
+        tensors = {name for name, x in priced.items() if isinstance(x, torch.Tensor) and name in kernel.accepted}
+        if all(priced[name].numel() for name in tensors) and kernel.why_not_args(priced) is None:
+            found.append((tensors, scheme, case))
+    for tensors, scheme, case in sorted(found, key=lambda one: -len(one[0])):
+        if not tensors <= seen:
+            seen |= tensors
+            made = spec.make_inputs(case, SCHEMES[scheme], CPU, 0)
+            yield packed_for(kernel, {name: value for name, value in made.items() if name in kernel.accepted})
 
 
 def packed_for(kernel: Kernel, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -124,9 +105,27 @@ def results(kernel: Kernel, inputs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
 def test_each_argument_that_breaks_the_contract_is_refused(kernel: Kernel) -> None:
-    inputs = good(kernel)
-    if inputs is None:
-        pytest.skip("takes no smoke case here")
+    for inputs in calls(kernel):
+        check_refusals(kernel, inputs)
+
+
+@pytest.mark.parametrize("op", BOUND)
+def test_a_reference_spreads_nothing(op: str) -> None:
+    """One row in place of several is refused, in the words of the kernels."""
+    spec = BOUND[op]
+    for inputs in calls(kernels(op)["naive"]):
+        shown: set[str] = set()
+        for name, argument in spec.contract.arguments.items():
+            known = [dim.name is None or dim.name in shown for dim in argument.dims]
+            shown |= {dim.name for dim in argument.dims}
+            if not isinstance(x := inputs.get(name), torch.Tensor) or x.ndim != len(known):
+                continue
+            for axis in (axis for axis, told in enumerate(known) if told and x.shape[axis] > 1):
+                with pytest.raises(ValueError, match=r"^\w+: expected"):
+                    spec.reference(**{**inputs, name: x.narrow(axis, 0, 1)})
+
+
+def check_refusals(kernel: Kernel, inputs: dict[str, Any]) -> None:
     runs = kernel.id in HERE and not BOUND[kernel.op].mutates and kernel.nondeterministic is None
     found = as_tuple(kernel.fn(**inputs)) if runs else ()
     tried = [*refusals(kernel, inputs)]
@@ -147,9 +146,7 @@ def test_each_argument_that_breaks_the_contract_is_refused(kernel: Kernel) -> No
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
 def test_a_call_has_the_arguments_of_the_op_by_place_and_by_name(kernel: Kernel) -> None:
     first = next(iter(BOUND[kernel.op].parameters)).name
-    inputs = good(kernel)
-    if inputs is None:
-        pytest.skip("takes no smoke case here")
+    inputs = next(calls(kernel))
     with pytest.raises(TypeError, match="multiple values|unexpected|positional"):
         kernel.fn(inputs[first], **inputs)
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):

@@ -3,19 +3,20 @@
 import inspect
 import json
 import random
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
 import torch
+from op_kernels import here
 
 from rooflab.bench.check.check import check_kernel
 from rooflab.bench.check.data import CheckData
 from rooflab.bench.check.drawn import IN_SOFTWARE, ON_HARDWARE, drawn_points, own_numbers
-from rooflab.kernels.registry import Kernel, get_kernel, get_op, ops
+from rooflab.kernels.registry import Kernel, get_kernel, get_op, kernels, ops
 from rooflab.reference import domain as domain_module
 from rooflab.reference.domain import Domain, Sizes, shrunk
-from rooflab.reference.spec import SCHEMES, Case
+from rooflab.reference.spec import SCHEMES, Case, as_tuple
 
 OPTIONS = Domain(
     {"a": (0, 1, 2), "b": (0, 1), "c": ("x", "y", "z"), "d": (False, True)},
@@ -118,6 +119,16 @@ def test_nothing_at_all_is_a_case_of_every_op(op):
             data = CheckData(spec, inputs, scheme)
             answer = tuple(right.to(dtype) for right, (_, dtype) in zip(data.oracle, data.forms, strict=True))
             assert not data.faults(answer)
+    scheme = SCHEMES["fp16" if "fp16" in spec.schemes else spec.schemes[0]]
+    for kernel, point in product(kernels(op).values(), points):
+        inputs = spec.make_inputs(point.case, scheme, cpu, 0)
+        if kernel in here(op):
+            found = check_kernel(kernel, spec, point.case, scheme, planted=False)
+            assert found.status in ("OK", "UNSUPPORTED"), found.describe()
+        elif kernel.role != "peer" and kernel.why_not_args(inputs) is None:
+            right = spec.oracle(inputs)
+            if not spec.mutates and kernel.prepare is None and not any(x.numel() for x in right):
+                assert [x.shape for x in as_tuple(kernel(**inputs))] == [x.shape for x in right], kernel.id
 
 
 def ours(op, **inputs):

@@ -9,13 +9,7 @@ from op_kernels import each, here
 from rooflab.kernels.registry import Kernel, get_kernel
 from rooflab.reference.embedding import SPEC
 
-KERNELS = here("embedding")
 TRITON = here("embedding", "triton")
-
-
-@each(KERNELS)
-def test_no_tokens(kernel: Kernel) -> None:
-    assert kernel(token_ids=torch.empty(0, dtype=torch.int64), weight=torch.ones(5, 3)).shape == (0, 3)
 
 
 @each(TRITON)

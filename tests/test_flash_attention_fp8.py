@@ -69,29 +69,6 @@ def test_columns_end_in_whole_16_bytes_of_nan():
     assert _inputs(META, S=37, v_columns=True)["v"].stride() == v.stride()
 
 
-@pytest.mark.parametrize("name", ["q_scale", "k_scale", "v_scale"])
-@pytest.mark.parametrize("dim", [0, 1])
-def test_another_head_s_or_sequence_s_scale_is_rejected(name, dim):
-    case = _case()
-    apart = [inputs for label, inputs in SPEC.planted(case, FP8, CPU, 0) if "apart by 1000" in label]
-    assert len(apart) == 2
-    wrong = []
-    for inputs in apart:
-        assert _passes(SPEC.reference(**inputs), inputs) and _passes(naive.naive(**inputs), inputs)
-        wrong.append(not _passes(SPEC.reference(**inputs | {name: inputs[name].roll(1, dim)}), inputs))
-    assert any(wrong)
-
-
-@pytest.mark.parametrize("S", [40, 700])
-def test_an_output_a_tenth_off_is_rejected(S):
-    """Rounded weights allow 6%; random scores, values that cancel and short sums would let half of it pass."""
-    planted = dict(SPEC.planted(_case(S=S, B=1), FP8, CPU, 0))
-    inputs = planted["queries near zero, values of one sign"]
-    assert _passes(SPEC.reference(**inputs), inputs)
-    for factor in (0.9, 1.1):
-        assert not _passes(factor * SPEC.reference(**inputs), inputs)
-
-
 def test_planted_keys_are_heard_in_fp8():
     """They were planted before the values were quantised: each changes the output by more than is allowed."""
     case = _case(T=8, S=70, causal=False, B=1)

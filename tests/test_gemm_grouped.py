@@ -42,14 +42,6 @@ def test_groups_of_every_kind(kernel: Kernel, ends: tuple[int, ...]) -> None:
             torch.testing.assert_close(kernel(a=a, b=stored, offsets=offsets), expected(a, b, offsets).float())
 
 
-@each(KERNELS)
-def test_empty_sizes(kernel: Kernel) -> None:
-    assert kernel(a=torch.ones(0, 4), b=weights(2, 4, 8), offsets=bounds(0, 0)).shape == (0, 8)
-    assert kernel(a=torch.ones(0, 4), b=weights(0, 4, 8), offsets=bounds()).shape == (0, 8)
-    assert kernel(a=torch.ones(3, 4), b=weights(2, 4, 0), offsets=bounds(1, 3)).shape == (3, 0)
-    assert kernel(a=torch.ones(3, 0), b=weights(2, 0, 4), offsets=bounds(1, 3)).tolist() == [[0.0] * 4] * 3
-
-
 @each(RUNGS)
 def test_the_host_does_not_read_the_offsets(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offsets without values: a launcher that reads one raises. The grid is bounded by the shapes alone."""

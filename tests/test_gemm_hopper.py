@@ -31,7 +31,7 @@ from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.gemm import split_k, stream_k
 from rooflab.kernels.gemm._ring_configs import COOPERATIVE, RingTile
-from rooflab.kernels.gemm._skinny_configs import GEMV, MOST_ROWS, SWAP_AB, WARPS, SwapAbConfig
+from rooflab.kernels.gemm._skinny_configs import SWAP_AB, SwapAbConfig
 from rooflab.kernels.gemm._skinny_operands import alignment_bytes
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
@@ -63,15 +63,6 @@ def test_fp32_is_rounded_to_tf32_by_name_alone() -> None:
     reason = kernel.why_not_args({"a": a, "b": weight, "precision": "tf32"}).reason
     assert "b: expected stride 1 along K" in reason and "pipelined" in reason
     assert get_kernel("gemm", "shared_tiles").why_not_args({"a": a, "b": weight}) is None
-
-
-def test_the_heuristic_fills_the_sms() -> None:
-    shape = lambda M, N, K: Case(M=M, N=N, K=K, layout="NT", bias=False)
-    tile = lambda case: (found.block_m, found.block_n) if (found := COOPERATIVE.heuristic(case)) else None
-    assert tile(shape(8192, 8192, 8192)) == (128, 256)
-    assert tile(shape(1024, 2048, 4096)) == (128, 128), "128 tiles; 64 of the larger ones would leave SMs idle"
-    deep, shallow = COOPERATIVE.heuristic(shape(8192, 8192, 8192)), COOPERATIVE.heuristic(shape(8192, 8192, 512))
-    assert (deep.stages, deep.store_n) == (4, 128) and (shallow.stages, shallow.store_n) == (3, 256)
 
 
 def test_a_lead_leaves_two_slots() -> None:
@@ -221,15 +212,6 @@ def test_a_ring_keeps_as_many_bytes_on_their_way_as_hbm_needs():
         for name in ("split_k", "stream_k", "swap_ab"):
             config = get_kernel("gemm", name).tuning.heuristic(case, BF16)
             assert (config.num_stages - 1) * config.block_n * config.block_k * 2 >= 36 * 1024, (name, case.id)
-
-
-def test_gemv_gives_every_sm_its_warps():
-    for case in (case for case in layers() if int(case["M"]) <= MOST_ROWS):
-        config = GEMV.heuristic(case, BF16)
-        warps = GEMV.footprint(config, case, BF16).ctas * WARPS
-        assert warps >= HOPPER_SMS * 7 and config.rows * config.unroll == 8
-        assert GEMV.is_legal(config, case, BF16) and config.split == 1
-    assert GEMV.heuristic(case_of(1, 64, 65536), BF16).split > 1
 
 
 @pytest.mark.parametrize("name", ["gemv", "split_k", "swap_ab"])

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 from compiled_sizes import compiled
-from op_kernels import CPU, each, slow
+from op_kernels import each, slow
 from triton.runtime import _allocation
 
 from rooflab.bench.compile.flow import hot_loop
 from rooflab.bench.compile.static import CompileRequest
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import KernelCase
-from rooflab.kernels.configs import default_config, legal_configs
+from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.gemm._tma import stored
 from rooflab.kernels.registry import Kernel, get_kernel, interpreting
 from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
@@ -97,23 +97,6 @@ def test_how_tma_sees_a_matrix() -> None:
     ]:
         seen = stored(matrix, k_dim)
         assert (seen and (seen.rows, seen.columns, seen.stride, seen.transposed)) == found
-
-
-def test_the_tile_follows_the_waves() -> None:
-    """As large as keeps the SMs busy, and as small as fills them; in fp32 the result must leave room for its stages."""
-    tile = lambda name, M, N, scheme="bf16": default_config("gemm", name, scheme, CPU, M=M, N=N, K=4096)
-    for name in ("tma", "persistent", "warp_specialized"):
-        assert (tile(name, 8192, 8192).block_m, tile(name, 8192, 8192).block_n) == (128, 256)
-        assert tile(name, 16, 4096).block_n == 32
-        kernel, case = get_kernel("gemm", name), Case(M=8192, N=8192, K=4096, layout="NT", bias=False)
-        assert kernel.tuning.is_legal(tile(name, 8192, 8192, "tf32"), case, SCHEMES["tf32"])
-
-
-def test_a_smaller_tile_for_a_few_fewer_waves_is_not_worth_its_loads() -> None:
-    """Llama-3-70B's gate|up: 128 by 128 has 55 half waves for 28, and takes 64 bytes a clock for 48."""
-    for name in ("tma", "persistent", "warp_specialized", "cooperative"):
-        config = default_config("gemm", name, "bf16", CPU, M=2048, N=57344, K=8192)
-        assert (config.block_m, config.block_n, config.group_m) == (128, 256, 16)
 
 
 @pytest.mark.more

@@ -1,10 +1,10 @@
-"""gemm_silu_and_mul: empty sizes, refusals, what its tolerance rejects, cost, and CTAs with several tiles."""
+"""gemm_silu_and_mul: refusals, cost, and CTAs with several tiles."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from op_kernels import CPU, META, each, here, slow
+from op_kernels import META, each, slow
 
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import KernelCase
@@ -12,19 +12,11 @@ from rooflab.kernels.registry import Kernel, get_kernel, kernels
 from rooflab.reference.gemm_silu_and_mul import SPEC
 from rooflab.reference.spec import SCHEMES, Case
 
-KERNELS = here("gemm_silu_and_mul")
 TMA = [kernel for kernel in kernels("gemm_silu_and_mul").values() if kernel.min_sm == 90]
 
 
 def weight(K: int, I: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(2 * I, K, dtype=dtype).mT
-
-
-@each(KERNELS)
-def test_empty_sizes(kernel: Kernel) -> None:
-    assert kernel(a=torch.ones(0, 4), b=torch.ones(4, 6)).shape == (0, 3)
-    assert kernel(a=torch.ones(2, 4), b=torch.ones(4, 0)).shape == (2, 0)
-    assert kernel(a=torch.ones(2, 0), b=torch.ones(0, 6)).tolist() == [[0.0] * 3] * 2
 
 
 @each(TMA)
@@ -51,18 +43,6 @@ def test_fp32_is_for_another_rung_than_cooperative() -> None:
     kernel = get_kernel("gemm_silu_and_mul", "cooperative")
     reason = kernel.why_not_args({"a": torch.ones(16, 64), "b": weight(64, 32)}).reason
     assert "gemm_silu_and_mul/persistent takes it" in str(reason)
-
-
-@pytest.mark.parametrize("scheme", ["fp32", "fp16", "bf16"])
-def test_wrong_activations_are_rejected(scheme: str) -> None:
-    case = SPEC.cases["edge"][4]
-    inputs = SPEC.make_inputs(case, SCHEMES[scheme], CPU, 0)
-    a, b = inputs["a"].double(), inputs["b"].double()
-    half = b.shape[1] // 2
-    gate, up = a @ b[:, :half], a @ b[:, half:]
-    gelu = torch.nn.functional.gelu(gate)
-    for wrong in (gate * torch.sigmoid(up) * up, gelu * up, gate * up, torch.sigmoid(gate) * up):
-        assert not SPEC.judge((wrong,), SPEC.oracle(inputs), inputs, SCHEMES[scheme])[0].passed
 
 
 def test_cost_and_traffic() -> None:

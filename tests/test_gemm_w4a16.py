@@ -1,4 +1,4 @@
-"""gemm_w4a16: groups, what its tolerance rejects, refusals, traffic, and what Marlin is given."""
+"""gemm_w4a16: groups, refusals, traffic, and what Marlin is given."""
 
 from __future__ import annotations
 
@@ -39,25 +39,6 @@ def test_the_group_follows_from_the_shapes() -> None:
     assert [group_size(130, groups) for groups in (2, 3, 5)] == [128, 64, 32] and group_size(2, 1) == 128
     with pytest.raises(ValueError, match="scale: expected a scale for each 32, 64 or 128 of K=256, got 3 groups"):
         group_size(256, 3)
-
-
-WRONG = {
-    "a dropped group": lambda inputs: {"a": inputs["a"].clone().index_fill_(1, torch.arange(32, 64), 0.0)},
-    "the scale of the next group": lambda inputs: {"scale": inputs["scale"].roll(1, dims=1)},
-    "halves of a byte swapped": lambda inputs: {"b": inputs["b"] << 4 | inputs["b"] >> 4},
-    "symmetric where there are zero points": lambda inputs: {"zero": None},
-    "zero points off by one": lambda inputs: {"zero": inputs["zero"] + 1},
-    "zero points of the next group": lambda inputs: {"zero": inputs["zero"].roll(1, dims=1)},
-    "weights in fp8": lambda inputs: {"scale": inputs["scale"] * 1.03},
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-@pytest.mark.parametrize("scheme", SPEC.schemes)
-def test_what_the_tolerance_rejects(what: str, scheme: str) -> None:
-    inputs = inputs_of(SCHEMES[scheme], zeros=True, K=512)
-    wrong = SPEC.oracle({**inputs, **WRONG[what](inputs)})
-    assert not SPEC.judge(wrong, SPEC.oracle(inputs), inputs, SCHEMES[scheme])[0].passed
 
 
 def test_torchs_layout_is_undone_by_its_own_unpacking() -> None:

@@ -1,4 +1,4 @@
-"""gemm_w8a16: what its tolerance rejects, torch's limits, the rung of a CPU, refusals, traffic."""
+"""gemm_w8a16: torch's limits, the rung of a CPU, refusals, traffic."""
 
 from __future__ import annotations
 
@@ -23,21 +23,6 @@ ONEDNN = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 def inputs_of(**changes: bool | int) -> dict[str, torch.Tensor | None]:
     return SPEC.make_inputs(Case(M=4, N=32, K=64, bias=False).but(**changes), SCHEME, CPU, 0)
-
-
-WRONG = {
-    "the scale of the next channel": lambda inputs: {"scale": inputs["scale"].roll(1)},
-    "unsigned codes": lambda inputs: {"b": (inputs["b"].int() & 127).to(torch.int8)},
-    "seven bits": lambda inputs: {"b": inputs["b"] & -2},
-    "a dropped tile": lambda inputs: {"a": inputs["a"].clone().index_fill_(1, torch.arange(48, 64), 0.0)},
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_what_the_tolerance_rejects(what: str) -> None:
-    inputs = inputs_of()
-    wrong = SPEC.oracle({**inputs, **WRONG[what](inputs)})
-    assert not SPEC.judge(wrong, SPEC.oracle(inputs), inputs, SCHEME)[0].passed
 
 
 def test_the_library_refuses_what_torch_reads_past() -> None:

@@ -130,8 +130,11 @@ VALUES: list[tuple[list[Key], dict[str, Any] | None]] = [
 
 def test_a_generated_header_is_the_model_of_its_keys_or_is_refused_by_name(tmp_path: Path, seed: int = 1) -> None:
     draw, path, loaded = random.Random(seed), tmp_path / "tiny.gguf", 0
-    for number in range(COUNT):
-        keys, changes, refused = generated(draw)
+    alone = [({name: (name, *own) for name, own in BASE.items()} | {key[0]: key for key in found}, found, change)
+             for found, change in VALUES]  # fmt: skip
+    each = [([*keys.values()], change or {}, [] if change is not REFUSED else [key[0] for key in found])
+            for keys, found, change in alone]  # fmt: skip
+    for number, (keys, changes, refused) in enumerate((*each, *(generated(draw) for _ in range(COUNT)))):
         write(path, keys)
         expected = None
         if not refused:

@@ -15,7 +15,6 @@ from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.results import LaunchResult
 from rooflab.kernels import _multicast
 from rooflab.kernels._multicast_configs import ClusterTile
-from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -91,16 +90,6 @@ def test_nothing_spills_in_a_loop_and_the_model_knows_the_share_of_a_cluster() -
         loops = [body for body in info.loops if body.innermost and body.counts["wgmma"]]
         assert loops and not any(body.counts["spill_load"] + body.counts["spill_store"] for body in loops)
         assert not info.warnings
-
-
-def test_legal_configs_divide_evenly_and_fit() -> None:
-    case = Case(M=8192, N=8192, K=8192, layout="NT", bias=False)
-    found = legal_configs(GEMM, case, SCHEMES["bf16"])
-    assert GEMM.tuning.heuristic(case) in found and all(config.divides for config in found)
-    assert {config.cluster for config in found} == {1, 2} and max(config.shared_bytes for config in found) <= 232448
-    large = Case(M=8192, N=8192, K=8192, scales="block", bias=False)
-    assert FP8.tuning.heuristic(large) in legal_configs(FP8, large, SCHEMES["fp8_e4m3"])
-    assert FP8.tuning.heuristic(large).consumers == 3 and FP8.tuning.heuristic(large.but(M=256)).consumers == 2
 
 
 def test_refusals_name_a_kernel_that_takes_it() -> None:

@@ -67,39 +67,37 @@ def run(fresh: Path, repository: Path) -> Run:
     return run
 
 
-@pytest.fixture(scope="module")
-def kept(run: Run) -> tuple[str, str]:
-    """Two runs of their benchmarks, imported."""
+@pytest.mark.more
+def test_their_benchmarks_are_compared_and_drawn(run, repository):
+    """Two runs of them, imported."""
     for name in ("a", "b"):
         done = run("pytest", "-q", "-p", "no:cacheprovider", "--benchmark", f"--benchmark-json={name}.json")
         assert done.returncode == 0, done.stdout + done.stderr
         done = run("rooflab", "import", "pytest-benchmark", f"{name}.json", "--out", f"out/{name}")
         assert done.returncode == 0, done.stderr
-    return "out/a", "out/b"
-
-
-@pytest.mark.more
-def test_a_parametrised_benchmark_finds_its_baseline_and_their_commit_is_kept(run, kept, repository):
-    done = run("rooflab", "ab", "--records", kept[0], "--records", kept[1], "--json")
+    done = run("rooflab", "ab", "--records", "out/a", "--records", "out/b", "--json")
     (rows,) = json.loads(done.stdout)["tables"].values()
     assert sorted(row["key"] for row in rows) == [f"test_theirs.py::test_softmax[{name}]" for name in ("fast", "naive")]
     assert "MISSING" not in {row["verdict"] for row in rows}
     lines = [json.loads(line) for file in (repository / "out" / "a").glob("*.jsonl") for line in file.open()]
     commit = git(repository, "rev-parse", "HEAD")
     assert {(line["commit"], line["dirty"]) for line in lines} == {(commit, False)}
+    check_rooflines(run, repository)
+    values = json.loads((repository / "a.json").read_text())
+    values["benchmarks"][0]["stats"]["data"][0] = float("nan")
+    (repository / "nan.json").write_text(json.dumps(values))
+    done = run("rooflab", "import", "pytest-benchmark", "nan.json")
+    assert done.returncode == 0 and "INVALID: " in done.stdout and "a sample of nan s" in done.stdout, done.stderr
 
 
-@pytest.mark.more
-def test_a_roofline_is_drawn_of_their_json_and_not_in_their_settings(run, kept, repository):
+def check_rooflines(run: Run, repository: Path) -> None:
+    """Drawn of their JSON and not in their settings; records of two machines of one name are two figures."""
     done = run("rooflab", "roofline", "a.json", "--gpu", "h100", "--out", "x.svg")
     assert done.returncode == 0 and "2 points" in done.stdout, done.stderr
     drawn = (repository / "x.svg").read_text()
     assert "#000000" not in re.search(r'<g id="patch_1">.*?</g>', drawn, re.DOTALL)[0], "the page is white"
 
-
-@pytest.mark.more
-def test_records_of_two_machines_of_one_name_are_two_figures(run, kept, repository):
-    (source,) = (repository / kept[0]).glob("*.jsonl")
+    (source,) = (repository / "out" / "a").glob("*.jsonl")
     both = repository / "out" / "both"
     both.mkdir()
     for cores in (2, 64):
@@ -118,36 +116,18 @@ def test_records_of_two_machines_of_one_name_are_two_figures(run, kept, reposito
 
 
 @pytest.mark.more
-def test_their_kernel_is_timed_with_their_commit(run, repository):
+def test_their_kernel_is_timed_with_their_commit_and_what_cannot_be_is_one_sentence(run, repository, tmp_path):
+    shallow = tmp_path / "shallow"
+    git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{repository}", str(shallow))
+    shutil.copy(repository / "mine.py", shallow)
     done = run("rooflab", "bench", "--kernel", "mine.py", "--suite", "smoke", "--budget", "0.01", "--out", "out/bench")
     assert done.returncode in (0, 13), done.stderr  # 13 on a busy machine
     lines = [json.loads(line) for file in (repository / "out" / "bench").glob("*.jsonl") for line in file.open()]
     commit = git(repository, "rev-parse", "HEAD")
     assert {(line["commit"], line["dirty"]) for line in lines if line["kernel"] == "mine"} == {(commit, False)}
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+    for words, sentence in (
         (["ab", "--kernel", "mine.py", "--base", ""], "--base: expected a revision, got ''"),
         (["ab", "--kernel", "mine.py", "--base", "HEAD~1"], "this clone is shallow: .*fetch-depth: 0"),
-        (["import", "pytest-benchmark", "nan.json"], ""),
-    ],
-    ids=["no base", "shallow", "nan"],
-)
-def test_what_cannot_be_is_one_sentence(words, sentence, run, kept, repository, tmp_path):
-    folder = repository
-    if "HEAD~1" in words:
-        folder = tmp_path / "shallow"
-        git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{repository}", str(folder))
-        shutil.copy(repository / "mine.py", folder)
-    if "nan.json" in words:
-        values = json.loads((repository / "a.json").read_text())
-        values["benchmarks"][0]["stats"]["data"][0] = float("nan")
-        (repository / "nan.json").write_text(json.dumps(values))
-        done = run("rooflab", *words)
-        assert done.returncode == 0 and "INVALID: " in done.stdout and "a sample of nan s" in done.stdout, done.stderr
-        return
-    done = run("rooflab", *words, folder=folder)
-    assert done.returncode == 2 and re.search(sentence, done.stderr) and "Traceback" not in done.stderr, done.stderr
+    ):
+        done = run("rooflab", *words, folder=shallow if "HEAD~1" in words else repository)
+        assert done.returncode == 2 and re.search(sentence, done.stderr) and "Traceback" not in done.stderr, done.stderr

@@ -221,7 +221,7 @@ def repository(fresh, folder):
     return run
 
 
-@pytest.mark.sampled(0, 2)  # 5 to 30 s each: new processes; `make newest` runs all
+@pytest.mark.sampled(0, 1)  # 5 to 30 s each: new processes; `make newest` runs all
 @pytest.mark.parametrize("line", of(WHEEL), ids=str)
 def test_a_line_runs_from_the_wheel_in_a_fresh_repository(line, repository):
     done = repository(line)
@@ -231,18 +231,18 @@ def test_a_line_runs_from_the_wheel_in_a_fresh_repository(line, repository):
     assert done.stdout
 
 
-@pytest.mark.more
-def test_a_change_of_ones_own_kernel_is_compared_with_its_base(repository, folder):
-    """From the wheel, the base's own file on one side: the change alone is wrong."""
-    command = "rooflab ab --base HEAD --kernel mine.py --changed --pairs 1 --kernel-seconds 0.05"
+@pytest.mark.sampled(0, 1)
+@pytest.mark.parametrize(
+    ("file", "right", "wrong"), [("mine.py", "* weight", "* 2 * weight"), ("fast.py", "row.to(", "(2 * row).to(")]
+)
+def test_a_change_of_ones_own_kernel_is_compared_with_its_base(file, right, wrong, repository, folder):
+    """From the wheel, the base's own file on one side: the change alone is wrong.  One in Triton has no time on a CPU,
+    but a verdict on its values, from the emulator."""
+    command = f"rooflab ab --base HEAD --kernel {file} --changed --pairs 1 --kernel-seconds 0.05"
     done = repository(command)
     assert done.returncode == 0 and "the difference touches no kernel" in done.stdout, done.stderr
-    (folder / "mine.py").write_text(FILES["mine.py"].replace("* weight", "* 2 * weight"))
+    (folder / file).write_text(FILES[file].replace(right, wrong))
     done = repository(command)
-    assert done.returncode == 11 and "INCORRECT  working tree" in done.stdout, done.stdout + done.stderr
-    # One in Triton has no time on a CPU, but a verdict on its values, from the emulator.
-    (folder / "fast.py").write_text(FILES["fast.py"].replace("row.to(", "(2 * row).to("))
-    done = repository(command.replace("mine.py", "fast.py"))
     assert done.returncode == 11 and "INCORRECT  working tree" in done.stdout, done.stdout + done.stderr
 
 

@@ -68,7 +68,7 @@ def test_numbers_that_fp32_lacks_end_no_step(llm, greedy):
     assert [one["token_ids"] for one in alone] == [one["token_ids"] for one in greedy]
     for change, wanted in (
         ({"repetition_penalty": 5e-324}, r"repetition_penalty: expected a number in \[1e-06, 1000000.0\], got 5e-324"),
-        ({"temperature": 1e39}, "temperature: expected a finite number of at least 0, got 1e\\+39"),
+        ({"temperature": 1e39}, "temperature: expected a number in"),
         ({"logit_bias": {7: -1e39}}, "logit_bias: expected finite numbers by token id"),
     ):
         with pytest.raises(ValueError, match=wanted):

@@ -1,10 +1,10 @@
-"""rmsnorm: eps, fp16 range, what its tolerance rejects, cost."""
+"""rmsnorm: eps, fp16 range, what its tolerance rejects."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from op_kernels import CPU, META, each, here
+from op_kernels import CPU, each, here
 
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.rmsnorm import SPEC
@@ -29,11 +29,6 @@ def test_squares_past_the_fp16_range(kernel: Kernel) -> None:
     assert (result == 0.5).all()
 
 
-@each(KERNELS)
-def test_no_rows(kernel: Kernel) -> None:
-    assert kernel(x=torch.ones(0, 8), weight=torch.ones(8)).shape == (0, 8)
-
-
 @pytest.mark.parametrize("scheme", ["fp32", "fp16", "bf16"])
 def test_a_wrong_norm_is_rejected(scheme: str) -> None:
     """A column that the sum misses (planted), a mean over padding, an eps left out."""
@@ -53,10 +48,3 @@ def test_a_wrong_norm_is_rejected(scheme: str) -> None:
     inputs = SPEC.make_inputs(case, SCHEMES[scheme], CPU, 0)
     oracle = SPEC.oracle(inputs)
     assert not SPEC.judge((oracle[0] * (64 / 33) ** 0.5,), oracle, inputs, SCHEMES[scheme])[0].passed
-
-
-def test_cost_moves_each_value_once() -> None:
-    case = Case(T=2048, H=4096, eps=1e-5)
-    cost = SPEC.cost_of(SPEC.make_inputs(case, SCHEMES["bf16"], META, 0))
-    assert cost.bytes == 2 * (2 * 2048 * 4096 + 4096)
-    assert cost.sfu_ops == 2048

@@ -1,4 +1,4 @@
-"""What a launcher refuses because of its shape, dtype or range, the reference, which would take it for something else,
+"""What a launcher refuses because of its dtype or range, the reference, which would take it for something else,
 refuses in the same words."""
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ ONE = torch.ones(1)
 ATTENTION = [
     ({"softcap": 0.0}, "softcap: expected more than 0, got 0.0"),
     ({"softcap": -1.0}, "softcap: expected more than 0, got -1.0"),
-    ({"sinks": ONE}, r"sinks: expected shape \(H=4\), got \(1,\)"),
     ({"window": 0}, "window: expected at least 1"),
 ]
 SIZES = "H=4,H_kv=2,D=64,causal=true"
@@ -32,11 +31,9 @@ CASES: list[tuple[str, str, str, list[tuple[dict[str, Any], str]]]] = [
             ({"a_scale": torch.ones(2)}, r"a_scale: expected one element, shape \(\) or \(1,\), got \(2,\)"),
             ({"a": torch.ones(2, 128).to(E5M2)}, f"a: expected {E4M3}, got {E5M2}"),
             ({"b": torch.ones(128, 16).to(FNUZ)}, f"b: expected {E4M3}, got {FNUZ}"),
-            ({"bias": ONE.bfloat16()}, r"bias: expected shape \(N=16\), got \(1,\)"),
         ],
     ),
     ("flash_attention", "fp16", f"B=1,T=5,S=5,{SIZES}", ATTENTION),
-    ("flash_attention", "fp16", f"B=1,T=5,S=5,{SIZES}", [({"v": torch.ones(1, 6, 2, 64).half()}, "v: expected shape")]),
     (
         "flash_attention",
         "fp8_e4m3",
@@ -62,15 +59,6 @@ CASES: list[tuple[str, str, str, list[tuple[dict[str, Any], str]]]] = [
         [({"latent_dim": 49}, "latent_dim: expected 1 to 48"), ({"latent_dim": 0}, "latent_dim: expected 1 to 48")],
     ),
     (
-        "rope",
-        "fp32",
-        "T=6,H=4,H_kv=2,D=16,max_position=50,interleaved=false",
-        [
-            ({"positions": ONE.long()}, r"positions: expected shape \(T=6\), got \(1,\)"),
-            ({"sin": torch.ones(1, 8)}, r"sin: expected shape \(max_position=50, D/2=8\), got \(1, 8\)"),
-        ],
-    ),
-    (
         "gemm",
         "fp16",
         "M=2,N=4,K=8,layout=NN,bias=true",
@@ -78,19 +66,13 @@ CASES: list[tuple[str, str, str, list[tuple[dict[str, Any], str]]]] = [
             ({"precision": "tf32"}, "precision: expected ieee with torch.float16 operands, got tf32"),
             ({"precision": "half"}, "precision: expected ieee or tf32, got 'half'"),
             ({"bias": ONE.half()}, r"bias: expected shape \(N=4\), got \(1,\)"),
-            ({"residual": torch.ones(1, 4).half()}, r"residual: expected shape \(M=2, N=4\), got \(1, 4\)"),
         ],
     ),
-    ("gemm_w8a16", "w8a16", "M=2,N=4,K=8,bias=false", [({"scale": ONE.bfloat16()}, r"scale: expected shape \(N=4\)")]),
     (
         "fused_add_rmsnorm",
         "fp32",
         "T=2,H=8,eps=1e-6",
-        [
-            ({"residual": torch.ones(1, 8)}, r"residual: expected shape \(.*2, .*8\), got \(1, 8\)"),
-            ({"weight": ONE}, r"weight: expected shape \(.*8\), got \(1,\)"),
-            ({"quantize": "fp8_e5m2"}, "quantize: expected None, 'int8' or 'fp8_e4m3', got 'fp8_e5m2'"),
-        ],
+        [({"quantize": "fp8_e5m2"}, "quantize: expected None, 'int8' or 'fp8_e4m3', got 'fp8_e5m2'")],
     ),
 ]
 

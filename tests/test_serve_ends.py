@@ -91,10 +91,10 @@ def test_an_engine_that_is_silent_or_whose_reader_ended_is_not_healthy(monkeypat
         with pytest.raises(EngineDied, match="task 'receive'"):
             engine.check()
         await engine.stop()
-        late, engine._why = SimpleNamespace(sentinel=0, exitcode=None), ""
+        late, engine.why = SimpleNamespace(sentinel=0, exitcode=None), ""
         late.join, engine._process = lambda seconds: setattr(late, "exitcode", -9), late
         engine._process_ended()
-        assert str(engine.death()) == "the engine's process ended with status -9"
+        assert engine.why == "the engine's process ended with status -9"
 
     asyncio.run(use())
 
@@ -114,7 +114,7 @@ def test_a_cut_answer_has_a_finish_reason_if_the_server_ends_and_else_the_time_w
         if ends:
             monkeypatch.setattr("rooflab.engine.serve.work.SILENT_S", 0.01)
             assert await anext(work.events(False, False)) == b": \n\n", "no stream is silent"
-        call.inbox.put(call, Token(call.key, 0, 7, None, None))
+        call.inbox.put((call, Token(call.key, 0, 7, None, None)))
         if ends:
             engine.cut()
         try:

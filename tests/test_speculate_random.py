@@ -101,16 +101,15 @@ def test_100_examples(engines):
         run_example(seed, engines)
 
 
-@pytest.mark.more
-@pytest.mark.timeout(600)  # half a minute on one core
-@pytest.mark.parametrize("first", range(EXAMPLES, 2000, 475))
+@pytest.mark.sampled(0, 2)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(EXAMPLES, 2000, EXAMPLES))
 def test_2000_examples(engines, first):
-    """In four parts, with those of `test_100_examples`."""
-    for seed in range(first, first + 475):
-        if (seed - first) % 200 == 0:  # so that the texts to compare with stay few
-            for llm in engines[1]:
-                blocks = llm.scheduler.blocks
-                blocks._published.clear(), blocks._key_of.clear()
-                blocks._free.extend(blocks._cached), blocks._cached.clear()
-            known.clear()
+    """With those of `test_100_examples`."""
+    for llm in engines[1]:  # so that the texts to compare with stay few
+        blocks = llm.scheduler.blocks
+        blocks._published.clear(), blocks._key_of.clear()
+        blocks._free.extend(blocks._cached), blocks._cached.clear()
+    known.clear()
+    for seed in range(first, first + EXAMPLES):
         run_example(seed, engines)

@@ -144,19 +144,10 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CompiledTr
         yield first, second
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def changes(sides, cache) -> dict[str, CodeChange]:
-    found = compare_sides(*sides, QUERY, device_for(), Store(cache / "static"))
-    return {change.kernel: change for change in found}
-
-
 @pytest.mark.more
-def test_every_kernel_of_either_tree_has_a_verdict(changes):
+def test_every_kernel_of_either_tree_has_a_verdict_and_its_evidence(sides, tmp_path, monkeypatch):
+    store = Store(tmp_path / "static")
+    changes = {change.kernel: change for change in compare_sides(*sides, QUERY, device_for(), store)}
     assert {name: change.verdict for name, change in changes.items()} == {
         "product": "LOST TENSOR CORES",
         "kept": "SAME",
@@ -169,10 +160,12 @@ def test_every_kernel_of_either_tree_has_a_verdict(changes):
         "added": "NEW",
         "unavailable": "NOT COMPARED",
     }
+    check_evidence(changes)
+    check_what_is_not_there(*sides, store)
+    check_the_command(*sides, tmp_path, monkeypatch)
 
 
-@pytest.mark.more
-def test_the_evidence(changes):
+def check_evidence(changes: dict[str, CodeChange]) -> None:
     told = {name: "\n".join(change.sentences) for name, change in changes.items()}
     assert "product: wgmma -> mma" in told["product"] and "wgmma in the loop" in told["product"]
     assert "num_warps=2 is less than a warpgroup's 4" in told["product"], "the option that lost its effect"
@@ -189,20 +182,42 @@ def test_the_evidence(changes):
     assert len(rows) == 9 and all(row.count(" | ") == 4 for row in rows), "all that is not the same"
 
 
-@pytest.mark.more
-def test_what_is_asked_for_and_is_not_there(sides, changes, cache):
-    store = Store(cache / "static")
-
+def check_what_is_not_there(base: CompiledTree, head: CompiledTree, store: Store) -> None:
     def compared(base: CompiledTree, head: CompiledTree, name: str) -> list[CodeChange]:
         query = Query(op="silu_and_mul", kernels=(name,), suites=("smollm2_135m",), schemes=("bf16",))
         return compare_sides(base, head, query, device_for(), store)
 
-    base, head = sides
     assert [(change.kernel, change.verdict) for change in compared(base, head, "kept")] == [("kept", "SAME")]
     with pytest.raises(ValueError, match="expected kernels with code of their own, got none in base and head"):
         compared(base, head, "absent")
     with pytest.raises(ValueError, match="nothing of head compiles here"):
         compared(head, base, "breaks")
+
+
+def check_the_command(base: CompiledTree, head: CompiledTree, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROOFLAB_CACHE", str(cache))
+    monkeypatch.setattr(two, "revision_side", lambda *of: contextmanager(lambda: (yield base))())
+    monkeypatch.setattr(two, "own_side", lambda: head)
+    monkeypatch.setattr(difference, "changed_files", lambda *of: ["kernels/gemm/ours.py"])
+    arguments = ["static", "gemm", "--suite", "smollm2_135m", "--scheme", "bf16", "--compare", "main"]
+    file = cache / "summary" / "static.md"
+    done = CliRunner().invoke(app, [*arguments, "--markdown", str(file)])
+    assert done.exit_code == 11, done.output
+    assert "LOST TENSOR CORES: gemm/product bf16" in done.output and "FAILS (11); 1 compared" in done.output
+    assert "| LOST TENSOR CORES | gemm/product | bf16 |" in file.read_text() and "compile: 2 of 2 in" in done.output
+    monkeypatch.setattr(difference, "changed_files", lambda *of: ["kernels/silu_and_mul/ours.py", "README.md"])
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert done.exit_code == 0 and "the difference reaches no compiled code" in done.output, "gemm is not touched"
+    monkeypatch.setattr(difference, "changed_files", lambda *of: ["bench/show.py", "README.md"])
+    monkeypatch.setattr(CompiledTree, "select", lambda *of: pytest.fail("no process need be asked"))
+    done = CliRunner().invoke(app, ["static", "--compare", "main"])
+    assert done.exit_code == 0 and "passes (0); the difference reaches no compiled code" in done.output
+    with pytest.raises(ValueError, match="op: expected one of"):
+        CliRunner().invoke(app, ["static", "nothing", "--compare", "main"], catch_exceptions=False)
+    with pytest.raises(ValueError, match="compare: expected kernels in their own configs"):
+        CliRunner().invoke(app, [*arguments, "--out", str(cache / "out")], catch_exceptions=False)
+    with pytest.raises(ValueError, match="markdown: expected --compare"):
+        CliRunner().invoke(app, ["static", "gemm", "--markdown", str(file)], catch_exceptions=False)
 
 
 def test_a_tree_that_cannot_be_read_is_no_new_tree(sides, tmp_path):
@@ -244,34 +259,6 @@ def test_a_revision_that_cannot_be_compared(repository):
     ):
         with pytest.raises(ValueError, match=words), revision_side(repository, name):
             pass
-
-
-@pytest.mark.more
-def test_the_command(sides, changes, cache, tmp_path, monkeypatch):
-    base, head = sides
-    monkeypatch.setenv("ROOFLAB_CACHE", str(cache))
-    monkeypatch.setattr(two, "revision_side", lambda *of: contextmanager(lambda: (yield base))())
-    monkeypatch.setattr(two, "own_side", lambda: head)
-    monkeypatch.setattr(difference, "changed_files", lambda *of: ["kernels/gemm/ours.py"])
-    arguments = ["static", "gemm", "--suite", "smollm2_135m", "--scheme", "bf16", "--compare", "main"]
-    file = tmp_path / "summary" / "static.md"
-    done = CliRunner().invoke(app, [*arguments, "--markdown", str(file)])
-    assert done.exit_code == 11, done.output
-    assert "LOST TENSOR CORES: gemm/product bf16" in done.output and "FAILS (11); 1 compared" in done.output
-    assert "| LOST TENSOR CORES | gemm/product | bf16 |" in file.read_text() and "compile: 2 of 2 in" in done.output
-    monkeypatch.setattr(difference, "changed_files", lambda *of: ["kernels/silu_and_mul/ours.py", "README.md"])
-    done = CliRunner().invoke(app, [*arguments, "--json"])
-    assert done.exit_code == 0 and "the difference reaches no compiled code" in done.output, "gemm is not touched"
-    monkeypatch.setattr(difference, "changed_files", lambda *of: ["bench/show.py", "README.md"])
-    monkeypatch.setattr(CompiledTree, "select", lambda *of: pytest.fail("no process need be asked"))
-    done = CliRunner().invoke(app, ["static", "--compare", "main"])
-    assert done.exit_code == 0 and "passes (0); the difference reaches no compiled code" in done.output
-    with pytest.raises(ValueError, match="op: expected one of"):
-        CliRunner().invoke(app, ["static", "nothing", "--compare", "main"], catch_exceptions=False)
-    with pytest.raises(ValueError, match="compare: expected kernels in their own configs"):
-        CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")], catch_exceptions=False)
-    with pytest.raises(ValueError, match="markdown: expected --compare"):
-        CliRunner().invoke(app, ["static", "gemm", "--markdown", str(file)], catch_exceptions=False)
 
 
 @pytest.mark.more

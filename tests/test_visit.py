@@ -47,7 +47,7 @@ def right(x, weight, eps=1e-6):
 """
 
 
-@pytest.mark.more
+@pytest.mark.slow  # it waits for a kernel that hangs
 def test_a_kernel_that_hangs_faults_or_is_wrong_costs_the_times_of_no_other(tmp_path):
     (tmp_path / "kernels.py").write_text(KERNELS)
     words = ["--group", "rmsnorm", "--dry-run", "--kernels", str(tmp_path / "kernels.py"), "--stall-s", "20"]

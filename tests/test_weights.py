@@ -219,32 +219,6 @@ def test_trap_13_the_frequencies_of_llama_3_are_those_of_its_gguf(tmp_path):
             open_checkpoint(path)
 
 
-def test_trap_13_windows_and_rope_scalings_of_a_gguf_are_read_or_refused(tmp_path):
-    scaling = gguf.RopeScalingType
-    for number, (fields, changes) in enumerate([
-        ({"add_sliding_window": 20}, {"model_type": "mistral", "sliding_window": 20}),
-        ({"add_rope_scaling_type": scaling.LINEAR, "add_rope_scaling_factor": 3.0},
-         {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}),
-        ({"add_rope_scaling_factor": 4.0}, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
-        ({"add_rope_scaling_type": scaling.NONE, "add_rope_scaling_factor": 4.0}, {}),
-        ({"add_rope_scaling_type": scaling.YARN, "add_rope_scaling_factor": 4.0, "add_rope_scaling_orig_ctx_len": 64},
-         {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}),
-    ]):  # fmt: skip
-        path = write_gguf(tmp_path / f"{number}.gguf", list(dummy_tensors(ARCH)), fields=fields)
-        expected = Architecture.from_config({**CONFIG, **changes}, name=str(number))
-        assert open_checkpoint(path).architecture == expected
-    old = ({"add_float32": ("llama.rope.scale_linear", 4.0)},)
-    checkpoint = open_checkpoint(write_gguf(tmp_path / "old.gguf", list(dummy_tensors(ARCH)), keys=old))
-    assert checkpoint.architecture.rope_scaling == {"rope_type": "linear", "factor": 4.0}
-    odd = {
-        "add_rope_scaling_type": scaling.YARN,
-        "add_rope_scaling_factor": 4.0,
-        "add_rope_scaling_yarn_beta_fast": 9.0,
-    }
-    with pytest.raises(ValueError, match="rope scaling yarn: yarn_beta_fast is not modelled yet"):
-        open_checkpoint(write_gguf(tmp_path / "odd.gguf", list(dummy_tensors(ARCH)), fields=odd))
-
-
 def test_the_files_of_a_split_gguf_are_one_model(tmp_path):
     tensors = list(dummy_tensors(replace(ARCH, tie_word_embeddings=False)))
     head = {"output.weight": dict(tensors)["lm_head.weight"].numpy()}
@@ -267,27 +241,17 @@ def test_the_files_of_a_split_gguf_are_one_model(tmp_path):
         open_checkpoint(paths[0])
 
 
-def test_a_key_of_a_gguf_that_may_change_an_answer_is_read_or_refused(tmp_path):
+def test_a_gguf_says_where_a_turn_ends(tmp_path):
     tensors = list(dummy_tensors(ARCH))
-    for key, value in {
-        "attention.scale": 0.5, "logit_scale": 2.0, "attn_logit_softcapping": 50.0, "expert_count": 8,
-        "rope.dimension_count": 16, "attention.value_length": 64, "rope.dimension_sections": 3,
-    }.items():  # fmt: skip
-        add = "add_float32" if isinstance(value, float) else "add_uint32"
-        path = write_gguf(tmp_path / "a.gguf", tensors, keys=({add: (f"llama.{key}", value)},))
-        with pytest.raises(ValueError, match=f"a.gguf: llama.{key} {value} is not modelled yet"):
-            open_checkpoint(path)
-    off = {"add_uint32": ("llama.expert_count", 0)}, {"add_uint32": ("tokenizer.ggml.eot_token_id", 7)}
-    checkpoint = open_checkpoint(write_gguf(tmp_path / "b.gguf", tensors, keys=off))
+    keys = ({"add_uint32": ("tokenizer.ggml.eot_token_id", 7)},)
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "b.gguf", tensors, keys=keys))
     assert {name: found for name, found in checkpoint.ends().items() if found is not None} == {
         "tokenizer.ggml.eot_token_id": 7
     }
 
 
-def test_a_gguf_of_another_architecture_or_type_of_a_tensor_is_refused(tmp_path):
-    path = write_gguf(tmp_path / "x.gguf", list(dummy_tensors(ARCH)), architecture="mamba")
-    with pytest.raises(ValueError, match="expected general.architecture to be one of .*gemma, got 'mamba'"):
-        open_checkpoint(path)
+def test_a_gguf_of_another_type_of_a_tensor_is_refused(tmp_path):
+    path = tmp_path / "x.gguf"
     whole, name = write_gguf(path, list(dummy_tensors(ARCH))).read_bytes(), b"blk.0.attn_q.weight"
     at = whole.index(name) + len(name) + 4 + 2 * 8
     for kind, words in ((20, "attn_q.weight of type 20 ends at"), (99, "attn_q.weight is of type 99")):

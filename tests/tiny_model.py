@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from rooflab.engine.llm import LLM
-from rooflab.engine.pieces import _BYTES
+from rooflab.engine.pieces import byte_characters
 from rooflab.engine.weights import dummy_tensors
 from rooflab.roofline.architecture import Architecture
 
@@ -31,7 +31,7 @@ def write_model(folder: Path, **changes) -> Path:
     from transformers import PreTrainedTokenizerFast
 
     write_config(folder, **{"eos_token_id": [3], "dtype": "float32", **changes})
-    names = [*_BYTES, "ab", "abc"]
+    names = [*byte_characters(), "ab", "abc"]
     backend = Tokenizer(models.BPE({name: n for n, name in enumerate(names)}, [("a", "b"), ("ab", "c")]))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     backend.add_special_tokens([AddedToken("<|end|>", special=True)])

@@ -41,6 +41,11 @@ class BodyFormat(ABC):
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self._head = {"id": self.id, "created": int(time.time()), "model": model}
 
+    @staticmethod
+    def of(piece: AnswerPiece, **body: Any) -> dict[str, Any]:
+        """An answer whose text is in `body`."""
+        return {"index": piece.index, **body, "logprobs": piece.logprobs, "finish_reason": piece.finish_reason}
+
     @abstractmethod
     def choice(self, piece: AnswerPiece) -> dict[str, Any]:
         """An answer in a whole body."""
@@ -79,9 +84,7 @@ class CompletionBody(BodyFormat):
 
     def choice(self, piece: AnswerPiece) -> dict[str, Any]:
         """As `BodyFormat`."""
-        return {
-            "index": piece.index, "text": piece.text, "logprobs": piece.logprobs, "finish_reason": piece.finish_reason,
-        }  # fmt: skip
+        return self.of(piece, text=piece.text)
 
     delta = choice
 
@@ -114,17 +117,11 @@ class Chat(BodyFormat):
 
     def choice(self, piece: AnswerPiece) -> dict[str, Any]:
         """As `BodyFormat`."""
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
-        return {
-            "index": piece.index, "message": message, "logprobs": piece.logprobs, "finish_reason": piece.finish_reason,
-        }  # fmt: skip
+        return self.of(piece, message={"role": "assistant", "content": piece.text, "refusal": None})
 
     def delta(self, piece: AnswerPiece) -> dict[str, Any]:
         """As `BodyFormat`."""
-        delta = {"content": piece.text}
-        return {
-            "index": piece.index, "delta": delta, "logprobs": piece.logprobs, "finish_reason": piece.finish_reason,
-        }  # fmt: skip
+        return self.of(piece, delta={"content": piece.text})
 
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
         """As `BodyFormat`."""

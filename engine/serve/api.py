@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect
 from rooflab.engine.serve.answers import BodyFormat, Chat, CompletionBody
 from rooflab.engine.serve.client import Engine, EngineDied
 from rooflab.engine.serve.counters import Counters
-from rooflab.engine.serve.errors import ApiError, ErrorReply, of_engine, of_status, of_timeout, of_validation
+from rooflab.engine.serve.errors import TIMED_OUT, ApiError, ErrorReply, of_validation
 from rooflab.engine.serve.limits import Guard, Limits
 from rooflab.engine.serve.requests import Asked, ChatRequest, CompletionRequest, TokenizeRequest
 from rooflab.engine.serve.streams import EventStream, while_there
@@ -35,7 +35,7 @@ from rooflab.engine.tokenizer import Prompt, is_chat
 LIVE_S = 0.1
 """How often the page hears of the engine."""
 STEPS_AT_ONCE = 200
-"""Lines of steps that are written in one turn of the event loop: 2 ms."""
+"""Lines of steps that an event holds: they are written in one turn of the event loop, in 2 ms."""
 TOO_LONG = "context_length_exceeded"
 PAGE = Path(__file__).with_name("page.html")
 _STATUSES: dict[int | str, dict[str, Any]] = {
@@ -84,8 +84,8 @@ class Service:
         self._places, self._opening = info.max_num_seqs + limits.max_queue, 0
         """Most answers in the engine; those that were admitted and are not there yet."""
         self.counters = Counters(engine, model)
-        engine.observe = self.counters.stepped
-        engine.gap, engine.ended = self.counters.gap, self.counters.ended
+        engine.observe, engine.gap = self.counters.stepped, self.counters.gap
+        engine.ended.append(self.counters.ended)
         self._encoder = ThreadPoolExecutor(1, "encode")  # one: a tokenizer may not be used by two threads at once
 
     async def encode(self, prompt: Prompt, param: str) -> list[int]:
@@ -154,9 +154,10 @@ class Service:
         try:
             await while_there(request.receive, begin())
         except ValueError as error:
-            raise of_engine(error) from error
+            param, colon, _ = str(error).partition(":")  # the engine's sentences begin with the argument
+            raise ApiError(400, str(error), param if colon and param.isidentifier() else None) from error
         except TimeoutError as error:
-            raise of_timeout() from error
+            raise ApiError(*TIMED_OUT) from error
         reply: Response
         if body.stream:
             options = body.stream_options
@@ -261,17 +262,11 @@ def _add_views(app: FastAPI, service: Service) -> None:
 
     @app.get("/steps")
     async def steps() -> Response:
-        async def parts() -> AsyncGenerator[str, None]:
-            lines = iter(list(engine.steps))
-            yield f'{{"now_s": {time.perf_counter()}, "steps": ['
-            before = ""
-            while some := list(islice(lines, STEPS_AT_ONCE)):
-                yield before + ", ".join(json.dumps(asdict(line), allow_nan=False) for line in some)
-                before = ", "
-                await asyncio.sleep(0)
-            yield "]}"
+        def body() -> str:
+            each = ", ".join(json.dumps(asdict(line), allow_nan=False) for line in list(engine.steps))
+            return f'{{"now_s": {time.perf_counter()}, "steps": [{each}]}}'
 
-        return StreamingResponse(parts(), media_type="application/json")
+        return Response(await asyncio.to_thread(body), media_type="application/json")
 
     @app.get("/live", response_class=Response)
     async def live() -> Response:
@@ -298,7 +293,9 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        return of_status(error.status_code, error.detail).reply(dict(error.headers or {}))
+        words = HTTPStatus(error.status_code).phrase
+        message = words if error.detail == words else f"{words}: {error.detail}"
+        return ApiError(error.status_code, message).reply(dict(error.headers or {}))
 
     @app.exception_handler(EngineDied)
     async def died(request: Request, error: EngineDied) -> Response:

@@ -23,9 +23,8 @@ from rooflab.engine.sequence import FinishReason, SamplingParams
 from rooflab.engine.serve import worker
 from rooflab.engine.serve.wire import (
     Abort,
-    Accepted,
     ModelNotLoaded,
-    PromptRefused,
+    Queued,
     Ready,
     State,
     StepLine,
@@ -62,7 +61,7 @@ class Call:
     inbox: Inbox
     """Where its tokens come."""
     accepted: asyncio.Future[None]
-    trace_parent: str | None = None
+    trace_parent: str | None
     """The caller's span, as W3C's `traceparent` header."""
     started_s: float | None = None
     """When the first step with tokens of its prompt began."""
@@ -83,38 +82,31 @@ class Inbox:
     """Tokens that wait for their reader: at most all of the answers' tokens, however slowly it reads."""
 
     def __init__(self) -> None:
-        self._tokens: deque[tuple[Call, Token]] = deque()
-        self._some = asyncio.Event()
-        self._error: EngineDied | TimeoutError | None = None
-
-    def put(self, call: Call, token: Token) -> None:
-        """Adds a token."""
-        self._tokens.append((call, token))
-        self._some.set()
-
-    def fail(self, error: EngineDied | TimeoutError) -> None:
-        """No token comes any more."""
-        self._error = error
-        self._some.set()
+        self._come: asyncio.Queue[tuple[Call, Token] | EngineDied | TimeoutError] = asyncio.Queue()
+        self.put = self._come.put_nowait
+        """Adds a call with a token, or why no token comes any more."""
 
     async def get(self) -> list[tuple[Call, Token]]:
-        """Some of the tokens that are there, at least one.  Raises what `fail` got if none can come."""
-        await self._some.wait()
-        if not self._tokens and self._error is not None:
-            raise self._error
-        if len(self._tokens) > TOKENS_AT_ONCE:  # its reader was slow
+        """Some of the tokens that are there, at least one.  Raises what `put` got in place of one if none can come."""
+        found: list[tuple[Call, Token]] = []
+        if self._come.qsize() > TOKENS_AT_ONCE:  # its reader was slow
             await asyncio.sleep(0)
-        found = [self._tokens.popleft() for _ in range(min(len(self._tokens), TOKENS_AT_ONCE))]
-        if not self._tokens and self._error is None:
-            self._some.clear()
+        while len(found) < TOKENS_AT_ONCE and not (found and self._come.empty()):
+            one = await self._come.get()
+            if isinstance(one, Exception):
+                self.put(one)
+                if not found:
+                    raise one
+                break
+            found.append(one)
         return found
 
 
 class Engine:
     """The engine's process.  `start` it first; all methods belong to one event loop.
 
-    `observe` hears of every step, `gap` of the time between two tokens of an answer, and `ended` of every call that has
-    ended or was dropped.
+    `observe` hears of every step, `gap` of the time between two tokens of an answer, and each of `ended` of every call
+    that has ended or was dropped.
     """
 
     def __init__(self, options: Mapping[str, Any], threads: int | None = None):
@@ -123,10 +115,10 @@ class Engine:
         self.steps: deque[StepLine] = deque(maxlen=KEPT_STEPS)
         self.observe: Callable[[Stepped], None] = lambda stepped: None
         self.gap: Callable[[float], None] = lambda seconds: None
-        self.ended: Callable[[Call], None] = lambda call: None
+        self.ended: list[Callable[[Call], None]] = []
         self.died, self.ending = asyncio.Event(), False
-        self._why, self._heard_s = "", 0.0
-        """When it last said something, or got its first work."""
+        self.why, self._heard_s = "", 0.0
+        """How it ended; when it last said something, or got its first work."""
         self.calls: dict[int, Call] = {}
         """Those that have not ended."""
         self._keys = itertools.count()
@@ -169,7 +161,7 @@ class Engine:
         """Raises `EngineDied` if it has ended, or says nothing while it has work."""
         silent_s = time.perf_counter() - self._heard_s
         if self.died.is_set():
-            raise self.death()
+            raise EngineDied(self.why)
         if self.calls and silent_s > STALLED_S:
             raise EngineDied(f"the engine has work, and has not made a step for {silent_s:.0f} s")
 
@@ -195,16 +187,18 @@ class Engine:
         inbox: Inbox,
         arrival_s: float | None = None,
         priority: int = 0,
+        trace_parent: str | None = None,
     ) -> list[Call]:
         """Queues the prompts of a request, all between the same two steps; their tokens come to `inbox`.
 
         Raises `ValueError` if the engine cannot serve one of them, and `EngineDied`; none is then left in it.
         """
         if self.died.is_set():
-            raise self.death()
+            raise EngineDied(self.why)
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
         accepted = asyncio.get_running_loop().create_future()
-        calls = [Call(next(self._keys), len(ids), arrival_s, params, inbox, accepted) for ids in prompts]
+        about = (arrival_s, params, inbox, accepted, trace_parent)
+        calls = [Call(next(self._keys), len(ids), *about) for ids in prompts]
         if not self.calls:
             self._heard_s = time.perf_counter()
         for call in calls:
@@ -228,8 +222,8 @@ class Engine:
         left = [call for call in calls if self.calls.pop(call.key, None)]
         if left and not self.died.is_set():
             self._say(Abort(tuple(call.key for call in left)))
-        for call in left:
-            self.ended(call)
+        for call, told in itertools.product(left, self.ended):
+            told(call)
 
     def watch(self, on: bool) -> None:
         """One more watcher, or one less: while there is one, steps on a CPU tell the time of each op."""
@@ -245,10 +239,8 @@ class Engine:
             message = pickle.loads(await self._socket.recv())
             self._heard_s = time.perf_counter()
             match message:  # a caller that left has cancelled its future, and drops the call in its next turn
-                case Accepted(key) if key in self.calls and not self.calls[key].accepted.done():
-                    self.calls[key].accepted.set_result(None)
-                case PromptRefused(key, reason) if key in self.calls and not self.calls[key].accepted.done():
-                    self.calls[key].accepted.set_exception(ValueError(reason))
+                case Queued(key, refusal) if key in self.calls and not (accepted := self.calls[key].accepted).done():
+                    accepted.set_exception(ValueError(refusal)) if refusal else accepted.set_result(None)
                 case Stepped():
                     self._stepped(message)
 
@@ -271,10 +263,11 @@ class Engine:
             times.append(now)
             if token.finish_reason is not None:
                 call.finish_reasons[token.answer] = token.finish_reason
-            call.inbox.put(call, token)
+            call.inbox.put((call, token))
             if call.ended:
                 del self.calls[call.key]
-                self.ended(call)
+                for told in self.ended:
+                    told(call)
 
     def _process_ended(self) -> None:
         asyncio.get_running_loop().remove_reader(self._process.sentinel)
@@ -286,10 +279,10 @@ class Engine:
             self._lost(f"the server's task {task.get_name()!r} ended: {error!r}")
 
     def _lost(self, why: str) -> None:
-        self._why = self._why or why
+        self.why = self.why or why
         self.died.set()
         for call in self.calls.values():
-            self._end(call, self.death())
+            self._end(call, EngineDied(self.why))
         self.calls.clear()
 
     def cut(self) -> None:
@@ -299,10 +292,6 @@ class Engine:
             self._end(call, TimeoutError())
 
     def _end(self, call: Call, error: EngineDied | TimeoutError) -> None:
-        call.inbox.fail(error)
+        call.inbox.put(error)
         if not call.accepted.done():
-            call.accepted.set_exception(EngineDied(self._why or "the server ends"))
-
-    def death(self) -> EngineDied:
-        """How it ended."""
-        return EngineDied(self._why)
+            call.accepted.set_exception(EngineDied(self.why or "the server ends"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any, TypeVar
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rooflab.engine.serve.client import Call, Engine
@@ -9,6 +12,7 @@ from rooflab.engine.serve.wire import Stepped
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 LABELS = ("model_name", "engine")
+M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class Counters:
@@ -19,19 +23,13 @@ class Counters:
         self._blocks = engine.info.num_blocks
         self._labels = (model, "0")
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(name, text, LABELS, registry=self.registry).labels(*self._labels)
+        def of(kind: type[M], name: str, text: str, **more: Any) -> M:
+            return kind(name, text, LABELS, registry=self.registry, **more).labels(*self._labels)
 
-        def counter(name: str, text: str) -> Counter:
-            return Counter(name, text, LABELS, registry=self.registry).labels(*self._labels)
-
-        def histogram(name: str, text: str) -> Histogram:
-            made = Histogram(name, text, LABELS, registry=self.registry, buckets=SECONDS)
-            return made.labels(*self._labels)
-
-        self._running = gauge("vllm:num_requests_running", "Answers in the batch.")
-        self._waiting = gauge("vllm:num_requests_waiting", "Answers that wait for the batch.")
-        self._usage = gauge("vllm:kv_cache_usage_perc", "Held pages of the KV cache, as a share of all (0 to 1).")
+        counter, histogram = partial(of, Counter), partial(of, Histogram, buckets=SECONDS)
+        self._running = of(Gauge, "vllm:num_requests_running", "Answers in the batch.")
+        self._waiting = of(Gauge, "vllm:num_requests_waiting", "Answers that wait for the batch.")
+        self._usage = of(Gauge, "vllm:kv_cache_usage_perc", "Held pages of the KV cache, as a share of all (0 to 1).")
         self._queries = counter("vllm:prefix_cache_queries", "Tokens of prompts that were looked up.")
         self._hits = counter("vllm:prefix_cache_hits", "Tokens of prompts that were in the KV cache.")
         self._prompt = counter("vllm:prompt_tokens", "Tokens of prompts.")

@@ -6,7 +6,6 @@ import json
 import re
 import reprlib
 from collections.abc import Sequence
-from http import HTTPStatus
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -14,6 +13,8 @@ from pydantic import BaseModel
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 
+TIMED_OUT = 408, "the answer took longer than the server's timeout", None, "timeout"
+"""An `ApiError` of an answer that did not come in time."""
 _SHORT = 80
 """Most characters of what a message shows of a body."""
 _SHOWN = reprlib.Repr()
@@ -66,12 +67,6 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, headers)
 
 
-def of_engine(error: ValueError) -> ApiError:
-    """What the engine refuses: its sentences begin with the argument."""
-    param, colon, _ = str(error).partition(":")
-    return ApiError(400, str(error), param if colon and param.isidentifier() else None)
-
-
 def of_validation(errors: Sequence[Any]) -> ApiError:
     """What pydantic found wrong in a body: a name (as a part's `type`, whose other fields are then unknown), an unknown
     field, a value, or a type (a field of one of several types is not of each of them); of several the deepest."""
@@ -96,14 +91,3 @@ def of_validation(errors: Sequence[Any]) -> ApiError:
 def _in_utf8(text: str) -> str:
     """`text` with an escape for what UTF-8 cannot hold: JSON's `"\\ud800"` is half a character."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def of_timeout() -> ApiError:
-    """An answer that did not come in time."""
-    return ApiError(408, "the answer took longer than the server's timeout", code="timeout")
-
-
-def of_status(status: int, detail: object) -> ApiError:
-    """An error of the web framework: no such path, another method."""
-    words = HTTPStatus(status).phrase
-    return ApiError(status, words if detail in (None, words) else f"{words}: {detail}")

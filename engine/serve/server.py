@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import resource
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -21,7 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rooflab.engine.serve.api import Service, make_app
-from rooflab.engine.serve.client import Call, Engine
+from rooflab.engine.serve.client import Engine, EngineDied
 from rooflab.engine.serve.errors import ApiError
 from rooflab.engine.serve.limits import Limits
 from rooflab.engine.serve.texts import texts_of
@@ -33,7 +33,6 @@ LAST_S = 4.0
 """How long a reader may take for what was written when the server ends."""
 SLOW_READER_S = 60.0
 """How long a reader may take nothing while there is more for it than a connection holds."""
-_POLL_S = 0.05
 
 
 class ClientConnection(H11Protocol):
@@ -101,7 +100,8 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service, drain_s: float, url: str, say: Callable[[str], None]):
         super().__init__(config)
         self._service, self._drain_s, self._url, self._say = service, drain_s, url, say
-        self._draining: asyncio.Task[None] | None = None
+        self._until_s = math.inf
+        """When it ends although answers have not, on the event loop's clock."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """What uvicorn calls on a signal."""
@@ -114,15 +114,14 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """What uvicorn asks ten times a second: whether to end."""
-        service = self._service
-        if service.engine.died.is_set():
-            return True
-        if service.draining and self._draining is None:
-            if count := len(service.engine.calls):
-                waits = f"waiting up to {self._drain_s:g} s for {counted(count, 'answer')}"
+        engine, now_s = self._service.engine, asyncio.get_running_loop().time()
+        if self._service.draining:
+            if self._until_s == math.inf and engine.calls:
+                waits = f"waiting up to {self._drain_s:g} s for {counted(len(engine.calls), 'answer')}"
                 self._say(f"{waits}; a second signal ends at once")
-            self._draining = service.engine.keep(self._drain(), "drain")
-        return await super().on_tick(counter)
+            self._until_s = min(self._until_s, now_s + self._drain_s)
+            self.should_exit |= not engine.calls or now_s >= self._until_s
+        return await super().on_tick(counter) or engine.died.is_set()
 
     async def shutdown(self, sockets: list[Socket] | None = None) -> None:
         """What uvicorn calls last: it waits for replies to end."""
@@ -135,13 +134,6 @@ class Server(uvicorn.Server):
         self._service.engine.cut()
         asyncio.get_running_loop().call_later(LAST_S, hang_up)
         await super().shutdown(sockets)
-
-    async def _drain(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._drain_s):
-                while self._service.engine.calls:
-                    await asyncio.sleep(_POLL_S)
-        self.should_exit = True
 
 
 def bound(host: str, port: int) -> Socket:
@@ -216,23 +208,15 @@ async def serve(
         service = await service_of(engine, options, name, limits or Limits())
         if otlp_endpoint:
             traced, finish = exporter(otlp_endpoint, service.model)
-            engine.ended = _both(service.counters.ended, traced)
+            engine.ended.append(traced)
         url = url_of(host, socket.getsockname()[1])
         server = Server(config_of(service, host), service, drain_s, url, say)
         gc.freeze()  # else each collection while a body is parsed looks at all of torch: 0.5 s for 1 MiB of lists
         socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)  # its connections' end then stops no next server
         await server.serve([socket])
         if engine.died.is_set():
-            raise engine.death()
+            raise EngineDied(engine.why)
     finally:
         socket.close()
         await engine.stop()
         finish()
-
-
-def _both(*functions: Callable[[Call], None]) -> Callable[[Call], None]:
-    def all_of_them(call: Call) -> None:
-        for function in functions:
-            function(call)
-
-    return all_of_them

@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
@@ -30,39 +30,27 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     finally:
         for task in (working, leaving):
             task.cancel()
-        with suppress(asyncio.CancelledError):
-            await leaving
-        if not working.done():
-            with suppress(asyncio.CancelledError):
-                await working
+        await asyncio.wait((working, leaving))
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """Server-sent events, each sent as soon as it is there.
 
     The generator is closed when the reader leaves.  `close` is called behind it, also if not even the first event was
     made.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]):
-        self.status_code, self.background = 200, None
-        self._events, self._close = events, close
         # A proxy must neither keep a stream nor gather its events.
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(events, headers=headers, media_type="text/event-stream")
+        self._events, self._close = events, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI."""
         try:
-            with suppress(ClientDisconnect):
-                await while_there(receive, self._send(send))
+            async with aclosing(self._events):
+                with suppress(ClientDisconnect):
+                    await while_there(receive, self.stream_response(send))
         finally:
             self._close()
-
-    async def _send(self, send: Send) -> None:
-        async with aclosing(self._events) as events:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for event in events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})

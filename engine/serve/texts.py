@@ -3,27 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 from rooflab.engine.model_files import DEFAULT_MODEL, fetch
 from rooflab.engine.pieces import TextStream
-from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, check_text, is_chat
-
-
-class Texts(Protocol):
-    """What a server asks of a tokenizer."""
-
-    longest: int
-    """Most characters of a token."""
-
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a string, of chat messages, or of token ids.  Raises `ValueError` on an empty prompt."""
-
-    def named(self, token_id: int) -> tuple[str, bytes]:
-        """A token's name in answers, and its bytes, which may be a part of a character."""
-
-    def stream(self) -> TextStream:
-        """A new incremental decoder."""
+from rooflab.engine.tokenizer import Prompt, Tokenizer, as_token_ids, check_text, is_chat, some
 
 
 class Numbers:
@@ -36,7 +19,7 @@ class Numbers:
         self._vocab_size = vocab_size
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """As `Texts`; of chat messages the texts are joined."""
+        """As `Tokenizer`; of chat messages the texts are joined."""
         if isinstance(prompt, str):
             check_text(prompt)
             ids = [byte % self._vocab_size for byte in prompt.encode()]
@@ -44,17 +27,18 @@ class Numbers:
             return self.encode("\n".join(message["content"] for message in prompt))  # type: ignore[index]
         else:
             ids = as_token_ids(prompt)
-        if not ids:
-            raise ValueError("prompt: expected at least one token, got an empty prompt")
-        return ids
+        return some(ids)
 
     def named(self, token_id: int) -> tuple[str, bytes]:
-        """As `Texts`: the id behind a space."""
+        """As `Tokenizer`: the id behind a space."""
         return f" {token_id}", f" {token_id}".encode()
 
     def stream(self) -> TextStream:
-        """As `Texts`."""
+        """As `Tokenizer`."""
         return TextStream(lambda token: self.named(token)[1])
+
+
+Texts = Tokenizer | Numbers
 
 
 def texts_of(model: str, dummy: bool, vocab_size: int) -> Texts:

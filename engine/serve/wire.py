@@ -65,21 +65,13 @@ class ModelNotLoaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """The engine has queued the prompts of a request."""
+class Queued:
+    """The engine has queued the prompts of a request, or none."""
 
     key: int
     """Of the first."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRefused:
-    """The engine cannot serve a prompt of a request, and has queued none."""
-
-    key: int
-    """Of the first."""
-    reason: str
-    """`argument: what was wanted, what came`."""
+    refusal: str = ""
+    """Why it cannot serve one of them: `argument: what was wanted, what came`."""
 
 
 class Token(NamedTuple):
@@ -171,4 +163,4 @@ class Stepped:
 
 
 ToEngine = Submit | Abort | Watch | Stop
-FromEngine = Ready | ModelNotLoaded | Accepted | PromptRefused | Stepped
+FromEngine = Ready | ModelNotLoaded | Queued | Stepped

@@ -9,7 +9,7 @@ from typing import Any
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.serve.answers import Answer, AnswerPiece, BodyFormat, usage_of
 from rooflab.engine.serve.client import Call, Engine, EngineDied, Inbox
-from rooflab.engine.serve.errors import ApiError, of_timeout
+from rooflab.engine.serve.errors import TIMED_OUT, ApiError
 
 SILENT_S = 15.0
 """How long a stream may be silent: proxies close one that is for 30 to 60 s, which prompts may wait and compute."""
@@ -27,18 +27,10 @@ class RequestWork:
         self._inbox = Inbox()
         self._answers: dict[tuple[int, int], Answer] = {}
 
-    async def open(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        arrival_s: float,
-        priority: int,
-        trace_parent: str | None,
-    ) -> None:
-        """Queues the prompts.  Raises `ValueError` if the engine refuses one; none is then left in it."""
-        self.calls = await self._engine.submit(prompts, params, self._inbox, arrival_s, priority)
-        for call in self.calls:
-            call.trace_parent = trace_parent
+    async def open(self, prompts: Sequence[Sequence[int]], params: SamplingParams, *about: Any) -> None:
+        """Queues the prompts; `about` are the next arguments of `Engine.submit`.  Raises `ValueError` if the engine
+        refuses one; none is then left in it."""
+        self.calls = await self._engine.submit(prompts, params, self._inbox, *about)
         numbers = ((call.key, number) for call in self.calls for number in range(params.n))
         self._answers = {name: Answer(self.format, params, index) for index, name in enumerate(numbers)}
 
@@ -107,7 +99,7 @@ class RequestWork:
             for piece in pieces:
                 texts.setdefault(piece.index, []).append(piece)
         if not self._engine.ending and any(own[-1].finish_reason == "abort" for own in texts.values()):
-            raise of_timeout()
+            raise ApiError(*TIMED_OUT)
         return await asyncio.to_thread(self._body, texts)
 
     def _body(self, texts: Mapping[int, Sequence[AnswerPiece]]) -> bytes:

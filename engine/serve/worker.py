@@ -24,10 +24,9 @@ from rooflab.engine.scheduler import pairs_of
 from rooflab.engine.sequence import Sequence
 from rooflab.engine.serve.wire import (
     Abort,
-    Accepted,
     FromEngine,
     ModelNotLoaded,
-    PromptRefused,
+    Queued,
     Ready,
     Started,
     State,
@@ -102,10 +101,8 @@ class Worker:
         self._socket = socket
         self._answers: dict[int, list[Sequence]] = {}
         """By the server's key."""
-        self._name: dict[Sequence, tuple[int, int]] = {}
-        """Key and number of each answer that has not ended."""
-        self._sent: dict[Sequence, int] = {}
-        """How many tokens of it were sent."""
+        self._name: dict[Sequence, tuple[int, int, int]] = {}
+        """Key and number of each answer that has not ended, and how many tokens of it were sent."""
         self._fresh: set[Sequence] = set()
         """Those of which no prompt was computed yet."""
         self._steps = 0
@@ -151,14 +148,13 @@ class Worker:
                 answers = self.llm.submit(ids, message.params, message.arrival_s, message.priority)
                 self._answers[key] = answers
                 for number, sequence in enumerate(answers):
-                    self._name[sequence] = key, number
-                    self._sent[sequence] = 0
+                    self._name[sequence] = key, number, 0
                 self._fresh.add(answers[0])
         except ValueError as error:
             self._abort(message.prompts)
-            self.say(PromptRefused(first, str(error)))
-            return
-        self.say(Accepted(first))
+            self.say(Queued(first, str(error)))
+        else:
+            self.say(Queued(first))
 
     def _abort(self, keys: Iterable[int]) -> None:
         for key in keys:
@@ -205,9 +201,9 @@ class Worker:
 
     def _tokens(self, sequence: Sequence) -> list[Token]:
         """The tokens of a sequence that were not sent yet; one that has ended is forgotten."""
-        key, number = self._name[sequence]
-        ids, begin = sequence.output_ids, self._sent[sequence]
-        self._sent[sequence] = len(ids)
+        key, number, begin = self._name[sequence]
+        ids = sequence.output_ids
+        self._name[sequence] = key, number, len(ids)
         shown = sequence.logprobs if sequence.params.logprobs is not None else None
         last = len(ids) - 1 if sequence.finish_reason is not None else -1
         tokens = [
@@ -222,7 +218,6 @@ class Worker:
 
     def _forget(self, sequence: Sequence) -> None:
         self._name.pop(sequence, None)
-        self._sent.pop(sequence, None)
         self._fresh.discard(sequence)
 
     def _state(self) -> State:
