@@ -67,7 +67,7 @@ class Pieces:
         return text.encode()
 
 
-def _byte_characters() -> dict[str, int]:
+def byte_characters() -> dict[str, int]:
     """The character that stands for each byte in vocabularies of bytes: printable ones for themselves, then from 256
     on (GPT-2)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -75,7 +75,7 @@ def _byte_characters() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
-_BYTES = _byte_characters()
+_BYTES = byte_characters()
 
 
 class TextStream:

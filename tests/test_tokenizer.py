@@ -16,7 +16,7 @@ from tiny_model import write_model
 from rooflab.engine import model as engine_model
 from rooflab.engine.gguf_tokenizer import gguf_tokenizer
 from rooflab.engine.model_files import fetch
-from rooflab.engine.pieces import _BYTES, Pieces, TextStream
+from rooflab.engine.pieces import Pieces, TextStream, byte_characters
 from rooflab.engine.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.needs("weights")
@@ -124,7 +124,7 @@ def of_kind(kind):
     replaced = decoders.Replace(MARK, " ")
     steps = [replaced, decoders.ByteFallback(), decoders.Fuse()]
     decoder, names = {
-        "bytes": (decoders.ByteLevel(), [*_BYTES, "Ġthe", "Ã©"]),
+        "bytes": (decoders.ByteLevel(), [*byte_characters(), "Ġthe", "Ã©"]),
         "llama": (decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)]), [f"<0x{n:02X}>" for n in range(256)] + WORDS),
         "gemma": (decoders.Sequence(steps), [f"<0x{n:02X}>" for n in range(256)] + WORDS),
         "words": (decoders.Sequence([replaced, decoders.Fuse()]), WORDS),
@@ -140,7 +140,9 @@ def test_stream_and_result_are_one_text_and_that_of_transformers_where_bytes_are
     """20,000 sequences: half of any tokens, half of whole texts cut into bytes."""
     theirs, draw = of_kind(kind), random.Random(0)
     pieces, size, vocab = Pieces(theirs), len(theirs), theirs.get_vocab()
-    as_byte = {byte: vocab.get(name if kind == "bytes" else f"<0x{byte:02X}>") for name, byte in _BYTES.items()}
+    as_byte = {
+        byte: vocab.get(name if kind == "bytes" else f"<0x{byte:02X}>") for name, byte in byte_characters().items()
+    }
     for number in range(20_000):
         ids = [draw.randrange(size + 2) for _ in range(draw.randrange(12))]  # two ids have no token
         if number % 2:
@@ -192,7 +194,8 @@ def in_gguf(path, model, tokens, types=None, **fields):
 
 
 def test_the_list_of_a_gguf_decides_and_a_word_that_is_a_token_is_not_cut(tmp_path):
-    tokens = [*sorted(_BYTES, key=_BYTES.get), "ab", "abc", "<|begin|>", "<|own|>", "<unused>", "<|end|>", "<|im_end|>"]
+    known = byte_characters()
+    tokens = [*sorted(known, key=known.get), "ab", "abc", "<|begin|>", "<|own|>", "<unused>", "<|end|>", "<|im_end|>"]
     fields = {"token_merges": ["a b"], "bos_token_id": 258, "eos_token_id": 261, "chat_template": "{{ messages }}"}
     types = [1] * 258 + [3, 4, 5, 3, 3]
     cut, whole = (
