@@ -28,7 +28,7 @@ async def serving(texts: Numbers, steps: int = 0, **limits) -> AsyncIterator[Ser
     engine.info = Ready("tiny", "cpu", "float32", 1024, 256, 4, 100, 16, [])
     engine.steps.extend([StepLine(1, 0.1, 0.2, 1, 9, 0, 0, 1, 0, 0, 1, 0, 0.0)] * steps)
     service = Service(engine, texts, "tiny", Limits(**limits))
-    server = Server(config_of(service, "127.0.0.1"), service, 0.0, lambda: None)
+    server = Server(config_of(service, "127.0.0.1"), service, 0.0, "", lambda text: None)
     task = asyncio.create_task(server.serve([socket]))
     while not server.started:
         await asyncio.sleep(0.01)
