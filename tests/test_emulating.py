@@ -104,10 +104,7 @@ SCRIPT = """
 import json, traceback
 import torch
 import triton
-from rooflab.bench import emulator
 from rooflab.bench.emulate import emulating
-from rooflab.bench.ptx.launch import Launch, emulate  # the path of 0.1
-assert (Launch, emulate) == (emulator.PtxLaunch, emulator.emulate)
 import mine
 
 found = {}

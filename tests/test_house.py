@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 LAYERS = ("roofline", "reference", "kernels", "engine", "bench")
 ROOMS = (
-    "calls records processes show.py timing check ceilings compile measure emulator ptx predict emulate tune ab suite "
+    "calls records processes show.py timing check ceilings compile measure emulator predict emulate tune ab suite "
     "report plugin exchange load latency checks.py commands.py lab.py cli __main__.py bench_kernels.py "
     "bench_sampling.py run_from_checkout.py"
 ).split()

@@ -1,1 +1,0 @@
-"""The old name of `bench/emulator`, for one release."""
