@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from rooflab.bench.measure.engine_run import (
 from rooflab.bench.processes.child import cores
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter, result_folder
-from rooflab.bench.records.plain import markdown_table, plain
+from rooflab.bench.records.plain import plain
 from rooflab.bench.records.record import NOT_RUN, Record
 from rooflab.bench.report.figures import bench_row, draw_records, largest_cases
 from rooflab.bench.report.findings import findings
@@ -49,14 +49,6 @@ BENCH_FLOPS = 2e9
 """Most work of a timed case: attention of 2,048 tokens, 5e9, takes a naive kernel half a second on two cores."""
 ROW = "{:<22} {:>8} {:>8}  {:<11} {:>8} {:>7} {:>7} {:>6}"
 HEADER = ROW.format("op", "naive ms", "library", "best here", "ms", "library", "of roof", "right")
-BEST = {
-    "op": "op", "case": "case", "naive, ms:": "naive_ms", "library, ms:": "library_ms", "best here": "best",
-    "ms:": "best_ms", "library / best:": "vs_library", "naive / best:": "vs_naive",
-}  # fmt: skip
-ENGINE = {
-    "run": "run", "status": "status", "TTFT p50, ms:": "ttft_p50_ms", "ITL p50, ms:": "itl_p50_ms",
-    "ITL p99, ms:": "itl_p99_ms", "tokens/s:": "output_tokens_per_s",
-}  # fmt: skip
 LEFT_OUT = (
     "checked on smoke cases in {scheme}, also planted ones, and timed at large sizes of SmolLM2-135M; left out: "
     "other dtypes, edge cases and drawn cases, all but the first case of an interpreted kernel (`rooflab check`), and "
@@ -111,11 +103,10 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
         "engine": engine,
     }
     write_whole(folder / "summary.json", json.dumps(plain(summary), indent=2, allow_nan=False) + "\n")
-    write_whole(folder / "summary.md", _markdown(summary, records))
     drawn = ", ".join(str(folder / path.name) for path in figures if path.suffix == ".png")
     show.line(f"\n3 roofline  {drawn or 'none: every time is NOISY'}", "bold")
     show.line(f"  report    {report.file}")
-    show.line(f"  all       {folder / 'summary.md'}, after {summary['seconds']:.0f} s")
+    show.line(f"  all       {folder / 'summary.json'}, after {summary['seconds']:.0f} s")
     show.line("\nnext:")
     show.pairs([(command, why) for command, why in NEXT])
     return summary
@@ -129,7 +120,7 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
     results: list[CheckResult] = []
     records: list[Record] = []
     show.line("\n2 kernels   against the fp64 oracle, then timed", "bold")
-    show.line(ROW.format("op", "naive ms", "library", "best here", "ms", "library", "of roof", "right"), "dim")
+    show.line(HEADER, "dim")
     with Checkers(device) as check:
         for op, spec in registry.ops().items():
             scheme = next(iter(spec.schemes)) if default_scheme(device) not in spec.schemes else default_scheme(device)
@@ -240,45 +231,3 @@ def _itl(run: EngineRun) -> str:
     times = run.summary
     itl = "no ITL: one token" if times.itl_p50_ms is None else f"ITL {times.itl_p50_ms:.1f} ms (p50)"
     return f"{itl}, {times.output_tokens_per_s:.1f} tokens/s{f'; NOISY: {run.noise}' if run.noise else ''}"
-
-
-def _markdown(summary: dict[str, Any], records: Sequence[Record]) -> str:
-    """The summary as a page, with the most important results first."""
-    timed = [record for record in records if record.latency_median_ms is not None and record.status == "OK"]
-    lines = [
-        "# The lab on this machine",
-        "",
-        *(f"- {text}" for text in summary["findings"]),
-        "" if summary["findings"] else "No default is slower than the library, and nothing is slower than naive.\n",
-        f"{sum(int(row['ok']) for row in summary['checks'])} checks right, {summary['wrong']} wrong; "
-        f"{len(timed)} times measured, {summary['noisy']} NOISY; {summary['seconds']:.0f} s in all.",
-        "",
-        "## Naive, library and best, at each op's largest case",
-        "",
-        *_table(BEST, summary["best"]),
-        "",
-        f"## Engine: {summary['engine']['model']}",
-        "",
-        *_table(ENGINE, summary["engine"]["runs"]),
-        "",
-        "## Roofline",
-        "",
-    ]
-    lines += [f"![roofline]({name})" for name in summary["figures"] if name.endswith(".png")]
-    lines += ["", "## Answers", ""]
-    for answer in summary["engine"]["answers"]:
-        lines += [f"> {answer['prompt']}", "", answer["text"].strip(), ""]
-    rows = []
-    for record in timed:
-        fraction = None if record.bound_fraction is None else f"{record.bound_fraction:.0%}"
-        latency = f"{record.latency_median_ms:.4g}"
-        rows.append((record.op, record.kernel, record.case_id, latency, fraction, record.limiter))
-    lines += ["## Every time", ""]
-    lines += markdown_table(("op", "kernel", "case", "ms:", "of bound:", "limited by"), rows)
-    return "\n".join(lines) + "\n"
-
-
-def _table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A table of fields of the rows, with each field's heading."""
-    cells = ([row[name] for name in columns.values()] for row in rows)
-    return markdown_table(list(columns), [[digits(c) if isinstance(c, float) else c for c in r] for r in cells])

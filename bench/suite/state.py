@@ -16,7 +16,6 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, get_args
 
-from rooflab.bench.records.plain import markdown_table
 from rooflab.bench.records.record import NOT_RUN
 from rooflab.bench.suite.entries import FINAL, EntryOutcome, EntryStatus
 from rooflab.kernels._files import write_whole
@@ -134,10 +133,9 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def write_summary(run: Path, progress: Progress, titles: Mapping[str, str], options: Mapping[str, Any]) -> None:
-    """Writes both summary files of a run: the outcome of every entry and bar."""
+    """Writes the summary of a run: the outcome of every entry and bar."""
     found = summarize(run, progress, titles, options)
     write_whole(run / "summary.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
-    write_whole(run / "summary.md", as_markdown(found))
 
 
 def read_summary(run: Path) -> dict[str, Any]:
@@ -218,16 +216,3 @@ def what(row: dict[str, Any]) -> str:
     """The result of a row: the reason why it is not done, and its figures."""
     parts = [part for part in (" ".join(row["reason"].split()), figures_text(row["figures"])) if part]
     return "; ".join(parts)
-
-
-def as_markdown(found: dict[str, Any]) -> str:
-    """The summary as a page."""
-    head = ", ".join(f"{count} {status.lower().replace('_', ' ')}" for status, count in found["counts"].items())
-    lines = ["# Suite", "", f"{found['device']}; {head}; {found['seconds']:.0f} s in all.", ""]
-    if found["stopped"]:
-        lines += [found["stopped"], ""]
-    bars = [(row["bar"], row["outcome"], row["needed"], what(row)[:300]) for row in found["bar_rows"]]
-    lines += ["## Bars", "", *markdown_table(("bar", "outcome", "needed", "what came of it"), bars)]
-    entries = [(row["entry"], row["status"], f"{row['seconds']:.0f}", what(row)[:300]) for row in found["entries"]]
-    lines += ["", "## Entries", "", *markdown_table(("entry", "status", "s:", "what came of it"), entries)]
-    return "\n".join(lines) + "\n"
