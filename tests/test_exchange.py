@@ -287,9 +287,7 @@ def test_a_roofline_is_drawn_of_the_json_of_ones_own_tests(rooflab, tmp_path):
         assert "roofline" in drawn and list(tmp_path.glob("*.png")) == []
     status, out, err = rooflab("report", "kept", "--out", "r.html")
     page = (tmp_path / "r.html").read_text()
-    assert (
-        status == 0 and "1 interactive rooflines" in out and "test_copy benchmark " in page and "△ imported" in page
-    ), err
+    assert status == 0 and ", 1 roofline" in out and page.count("<img ") == 1 and "test_copy" in page, err
     written(tmp_path / "other.json", priced("test_copy", moving, 1e-3, gpu="NVIDIA A100"))
     status, out, err = rooflab("roofline", "other.json", "--gpu", "h100", "--out", "y.png", "--json")
     assert status == 0 and json.loads(out)["points"][0]["seconds"] is None

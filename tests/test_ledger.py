@@ -286,13 +286,13 @@ def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.M
         ("TTFT", "0.5x", "predicted"), ("ITL", "0.5x", "predicted"),
     ]  # fmt: skip
     assert [one["metrics"]["predicted_ms"] for one in kept] == [row["predicted_ms"] for row in json.loads(out)["rows"]]
-    assert render(gather(*load([tmp_path / "changed"]), "title"), plots=False)
+    assert render(gather(*load([tmp_path / "changed"]), "title"))
     content = gather(*load([tmp_path / "out"]), "title")
     (group,) = content.ledgers
     assert not content.engine and {bar.kernels for bar in group.bars} == {"gemm=library", "gemm=packed"}
     widths = [sum(part.percent for part in bar.segments) for bar in group.bars]
     assert max(widths) == pytest.approx(100) and min(widths) > 1
-    assert 'aria-label="' in render(content, plots=False) and "Where a step" in render(content, plots=False)
+    assert 'aria-label="' in render(content) and "Where a step" in render(content)
     status, out, _ = rooflab("ledger", "llama-3.1-8b", "--gpu", "h100", "--prefill", "--context", "512", "--json")
     found = json.loads(out)
     assert status == 0 and found["step_ms"] == pytest.approx(sum(row["ms"] for row in found["rows"]))

@@ -160,7 +160,7 @@ OUTCOME = Outcome("gemm/naive", "SAME", "as fast")
 OUTPUTS = {
     "records": ("done.jsonl", lambda path: record_files.write(path, measured(reason="x" * 9000))),
     "roofline": ("roofline-toy.svg", lambda path: draw(Drawing([POINT], [TOY], "toy"), path.parent)),
-    "report": ("report.html", lambda path: write_report([path.parent / "done.jsonl"], path, plots=False)),
+    "report": ("report.html", lambda path: write_report([path.parent / "done.jsonl"], path)),
     "junit": ("ab.xml", lambda path: write_junit(path, [OUTCOME] * 99, strict=True)),
     "markdown": ("ab.md", lambda path: write_markdown(path, "t", [OUTCOME] * 99, [])),
     "archive": ("run.tar.gz", lambda path: pack(path.parent, path)),

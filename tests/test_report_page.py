@@ -7,15 +7,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from plotly.io import to_html
-from test_report_synthetic import KEY, MEASURED, SCRIPT, benches, write_synthetic
+from test_report_synthetic import KEY, SCRIPT, benches, write_synthetic
 
 from rooflab.bench.records.files import write
-from rooflab.bench.report.content import gather
-from rooflab.bench.report.interactive import figure
+from rooflab.bench.report.ledgers import COLOURS
 from rooflab.bench.report.page import anchors, write_report
-from rooflab.bench.report.rooflines import COLOURS
-from rooflab.bench.report.sources import load
 from rooflab.roofline.numbers import times
 
 CPU_RECORDS = Path(__file__).parent.parent / "results" / "cpu"
@@ -57,16 +53,16 @@ def records(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def light(records, tmp_path_factory):
-    """The page without figures, and what it says."""
+    """The page, and what it says."""
     out = tmp_path_factory.mktemp("light") / "report.html"
-    written = write_report([records, CPU_RECORDS], out, f"A & B {SCRIPT}", plots=False)
+    written = write_report([records, CPU_RECORDS], out, f"A & B {SCRIPT}")
     return written, Page(out.read_text())
 
 
 def test_a_name_that_is_a_script_is_only_text(light):
     _, page = light
     assert page.broken == [] and page.open == []
-    assert page.all("script") == [], "a page without figures has no script, so what a record holds is none either"
+    assert page.all("script") == [], "the page has no script, so what a record holds is none either"
     text = "".join(page.texts)
     assert text.count(SCRIPT) >= 4, "the kernel's name and its reason are shown as they are"
     assert f"A & B {SCRIPT}" in text
@@ -92,7 +88,7 @@ def test_tables_and_headings_can_be_read_by_a_machine(light):
     assert page.all("html")[0]["lang"] == "en"
     assert all(attrs.get("scope") in ("col", "row", "rowgroup") for attrs in page.all("th"))
     boxes = [attrs for attrs in page.all("div") if attrs.get("class") == "box"]
-    assert len(boxes) == len(page.all("table")), "every table scrolls inside a box of its own"
+    assert len(boxes) == len(page.all("table")) + len(page.all("img")), "every table scrolls inside a box of its own"
     assert all(box["tabindex"] == "0" and ("aria-label" in box or "aria-labelledby" in box) for box in boxes)
     levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1 and levels.count(1) == 1
@@ -126,7 +122,7 @@ def test_noise_is_not_wrong_and_what_did_not_run_or_has_no_record_is_folded_and_
     made += [replace(one, **refused) for one in made if one.kernel == "fused"]
     made = [replace(one, **noisy) if one.kernel == "fused" else one for one in made]
     write(tmp_path / "made.jsonl", *made)
-    written = write_report([tmp_path], tmp_path / "report.html", plots=False)
+    written = write_report([tmp_path], tmp_path / "report.html")
     assert written.content.problems == () and {one.name for one in written.content.noisy} == {"rmsnorm/fused"}
     assert [one.kernels for one in written.content.standings] == [("library",)], "no ratio is made of noise"
     page = Page((tmp_path / "report.html").read_text())
@@ -137,63 +133,6 @@ def test_noise_is_not_wrong_and_what_did_not_run_or_has_no_record_is_folded_and_
     assert text.count("NO RECORD:") == 1 and [attrs for attrs in page.all("details") if "open" in attrs] == [
         {"open": None}
     ]
-
-
-def test_the_figure_draws_each_point_at_its_rate_with_its_spread(records):
-    found = gather(*load([records]), "t")
-    (roofline,) = found.rooflines
-    drawn = figure(roofline)
-    spots = {}
-    for trace in drawn.data:
-        if trace.meta == "kernels":
-            for place, x in enumerate(trace.x):
-                above, below = trace.error_y.array[place], trace.error_y.arrayminus[place]
-                spots[x, trace.y[place]] = (above, below, trace.marker.symbol[place])
-    assert len(spots) > 60
-    for place in roofline.places:
-        point, row = place.point, place.row
-        x = point.intensity if point.flops else point.traffic_bytes
-        y = (point.flops or point.traffic_bytes) / point.seconds
-        above, below, symbol = spots[x, y]
-        assert y + above == pytest.approx(y * row.latency_ms / row.record.latency_p20_ms)
-        assert y - below == pytest.approx(y * row.latency_ms / row.record.latency_p80_ms)
-        assert symbol.endswith("-open") == (point.traffic_basis == "modelled")
-    arrows = [trace for trace in drawn.data if trace.meta == "arrow"]
-    assert arrows and all((trace.x[1], trace.y[1]) in spots for trace in arrows)
-    plane, strip = (
-        [trace for trace in drawn.data if trace.meta == "ceiling" and trace.xaxis == axis] for axis in ("x", "x2")
-    )
-    assert [trace.mode for trace in plane] == ["lines+text", "lines", "lines"], "the kind that bounds stand on is named"
-    (x, y), bandwidth = (plane[0].x, plane[0].y), MEASURED.hbm_bytes_per_s
-    assert min(x[:3]) < min(spot[0] for spot in spots) and y[:3] == tuple(at * bandwidth for at in x[:3])
-    flat = {"fp32 vector": MEASURED.vector_flops_per_s, "bf16/fp16": MEASURED.tensor_flops_per_s["bf16"]}
-    assert [list(y[place : place + 2]) for place in (4, 7)] == [[rate] * 2 for rate in flat.values()]
-    assert [plane[0].text[place].rsplit(" ", 2)[0] for place in (4, 7)] == list(flat) and x[5] > x[4] > x[1]
-    assert set(strip[0].y) == {bandwidth} and [trace.showlegend for trace in (plane[0], strip[0])] == [True, False]
-
-
-def test_names_are_only_text_in_the_figure_too(tmp_path):
-    link = '<a href="https://example.invalid">fast</a>'
-    named = [replace(record, kernel=link, case_id=link) for record in benches(schemes=("bf16",), ops=("gemm",))[:1]]
-    write(tmp_path / "made.jsonl", *named)
-    (roofline,) = gather(*load([tmp_path]), "t").rooflines
-    (text,) = [text for trace in figure(roofline).data if trace.meta == "kernels" for text in trace.hovertext]
-    assert "<a" not in text and text.count("&lt;a ") == 2
-    assert "<a href" not in to_html(figure(roofline), include_plotlyjs=False)
-
-
-def test_the_menu_shows_main_points_first_and_one_scheme_of_several(records):
-    (roofline,) = gather(*load([records]), "t").rooflines
-    drawn = figure(roofline)
-    (menu,) = drawn.layout.updatemenus
-    shown = {button.label: button.args[0]["visible"] for button in menu.buttons}
-    assert list(shown)[:2] == ["main points", "all points"]
-    assert {"bf16, main points", "fp16, all points"} <= shown.keys()
-    assert [trace.visible for trace in drawn.data] == list(shown["main points"])
-    assert all(shown["all points"]) and sum(shown["main points"]) < sum(shown["all points"])
-    for trace, visible in zip(drawn.data, shown["fp16, all points"], strict=True):
-        if trace.meta != "arrow":
-            assert visible == (trace.meta != "kernels" or "fp16" in trace.name)
 
 
 def luminance(colour):
@@ -222,12 +161,12 @@ def test_colours_can_be_told_from_a_white_and_from_a_dark_page():
 
 
 def test_the_command_writes_a_file_and_says_the_same_as_json(rooflab, records, tmp_path):
-    status, text, _ = rooflab("report", records, "--no-plots", "--title", "Ours", "--out", "new/page.html")
+    status, text, _ = rooflab("report", records, "--title", "Ours", "--out", "new/page.html")
     assert status == 0 and "new/page.html" in text and "gemm/hangs" in text and "TIMEOUT" in text
     assert "<h1>Ours</h1>" in (tmp_path / "new" / "page.html").read_text()
-    status, out, _ = rooflab("report", records, "--no-plots", "--title", "Ours", "--out", "new/page.html", "--json")
+    status, out, _ = rooflab("report", records, "--title", "Ours", "--out", "new/page.html", "--json")
     found = json.loads(out)
-    assert status == 0 and found["file"] == "new/page.html" and found["figures"] == 0
+    assert status == 0 and found["file"] == "new/page.html" and found["figures"] == 1
     assert found["bytes"] == (tmp_path / "new" / "page.html").stat().st_size
     assert found["content"]["records"] == sum(file["records"] for file in found["content"]["files"])
     assert found["content"]["standings"][0]["machine"] == KEY
@@ -238,7 +177,7 @@ def test_without_a_path_it_reads_results(rooflab, tmp_path):
     (tmp_path / "results" / "deep").mkdir(parents=True)
     lines = [record.to_json() for record in benches(schemes=("bf16",), ops=("rmsnorm",))]
     (tmp_path / "results" / "deep" / "made.jsonl").write_text("\n".join(lines) + "\n")
-    status, out, _ = rooflab("report", "--no-plots", "--json")
+    status, out, _ = rooflab("report", "--json")
     assert status == 0 and json.loads(out)["content"]["files"][0]["name"] == "results/deep/made.jsonl"
     assert (tmp_path / "report.html").is_file()
 
@@ -251,7 +190,7 @@ def test_bad_input_is_one_sentence_status_2_and_no_file(rooflab, tmp_path):
         ([CPU_RECORDS, "--out", "."], "rooflab: --out: expected a file, got the folder '.'"),
         ([CPU_RECORDS, "--title", " "], "rooflab: --title: expected a text, got an empty one"),
     ):
-        status, out, err = rooflab("report", "--no-plots", *arguments)
+        status, out, err = rooflab("report", *arguments)
         assert status == 2 and out == "" and "Traceback" not in err
         assert [line for line in err.splitlines() if line.startswith("rooflab: ")][0].startswith(message)
         assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]

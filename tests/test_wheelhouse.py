@@ -29,7 +29,7 @@ def test_the_data_file_and_the_projects_needs_agree():
     assert "nvidia-ml-py" in map(name_of, present["also"])
     names = {name_of(text) for text in requirements(ROOT / "pyproject.toml")}
     assert {"torch", "triton"} <= names and {"torch", "triton"} <= set(present["never"])
-    assert {"plotly", "junitparser", "gguf"} <= names - set(present["present"]), "carried"
+    assert {"junitparser", "gguf"} <= names - set(present["present"]), "carried"
     assert not set(present["never"]) & set(present["present"])
 
 

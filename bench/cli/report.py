@@ -29,7 +29,6 @@ def report(
     paths: Records = None,
     out: Annotated[Path, option.file("--out", help="The file to write.")] = Path("report.html"),
     title: Annotated[str, typer.Option("--title", help="Heading of the page.")] = "Rooflab report",
-    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="With figures and plotly's 5 MB of script.")] = True,
     json: option.Json = False,
 ) -> None:
     """One HTML file from records, which fetches nothing: ladders, rooflines, A/B verdicts, compiled code, engine.
@@ -39,11 +38,11 @@ def report(
     from rooflab.bench.report.page import write_report
 
     with show.waiting("reading records"):
-        written = write_report(paths or [Path("results")], out, title, plots)
+        written = write_report(paths or [Path("results")], out, title)
     show.result(written)
     content = written.content
     kernels = sum(len(ladder.blocks) for op in content.ops for ladder in op.ladders)
-    show.line(f"{written.file}: {written.bytes / 1e6:.1f} MB, {written.figures} interactive rooflines")
+    show.line(f"{written.file}: {written.bytes / 1e6:.1f} MB, {counted(written.figures, 'roofline')}")
     runs, files = counted(content.runs, "run"), counted(len(content.files), "file")
     show.line(f"  {counted(content.records, 'record')} of {runs} in {files}; {counted(kernels, 'case')}")
     for standing in content.standings:

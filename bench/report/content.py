@@ -284,7 +284,7 @@ def gather(located: Sequence[sources.Located], files: Sequence[sources.FileInfo]
         tallies=tallies(located),
         commits=tuple(Counter(commit_text(one.record.commit, one.record.dirty) for one in located).items()),
         machines=machines_of(located),
-        rooflines=rooflines(located, chosen, ops),
+        rooflines=rooflines(located, chosen),
         ops=ops,
         comparisons=comparisons,
         compiled=compiled_tables(located),

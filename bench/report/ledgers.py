@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from rooflab.bench.records.plain import plain
 from rooflab.bench.records.record import Record
 from rooflab.bench.report.facts import Facts, facts_of
-from rooflab.bench.report.rooflines import COLOURS
 from rooflab.bench.report.sources import Located, Source, machine_of
 from rooflab.kernels import registry
 
 CASE_ID = "ledger"
 REST = ("host_ms", "timers_ms", "step_ms", "itl_ms")
 
+COLOURS = "#1f83c4 #d1601f #1a9564 #c4569c #a7694f #8f7a12 #8d6fd1 #d6494c #148f96 #b0607a #6f9420 #b5771a".split()
+"""Each colour is readable on a white and on a dark page: contrast of at least 3 to 1 to both, which a test checks."""
 HOST, GREY = "host and gaps", "#7b828b"
 
 

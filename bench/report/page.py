@@ -1,8 +1,9 @@
-"""The content as one HTML file: text, tables, plotly's script once, and every figure; nothing is fetched."""
+"""The content as one HTML file: text, tables, and every figure; nothing is fetched, and no script runs."""
 
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,19 +12,17 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
-from plotly.io import to_html
-from plotly.offline import get_plotlyjs
 
 from rooflab.bench.records.record import NOT_RUN
 from rooflab.bench.report import words
 from rooflab.bench.report.content import Content, gather
-from rooflab.bench.report.interactive import CONFIG, figure
 from rooflab.bench.report.rooflines import Roofline
 from rooflab.bench.report.sources import load
 from rooflab.bench.report.tables import BAD
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.names import visible
 from rooflab.roofline.numbers import counted, digits, percent, si, times, whole
+from rooflab.roofline.plot import roofline_files
 
 _TEMPLATES = Path(__file__).parent
 
@@ -33,13 +32,13 @@ class Picture:
     """One machine's roofline."""
 
     roofline: Roofline
-    anchor: str
-    html: Markup
+    source: str
+    """The SVG as an address."""
     alt: str
 
 
-def render(content: Content, plots: bool = True) -> str:
-    """The page.  Without `plots` it has no figure and no script, and is smaller by the 5 MB of plotly."""
+def render(content: Content) -> str:
+    """The page."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -50,13 +49,10 @@ def render(content: Content, plots: bool = True) -> str:
     )
     shown = (digits, whole, percent, times, counted, si, words.in_unit, words.plain_value, words.slug, breakable)
     environment.filters |= {function.__name__: function for function in shown}
-    drawn = {one.machine: _picture(one, number) for number, one in enumerate(content.rooflines if plots else (), 1)}
     machines = {machine.key: machine for machine in content.machines}
     return environment.get_template("page.html").render(
         content=content,
-        pictures=drawn,
-        plots=plots,
-        plotly=Markup(get_plotlyjs()) if drawn else "",
+        pictures={one.machine: _picture(one) for one in content.rooflines},
         bad=BAD,
         not_run=NOT_RUN,
         absent=sum(len(gap.names) for gap in content.unmeasured if gap.machine in machines),
@@ -86,13 +82,11 @@ def breakable(text: str) -> Markup:
     return Markup(re.sub(r"([,/])", r"\1<wbr>", str(escape(visible(text)))))
 
 
-def _picture(roofline: Roofline, number: int) -> Picture:
-    anchor = f"roofline-{number}"
-    # A fixed id instead of a random id: the same records give the same file.
-    drawn = to_html(figure(roofline), CONFIG, include_plotlyjs=False, full_html=False, div_id=f"{anchor}-figure")
-    ops = ", ".join(dict.fromkeys(place.point.op for place in roofline.places))
-    alt = f"Roofline of {roofline.name}: {len(roofline.places)} kernels and cases of {ops}, as in the tables below."
-    return Picture(roofline, anchor, Markup(drawn), alt)
+def _picture(roofline: Roofline) -> Picture:
+    drawn = roofline_files(roofline.points, roofline.ceilings, f"{roofline.name} roofline")["svg"]
+    ops = ", ".join(dict.fromkeys(point.op for point in roofline.points))
+    alt = f"Roofline of {roofline.name}: {len(roofline.points)} kernels and cases of {ops}, as in the tables below."
+    return Picture(roofline, f"data:image/svg+xml;base64,{b64encode(drawn).decode()}", alt)
 
 
 TITLE = "Rooflab report"
@@ -108,7 +102,7 @@ class Report:
     content: Content
 
 
-def write_report(paths: Sequence[Path], out: Path, title: str = TITLE, plots: bool = True) -> Report:
+def write_report(paths: Sequence[Path], out: Path, title: str = TITLE) -> Report:
     """Reads the records of `paths` (files, or folders at any depth) and writes the page to `out` atomically.
 
     Raises `ValueError` on a damaged record, with file and line, if there is no record, or if `out` is a folder.
@@ -117,6 +111,6 @@ def write_report(paths: Sequence[Path], out: Path, title: str = TITLE, plots: bo
     if not title.strip():
         raise ValueError("title: expected a text, got an empty one")
     content = gather(*load(paths), title)
-    page = render(content, plots).encode()
+    page = render(content).encode()
     write_whole(out, page)
-    return Report(str(out), len(page), len(content.rooflines) if plots else 0, content)
+    return Report(str(out), len(page), len(content.rooflines), content)

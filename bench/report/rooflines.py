@@ -8,7 +8,6 @@ from math import isfinite
 
 from rooflab.bench.records.record import Record
 from rooflab.bench.report.figures import as_ceilings, largest_cases, points_of
-from rooflab.bench.report.ladders import LadderRow, OpLadder
 from rooflab.bench.report.sources import BestRecord, Located, Source, latency_ms, machine_of
 from rooflab.bench.report.words import plain_value
 from rooflab.kernels import registry
@@ -16,10 +15,7 @@ from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.device import Device, identify
 from rooflab.roofline.model import CeilingKind, Ceilings
 from rooflab.roofline.numbers import digits, si, whole
-from rooflab.roofline.points import Point, that_matter
-
-COLOURS = "#1f83c4 #d1601f #1a9564 #c4569c #a7694f #8f7a12 #8d6fd1 #d6494c #148f96 #b0607a #6f9420 #b5771a".split()
-"""Each colour is readable on a white and on a dark page: contrast of at least 3 to 1 to both, which a test checks."""
+from rooflab.roofline.points import Point
 
 
 @dataclass(frozen=True)
@@ -158,21 +154,6 @@ def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
     return found
 
 
-def under_one_name(ceilings: Sequence[Ceilings], name: str) -> list[Ceilings]:
-    """The ceilings under one device name: a card's own name and its data sheet's short name are one device."""
-    return [replace(one, device=name) for one in ceilings]
-
-
-@dataclass(frozen=True)
-class PlacedPoint:
-    """One point and the row from which it is drawn."""
-
-    point: Point
-    row: LadderRow
-    main: bool
-    """Whether it is one of the points that matter (`points.that_matter`), of each op's largest case in a scheme."""
-
-
 @dataclass(frozen=True)
 class Roofline:
     """One machine's figure before it is drawn."""
@@ -180,40 +161,30 @@ class Roofline:
     machine: str
     name: str
     """The device's name, from its driver."""
-    places: tuple[PlacedPoint, ...]
+    points: tuple[Point, ...]
+    """Of each op's largest case in a scheme."""
     ceilings: tuple[Ceilings, ...]
     unplaced: tuple[str, ...]
     """Kernels without a place, each with the reason."""
 
 
-def rooflines(
-    located: Sequence[Located], chosen: Sequence[BestRecord], ops: Sequence[OpLadder]
-) -> tuple[Roofline, ...]:
+def rooflines(located: Sequence[Located], chosen: Sequence[BestRecord]) -> tuple[Roofline, ...]:
     """One roofline for each machine with a point, from the current records."""
-    rows = {row.source: row for op in ops for ladder in op.ladders for block in ladder.blocks for row in block.rows}
     found = []
     for machine in dict.fromkeys(machine_of(item.record) for item in chosen):
-        own = [item for item in chosen if machine_of(item.record) == machine]
+        own = [item.record for item in chosen if machine_of(item.record) == machine]
         ceilings = ceilings_for([item for item in located if machine_of(item.record) == machine])
         if not ceilings:
             continue
-        gpu = own[-1].record.environment.get("gpu") or {}
+        gpu = own[-1].environment.get("gpu") or {}
         name = str(gpu.get("name") or next(iter(ceilings.values()))[0].device)
-        roofs = under_one_name([one for one, _ in ceilings.values()], name)
-        large = {id(record) for record in largest_cases([item.record for item in own])}
-        points: list[tuple[Point, BestRecord]] = []
-        unplaced: list[str] = []
-        for item in own:
-            record = item.record
-            point, why = _point(record, roofs)
-            if point is None:
-                unplaced += [f"{record.op}/{record.kernel}: {why}"] if why else []
-                continue
-            points.append((point, item))
-        main = {id(point) for point in that_matter([point for point, item in points if id(item.record) in large])}
-        places = tuple(PlacedPoint(point, rows[item.source], id(point) in main) for point, item in points)
-        if places:
-            found.append(Roofline(machine, name, places, tuple(roofs), tuple(dict.fromkeys(unplaced))))
+        # A card's own name and its data sheet's short name are one device.
+        roofs = tuple(replace(one, device=name) for one, _ in ceilings.values())
+        placed = {id(record): _point(record, roofs) for record in own}
+        points = tuple(point for record in largest_cases(own) if (point := placed[id(record)][0]))
+        unplaced = [f"{record.op}/{record.kernel}: {why}" for record in own if (why := placed[id(record)][1])]
+        if points:
+            found.append(Roofline(machine, name, points, roofs, tuple(dict.fromkeys(unplaced))))
     return tuple(found)
 
 

@@ -15,7 +15,7 @@ from rooflab.kernels._files import write_whole
 from rooflab.roofline.device import identify
 
 FILE = "environment.json"
-PACKAGES = ("cupy", "pynvml", "plotly", "junitparser", "pytest_benchmark", "gguf", "transformers")
+PACKAGES = ("cupy", "pynvml", "junitparser", "pytest_benchmark", "gguf", "transformers")
 """Packages that some commands need in addition to torch and triton."""
 
 

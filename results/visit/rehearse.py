@@ -32,7 +32,7 @@ BESIDE = (
     "rich", "psutil", "packaging", "typer<0.20", "cloudpickle", "pytest", "pytest-benchmark", "pytest-xdist",
     "pytest-timeout", "hypothesis", "prometheus-client", "aiohttp", "pyarrow", "setuptools",
 )  # fmt: skip
-"""What else is there; not gguf, plotly, junitparser, fastapi, uvicorn, pyzmq, ray or openai."""
+"""What else is there; not gguf, junitparser, fastapi, uvicorn, pyzmq, ray or openai."""
 PLAN = "results/bars/plan.json"
 CELL = 160
 """Characters of a cell of the table."""
