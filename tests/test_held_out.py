@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pandas as pd
 import public_kernels
 import pytest
 from bars.bar import Bar
@@ -24,25 +25,28 @@ def reading(kernel="a", shape=1, launch_us=0.0, factor=1.0):
 
 
 def test_the_time_of_a_launch_and_a_factor_are_found():
-    found = fit(CODE, [reading(shape=shape, launch_us=3.0, factor=1.5) for shape in (1, 3, 10, 30)])
+    found = fit(CODE, pd.DataFrame([reading(shape=shape, launch_us=3.0, factor=1.5) for shape in (1, 3, 10, 30)]))
     assert (found.launch_us, found.factor) == (3.0, pytest.approx(1.5))
-    without = fit(CODE, [reading(shape=shape, factor=1.5) for shape in (1, 3)], launches=False)
+    without = fit(CODE, pd.DataFrame([reading(shape=shape, factor=1.5) for shape in (1, 3)]), launches=False)
     assert (without.launch_us, without.factor) == (0.0, pytest.approx(1.5))
 
 
 def test_errors_are_of_shapes_and_kernels_that_the_fit_has_not_seen():
     even = [reading("a", shape, factor=1.0 if number % 2 else 2.0) for number, shape in enumerate((1, 2, 3, 4))]
-    assert by_shape(CODE, even, launches=False).median == pytest.approx(1.0)  # twice what the unseen shapes took
-    two = [reading("a", 1), reading("a", 2), reading("b", 1, factor=2.0), reading("b", 2, factor=2.0)]
+    assert by_shape(CODE, pd.DataFrame(even), launches=False).median == pytest.approx(
+        1.0
+    )  # twice what the unseen shapes took
+    ones = [reading("a", 1), reading("a", 2), reading("b", 1, factor=2.0), reading("b", 2, factor=2.0)]
+    two = pd.DataFrame(ones)
     assert by_kernel(CODE, two, launches=False).median == pytest.approx(0.75)  # 1.0 of a, 0.5 of b
     assert by_kernel(CODE, two[:2]) is None
-    assert unfitted([reading(factor=0.5)] * 2).median == pytest.approx(12.6 / 5 - 1)
+    assert unfitted(pd.DataFrame([reading(factor=0.5)] * 2)).median == pytest.approx(12.6 / 5 - 1)
 
 
 def test_what_is_written_is_read_and_another_table_is_refused(tmp_path):
     path = tmp_path / "predictions.csv"
     held_out.write([reading(), reading("b", 3)], path)
-    assert held_out.read(path) == (reading(), reading("b", 3))
+    pd.testing.assert_frame_equal(held_out.read(path), pd.DataFrame([reading(), reading("b", 3)]), check_dtype=False)
     other = tmp_path / "other.csv"
     other.write_text("kernel,us\na,1\n")
     with pytest.raises(ValueError, match="predictions: expected the columns kernel, kind, .* got kernel, us"):

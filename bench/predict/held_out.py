@@ -9,15 +9,13 @@ events, or in a graph), and a factor on the rest.
 
 from __future__ import annotations
 
-import csv
-import io
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from statistics import fmean, median, quantiles
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import pandas as pd
 
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.published import FOLDER
@@ -29,9 +27,8 @@ LAUNCHES_US = (0.0, *(0.25 * step for step in range(1, 41)))
 """The tried times of a launch beyond the predicted one."""
 
 
-@dataclass(frozen=True)
-class PublishedTime:
-    """One published time of a public kernel beside its prediction."""
+class PublishedTime(NamedTuple):
+    """One published time of a public kernel beside its prediction; a table of readings has its fields as columns."""
 
     kernel: str
     kind: Kind
@@ -50,93 +47,77 @@ class PublishedTime:
     """The whole prediction, with the launches."""
 
 
-Model = Callable[[PublishedTime], float]
-"""What a model says of everything except the launches, in microseconds."""
+Model = Callable[[pd.DataFrame], "pd.Series[float]"]
+"""What a model says of everything except the launches of each reading, in microseconds."""
 MODELS: dict[str, Model] = {
-    "bound": lambda reading: reading.bound_us,
-    "launches and sustained bound": lambda reading: reading.sustained_us,
-    "compiled code": lambda reading: reading.predicted_us - reading.launch_us,
+    "bound": lambda readings: readings["bound_us"],
+    "launches and sustained bound": lambda readings: readings["sustained_us"],
+    "compiled code": lambda readings: readings["predicted_us"] - readings["launch_us"],
 }
 
 
-@dataclass(frozen=True)
-class HeldOutFit:
+class HeldOutFit(NamedTuple):
     """A model's two constants."""
 
     launch_us: float
     factor: float
 
-    def error(self, model: Model, reading: PublishedTime) -> float:
-        """Relative error without sign."""
-        said = reading.launches * self.launch_us + self.factor * model(reading)
-        return abs(said / reading.published_us - 1)
+    def errors(self, model: Model, readings: pd.DataFrame) -> pd.Series[float]:
+        """Relative errors without sign."""
+        said = readings["launches"] * self.launch_us + self.factor * model(readings)
+        return (said / readings["published_us"] - 1).abs()
 
 
-def fit(model: Model, readings: Sequence[PublishedTime], launches: bool = True) -> HeldOutFit:
+def fit(model: Model, readings: pd.DataFrame, launches: bool = True) -> HeldOutFit:
     """The constants with the least mean error, each error counted as 1 at most; without `launches` the factor alone."""
-
-    def factor(launch_us: float) -> float:
-        rests = [
-            max(entry.published_us - entry.launches * launch_us, 0.05 * entry.published_us) / model(entry)
-            for entry in readings
-        ]
-        return math.exp(median(math.log(rest) for rest in rests))
-
-    tried = [HeldOutFit(us, factor(us)) for us in (LAUNCHES_US if launches else (0.0,))]
-    return min(tried, key=lambda own: fmean(min(own.error(model, entry), 1.0) for entry in readings))
+    times, said, tried = readings["published_us"], model(readings), []
+    for us in LAUNCHES_US if launches else (0.0,):
+        rests = np.maximum(times - readings["launches"] * us, 0.05 * times)
+        tried.append(HeldOutFit(us, float(np.exp(np.median(np.log(rests / said))))))
+    return min(tried, key=lambda own: float(own.errors(model, readings).clip(upper=1.0).mean()))
 
 
-@dataclass(frozen=True)
-class Errors:
+class Errors(NamedTuple):
     """Errors on readings that a fit has not seen."""
 
     median: float
     nine_in_ten: float
-    count: int
 
     def __str__(self) -> str:
         return f"{self.median:.0%} in the median, {self.nine_in_ten:.0%} in nine of ten"
 
 
-def errors(values: Sequence[float]) -> Errors:
-    """Their median and ninth decile."""
-    return Errors(median(values), quantiles(values, n=10, method="inclusive")[-1], len(values))
+def _told(errors: Iterable[pd.Series[float]]) -> Errors:
+    return Errors(*pd.concat(errors).quantile([0.5, 0.9]))
 
 
-def by_shape(model: Model, readings: Sequence[PublishedTime], launches: bool = True) -> Errors:
+def by_shape(model: Model, readings: pd.DataFrame, launches: bool = True) -> Errors:
     """Fitted for each kernel to every second shape, and judged on the others."""
     found = []
-    for kernel in dict.fromkeys(entry.kernel for entry in readings):
-        own = [entry for entry in readings if entry.kernel == kernel]
-        shapes = list(dict.fromkeys(entry.shape for entry in own))
-        seen = set(shapes[::2])
-        known = fit(model, [entry for entry in own if entry.shape in seen], launches)
-        found += [known.error(model, entry) for entry in own if entry.shape not in seen]
-    return errors(found)
+    for _, own in readings.groupby("kernel", sort=False):
+        seen = own["shape"].isin(own["shape"].unique()[::2])
+        found.append(fit(model, own[seen], launches).errors(model, own[~seen]))
+    return _told(found)
 
 
-def by_kernel(model: Model, readings: Sequence[PublishedTime], launches: bool = True) -> Errors | None:
+def by_kernel(model: Model, readings: pd.DataFrame, launches: bool = True) -> Errors | None:
     """Fitted to the other kernels of the kind; None for a kind with one kernel."""
-    kernels = list(dict.fromkeys(entry.kernel for entry in readings))
-    if len(kernels) < 2:
+    own = [readings["kernel"] == kernel for kernel in readings["kernel"].unique()]
+    if len(own) < 2:
         return None
-    found = []
-    for kernel in kernels:
-        known = fit(model, [entry for entry in readings if entry.kernel != kernel], launches)
-        found += [known.error(model, entry) for entry in readings if entry.kernel == kernel]
-    return errors(found)
+    return _told(fit(model, readings[~unseen], launches).errors(model, readings[unseen]) for unseen in own)
 
 
-def unfitted(readings: Iterable[PublishedTime]) -> Errors:
+def unfitted(readings: pd.DataFrame) -> Errors:
     """The errors of the prediction as `explain` prints it."""
-    return errors([abs(entry.predicted_us / entry.published_us - 1) for entry in readings])
+    return _told([(readings["predicted_us"] / readings["published_us"] - 1).abs()])
 
 
-def rows(readings: Sequence[PublishedTime]) -> list[dict[str, str]]:
+def rows(readings: pd.DataFrame) -> list[dict[str, str]]:
     """The errors of each model on each kind, for a table."""
     found = []
     for kind in KINDS:
-        own = [entry for entry in readings if entry.kind == kind]
+        own = readings[readings["kind"] == kind]
         found.append({"kind": kind, "model": "compiled code, nothing fitted", "all": str(unfitted(own))})
         for name, model in MODELS.items():
             constants = name != "bound"
@@ -153,28 +134,19 @@ def rows(readings: Sequence[PublishedTime]) -> list[dict[str, str]]:
 
 def write(readings: Iterable[PublishedTime], path: Path) -> None:
     """Writes readings as a table of comma-separated values."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow([column.name for column in fields(PublishedTime)])
-    for entry in readings:
-        table.writerow([f"{value:.4g}" if isinstance(value, float) else value for value in astuple(entry)])
-    write_whole(path, text.getvalue())
+    write_whole(path, pd.DataFrame(readings).to_csv(index=False, float_format="%.4g"))
 
 
 @cache
-def read(path: Path = FILE) -> tuple[PublishedTime, ...]:
+def read(path: Path = FILE) -> pd.DataFrame:
     """The readings of a file.  Raises `ValueError` if it is missing, or `write` has not written it."""
     if not path.is_file():
         raise ValueError(f"predictions: expected the file {path}, found none")
-    names = [column.name for column in fields(PublishedTime)]
-    with path.open(newline="", encoding="utf-8") as file:
-        columns, *rows = csv.reader(file)
-    if columns != names:
-        raise ValueError(f"predictions: expected the columns {', '.join(names)} in {path}, got {', '.join(columns)}")
-    return tuple(
-        PublishedTime(kernel, kind, gpu, shape, timing, float(us), float(bound), int(launches), *map(float, rest))  # type: ignore[arg-type]
-        for kernel, kind, gpu, shape, timing, us, bound, launches, *rest in rows
-    )
+    found = pd.read_csv(path, dtype={"shape": str})
+    wanted = PublishedTime._fields
+    if tuple(found) != wanted:
+        raise ValueError(f"predictions: expected the columns {', '.join(wanted)} in {path}, got {', '.join(found)}")
+    return found
 
 
 if __name__ == "__main__":
