@@ -13,7 +13,7 @@ from rooflab.bench.compile.cases import ARCHITECTURE, Selected
 from rooflab.bench.compile.static import CompileFailure, CompileRequest, Done, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import COPIES, Summary, summarize
-from rooflab.bench.records.environment import Environment, circumstances, snapshot
+from rooflab.bench.records.environment import Environment, identity, snapshot
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record, Status
 from rooflab.kernels.configs import config_for, legal_configs, make_config
@@ -175,15 +175,8 @@ def _record(result: CompileResult, run_id: str, environment: Environment) -> Rec
         kind="static",
         run_id=run_id,
         status=result.status,
-        **circumstances(environment, item.kernel),
+        **identity(item.kernel, item.case, item.scheme.name, environment),
         reason=str(result.failure or ""),
-        op=item.kernel.op,
-        kernel=item.kernel.name,
-        role=item.kernel.role,
-        backend=item.kernel.backend,
-        case_id=item.case.id,
-        case=dict(item.case),
-        scheme=item.scheme.name,
         config=result.config_values,
         compiled=tuple(launch.to_json() for launch in result.launches),
     )

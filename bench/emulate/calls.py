@@ -11,10 +11,10 @@ import torch
 
 from rooflab.bench.calls.selection import choose_kernels
 from rooflab.bench.emulate.checks import emulators
-from rooflab.bench.predict.cases import DEFAULT_GPU, KernelCase, choose_scheme, choose_targets, identity, predict_all
+from rooflab.bench.predict.cases import DEFAULT_GPU, KernelCase, choose_scheme, choose_targets, predict_all
 from rooflab.bench.predict.chip import chip_of
 from rooflab.bench.processes.child import ChildFailed
-from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.environment import identity, snapshot
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record, Status
 from rooflab.kernels import registry

@@ -18,7 +18,7 @@ from rooflab.bench.check.runs import KEPT
 from rooflab.bench.measure.timed import INTERPRETED, observe, time_together
 from rooflab.bench.measure.unseen import Unseen
 from rooflab.bench.processes.running import note
-from rooflab.bench.records.environment import Environment, circumstances, last_level_cache_bytes, snapshot
+from rooflab.bench.records.environment import Environment, identity, last_level_cache_bytes, snapshot
 from rooflab.bench.records.record import DeviceType, Record, new_run_id
 from rooflab.bench.timing.clocks import shared
 from rooflab.bench.timing.reading import ABOVE, RATES, above_limits, reading_fields, why_invalid
@@ -286,14 +286,7 @@ class Measurement:
         return Record(
             kind="bench",
             run_id=self.run_id,
-            **circumstances(self._known, kernel),
-            op=self.spec.name,
-            kernel=kernel.name,
-            role=kernel.role,
-            backend=kernel.backend,
-            case_id=case.id,
-            case=dict(case),
-            scheme=self.scheme.name,
+            **identity(kernel, case, self.scheme.name, self._known),
             config=asdict(config) if config is not None else None,
             seed=self.seed,
             device=cast(DeviceType, self.device.type),

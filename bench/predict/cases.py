@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,7 +13,6 @@ from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile
 from rooflab.bench.compile.store import Store
 from rooflab.bench.predict.chip import chip_of
 from rooflab.bench.predict.model import Prediction, predict
-from rooflab.bench.records.environment import Environment, circumstances
 from rooflab.bench.records.record import Record
 from rooflab.kernels import registry
 from rooflab.kernels.configs import make_config, with_config
@@ -42,20 +40,6 @@ class Predicted:
     traffic: Traffic | None
     prediction: Prediction | None
     reason: str = ""
-
-
-def identity(kernel: Kernel, case: Case, scheme: str, environment: Environment) -> dict[str, Any]:
-    """The fields of a record that say which kernel ran, on which inputs, and in which circumstances."""
-    return {
-        **circumstances(environment, kernel),
-        "op": kernel.op,
-        "kernel": kernel.name,
-        "role": kernel.role,
-        "backend": kernel.backend,
-        "case_id": case.id,
-        "case": dict(case),
-        "scheme": scheme,
-    }
 
 
 def predict_all(

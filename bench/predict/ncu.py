@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.predict.cases import KernelCase, identity
+from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.launch_once import MARK, arguments
 from rooflab.bench.predict.model import LAUNCH
 from rooflab.bench.processes.child import run_whole
-from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.environment import identity, snapshot
 from rooflab.bench.records.plain import number_in
 from rooflab.bench.records.record import Record, new_run_id
 from rooflab.kernels import registry

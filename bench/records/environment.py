@@ -22,6 +22,7 @@ import torch
 from rooflab.bench.calls.calls import kernel_file
 from rooflab.kernels.precision import matmul_precision
 from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import Case
 
 _CPUS = Path("/sys/devices/system/cpu")
 ROOT = Path(__file__).resolve().parents[2]
@@ -307,3 +308,17 @@ def circumstances(environment: Environment, kernel: Kernel) -> dict[str, Any]:
     if environment.commit is None or environment.dirty is None:
         found["tree"] = _own_tree()
     return {"environment": found, "commit": state[0], "dirty": state[1]}
+
+
+def identity(kernel: Kernel, case: Case, scheme: str, environment: Environment) -> dict[str, Any]:
+    """The fields of a record that say which kernel ran, on which inputs, and in which circumstances."""
+    return {
+        **circumstances(environment, kernel),
+        "op": kernel.op,
+        "kernel": kernel.name,
+        "role": kernel.role,
+        "backend": kernel.backend,
+        "case_id": case.id,
+        "case": dict(case),
+        "scheme": scheme,
+    }
