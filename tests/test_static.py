@@ -201,7 +201,7 @@ def test_what_was_compiled_is_not_compiled_again(tmp_path, monkeypatch):
     monkeypatch.setattr("rooflab.bench.compile.static._done", {})
     monkeypatch.setattr("rooflab.bench.processes.child.Pool.ask", lambda *_: pytest.fail("a process was asked"))
     (second,) = compile_kernels([request], store)[0]
-    assert first == second and (store.hits, store.misses) == (1, 1) and first.loops == second.loops
+    assert first == second and store.hits == 1 and first.loops == second.loops
     monkeypatch.setattr("rooflab.bench.compile.static._done", {})
     monkeypatch.setattr("rooflab.bench.compile.static.own_hash", lambda: "other sources")
     asked = []

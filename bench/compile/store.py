@@ -40,7 +40,6 @@ class Store:
     def __init__(self, folder: Path | None = None):
         self.folder = folder or cache_folder() / "static"
         self.hits = 0
-        self.misses = 0
 
     def key(self, message: Mapping[str, Any], tree: str) -> str:
         """The name of the entry for a request over the sources of this hash."""
@@ -57,7 +56,6 @@ class Store:
             answer: dict[str, Any] = entry["answer"]
             os.utime(path)
         except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error):
-            self.misses += 1
             return None
         self.hits += 1
         return answer

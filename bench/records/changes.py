@@ -58,13 +58,10 @@ def users(trees: Iterable[Path], ops: Collection[str]) -> dict[str, set[str]]:
 
 
 def _ops_imported(file: Path, ops: Collection[str]) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text()) if file.is_file() else ast.Module([], [])):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-        if isinstance(node, ast.ImportFrom):
-            names = [str(node.module), *(f"{node.module}.{name}" for name in names)]
-        for parts in (name.split(".") for name in names):
-            if parts[0] == "rooflab" and parts[1:2] in (["reference"], ["kernels"]) and parts[2:3] and parts[2] in ops:
-                yield parts[2]
+    for name in _imported(ast.parse(file.read_text())) if file.is_file() else ():
+        first, *parts = name.split(".")
+        if first == "rooflab" and parts[:1] in (["reference"], ["kernels"]) and parts[1:] and parts[1] in ops:
+            yield parts[1]
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
