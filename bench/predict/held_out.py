@@ -143,9 +143,9 @@ def read(path: Path = FILE) -> pd.DataFrame:
     if not path.is_file():
         raise ValueError(f"predictions: expected the file {path}, found none")
     found = pd.read_csv(path, dtype={"shape": str})
-    wanted = PublishedTime._fields
-    if tuple(found) != wanted:
-        raise ValueError(f"predictions: expected the columns {', '.join(wanted)} in {path}, got {', '.join(found)}")
+    wanted, columns = ", ".join(PublishedTime._fields), ", ".join(map(str, found.columns))
+    if columns != wanted:
+        raise ValueError(f"predictions: expected the columns {wanted} in {path}, got {columns}")
     return found
 
 
