@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import math
@@ -9,10 +10,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 from typing import Any, cast
-
-import pandas as pd
 
 from rooflab.bench.records.record import Record, in_utc
 from rooflab.kernels._files import write_whole
@@ -213,7 +213,16 @@ def write_csv(records: Sequence[Record], path: Path) -> list[Skipped]:
     """
     if not records:
         raise ValueError("records: expected at least one, got none")
-    table = pd.DataFrame([json.loads(record.to_json()) for record in records], dtype=object)
-    table = table.map(lambda value: json.dumps(value, allow_nan=False) if isinstance(value, list | dict) else value)
-    write_whole(path, table.to_csv(index=False))
+    rows = [json.loads(record.to_json()) for record in records]
+    text = StringIO()
+    table = csv.DictWriter(text, rows[0])
+    table.writeheader()
+    for row in rows:
+        table.writerow(
+            {
+                key: json.dumps(value, allow_nan=False) if isinstance(value, list | dict) else value
+                for key, value in row.items()
+            }
+        )
+    write_whole(path, text.getvalue())
     return []
