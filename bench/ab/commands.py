@@ -70,7 +70,6 @@ class Revisions(NamedTuple):
     base: str
     head: str | None = None
     changed: bool = False
-    keep_environment: bool = False
 
 
 def of_kernels(wanted: Wanted, settings: AbSettings, out: Path | None, say: Say) -> AbReport:
@@ -91,13 +90,12 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: AbSettings, out: Pa
     with ExitStack() as stack:
 
         def tree(revision: str) -> Tree:
-            keep = trees.keep_environment or repository is not None  # another one's has no Rooflab
-            return stack.enter_context(checked_out(root, revision, keep_environment=keep, done=say))
+            return stack.enter_context(checked_out(root, revision))
 
         a, b = tree(trees.base), tree(trees.head) if trees.head else working_tree(root)
         for option, side in (("base", a), ("head", b)) if repository is None else ():
             check_contract(side.path, side.label, option)
-        first, second = (Side(t.label, {}, t.path, t.python, t.commit, t.dirty) for t in (a, b))
+        first, second = (Side(t.label, {}, t.path, commit=t.commit, dirty=t.dirty) for t in (a, b))
         if repository:
             places = files_in((a.path, b.path), repository, files)
             first, second = (
@@ -118,7 +116,7 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: AbSettings, out: Pa
                 return AbReport(title, [], ["the difference touches no kernel"], nothing_to_do=True)
             wanted = replace(wanted, ops=ops)
         comparison, notes = two_trees(first, second, listed, wanted)
-        if repository and pins(a.path) != pins(b.path):
+        if pins(a.path) != pins(b.path):
             notes.append("the two pin other packages: both ran in this environment")
         return _ran(comparison, settings, out, say, notes)
 

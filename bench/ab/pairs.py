@@ -240,7 +240,7 @@ def _reading(values: Mapping[str, Any]) -> Reading:
 
 def _answers(side: Side, job: Job, limit_s: float) -> Iterator[dict[str, Any]]:
     """The answers of one fresh process.  Raises `ChildFailed` if it ends early, or is silent for `limit_s`."""
-    command = command_for(WORKER, tree=side.tree, python=side.python)
+    command = command_for(WORKER, tree=side.tree)
     # Not in the interpreter's mode: an interpreted kernel has no time.  Hash seeds differ between processes on purpose
     path = {"PYTHONPATH": side.import_path} if side.within else {}
     with Child(command, environment_without("TRITON_INTERPRET", "PYTHONHASHSEED") | path) as child:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -75,7 +74,6 @@ class Side:
     """Target by comparison.  A comparison without a target on this side is MISSING."""
     tree: Path = ROOT
     """Folder that holds this side's `kernels`, `reference` and `roofline`."""
-    python: str = sys.executable
     commit: str | None = None
     dirty: bool | None = None
     files: tuple[Path, ...] = ()

@@ -61,10 +61,6 @@ def ab(
     inject: Annotated[float | None, typer.Option(help="With --self-test: slowdown; 0.2 on a CPU, 0.05 on CUDA.")] = (
         None
     ),
-    keep_environment: Annotated[
-        bool,
-        typer.Option("--keep-environment", help="Run both revisions in this environment, whatever versions they pin."),
-    ] = False,
     junit: Annotated[Path | None, option.file(help="Write JUnit XML here.")] = None,
     markdown: Annotated[Path | None, option.file(help="Write Markdown here, for a step summary or a comment.")] = None,
     out: option.Out = None,
@@ -90,8 +86,8 @@ def ab(
     modes = [name for name, given in (("--base", base), ("--records", records), ("--self-test", self_test)) if given]
     if len(modes) > 1:
         raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(modes)}")
-    if not base and (head or changed or keep_environment):
-        raise ValueError("head: expected --base with --head, --changed and --keep-environment")
+    if not base and (head or changed):
+        raise ValueError("head: expected --base with --head and --changed")
     held = card_lock(pick_device(device), show.note) if wait_for_gpu else nullcontext()
     with held, show.waiting("comparing"), terminated_as_exception():
         if records:
@@ -99,7 +95,7 @@ def ab(
         elif self_test:
             report = commands.of_self_test(wanted, settings, repeats, inject, out, show.note)
         elif base:
-            trees = commands.Revisions(base, head, changed, keep_environment)
+            trees = commands.Revisions(base, head, changed)
             report = commands.of_revisions(trees, wanted, settings, out, show.note)
         else:
             report = commands.of_kernels(wanted, settings, out, show.note)

@@ -49,7 +49,7 @@ class CompiledTree:
 def revision_side(root: Path, revision: str) -> Iterator[CompiledTree]:
     """The tree of `revision`, in a temporary git worktree.  Raises `ValueError` where git does not know `revision`."""
     # Both sides use the same compilers, even where the revision pins others, so that only the kernels differ.
-    with checked_out(root, revision, keep_environment=True) as tree:
+    with checked_out(root, revision) as tree:
         path = tree.path / git(root, "rev-parse", "--show-prefix")
         if not (path / "kernels").is_dir() or not (path / "reference").is_dir():
             raise ValueError(f"compare: expected a revision with the folders kernels and reference, got {revision!r}")
@@ -75,7 +75,7 @@ def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[CompiledTre
             yield base, own_side()
         return
     with ExitStack() as stack:
-        tree = stack.enter_context(checked_out(repository, revision, keep_environment=True))
+        tree = stack.enter_context(checked_out(repository, revision))
         trees, labels = (tree.path, repository), (tree.label, "the working tree")
         sides = []
         for path, label, found in zip(trees, labels, files_in(trees, repository, files), strict=True):

@@ -1,33 +1,27 @@
-"""Git revisions as sides of an A/B: each has its own worktree, and its own virtual environment if its pins differ."""
+"""Git revisions as sides of an A/B: each has its own worktree, and both run in this environment."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rooflab.bench.records.environment import git_state
-from rooflab.kernels._folders import cache_folder
 from rooflab.reference.spec import CONTRACT
 
 CONSTRAINTS = "constraints.txt"
-"""This file and the dependencies in pyproject.toml decide the packages of an environment."""
+"""This file and the dependencies in pyproject.toml say which packages a tree wants."""
 TIMED = ("torch", "pytorch", "triton", "numpy", "cupy", "cuda", "nvidia", "mkl", "intel-openmp")
 """Prefixes of the names of packages that can change a kernel's time."""
 GIT_S = 120.0
-INSTALL_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,6 @@ class Tree:
     path: Path
     commit: str | None
     dirty: bool | None
-    python: str = sys.executable
 
 
 def git(root: Path, *arguments: str, may_fail: bool = False) -> str:
@@ -87,23 +80,18 @@ def working_tree(root: Path) -> Tree:
 
 
 @contextmanager
-def checked_out(
-    root: Path, revision: str, *, keep_environment: bool = False, done: Callable[[str], None] = lambda text: None
-) -> Iterator[Tree]:
+def checked_out(root: Path, revision: str) -> Iterator[Tree]:
     """Makes a worktree of `revision`, and removes it afterwards; does not touch the checkout at `root`.
 
-    The tree's interpreter is the running one with `keep_environment`, or if both trees pin the same versions of the
-    packages that can change a time.  Otherwise it is that of a virtual environment, which is made once for the pins.
-    Raises `ValueError` if git or pip fails.
+    Raises `ValueError` if git fails.
     """
     commit = resolve(root, revision)
     with tempfile.TemporaryDirectory(prefix="rooflab-") as folder:
         path = Path(folder) / "tree"
         try:
             git(root, "worktree", "add", "--quiet", "--detach", str(path), commit)
-            python = sys.executable if keep_environment or pins(path) == pins(root) else environment(path, done)
             label = revision if commit.startswith(revision) else f"{revision} ({commit[:10]})"
-            yield Tree(label, path, commit, False, python)
+            yield Tree(label, path, commit, False)
         finally:
             _remove(root, path)
 
@@ -130,59 +118,9 @@ def check_contract(tree: Path, label: str, option: str = "base") -> None:
 
 
 def pins(tree: Path) -> tuple[str, ...]:
-    """A tree's requirements for the packages that can change a time."""
-    return tuple(sorted(line for line in _asked(tree) if re.sub("_", "-", line.lower()).startswith(TIMED)))
-
-
-def _asked(tree: Path) -> list[str]:
-    """All requirements of a tree, one per line: its dependencies, its dependencies for a GPU, and its pins."""
-    declared = _project(tree)
-    constraints = tree / CONSTRAINTS
-    pinned = constraints.read_text().splitlines() if constraints.is_file() else []
-    return [*declared.get("dependencies", []), *_for_a_gpu(declared), *pinned]
-
-
-def _project(tree: Path) -> dict[str, Any]:
-    file = tree / "pyproject.toml"
-    found: dict[str, Any] = tomllib.loads(file.read_text()).get("project", {}) if file.is_file() else {}
-    return found
-
-
-def _for_a_gpu(declared: dict[str, Any]) -> Sequence[str]:
-    found: Sequence[str] = declared.get("optional-dependencies", {}).get("cuda", [])
-    return found
-
-
-def environment(tree: Path, done: Callable[[str], None]) -> str:
-    """The interpreter of a virtual environment with the pins of `tree`, which is made at the first use of these pins.
-
-    On a GPU machine it also holds the tree's GPU packages: without NVML a process cannot tell its driver and power
-    limit, and its readings cannot be compared.
-    """
-    gpu = torch.cuda.is_available()
-    name = hashlib.sha256(repr((sys.version_info[:2], gpu, _asked(tree))).encode()).hexdigest()[:16]
-    folder = cache_folder() / "environments" / name
-    python = folder / "bin" / "python"
-    if (folder / "complete").is_file():
-        return str(python)
-    done("installing the other revision's packages: its pins differ")
-    _run([sys.executable, "-m", "venv", "--clear", str(folder)])
-    pip = [str(python), "-m", "pip", "install", "-q"]
-    constraints = tree / CONSTRAINTS
-    pinned = ["-c", str(constraints)] if constraints.is_file() else []
-    # Installs torch and triton first and alone, so that pip takes the pinned build and no package asks for another.
-    _run([*pip, *pinned, "torch", "triton"])
-    declared = _project(tree)
-    _run([*pip, *pinned, *declared.get("dependencies", []), *(_for_a_gpu(declared) if gpu else ())])
-    (folder / "complete").touch()
-    return str(python)
-
-
-def _run(command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"environment: {' '.join(command[-3:])} took longer than {INSTALL_S:.0f} s") from None
-    if done.returncode:
-        words = (done.stderr or done.stdout).strip().splitlines() or [f"status {done.returncode}"]
-        raise ValueError(f"environment: {' '.join(command[-3:])} failed: {words[-1]}")
+    """A tree's requirements for the packages that can change a time: its dependencies, and its pins."""
+    project, constraints = tree / "pyproject.toml", tree / CONSTRAINTS
+    declared: dict[str, Any] = tomllib.loads(project.read_text()).get("project", {}) if project.is_file() else {}
+    asked = [*declared.get("dependencies", []), *declared.get("optional-dependencies", {}).get("cuda", [])]
+    asked += constraints.read_text().splitlines() if constraints.is_file() else []
+    return tuple(sorted(line for line in asked if re.sub("_", "-", line.lower()).startswith(TIMED)))
