@@ -35,8 +35,8 @@ from rooflab.bench.compile.capture import Launch, recording_triton
 from rooflab.bench.compile.cases import SM, properties
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.bench.compile.worker import describe
-from rooflab.bench.predict.held_out import Kind, PublishedTime, write
 from rooflab.bench.predict.model import LAUNCH, LEAST, SUSTAINED, predict
+from rooflab.bench.predict.public import Kind, PublishedTime, write
 from rooflab.kernels._folders import cache_folder
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Cost, Traffic

@@ -3,7 +3,7 @@
     python results/standing.py --gpu h100 --out results/published/standing.md
 
 A kernel's time is expected between the tenth and the ninetieth percentile of what public kernels of its kind took of
-their predicted time (`predict/held_out.py`).  A bar WOULD be MET or MISSED only if that is so at both ends.
+their predicted time (`predict/public.py`).  A bar WOULD be MET or MISSED only if that is so at both ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bars.bar import Bar
 from bars.gemm import SKINNY_RUNGS
 from bars.judge import AGAINST_LIBRARY
 
-from rooflab.bench.predict import held_out
+from rooflab.bench.predict import public
 from rooflab.bench.predict.calibration import kind_of
 from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.explain import Explanation, explain
@@ -93,7 +93,7 @@ class Expected:
 
 def band(kind: str) -> tuple[float, float]:
     """The tenth and the ninetieth percentile of published over predicted time, of the public kernels of a kind."""
-    own = held_out.read().query("kind == @kind")
+    own = public.read().query("kind == @kind")
     ratios = sorted(own["published_us"] / own["predicted_us"])
     return ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
 

@@ -6,10 +6,11 @@ import pandas as pd
 import public_kernels
 import pytest
 from bars.bar import Bar
+from held_out import MODELS, by_kernel, by_shape, fit
 from standing import CANNOT_TELL, WOULD_MEET, WOULD_MISS, Expected, band
 
-from rooflab.bench.predict import held_out
-from rooflab.bench.predict.held_out import MODELS, PublishedTime, by_kernel, by_shape, fit, unfitted
+from rooflab.bench.predict import public
+from rooflab.bench.predict.public import PublishedTime, unfitted
 from rooflab.bench.suite.entries import EntryOutcome
 
 CODE = MODELS["compiled code"]
@@ -45,14 +46,14 @@ def test_errors_are_of_shapes_and_kernels_that_the_fit_has_not_seen():
 
 def test_what_is_written_is_read_and_another_table_is_refused(tmp_path):
     path = tmp_path / "predictions.csv"
-    held_out.write([reading(), reading("b", 3)], path)
-    pd.testing.assert_frame_equal(held_out.read(path), pd.DataFrame([reading(), reading("b", 3)]), check_dtype=False)
+    public.write([reading(), reading("b", 3)], path)
+    pd.testing.assert_frame_equal(public.read(path), pd.DataFrame([reading(), reading("b", 3)]), check_dtype=False)
     other = tmp_path / "other.csv"
     other.write_text("kernel,us\na,1\n")
     with pytest.raises(ValueError, match="predictions: expected the columns kernel, kind, .* got kernel, us"):
-        held_out.read(other)
+        public.read(other)
     with pytest.raises(ValueError, match="predictions: expected the file .*none.csv, found none"):
-        held_out.read(tmp_path / "none.csv")
+        public.read(tmp_path / "none.csv")
 
 
 def test_public_kernels_are_asked_for_by_the_names_of_their_wheels(tmp_path):
@@ -68,7 +69,7 @@ def test_a_bar_is_told_only_if_both_ends_of_the_band_agree(ratio, verdict):
     assert found.row()["expected"] == f"{ratio / 1.6:.2f} to {ratio / 0.8:.2f}"
 
 
-@pytest.mark.parametrize("kind", held_out.KINDS)
+@pytest.mark.parametrize("kind", public.KINDS)
 def test_every_kind_has_a_band_from_public_kernels(kind):
     least, most = band(kind)
     assert 0.2 < least < most < 5

@@ -96,7 +96,6 @@ PARSED = {
     "pip": "it needs a network; release.yml installs the wheel",
     "git": "it needs a network",
     "curl": "it needs a server; test_serve.py asks the same",
-    "python -m rooflab.bench.predict.held_out": "test_held_out.py asks for the same errors",
     "python": "minutes to hours; the script's own parser takes the options",
 }
 TABLE = [*HERE, *LONGER, *WHEEL, *BELOW, *SLOW, *GPU, *PARSED]

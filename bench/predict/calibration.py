@@ -2,7 +2,7 @@
 
 The factor scales everything except the launches.  The error is held out: each kernel's records are predicted with the
 factor that the other kernels of its kind give.  A kind with too few kernels stays uncalibrated; predictions then say
-so, and how far public kernels of this kind are from their published times (`held_out.py`).
+so, and how far public kernels of this kind are from their published times (`public.py`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rooflab.bench.predict import held_out
+from rooflab.bench.predict import public
 from rooflab.bench.predict.cases import KernelCase, Predicted, in_config, predict_all, timed_on
-from rooflab.bench.predict.held_out import Kind
 from rooflab.bench.predict.model import Prediction
+from rooflab.bench.predict.public import Kind
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.record import Record
 from rooflab.kernels import registry
@@ -113,8 +113,8 @@ def calibrated(prediction: Prediction, kind: Kind, calibration: Calibration) -> 
     """The scaled prediction, its held-out error (None where uncalibrated), and a text that gives the error."""
     known = calibration.get(kind)
     if known is None:
-        public = held_out.read().query("kind == @kind")
-        band = f"; public kernels of its kind ({kind}) err by {held_out.unfitted(public)}" if len(public) else ""
+        known = public.read().query("kind == @kind")
+        band = f"; public kernels of its kind ({kind}) err by {public.unfitted(known)}" if len(known) else ""
         return prediction, None, UNCALIBRATED + band
     words = (
         f"held-out error {known.error:.0%} (worst {known.worst_error:.0%}) over {known.kernels} kernels, "

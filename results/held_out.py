@@ -1,50 +1,26 @@
-"""The predictor's error on public kernels (`results/public_kernels.py`) against their published times.
+"""The predictor's error on public kernels, fitted on one part of the readings and judged on another.
+
+    python results/held_out.py
 
 Three models are compared: the bound times a constant; launches and the bound at sustained rates; and the whole
-prediction, which reads compiled code.  Each is fitted on one part of the readings and judged on another: on shapes that
-it has not seen, and on kernels that it has not seen (`python -m rooflab.bench.predict.held_out` prints the errors).
-Two constants are fitted: microseconds that each launch takes beyond the prediction, as the source times it (between
-events, or in a graph), and a factor on the rest.
+prediction, which reads compiled code.  Each is judged on shapes that it has not seen, and on kernels that it has not
+seen.  Two constants are fitted: microseconds that each launch takes beyond the prediction, as the source times it
+(between events, or in a graph), and a factor on the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import cache
-from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from rooflab.kernels._files import write_whole
-from rooflab.roofline.published import FOLDER
+from rooflab.bench import show
+from rooflab.bench.predict.public import KINDS, Errors, errors_of, read, unfitted
 
-FILE = FOLDER / "predictions.csv"
-Kind = Literal["memory", "attention", "product"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 LAUNCHES_US = (0.0, *(0.25 * step for step in range(1, 41)))
 """The tried times of a launch beyond the predicted one."""
-
-
-class PublishedTime(NamedTuple):
-    """One published time of a public kernel beside its prediction; a table of readings has its fields as columns."""
-
-    kernel: str
-    kind: Kind
-    gpu: str
-    shape: str
-    timing: str
-    """`events` around one call, or calls in a CUDA `graph`."""
-    published_us: float
-    bound_us: float
-    launches: int
-    launch_us: float
-    """The predicted launches."""
-    sustained_us: float
-    """The bound at sustained rates."""
-    predicted_us: float
-    """The whole prediction, with the launches."""
 
 
 Model = Callable[[pd.DataFrame], "pd.Series[float]"]
@@ -77,27 +53,13 @@ def fit(model: Model, readings: pd.DataFrame, launches: bool = True) -> HeldOutF
     return min(tried, key=lambda own: float(own.errors(model, readings).clip(upper=1.0).mean()))
 
 
-class Errors(NamedTuple):
-    """Errors on readings that a fit has not seen."""
-
-    median: float
-    nine_in_ten: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.0%} in the median, {self.nine_in_ten:.0%} in nine of ten"
-
-
-def _told(errors: Iterable[pd.Series[float]]) -> Errors:
-    return Errors(*pd.concat(errors).quantile([0.5, 0.9]))
-
-
 def by_shape(model: Model, readings: pd.DataFrame, launches: bool = True) -> Errors:
     """Fitted for each kernel to every second shape, and judged on the others."""
     found = []
     for _, own in readings.groupby("kernel", sort=False):
         seen = own["shape"].isin(own["shape"].unique()[::2])
         found.append(fit(model, own[seen], launches).errors(model, own[~seen]))
-    return _told(found)
+    return errors_of(found)
 
 
 def by_kernel(model: Model, readings: pd.DataFrame, launches: bool = True) -> Errors | None:
@@ -105,12 +67,7 @@ def by_kernel(model: Model, readings: pd.DataFrame, launches: bool = True) -> Er
     own = [readings["kernel"] == kernel for kernel in readings["kernel"].unique()]
     if len(own) < 2:
         return None
-    return _told(fit(model, readings[~unseen], launches).errors(model, readings[unseen]) for unseen in own)
-
-
-def unfitted(readings: pd.DataFrame) -> Errors:
-    """The errors of the prediction as `explain` prints it."""
-    return _told([(readings["predicted_us"] / readings["published_us"] - 1).abs()])
+    return errors_of(fit(model, readings[~unseen], launches).errors(model, readings[unseen]) for unseen in own)
 
 
 def rows(readings: pd.DataFrame) -> list[dict[str, str]]:
@@ -132,24 +89,5 @@ def rows(readings: pd.DataFrame) -> list[dict[str, str]]:
     return found
 
 
-def write(readings: Iterable[PublishedTime], path: Path) -> None:
-    """Writes readings as a table of comma-separated values."""
-    write_whole(path, pd.DataFrame(readings).to_csv(index=False, float_format="%.4g"))
-
-
-@cache
-def read(path: Path = FILE) -> pd.DataFrame:
-    """The readings of a file.  Raises `ValueError` if it is missing, or `write` has not written it."""
-    if not path.is_file():
-        raise ValueError(f"predictions: expected the file {path}, found none")
-    found = pd.read_csv(path, dtype={"shape": str})
-    wanted, columns = ", ".join(PublishedTime._fields), ", ".join(map(str, found.columns))
-    if columns != wanted:
-        raise ValueError(f"predictions: expected the columns {wanted} in {path}, got {columns}")
-    return found
-
-
 if __name__ == "__main__":
-    from rooflab.bench import show
-
     show.table(rows(read()), ("kind", "model", "all", "unseen shapes", "unseen kernel"), "errors of predicted times")

@@ -1,0 +1,73 @@
+"""The predictor's error on public kernels (`results/public_kernels.py`) against their published times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import pandas as pd
+
+from rooflab.kernels._files import write_whole
+from rooflab.roofline.published import FOLDER
+
+FILE = FOLDER / "predictions.csv"
+Kind = Literal["memory", "attention", "product"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class PublishedTime(NamedTuple):
+    """One published time of a public kernel beside its prediction; a table of readings has its fields as columns."""
+
+    kernel: str
+    kind: Kind
+    gpu: str
+    shape: str
+    timing: str
+    """`events` around one call, or calls in a CUDA `graph`."""
+    published_us: float
+    bound_us: float
+    launches: int
+    launch_us: float
+    """The predicted launches."""
+    sustained_us: float
+    """The bound at sustained rates."""
+    predicted_us: float
+    """The whole prediction, with the launches."""
+
+
+class Errors(NamedTuple):
+    """Errors on readings that a fit has not seen."""
+
+    median: float
+    nine_in_ten: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.0%} in the median, {self.nine_in_ten:.0%} in nine of ten"
+
+
+def errors_of(errors: Iterable[pd.Series[float]]) -> Errors:
+    return Errors(*pd.concat(errors).quantile([0.5, 0.9]))
+
+
+def unfitted(readings: pd.DataFrame) -> Errors:
+    """The errors of the prediction as `explain` prints it."""
+    return errors_of([(readings["predicted_us"] / readings["published_us"] - 1).abs()])
+
+
+def write(readings: Iterable[PublishedTime], path: Path) -> None:
+    """Writes readings as a table of comma-separated values."""
+    write_whole(path, pd.DataFrame(readings).to_csv(index=False, float_format="%.4g"))
+
+
+@cache
+def read(path: Path = FILE) -> pd.DataFrame:
+    """The readings of a file.  Raises `ValueError` if it is missing, or `write` has not written it."""
+    if not path.is_file():
+        raise ValueError(f"predictions: expected the file {path}, found none")
+    found = pd.read_csv(path, dtype={"shape": str})
+    wanted, columns = ", ".join(PublishedTime._fields), ", ".join(map(str, found.columns))
+    if columns != wanted:
+        raise ValueError(f"predictions: expected the columns {wanted} in {path}, got {columns}")
+    return found
