@@ -70,7 +70,6 @@ from rooflab.roofline.numbers import counted
         (["roofline", "--gpu", "h100", "--out", "x.gif"], "out: expected a folder, or a file .* .png"),
         (["picture", "schedule", "--out", "x.pdf"], "out: expected a folder, got 'x.pdf'"),
         (["list", "--ladder"], "op: expected one with --ladder, got none"),
-        (["history", "--csv", "/proc/no/x"], "csv: .*'/proc/no' "),
         (["export", "csv", "x", "--to", "/proc/no/x"], "to: .*'/proc/no' "),
         (["capture", "--suite", "/proc/no/x.json", "--", "x.py"], "suite: .*'/proc/no' "),
         (["generate", "x", "--swap", "gemm"], "--swap: expected OP=KERNEL, each op once, got 'gemm'"),

@@ -74,7 +74,6 @@ def history(
     last: Annotated[int, typer.Option(min=1, help="Points of the same level that a new one is compared with.")] = 20,
     threshold: Annotated[float, typer.Option(min=0.0, help="Smallest relative change that counts.")] = 0.02,
     repo: Annotated[Path | None, typer.Option(help="Checkout whose git history orders the commits.")] = None,
-    csv: Annotated[Path | None, option.file("--csv", help="Write every point to this file.")] = None,
     json: option.Json = False,
 ) -> None:
     """Trends of committed records: levels, steps, and whether the newest point is unusual.
@@ -83,12 +82,9 @@ def history(
     """
     from rooflab.bench.report.trends import output
     from rooflab.bench.report.trends.points import RecordFilter, read_points
-    from rooflab.kernels._files import write_whole
 
     points = read_points(paths or [Path("results")], RecordFilter(op or (), kernel or (), case or (), machine or ()))
     trends = output.find_trends(points, repo, last, threshold)
-    if csv is not None:
-        write_whole(csv, output.frame(trends).to_csv(index=False))
     show.result(output.summary(points, trends))
     rows = [_shown(trend.row()) for trend in trends]
     one_by_one = bool(kernel or case)

@@ -1,4 +1,4 @@
-"""What `rooflab history` prints and writes: rows, sentences, and a table of all points."""
+"""What `rooflab history` prints: rows and sentences."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from rooflab.bench.report.trends.points import KEY, Points, commit_order, repository
+from rooflab.bench.report.trends.points import Points, commit_order, repository
 from rooflab.bench.report.trends.trend import THRESHOLD, LevelStep, Trend, build_trends
 
 
@@ -81,15 +79,3 @@ def notes(points: Points, trends: Sequence[Trend]) -> list[str]:
         counted = ", ".join(f"{count} {reason}" for reason, count in points.left_out.items())
         lines.append(f"not in a trend: {counted}")
     return lines
-
-
-def frame(trends: Sequence[Trend]) -> pd.DataFrame:
-    """Every point of every trend in order, with its level, its z and the mark before it."""
-    parts = []
-    for trend in trends:
-        levels = [level for start, end, level in trend.levels for _ in range(start, end)]
-        numbers = [number for number, (start, end, _) in enumerate(trend.levels) for _ in range(start, end)]
-        marks = [trend.marks.get(index, "") for index in range(len(trend.frame))]
-        part = trend.frame.drop(columns="place")
-        parts.append(part.assign(z=pd.Series(trend.z, dtype=float), level=numbers, level_ms=levels, mark=marks))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(KEY))

@@ -22,10 +22,9 @@ from rooflab.bench.report.sources import find_files
 
 KEY = ("op", "kernel", "case", "scheme", "machine", "setting", "timer")
 """What two points must share to be compared: the work, the hardware, the driver and the clocks, and the method."""
-VALUES = ("latency_ms", "p20_ms", "p80_ms", "samples")
 CIRCUMSTANCES = ("torch", "triton", "schema", "config")
 """What may change within a trend; the trend shows a change as a mark."""
-COLUMNS = (*KEY, "commit", "dirty", "time", "run_id", *VALUES, *CIRCUMSTANCES, "file")
+COLUMNS = (*KEY, "commit", "dirty", "time", "run_id", "latency_ms", *CIRCUMSTANCES, "file")
 IMPORTED = "imported: "
 """Prefix of the timer in a record from another tool's file."""
 
@@ -108,9 +107,6 @@ def _row(record: Record, file: object) -> dict[str, Any]:
         "time": record.timestamp,
         "run_id": record.run_id,
         "latency_ms": record.latency_median_ms,
-        "p20_ms": record.latency_p20_ms,
-        "p80_ms": record.latency_p80_ms,
-        "samples": record.sample_count or 0,
         "torch": environment.get("torch"),
         "triton": environment.get("triton"),
         "schema": record.schema_version,
@@ -145,7 +141,7 @@ def frame_of(records: Iterable[tuple[Record, object]]) -> pd.DataFrame:
     run = [*KEY, "run_id", "own_time"]
     grouped = frame.assign(own_time=own_time).groupby([*run, "config"], sort=False, dropna=False)
     taken = {name: "first" for name in COLUMNS if name not in (*KEY, "run_id", "config")}
-    taken |= {"latency_ms": "median", "samples": "sum", "time": "min"}
+    taken |= {"latency_ms": "median", "time": "min"}
     configs = grouped.agg(taken).reset_index()
     merged = configs.loc[configs.groupby(run, sort=False)["latency_ms"].idxmin()].reset_index(drop=True)
     return merged[list(COLUMNS)].astype({"commit": object, "config": object})
