@@ -19,7 +19,7 @@ from rooflab.bench.calls.statuses import ExitStatus
 from rooflab.bench.processes.child import ChildFailed
 from rooflab.bench.records.changes import touched_files, touched_ops, users
 from rooflab.bench.records.repository import files_in, import_path, repository_of
-from rooflab.bench.records.revisions import Tree, changed_files, check_contract, checked_out, pins, working_tree
+from rooflab.bench.records.revisions import changed_files, check_contract, checked_out, pins, working_tree
 from rooflab.roofline.numbers import change
 
 Say = Callable[[str], None]
@@ -88,11 +88,8 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: AbSettings, out: Pa
     repository = repository_of(files, ROOT)
     root = repository or ROOT
     with ExitStack() as stack:
-
-        def tree(revision: str) -> Tree:
-            return stack.enter_context(checked_out(root, revision))
-
-        a, b = tree(trees.base), tree(trees.head) if trees.head else working_tree(root)
+        a = stack.enter_context(checked_out(root, trees.base))
+        b = stack.enter_context(checked_out(root, trees.head)) if trees.head else working_tree(root)
         for option, side in (("base", a), ("head", b)) if repository is None else ():
             check_contract(side.path, side.label, option)
         first, second = (Side(t.label, {}, t.path, commit=t.commit, dirty=t.dirty) for t in (a, b))
