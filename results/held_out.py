@@ -10,6 +10,7 @@ seen.  Two constants are fitted: microseconds that each launch takes beyond the 
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -90,4 +91,5 @@ def rows(readings: pd.DataFrame) -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     show.table(rows(read()), ("kind", "model", "all", "unseen shapes", "unseen kernel"), "errors of predicted times")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
+from compiled import compile_kernel
 from rung_claims import code, loop, new_sums, rung
 
 from rooflab.bench.compile.flow import Loop
 from rooflab.bench.compile.sass import SassInstruction
-from rooflab.bench.compile.static import CompiledInfo, compile_kernel
+from rooflab.bench.compile.static import CompiledInfo
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.paged_attention._configs import SPLIT_KV
 from rooflab.kernels.registry import get_kernel

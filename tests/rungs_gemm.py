@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from compiled import compile_kernel
 from rung_claims import code, fetched_by_tma, loop, one_loop_on_all_sms, rung, specialized
 
-from rooflab.bench.compile.static import CompiledInfo, compile_kernel
+from rooflab.bench.compile.static import CompiledInfo
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.spec import SCHEMES, Case

@@ -19,18 +19,12 @@ from typing import Any
 import pytest
 import torch
 import triton
+from compiled import compile_kernel
 from packaging.version import Version
 from rung_claims import CLAIMS, SLOW
 
 from rooflab.bench.compile.cases import Selected, has_code, select
-from rooflab.bench.compile.static import (
-    CompiledInfo,
-    CompileFailure,
-    CompileRequest,
-    compile_kernel,
-    compile_kernels,
-    own_compilers,
-)
+from rooflab.bench.compile.static import CompiledInfo, CompileFailure, CompileRequest, compile_kernels, own_compilers
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import dots, options
 from rooflab.kernels.registry import Kernel, kernels, ops

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from compiled import compile_kernel
 from op_kernels import python_without_interpreter
 
-from rooflab.bench.compile.static import compile_kernel
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.flash_attention import _order_device as device
 from rooflab.kernels.flash_attention._launch import section_heads

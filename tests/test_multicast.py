@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from compiled import compile_kernel
 from op_kernels import CPU, META, assert_right, slow
 
-from rooflab.bench.compile.static import compile_kernel
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.results import LaunchResult

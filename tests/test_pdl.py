@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from compiled import compile_kernel
 from decode_layer import PLANS, plan_targets
 
 from rooflab.bench.compile.capture import recording_cuda
 from rooflab.bench.compile.sass import parse_code
-from rooflab.bench.compile.static import compile_kernel
 from rooflab.bench.compile.worker import read_cubin
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.ours import emulating_cuda

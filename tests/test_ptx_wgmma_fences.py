@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from compiled import compile_kernel
 
-from rooflab.bench.compile.static import compile_kernel
 from rooflab.bench.emulator.mended import FENCE, notes_of
 from rooflab.bench.emulator.text.flow import Flow
 from rooflab.bench.emulator.text.parse import parse

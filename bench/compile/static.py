@@ -176,20 +176,6 @@ class CompileRequest(NamedTuple):
         return {**asked, "file": file, "config": config}
 
 
-def compile_kernel(
-    op: str, kernel_name: str, case: Case, scheme: Scheme, *, file: Path | None = None, config: Any = None
-) -> list[CompiledInfo]:
-    """Compiles for sm_90a, with no GPU, every kernel of ours that `op`/`kernel_name` launches for `case`.
-
-    Raises `ValueError` on a kernel that has no code of its own, and `CompileFailure` where the kernel does not compile,
-    refuses the case, or reads the values of its tensors, which are meta tensors here.
-    """
-    found = compile_kernels([CompileRequest(op, kernel_name, case, scheme, file, config)])[0]
-    if isinstance(found, CompileFailure):
-        raise found
-    return found
-
-
 Found = list[CompiledInfo] | CompileFailure
 """The answer to a request: its launched kernels, or the failure."""
 _done: dict[CompileRequest, list[CompiledInfo]] = {}
@@ -203,7 +189,7 @@ Done = Callable[[str], None]
 def compile_kernels(
     requests: Sequence[CompileRequest], store: Store | None = None, done: Done = lambda text: None
 ) -> list[Found]:
-    """Calls `compile_kernel` for every request, on all cores; returns results in order, a failure in place of a result.
+    """For each request in order the kernels that it launches, compiled for sm_90a with no GPU; or why they are not.
 
     Calls `done` after each compilation.  With a `store`, code that the store holds for identical sources is not
     compiled again.  Raises `ValueError` on a kernel that has no code of its own.
