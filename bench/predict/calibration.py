@@ -113,8 +113,8 @@ def calibrated(prediction: Prediction, kind: Kind, calibration: Calibration) -> 
     """The scaled prediction, its held-out error (None where uncalibrated), and a text that gives the error."""
     known = calibration.get(kind)
     if known is None:
-        known = public.read().query("kind == @kind")
-        band = f"; public kernels of its kind ({kind}) err by {public.unfitted(known)}" if len(known) else ""
+        beside = public.read().query("kind == @kind")
+        band = f"; public kernels of its kind ({kind}) err by {public.unfitted(beside)}" if len(beside) else ""
         return prediction, None, UNCALIBRATED + band
     words = (
         f"held-out error {known.error:.0%} (worst {known.worst_error:.0%}) over {known.kernels} kernels, "
