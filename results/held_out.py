@@ -90,6 +90,10 @@ def rows(readings: pd.DataFrame) -> list[dict[str, str]]:
     return found
 
 
-if __name__ == "__main__":
+def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     show.table(rows(read()), ("kind", "model", "all", "unseen shapes", "unseen kernel"), "errors of predicted times")
+
+
+if __name__ == "__main__":
+    main()

@@ -48,6 +48,7 @@ class Errors(NamedTuple):
 
 
 def errors_of(errors: Iterable[pd.Series[float]]) -> Errors:
+    """Of several tables."""
     return Errors(*pd.concat(errors).quantile([0.5, 0.9]))
 
 
