@@ -11,14 +11,14 @@ seen.  Two constants are fitted: microseconds that each launch takes beyond the 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from rooflab.bench import show
-from rooflab.bench.predict.public import KINDS, Errors, errors_of, read, unfitted
+from rooflab.bench.predict.public import KINDS, Errors, read, unfitted
 
 LAUNCHES_US = (0.0, *(0.25 * step for step in range(1, 41)))
 """The tried times of a launch beyond the predicted one."""
@@ -54,13 +54,17 @@ def fit(model: Model, readings: pd.DataFrame, launches: bool = True) -> HeldOutF
     return min(tried, key=lambda own: float(own.errors(model, readings).clip(upper=1.0).mean()))
 
 
+def _told(errors: Iterable[pd.Series[float]]) -> Errors:
+    return Errors(*pd.concat(errors).quantile([0.5, 0.9]))
+
+
 def by_shape(model: Model, readings: pd.DataFrame, launches: bool = True) -> Errors:
     """Fitted for each kernel to every second shape, and judged on the others."""
     found = []
     for _, own in readings.groupby("kernel", sort=False):
         seen = own["shape"].isin(own["shape"].unique()[::2])
         found.append(fit(model, own[seen], launches).errors(model, own[~seen]))
-    return errors_of(found)
+    return _told(found)
 
 
 def by_kernel(model: Model, readings: pd.DataFrame, launches: bool = True) -> Errors | None:
@@ -68,7 +72,7 @@ def by_kernel(model: Model, readings: pd.DataFrame, launches: bool = True) -> Er
     own = [readings["kernel"] == kernel for kernel in readings["kernel"].unique()]
     if len(own) < 2:
         return None
-    return errors_of(fit(model, readings[~unseen], launches).errors(model, readings[unseen]) for unseen in own)
+    return _told(fit(model, readings[~unseen], launches).errors(model, readings[unseen]) for unseen in own)
 
 
 def rows(readings: pd.DataFrame) -> list[dict[str, str]]:
