@@ -92,7 +92,8 @@ def _record(path: Path, shared: Mapping[str, Any], where: str, row: Mapping[str,
             raise ValueError(f"{path.name}, {where}: expected {wanted}, got {cell!r} in {', '.join(map(str, row))}")
         cells[field] = cell if number is None else number * factor
     case = files.make_case({name[5:]: scalar(str(cell)) for name, cell in cells.items() if name.startswith("case.")})
-    latency, flops, moved, gpu = (cells.get(name) for name in (*UNITS, "gpu"))
+    latency: float = cells["latency"]
+    flops, moved, gpu = cells.get("flops"), cells.get("bytes"), cells.get("gpu")
     values = files.no_time(latency) or {"status": "OK", "basis": "measured", "latency_median_ms": latency}
     if values["status"] == "OK":
         values["flops_per_s"], values["bytes_per_s"] = (one and one / latency * 1e3 for one in (flops, moved))
