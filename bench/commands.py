@@ -22,7 +22,7 @@ from rooflab.bench.records import files as record_files
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter, local_results
 from rooflab.bench.records.record import Record
-from rooflab.bench.report.figures import Drawing, bounds_on, counted_in, measured_bounds
+from rooflab.bench.report.figures import Drawing, bounds_on, placed_on
 from rooflab.bench.timing.clocks import locked_clocks
 from rooflab.bench.timing.stopwatch import FlushBy
 from rooflab.bench.timing.timing import check_timer
@@ -191,30 +191,28 @@ def _read(path: Path) -> list[Record]:
     return list(read_pytest_benchmark(path).records)
 
 
-def gpu_bounds(
-    gpu: str, suite: str, scheme: str, ops: Sequence[str], path: Path | None = None
-) -> tuple[Drawing, str | None]:
-    """Every kernel's bound on a GPU, and a note if the GPU's name fits several or nothing was measured there.
-
-    `path`: records of the emulator, with the kernels' counted bytes, or of benchmarks, whose times are shown if such a
-    GPU took them.  Raises `ValueError` if there are neither.
-    """
-    records = _read(path) if path is not None else []
-    counted = counted_in(records)
+def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[Drawing, str | None]:
+    """Every kernel's bound on a GPU, and a note if the GPU's name fits several."""
     device, note = resolve(gpu)
-    if path is not None and not counted:
-        points = measured_bounds([record for record in records if not ops or record.op in ops], device)
-        if not points:
-            wanted = "records of the emulator, or benchmarks with a cost that this GPU can do"
-            raise ValueError(f"records: expected {wanted}, got none in {path}")
-        if all(point.seconds is None for point in points):
-            note = f"{note}; " if note else ""
-            note += f"nothing in {path.name} was measured on {device.full_name}, so these are bounds"
-        return Drawing(points, [device.ceilings()], device.name), note
     for op in ops:
         registry.get_op(op).get_cases(suite)
-    points, ceilings = bounds_on(device, suite, get_scheme(scheme).name, ops, counted)
+    points, ceilings = bounds_on(device, suite, get_scheme(scheme).name, ops)
     return Drawing(points, ceilings, ceilings[0].device), note
+
+
+def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing, list[str]]:
+    """The records of `name` under a GPU's roofs: emulated calls with their counted bytes, and benchmarks, with their
+    times if such a GPU took them; and notes.  Raises `ValueError` if none of them has a place."""
+    device, note = resolve(gpu)
+    points, unplaced = placed_on(records, device)
+    if not points:
+        wanted = "records of the emulator, or benchmarks with a cost that this GPU can do"
+        why = f": {unplaced[0]}" if unplaced else ""
+        raise ValueError(f"records: expected {wanted}, got none in {name}{why}")
+    notes = [note] if note else []
+    if all(point.seconds is None for point in points):
+        notes.append(f"nothing in {name} was measured on {device.full_name}, so these are bounds")
+    return Drawing(points, [device.ceilings()], device.name), [*notes, *unplaced]
 
 
 def generate_one(

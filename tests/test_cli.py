@@ -13,6 +13,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 from op_kernels import own_registry  # noqa: F401
+from test_load_metrics import TRACE
 from test_records import measured
 from test_registry import OUTSIDE
 from tiny_model import write_config
@@ -22,7 +23,7 @@ from rooflab.bench import show
 from rooflab.bench.check.check import CheckResult
 from rooflab.bench.cli.app import app
 from rooflab.bench.compile.static import own_compilers
-from rooflab.bench.records.files import local_results, read, result_folder
+from rooflab.bench.records.files import kept_results, local_results, read, result_folder, write
 from rooflab.kernels import registry
 from rooflab.kernels._native import compiler
 from rooflab.roofline.numbers import counted
@@ -391,12 +392,17 @@ def test_a_cache_that_cannot_be_written_to_is_one_sentence(rooflab, monkeypatch,
     assert status == 2 and out == "" and f"rooflab: {said}" in err and "Traceback" not in err
 
 
-def test_results_stay_out_of_the_way_of_another_repository(tmp_path, monkeypatch):
+def test_results_stay_out_of_the_way_of_another_repository(rooflab, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert result_folder().parent == local_results() == Path(".rooflab") and not list(Path().glob("results"))
     assert Path(".rooflab/.gitignore").read_text() == "*\n"
+    write(Path(".rooflab/run/a.jsonl"), measured())
+    TRACE.save(Path(".rooflab/run/trace.ndjson"))
+    for words in (("report",), ("history",), ("xray",), ("xray", ".rooflab/run")):
+        status, out, err = rooflab(*words, "--json")
+        assert status == 0 and json.loads(out), err
     monkeypatch.chdir(Path(__file__).parent.parent)
-    assert local_results() == Path("results/local")
+    assert local_results() == Path("results/local") and kept_results() == Path("results")
     monkeypatch.chdir("/proc")
     with pytest.raises(ValueError, match="^out: expected a folder that can be written to, got '.rooflab'"):
         result_folder()

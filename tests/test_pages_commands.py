@@ -29,7 +29,7 @@ assert fresh and wheel  # fixtures
 HERE = (
     "rooflab estimate", "rooflab explain", "rooflab ledger llama-3.1-8b", "rooflab whatif llama-3.1-8b",
     "rooflab history", "rooflab report", "rooflab import pytest-benchmark", "rooflab ab --records",
-    "rooflab bisect",
+    "rooflab import csv", "rooflab bisect",
 )  # fmt: skip
 LONGER = ("rooflab picture published", "rooflab picture schedule", "rooflab roofline --gpu")
 """As `HERE`, of 1 to 3 s each: in `make test-more`."""
@@ -154,12 +154,13 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def records(folder):
     """Where the pages have results, committed ones of this project; and two commits, the first of them v1."""
-    for place in ("results", "before", "after"):
+    for place in ("results", ".rooflab", "before", "after"):
         shutil.copytree(ROOT / "results/lab", folder / place)
     for file in (folder / "after").iterdir():  # another run with the same times
         file.write_text(file.read_text().replace(file.stem, f"{file.stem[:-8]}00000000"))
     for words in ("init --quiet", "add .", "commit --quiet --message 1", "tag v1", "commit --quiet --allow-empty -m 2"):
         git(folder, *words.split())
+    (folder / "T.csv").write_text("name,time_us\nmine,12.5\n")
     write_pytest_benchmark(files.read_all(folder / "results"), folder / "BENCH.json")
     return folder
 

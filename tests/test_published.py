@@ -136,6 +136,7 @@ def test_a_short_file_names_the_columns_of_any_table(tmp_path):
         device = "gpu"
         kernel = "dtype"
         latency = "ms"
+        unit = "ms"
         json = "config"
         [[table]]
         where = { dtype = ["bf16"] }
@@ -163,6 +164,8 @@ def test_a_short_file_names_the_columns_of_any_table(tmp_path):
     (tmp_path / "times.csv").write_text(table)
     for old, new, words in (
         ("licence", "license", "expected 'licence'"),
+        ('unit = "ms"', "", "expected 'unit'"),
+        ('unit = "ms"', 'unit = "min"', "the latency's unit, one of s, ms, us, ns, got 'min'"),
         ('op = "rmsnorm"', "", "table 1: expected 'op'"),
     ):
         (tmp_path / "times.toml").write_text(text.replace(old, new))

@@ -17,7 +17,7 @@ DEFINED = ("definition", "op_type", "op", "scheme", "traces", "reason")
 
 @app.command("import")
 def import_results(
-    tool: Annotated[str, typer.Argument(help="pytest-benchmark, tritonbench, flashinfer or published.")],
+    tool: Annotated[str, typer.Argument(help="pytest-benchmark, tritonbench, flashinfer, nvbench, csv or published.")],
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -27,6 +27,14 @@ def import_results(
     ] = None,
     op: Annotated[
         list[str] | None, typer.Option("--op", help="tritonbench: the operator of a CSV. flashinfer: only this op.")
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            help="csv, nvbench: FIELD=COLUMN, latency=COLUMN:UNIT, or FIELD==TEXT for all rows; fields: op, kernel, "
+            "latency, flops, bytes, scheme, gpu, case.NAME.",
+        ),
     ] = None,
     whole: Annotated[
         bool, typer.Option("--whole", help="published: keep every table, not only those of results/published.")
@@ -43,7 +51,7 @@ def import_results(
     if tool == "published":
         _import_published(paths or [], out, whole)
         return
-    found = commands.read(tool, paths or [], op)
+    found = commands.read(tool, paths or [], op, column or ())
     files = commands.keep(found.imported, out)
     show.result(found.summary() | {"written": files})
     if found.definitions:

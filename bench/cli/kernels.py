@@ -294,8 +294,7 @@ def roofline(
 
     There is one figure for each machine, with the newest reading of each kernel and case.  The records may be the JSON
     of pytest-benchmark, whose tests give kernel_benchmark a cost.  With --gpu, such times are drawn if that GPU took
-    them.  Or records are the emulator's (rooflab check, rooflab emulate, with --out): their counted bytes stand in
-    place of modelled ones, and their cases in place of the suite's.
+    them.  Or records are the emulator's (rooflab check, rooflab emulate, with --out), drawn at their counted bytes.
     """
     from rooflab.bench import commands
     from rooflab.bench.calls.selection import choose_kernels
@@ -304,21 +303,26 @@ def roofline(
 
     named = [found for found, _ in choose_kernels(op[0] if op and len(op) == 1 else None, kernel)] if kernel else []
     ids, op = {found.id for found in named}, op or list({found.op for found in named})
-    if gpu:
-        if case or run:
-            raise ValueError(f"gpu: expected no --{'case' if case else 'run'} with it, for nothing was measured there")
-        drawing, note = commands.gpu_bounds(gpu, suite, scheme, op or [], records)
+    if gpu and (run or (case and not records)):
+        raise ValueError(f"gpu: expected no --{'run' if run else 'case'} with it, for nothing was measured there")
+    if gpu and not records:
+        drawing, note = commands.gpu_bounds(gpu, suite, scheme, op or [])
         show.note(note)
         points = [point for point in drawing.points if not ids or point.published or f"{point.op}/{point.label}" in ids]
         drawn = [replace(drawing, points=points)] if points else []
-        why = figures.NOTHING
-        without = figures.without_bytes(commands.newest_records(records)[0]) if records else []
+        why, without = figures.why_nothing([]), []
     else:
         found, folder = commands.newest_records(records)
         found = [record for record in found if (not op or record.op in op) and (not case or record.case_id in case)]
         found = [record for record in found if not ids or f"{record.op}/{record.kernel}" in ids]
-        drawn = figures.drawings(found, all_cases or bool(case), run or (), across)
-        why, without = figures.NOTHING, figures.without_bytes(found)
+        if gpu and records:
+            drawing, notes = commands.records_on(gpu, found, records.name)
+            drawn = [drawing]
+            for note in notes:
+                show.note(note)
+        else:
+            drawn = figures.drawings(found, all_cases or bool(case), run or (), across)
+        why, without = figures.why_nothing(found), figures.without_bytes(found)
     if not drawn:
         raise ValueError(f"records: {why}, so there is nothing to draw")
     if len(drawn) > 1 and out is not None and out.suffix in (".svg", ".png"):

@@ -245,14 +245,21 @@ def _show_xray(rows: list[dict[str, Any]]) -> None:
 
 @app.command()
 def xray(
-    trace: Annotated[Path, typer.Argument(help="A trace.ndjson of `rooflab load`.")], json: option.Json = False
+    trace: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A trace of `rooflab load`, or a folder, of which the newest is taken; without it, .rooflab/."
+        ),
+    ] = None,
+    json: option.Json = False,
 ) -> None:
     """What vLLM, SGLang, AIPerf, GuideLLM and MLPerf would report of one trace, by their definitions."""
     from rooflab.bench.load.definitions import texts
     from rooflab.bench.load.definitions import xray as xray_of
     from rooflab.bench.load.trace import load_trace
+    from rooflab.bench.records.files import local_results
 
-    rows = xray_of(load_trace(trace))
+    rows = xray_of(load_trace(trace or local_results()))
     show.result({"rows": rows, "definitions": texts()})
     _show_xray(rows)
 

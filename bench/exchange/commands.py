@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rooflab.bench.exchange.columns import read_columns, read_nvbench
 from rooflab.bench.exchange.files import Imported, Skipped, write_csv, write_records
 from rooflab.bench.exchange.flashinfer import read_dataset
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
@@ -18,7 +19,7 @@ from rooflab.bench.report.figures import bench_row
 from rooflab.bench.report.sources import find_files
 from rooflab.bench.report.trends.points import RecordFilter
 
-TOOLS = ("pytest-benchmark", "tritonbench", "flashinfer")
+TOOLS = ("pytest-benchmark", "tritonbench", "flashinfer", "nvbench", "csv")
 FORMS: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
     "pytest-benchmark": write_pytest_benchmark,
     "csv": write_csv,
@@ -42,10 +43,14 @@ class ReadResults:
         return {"definitions": self.definitions, "rows": self.rows(), "not_imported": skipped}
 
 
-def read(tool: str, paths: Sequence[Path], ops: Sequence[str] | None = None) -> ReadResults:
+def read(
+    tool: str, paths: Sequence[Path], ops: Sequence[str] | None = None, columns: Sequence[str] = ()
+) -> ReadResults:
     """Reads the results in another tool's files.  Raises `ValueError` on an unknown tool or a malformed file."""
     if tool not in TOOLS:
         raise ValueError(f"tool: expected one of {', '.join(TOOLS)} or published, got {tool!r}")
+    if columns and tool not in ("csv", "nvbench"):
+        raise ValueError(f"column: expected none with {tool}, got {columns[0]!r}")
     if not paths:
         raise ValueError(f"path: expected a file of {tool}, got none")
     if tool == "flashinfer":
@@ -53,6 +58,8 @@ def read(tool: str, paths: Sequence[Path], ops: Sequence[str] | None = None) -> 
         return ReadResults(dataset.records(), [row for row in dataset.rows() if not ops or row["op"] in ops])
     if tool == "tritonbench":
         parts = [read_tritonbench(path, _only(ops) if ops else None) for path in paths]
+    elif tool in ("csv", "nvbench"):
+        parts = [(read_columns if tool == "csv" else read_nvbench)(path, columns) for path in paths]
     else:
         parts = [read_pytest_benchmark(path) for path in paths]
     records = tuple(record for part in parts for record in part.records)

@@ -18,6 +18,9 @@ from rooflab.bench.records.record import Record, in_utc
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Scalar
 
+MS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
+"""Milliseconds in each unit of time that another tool may write."""
+
 
 @dataclass(frozen=True)
 class Skipped:

@@ -23,6 +23,7 @@ from typing import Any
 import pandas as pd
 from packaging.version import Version, parse
 
+from rooflab.bench.exchange.files import MS
 from rooflab.bench.records.plain import number_in
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.device import identify
@@ -121,9 +122,11 @@ def _description(path: Path) -> Mapping[str, Any]:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path.name}: not TOML: {error}") from error
-    for name in ("name", "version", "licence", "url", "files", "timing", "table"):
+    for name in ("name", "version", "licence", "url", "files", "timing", "unit", "table"):
         if name not in found:
             raise ValueError(f"{path.name}: expected {name!r}, got a description without it")
+    if found["unit"] not in MS:
+        raise ValueError(f"{path.name}: expected the latency's unit, one of {', '.join(MS)}, got {found['unit']!r}")
     for number, table in enumerate(found["table"], 1):
         for name in ("op", "scheme", "axes"):
             if name not in table:
@@ -234,12 +237,12 @@ def _placed(
         own[key] *= factor
     for key, more in table.get("add", {}).items():
         own[key] += more
-    own["us"] = latency * 1e3
+    own["us"] = latency * (MS[description["unit"]] * 1e3)
     names = [_column(frame, description.get(each, default), name) for each, default in _GROUPS]
     for (device, kernel), rows in own.groupby(names, sort=True, dropna=False):
         made = _table(description, table, name, str(device), str(kernel))
         wanted = {made.framework, f"{made.framework}:{made.kernel}", made.kernel} & set(table.get("selected", ()))
-        yield replace(_checked(made, rows, list(columns)), selected=bool(wanted))
+        yield replace(_checked(made, rows, list(columns), description["unit"]), selected=bool(wanted))
 
 
 _GROUPS = (("device", "device"), ("kernel", "kernel_source"))
@@ -277,7 +280,7 @@ def _table(description: Mapping[str, Any], table: Mapping[str, Any], name: str, 
     )
 
 
-def _checked(table: Table, rows: pd.DataFrame, columns: list[str]) -> Placed:
+def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) -> Placed:
     """One row a shape (the median of several), each held against the bound."""
     times = rows.groupby(columns)["us"].median()
     kept, below = [], []
@@ -294,7 +297,7 @@ def _checked(table: Table, rows: pd.DataFrame, columns: list[str]) -> Placed:
     if share > _UNBELIEVABLE:
         raise ValueError(
             f"{table.source}: {share:.0%} of {len(times)} times of {table.kernel} are faster than a {table.device} can "
-            f"be: is the latency in ms?"
+            f"be: is the latency in {unit}?"
         )
     frame = pd.DataFrame(kept, columns=[*columns, "us"])
     return Placed(replace(table, rows=len(frame)), frame, tuple(below))

@@ -88,9 +88,10 @@ class Trace:
 
 
 def load_trace(path: Path) -> Trace:
-    """A saved trace.  Raises `ValueError` if the file holds no trace."""
-    if not path.is_file():
-        raise ValueError(f"trace: expected a file, got {str(path)!r}")
+    """A saved trace, or the newest in a folder.  Raises `ValueError` if there is none."""
+    files = sorted(path.rglob("trace*.ndjson"), key=lambda file: file.stat().st_mtime) or [path]
+    if not (path := files[-1]).is_file():
+        raise ValueError(f"trace: expected a file, or a folder with one, got {str(path)!r}")
     try:
         head, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
         if head.pop("trace") != 1:

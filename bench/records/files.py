@@ -92,9 +92,15 @@ def going_on(folder: Path) -> tuple[RunWriter, list[Record]]:
     return RunWriter(folder, files[-1].stem), read(files[-1])
 
 
+def kept_results() -> Path:
+    """`results` in a checkout of Rooflab, which has committed records, else `.rooflab`."""
+    return Path("results" if Path("bench/records/files.py").is_file() else ".rooflab")
+
+
 def local_results() -> Path:
     """`results/local` in a checkout of Rooflab, else `.rooflab`; git ignores both."""
-    return Path("results/local" if Path("bench/records/files.py").is_file() else ".rooflab")
+    kept = kept_results()
+    return kept / "local" if kept.name == "results" else kept
 
 
 def result_folder() -> Path:

@@ -19,7 +19,7 @@ from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import get_op, kernels, ops
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import Device, identify
-from rooflab.roofline.model import Ceilings, Cost, Traffic, bound
+from rooflab.roofline.model import Ceilings, Cost, bound
 from rooflab.roofline.plot import roofline_files
 from rooflab.roofline.points import Point
 from rooflab.roofline.published import Table, times_of
@@ -81,17 +81,23 @@ def cost_metrics(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def cost_of(record: Record) -> Cost | None:
-    """The cost in the record's metrics, else that of its op for its case; None if the op is not known here."""
+    """The cost in the record's metrics, else that of its op for its case, else the FLOPs and bytes that an imported
+    record names; None if there is none of them.  Raises `ValueError` on a case that its op does not have."""
     values: dict[str, Any] = {item.name: record.metrics.get(f"{COST}{item.name}", 0) for item in fields(Cost)}
     if any(values.values()):
         tensor = {name.removeprefix(TENSOR): v for name, v in record.metrics.items() if name.startswith(TENSOR)}
         return Cost(**values | {"tensor_flops": tensor})
+    named = None
+    if "imported" in record.environment and record.scheme and record.flops is not None and record.least_bytes:
+        named = Cost(record.least_bytes, 0.0, {record.scheme: record.flops} if record.flops else {})
     if record.op not in ops() or record.scheme is None:
-        return None
+        return named
     spec = get_op(record.op)
     try:
         case = spec.check_case(Case(**record.case))
     except ValueError as error:
+        if named:
+            return named
         raise ValueError(f"records: of {record.op}/{record.kernel} in {record.run_id}: {error}") from error
     return spec.cost_of(spec.make_inputs(case, get_scheme(record.scheme), META, 0))
 
@@ -112,38 +118,19 @@ def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
     return list(found.values())
 
 
-Counted = Mapping[tuple[str, str, str, str], float]
-"""Bytes of HBM traffic that the emulator counted, by op, kernel, case and scheme."""
-
-
-def counted_in(records: Iterable[Record]) -> dict[tuple[str, str, str, str], float]:
-    """The traffic in records of emulated checks and calls; the newest record of each key."""
-    return {
-        (str(record.op), str(record.kernel), str(record.case_id), str(record.scheme)): record.traffic_bytes
-        for record in sorted(records, key=lambda record: record.timestamp)
-        if record.checked_by == "emulator" and record.status == "OK" and record.traffic_bytes
-    }
-
-
-def bounds_on(
-    device: Device, suite: str, scheme: str, only: Sequence[str] = (), counted: Counted | None = None
-) -> tuple[list[Point], list[Ceilings]]:
+def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ()) -> tuple[list[Point], list[Ceilings]]:
     """Every kernel that takes one case of each op on a device that is not present: points with a bound and without a
     time; and the times that others published of these cases.
 
-    The case is the largest by FLOPs and bytes, the usual reason to buy a device.  It comes from the `counted` cases, or
-    from the suite's cases if no case of the op was counted.
+    The case is the suite's largest by FLOPs and bytes, the usual reason to buy a device.
     """
-    counted = counted or {}
     ceilings = device.ceilings()
     points = []
     for name, spec in ops().items():
         if only and name not in only:
             continue
         own = scheme if scheme in spec.schemes else spec.schemes[0]  # an op of weights in int8 has none of bf16
-        known = {case for op, _, case, dtypes in counted if (op, dtypes) == (name, own)}
-        cases = [spec.check_case(Case.parse(case)) for case in known] or spec.get_cases(suite)
-        case = largest_case(spec, cases, get_scheme(own))
+        case = largest_case(spec, spec.get_cases(suite), get_scheme(own))
         inputs = spec.make_inputs(case, get_scheme(own), META, 0)
         cost = spec.cost_of(inputs)
         if not only and not cost.tensor_flops.keys() <= ceilings.tensor_flops_per_s.keys():
@@ -155,8 +142,6 @@ def bounds_on(
             if kernel.why_not_args(inputs, spec) is not None:
                 continue
             traffic = kernel.traffic_of(inputs, "cuda")
-            if moved := counted.get((name, kernel.name, case.id, own)):
-                traffic = Traffic(moved, 0.0, basis="counted")
             points.append(
                 Point(
                     label=kernel.name,
@@ -175,20 +160,44 @@ def bounds_on(
     return points, [ceilings]
 
 
-def measured_bounds(records: Iterable[Record], device: Device) -> list[Point]:
-    """The newest reading of each kernel and case whose cost is known, on a device: with the time if it was measured on
-    such a device, and not NOISY, else as a bound."""
-    ceilings, found = device.ceilings(), {}
-    for record in newest_of(record for record in records if record.kind == "bench" and record.status in NOT_WRONG):
-        cost = cost_of(record)
-        if cost is None or not cost.bytes or not cost.tensor_flops.keys() <= ceilings.tensor_flops_per_s.keys():
+def placed_on(records: Iterable[Record], device: Device) -> tuple[list[Point], list[str]]:
+    """The newest reading of each kernel and case, on a device: with the time if it was measured on such a device, and
+    not NOISY, else as a bound; and why the others have no place.  An emulated call has its counted bytes."""
+    ceilings, found, unplaced = device.ceilings(), {}, []
+    calls = [
+        replace(one, kind="bench") if one.checked_by == "emulator" and one.traffic_bytes else one for one in records
+    ]
+    for record in newest_of(one for one in calls if one.kind == "bench" and one.status in NOT_WRONG):
+        cost, why = _priced(record, ceilings)
+        if cost is None:
+            unplaced.append(f"{record.op}/{record.kernel} is not drawn: {why}")
+            continue
+        if not cost.bytes:
             continue
         gpu = (record.environment.get("gpu") or {}) if record.device != "cpu" else {}
         latency = latency_ms(record) if identify(str(gpu.get("name", ""))) == device else None
         moved, bound_s = record.traffic_bytes or cost.bytes, bound(cost, ceilings).seconds
         point = replace(_point(record, moved, bound_s, latency and latency / 1e3), flops=cost.flops)
         found[point.work, point.label] = point
-    return list(found.values())
+    return list(found.values()), list(dict.fromkeys(unplaced))
+
+
+def _priced(record: Record, ceilings: Ceilings) -> tuple[Cost | None, str]:
+    """The record's cost; or None, and why it has no place under the ceilings."""
+    try:
+        cost = cost_of(record)
+    except ValueError as error:
+        return None, str(error)
+    if cost is None and record.op in ops():
+        return None, "the record names no scheme"
+    if cost is None:
+        named = {"FLOPs": record.flops, "bytes": record.least_bytes, "scheme": record.scheme}
+        lacking = " and no ".join(name for name, value in named.items() if value is None)
+        why = "its op is not registered here (--kernel FILE registers it)"
+        return None, f"{why}, and it names no {lacking}" if lacking and "imported" in record.environment else why
+    if lacks := ", ".join(cost.tensor_flops.keys() - ceilings.tensor_flops_per_s.keys()):
+        return None, f"{ceilings.device} has no matrix rate for {lacks}"
+    return cost, ""
 
 
 def _published_points(op: str, case: Case, scheme: str, cost: Cost, device: Device) -> list[Point]:
@@ -290,8 +299,11 @@ def drawings(
     return [one if names[one.name] == 1 else replace(one, name=machine) for machine, one in found.items()]
 
 
-NOTHING = "no bench record with a time and a bound among them"
-"""Why no figure can be drawn of records."""
+def why_nothing(records: Sequence[Record]) -> str:
+    """Why no figure can be drawn of these records."""
+    if any("imported" in record.environment and not record.ceilings for record in records):
+        return "an imported record names no ceilings (--gpu names the GPU whose ceilings it is drawn under)"
+    return "no bench record with a time and a bound among them"
 
 
 def draw_records(records: Sequence[Record], folder: Path) -> list[Path]:

@@ -1,0 +1,104 @@
+"""Reads a CSV of any tool, of which the caller names columns and units, and NVBench's JSON, in which they are known."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rooflab.bench.exchange import files
+from rooflab.bench.records.plain import number_in
+from rooflab.bench.records.record import Record
+from rooflab.reference.spec import scalar
+
+NAMES = ("op", "kernel", "scheme", "gpu")
+UNITS: Mapping[str, Mapping[str, float]] = {
+    "latency": files.MS,
+    "flops": {"flop": 1.0, "mflop": 1e6, "gflop": 1e9, "tflop": 1e12},
+    "bytes": {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30},
+}
+"""By measured field: the factor of each unit."""
+Places = Mapping[str, tuple[str, float]]
+"""By field: its column, or `=` and the text of every row; and the factor of its unit."""
+
+
+def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
+    """One record per row; `places_of` says what `columns` are.  Raises `ValueError` on a row without a named cell."""
+    text, places = files.read_text(path), places_of(columns)
+    shared, rows = _shared(path, "csv", text, columns), csv.DictReader(StringIO(text))
+    if lacking := [name for name in ("op", "kernel", "latency") if name not in places]:
+        raise ValueError(f"column: expected one for {', '.join(lacking)}, got {', '.join(columns) or 'none'}")
+    return files.Imported(tuple(_record(path, shared, f"line {rows.line_num}", row, places) for row in rows))
+
+
+def read_nvbench(path: Path, columns: Sequence[str]) -> files.Imported:
+    """One record per state: its axes are the case, and op and kernel have the benchmark's name, where `columns` do not
+    say otherwise.  Raises `ValueError` if it is not a file of NVBench."""
+    text, own = files.read_text(path), places_of(columns)
+    values, shared = files.parse_json(text, path.name), _shared(path, "nvbench", text, columns)
+    records, skipped = [], []
+    try:
+        gpus = {each["id"]: each["name"] for each in values["devices"]}
+        states = [(bench["name"], state) for bench in values["benchmarks"] for state in bench["states"] or ()]
+        for number, (name, state) in enumerate(states):
+            place, axes = f"{name}, state {number}", {one["name"]: one["value"] for one in state["axis_values"] or ()}
+            data = [(one["tag"], item) for one in state["summaries"] or () for item in one["data"]]
+            tags = {tag: item["value"] for tag, item in data if item["name"] == "value"}
+            mean, rate = tags.get("nv/cold/time/gpu/mean"), tags.get("nv/cold/bw/global/bytes_per_second")
+            if mean is None:
+                skipped.append(files.Skipped(place, state.get("skip_reason") or "it has no time of the GPU"))
+                continue
+            known = [f"op=={name}", f"kernel=={name}", f"gpu=={gpus[state['device']]}"]
+            known.append(f"latency=={tags.get('nv/cold/time/gpu/median', mean)}:s")
+            if rate is not None:
+                known.append(f"bytes=={float(rate) * float(mean)}:B")  # NVBench's rate is over the mean time
+            taken = {column for column, _ in own.values()}
+            known += [f"case.{axis}=={value}" for axis, value in axes.items() if axis not in taken]
+            records.append(_record(path, shared, place, axes, {**places_of(known), **own}))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path.name}: expected the JSON of NVBench: {error!r}") from error
+    return files.Imported(tuple(records), tuple(skipped))
+
+
+def _shared(path: Path, tool: str, text: str, columns: Sequence[str]) -> dict[str, str]:
+    time = files.file_time(path)
+    return {"timestamp": time, "run_id": files.run_id(time, text + str(columns)), "timer": f"imported: {tool}"}
+
+
+def places_of(columns: Sequence[str]) -> Places:
+    """The places in texts FIELD=COLUMN; FIELD=COLUMN:UNIT of a measured field; FIELD==TEXT, the same in every row."""
+    found = {}
+    for text in columns:
+        field, _, column = text.partition("=")
+        column, _, unit = column.rpartition(":") if field in UNITS else (column, "", "")
+        if field in UNITS and unit not in UNITS[field]:
+            raise ValueError(f"column: expected {field}=COLUMN:UNIT, in {', '.join(UNITS[field])}, got {text!r}")
+        if not column or field in found or not (field in (*NAMES, *UNITS) or field.startswith("case.")):
+            known = ", ".join((*NAMES, *UNITS))
+            raise ValueError(f"column: expected FIELD=COLUMN with each once of {known} or case.NAME, got {text!r}")
+        found[field] = column, UNITS[field][unit] if unit else 1.0
+    return found
+
+
+def _record(path: Path, shared: Mapping[str, Any], where: str, row: Mapping[str, Any], places: Places) -> Record:
+    cells: dict[str, Any] = {}
+    for field, (column, factor) in places.items():
+        cell = column[1:] if column.startswith("=") else row.get(column)
+        number = number_in(str(cell), f"{path.name}, {where}, {field}") if field in UNITS else None
+        if cell is None or None in row or (field in UNITS and number is None):
+            wanted = f"a {'number' if field in UNITS else 'cell'} in column {column!r}"
+            raise ValueError(f"{path.name}, {where}: expected {wanted}, got {cell!r} in {', '.join(map(str, row))}")
+        cells[field] = cell if number is None else number * factor
+    case = files.make_case({name[5:]: scalar(str(cell)) for name, cell in cells.items() if name.startswith("case.")})
+    latency: float = cells["latency"]
+    flops, moved, gpu = cells.get("flops"), cells.get("bytes"), cells.get("gpu")
+    values = files.no_time(latency) or {"status": "OK", "basis": "measured", "latency_median_ms": latency}
+    if values["status"] == "OK":
+        values["flops_per_s"], values["bytes_per_s"] = (one and one / latency * 1e3 for one in (flops, moved))
+    values |= {name: cells.get(name) for name in ("op", "kernel", "scheme", "flops")} | {"least_bytes": moved}
+    values |= {"case": dict(case), "case_id": case.id, **shared}
+    tool = shared["timer"].rpartition(" ")[2]
+    values |= {"environment": files.environment(tool, gpu or "unknown", gpu, file=path.name)}
+    return files.make_record(values, f"{path.name}, {where}")

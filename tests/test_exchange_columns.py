@@ -1,0 +1,74 @@
+"""A CSV with named columns and units, and NVBench's JSON, reach records and a roofline."""
+
+import json
+
+import pytest
+from test_exchange import written
+
+from rooflab.bench.exchange.commands import read
+
+
+def nvbench(**state):
+    """A file of NVBench with one state, its numbers written as texts."""
+    axes = {"M": ("int64", "64"), "N": ("int64", "48"), "K": ("int64", "32"), "layout": ("string", "NT")}
+    axes |= {"bias": ("string", "false"), "scheme": ("string", "bf16")}
+    tags = {"time/gpu/mean": "2e-05", "time/gpu/median": "1e-05", "bw/global/bytes_per_second": "5e11"}
+    named = [{"name": name, "type": kind, "value": value} for name, (kind, value) in axes.items()]
+    summaries = [
+        {"tag": f"nv/cold/{tag}", "data": [{"name": "value", "type": "float64", "value": value}]}
+        for tag, value in tags.items()
+    ]
+    whole = {"device": 0, "axis_values": named, "summaries": summaries, "is_skipped": False} | state
+    skipped = {"device": 0, "axis_values": None, "summaries": None, "is_skipped": True, "skip_reason": "too large"}
+    benchmarks = [{"name": "my_gemm", "states": [whole, skipped]}]
+    return {"devices": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}], "benchmarks": benchmarks}
+
+
+GEMM = ("--column", "op==gemm", "--column", "scheme=scheme")
+
+
+def test_nvbench_has_seconds_and_reaches_a_roofline(rooflab, tmp_path):
+    status, out, err = rooflab("import", "nvbench", written(tmp_path / "n.json", nvbench()), *GEMM, "--json")
+    (row,), (skipped,) = json.loads(out)["rows"], json.loads(out)["not_imported"]
+    assert (row["latency_ms"], row["gbytes_per_s"], skipped["reason"]) == (pytest.approx(0.01), 1000, "too large"), err
+    for out, words in (("gemm", GEMM), ("other", ())):
+        assert rooflab("import", "nvbench", "n.json", *words, "--out", out)[0] == 0
+    status, out, err = rooflab("roofline", "gemm", "--gpu", "h100", "--out", "x.svg", "--json")
+    (point,) = json.loads(out)["points"]
+    assert status == 0 and point["seconds"] == pytest.approx(1e-5) and point["flops"] == 2 * 64 * 48 * 32, err
+    status, _, err = rooflab("roofline", "other", "--gpu", "h100")
+    assert status == 2 and "my_gemm/my_gemm is not drawn: its op is not registered here" in " ".join(err.split())
+    with pytest.raises(ValueError, match="^n.json: expected the JSON of NVBench: "):
+        read("nvbench", [written(tmp_path / "n.json", nvbench(summaries={"old": 1}))])
+
+
+CSV = "what,time_us,work\nfast,10,2\nslow,40,2\n"
+MAP = ("kernel=what", "latency=time_us:us", "flops=work:gflop", "bytes==1:MB", "op==mine", "scheme==bf16")
+
+
+def test_a_csv_of_named_columns_and_units_reaches_a_roofline(rooflab, tmp_path):
+    columns = [word for column in (*MAP, "gpu==NVIDIA H100 80GB HBM3") for word in ("--column", column)]
+    written(tmp_path / "a.csv", CSV)
+    status, _, err = rooflab("import", "csv", "a.csv", *columns, "--out", "kept")
+    assert status == 0, err
+    status, out, err = rooflab("roofline", "kept", "--gpu", "h100", "--out", "x.svg", "--json")
+    points = {point["label"]: (point["seconds"], point["flops"]) for point in json.loads(out)["points"]}
+    assert points == {"fast": (pytest.approx(1e-5), 2e9), "slow": (pytest.approx(4e-5), 2e9)}, err
+    status, _, err = rooflab("roofline", "kept")
+    assert status == 2 and "--gpu names the GPU" in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"latency": "time_us"}, "^column: expected latency=COLUMN:UNIT, in s, ms, us, ns, got 'latency=time_us'"),
+        ({"flops": "work"}, "^column: expected flops=COLUMN:UNIT, in flop, mflop, gflop, tflop, got 'flops=work'"),
+        ({"kernel": "name"}, "^a.csv, line 2: expected a cell in column 'name', got None in what, time_us, work"),
+        ({"latency": "what:us"}, "^a.csv, line 2: expected a number in column 'what', got 'fast' in "),
+        ({"size": "work"}, "^column: expected FIELD=COLUMN with each once of op, kernel, "),
+    ],
+)
+def test_a_csv_is_refused_by_the_name_of_what_is_missing(tmp_path, changed, message):
+    columns = dict(column.split("=", 1) for column in MAP) | changed
+    with pytest.raises(ValueError, match=message):
+        read("csv", [written(tmp_path / "a.csv", CSV)], None, [f"{key}={value}" for key, value in columns.items()])
