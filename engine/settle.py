@@ -27,6 +27,7 @@ from psutil import virtual_memory
 
 from rooflab.engine.probes import PRODUCTS, LargestSizes, packed, probes, real
 from rooflab.engine.waiting import run_times, waiting_since
+from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.kernels._native import HEADERS, library, processor
@@ -73,7 +74,10 @@ def settle(
         "max_model_len": limits.max_model_len,
         "max_rows": dict(limits.max_rows),  # these decide which kernels can run, and at how many rows they are timed
     }
-    settled = Settled(arch.name, facts, (choice.kernel for choices in able.values() for choice in choices))
+    # All that could serve, and not those of `able` alone: a swap of one op keeps the times, and so the others' kernels.
+    every = (kernel for op in limits.ops for kernel in registry.kernels(op).values() if kernel.role != "peer")
+    calls = [kernel for kernel in every if kernel.backend in registry.CPU_BACKENDS]
+    settled = Settled(arch.name, facts, (kernel for kernel in calls if kernel.why_not_here(limits.device) is None))
     fastest = {}
     for (op, bucket), choices in able.items():
         if len(choices) > 1:

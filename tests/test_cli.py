@@ -51,7 +51,7 @@ from rooflab.roofline.numbers import counted
         (["generate", "x", "--max-model-len", "1"], "--max-model-len: expected an integer of at least 2, got 1"),
         (["roofline", "--gpu", "h100", "--case", "M=1"], "gpu: expected no --case with it"),
         (["profile", "gemm", "naive", "--gpu", "a100"], "--gpu: expected a Hopper GPU"),
-        (["whatif", "--kernel", "rope=0.9x"], "--kernel: expected ops of the engine, got rope"),
+        (["whatif", "--kernel", "rope=0.9x"], "--kernel: the engine uses embedding, .*got 'rope'"),
         (["ledger", "smollm2-135m", "--dummy", "--batch", "0"], "--batch: expected an integer of at least 1, got 0"),
         (["ledger", "smollm2-135m", "--dummy", "--context", "9999"], "--context: expected at most 8192"),
         (["estimate", "--model", "llama-3.1-8b", "--dtype", "x"], "--dtype: expected one of fp32"),
@@ -73,6 +73,7 @@ from rooflab.roofline.numbers import counted
         (["list", "--ladder"], "op: expected one with --ladder, got none"),
         (["export", "csv", "x", "--to", "/proc/no/x"], "to: .*'/proc/no' "),
         (["capture", "--suite", "/proc/no/x.json", "--", "x.py"], "suite: .*'/proc/no' "),
+        (["whatif", "--swap", "rope=naive"], "--swap: the engine uses embedding, .*got 'rope'"),
         (["generate", "x", "--swap", "gemm"], "--swap: expected OP=KERNEL, each op once, got 'gemm'"),
         *(
             ([*words, empty], "(op|kernel|gpu|case): expected a name, got an empty text")

@@ -88,6 +88,10 @@ def racing(x):
     _racing[(2,)](x, out, BLOCK=64)
     return out
 
+def chosen(x, n, flag, scale, sizes):
+    assert (n, flag, scale, sizes) == (3, True, None, [1, 2]) and type(n) is int
+    return copy(x)
+
 def same(x):
     return x
 
@@ -229,6 +233,9 @@ def test_triton_has_its_own_driver_again_behind_the_context(found: dict[str, Any
     assert found["driver"] == "None"
 
 
+CHOSEN = ["--shape", "x=64", "--arg", "n=3,flag=true,scale=none,sizes=[1,2]"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
@@ -246,7 +253,10 @@ def test_triton_has_its_own_driver_again_behind_the_context(found: dict[str, Any
         (["mine.py::copy", "--shape", "x=6x"], 2, "name=64x96:fp32|fp16|bf16, each name once, got 'x=6x'"),
         (["mine.py::copy", "--shape", "x=64,x=9"], 2, "each name once, got 'x=9'"),
         (["mine.py::copy", "--argument", "x=64,x=9"], 2, "argument: expected name=value, each name once, got 'x=9'"),
-        (["mine.py::copy", "--shape", "x=64", "--ctas", "3"], 2, "ctas: expected with an op alone, got 3 with"),
+        (["mine.py::copy", "--shape", "x=640", "--ctas", "1"], 0, "3 of 10 CTAs"),
+        (["mine.py::copy", "--shape", "x=64", "--ctas", "3", "--reference", "mine.py::same"], 2, "no --reference"),
+        (["mine.py::chosen", *CHOSEN], 0, "us are predicted on h100-sxm"),
+        (["mine.py::chosen", *CHOSEN[:3], "sizes=[1,y]"], 2, "--arg: expected name=value, each name once"),
         (["rmsnorm", "--argument", "eps=1"], 2, "argument: expected with path.py::function alone, got 'eps=1' with"),
         (["mine.py::none", "--shape", "x=64"], 2, "function: expected a function 'none' in"),
         (["none.py::copy", "--shape", "x=64"], 2, "function: expected path.py::name with a Python file that is there"),
@@ -259,6 +269,29 @@ def test_the_command_runs_a_function_of_a_file(
     paths = [str(folder / text) if "::" in text else text for text in arguments]
     got, out, err = rooflab("emulate", *paths)
     assert got == status and words in " ".join((out + err).split()), out + err
+
+
+def test_static_and_explain_take_a_function_of_a_file(rooflab: Any, folder: Path) -> None:
+    status, out, err = rooflab("static", f"{folder}/mine.py::chosen", *CHOSEN, "--json")
+    (static,) = json.loads(out)["results"]
+    assert status == 0 and [launch["name"] for launch in static["launches"]] == ["_copy"], err
+    tuned = (f"{folder}/mine.py::add_one", "--shape", "x=2x64:bf16")
+    status, out, err = rooflab("static", *tuned, "--json")
+    (static,) = json.loads(out)["results"]
+    assert status == 0 and static["scheme"] == "bf16" and len(static["launches"]) == 2, "one for each config"
+    status, out, err = rooflab("explain", *tuned, "--json")
+    (explained,) = json.loads(out)
+    assert status == 0 and explained["traffic_basis"] == "counted" and explained["bytes"] == 2 * 2 * 2 * 64, err
+    assert explained["predicted_ms"] > explained["bound_ms"] and len(explained["compiled"]) == 1, "of the first config"
+    for command, name, expected, words in (
+        ("static", "not_compiled", 11, "COMPILE_ERROR: mine.py/not_compiled"),
+        ("explain", "not_compiled", 2, "rooflab: COMPILE_ERROR: "),
+        ("static", "chosen", 11, "shape: expected the arguments of chosen(x, n, flag, scale, sizes)"),
+    ):
+        status, out, err = rooflab(command, f"{folder}/mine.py::{name}", "--shape", "x=64")
+        assert status == expected and words in out + err, out + err
+    status, _, err = rooflab("static", *tuned, "--suite", "smoke")
+    assert status == 2 and "suite: expected with an op alone, got ['smoke'] with " in err
 
 
 @pytest.mark.more

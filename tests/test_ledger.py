@@ -254,7 +254,7 @@ def test_a_program_becomes_a_suite_that_the_bench_takes(rooflab: Any, tmp_path: 
         (("whatif", "--kernel", "gemm=x"), "kernel: expected OP=0.9x, each op once, got 'gemm=x'"),
         (("whatif", "--kernel", "gemm=2x", "--kernel", "gemm=3x"), "each op once, got 'gemm=3x'"),
         (("whatif", "--gpu", "h100", "--swap", "gemm=library"), "kernel: expected --kernel OP=0.9x, or --swap"),
-        (("whatif", "llama-3.1-8b", "--gpu", "h100", "--kernel", "conv=2x"), "expected ops of the step, got conv"),
+        (("whatif", "llama-3.1-8b", "--gpu", "h100", "--kernel", "conv=2x"), "--kernel: the steps use embedding, "),
     ):
         status, _, err = rooflab(*arguments)
         assert status == 2 and said in err, err
@@ -271,6 +271,8 @@ def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.M
     (record,) = (json.loads(line) for path in (tmp_path / "out").glob("*.jsonl") for line in path.open())
     assert record["case_id"] == "ledger" and record["metrics"]["step_ms"] > 0 and record["basis"] == "measured"
     rooflab(*asked, "--swap", "gemm=packed", "--out", tmp_path / "out")
+    status, _, err = rooflab("whatif", *asked[1:], "--swap", "embedding=library")
+    assert status == 2 and "swap: the engine runs embedding=library already" in err
     monkeypatch.setattr("rooflab.bench.latency.ledger.MOST_OPS", 0.0)
     for words in (asked, ("whatif", *asked[1:], "--kernel", "gemm=0.5x")):
         status, out, _ = rooflab(*words, "--out", tmp_path / "noisy")

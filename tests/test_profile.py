@@ -123,7 +123,7 @@ def test_profile_joins_the_counters_and_the_prediction(rooflab, tool, tmp_path):
     launch = next(part["ms"] for part in found["parts"] if part["part"] == LAUNCH)
     duration = {row["what"]: row for row in found["compared"]}["ncu's duration, us"]
     assert duration["counted"] == pytest.approx(2.848)
-    assert duration["modelled"] == pytest.approx((found["predicted_ms"] - launch) * 1e3, rel=0.1)
+    assert duration["modelled"] == pytest.approx((sum(part["ms"] for part in found["parts"]) - launch) * 1e3, rel=0.1)
     counted = {row["what"]: row for row in found["compared"]}["HBM bytes, MB"]
     assert counted["counted"] == pytest.approx(0.270336) and counted["ratio"] == pytest.approx(1, abs=0.1)
     assert found["counted"][0]["stalls"].startswith("long_scoreboard 7.50, wait 1.25")
@@ -132,7 +132,7 @@ def test_profile_joins_the_counters_and_the_prediction(rooflab, tool, tmp_path):
     assert (record.traffic_basis, record.traffic_bytes, record.latency_median_ms) == ("counted", 270336, None)
     assert record.metrics["ncu_duration_ms"] == pytest.approx(2.848e-3) and record.metrics["fma_percent"] == 12.5
     assert record.metrics["stall_long_scoreboard_warps_per_issue"] == 7.5
-    assert record.predicted_ms == found["predicted_ms"]
+    assert record.predicted_ms is found["predicted_ms"] is None, "the library's code was not read"
     assert record.device_kernels == ("_rmsnorm(bf16*, bf16*)",) and "no time by the protocol" in record.reason
     arguments, environment = json.loads(calls.read_text().splitlines()[0])
     assert "TRITON_INTERPRET" not in environment and environment["LC_ALL"] == "C" and '"library"' in arguments[-1]

@@ -103,6 +103,21 @@ def test_the_fastest_serves_and_says_so(tmp_path, times):
 
 
 @pytest.mark.needs("C++ compiler")
+def test_a_swap_keeps_the_kernels_of_all_other_ops(tmp_path, monkeypatch):
+    def slower(name):
+        """Times of which a later start finds the others to be faster."""
+        return lambda op, bucket, rows, kernels, *rest: {one.name: 2.0 if one.name == name else 1.0 for one in kernels}
+
+    monkeypatch.setattr(settle, "_time", slower("library"))
+    before = tiny_llm(tmp_path).ops.choices
+    monkeypatch.setattr(settle, "_time", slower("native"))
+    for op in ("rmsnorm", "gemm"):
+        after = tiny_llm(tmp_path, swap={op: "library"}).ops.choices
+        assert {choice.kernel.name for choice in after if choice.op == op} == {"library"}
+        assert [choice for choice in after if choice.op != op] == [choice for choice in before if choice.op != op]
+
+
+@pytest.mark.needs("C++ compiler")
 def test_a_second_form_of_the_weights_is_kept_only_where_it_wins_and_fits(tmp_path, times, monkeypatch):
     one_row = {"native": 5.0, "packed": 8.0, "library": 9.0}
     many_rows = {"native": 12.0, "packed": 10.0, "library": 99.0}

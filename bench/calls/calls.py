@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from rooflab.bench.calls.clock import time
+from rooflab.kernels.configs import make_config
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple, nbytes
 
@@ -42,9 +43,7 @@ class Rotation:
         """Seconds of the longest first call that was made before; 0 without one."""
         outputs: Outputs | None = None
         for inputs in copies:
-            arguments = {name: value for name, value in inputs.items() if name in kernel.accepted}
-            if kernel.prepare is not None and spec.prepared is not None and arguments.get(spec.prepared) is not None:
-                arguments[spec.prepared] = packed(kernel.prepare, spec.prepared, arguments)
+            arguments = arguments_of(kernel, spec, inputs)
             if kernel.takes_out and not spec.mutates:
                 if outputs is None:
                     began = time.perf_counter()
@@ -121,6 +120,14 @@ def copies_of(spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, se
     priced = spec.make_inputs(case, scheme, torch.device("meta"), seed)
     fit = int(free_bytes(device) / 4 / max(1, input_bytes(priced)))
     return [spec.make_inputs(case, scheme, device, seed) for _ in range(max(1, min(COPIES, fit)))]
+
+
+def arguments_of(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Mapping[str, Any] | None = None) -> Inputs:
+    """The inputs that the kernel takes, its weight packed where it packs one, and the config with these fields."""
+    found = {name: value for name, value in inputs.items() if name in kernel.accepted}
+    if kernel.prepare is not None and spec.prepared is not None and found.get(spec.prepared) is not None:
+        found[spec.prepared] = packed(kernel.prepare, spec.prepared, found)
+    return found if config is None else found | {"config": make_config(kernel, config)}
 
 
 def packed(prepare: Callable[..., Any], weight: str, inputs: Mapping[str, Any]) -> Any:

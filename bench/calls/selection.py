@@ -85,7 +85,7 @@ def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, P
     if not names:
         ops = [op] if op else list(registry.ops())
         return [(kernel, None) for name in ops for kernel in registry.kernels(name).values()]
-    found: list[tuple[Kernel, Path | None]] = []
+    found: dict[str, tuple[Kernel, Path | None]] = {}
     loaded = {text: registry.load_file(Path(text)) for text in names if text.endswith(".py")}
     if op is None and len(own_ops := {kernel.op for kernels in loaded.values() for kernel in kernels}) == 1:
         op = own_ops.pop()
@@ -94,12 +94,13 @@ def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, P
             own = [kernel for kernel in loaded[text] if op in (None, kernel.op)]
             if not own:
                 raise ValueError(f"kernel: {text} registers none for {op}")
-            found += [(kernel, Path(text).resolve()) for kernel in own]
+            found |= {kernel.id: (kernel, kernel.file) for kernel in own}
         elif op is None:
             raise ValueError(f"kernel: expected an op with the name {text!r}, got none")
         else:
-            found.append((registry.get_kernel(op, text), None))
-    return found
+            kernel = registry.get_kernel(op, text)
+            found[kernel.id] = kernel, kernel.file
+    return list(found.values())
 
 
 def source_of(kernel: Kernel) -> Path:

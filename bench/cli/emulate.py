@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from rooflab.bench import show
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
 from rooflab.roofline.numbers import counted
+
+if TYPE_CHECKING:
+    from rooflab.bench.predict.cases import KernelCase
 
 MEGA = 1e6
 
@@ -28,8 +31,8 @@ def emulate(
     scheme: option.Scheme = None,
     config: Annotated[str | None, typer.Option(help="A config of a tunable kernel, as block_m=64,...")] = None,
     reference: Annotated[str | None, typer.Option(help="With path.py::function: path.py::oracle, in torch.")] = None,
-    argument: Annotated[str, typer.Option(help="With path.py::function: its numbers, as eps=1e-6.")] = "",
-    dtype: Annotated[str, typer.Option(help="With path.py::function: fp32, fp16 or bf16.")] = "fp32",
+    argument: option.Argument = "",
+    dtype: option.ArgumentDtype = "",
     ctas: Annotated[
         int | None, typer.Option("--ctas", help="Run the first CTA, the last and N drawn at random; without it, all.")
     ] = None,
@@ -44,41 +47,43 @@ def emulate(
     """Run a kernel's compiled code (sm_90a) on the CPU: values, races, bytes by level, counts by line.
 
     OP is an op, a file that registers kernels, or path.py::function for a launcher of Triton kernels of any project;
-    then --shape gives its tensors, as x=64x96,weight=96:bf16.
+    then --shape gives its tensors, as x=64x96,weight=96:bf16, and --argument its other values.
     Needs no GPU.  Exit status 11 where a value is wrong, where a race is found, or where the call would fail on a GPU.
     """
     from rooflab.bench.emulate import calls as emulated_calls
 
-    outside = op is not None and "::" in op
-    only = {"kernel": kernel or kernels, "scheme": scheme, "ctas": ctas, "out": out}
-    for name, value in only.items() if outside else {"reference": reference, "argument": argument}.items():
-        if value:
-            wanted = "an op" if outside else "path.py::function"
-            raise ValueError(f"{name}: expected with {wanted} alone, got {value!r} with {op or 'every op'}")
-    if outside and op is not None:
-        asked: dict[str, Any] = {"function": op, "reference": reference, "shape": ",".join(case or [])}
-        asked |= {"argument": argument, "dtype": dtype, "config": config}
-        with show.waiting(op):
-            answer = emulated_calls.ask({"do": "outside", **asked, "races": races, "seed": seed, "schedule": schedule})
-        show.result(answer)
-        _show(op, answer, "", lines)
-        exit_for({answer["status"]})
-        return
-    named = [*([kernel] if kernel else []), *(kernels or [])]
-    chosen = emulated_calls.choose(op, named, case or [], scheme or [], config)
+    of_ops = {"kernel": kernel or kernels, "scheme": scheme, "out": out}
+    own = {"reference": reference, "argument": argument, "dtype": dtype}
+    if launcher := option.launcher(op, of_ops, own):
+        if ctas is not None and reference:
+            raise ValueError(f"ctas: expected no --reference, for CTAs that do not run write nothing, got {ctas}")
+        chosen = [target_of(launcher, case, argument, dtype)]
+    else:
+        named = [*([kernel] if kernel else []), *(kernels or [])]
+        chosen = emulated_calls.choose(op, named, case or [], scheme or [], config)
     found = []
     for target in chosen:
-        with show.waiting(f"{target.op}/{target.kernel} {target.case.id} {target.scheme.name}"):
-            found.append(emulated_calls.call(target, seed, schedule, ctas, races, gpu))
+        with show.waiting(target.label):
+            configs = config if launcher else None
+            found.append(emulated_calls.call(target, seed, schedule, ctas, races, gpu, None, reference, configs))
     if out is not None:
         path = emulated_calls.write(found, out, seed)
         show.note(f"records: {path}")
     show.result([item.to_dict() for item in found])
     for item in found:
         target = item.target
-        title = f"{target.op}/{target.kernel}  {target.case.id}  {target.scheme.name}"
+        title = launcher or f"{target.op}/{target.kernel}  {target.case.id}  {target.scheme.name}"
         _show(title, item.answer, item.prediction, lines)
     exit_for({item.answer["status"] for item in found})
+
+
+def target_of(launcher: str, shapes: list[str] | None, argument: str, dtype: str) -> KernelCase:
+    """The call of a launcher that the options describe."""
+    from rooflab.bench.compile.launchers import selected
+    from rooflab.bench.predict.cases import KernelCase
+
+    found = selected(launcher, shapes, argument, dtype)
+    return KernelCase(found.kernel.op, found.kernel.name, found.case, found.scheme, found.file)
 
 
 def _show(title: str, answer: Mapping[str, Any], prediction: str, lines: bool) -> None:

@@ -9,9 +9,11 @@ import typer
 
 from rooflab.bench import show
 from rooflab.bench.cli import option
-from rooflab.bench.cli.app import app
+from rooflab.bench.cli.app import app, exit_for
+from rooflab.bench.cli.emulate import target_of
 
 if TYPE_CHECKING:
+    from rooflab.bench.predict.calibration import Calibration
     from rooflab.bench.predict.cases import KernelCase
     from rooflab.bench.predict.explain import Explanation
     from rooflab.bench.records.record import Record
@@ -22,11 +24,15 @@ Gpu = Annotated[str | None, typer.Option("--gpu", help="A Hopper GPU by name; wi
 
 @app.command()
 def explain(
-    op: Annotated[str | None, typer.Argument(help="An op; not needed with a --kernel file.")] = None,
+    op: Annotated[
+        str | None, typer.Argument(help="An op, or path.py::function; not needed with a --kernel file.")
+    ] = None,
     kernel: Annotated[str | None, typer.Argument(help="A kernel; without one, all of the op side by side.")] = None,
     kernels: option.Kernel = None,
     case: option.Case = None,
     scheme: option.Scheme = None,
+    argument: option.Argument = "",
+    dtype: option.ArgumentDtype = "",
     gpu: Gpu = None,
     records: Annotated[Path | None, typer.Option(help="Take measured times from this file or folder of records.")] = (
         None
@@ -39,6 +45,9 @@ def explain(
 
     The time is predicted from compiled code and the roofline, with no GPU; with a measurement the parts sum to that,
     and what the model does not explain is a part of its own.  Without a kernel: naive and optimized side by side.
+
+    OP is an op, or path.py::function for a launcher of any project; then --shape gives its tensors, as
+    x=64x96,weight=96:bf16, --argument its other values, and the least work is what the emulator counts of its kernels.
     """
     from rooflab.bench.predict import calibration, cases
     from rooflab.bench.predict.explain import explain as explain_all
@@ -47,14 +56,20 @@ def explain(
     known = record_files.read(records) if records else []
     device, note = cases.choose_gpu(gpu, [entry for entry in known if entry.device == "cuda"])
     show.note(note)
+    own = {"argument": argument, "dtype": dtype}
+    of_ops = {"kernel": kernel or kernels, "scheme": scheme, "records": records}
     named = [*([kernel] if kernel else []), *(kernels or [])]
-    chosen = _targets(op, named, case or [], scheme or [])
-    measured: dict[KernelCase, float] = {}
-    if records:
-        chosen, measured = cases.measured_in(known, chosen, device)
-    elif measure and _is_here(device):
-        chosen, measured = _measured(cases.measure_here(chosen, budget_s), chosen, device)
-    found = explain_all(chosen, device, measured, calibration.load())
+    if launcher := option.launcher(op, of_ops, own):
+        named, target = [launcher], target_of(launcher, case, argument, dtype)
+        found = [_of_launcher(target, device, calibration.load())]
+    else:
+        chosen = _targets(op, named, case or [], scheme or [])
+        measured: dict[KernelCase, float] = {}
+        if records:
+            chosen, measured = cases.measured_in(known, chosen, device)
+        elif measure and _is_here(device):
+            chosen, measured = _measured(cases.measure_here(chosen, budget_s), chosen, device)
+        found = explain_all(chosen, device, measured, calibration.load())
     if named and all(entry.reason for entry in found):
         raise ValueError(found[0].reason)
     show.result([entry.to_dict() for entry in found])
@@ -63,6 +78,20 @@ def explain(
             _show(entry)
     else:
         _show_side_by_side(found)
+    exit_for({"OK", *(entry.reason.partition(":")[0] for entry in found if entry.reason)})
+
+
+def _of_launcher(target: KernelCase, device: Device, known: Calibration) -> Explanation:
+    from rooflab.bench.emulate.calls import call
+    from rooflab.bench.predict.cases import Predicted
+    from rooflab.bench.predict.explain import explained
+    from rooflab.roofline.model import Cost
+
+    show.note(f"the least work of {target.label} is what the emulator counts, for no op says what it must do")
+    with show.waiting(target.label):
+        item = call(target, gpu=device.name)
+    failed = Predicted(target, Cost(0, 0), None, None, f"{item.answer['status']}: {item.answer['reason']}")
+    return explained(item.predicted or failed, device, None, known)
 
 
 def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[str]) -> list[KernelCase]:
@@ -107,8 +136,9 @@ def _show(entry: Explanation) -> None:
         return
     title = f"{target.op}/{target.kernel}  {target.case.id}  {target.scheme.name}  {entry.gpu}"
     show.table(entry.rows(), ("part", "us", "share", "why"), title)
+    predicted = "no time" if entry.predicted_ms is None else f"{entry.predicted_ms * 1e3:.3g} us"
     bound = f"bound {(entry.bound_ms or 0.0) * 1e3:.3g} us ({entry.limiter})"
-    show.line(f"{bound}, predicted {(entry.predicted_ms or 0.0) * 1e3:.3g} us, {entry.calibration}")
+    show.line(f"{bound}, predicted {predicted}, {entry.calibration}")
     show.line(entry.sentence())
     show.line()
 
@@ -120,7 +150,8 @@ def _show_side_by_side(found: list[Explanation]) -> None:
         own = [entry for entry in found if (entry.target.case, entry.target.scheme) == case]
         title = f"{own[0].target.op}  {case[0].id}  {case[1].name}  {own[0].gpu}, parts in us"
         show.table(why_rows(own), WHY_COLUMNS, title, filled=True)
-        show.line(f"{why_sentence(own)} Predictions: {own[0].calibration}.")
+        words = next((entry.calibration for entry in own if entry.predicted_ms is not None), "none")
+        show.line(f"{why_sentence(own)} Predictions: {words}.")
         show.line()
 
 

@@ -17,6 +17,7 @@ from rooflab.roofline.names import values_by_name
 if TYPE_CHECKING:
     from rooflab.bench.latency.ledger import Ledger
     from rooflab.bench.latency.whatif import PhaseChange
+    from rooflab.engine.llm import LLM
     from rooflab.roofline.steps import Kind
 
 Gpu = Annotated[str | None, typer.Option("--gpu", help="Published kernel times of this GPU; else, measured here.")]
@@ -106,15 +107,14 @@ def whatif(
     from rooflab.bench.latency.ledger import measured
     from rooflab.bench.latency.records import change_records
     from rooflab.engine.llm import LLM
-    from rooflab.engine.ops import resolve
-    from rooflab.engine.probes import FUSED, OPS, PRODUCTS
-    from rooflab.kernels.registry import get_kernel
+    from rooflab.engine.probes import FUSED, OPS
 
     factors, swaps = _factors(kernel or []), parse_swaps(swap or [])
     if not factors and not swaps or gpu and swaps:
         raise ValueError("kernel: expected --kernel OP=0.9x, or --swap OP=KERNEL on this machine")
-    for op in () if gpu else {*factors, *swaps} - {*OPS, FUSED, "gelu_and_mul", "gemm_w8a16"}:
-        raise ValueError(f"kernel: expected ops of the engine, got {op}")
+    known, used = (*OPS, FUSED, "gelu_and_mul", "gemm_w8a16"), set[str]()
+    for op in () if gpu else {*factors, *swaps} - {*known}:
+        raise ValueError(f"{'swap' if op in swaps else 'kernel'}: the engine uses {', '.join(known)}, got {op!r}")
     options = _options(model, dummy, dtype, device, batch, context)
     options |= {"enforce_eager": bool(swaps)}  # some of torch's kernels wait for the device, which no graph can keep
     kinds: tuple[tuple[Kind, int], ...] = (("prefill", 1), ("decode", batch))
@@ -127,25 +127,48 @@ def whatif(
                 step = _published(model, gpu or "", gpus, dtype, kv_dtype, kind, own, context)
             else:
                 step = measured(llm, kind, own, context)
+        used |= {row.op for row in step.rows}
         found += changes.scale(step, factors)
     for op, name in swaps.items():
         assert llm is not None, "asked of this machine"
-        swapped, asked, other = {op: name}, get_kernel(op, name), None
-        with show.waiting(f"loading the model with {op}={name}"):
-            if llm.device.type == "cpu" and op not in PRODUCTS:
-                resolve(llm.limits, swapped)  # an engine's own word on whether it could
-            else:
-                other = LLM(**options, swap=swapped)
-        for kind, own in kinds:
-            with show.waiting(f"{op}={name}, steps of {kind}"):
-                found.append(changes.swap(llm, op, asked, kind, own, context, other))
+        used |= {choice.op for choice in llm.ops.choices}
+        found += _swapped(llm, options, op, name, kinds, context)
     told = [change for change in found if change is not None]
     if missing := {*factors, *swaps} - {change.op for change in told}:
-        raise ValueError(f"kernel: expected ops of the step, got {', '.join(missing)}; `rooflab ledger` lists them")
+        raise ValueError(f"kernel: the steps use {', '.join(sorted(used))}, got {', '.join(sorted(missing))}")
     if out:
         about = {"model": model, "batch": batch, "context": context, "of": gpu or (llm.device.type if llm else "")}
         show.note(f"records: {change_records(told, about, out)}")
     _show_changes(told)
+
+
+def _swapped(
+    llm: LLM, options: dict[str, Any], op: str, name: str, kinds: tuple[tuple[Kind, int], ...], context: int
+) -> list[PhaseChange | None]:
+    from rooflab.bench.latency import whatif as changes
+    from rooflab.engine.llm import LLM
+    from rooflab.engine.ops import resolve
+    from rooflab.engine.probes import PRODUCTS
+    from rooflab.kernels.registry import get_kernel
+
+    asked, other = get_kernel(op, name), None
+    runs = {kind: changes.running(llm, op, kind, own, context) for kind, own in kinds}
+    rest = [(kind, own) for kind, own in kinds if runs[kind] not in (asked, None)]
+    same = f"swap: the engine runs {op}={name} already" if asked in runs.values() else ""
+    if not rest:
+        used = dict.fromkeys(choice.op for choice in llm.ops.choices)
+        raise ValueError(same or f"swap: the engine uses {', '.join(used)}, got {op!r}")
+    show.note(same and f"{same}, but for steps of {rest[0][0]}")
+    with show.waiting(f"loading the model with {op}={name}"):
+        if llm.device.type == "cpu" and op not in PRODUCTS:
+            resolve(llm.limits, {op: name})  # an engine's own word on whether it could
+        else:
+            other = LLM(**options, swap={op: name})
+    found = []
+    for kind, own in rest:
+        with show.waiting(f"{op}={name}, steps of {kind}"):
+            found.append(changes.swap(llm, op, asked, kind, own, context, other))
+    return found
 
 
 def _show_changes(found: list[PhaseChange]) -> None:

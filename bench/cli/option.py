@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,6 +35,16 @@ def check_seconds(option: typer.CallbackParam, seconds: float | None) -> float |
     return seconds
 
 
+def launcher(op: str | None, of_ops: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """`op` if it is path.py::function, else an empty text; refuses the options that the other kind has."""
+    found = op if op and "::" in op else ""
+    for name, value in (of_ops if found else own).items():
+        if value:
+            wanted = "an op" if found else "path.py::function"
+            raise ValueError(f"{name}: expected with {wanted} alone, got {value!r} with {op or 'every op'}")
+    return found
+
+
 place = partial(typer.Option, callback=check_place)
 """An option with a folder to write to."""
 file = partial(place, metavar="FILE")
@@ -46,6 +57,12 @@ Op = Annotated[str | None, typer.Argument(help="An op that `rooflab list` names;
 OpName = Annotated[str, typer.Argument(help="An op, as `rooflab list` names it.")]
 Kernel = Annotated[
     Names, typer.Option("--kernel", help="A kernel's name, or a file that registers kernels; repeatable.")
+]
+Argument = Annotated[
+    str, typer.Option("--argument", "--arg", help="With path.py::function: eps=1e-6,n=3,causal=true,sizes=[1,2,3],...")
+]
+ArgumentDtype = Annotated[
+    str, typer.Option("--dtype", help="With path.py::function: fp32, fp16 or bf16; without it, fp32.")
 ]
 Suite = Annotated[Names, typer.Option("--suite", help="Suite of cases; repeatable.")]
 Case = Annotated[Names, typer.Option("--case", "--shape", help="One case, as M=64,N=48,...; repeatable.")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
 
 if TYPE_CHECKING:
-    from rooflab.bench.compile.cases import Query
+    from rooflab.bench.compile.cases import Query, Selected
     from rooflab.bench.compile.reports import CompileResult
     from rooflab.bench.compile.store import Store
     from rooflab.roofline.device import Device
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def static(
-    op: option.Op = None,
+    op: Annotated[str | None, typer.Argument(help="An op, or path.py::function; without one, all ops.")] = None,
     kernel: option.Kernel = None,
     suite: option.Suite = None,
     case: option.Case = None,
@@ -30,6 +30,8 @@ def static(
     every_case: Annotated[
         bool, typer.Option("--all", help="Every case of the suite; without it, the one with the most work.")
     ] = False,
+    argument: option.Argument = "",
+    dtype: option.ArgumentDtype = "",
     config: Annotated[list[str] | None, typer.Option(help="A config, as block_m=64,...; repeatable.")] = None,
     all_configs: Annotated[bool, typer.Option("--all-configs", help="Every legal config of tunable kernels.")] = False,
     gpu: Annotated[str | None, typer.Option(help="The GPU whose number of SMs decides waves and tail.")] = None,
@@ -47,19 +49,30 @@ def static(
 ) -> None:
     """What the compiled code says, with no GPU: registers, spills, occupancy, tensor cores, options without effect.
 
+    OP is an op, or path.py::function for a launcher of any project; then --shape gives its tensors, as
+    x=64x96,weight=96:bf16, --argument its other values, and each config of an autotuned kernel is compiled.
     Exit status 11 where a kernel does not compile, and with a comparison on new spills or lost tensor cores; 13 where a
     kernel is gone.
     """
     from rooflab.bench.compile.cases import SUITES, Query, device_for
+    from rooflab.bench.compile.launchers import selected
+    from rooflab.bench.compile.reports import configs_of
     from rooflab.bench.compile.store import Store
 
     device = device_for(gpu)
     store = None if no_cache else Store()
+    of_ops: dict[str, Any] = {"kernel": kernel, "suite": suite, "scheme": scheme, "all": every_case, "config": config}
+    of_ops |= {"all_configs": all_configs, "compare": compare, "toolchain": toolchain}
+    launcher = option.launcher(op, of_ops, {"argument": argument, "dtype": dtype})
     query = Query(op, tuple(kernel or ()), tuple(suite or SUITES), tuple(case or ()), tuple(scheme or ()), every_case)
     if compare is None and toolchain is None:
         if markdown:
             raise ValueError("markdown: expected --compare or --toolchain with it, for it holds a difference")
-        results = _compile(query, tuple(config or ()), all_configs, device, store)
+        if launcher:
+            chosen = [(selected(launcher, case, argument, dtype), None)]
+        else:
+            chosen = configs_of(query.select(), tuple(config or ()), all_configs)
+        results = _compile(chosen, device, store)
         _report(results, store, details, out)
         exit_for({result.status for result in results})
         return
@@ -71,12 +84,9 @@ def static(
     raise typer.Exit(status)
 
 
-def _compile(
-    query: Query, texts: tuple[str, ...], every: bool, device: Device, store: Store | None
-) -> list[CompileResult]:
-    from rooflab.bench.compile.reports import compile_selected, configs_of
+def _compile(chosen: list[tuple[Selected, Any]], device: Device, store: Store | None) -> list[CompileResult]:
+    from rooflab.bench.compile.reports import compile_selected
 
-    chosen = configs_of(query.select(), texts, every)
     with show.progress("compile", len(chosen)) as advance:
         results = compile_selected(chosen, device, store, advance)
     if store:

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,6 +54,8 @@ class Launch:
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Options that the launcher set."""
     source_hash: str = ""
+    tried: int = 0
+    """How many configs an autotuner tries before this one."""
     compiled: Any = None
     """Triton's own object of the compiled kernel; None for CUDA C++."""
     log: Callable[[], str] = str
@@ -123,12 +125,14 @@ def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Laun
     def every_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Compiles each config that the autotuner would try, and times none of them."""
         self.nargs = dict(zip(self.arg_names, args, strict=False))
-        for config in self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs:
+        for number, config in enumerate(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs):
             if config.pre_hook is not None:
                 config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
             # `triton.Config` always has a `num_stages`; its default value was not requested.
             unsaid.update({"num_stages"} if config.num_stages == DEFAULT_STAGES else ())
+            before = len(launches)
             kernel = self.fn.run(*args, **kwargs, **config.all_kwargs())
+            launches[before:] = [replace(launch, tried=number) for launch in launches[before:]]
             unsaid.clear()
         self.nargs = None
         return kernel

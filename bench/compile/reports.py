@@ -53,7 +53,7 @@ class CompileResult:
         """The config's values: the requested ones, or the launcher's choice where nothing was tuned."""
         kernel = self.selected.kernel
         config = self.config
-        if config is None and kernel.takes_config:
+        if config is None and kernel.tuning is not None:
             config = config_for(kernel, self.selected.case, self.selected.scheme, torch.device("meta"))
         return None if config is None else asdict(config)
 

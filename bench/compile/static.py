@@ -104,6 +104,8 @@ class CompiledInfo:
     """Possible targets of each indirect branch, by the branch's address."""
     warnings: tuple[str, ...] = ()
     """The assembler's warnings about code with wgmma."""
+    tried: int = 0
+    """How many configs Triton's autotuner tries before this one; a prediction is that of the first."""
     code_hash: str = ""
     """sha256 of instructions and constants: it stays the same when the source only moves to other lines."""
 
@@ -168,6 +170,11 @@ class CompileRequest(NamedTuple):
     """The file that registers the kernel, where it is not in the tree."""
     config: Any = None
     """The config of a tunable kernel, of its `config_type`; None leaves the choice to its launcher."""
+
+    @property
+    def is_launcher(self) -> bool:
+        """Whether it is a function that is not registered: its op is its file (`launchers.selected`)."""
+        return self.op.endswith(".py")
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, for another process."""

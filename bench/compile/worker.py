@@ -21,12 +21,13 @@ import torch
 import triton
 from triton.errors import TritonError
 
-from rooflab.bench.calls.calls import packed
+from rooflab.bench.calls.calls import arguments_of
 from rooflab.bench.calls.selection import kernels_in
 from rooflab.bench.compile import sass
 from rooflab.bench.compile.capture import Launch, recording_cuda, recording_triton
 from rooflab.bench.compile.cases import ARCHITECTURE, SM, properties, select
-from rooflab.bench.compile.pretended import pretended_card
+from rooflab.bench.compile.launchers import check_named, function_of, inputs_of
+from rooflab.bench.compile.pretended import pretended_card, pretended_gpu
 from rooflab.bench.timing.trace import code_hash
 from rooflab.kernels import _card, registry
 from rooflab.reference.spec import Case, Scheme, get_scheme
@@ -62,13 +63,8 @@ def launches_of(
     if reason:
         raise CaseRefused(reason)
     # Also lengths and tables: in a GPU run they lie on the GPU, where a launcher's read would wait for the device.
-    arguments = {name: _to_meta(value) for name, value in inputs.items() if name in kernel.accepted}
-    if kernel.prepare is not None and spec.prepared is not None:
-        arguments[spec.prepared] = packed(kernel.prepare, spec.prepared, arguments)
-    if config is not None:
-        from rooflab.kernels.configs import make_config
-
-        arguments["config"] = make_config(kernel, config)
+    on_gpu = {name: _to_meta(value) for name, value in inputs.items()}
+    arguments = arguments_of(kernel, spec, on_gpu, config)
     found: list[Launch] = []
     with recording_triton(SM, properties(), found), recording_cuda(ARCHITECTURE, found):
         kernel.fn(**arguments)
@@ -80,7 +76,7 @@ def _to_meta(value: Any) -> Any:
 
 
 _card.pretended = partial(pretended_card, "meta")
-_AS_LAUNCHED = ("name", "target", "grid", "num_warps", "num_stages", "ptx", "backend", "ctas", "ir")
+_AS_LAUNCHED = ("name", "target", "grid", "num_warps", "num_stages", "ptx", "backend", "ctas", "ir", "tried")
 
 
 def describe(launch: Launch, launches: int) -> Answer:
@@ -117,6 +113,16 @@ def _threads(launch: Launch) -> int:
 
 def compile_request(request: Mapping[str, Any]) -> Answer:
     """`{"kernels": [...]}`: one entry for each launched kernel and grid."""
+    found = _launcher(request) if request["op"].endswith(".py") else _registered(request)
+    if not found:
+        name = f"{request['op']}/{request['kernel']}"
+        raise ValueError(f"kernel: expected one that launches Triton or CUDA, and {name} launched none")
+    counts = Counter(launch.key for launch in found)
+    distinct = {launch.key: launch for launch in found}
+    return {"kernels": [describe(launch, counts[key]) for key, launch in distinct.items()]}
+
+
+def _registered(request: Mapping[str, Any]) -> list[Launch]:
     if request["file"] and request["file"] not in _loaded:
         registry.load_file(Path(request["file"]))
         _loaded.add(request["file"])
@@ -124,12 +130,17 @@ def compile_request(request: Mapping[str, Any]) -> Answer:
     if request["op"] not in registry.ops() or request["kernel"] not in registry.kernels(request["op"]):
         raise CaseRefused(f"kernel: there is no {request['op']}/{request['kernel']}")
     kernel = registry.get_kernel(request["op"], request["kernel"])
-    found = launches_of(kernel, Case(**request["case"]), get_scheme(request["scheme"]), request["config"])
-    if not found:
-        raise ValueError(f"kernel: expected one that launches Triton or CUDA, and {kernel.id} launched none")
-    counts = Counter(launch.key for launch in found)
-    distinct = {launch.key: launch for launch in found}
-    return {"kernels": [describe(launch, counts[key]) for key, launch in distinct.items()]}
+    return launches_of(kernel, Case(**request["case"]), get_scheme(request["scheme"]), request["config"])
+
+
+def _launcher(request: Mapping[str, Any]) -> list[Launch]:
+    """What a function launches that is not registered; its tensors have values, for it may read them."""
+    function = function_of(f"{request['file']}::{request['kernel']}")
+    inputs, found = inputs_of(request["case"], 0), list[Launch]()
+    check_named(function, inputs)
+    with recording_triton(SM, properties(), found), recording_cuda(ARCHITECTURE, found), pretended_gpu():
+        function(**inputs)
+    return found
 
 
 def select_request(request: Mapping[str, Any]) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +12,15 @@ import torch
 
 from rooflab.bench.calls.selection import choose_kernels
 from rooflab.bench.emulate.checks import emulators
-from rooflab.bench.predict.cases import DEFAULT_GPU, KernelCase, choose_scheme, choose_targets, predict_all
+from rooflab.bench.predict.cases import (
+    DEFAULT_GPU,
+    KernelCase,
+    Predicted,
+    choose_scheme,
+    choose_targets,
+    predict_all,
+    predict_launcher,
+)
 from rooflab.bench.predict.chip import chip_of
 from rooflab.bench.processes.child import ChildFailed
 from rooflab.bench.records.environment import identity, snapshot
@@ -20,9 +29,11 @@ from rooflab.bench.records.record import Record, Status
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, Scheme
-from rooflab.roofline.device import Device, get_device
+from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Traffic
 
+MATRIX = {"f16": "fp16", "e4m3": "fp8_e4m3", "e5m2": "fp8_e4m3", "s8": "int8", "u8": "int8"}
+"""PTX's types of matrix products by ours, each with its rate."""
 TILE = 16
 """Every tile of our kernels is a multiple of it."""
 
@@ -34,8 +45,20 @@ class EmulatedCall:
     target: KernelCase
     answer: Mapping[str, Any]
     """The answer of `run.run`."""
-    prediction: str
-    """A sentence on the time predicted from the counted bytes; empty without a prediction."""
+    gpu: str
+    predicted: Predicted | None = None
+    """From the counted bytes; None for a call that failed or did not run whole."""
+
+    @property
+    def prediction(self) -> str:
+        """A sentence on the predicted time; empty without one."""
+        if self.predicted is None:
+            return ""
+        found = self.predicted.prediction
+        if found is None or not found.works:
+            return f"no time is predicted: {self.predicted.reason or 'its code, of a package, was not read'}"
+        took, least = found.seconds * 1e6, found.bound.seconds * 1e6
+        return f"with these bytes {took:.3g} us are predicted on {self.gpu}; the bound is {least:.3g} us"
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, without the text of the sources."""
@@ -93,25 +116,36 @@ def call(
     races: bool = True,
     gpu: str = DEFAULT_GPU,
     save: Path | None = None,
+    reference: str | None = None,
+    configs: str | None = None,
 ) -> EmulatedCall:
-    """Emulates one call; `save` is a file that takes its outputs.  Raises `ValueError` where the process refuses or
-    dies."""
-    if sample is not None and sample < 0:
-        raise ValueError(f"ctas: expected 0 or more, got {sample}")
+    """Emulates one call; `save` is a file that takes its outputs; `reference` and `configs` are those of a launcher.
+
+    Raises `ValueError` where the process refuses or dies.
+    """
     device = get_device(gpu)
     chip_of(device)
     request = {
-        "do": "run",
+        "do": "outside" if target.is_launcher else "run",
         **target.to_json(),
         "seed": seed,
         "schedule": schedule,
         "sample": sample,
         "races": races,
         "save": str(save) if save else None,
+        "reference": reference,
+        "configs": configs,
     }
     answer = ask(request)
-    whole = answer["launches"] and answer["status"] == "OK" and answer["ran"] == answer["of"]
-    return EmulatedCall(target, answer, _predicted(target, answer, device) if whole else "")
+    if not answer["launches"] or answer["status"] != "OK" or answer["ran"] < answer["of"] or configs:
+        return EmulatedCall(target, answer, device.name)  # the compiled code is that of an autotuner's first config
+    moved = traffic_of(answer)
+    if not target.is_launcher:
+        return EmulatedCall(target, answer, device.name, predict_all([target], device, counted={target: moved})[0])
+    flops: Counter[str] = Counter()
+    for launch in answer["launches"]:
+        flops.update({MATRIX.get(kind, kind): number for kind, number in launch["tensor_flops"].items()})
+    return EmulatedCall(target, answer, device.name, predict_launcher(target, moved, flops, device))
 
 
 def ask(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,15 +164,6 @@ def traffic_of(answer: Mapping[str, Any]) -> Traffic:
     moved = [item["bytes"] for item in answer["launches"]]
     read, wrote = (float(sum(item[name] for item in moved)) for name in ("hbm_read", "hbm_write"))
     return Traffic(read, wrote, len(moved), basis="counted")
-
-
-def _predicted(target: KernelCase, answer: Mapping[str, Any], device: Device) -> str:
-    found = predict_all([target], device, counted={target: traffic_of(answer)})[0]
-    if found.prediction is None:
-        return f"no time is predicted: {found.reason}"
-    least = found.prediction.bound.seconds
-    took = found.prediction.seconds
-    return f"with these bytes {took * 1e6:.3g} us are predicted on {device.name}; the bound is {least * 1e6:.3g} us"
 
 
 def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.calls.calls import arguments_of
 from rooflab.bench.calls.selection import first_case
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.emulate.run import arguments_of
 from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.records.environment import snapshot
 from rooflab.kernels import registry

@@ -5,56 +5,26 @@ A large problem needs only a few CTAs: outputs are poisoned first, and only the 
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rooflab.bench.calls.calls import packed
+from rooflab.bench.calls.calls import arguments_of
 from rooflab.bench.calls.clock import time
 from rooflab.bench.check.failed import failure, known_errors
 from rooflab.bench.check.poison import poisoned_allocations
 from rooflab.bench.emulate.ours import every_launch, pretended_for
-from rooflab.bench.emulator import Checks, EmulationError, Launches, LaunchResult
+from rooflab.bench.emulator import Checks, EmulationError, Launches, LaunchResult, NotSampled
 from rooflab.kernels import registry
-from rooflab.kernels.configs import make_config
-from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, get_scheme, nbytes
+from rooflab.reference.spec import Case, OpSpec, Outputs, Scheme, get_scheme, nbytes
 
 Answer = dict[str, Any]
 ORACLE_FLOPS = 2e11
 """FLOPs of the largest problem whose fp64 oracle is computed, which takes ten seconds on two cores."""
-
-
-class NotSampled(ValueError):
-    """Some CTAs of a kernel cannot run alone."""
-
-
-@dataclass
-class Sampled(Launches):
-    """Launches of which `sample` CTAs run beside the first and the last; None runs all."""
-
-    sample: int | None = None
-    ran: int = 0
-    of: int = 0
-
-    def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
-        """Emulates the chosen CTAs of one launch."""
-        count = math.prod(grid)
-        if self.ran < self.of:
-            raise NotSampled("ctas: expected a kernel of one launch, got one whose next launch needs all of the first")
-        chosen: list[int] | None = None
-        if self.sample is not None and count > self.sample + 2:
-            inner = random.Random(self.seed).sample(range(1, count - 1), self.sample)
-            chosen = [0, *sorted(inner), count - 1]
-        self.ran += count if chosen is None else len(chosen)
-        self.of += count
-        self.results.append(self.emulated(compiled, grid, args, chosen))
 
 
 def run(request: Mapping[str, Any]) -> Answer:
@@ -70,7 +40,7 @@ def run(request: Mapping[str, Any]) -> Answer:
         refusal = kernel.why_not_here(torch.device("cpu")) or kernel.why_not_args(inputs)
     if refusal:
         return {"status": refusal.status, "reason": refusal.reason, "launches": []}
-    launches = Sampled(checks=Checks(races=request["races"]), seed=request["schedule"], sample=request["sample"])
+    launches = Launches(checks=Checks(races=request["races"]), seed=request["schedule"], ctas=request["sample"])
     given = arguments_of(kernel, spec, inputs, request["config"])
     began = time.perf_counter()
     status, why = "OK", ""
@@ -100,17 +70,7 @@ def run(request: Mapping[str, Any]) -> Answer:
     return answer | {"status": status, "reason": why}
 
 
-def arguments_of(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Any = None) -> dict[str, Any]:
-    """The inputs that the kernel takes, its weight packed where it packs one, and `config` where it is given."""
-    given = {name: value for name, value in inputs.items() if name in kernel.accepted}
-    if kernel.prepare is not None and spec.prepared is not None:
-        given[spec.prepared] = packed(kernel.prepare, spec.prepared, given)
-    if config is not None:
-        given["config"] = make_config(kernel, config)
-    return given
-
-
-def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: Sampled, seed: int) -> Answer:
+def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: Launches, seed: int) -> Answer:
     found: Outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
     races = launches.races
     fresh = spec.make_inputs(case, scheme, torch.device("cpu"), seed)

@@ -8,7 +8,7 @@ built.  Everything else in this folder is its inside.
 from rooflab.bench.emulator.arguments import PtxLaunch
 from rooflab.bench.emulator.emulating import Choice, Emulation, Finding, emulating, users_part
 from rooflab.bench.emulator.launch import emulate
-from rooflab.bench.emulator.launches import QUICK, Launches, emulating_launches
+from rooflab.bench.emulator.launches import QUICK, Launches, NotSampled, emulating_launches
 from rooflab.bench.emulator.machine.counting import SECTOR
 from rooflab.bench.emulator.machine.run import Checks, EmulationError
 from rooflab.bench.emulator.results import Bytes, LaunchResult
@@ -16,5 +16,5 @@ from rooflab.bench.emulator.tiles.tensor_map import TensorMap
 
 __all__ = [
     "QUICK", "SECTOR", "Bytes", "Checks", "Choice", "Emulation", "EmulationError", "Finding", "LaunchResult",
-    "Launches", "PtxLaunch", "TensorMap", "emulate", "emulating", "emulating_launches", "users_part",
+    "Launches", "NotSampled", "PtxLaunch", "TensorMap", "emulate", "emulating", "emulating_launches", "users_part",
 ]  # fmt: skip

@@ -75,19 +75,24 @@ the first."""
 
 @contextmanager
 def emulating(
-    *, races: bool = True, configs: Choice = None, memory: Iterable[torch.Tensor] = (), seed: int = 0
+    *,
+    races: bool = True,
+    configs: Choice = None,
+    memory: Iterable[torch.Tensor] = (),
+    seed: int = 0,
+    ctas: int | None = None,
 ) -> Iterator[Emulation]:
     """Runs every launch of Triton and Gluon inside the `with` block in the emulator, as an H100 would.
 
     Tensors are on the CPU; inside they say that they are on the GPU, and `torch.cuda` answers for an H100.  An
     autotuned kernel runs with its first config, or as `configs` says.  `races=False` is faster.  `seed` above 0 makes
     the order of warps and copies random.  `memory` are tensors that kernels find by pointers in memory and whose
-    addresses were asked for before.
+    addresses were asked for before.  With `ctas` only the first CTA, the last and so many others run.
 
     Raises `EmulationError`, which names the kernel's source line, where a kernel reads or writes out of bounds, reads
     what nobody wrote, or never ends; races are in `findings`.  Raises `ValueError` where no config is as asked.
     """
-    run = Emulation(checks=Checks(races=races), seed=seed, memory=tuple(memory))
+    run = Emulation(checks=Checks(races=races), seed=seed, ctas=ctas, memory=tuple(memory))
     try:
         with (
             emulating_launches(run, None if configs is None else _chosen(configs)),

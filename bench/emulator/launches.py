@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -83,6 +84,10 @@ QUICK = Checks(races=False, counts=False)
 """Checks of a later run: only values, under another order of warps and copies."""
 
 
+class NotSampled(ValueError):
+    """Some CTAs of a kernel cannot run alone."""
+
+
 @dataclass
 class Launches:
     """The emulated launches of one or several calls, and their results."""
@@ -91,15 +96,28 @@ class Launches:
     """Results of the launches with all checks."""
     checks: Checks = field(default_factory=Checks)
     seed: int = 0
-    ctas: tuple[int, ...] | None = None
-    """Numbers of the CTAs that run; None for all."""
+    ctas: int | None = None
+    """How many CTAs run beside the first and the last; None for all."""
+    ran: int = 0
+    of: int = 0
+    """CTAs of all launches."""
     launched: int = 0
     fresh: FreshMemory = field(default_factory=FreshMemory)
     """Active while a kernel's function runs; knows which memory has not been written."""
 
+    def __post_init__(self) -> None:
+        if self.ctas is not None and self.ctas < 0:
+            raise ValueError(f"ctas: expected 0 or more, got {self.ctas}")
+
     def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
         """Emulates one launch."""
-        chosen = None if self.ctas is None else [cta for cta in self.ctas if cta < math.prod(grid)]
+        count, chosen = math.prod(grid), None
+        if self.ran < self.of:
+            raise NotSampled("ctas: expected a kernel of one launch, got one whose next launch needs all of the first")
+        if self.ctas is not None and count > self.ctas + 2:
+            chosen = [0, *sorted(random.Random(self.seed).sample(range(1, count - 1), self.ctas)), count - 1]
+        self.ran += count if chosen is None else len(chosen)
+        self.of += count
         found = self.emulated(compiled, grid, args, chosen)
         if self.checks.counts or self.checks.races:
             self.results.append(found)

@@ -109,10 +109,9 @@ def swap(
     few = kind == "prefill"
     before = measured(llm, kind, batch, context, steps=6 if few else 16)
     own = [row for row in before.rows if row.op == op]
-    if not own:
+    current = running(llm, op, kind, batch, context)
+    if not own or current is None:
         return None
-    bucket = bucket_of(kind, batch if kind == "decode" else context)
-    current = next(one.kernel for one in llm.ops.choices if (one.op, one.bucket) == (op, bucket))
     began = run_times()
     times = _alone_ms(own, kind, (current, kernel), llm, context)
     ratio = times[kernel.name] / times[current.name]
@@ -130,6 +129,12 @@ def swap(
     # The ratio of both in turn, on the step of the ledger: what the machine does between them is in both.
     ratio = statistics.median(changed) / statistics.median(base)
     return replace(found, measured_ms=found.step_ms * ratio, noise=why)
+
+
+def running(llm: LLM, op: str, kind: Kind, batch: int, context: int) -> Kernel | None:
+    """The engine's own kernel for `op` in such a step; None if a step of this kind does not call the op."""
+    bucket = bucket_of(kind, batch if kind == "decode" else context)
+    return next((one.kernel for one in llm.ops.choices if (one.op, one.bucket) == (op, bucket)), None)
 
 
 def _taking(llm: LLM, op: str, kernel: Kernel, step: Callable[[], None]) -> Callable[[], None]:

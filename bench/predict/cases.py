@@ -77,6 +77,20 @@ def predict_all(
     return found
 
 
+def predict_launcher(target: KernelCase, traffic: Traffic, flops: Mapping[str, float], device: Device) -> Predicted:
+    """Predicts a launcher that is not registered, by its code and the bytes and matrix FLOPs that were counted.
+
+    They are its least work too, for no op says what it must do.
+    """
+    cost = Cost(traffic.read_bytes, traffic.write_bytes, flops, launches=traffic.launches)
+    (code,) = compile_kernels([target])
+    if isinstance(code, CompileFailure):
+        return Predicted(target, cost, traffic, None, f"COMPILE_ERROR: {code}")
+    if unknown := flops.keys() - device.ceilings().tensor_flops_per_s.keys():
+        return Predicted(target, cost, traffic, None, f"UNSUPPORTED: no matrix rate is known for {', '.join(unknown)}")
+    return Predicted(target, cost, traffic, predict(cost, traffic, code, device))
+
+
 def _refusal(kernel: Kernel, target: KernelCase) -> str | None:
     """Why the kernel cannot run this target on Hopper; None if it can."""
     if "cuda" not in kernel.devices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from rooflab.roofline.numbers import three_digits
 
 UNEXPLAINED = "not explained"
 """The measured time minus the predicted time."""
+UNREAD = "its code was not read"
+"""Why a library's time is no prediction but a bound: all libraries with the same bytes would get the same time."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Explanation:
     limiter: Limiter | None = None
     parts: tuple[TimePart, ...] = ()
     predicted_ms: float | None = None
+    """None where no compiled code was read: the parts then sum to a bound."""
     prediction_error: float | None = None
     calibration: str = UNCALIBRATED
     measured_ms: float | None = None
@@ -54,8 +58,19 @@ class Explanation:
 
     @property
     def total_ms(self) -> float | None:
-        """The sum of the parts: the measured time, or else the predicted time."""
-        return self.measured_ms if self.measured_ms is not None else self.predicted_ms
+        """The sum of the parts: the measured time, or else the predicted time or the bound."""
+        return self.measured_ms if self.measured_ms is not None else self.modelled_ms
+
+    @property
+    def modelled_ms(self) -> float | None:
+        """The predicted time, or the bound where no compiled code was read; None without an explanation."""
+        own = [part.ms for part in self.parts if part.name != UNEXPLAINED]
+        return math.fsum(own) if own else None
+
+    @property
+    def kind(self) -> str:
+        """What `total_ms` is: `measured`, `predicted` or `bound`."""
+        return "measured" if self.measured_ms is not None else "bound" if self.predicted_ms is None else "predicted"
 
     @property
     def intensity(self) -> float | None:
@@ -69,10 +84,10 @@ class Explanation:
             return f"{name}: {self.reason}"
         least, *gap = self.parts
         largest = max(gap, key=lambda part: part.ms)
-        kind = "measured" if self.measured_ms is not None else "predicted"
         return (
-            f"Of {name}'s {kind} {_us(self.total_ms)} the least work is {least.ms / self.total_ms:.0%}; the largest "
-            f"part of the rest is {largest.name}, {_us(largest.ms)} ({largest.ms / self.total_ms:.0%}): {largest.why}."
+            f"Of {name}'s {self.kind} {_us(self.total_ms)} the least work is {least.ms / self.total_ms:.0%}; "
+            f"the largest part of the rest is {largest.name}, "
+            f"{_us(largest.ms)} ({largest.ms / self.total_ms:.0%}): {largest.why}."
         )
 
     def rows(self) -> list[dict[str, Any]]:
@@ -87,8 +102,8 @@ class Explanation:
             }
             for part in self.parts
         ]
-        kind = "measured" if self.measured_ms is not None else f"predicted, {self.calibration}"
-        return [*rows, {"part": "sum", "us": total * 1e3, "share": "", "why": kind}]
+        why = self.kind if self.measured_ms is not None else f"{self.kind}, {self.calibration}"
+        return [*rows, {"part": "sum", "us": total * 1e3, "share": "", "why": why}]
 
     def to_dict(self) -> dict[str, Any]:
         """The whole explanation as JSON values."""
@@ -120,14 +135,15 @@ def explain(
     """Explains every target on `device`, in order; with a measured time, the parts sum to the measured time."""
     answers = predict_all(targets, device, counted=counted)
     measured_ms = measured_ms or {}
-    return [_explain(answer, device, measured_ms.get(answer.target), calibration or {}) for answer in answers]
+    return [explained(answer, device, measured_ms.get(answer.target), calibration or {}) for answer in answers]
 
 
-def _explain(answer: Predicted, device: Device, measured_ms: float | None, calibration: Calibration) -> Explanation:
+def explained(answer: Predicted, device: Device, measured_ms: float | None, calibration: Calibration) -> Explanation:
+    """The explanation of a prediction; a launcher that is not registered counts as optimized."""
     target, cost, traffic = answer.target, answer.cost, answer.traffic
     known: dict[str, Any] = {
         "target": target,
-        "role": registry.get_kernel(target.op, target.kernel).role,
+        "role": "optimized" if target.is_launcher else registry.get_kernel(target.op, target.kernel).role,
         "gpu": device.name,
         "bytes": traffic.bytes if traffic else cost.bytes,
         "least_bytes": cost.bytes,
@@ -137,21 +153,21 @@ def _explain(answer: Predicted, device: Device, measured_ms: float | None, calib
     if answer.prediction is None:
         launches = traffic.launches if traffic else cost.launches
         return Explanation(**known, launches=launches, reason=answer.reason)
-    prediction, error, words = calibrated(answer.prediction, kind_of(target.op, cost), calibration)
+    prediction, error, words = answer.prediction, None, UNREAD
+    if prediction.works:
+        prediction, error, words = calibrated(prediction, kind_of(target.op, cost), calibration)
     parts = [TimePart(step.name, step.seconds * 1e3, step.why) for step in prediction.steps]
-    predicted_ms = prediction.seconds * 1e3
+    modelled_ms = prediction.seconds * 1e3
     if measured_ms is not None:
-        ratio = measured_ms / predicted_ms
-        parts.append(
-            TimePart(UNEXPLAINED, measured_ms - predicted_ms, f"measured is {ratio:.2f} times predicted, {words}")
-        )
+        times = f"{measured_ms / modelled_ms:.2f} times {'predicted' if prediction.works else 'the bound'}"
+        parts.append(TimePart(UNEXPLAINED, measured_ms - modelled_ms, f"measured is {times}, {words}"))
     return Explanation(
         **known,
         launches=prediction.launches,
         bound_ms=prediction.bound.seconds * 1e3,
         limiter=prediction.bound.limiter,
         parts=tuple(parts),
-        predicted_ms=predicted_ms,
+        predicted_ms=modelled_ms if prediction.works else None,
         prediction_error=error,
         calibration=words,
         measured_ms=measured_ms,
@@ -210,6 +226,8 @@ def why_rows(explanations: Iterable[Explanation]) -> list[dict[str, Any]]:
             "measured_us": None if entry.measured_ms is None else entry.measured_ms * 1e3,
             "reason": entry.reason,
         }
+        if entry.modelled_ms is not None and entry.predicted_ms is None:
+            row["reason"] = f"bound {_us(entry.modelled_ms)}; {UNREAD}"
         rows.append(row | {_COLUMNS[part.name]: part.ms * 1e3 for part in entry.parts})
     return rows
 
@@ -223,6 +241,8 @@ def why_sentence(explanations: Sequence[Explanation]) -> str:
     others = [entry for entry in explanations if entry.role == "optimized"]
     measured = naive is not None and naive.measured_ms is not None and any(entry.measured_ms for entry in others)
     times = {entry.target: entry.measured_ms if measured else entry.predicted_ms for entry in explanations}
+    if naive is not None and not measured:
+        times[naive.target] = naive.modelled_ms
     others = [entry for entry in others if times[entry.target]]
     before_ms = times[naive.target] if naive is not None else None
     if naive is None or not before_ms or not others:
@@ -236,7 +256,8 @@ def why_sentence(explanations: Sequence[Explanation]) -> str:
     gains = {name: ms - after.get(name, 0.0) for name, ms in before.items()}
     name = max(gains, key=lambda part: gains[part])
     kind = "measured" if measured else "predicted"
+    speed = "naive's speed" if measured or naive.predicted_ms is not None else "the speed of naive's bound"
     return (
-        f"{best.target.kernel} is {kind} at {before_ms / after_ms:.3g} times naive's speed; most of what it "
+        f"{best.target.kernel} is {kind} at {before_ms / after_ms:.3g} times {speed}; most of what it "
         f"saves is {name}, {_us(gains[name])} of {_us(before_ms - after_ms)}."
     )

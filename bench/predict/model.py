@@ -96,6 +96,7 @@ def predict(
     they default to the cost's.  Raises `ValueError` on a device that is not Hopper, and on code for another device.
     """
     ceilings = ceilings or device.ceilings()
+    compiled = [info for info in compiled if not info.tried]
     chip = chip_of(device, ceilings)
     limit = bound(cost, ceilings)
     ideal, arithmetic = _arithmetic(limit, cost, ceilings, chip)

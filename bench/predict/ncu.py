@@ -321,12 +321,12 @@ def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
 def compared(modelled: Explanation, profile: Profile) -> list[dict[str, Any]]:
     """Modelled and counted figures of the whole call; ncu's duration contains no launch time."""
     traffic, seconds = settled(modelled.target, profile)[0], profile.duration_s
-    predicted_ms = modelled.predicted_ms or 0.0
+    modelled_ms = modelled.modelled_ms or 0.0
     launch_ms = sum(part.ms for part in modelled.parts if part.name == LAUNCH)
     rows = [
         ("HBM bytes, MB", modelled.bytes / 1e6, None if traffic is None else traffic.bytes / 1e6),
         ("launches", float(modelled.launches), float(len(profile.launches))),
-        ("ncu's duration, us", (predicted_ms - launch_ms) * 1e3, None if seconds is None else seconds * 1e6),
+        ("ncu's duration, us", (modelled_ms - launch_ms) * 1e3, None if seconds is None else seconds * 1e6),
     ]
     return [
         {"what": what, "modelled": model, "counted": count, "ratio": count / model if count and model else None}

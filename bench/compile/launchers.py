@@ -1,0 +1,118 @@
+"""A launcher of anyone's, with no op registered: `path.py::function`, its arguments by their shapes and values."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import torch
+
+from rooflab.bench.compile.cases import Selected
+from rooflab.bench.compile.pretended import pretended_card
+from rooflab.kernels._user_files import import_file
+from rooflab.kernels.registry import IMPORT_ERRORS, Kernel
+from rooflab.reference.spec import Case, get_scheme, scalar
+from rooflab.roofline.names import values_by_name
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_TENSOR = re.compile(rf"\d+(x\d+)*:({'|'.join(DTYPES)})")
+
+
+def function_of(text: str) -> Callable[..., Any]:
+    """The function that `path.py::name` names.  Raises `ValueError` where there is none."""
+    file, _, name = text.partition("::")
+    path = Path(file)
+    if not name or path.suffix != ".py" or not path.is_file():
+        raise ValueError(f"function: expected path.py::name with a Python file that is there, got {text!r}")
+    found = getattr(_module(path.resolve()), name, None)
+    if not callable(found):
+        raise ValueError(f"function: expected a function {name!r} in {file}, got none")
+    return found  # type: ignore[no-any-return]
+
+
+@cache
+def _module(path: Path) -> ModuleType:
+    try:
+        with pretended_card():
+            return import_file(path)
+    except IMPORT_ERRORS as error:
+        raise ValueError(f"function: {path.name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def selected(text: str, shapes: Iterable[str] | None, arguments: str, dtype: str) -> Selected:
+    """The launcher as a kernel that is not registered; its op is its file, and its case are its arguments.
+
+    `shapes` are such as `x=64x96,weight=96:bf16`, with `dtype` for a tensor without its own; `arguments` such as
+    `eps=1e-6,n=3,causal=true,scale=none,sizes=[1,2,3]`.  Raises `ValueError` on another form.
+    """
+
+    dtype = dtype or "fp32"
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+
+    def shape(name: str, text: str) -> str:
+        found = text if ":" in text else f"{text}:{dtype}"
+        if not _TENSOR.fullmatch(found):
+            raise ValueError
+        return found
+
+    expected = f"shape: expected name=64x96 or name=64x96:{'|'.join(DTYPES)}, each name once"
+    tensors = values_by_name(filter(None, ",".join(shapes or ()).split(",")), expected, shape)
+    others = texts_of(arguments)
+    if twice := tensors.keys() & others.keys():
+        raise ValueError(f"argument: expected {twice.pop()} here or in --shape, got both")
+    file, _, name = text.partition("::")
+    kernel = Kernel(Path(file).name, name, "optimized", "triton", _not_here, file=Path(file).resolve())
+    own = {value.partition(":")[2] for value in tensors.values()}
+    return Selected(kernel, Case(**tensors, **others), get_scheme(own.pop() if len(own) == 1 else dtype), kernel.file)
+
+
+def _not_here() -> NoReturn:
+    raise RuntimeError("a launcher's file is imported in the processes that compile and emulate it")
+
+
+def texts_of(arguments: str) -> dict[str, str]:
+    """Numbers, booleans, None, lists and words of `eps=1e-6,causal=true,sizes=[1,2,3]`, as texts by name."""
+
+    def read(name: str, value: str) -> str:
+        _value(value)
+        return value
+
+    expected = "argument: expected name=value, each name once"
+    return values_by_name(filter(None, re.split(r",(?![^\[]*\])", arguments)), expected, read)
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text, text))
+    except (ValueError, SyntaxError):
+        if text.startswith("["):
+            raise ValueError(f"expected a list, got {text!r}") from None
+        return scalar(text)
+
+
+def inputs_of(case: Mapping[str, str], seed: int) -> dict[str, Any]:
+    """The arguments of a case: tensors of normal numbers on the CPU, and the other values."""
+    generator, found = torch.Generator().manual_seed(seed), dict[str, Any]()
+    for name, value in case.items():
+        if not _TENSOR.fullmatch(value):
+            found[name] = _value(value)
+            continue
+        sizes, _, dtype = value.partition(":")
+        found[name] = torch.randn([*map(int, sizes.split("x"))], generator=generator).to(DTYPES[dtype])
+    return found
+
+
+def check_named(function: Callable[..., Any], inputs: Mapping[str, Any]) -> None:
+    """Raises `ValueError` where the names are not those of the function's parameters."""
+    try:
+        inspect.signature(function).bind(**inputs)
+    except TypeError as error:
+        name = getattr(function, "__name__", str(function))
+        raise ValueError(f"shape: expected the arguments of {name}{inspect.signature(function)}: {error}") from None
