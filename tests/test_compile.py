@@ -46,12 +46,10 @@ SPILLS = {
     ("paged_attention/gqa_packed", "fp32"): 16,
     # A pointer, stored before the loops and read after them.
     ("gemm/gemv", "fp32"): 8,
-    ("merge_attention_states/fused", "fp32"): 8,
 }
 """Kernels that may spill registers, by dtype: how many bytes a thread."""
 if Version(triton.__version__) < Version("3.7"):
-    for _name, _scheme in (("sample/bisect", "bf16"), ("paged_attention/gqa_packed", "fp32"),
-                           ("merge_attention_states/fused", "fp32")):  # fmt: skip
+    for _name, _scheme in (("sample/bisect", "bf16"), ("paged_attention/gqa_packed", "fp32")):
         del SPILLS[_name, _scheme]
     SPILLS |= {("flash_attention/ping_pong", "bf16"): 48, ("paged_attention/tma_pages", "bf16"): 64}
 
