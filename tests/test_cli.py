@@ -56,7 +56,7 @@ from rooflab.roofline.numbers import counted
         (["ledger", "smollm2-135m", "--dummy", "--context", "9999"], "--context: expected at most 8192"),
         (["estimate", "--model", "llama-3.1-8b", "--dtype", "x"], "--dtype: expected one of fp32"),
         (["simulate", "--gpus", "3"], "--gpus: expected one of 1, 2, 4, 8"),
-        (["simulate", "--against", "none"], "trace: expected a file, got 'none'"),
+        (["simulate", "--against", "none"], "trace: expected a file, or a folder with one, got 'none'"),
         (["load", "--dataset", "none"], "--dataset: expected a JSON file in ShareGPT's format, got 'none'"),
         (["bench", "gemm", "--out", "/proc/no"], "out: expected a folder that can be written to, got '/proc/no' "),
         (["lab", "--out", "/etc/hosts"], "out: expected a folder that can be written to, got '/etc/hosts' "),

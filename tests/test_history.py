@@ -190,7 +190,7 @@ def test_a_choice_of_nothing_names_what_there_is(tmp_path):
 def test_the_command_line_shows_and_writes(rooflab, tmp_path):
     values = noisy(8) + noisy(6, seed=1, level=1.1)
     records = [record(i, value, kernel=kernel) for i, value in enumerate(values) for kernel in ("packed", "naive")]
-    record_files.write(tmp_path / "results" / "a.jsonl", *records)
+    record_files.write(tmp_path / ".rooflab" / "a.jsonl", *records)
     more = [replace(one, case_id="M=65") for one in records if one.kernel == "packed"]
     record_files.write(tmp_path / "more" / "b.jsonl", *records, *more)
     assert re.search(r"packed +2 +28 +2 SLOWER +\+\d+\.\d% at", rooflab("history", "more")[1]), "one row a kernel"
@@ -198,7 +198,7 @@ def test_the_command_line_shows_and_writes(rooflab, tmp_path):
     status, out, _ = rooflab("history")
     assert status == 0 and "SLOWER" in out and re.search(r"\+\d+\.\d% at", out)
     assert "28 points of 1 files in 2 trends" in out
-    status, out, _ = rooflab("history", "results", "--kernel", "naive", "--json")
+    status, out, _ = rooflab("history", ".rooflab", "--kernel", "naive", "--json")
     found = json.loads(out)
     assert status == 0 and [row["kernel"] for row in found["trends"]] == ["naive"] and found["points"] == 14
     assert rooflab("history", "nowhere")[0] == 2

@@ -83,7 +83,6 @@ PARSED = {
     "rooflab study": "minutes; test_studies.py runs them with a small model",
     "rooflab capture": "it needs the user's program; test_ledger.py has one",
     "rooflab emulate mine.py::launcher": "a file of the user's; the same of fast.py runs from the wheel",
-    "rooflab static mine.py::launcher": "a file of the user's; test_emulating.py compiles one",
     "rooflab emulate --kernel": "a file of the user's, in Triton; test_own_repository.py has one",
     "rooflab import published": "it needs a package from the network; test_published.py has such files",
     "rooflab serve": "a server, which ends by a signal; test_serve.py starts such ones",

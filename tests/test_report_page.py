@@ -173,12 +173,12 @@ def test_the_command_writes_a_file_and_says_the_same_as_json(rooflab, records, t
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["page.html"], "no temporary file is left"
 
 
-def test_without_a_path_it_reads_results(rooflab, tmp_path):
-    (tmp_path / "results" / "deep").mkdir(parents=True)
+def test_without_a_path_it_reads_what_bench_wrote(rooflab, tmp_path):
+    (tmp_path / ".rooflab" / "deep").mkdir(parents=True)
     lines = [record.to_json() for record in benches(schemes=("bf16",), ops=("rmsnorm",))]
-    (tmp_path / "results" / "deep" / "made.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / ".rooflab" / "deep" / "made.jsonl").write_text("\n".join(lines) + "\n")
     status, out, _ = rooflab("report", "--json")
-    assert status == 0 and json.loads(out)["content"]["files"][0]["name"] == "results/deep/made.jsonl"
+    assert status == 0 and json.loads(out)["content"]["files"][0]["name"] == ".rooflab/deep/made.jsonl"
     assert (tmp_path / "report.html").is_file()
 
 
