@@ -122,7 +122,7 @@ def cases(eps: float, *shapes: tuple[int, int], **named: float | bool) -> tuple[
 def drawn(T: int, H: int, eps: float, square: bool, **named: float | bool) -> Case:
     """The case of the domain with these values; options that are off are left out."""
     on = {name: value for name, value in named.items() if value != OPTIONAL[name]}
-    return Case(T=T, H=T if square else H, eps=eps, **on)
+    return Case(T=T, H=T if square and T else H, eps=eps, **on)
 
 
 OPTIONAL = {"weight_offset": 0.0, "round_first": False}

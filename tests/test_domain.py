@@ -189,3 +189,10 @@ def test_a_kernel_that_is_right_on_usual_rows_is_found_by_a_planted_set(op, wron
     kernel = Kernel(op, wrong.__name__, "optimized", "torch", wrong)
     found = check_kernel(kernel, spec, spec.cases["smoke"][0], SCHEMES[scheme])
     assert found.status in ("INCORRECT", "RUNTIME_ERROR") and f"planted {words}" in found.reason, found.describe()
+
+
+@pytest.mark.parametrize("op", ["rmsnorm", "fused_add_rmsnorm"])
+def test_a_norm_of_no_rows_still_has_a_width(op):
+    """A launcher may divide by it: docs/ab.md's does."""
+    points = [point for seed in range(20) for point in drawn_points(get_op(op), seed, IN_SOFTWARE)]
+    assert any(point.case["T"] == 0 for point in points) and all(point.case["H"] > 0 for point in points)
