@@ -64,8 +64,7 @@ def main():
     print(f"newest: installed in {time.monotonic() - begun:.0f} s", flush=True)
     # No cache of another release, and no warning that a new release adds becomes an error of the tests.
     environment = os.environ | {"TRITON_CACHE_DIR": str(folder / "triton"), "OMP_NUM_THREADS": "1"}
-    # Three workers for two cores: the tests wait for compilers and for processes of their own.
-    pytest = ["python", "-m", "pytest", "-n", "3", "--dist", "worksteal", "-q", "-p", "no:cacheprovider", *TESTS]
+    pytest = ["python", "-m", "pytest", "-n", "2", "-q", "-p", "no:cacheprovider", *TESTS]
     run([programs / pytest[0], *pytest[1:]], cwd=ROOT, env=environment)
     run([programs / "rooflab", "lab", "--smoke", "--out", folder / "lab"], cwd=folder, env=environment)
     print(f"newest: done after {time.monotonic() - begun:.0f} s")
