@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 _folders: set[Path] = set()
-"""Of the files imported so far; they are on `sys.path`."""
+"""The folders of the files imported so far; they are on `sys.path`."""
 
 
 def import_file(path: Path) -> ModuleType:
@@ -46,7 +46,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def _put_first(folder: Path) -> None:
-    """Lets imports look in a folder first; what it has is not taken from the folder of another user's file."""
+    """Puts a folder first on `sys.path`; forgets modules of other such folders whose names this one has too."""
     if str(folder) in sys.path:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))

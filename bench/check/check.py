@@ -67,7 +67,7 @@ class CheckResult:
     races: tuple[str, ...] = ()
     """Races between threads, which only the emulator sees."""
     bytes: Mapping[str, int] | None = None
-    """Bytes of one call, by the names of `ptx.results.Bytes`; None without the emulator."""
+    """Bytes of one call, by the names of `emulator.results.Bytes`; None without the emulator."""
 
     @property
     def discriminating(self) -> bool:

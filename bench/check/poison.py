@@ -22,8 +22,8 @@ the same strides; a multiple of 16 bytes in every dtype, so alignment is kept.""
 Arrangement = Literal["plain", "padded", "apart", "turned", "far", "far inside", "far pages"]
 """How a tensor lies in memory: as it is given; with longer strides; with every second element of a row, so that none
 has stride 1; with its dimensions in the other order; with most rows more than 2**31 elements behind the first, where an
-offset of 32 bits ends; and so with another dimension, such as heads; a contiguous cache with all but its first page
-behind so many elements."""
+offset of 32 bits ends; and so with another dimension, such as heads; a contiguous cache whose
+pages from the second on lie there."""
 FAR: tuple[Arrangement, ...] = ("far", "far inside")
 FAR_PAGES: Arrangement = "far pages"
 FAR_STRIDE, FAR_EXTENT, FAR_MOST, FAR_ROWS, FAR_ALIGN = 2**31, 2**33, 2**37, 4096, 64
@@ -51,7 +51,7 @@ class Guarded:
 
     @property
     def own(self) -> torch.Tensor:
-        """What the check gave and reads."""
+        """The tensor that the check compares: without pages that it only put between."""
         return self.view
 
     def rewrite(self, tensor: torch.Tensor) -> None:
@@ -102,7 +102,7 @@ class Far(Guarded):
 
 @dataclass(frozen=True)
 class FarPages(Far):
-    """A contiguous cache of pages with more than 2**31 elements that nobody needs behind its first page."""
+    """A contiguous cache of pages; after the first page come more than 2**31 elements of unused pages."""
 
     @property
     def own(self) -> torch.Tensor:

@@ -25,7 +25,7 @@ _TENSOR = re.compile(rf"\d+(x\d+)*:({'|'.join(DTYPES)})")
 
 
 def function_of(text: str) -> Callable[..., Any]:
-    """The function that `path.py::name` names.  Raises `ValueError` where there is none."""
+    """The function called `name` in the file of `path.py::name`.  Raises `ValueError` if it is missing."""
     file, _, name = text.partition("::")
     path = Path(file)
     if not name or path.suffix != ".py" or not path.is_file():
@@ -46,12 +46,11 @@ def _module(path: Path) -> ModuleType:
 
 
 def selected(text: str, shapes: Iterable[str] | None, arguments: str, dtype: str) -> Selected:
-    """The launcher as a kernel that is not registered; its op is its file, and its case are its arguments.
+    """The launcher as a kernel that is not registered; its op is its file, and its case has the arguments.
 
     `shapes` are such as `x=64x96,weight=96:bf16`, with `dtype` for a tensor without its own; `arguments` such as
     `eps=1e-6,n=3,causal=true,scale=none,sizes=[1,2,3]`.  Raises `ValueError` on another form.
     """
-
     dtype = dtype or "fp32"
     if dtype not in DTYPES:
         raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")

@@ -87,7 +87,7 @@ def emulating(
     Tensors are on the CPU; inside they say that they are on the GPU, and `torch.cuda` answers for an H100.  An
     autotuned kernel runs with its first config, or as `configs` says.  `races=False` is faster.  `seed` above 0 makes
     the order of warps and copies random.  `memory` are tensors that kernels find by pointers in memory and whose
-    addresses were asked for before.  With `ctas` only the first CTA, the last and so many others run.
+    addresses were asked for before.  With `ctas` only the first and the last CTA run, and `ctas` others.
 
     Raises `EmulationError`, which names the kernel's source line, where a kernel reads or writes out of bounds, reads
     what nobody wrote, or never ends; races are in `findings`.  Raises `ValueError` where no config is as asked.

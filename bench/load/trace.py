@@ -88,7 +88,7 @@ class Trace:
 
 
 def load_trace(path: Path) -> Trace:
-    """A saved trace, or the newest in a folder.  Raises `ValueError` if there is none."""
+    """Reads a trace: a file, or the newest file in a folder.  Raises `ValueError` if the file is missing."""
     files = sorted(path.rglob("trace*.ndjson"), key=lambda file: file.stat().st_mtime) or [path]
     if not (path := files[-1]).is_file():
         raise ValueError(f"trace: expected a file, or a folder with one, got {str(path)!r}")

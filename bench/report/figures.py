@@ -82,7 +82,7 @@ def cost_metrics(values: Mapping[str, Any]) -> dict[str, float]:
 
 def cost_of(record: Record) -> Cost | None:
     """The cost in the record's metrics, else that of its op for its case, else the FLOPs and bytes that an imported
-    record names; None if there is none of them.  Raises `ValueError` on a case that its op does not have."""
+    record names; None if the cost is unknown.  Raises `ValueError` on a case that its op does not have."""
     values: dict[str, Any] = {item.name: record.metrics.get(f"{COST}{item.name}", 0) for item in fields(Cost)}
     if any(values.values()):
         tensor = {name.removeprefix(TENSOR): v for name, v in record.metrics.items() if name.startswith(TENSOR)}

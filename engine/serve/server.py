@@ -101,7 +101,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._service, self._drain_s, self._url, self._say = service, drain_s, url, say
         self._until_s = math.inf
-        """When it ends although answers have not, on the event loop's clock."""
+        """The latest end of the wait for answers, on the event loop's clock."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """What uvicorn calls on a signal."""

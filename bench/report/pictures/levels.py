@@ -195,7 +195,7 @@ def _emulated(kernel: Kernel, case: Case, scheme: Scheme, seed: int) -> dict[str
 
 
 def levels(moved: Sequence[dict[str, int]]) -> dict[str, float]:
-    """Bytes by level, summed over launches; each launch names its bytes as in `ptx.results.Bytes`.
+    """Bytes by level, summed over launches; each launch names its bytes as in `emulator.results.Bytes`.
 
     Lanes, copies and atomics request the bytes between L2 and the SMs; atomics read what they change.  Stores,
     `cp.async` and TMA write to shared memory; loads, TMA and the operands of wgmma read from it.
