@@ -89,5 +89,5 @@ def draw_list(figure: Figure, rows: Numbered, roofs: Roofs, colours: Mapping[str
             most = plotted_flops_per_s(point, roof) if point.flops else roof.hbm_bytes_per_s
             write((str(number), name, intensity, f"≤ {si(most)}{unit}", "not timed"), color=GREY)
             continue
-        reached, fraction = f"{si(work / point.seconds)}{unit}", f"{point.bound_s / point.seconds:.0%}"
-        write((str(number), name, intensity, reached, fraction), color="black")
+        fraction = "NOISY" if point.noisy else f"{point.bound_s / point.seconds:.0%}"
+        write((str(number), name, intensity, f"{si(work / point.seconds)}{unit}", fraction), color="black")
