@@ -11,13 +11,13 @@ import importlib.util
 import inspect
 import json
 import os
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
@@ -29,7 +29,6 @@ from rooflab.kernels._device import on_its_device
 from rooflab.kernels._native import why_no_compiler
 from rooflab.kernels._user_files import import_file
 from rooflab.kernels.tuning import Tuning
-from rooflab.reference import spec as spec_module
 from rooflab.reference.spec import Arguments, OpSpec
 from rooflab.roofline.model import Traffic
 from rooflab.roofline.names import check_name
@@ -186,7 +185,10 @@ class Kernel:
 _ops: dict[str, OpSpec] = {}
 _kernels: dict[str, dict[str, Kernel]] = {}
 broken_plugins: dict[str, Refusal] = {}
-"""The entry points that cannot be imported, by name; complete after `load_all`."""
+"""The entry points that cannot be imported, by name; complete after `load_plugins`."""
+_loading = threading.RLock()
+_loaded: set[str] = set()
+"""Ops whose kernels are imported, or are being imported by the thread that has the lock."""
 
 
 def interpreting() -> bool:
@@ -225,14 +227,12 @@ def add_op(op: OpSpec) -> OpSpec:
 
 def get_op(name: str) -> OpSpec:
     """The op called `name`.  Raises `ValueError` that lists the known ops."""
-    if name not in _ops and name.isidentifier() and (_folder_of(spec_module) / f"{name}.py").is_file():
-        module = importlib.import_module(f"rooflab.reference.{name}")
-        if hasattr(module, "SPEC"):
-            add_op(module.SPEC)
+    if name not in _ops and name in _folders():
+        add_op(importlib.import_module(f"rooflab.reference.{name}").SPEC)
     if name not in _ops:
-        load_all()
+        load_plugins()
     if name not in _ops:
-        raise _unknown(f"op: expected one of {', '.join(sorted(_ops))}, got {name!r}")
+        raise _unknown(f"op: expected one of {', '.join(ops())}, got {name!r}")
     return _ops[name]
 
 
@@ -281,14 +281,17 @@ def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callab
 
 def ops() -> dict[str, OpSpec]:
     """Every op by name, in alphabetical order."""
-    load_all()
+    for name in _folders():
+        get_op(name)
+    load_plugins()
     return dict(sorted(_ops.items()))
 
 
 def kernels(op: str) -> dict[str, Kernel]:
     """The kernels of `op` by name, in the order of `Role`.  Raises `ValueError` on an unknown op."""
     get_op(op)
-    load_all()
+    _load(op)
+    load_plugins()
     roles = get_args(Role)
     of_op = _kernels.get(op, {}).values()
     return {kernel.name: kernel for kernel in sorted(of_op, key=lambda kernel: (roles.index(kernel.role), kernel.name))}
@@ -308,17 +311,38 @@ def registered(op: str, name: str) -> Kernel:
 
 
 @cache
+def _folders() -> tuple[str, ...]:
+    """The ops of the tree: a folder of kernels and a reference, each by the op's name."""
+    return tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")))
+
+
+def _load(op: str) -> None:
+    """Imports the kernels that the tree has of an op, if they are not imported; of no other op but what they import."""
+    with _loading:
+        if op in _loaded or op not in _folders():
+            return
+        _loaded.add(op)
+        try:
+            for file in sorted((Path(__file__).parent / op).glob("[!_]*.py")):
+                importlib.import_module(f"rooflab.kernels.{op}.{file.stem}")
+        except BaseException:
+            _loaded.discard(op)
+            raise
+
+
 def load_all() -> None:
-    """Imports every op and kernel module of the tree, then every entry point, of which some may be broken."""
-    for file in sorted(_folder_of(spec_module).glob("*.py")):
-        module = importlib.import_module(f"rooflab.reference.{file.stem}")
-        if hasattr(module, "SPEC"):
-            add_op(module.SPEC)
-    for folder in sorted(path for path in Path(__file__).parent.iterdir() if (path / "__init__.py").is_file()):
-        for file in sorted(folder.glob("*.py")):
-            if not file.stem.startswith("_"):
-                importlib.import_module(f"rooflab.kernels.{folder.name}.{file.stem}")
-    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
+    """Imports every op and every kernel, of the tree and of entry points."""
+    for op in ops():
+        _load(op)
+
+
+@cache
+def load_plugins() -> None:
+    """Imports every entry point, of which some may be broken; each may add a kernel to any op of the tree."""
+    points = entry_points(group=ENTRY_POINT_GROUP)
+    for op in _folders() if points else ():
+        _load(op)
+    for entry_point in points:
         try:
             entry_point.load()
         except IMPORT_ERRORS as error:
@@ -368,8 +392,3 @@ def load_file(path: Path) -> list[Kernel]:
             f"kernel: {path.name} registers no kernel; decorate a function with rooflab.kernels.registry.register"
         )
     return added
-
-
-def _folder_of(module: ModuleType) -> Path:
-    assert module.__file__ is not None, "our own modules are files"
-    return Path(module.__file__).parent

@@ -171,6 +171,7 @@ SPEC = OpSpec(
             Case(T=5, H=9, H_kv=3, D=64, max_position=100, interleaved=False),
             Case(T=3, H=5, H_kv=1, D=80, max_position=7, interleaved=False),
             Case(T=3, H=3, H_kv=3, D=96, max_position=1000, interleaved=True),
+            Case(T=8, H=2, H_kv=1, D=2, max_position=1_500_000, interleaved=False),
         ),
         "smollm2_135m": _cases((9, 3, 64), 8192, 1, 16, 512),
         "qwen3_0_6b": _cases((16, 8, 128), 40960, 1, 16, 512),

@@ -309,6 +309,7 @@ SPEC = OpSpec(
             _case(3, (2, 2, 128), rotary=0, skipped=1),
             _case(9, (3, 1, 80), rotary=32, skipped=2, norm_eps=1e-6),
             _case(70, (2, 1, 33), rotary=32, num_blocks=5, norm_eps=0.01, interleaved=True),
+            _case(8, (2, 1, 5), rotary=2, max_position=1_500_000),
         ),
         "smollm2_135m": _model((9, 3, 64), 8192, 1, 16, 512),
         "qwen3_0_6b": _model((16, 8, 128), 40960, 1, 16, 512, norm_eps=1e-6),

@@ -285,7 +285,7 @@ def test_an_entry_point_is_loaded_and_a_broken_one_is_unavailable_by_its_name(mo
     ]
     monkeypatch.setattr(registry, "entry_points", lambda group: points if group == "rooflab.kernels" else [])
     monkeypatch.setattr(registry, "broken_plugins", {})
-    registry.load_all.__wrapped__()
+    registry.load_plugins.__wrapped__()
     assert registry.get_kernel("toy", "naive").role == "naive"
     status, out, _ = rooflab("list", "rmsnorm", "--json")
     reasons = {row["name"]: row["reason"] for row in json.loads(out) if not row["available"]}

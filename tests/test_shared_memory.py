@@ -1,13 +1,7 @@
-"""Tensors pass between processes with their strides, alignment and bits; a fork serves like any other child."""
+"""Tensors pass between processes with their strides, alignment and bits."""
 
-import os
-
-import pytest
 import torch
-from test_child_processes import assert_gone
 
-from rooflab.bench.processes.child import Died
-from rooflab.bench.processes.forked import Forked
 from rooflab.bench.processes.shared import Reader, Writer
 
 CPU = torch.device("cpu")
@@ -35,18 +29,3 @@ def test_what_is_read_is_a_copy(tmp_path):
     (first,) = Reader().read(message, CPU)
     first.zero_()
     assert torch.equal(Reader().read(message, CPU)[0], X)
-
-
-def test_a_fork_answers_and_says_how_it_ended():
-    def answer(request):
-        if request == "end":
-            print("last words", file=os.fdopen(2, "w", closefd=False))
-            os._exit(7)
-        return [request, os.getpid(), sorted(os.listdir("/proc/self/fd"))[:4]]
-
-    with Forked(answer) as child:
-        request, pid, files = child.ask("who", 10.0)
-        assert request == "who" and pid != os.getpid() and files == ["0", "1", "2", "3"]
-        with pytest.raises(Died, match="status 7: last words"):
-            child.ask("end", 10.0)
-    assert_gone(pid)

@@ -124,4 +124,4 @@ class Serving:
         return (result.by, result.races, result.bytes) if isinstance(result, Seen) else result
 
 
-start, answer = registry.load_all, Serving().answer
+answer = Serving().answer

@@ -8,22 +8,21 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, closing, suppress
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from rooflab.bench.calls.calls import input_bytes
 from rooflab.bench.calls.clock import time
-from rooflab.bench.calls.selection import file_of
 from rooflab.bench.check.check import CheckResult, check_kernel
 from rooflab.bench.check.offered import named_in, options_on, taken
 from rooflab.bench.check.outside import Outside
 from rooflab.bench.check.runs import Planted
-from rooflab.bench.processes.child import ChildFailed, Pool, command_for
+from rooflab.bench.processes.child import Pool, command_for
 from rooflab.bench.records.record import NOT_RUN
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.compare import ErrorStats
 from rooflab.reference.spec import Case, Scheme
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -48,12 +47,6 @@ class CheckTask(NamedTuple):
     schemes: tuple[Scheme, ...] = ()
     """Of a drawn check: its scheme, and then those to which it may go if the kernel refuses an option of it."""
 
-    def to_json(self) -> dict[str, Any]:
-        """The request to a judging process."""
-        file = file_of(self.kernel)
-        words = {"op": self.kernel.op, "kernel": self.kernel.name, "file": str(file) if file else None}
-        return words | {"case": dict(self.case), "scheme": self.scheme.name, "seed": self.seed, "planted": self.planted}
-
 
 def check_outside(
     item: CheckTask, pool: Pool, device: torch.device, hangs: Callable[[], bool] = lambda: False
@@ -77,20 +70,18 @@ def check_outside(
 
 
 class Checkers(AbstractContextManager["Checkers"]):
-    """Makes checks with the kernels in child processes, which end with the context.
+    """Makes checks with the kernels in child processes, which end with the context; threads of this process judge.
 
-    On a CPU, processes judge too (`judge.py`), because threads that judge would wait for each other.  All have one
-    thread, and a kernel's process interprets Triton's kernels if this process does.  `own` gives the processes of a
-    check whose kernel needs others.  When `over` is set, the checks that are being made fail.  A drawn case with
-    an option that its kernel has refused is checked without the option.
+    On a CPU a child has one thread; it interprets Triton's kernels if this process does.  `own` gives the processes of
+    a check whose kernel needs others.  When `over` is set, the checks that are being made fail.  A drawn case with an
+    option that its kernel has refused is checked without the option.
     """
 
     def __init__(self, device: torch.device, own: Callable[[CheckTask], Pool | None] = lambda item: None):
         self.device, self._own, self.over = device, own, threading.Event()
         self._refused: dict[str, set[str]] = {}
         """Options that a kernel has refused with a `ValueError`."""
-        judging = command_for("rooflab.bench.check.judge"), {**os.environ, **ONE_THREAD}, 20 * TIMEOUT_S
-        self._pool = Pool(*judging) if device.type == "cpu" else processes({}, ON_A_CARD_S)
+        self._pool = processes(ONE_THREAD) if device.type == "cpu" else processes({}, ON_A_CARD_S)
 
     def __exit__(self, *error: object) -> None:
         self._pool.stop()
@@ -105,39 +96,16 @@ class Checkers(AbstractContextManager["Checkers"]):
         if item.schemes and refused:
             case, scheme = taken(item.kernel, spec, item.case, item.schemes, refused) or (item.case, item.scheme)
             item = item._replace(case=case, scheme=scheme)
-        found = self._made(item)
+        found = check_outside(item, self._own(item) or self._pool, self.device, self.over.is_set)
         if found.not_offered:
             inputs = spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
             refused |= named_in(found.reason, options_on(spec, inputs))
         return found
 
-    def _made(self, item: CheckTask) -> CheckResult:
-        pool = self._own(item) or self._pool
-        if pool is not self._pool or self.device.type != "cpu":
-            return check_outside(item, pool, self.device, self.over.is_set)
-        try:
-            answered = pool.ask(item.to_json(), self.over.is_set)
-        except ChildFailed as failed:
-            answered = {"error": str(failed)}
-        return result_of(item, answered)
-
 
 def processes(more: Mapping[str, str], limit_s: float = TIMEOUT_S) -> Pool:
     """The processes in which kernels run, `limit_s` seconds at most in each call; `more` is for their environment."""
     return Pool(command_for("rooflab.bench.check.outside"), {**os.environ, **more}, limit_s)
-
-
-def result_of(item: CheckTask, answered: Mapping[str, Any]) -> CheckResult:
-    """The result in a judging process's answer, which may be an `error`."""
-    if "error" in answered:
-        kernel, reason = item.kernel, f"the judging process: {answered['error']}"
-        made = kernel.op, kernel.name, kernel.backend, item.case, item.scheme.name, "cpu", item.seed
-        return CheckResult(*made, "RUNTIME_ERROR", "none", reason=reason)
-    values = dict(answered) | {"case": item.case}
-    values["errors"] = tuple(ErrorStats(**error) for error in values["errors"])
-    for name in ("labels", "weak", "races"):
-        values[name] = tuple(values[name])
-    return CheckResult(**values)
 
 
 def in_turn(
@@ -152,7 +120,8 @@ def in_turn(
     def begin(place: int) -> tuple[int, CheckResult] | None:
         return (place, make(checks[place])) if time.monotonic() < ends else None
 
-    threads = ThreadPoolExecutor(workers)
+    one_thread = partial(torch.set_num_threads, 1) if workers > 1 else None  # each judges on a core of its own
+    threads = ThreadPoolExecutor(workers, initializer=one_thread)
     futures = [threads.submit(begin, place) for place in range(len(checks))]
     try:
         with suppress(TimeoutError):  # what still runs then is left out

@@ -71,7 +71,6 @@ class Emulating(Runner):
 
 
 _serving = Serving(Emulating)
-start = registry.load_all
 
 
 def answer(request: Mapping[str, Any]) -> Any:

@@ -106,7 +106,7 @@ class Child:
         self._log = tempfile.TemporaryFile() if log is None else log.open("ab+")
         self._log_start = self._log.seek(0, os.SEEK_END)
         self._lines: queue.Queue[str] = queue.Queue()
-        popen = subprocess.Popen(
+        self._popen = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -116,10 +116,6 @@ class Child:
             text=True,
             start_new_session=own_session,
         )
-        self._begin(popen)
-
-    def _begin(self, popen: Any) -> None:
-        self._popen = popen
         self.only_for: str | None = None
         """The only user of `Pool.child` that may still get it; None for every one."""
         self._ready = False
