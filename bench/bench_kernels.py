@@ -92,8 +92,8 @@ def gate(op: str, name: str) -> tuple[str, str]:
     case, scheme = spec.get_cases("smoke")[0], get_scheme(scheme_here(spec))
     if pick_device(None).type == "cuda" and kernel.backend != "torch":
         first = first_here(kernel, case, scheme)
-        if first.status not in ("OK", *NOT_RUN):
-            return first
+        if first is not None and first.status not in ("OK", *NOT_RUN):
+            return first.status, first.reason
     result = check_kernel(kernel, spec, case, scheme, pick_device(None), SEED)
     return result.status, result.reason
 

@@ -23,9 +23,8 @@ from typing import Any, Literal, TypeVar, cast, get_args
 import torch
 from packaging.version import Version
 
-from rooflab.kernels import _card
+from rooflab.kernels import _card, _device
 from rooflab.kernels._contract import Refusal, check_config, check_plan, check_prepare, check_signature
-from rooflab.kernels._device import on_its_device
 from rooflab.kernels._native import why_no_compiler
 from rooflab.kernels._user_files import import_file
 from rooflab.kernels.tuning import Tuning
@@ -128,8 +127,7 @@ class Kernel:
         return Refusal("UNSUPPORTED", reason) if reason else None
 
     def _why_not_on_cpu(self) -> str | None:
-        if os.environ.get("ROOFLAB_EMULATE") == "1" and self.has_code:
-            # Only in the processes of `bench/emulate/ours.py`, which run code compiled for sm90.
+        if _device.emulated and self.has_code:
             return f"needs sm{self.min_sm}, sm90 is emulated" if (self.min_sm or 0) > 90 else None
         if self.backend == "triton" and "cpu" in self.devices:
             return (
@@ -253,7 +251,7 @@ def register(
     spec = get_op(op)
 
     def decorate(fn: Function) -> Function:
-        launcher = cast(Function, on_its_device(fn)) if backend in ("triton", "gluon") else fn
+        launcher = cast(Function, _device.on_its_device(fn)) if backend in ("triton", "gluon") else fn
         add_kernel(spec, name, role, backend, launcher, min_sm=min_sm, **options)
         return launcher
 

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from rooflab.bench.check.check import CheckResult
+from rooflab.bench.check.spread import CheckTask, check_outside
+from rooflab.bench.emulate.checks import emulators
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel, kernels
 from rooflab.reference.spec import Inputs, OpSpec, Scheme
@@ -31,6 +34,12 @@ def here(op: str, backend: str | None = None) -> list[Kernel]:
     """The op's kernels that run on this machine, of one backend or of all."""
     found = [kernel for kernel in kernels(op).values() if kernel.why_not_here(CPU) is None]
     return [kernel for kernel in found if backend in (None, kernel.backend)]
+
+
+def check_emulated(asked: Sequence[CheckTask]) -> list[CheckResult]:
+    """Makes the checks on all cores, the kernels' compiled code in the emulator; gives their results in order."""
+    pool = emulators()
+    return [*pool.threads.map(lambda item: check_outside(item, pool, CPU), asked)]
 
 
 def each(every: Iterable[Kernel]) -> pytest.MarkDecorator:

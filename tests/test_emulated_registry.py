@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from op_kernels import check_emulated
 from ptx_processes import MENDED_LATER, OLD_TRITON
 
 from rooflab.bench.calls.selection import first_case
 from rooflab.bench.check.spread import CheckTask
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.emulate.checks import check_emulated
 from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import registry
 from rooflab.reference.spec import get_scheme
@@ -60,7 +60,7 @@ def wrong(found):
 @pytest.mark.parametrize("op", OPS)
 def test_every_kernel_is_right_and_races_nowhere_on_its_first_case(op, turns):
     """On the first smoke case that it takes, for the time."""
-    found = list(check_emulated(asked_first(op, turns)))
+    found = check_emulated(asked_first(op, turns))
     assert wrong(found) == []
     ran = {(item.op, item.kernel) for item in found if item.checked_by == "emulator"}
     assert ran == {(kernel.op, kernel.name) for kernel in KERNELS if kernel.op == op}, "each has a case that it takes"
@@ -103,4 +103,4 @@ def test_compiled_code_and_triton_s_interpreter_give_the_same(scheme, names, tmp
 @pytest.mark.parametrize("suite", ["smoke", "edge"])
 @pytest.mark.parametrize("op", OPS)
 def test_every_kernel_is_right_on_every_case(op, suite):
-    assert wrong(list(check_emulated(asked(op, suite)))) == []
+    assert wrong(check_emulated(asked(op, suite))) == []

@@ -63,9 +63,9 @@ def test_the_longest_tiles_come_first_and_a_section_stays_together():
 ON_VIEWS = """
 import torch
 from rooflab.bench.compile.cases import SM, properties
-from rooflab.bench.check.emulating import emulation
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.triton_kernels import bound, in_ctas
+from rooflab.bench.emulate.ours import emulation
 from rooflab.bench.emulator.triton_kernels import emulating_triton
 from rooflab.kernels.flash_attention import ping_pong
 from rooflab.reference.flash_attention import reference

@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 import torch
 from compiled_sizes import assert_is_its_footprint, compiled
-from op_kernels import META, refuses, slow
+from op_kernels import META, check_emulated, refuses, slow
 from test_ptx_mutants import asked
 
 from rooflab.bench.check.spread import CheckTask
 from rooflab.bench.compile.static import CompileRequest
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.emulate.checks import check_emulated
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.predict.cases import KernelCase
@@ -372,7 +371,7 @@ MORE = [
 @pytest.mark.parametrize("runs", [EMULATED, slow(MORE)], ids=["first", "more"])
 def test_compiled_code_is_right_and_races_nowhere(runs):
     asked = [CheckTask(get_kernel("gemm", name), case, SCHEMES[scheme], planted=False) for name, case, scheme in runs]
-    found = list(check_emulated(asked))
+    found = check_emulated(asked)
     assert [(result.status, result.checked_by) for result in found] == [("OK", "emulator")] * len(asked), [
         result.describe() for result in found
     ]

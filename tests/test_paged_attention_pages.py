@@ -4,10 +4,9 @@ which arguments of attention's Triton kernels they are compiled anew for.
 
 import pytest
 import torch
-from op_kernels import META, python_without_interpreter, slow
+from op_kernels import META, check_emulated, python_without_interpreter, slow
 
 from rooflab.bench.check.spread import CheckTask
-from rooflab.bench.emulate.checks import check_emulated
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.paged_attention import tma_pages
 from rooflab.kernels.paged_attention._configs import TMA_PAGES, tile_columns
@@ -38,7 +37,7 @@ MORE = [
 @pytest.mark.parametrize(("cases", "scheme"), [(EVERY, "bf16"), slow(MORE, "fp16")])
 def test_heads_groups_pages_and_options(cases, scheme):
     """Values and races; ragged lengths end anywhere in a page, whose rest is NaN."""
-    found = list(check_emulated([CheckTask(KERNEL, case, SCHEMES[scheme], planted=False) for case in cases]))
+    found = check_emulated([CheckTask(KERNEL, case, SCHEMES[scheme], planted=False) for case in cases])
     assert [item.describe() for item in found if item.status != "OK"] == []
     assert all(item.races == () and item.bytes["tma_load"] > 0 for item in found)
 

@@ -114,12 +114,13 @@ def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.devic
 
 def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, seed: int) -> Reading | None:
     """What is wrong with a kernel that has no time here, by its compiled code in the emulator; None if nothing is."""
-    from rooflab.bench.check.spread import CheckTask
-    from rooflab.bench.emulate.checks import check_emulated
+    from rooflab.bench.check.spread import CheckTask, check_outside
+    from rooflab.bench.emulate.checks import emulators
 
     if not kernel.has_code or torch.cuda.is_available():
         return None
-    (result,) = check_emulated([CheckTask(kernel, spec.get_cases("smoke")[0], scheme, seed)])
+    task = CheckTask(kernel, spec.get_cases("smoke")[0], scheme, seed)
+    result = check_outside(task, emulators(), torch.device("cpu"))
     wrong = result.status in ("INCORRECT", "INVALID")
     return Reading(result.status, result.reason, checked_by=result.checked_by) if wrong else None
 

@@ -11,7 +11,7 @@ import inspect
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -20,7 +20,6 @@ from rooflab.bench.check.check import CheckResult
 from rooflab.bench.check.spread import CheckTask, check_outside, processes
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.environment import Environment, snapshot
-from rooflab.bench.records.record import Status
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder
@@ -33,14 +32,6 @@ CODE = "kernel_code"
 """The field of a first check's record that `Passed.code` fills."""
 SHARED = Path(inspect.getfile(Kernel)).parent
 """The folder of what all kernels may import: the registry, `_cuda`, configs."""
-
-
-class FirstRun(NamedTuple):
-    """The result of a first run."""
-
-    status: Status
-    reason: str
-    """Why the status is not OK; empty for OK."""
 
 
 def first_in_own_process(
@@ -124,18 +115,17 @@ def passed_here(kernels: Iterable[Kernel], device: torch.device) -> frozenset[tu
     return frozenset((kernel.id, first[1].name) for kernel, first in taken if first is not None)
 
 
-def first_here(kernel: Kernel, case: Case, scheme: Scheme, folder: Path | None = None, run: Any = None) -> FirstRun:
-    """`first_in_own_process`, but only once for a kernel's code on this kind of machine (`Passed`).
-
-    A kernel that failed runs in its own process again the next time.  `run` replaces `first_in_own_process`.
-    """
+def first_here(
+    kernel: Kernel, case: Case, scheme: Scheme, folder: Path | None = None, run: Any = first_in_own_process
+) -> CheckResult | None:
+    """`first_in_own_process`; None for code that has passed it on this kind of machine (`Passed`)."""
     passed = Passed(snapshot(), folder)
     if passed.holds(kernel):
-        return FirstRun("OK", "")
-    first = (run or first_in_own_process)(kernel, case, scheme)
+        return None
+    first: CheckResult = run(kernel, case, scheme)
     if first.status == "OK":
         passed.add(kernel)
-    return FirstRun(first.status, first.reason)
+    return first
 
 
 def _code_of(kernel: Kernel) -> str:

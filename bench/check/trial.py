@@ -16,7 +16,6 @@ import torch
 from rooflab.bench.calls.calls import packed as packed_with
 from rooflab.bench.calls.calls import planned
 from rooflab.bench.check.cheats import aliases, changes_later
-from rooflab.bench.check.emulating import emulating
 from rooflab.bench.check.failed import Failed, LayoutRefused, failed_by, failure, known_errors
 from rooflab.bench.check.offered import named_in, options_on
 from rooflab.bench.check.poison import (
@@ -117,7 +116,7 @@ class Runner:
         if refusal:
             raise failed_by(refusal)
         in_bf16 = torch.bfloat16 in (self.scheme.activation, self.scheme.weight, self.scheme.output)
-        if self.device.type == "cpu" and self.kernel.backend == "triton" and in_bf16 and not emulating():
+        if self.device.type == "cpu" and self.kernel.backend == "triton" and in_bf16 and not _device.emulated:
             raise Failed("UNSUPPORTED", INTERPRETER_BF16)
 
     def load(self, name: str, inputs: Inputs, packed_in: str | None = None) -> bool:

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from rooflab.bench import emulator
-from rooflab.bench.check.emulating import emulation
 from rooflab.bench.compile.pretended import pretended_gpu
 from rooflab.bench.emulator import Emulation, Launches, PtxLaunch, TensorMap, emulating_launches
-from rooflab.kernels import _cuda
+from rooflab.kernels import _cuda, _device
 from rooflab.kernels._tensor_map import ELEMENTS, ROW_BYTES, CudaMap
 from rooflab.kernels.registry import Kernel
 
@@ -45,6 +44,16 @@ def compile_ptx(source: str, *, options: tuple[str, ...] = ()) -> str:
         raise _cuda.CudaCompileError(_cuda._log(nvrtc, program) or str(error)) from error
     finally:
         nvrtc.destroyProgram(program)
+
+
+@contextmanager
+def emulation() -> Iterator[None]:
+    """Within it kernels with compiled code can run here, on CPU tensors; the caller redirects the launches."""
+    before, _device.emulated = _device.emulated, True
+    try:
+        yield
+    finally:
+        _device.emulated = before
 
 
 @contextmanager

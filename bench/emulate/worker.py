@@ -20,7 +20,6 @@ from rooflab.bench.emulate import outside
 from rooflab.bench.emulate import run as emulated_run
 from rooflab.bench.emulate.ours import every_launch, pretended_for
 from rooflab.bench.emulator import QUICK, Checks, Launches
-from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
 

@@ -89,7 +89,7 @@ def tampered(threads: int | None = None) -> str | None:
         found.append(f"the number of torch's threads changed from {threads} to {now}")
     for full, owner, name, bound in _BOUND:
         new = getattr(owner, name, None)
-        if not _genuine(owner, name, new) or (owner is not time and new is not bound):
+        if new is not bound and not (owner is time and _genuine(owner, name, new)):
             setattr(owner, name, bound)
             code = getattr(new, "__code__", None)
             place = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
