@@ -30,8 +30,7 @@ from rooflab.bench.check.drawn import (
 from rooflab.bench.check.offered import taken
 from rooflab.bench.check.principles import EMPTY, PRINCIPLES, TILES, principles_first, shown_by
 from rooflab.bench.check.runs import Planted
-from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
-from rooflab.bench.emulate.checks import emulators
+from rooflab.bench.check.spread import Checkers, CheckTask, emulators, in_turn
 from rooflab.bench.processes.child import cores
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter

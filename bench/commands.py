@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
 from rooflab.bench.calls.clock import time
 from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
 from rooflab.bench.check.check import BROKEN, already_broken
-from rooflab.bench.measure.engine_run import as_prompt, engine_record, kernel_names, stream_one, warm_up
-from rooflab.bench.measure.measure import measure_op
+from rooflab.bench.measure.measure import Measurement
+from rooflab.bench.measure.settings import Settings
 from rooflab.bench.processes.running import ContextBroken, note
 from rooflab.bench.records import files as record_files
 from rooflab.bench.records.environment import snapshot
@@ -24,9 +24,7 @@ from rooflab.bench.records.files import RunWriter, local_results
 from rooflab.bench.records.record import Record
 from rooflab.bench.report.figures import Drawing, bounds_on, placed_on
 from rooflab.bench.timing.clocks import locked_clocks
-from rooflab.bench.timing.stopwatch import FlushBy
 from rooflab.bench.timing.timing import check_timer
-from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.kernels import registry
 from rooflab.kernels._folders import check_caches
 from rooflab.kernels.choices import all_buckets
@@ -106,41 +104,30 @@ def _with_baselines(chosen: Selection) -> dict[str, tuple[Kernel, ...]]:
 
 def run_benches(
     chosen: Selection,
+    settings: Settings,
     writer: RunWriter,
-    budget_s: float,
     advance: Callable[[str], None],
-    *,
     into: list[Record] | None = None,
-    timer: str | None = None,
-    flush: FlushBy = "read",
-    lock_clocks: bool = False,
     planted_before: frozenset[tuple[str, str]] = frozenset(),
-    seconds: float = math.inf,
 ) -> list[Record]:
     """Checks and times all kernels of a selection, and gives each record to `writer`, and to `into`, at once.
 
-    `timer` and `flush` are those of `time_functions`; `lock_clocks` holds the GPU's SM clock meanwhile;
     `planted_before` has the ids and schemes of checks with planted inputs that were made before.  What `into` holds at
-    the start is not measured again.  No case begins after `seconds`, and with a limit a kernel gets its share of it
-    where that is less than the budget.  Raises `ValueError` on a timer that the device does not have, or if its clocks
-    cannot be locked, and `ContextBroken` with a limit, if a kernel has broken the CUDA context.
+    the start is not measured again.  With a limit a kernel gets its share of it where that is less than the budget.
+    Raises `ValueError` on a timer that the device does not have, or if its clocks cannot be locked, and `ContextBroken`
+    with a limit, if a kernel has broken the CUDA context.
     """
-    if not budget_s > 0:
-        raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
     check_caches()
-    check_timer(timer, chosen.device.type)
-    if flush not in get_args(FlushBy):
-        raise ValueError(f"flush: expected one of {', '.join(get_args(FlushBy))}, got {flush!r}")
-    records, ends = [] if into is None else into, time.monotonic() + seconds
+    check_timer(settings.timer, chosen.device.type)
+    records, limited = [] if into is None else into, settings.limit_s < math.inf
+    ends = time.monotonic() + settings.limit_s
     known = {(record.op, record.kernel, record.case_id, record.scheme) for record in records}
-    budget_s = min(budget_s, max(LEAST_S, TIMING_SHARE * seconds / max(1, count_benches(chosen))))
-    with _locked(chosen.device) if lock_clocks else nullcontext() as clock_mhz:
-        options: dict[str, Any] = {"timer": timer, "flush": flush, "locked_sm_clock_mhz": clock_mhz}
-        options |= {"budget_s": budget_s, "run_id": writer.run_id, "seed": chosen.seed}
+    share_s = max(LEAST_S, TIMING_SHARE * settings.limit_s / max(1, count_benches(chosen)))
+    settings = replace(settings, budget_s=min(settings.budget_s, share_s))
+    with _locked(chosen.device) if settings.lock_clocks else nullcontext() as clock_mhz:
         for op, kernels in _with_baselines(chosen).items():
             spec = registry.get_op(op)
             for scheme in chosen.schemes_of(spec, default_scheme(chosen.device)):
-                options["planted_before"] = frozenset(k.name for k in kernels if (k.id, scheme.name) in planted_before)
                 cases = [
                     case
                     for case in chosen.cases_of(spec)
@@ -148,8 +135,11 @@ def run_benches(
                 ]
                 if time.monotonic() > ends:
                     return records
-                for number, record in enumerate(measure_op(spec, kernels, cases, scheme, chosen.device, **options)):
-                    if seconds < math.inf and record.reason.startswith(BROKEN):
+                planted = frozenset(kernel.name for kernel in kernels if (kernel.id, scheme.name) in planted_before)
+                run = Measurement(spec, scheme, chosen.device, settings, writer.run_id, planted_before=planted)
+                run.locked_sm_clock_mhz = clock_mhz
+                for number, record in enumerate(run.records(kernels, cases)):
+                    if limited and record.reason.startswith(BROKEN):
                         raise ContextBroken(record.reason)  # by another kernel, of which alone it says something
                     writer.write(record)
                     records.append(record)
@@ -157,7 +147,7 @@ def run_benches(
                     if (number + 1) % len(kernels) == 0 and time.monotonic() > ends:
                         break
                 note(())
-                if seconds < math.inf and (broken := already_broken(chosen.device)):
+                if limited and (broken := already_broken(chosen.device)):
                     raise ContextBroken(broken)
     return records
 
@@ -213,35 +203,3 @@ def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing,
     if all(point.seconds is None for point in points):
         notes.append(f"nothing in {name} was measured on {device.full_name}, so these are bounds")
     return Drawing(points, [device.ceilings()], device.name), [*notes, *unplaced]
-
-
-def generate_one(
-    llm: LLM, prompt: str, params: SamplingParams, raw: bool, show: Callable[[str], None], out: Path | None
-) -> dict[str, Any]:
-    """Answers one prompt and shows its text as it comes; with `out`, writes the record.
-
-    If Triton's interpreter runs kernels, the result has no times: they would be the interpreter's.
-    """
-    timed = llm.device.type != "cpu" or all(
-        choice.kernel.backend in registry.CPU_BACKENDS for choice in llm.ops.choices
-    )
-    if timed:
-        warm_up(llm)
-    run = stream_one(llm, as_prompt(llm, prompt, raw), params, lambda event: show(event.text))
-    (output,) = run.outputs
-    result = {
-        "model": llm.arch.name,
-        "device": llm.device.type,
-        "dtype": llm.dtype_name,
-        "text": output["text"],
-        "token_ids": output["token_ids"],
-        "finish_reason": output["finish_reason"],
-        "prompt_tokens": len(output.prompt_token_ids),
-        "kernels": kernel_names(llm),
-    }
-    if timed:
-        result |= {**asdict(run.summary), "status": run.status, "reason": run.reason}
-        if out:
-            writer = RunWriter(out)
-            writer.write(engine_record(llm, run, "generate", {"max_tokens": params.max_tokens}, writer.run_id))
-    return result

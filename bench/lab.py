@@ -16,7 +16,7 @@ from rooflab.bench.check.check import CheckResult, check_record
 from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
 from rooflab.bench.checks import listed_checks, summarize_checks
 from rooflab.bench.commands import count_benches, run_benches
-from rooflab.bench.measure.engine_run import (
+from rooflab.bench.engine.runs import (
     PROMPT_SET,
     EngineRun,
     as_prompt,
@@ -26,6 +26,7 @@ from rooflab.bench.measure.engine_run import (
     stream_one,
     warm_up,
 )
+from rooflab.bench.measure.settings import Settings
 from rooflab.bench.processes.child import cores
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter, result_folder
@@ -136,7 +137,7 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
                 wrong = {result.kernel for result in own if result.status not in ("OK", *NOT_RUN)}
                 names = {result.kernel for result in own if result.status == "OK"} - wrong
                 right = frozenset((f"{op}/{name}", scheme) for name in names)
-                timed = run_benches(benched, writer, budget_s, advance, planted_before=right)
+                timed = run_benches(benched, Settings(budget_s=budget_s), writer, advance, planted_before=right)
             _show_op(op, own, timed)
             results += own
             records += timed

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from rooflab.bench.check.check import CheckResult
-from rooflab.bench.check.spread import CheckTask, check_outside
-from rooflab.bench.emulate.checks import emulators
+from rooflab.bench.check.spread import CheckTask, check_outside, emulators
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel, kernels
 from rooflab.reference.spec import Inputs, OpSpec, Scheme

@@ -373,15 +373,19 @@ def test_the_hardware_counts_the_best_rung_of_the_worst_bars(tmp_path, monkeypat
 
 
 def measured(monkeypatch, *records):
-    """`measure_op` gives these records; the kernels and cases that it is asked for."""
+    """A `Measurement` gives these records; the kernels and cases that it is asked for."""
     asked = []
 
-    def measure_op(spec, kernels, cases, *args, run_id, **options):
-        asked.append(([kernel.name for kernel in kernels], [case.id for case in cases], options["planted_before"]))
-        for one in records:
-            yield dataclasses.replace(one, run_id=run_id)
+    class Measurement:
+        def __init__(self, spec, scheme, device, settings, run_id, *, planted_before, **options):
+            self.run_id, self.planted_before = run_id, planted_before
 
-    monkeypatch.setattr(measures, "measure_op", measure_op)
+        def records(self, kernels, cases):
+            asked.append(([kernel.name for kernel in kernels], [case.id for case in cases], self.planted_before))
+            for one in records:
+                yield dataclasses.replace(one, run_id=self.run_id)
+
+    monkeypatch.setattr(measures, "Measurement", Measurement)
     return asked
 
 

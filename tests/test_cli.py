@@ -244,11 +244,11 @@ def test_what_was_left_out_decides_the_status(rooflab, monkeypatch, statuses, en
 
 
 def test_an_interrupted_bench_shows_what_it_had(rooflab, monkeypatch):
-    def some(spec, kernels, cases, scheme, device, run_id, **options):
-        yield measured(op="rmsnorm", run_id=run_id, kernel="naive", role="naive")
+    def some(run, kernels, cases):
+        yield measured(op="rmsnorm", run_id=run.run_id, kernel="naive", role="naive")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rooflab.bench.commands.measure_op", some)
+    monkeypatch.setattr("rooflab.bench.commands.Measurement.records", some)
     status, out, err = rooflab("bench", "rmsnorm", "--out", "kept")
     assert status == 130 and re.search("rmsnorm .* naive", out) and len(read(Path("kept"))) == 1
     assert re.search(r"interrupted: \d+ of \d+ results left out", err)

@@ -16,9 +16,9 @@ from compiled_sizes import compiled
 from op_kernels import own_registry, slow  # noqa: F401
 
 from rooflab.bench.check.check import check_kernel
+from rooflab.bench.check.spread import emulators
 from rooflab.bench.compile.static import CompileRequest
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.emulate.checks import emulators
 from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import choices, registry
 from rooflab.kernels.configs import config_for, default_config, legal_configs, make_config, with_config

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tiny_model import CONFIG, tiny_llm, with_graphs
 
-from rooflab.bench.measure.engine_run import PROMPT_SET, chat
+from rooflab.bench.engine.runs import PROMPT_SET, chat
 from rooflab.engine import llm as engine
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.model_files import fetch

@@ -5,7 +5,8 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from rooflab.bench.measure.measure import measure_op
+from rooflab.bench.measure.measure import Measurement
+from rooflab.bench.measure.settings import Settings
 from rooflab.bench.records.files import write
 from rooflab.bench.records.record import Record
 from rooflab.bench.report.figures import bench_row, bounds_on, drawings, points_of
@@ -26,9 +27,8 @@ def records():
         spec = registry.get_op(op)
         kernels = list(registry.kernels(op).values())
         cases = spec.cases["smoke"][:1]
-        found += measure_op(
-            spec, kernels, cases, SCHEMES["fp32"], torch.device("cpu"), budget_s=0.02, ceilings=CEILINGS
-        )
+        run = Measurement(spec, SCHEMES["fp32"], torch.device("cpu"), Settings(budget_s=0.02), ceilings=CEILINGS)
+        found += run.records(kernels, cases)
     return found
 
 

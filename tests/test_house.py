@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = ("roofline", "reference", "kernels", "engine", "bench")
 ROOMS = (
     "calls records processes show.py timing check ceilings compile measure emulator predict emulate tune ab suite "
-    "report plugin exchange load latency checks.py commands.py lab.py cli __main__.py bench_kernels.py "
+    "report plugin exchange engine load latency checks.py commands.py lab.py cli __main__.py bench_kernels.py "
     "bench_sampling.py run_from_checkout.py"
 ).split()
 """What lies in bench/; each imports only what stands above it in this list."""
@@ -159,7 +159,7 @@ def test_only_the_command_line_draws_on_the_terminal():
 def test_only_tokenizers_import_transformers():
     users = {name for name in files() if "transformers" in top_packages(name)}
     # The doctor compares with it.
-    assert users <= {"engine/tokenizer.py", "engine/gguf_tokenizer.py", "bench/measure/doctor.py"}
+    assert users <= {"engine/tokenizer.py", "engine/gguf_tokenizer.py", "bench/engine/doctor.py"}
 
 
 def test_no_init_directly_in_a_top_folder():

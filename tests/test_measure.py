@@ -14,7 +14,8 @@ from rooflab.bench.check.check import BROKEN
 from rooflab.bench.check.failed import Failed
 from rooflab.bench.measure import measure as module
 from rooflab.bench.measure import timed
-from rooflab.bench.measure.measure import measure_op
+from rooflab.bench.measure.measure import Measurement
+from rooflab.bench.measure.settings import Settings
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.timing.timing import Samples
 from rooflab.kernels.registry import Kernel
@@ -73,9 +74,12 @@ def passes(kernel, spec, case, scheme, device, seed):
     return Outcome(checked_by="interpreter" if kernel.backend == "triton" else "torch")
 
 
-def run(*kernels, check=passes, cases=(CASE,), **options):
-    options = {"ceilings": CEILINGS, "budget_s": 1e-4} | options
-    return list(measure_op(SPEC, kernels, cases, FP32, check=check, **options))
+CPU, QUICK = torch.device("cpu"), Settings(budget_s=1e-4)
+
+
+def run(*kernels, check=passes, cases=(CASE,), spec=SPEC, **options):
+    options = {"ceilings": CEILINGS, "settings": QUICK, "check": check} | options
+    return list(Measurement(spec, FP32, CPU, **options).records(kernels, cases))
 
 
 @pytest.fixture
@@ -92,7 +96,7 @@ def reading(monkeypatch):
 
 def test_a_record_holds_the_reading_its_work_and_its_bound(reading):
     traffic = Traffic(read_bytes=500.0, write_bytes=140.0)
-    (record,) = run(kernel(traffic=lambda inputs: traffic), run_id="r", seed=7)
+    (record,) = run(kernel(traffic=lambda inputs: traffic), run_id="r", settings=replace(QUICK, seed=7))
     assert (record.status, record.basis, record.checked_by, record.device) == ("OK", "measured", "torch", "cpu")
     assert (record.op, record.kernel, record.case_id, record.case) == ("scale", "naive", "T=4,H=8", {"T": 4, "H": 8})
     assert (record.run_id, record.seed, record.scheme, record.timer) == ("r", 7, "fp32", "script")
@@ -122,7 +126,7 @@ def test_traffic_that_no_memory_moved_in_that_time_is_left_out_with_a_word(readi
 
 def test_the_real_timer_and_the_real_checker_fit():
     kernels = [kernel(), kernel("zeros", fn=lambda x, weight=None: torch.zeros_like(x))]
-    checked = list(measure_op(SPEC, kernels, [CASE], FP32, ceilings=CEILINGS, budget_s=1e-4))
+    checked = run(*kernels, check=None)
     assert [record.status for record in checked] == ["OK", "INCORRECT"], [record.reason for record in checked]
     assert checked[0].latency_median_ms and checked[0].errors[0]["output"] == "y"
     assert checked[1].latency_median_ms is None and checked[1].errors[0]["mismatched"] == 32
@@ -294,7 +298,7 @@ def test_planted_inputs_are_met_on_the_first_small_case_that_the_kernel_takes(mo
     few = "takes more rows"  # said by its shapes, or, as of an address that TMA cannot take, by the check alone
     rows = kernel(unsupported=lambda inputs: few if by_shape and len(inputs.x) < least else None)
     cases = [Case(T=T, H=8) for T in (6, 8, 9)]
-    found = list(measure_op(spec, [rows], cases, FP32, ceilings=CEILINGS, budget_s=1e-4))
+    found = run(rows, check=None, cases=cases, spec=spec)
     assert [record.status for record in found] == ["OK" if case["T"] >= least else "UNSUPPORTED" for case in cases]
     met = [case for case, planted in checked if planted and case["T"] >= least]
     assert met == [small or Case(T=8, H=8)], "once"
@@ -315,7 +319,7 @@ def test_a_kernel_that_goes_wrong_under_repeated_calls_publishes_no_number():
 
     for fn in (tires, forgets_out):
         calls_made.clear()
-        (record,) = run(kernel(fn=fn), budget_s=1e-4)
+        (record,) = run(kernel(fn=fn))
         assert record.status == "INCORRECT" and record.reason.startswith("after timing: y: 32 of 32")
         assert record.latency_median_ms is None
 
@@ -329,7 +333,7 @@ def test_a_kernel_that_breaks_off_while_timed_takes_no_other_with_it():
             raise RuntimeError("launch failed")
         return x * weight
 
-    broken, right = run(kernel("broken", fn=breaks), kernel("right"), budget_s=1e-4)
+    broken, right = run(kernel("broken", fn=breaks), kernel("right"))
     assert broken.status == "RUNTIME_ERROR" and "while timed" in broken.reason and broken.latency_median_ms is None
     assert right.status == "OK" and right.latency_median_ms > 0
 
@@ -347,7 +351,7 @@ def test_a_slow_first_call_is_reported_by_itself_wherever_it_was_made(monkeypatc
 
     cases = (CASE, Case(T=6, H=8), CASE)
     spec = replace(SPEC, cases={"smoke": (CASE,)})
-    late, other, known = measure_op(spec, [kernel(fn=compiles)], cases, FP32, ceilings=CEILINGS, budget_s=1e-4)
+    late, other, known = run(kernel(fn=compiles), check=None, cases=cases, spec=spec)
     assert all(record.latency_median_ms < 50 <= record.metrics["first_call_ms"] for record in (late, other))
     assert known.metrics["first_call_ms"] < 50
     sizes.clear()

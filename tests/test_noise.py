@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 import typer
 from test_history import record
 from tiny_model import write_config
@@ -12,7 +13,8 @@ from rooflab.bench import lab, show
 from rooflab.bench.calls.selection import Selection
 from rooflab.bench.checks import listed_checks
 from rooflab.bench.cli.app import exit_for
-from rooflab.bench.measure import engine_run, measure
+from rooflab.bench.engine import runs
+from rooflab.bench.measure import measure
 from rooflab.bench.records.files import read
 from rooflab.bench.report.figures import as_ceilings, bench_row
 from rooflab.bench.report.findings import findings
@@ -31,7 +33,7 @@ def test_a_record_of_a_noisy_reading_has_its_time_and_no_rate(monkeypatch):
     case, kernel = spec.cases["smoke"][0], registry.get_kernel("rmsnorm", "naive")
     found = Samples((1.0, 3.0, 9.0), "script", "cold", noise=BUSY)
     monkeypatch.setattr(measure, "time_together", lambda ready, *rest, **options: ({"naive": found}, {}, None))
-    (made,) = measure.measure_op(spec, [kernel], [case], get_scheme("fp32"))
+    (made,) = measure.Measurement(spec, get_scheme("fp32"), torch.device("cpu")).records([kernel], [case])
     assert (made.status, made.reason, made.latency_median_ms) == ("NOISY", BUSY, 3000.0)
     assert made.samples_s == [1.0, 3.0, 9.0] and made.bound_ms > 0
     assert made.bound_fraction is made.flops_per_s is made.bytes_per_s is None
@@ -42,7 +44,8 @@ def test_a_reading_under_noisy_ceilings_says_so_and_has_no_fraction(monkeypatch,
     found = Samples((1e-3,) * 3, "script", "cold")
     monkeypatch.setattr(measure, "time_together", lambda ready, *rest, **options: ({"naive": found}, {}, None))
     busy = Ceilings("this", "measured", 1e9, {"fp32": 1e9}, 1e9, noise=BUSY)
-    (made,) = measure.measure_op(spec, [kernel], spec.cases["smoke"][:1], get_scheme("fp32"), ceilings=busy)
+    run = measure.Measurement(spec, get_scheme("fp32"), torch.device("cpu"), ceilings=busy)
+    (made,) = run.records([kernel], spec.cases["smoke"][:1])
     assert (made.status, made.reason, made.bound_fraction) == ("OK", f"its bound is NOISY: {BUSY}", None)
     assert made.bound_ms > 0 and as_ceilings(made.ceilings) == busy
     show.bench_table([bench_row(made)])
@@ -50,7 +53,7 @@ def test_a_reading_under_noisy_ceilings_says_so_and_has_no_fraction(monkeypatch,
 
 
 def test_a_latency_of_the_engine_is_noisy_too(rooflab, tmp_path, monkeypatch):
-    monkeypatch.setattr(engine_run, "noise", lambda gaps, waiting: BUSY if len(gaps) == 3 else "")
+    monkeypatch.setattr(runs, "noise", lambda gaps, waiting: BUSY if len(gaps) == 3 else "")
     words = ("generate", "hi", "--model", write_config(tmp_path / "tiny"), "--dummy", "--ignore-eos", "--device", "cpu")
     status, out, _ = rooflab(*words, "--max-tokens", 4, "--out", tmp_path / "out")
     (made,) = read(tmp_path / "out")

@@ -16,6 +16,7 @@ from rooflab.bench.calls.selection import Selection
 from rooflab.bench.commands import run_benches
 from rooflab.bench.measure import measure as module
 from rooflab.bench.measure import timed
+from rooflab.bench.measure.settings import Settings
 from rooflab.bench.measure.timed import Observed, observe
 from rooflab.bench.records.environment import circumstances, file_state, snapshot
 from rooflab.bench.records.files import RunWriter
@@ -112,8 +113,8 @@ def test_a_record_names_the_method_its_floor_and_what_a_call_held(samples):
     samples["samples"] |= {"launch_floor_s": 2e-6, "busy_s": 0.5, "calls_per_sample": 20, "kernels": ("scale",)}
     samples["samples"] |= {"first_call_s": 3.0}
     samples["clocks"] = {"throttled": [], "sm_clock_hz": 1.755e9}
-    options = {"timer": "perf_counter", "flush": "write", "locked_sm_clock_mhz": 1755.0}
-    (record,) = run(kernel(), **options)
+    asked = Settings(budget_s=1e-4, timer="perf_counter", flush="write")
+    (record,) = run(kernel(), settings=asked, locked_sm_clock_mhz=1755.0)
     assert samples["options"].pop("renew") and samples["options"].pop("patient")
     assert samples["options"] == {"timer": "perf_counter", "flush": "write"}
     assert record.status == "OK" and record.timer == "cuda events, launch gaps hidden"
@@ -252,5 +253,5 @@ def test_a_users_file_is_hashed_into_its_record(tmp_path, samples):
 def test_bench_refuses_what_this_device_has_not_got_before_it_writes(tmp_path, options, message):
     chosen = Selection.of("silu_and_mul", None, ["smoke"], None, None, "cpu")
     with pytest.raises(ValueError, match=message):
-        run_benches(chosen, RunWriter(tmp_path), 0.1, lambda text: None, **options)
+        run_benches(chosen, Settings(**options), RunWriter(tmp_path), lambda text: None)
     assert not list(tmp_path.iterdir())

@@ -253,7 +253,7 @@ def test_a_key_of_another_type_is_refused_by_its_name(monkeypatch):
 
 def test_the_doctor_says_what_was_understood_and_finds_another_rotation(tmp_path, monkeypatch, rooflab):
     write_model(tmp_path, architectures=["LlamaForCausalLM"], eos_token_id=[7, 9])
-    monkeypatch.setattr("rooflab.bench.measure.doctor.TEXTS", ("a,é🙂,a", ",a", ""))
+    monkeypatch.setattr("rooflab.bench.engine.doctor.TEXTS", ("a,é🙂,a", ",a", ""))
     status, out, err = rooflab("doctor", tmp_path, "--json")
     found = json.loads(out)
     assert status == 0 and [row["differ"] for row in found["differences"]] == [0, 0], err
@@ -261,7 +261,7 @@ def test_the_doctor_says_what_was_understood_and_finds_another_rotation(tmp_path
     assert understood["rope_theta"] == 10000.0 and understood["end tokens of config.json"] == "[7, 9]"
     rotation = engine_model.rotation
     monkeypatch.setattr(engine_model, "rotation", lambda arch, size: rotation(replace(arch, rope_theta=10.0), size))
-    monkeypatch.setattr("rooflab.bench.measure.doctor.FAR", 1e-4)  # random weights hardly attend
+    monkeypatch.setattr("rooflab.bench.engine.doctor.FAR", 1e-4)  # random weights hardly attend
     status, out, err = rooflab("doctor", tmp_path)
     assert status == 11 and "log-probabilities" in out and "rope_theta" in out, err
     write_model(tmp_path, hidden_size=200, head_dim=32)  # of 6 heads; transformers' own check of sizes refuses it

@@ -114,8 +114,7 @@ def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.devic
 
 def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, seed: int) -> Reading | None:
     """What is wrong with a kernel that has no time here, by its compiled code in the emulator; None if nothing is."""
-    from rooflab.bench.check.spread import CheckTask, check_outside
-    from rooflab.bench.emulate.checks import emulators
+    from rooflab.bench.check.spread import CheckTask, check_outside, emulators
 
     if not kernel.has_code or torch.cuda.is_available():
         return None

@@ -11,7 +11,6 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
-from rooflab.engine.model_files import check_model
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
 from rooflab.roofline.names import values_by_name
@@ -38,6 +37,8 @@ def check_names(given: Mapping[str, Any], arguments: Container[str]) -> None:
     if gpu := given.get("gpu"):
         get_device(gpu)
     if "dummy" in given and not gpu:
+        from rooflab.engine.model_files import check_model  # of the commands that load one alone
+
         check_model(given["model"], given["dummy"])
     elif "gpu" in given and "model" in given:
         get_architecture(given["model"])

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, closing, suppress
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from rooflab.bench.check.check import CheckResult, check_kernel
 from rooflab.bench.check.offered import named_in, options_on, taken
 from rooflab.bench.check.outside import Outside
 from rooflab.bench.check.runs import Planted
-from rooflab.bench.processes.child import Pool, command_for
+from rooflab.bench.processes.child import Pool, command_for, environment_without
 from rooflab.bench.records.record import NOT_RUN
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
@@ -101,6 +101,13 @@ class Checkers(AbstractContextManager["Checkers"]):
             inputs = spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
             refused |= named_in(found.reason, options_on(spec, inputs))
         return found
+
+
+@cache
+def emulators() -> Pool:
+    """The processes that emulate kernels, of one thread each; they do not interpret Triton's, and stay to the end."""
+    environment = environment_without("TRITON_INTERPRET") | ONE_THREAD
+    return Pool(command_for("rooflab.bench.emulate.worker"), environment, TIMEOUT_S)
 
 
 def processes(more: Mapping[str, str], limit_s: float = TIMEOUT_S) -> Pool:

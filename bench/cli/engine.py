@@ -60,7 +60,7 @@ def doctor(
     json: option.Json = False,
 ) -> None:
     """What is understood of a model's files, and the first difference from transformers; 11 if there is one."""
-    from rooflab.bench.measure.doctor import differences, understood
+    from rooflab.bench.engine.doctor import differences, understood
 
     rows = understood(model)
     show.table(rows, ("what", "understood"), model)
@@ -100,7 +100,7 @@ def generate(
     json: option.Json = False,
 ) -> None:
     """Answer a prompt, and say how long it took: TTFT, ITL and tokens a second."""
-    from rooflab.bench import commands
+    from rooflab.bench.engine.runs import generate_one
     from rooflab.engine.llm import LLM, SamplingParams
     from rooflab.engine.tokenizer import check_text
 
@@ -126,7 +126,7 @@ def generate(
             draft=draft,
             seed=seed,
         )
-    result = commands.generate_one(llm, prompt, params, raw, show=show.piece, out=out)
+    result = generate_one(llm, prompt, params, raw, show=show.piece, out=out)
     show.result(result)
     show.line("\n")
     show.engine_summary(result)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from rooflab.bench.check.check import CheckResult
     from rooflab.bench.check.spread import CheckTask
+    from rooflab.bench.timing.stopwatch import FlushBy
 
 
 @app.command("list")
@@ -106,11 +107,11 @@ def check(
     of_kernels = ", ".join(names) if len(chosen.kernels) == 1 else counted(len(names), "kernel")
     show.note(f"{counted(len(asked), 'check')} of {of_kernels}; first their processes start")
     made: dict[int, CheckResult] = {}
-    options: dict[str, Any] = {"emulate": emulate, "limit_s": limit_s, "into": made}
     interrupted = False
     try:
         with show.progress("check", len(asked), lines=True) as advance:
-            run_checks(asked, chosen.device, writer, lambda found: advance(found.line), **options)
+            show_one = lambda found: advance(found.line)
+            run_checks(asked, chosen.device, writer, show_one, emulate=emulate, limit_s=limit_s, into=made)
     except KeyboardInterrupt:
         interrupted = True
     results = [made[place] for place in sorted(made)]
@@ -219,6 +220,7 @@ def bench(
         from rooflab.bench.calls.selection import Selection
         from rooflab.bench.check.isolated import passed_here
         from rooflab.bench.commands import count_benches, run_benches
+        from rooflab.bench.measure.settings import Settings
         from rooflab.bench.processes.running import ContextBroken
         from rooflab.bench.report.figures import bench_row, draw_records
         from rooflab.bench.timing.card_lock import card_lock
@@ -229,15 +231,14 @@ def bench(
         raise ValueError("choose: expected --device cuda; on a CPU the engine times its kernels itself")
     writer, records = begin_run(out, resume)
     folder, count, interrupted = writer.path.parent, count_benches(chosen), False
-    options: dict[str, Any] = {"timer": timer, "flush": flush, "lock_clocks": lock_clocks, "into": records}
-    every = [found for own in chosen.kernels.values() for found in own]
-    options |= {"seconds": seconds or math.inf, "planted_before": passed_here(every, chosen.device)}
+    settings = Settings(seed, budget_s, seconds or math.inf, timer, cast("FlushBy", flush), lock_clocks)
+    passed = passed_here([found for own in chosen.kernels.values() for found in own], chosen.device)
     try:
         with (
             card_lock(chosen.device, show.note) if wait_for_gpu else nullcontext(),
             show.progress("bench", count - len(records)) as advance,
         ):
-            run_benches(chosen, writer, budget_s, advance, **options)
+            run_benches(chosen, settings, writer, advance, records, passed)
     except KeyboardInterrupt:
         interrupted = True
     except ContextBroken as broken:

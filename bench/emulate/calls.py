@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from rooflab.bench.calls.selection import choose_kernels
-from rooflab.bench.emulate.checks import emulators
+from rooflab.bench.check.spread import emulators
 from rooflab.bench.predict.cases import (
     DEFAULT_GPU,
     KernelCase,

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.measure.engine_run import engine_record, run_batch, warm_up
+from rooflab.bench.engine.runs import engine_record, run_batch, warm_up
 from rooflab.bench.records.files import RunWriter
 from rooflab.engine.llm import LLM, SamplingParams
 

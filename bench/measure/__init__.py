@@ -1,1 +1,1 @@
-"""Measurements as records: checked and timed kernels under the roofline (`measure.py`), engine runs (`engine_*.py`)."""
+"""Measurements as records: checked and timed kernels under the roofline (`measure.py`)."""

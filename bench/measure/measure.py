@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, cast
@@ -13,8 +13,9 @@ from rooflab.bench.calls.calls import Rotation, copies_of, short_of_memory
 from rooflab.bench.calls.selection import first_case
 from rooflab.bench.ceilings.ceilings import ceilings_for, limits_for, raise_cpu_ceilings, raise_cuda_ceilings
 from rooflab.bench.check.check import BROKEN, CheckResult, already_broken, check_kernel
-from rooflab.bench.check.failed import Failed, failure, known_errors
+from rooflab.bench.check.failed import Failed, failed_by, failure, known_errors
 from rooflab.bench.check.runs import KEPT
+from rooflab.bench.measure.settings import Settings
 from rooflab.bench.measure.timed import INTERPRETED, observe, time_together
 from rooflab.bench.measure.unseen import Unseen
 from rooflab.bench.processes.running import note
@@ -22,7 +23,7 @@ from rooflab.bench.records.environment import Environment, identity, last_level_
 from rooflab.bench.records.record import DeviceType, Record, new_run_id
 from rooflab.bench.timing.clocks import shared
 from rooflab.bench.timing.reading import ABOVE, RATES, above_limits, reading_fields, why_invalid
-from rooflab.bench.timing.stopwatch import FirstCall, FlushBy
+from rooflab.bench.timing.stopwatch import FirstCall
 from rooflab.bench.timing.timing import Samples, check_timer
 from rooflab.kernels.configs import config_for
 from rooflab.kernels.precision import pin_matmul_precision
@@ -36,36 +37,18 @@ Checker = Callable[[Kernel, OpSpec, Case, Scheme, torch.device, int], CheckResul
 """`check.check_kernel`, or a function that replaces it."""
 
 
-def measure_op(
-    spec: OpSpec,
-    kernels: Sequence[Kernel],
-    cases: Sequence[Case],
-    scheme: Scheme,
-    device: torch.device | str = "cpu",
-    **options: Any,
-) -> Iterator[Record]:
-    """Yields one record for each kernel of each case, case by case; `options` are the fields of `Measurement`.
-
-    Every kernel is checked first; a kernel that fails publishes no time.  A kernel that cannot run here gets a record
-    with the reason and the bound.  After a kernel has broken the CUDA context, no kernel runs any more, and the other
-    kernels' records say so.  Raises `ValueError` on a timer that the device does not have.
-    """
-    run = Measurement(spec, scheme, torch.device(device), **options)
-    for case in cases:
-        yield from run.case(kernels, case)
-
-
 @dataclass
 class Measurement:
-    """The settings and the state of a measurement, shared by all records of a run."""
+    """The settings and the state of a measurement, shared by all records of a run.
+
+    Raises `ValueError` on a timer that the device does not have.
+    """
 
     spec: OpSpec
     scheme: Scheme
     device: torch.device
-    budget_s: float = 0.5
-    """Seconds for one kernel on one case; the kernels of a case are timed interleaved."""
+    settings: Settings = Settings()
     run_id: str = field(default_factory=new_run_id)
-    seed: int = 0
     check: Checker | None = None
     """By default `check.check_kernel`: once with planted inputs, on the first small case that a kernel takes, then on
     each case without planted inputs, which take seconds at a model's sizes."""
@@ -74,9 +57,6 @@ class Measurement:
     environment: Environment | None = None
     raise_ceilings: Callable[[Ceilings], Ceilings] | None = None
     """By default `raise_cpu_ceilings` or `raise_cuda_ceilings`."""
-    timer: str | None = None
-    flush: FlushBy = "read"
-    """`timer` and `flush` go to `timing.time_functions`."""
     locked_sm_clock_mhz: float | None = None
     """The SM clock to which the caller has locked the GPU."""
     running: Callable[[Sequence[str]], None] = note
@@ -92,90 +72,87 @@ class Measurement:
     """Each checked kernel's function, which notes the first calls of its checks on the case."""
 
     def __post_init__(self) -> None:
-        check_timer(self.timer, self.device.type)
+        check_timer(self.settings.timer, self.device.type)
         pin_matmul_precision()
         self._known = self.environment or snapshot(self.device.index or 0)
         self.ceilings = self.ceilings or ceilings_for(self.device)
 
-    def case(self, kernels: Sequence[Kernel], case: Case) -> Iterator[Record]:
-        priced = self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.seed)
+    def records(self, kernels: Sequence[Kernel], cases: Iterable[Case]) -> Iterator[Record]:
+        """Yields one record for each kernel of each case, case by case.
+
+        Every kernel is checked first; a kernel that fails publishes no time.  A kernel that cannot run here gets a
+        record with the reason and the bound.  After a kernel has broken the CUDA context, no kernel runs any more, and
+        the other kernels' records say so.
+        """
+        for case in cases:
+            yield from self._of_case(kernels, case)
+
+    def _of_case(self, kernels: Sequence[Kernel], case: Case) -> Iterator[Record]:
+        seed = self.settings.seed
+        priced = self.spec.make_inputs(case, self.scheme, torch.device("meta"), seed)
         cost = self.spec.cost_of(priced)
-        known: dict[str, dict[str, Any]] = {}
         cpu_threads = torch.get_num_threads()
-        ready: dict[str, Rotation] = {}
         short = "" if self.broken else short_of_memory(self.spec, priced, self.device)
-        copies: list[Inputs] = []
+        checked = dict[str, CheckResult]()
+        failed, ready, copies = dict[str, Failed](), dict[str, Rotation](), list[Inputs]()
         for kernel in kernels:
-            known[kernel.name] = found = self._checked(kernel, case, short)
-            if found["status"] != "OK":
-                continue
-            copies = copies or copies_of(self.spec, case, self.scheme, self.device, self.seed)
-            function = self._function(kernel, copies, found)
-            if function is not None:
-                ready[kernel.name] = function
+            try:
+                checked[kernel.name] = found = self._checked(kernel, case, short)
+                if found.status != "OK":
+                    raise Failed(found.status, found.reason)
+                copies = copies or copies_of(self.spec, case, self.scheme, self.device, seed)
+                ready[kernel.name] = self._function(kernel, copies)
+            except Failed as fault:
+                failed[kernel.name] = fault
         KEPT.forget()
-        unseen = Unseen(self.spec, case, self.scheme, self.device, copies, self.seed) if ready else None
+        unseen = Unseen(self.spec, case, self.scheme, self.device, copies, seed) if ready else None
         timed, failures, clocks = self._together(ready, unseen)
-        wrong = unseen.wrong({name: ready[name] for name in timed}) if unseen else {}
-        seen, broken = observe({name: ready[name] for name in timed if name not in wrong}, self.device)
+        for name, wrong in unseen.wrong({name: ready[name] for name in timed}).items() if unseen else ():
+            failures[name] = Failed("INCORRECT", f"after timing: {wrong}")
+        seen, broken = observe({name: ready[name] for name in timed if name not in failures}, self.device)
         torch.set_num_threads(cpu_threads)  # a kernel may have changed it
-        for name, failed in (failures | broken).items():
-            known[name] |= {"status": failed.status, "reason": failed.reason}
-            timed.pop(name, None)
+        failed |= failures | broken
         for kernel in kernels:
-            fields = known[kernel.name]
-            samples = timed.get(kernel.name)
-            if kernel.name in wrong:
-                fields |= {"status": "INCORRECT", "reason": f"after timing: {wrong[kernel.name]}"}
-                samples = None
-            elif samples is not None:
-                fields |= self._judged(samples, cost, clocks) | {"clocks": clocks} | asdict(seen[kernel.name])
+            name = kernel.name
+            fields = _fields_of(checked.get(name))
+            samples = None if name in failed else timed[name]
+            if samples is None:
+                fields |= {"status": failed[name].status, "reason": failed[name].reason}
+            else:
+                fields |= self._judged(samples, cost, clocks) | {"clocks": clocks} | asdict(seen[name])
             claimed = kernel.traffic_of(priced, self.device.type, self.spec)
             traffic = self._believed(claimed, samples)
-            if claimed and not traffic and not fields["reason"]:
+            if claimed and not traffic and not fields.get("reason"):
                 fields["reason"] = "its claimed traffic is left out: no memory here could have moved it in that time"
             yield self._record(kernel, case, cost, traffic, samples, fields)
 
-    def _checked(self, kernel: Kernel, case: Case, short: str) -> dict[str, Any]:
-        """The record's fields from the check: status, reason, errors."""
-        refusal = kernel.why_not_here(self.device)
-        if refusal:
-            return {"status": refusal.status, "reason": refusal.reason}
+    def _checked(self, kernel: Kernel, case: Case, short: str) -> CheckResult:
+        """The kernel's check.  Raises `Failed` where it is not run."""
+        if refusal := kernel.why_not_here(self.device):
+            raise failed_by(refusal)
         if self.device.type == "cpu" and kernel.backend not in CPU_BACKENDS:
-            return {"status": "UNSUPPORTED", "reason": INTERPRETED}  # checking here would take minutes and time nothing
+            raise Failed("UNSUPPORTED", INTERPRETED)  # checking here would take minutes and time nothing
         if short:
-            return {"status": "OUT_OF_MEMORY", "reason": short}
+            raise Failed("OUT_OF_MEMORY", short)
         if self.broken:
-            return {"status": "RUNTIME_ERROR", "reason": self.broken}
-        self._say([kernel.id])
+            raise Failed("RUNTIME_ERROR", self.broken)
+        self.running([kernel.id])
         first = self.first.setdefault(kernel.name, FirstCall(kernel.fn))
         first.due, first.first_call_s = True, 0.0
-        checked = replace(kernel, fn=first)
-        outcome = self._gate(checked, case)
-        if outcome is None or outcome.status == "OK":
+        noting = replace(kernel, fn=first)
+        found = self._gate(noting, case)
+        if found is None or found.status == "OK":
             first.due = True  # another case than the gate's may compile again
             check = self.check or partial(check_kernel, planted=False)
-            outcome = check(checked, self.spec, case, self.scheme, self.device, self.seed)
-        found = {
-            "status": outcome.status,
-            "reason": outcome.reason,
-            "checked_by": outcome.checked_by,
-            "errors": tuple(asdict(stats) for stats in outcome.errors),
-            "weak": tuple(outcome.weak),
-        }
-        return found | self._fault(kernel.id, outcome.status)
+            found = check(noting, self.spec, case, self.scheme, self.device, self.settings.seed)
+        fault = self._fault(kernel.id)
+        return replace(found, status="RUNTIME_ERROR", reason=fault) if fault and found.status == "OK" else found
 
-    def _say(self, ids: Sequence[str]) -> None:
-        if ids:
-            self.running(ids)
-
-    def _fault(self, who: str, status: str) -> dict[str, str]:
-        """If the CUDA context is broken, notes this in `broken`; returns the new status of a kernel that was right."""
-        why = already_broken(self.device)
-        if not why:
-            return {}
-        self.broken = f"{BROKEN}, by {who}: {why}"
-        return {"status": "RUNTIME_ERROR", "reason": why} if status == "OK" else {}
+    def _fault(self, who: str) -> str:
+        """What has broken the CUDA context, also noted in `broken`; empty where nothing has."""
+        if why := already_broken(self.device):
+            self.broken = f"{BROKEN}, by {who}: {why}"
+        return why
 
     def _together(
         self, ready: Mapping[str, Rotation], unseen: Unseen | None
@@ -183,20 +160,13 @@ class Measurement:
         """`time_together` of the kernels in `ready`; no samples if one of them has broken the CUDA context."""
         if self.broken:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
-        self._say([f"{self.spec.name}/{name}" for name in ready])
+        if ready:
+            self.running([f"{self.spec.name}/{name}" for name in ready])
         gpu = self._known.gpu.uuid if self._known.gpu and self.device.type == "cuda" else None
-        timed, failures, clocks = time_together(
-            ready,
-            self.device,
-            self.budget_s,
-            self.seed,
-            gpu,
-            timer=self.timer,
-            flush=self.flush,
-            renew=unseen,
-            patient=True,
-        )
-        if failures and self._fault(f"one of {', '.join(ready)}", "OK") and len(ready) > 1:
+        asked = self.settings
+        how: dict[str, Any] = {"timer": asked.timer, "flush": asked.flush, "renew": unseen, "patient": True}
+        timed, failures, clocks = time_together(ready, self.device, asked.budget_s, asked.seed, gpu, **how)
+        if failures and self._fault(f"one of {', '.join(ready)}") and len(ready) > 1:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
         if clocks and self.locked_sm_clock_mhz:
             clocks = clocks | {"locked_sm_clock_mhz": self.locked_sm_clock_mhz}
@@ -208,14 +178,14 @@ class Measurement:
         if self.check is None and kernel.name not in self.gated and kernel.name not in self.planted_before:
             # `first_case` looks only at shapes; if the kernel refuses the small case's values or addresses, use `case`.
             for small in filter(None, (first_case(kernel, self.spec, self.scheme), case)):
-                found = check_kernel(kernel, self.spec, small, self.scheme, self.device, self.seed)
+                found = check_kernel(kernel, self.spec, small, self.scheme, self.device, self.settings.seed)
                 if found.status != "UNSUPPORTED":
                     self.gated[kernel.name] = found
                     break
         return self.gated.get(kernel.name)
 
-    def _function(self, kernel: Kernel, copies: Sequence[Inputs], found: dict[str, Any]) -> Rotation | None:
-        """The kernel as a function that cycles through `copies`; None after a failure, which goes into `found`."""
+    def _function(self, kernel: Kernel, copies: Sequence[Inputs]) -> Rotation:
+        """The kernel as a function that cycles through `copies`.  Raises `Failed`."""
         try:
             rotation = Rotation(kernel, self.spec, copies)
             rotation.first_call_s = max(rotation.first_call_s, self.first[kernel.name].first_call_s)
@@ -224,10 +194,8 @@ class Measurement:
                 torch.cuda.synchronize(self.device)
             return rotation
         except known_errors() as error:
-            failed = failure(error, "before timing")
-            found |= {"status": failed.status, "reason": failed.reason}
-            self._fault(kernel.id, failed.status)
-            return None
+            self._fault(kernel.id)
+            raise failure(error, "before timing") from error
 
     def _judged(self, samples: Samples, cost: Cost, clocks: dict[str, Any] | None) -> dict[str, Any]:
         """The status of a reading: INVALID if the clock cannot resolve it or if it exceeds the machine's limits, NOISY
@@ -282,13 +250,13 @@ class Measurement:
         moved = traffic.bytes if traffic else cost.bytes
         read = (reading_fields(samples, cost, moved, limit) if samples else {}) | fields
         if limit and (noise := self.ceilings and self.ceilings.noise):
-            read |= {"bound_fraction": None, "reason": read["reason"] or f"its bound is NOISY: {noise}"}
+            read |= {"bound_fraction": None, "reason": read.get("reason") or f"its bound is NOISY: {noise}"}
         return Record(
             kind="bench",
             run_id=self.run_id,
             **identity(kernel, case, self.scheme.name, self._known),
             config=asdict(config) if config is not None else None,
-            seed=self.seed,
+            seed=self.settings.seed,
             device=cast(DeviceType, self.device.type),
             flops=cost.flops,
             least_bytes=cost.bytes,
@@ -300,3 +268,11 @@ class Measurement:
             ceilings=asdict(self.ceilings) if self.ceilings else None,
             **read,
         )
+
+
+def _fields_of(found: CheckResult | None) -> dict[str, Any]:
+    """The fields of a record that a check fills; none without one."""
+    if found is None:
+        return {}
+    errors = tuple(asdict(stats) for stats in found.errors)
+    return {"reason": found.reason, "checked_by": found.checked_by, "errors": errors, "weak": tuple(found.weak)}

@@ -228,11 +228,13 @@ def measured_in(
 
 def measure_here(targets: Sequence[KernelCase], budget_s: float) -> list[Record]:
     """Checks and times the targets on this machine's CUDA device, case by case, with a case's kernels interleaved."""
-    from rooflab.bench.measure.measure import measure_op
+    from rooflab.bench.measure.measure import Measurement
+    from rooflab.bench.measure.settings import Settings
 
     found: list[Record] = []
     for op, case, scheme in dict.fromkeys((target.op, target.case, target.scheme) for target in targets):
         names = [target.kernel for target in targets if (target.op, target.case, target.scheme) == (op, case, scheme)]
         kernels = [registry.get_kernel(op, name) for name in names]
-        found += measure_op(registry.get_op(op), kernels, [case], scheme, "cuda", budget_s=budget_s)
+        run = Measurement(registry.get_op(op), scheme, torch.device("cuda"), Settings(budget_s=budget_s))
+        found += run.records(kernels, [case])
     return found

@@ -18,7 +18,8 @@ from rooflab.bench.calls.clock import time
 from rooflab.bench.check.check import check_kernel
 from rooflab.bench.check.failed import failure, known_errors
 from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
-from rooflab.bench.measure.measure import measure_op
+from rooflab.bench.measure.measure import Measurement
+from rooflab.bench.measure.settings import Settings
 from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import Record, Status
 from rooflab.bench.timing.timing import stopwatch_for, time_functions
@@ -240,10 +241,9 @@ class TuningState:
         budget_s = min(FINAL_S, max(LEAST_FINAL_S, seconds / 2 / (len(contenders) * len(cases))))
         own = {kernel.name: kernel for kernel in self.kernels}
         found = []
-        for record in measure_op(
-            self.spec, contenders, cases, self.scheme, self.device,
-            budget_s=budget_s, run_id=self.writer.run_id, seed=self.seed,
-        ):  # fmt: skip
+        settings = Settings(self.seed, budget_s)
+        run = Measurement(self.spec, self.scheme, self.device, settings, self.writer.run_id)
+        for record in run.records(contenders, cases):
             if record.kernel in variants:
                 kernel, config = variants[record.kernel]
                 record = replace(record, kernel=kernel.name, config=asdict(config))

@@ -13,7 +13,7 @@ from bars.bar import Bar
 from bars.measures import answer
 
 from rooflab.bench.ceilings.ceilings import ceilings_for
-from rooflab.bench.measure.engine_run import EngineRun, engine_record, run_batch, warm_up
+from rooflab.bench.engine.runs import EngineRun, engine_record, run_batch, warm_up
 from rooflab.bench.records.files import going_on
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.bench.timing.sm_clock import sm_clock_under_load

@@ -14,7 +14,8 @@ from rooflab.bench.calls.selection import default_scheme
 from rooflab.bench.check.check import BROKEN, already_broken
 from rooflab.bench.check.isolated import passed_here
 from rooflab.bench.commands import LEAST_S, TIMING_SHARE
-from rooflab.bench.measure.measure import measure_op
+from rooflab.bench.measure.measure import Measurement
+from rooflab.bench.measure.settings import Settings
 from rooflab.bench.processes.running import ContextBroken, note
 from rooflab.bench.records.files import going_on
 from rooflab.bench.records.record import Record
@@ -78,14 +79,14 @@ def measure(
         return found, bool(cases)
     share = TIMING_SHARE * context.seconds / (len(kernels) * len(cases))
     budget_s = DRY_KERNEL_S if context.dry_run else min(KERNEL_S, max(LEAST_S, share))
-    options: dict[str, Any] = {"ceilings": NO_LIMITS} if context.dry_run else {}
     passed = passed_here(kernels, device)
-    options["planted_before"] = frozenset(kernel.name for kernel in kernels if (kernel.id, name) in passed)
+    planted = frozenset(kernel.name for kernel in kernels if (kernel.id, name) in passed)
+    run = Measurement(
+        spec, get_scheme(name), device, Settings(context.seed, budget_s), writer.run_id,
+        ceilings=NO_LIMITS if context.dry_run else None, planted_before=planted,
+    )  # fmt: skip
     new = 0
-    for record in measure_op(
-        spec, kernels, cases, get_scheme(name), device,
-        budget_s=budget_s, run_id=writer.run_id, seed=context.seed, **options,
-    ):  # fmt: skip
+    for record in run.records(kernels, cases):
         if not record.reason.startswith(BROKEN):  # a record with that reason says nothing of its kernel
             writer.write(record)
             found.append(record)

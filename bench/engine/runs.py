@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from rooflab.bench.records.environment import snapshot
+from rooflab.bench.records.files import RunWriter
 from rooflab.bench.records.record import DeviceType, Record
 from rooflab.bench.timing.noise import noise
 from rooflab.bench.timing.tamper import tampered
@@ -15,6 +17,7 @@ from rooflab.engine.llm import LLM, RequestOutput, SamplingParams
 from rooflab.engine.metrics import LatencySummary, Timeline, TokenEvent, summarize
 from rooflab.engine.tokenizer import Prompt
 from rooflab.engine.waiting import run_times, waiting_since
+from rooflab.kernels.registry import CPU_BACKENDS
 
 # Typical prompts for an assistant: short and long, questions and tasks.
 PROMPT_SET = (
@@ -123,3 +126,33 @@ def kernel_names(llm: LLM) -> dict[str, str]:
     for row in llm.ops.describe():
         names.setdefault(row["op"], []).append(row["kernel"])
     return {op: "+".join(dict.fromkeys(kernels)) for op, kernels in names.items()}
+
+
+def generate_one(
+    llm: LLM, prompt: str, params: SamplingParams, raw: bool, show: Callable[[str], None], out: Path | None
+) -> dict[str, Any]:
+    """Answers one prompt and shows its text as it comes; with `out`, writes the record.
+
+    If Triton's interpreter runs kernels, the result has no times: they would be the interpreter's.
+    """
+    timed = llm.device.type != "cpu" or all(choice.kernel.backend in CPU_BACKENDS for choice in llm.ops.choices)
+    if timed:
+        warm_up(llm)
+    run = stream_one(llm, as_prompt(llm, prompt, raw), params, lambda event: show(event.text))
+    (output,) = run.outputs
+    result = {
+        "model": llm.arch.name,
+        "device": llm.device.type,
+        "dtype": llm.dtype_name,
+        "text": output["text"],
+        "token_ids": output["token_ids"],
+        "finish_reason": output["finish_reason"],
+        "prompt_tokens": len(output.prompt_token_ids),
+        "kernels": kernel_names(llm),
+    }
+    if timed:
+        result |= {**asdict(run.summary), "status": run.status, "reason": run.reason}
+        if out:
+            writer = RunWriter(out)
+            writer.write(engine_record(llm, run, "generate", {"max_tokens": params.max_tokens}, writer.run_id))
+    return result
