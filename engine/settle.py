@@ -26,11 +26,11 @@ import torch
 from psutil import virtual_memory
 
 from rooflab.engine.probes import PRODUCTS, LargestSizes, packed, probes, real
-from rooflab.engine.waiting import run_times, waiting_since
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.kernels._native import HEADERS, library, processor
+from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.choices import Phase
 from rooflab.kernels.registry import Kernel
 

@@ -16,6 +16,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from rooflab.bench.__main__ import main as rooflab
+from rooflab.bench.calls.statuses import ExitStatus
 
 BENCH = str(Path(__file__).resolve().parent.parent / "bench") + "/"
 ON_IMPORT = ("<module>", "<lambda>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")
@@ -41,7 +42,7 @@ def entered(words: Sequence[str]) -> dict[str, set[str]]:
     try:
         rooflab()
     except SystemExit as ended:
-        if ended.code:
+        if ended.code == ExitStatus.USAGE:
             raise
     finally:
         sys.setprofile(None)

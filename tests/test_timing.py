@@ -25,7 +25,7 @@ from rooflab.bench.timing.noise import noise
 from rooflab.bench.timing.stopwatch import Flush, Stopwatch, grid_of
 from rooflab.bench.timing.timing import Samples, check_timer, time_functions
 from rooflab.bench.timing.trace import peak_memory_bytes
-from rooflab.engine import waiting
+from rooflab.kernels import _waiting as waiting
 
 
 class FakeStopwatch(Stopwatch):

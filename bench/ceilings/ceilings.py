@@ -27,9 +27,9 @@ from rooflab.bench.records.environment import Environment, snapshot
 from rooflab.bench.records.record import now
 from rooflab.bench.timing.clocks import SET_BY_USER
 from rooflab.bench.timing.noise import noise
-from rooflab.engine.waiting import run_times, waiting_since
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
+from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.roofline.device import identify
 from rooflab.roofline.model import Ceilings
 

@@ -16,7 +16,7 @@ from rooflab.bench.timing.tamper import tampered
 from rooflab.engine.llm import LLM, RequestOutput, SamplingParams
 from rooflab.engine.metrics import LatencySummary, Timeline, TokenEvent, summarize
 from rooflab.engine.tokenizer import Prompt
-from rooflab.engine.waiting import run_times, waiting_since
+from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.registry import CPU_BACKENDS
 
 # Typical prompts for an assistant: short and long, questions and tasks.

@@ -28,7 +28,7 @@ from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.bench.timing.noise import noise
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.op_times import Spent, timed_ops, wrapped_ops
-from rooflab.engine.waiting import run_times, waiting_since
+from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.choices import Phase, bucket_of
 from rooflab.kernels.registry import Kernel, get_op
 from rooflab.roofline.model import Ceilings, Cost, bound

@@ -12,8 +12,8 @@ from rooflab.bench.latency.study import Lab, Study
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.plain import Marked, markdown_cell, markdown_table
 from rooflab.bench.timing.noise import noise
-from rooflab.engine.waiting import run_times, waiting_since
 from rooflab.kernels._files import write_whole
+from rooflab.kernels._waiting import run_times, waiting_since
 
 
 def run_study(name: str, lab: Lab) -> Study:

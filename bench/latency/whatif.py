@@ -18,7 +18,7 @@ from rooflab.bench.timing.timing import time_functions
 from rooflab.engine.llm import LLM
 from rooflab.engine.op_times import wrapped_ops
 from rooflab.engine.probes import PRODUCTS, packed, probes, real
-from rooflab.engine.waiting import run_times, waiting_since
+from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.choices import bucket_of
 from rooflab.kernels.registry import Kernel
 from rooflab.roofline.steps import Kind

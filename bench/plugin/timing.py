@@ -21,7 +21,7 @@ from rooflab.bench.timing.clocks import ClockWatch, shared
 from rooflab.bench.timing.reading import why_invalid
 from rooflab.bench.timing.timing import Samples, time_functions
 from rooflab.bench.timing.trace import Activity, NotRecorded, device_activity
-from rooflab.engine.waiting import others_since, processor_time
+from rooflab.kernels._waiting import others_since, processor_time
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Ceilings, Cost, bound
 

@@ -19,7 +19,7 @@ import torch
 from rooflab.bench.records.environment import last_level_cache_bytes
 from rooflab.bench.timing import tamper
 from rooflab.bench.timing.stopwatch import Call, Flush, FlushBy, Stopwatch
-from rooflab.engine.waiting import BUSY_SHARE, run_times, waiting_since
+from rooflab.kernels._waiting import BUSY_SHARE, run_times, waiting_since
 
 _TASKS = Path("/proc/self/task")
 _CPUS = Path("/sys/devices/system/cpu")

@@ -39,7 +39,7 @@ from rooflab.engine.serve.wire import (
     Watch,
 )
 from rooflab.engine.speculate.drafter import Speculated
-from rooflab.engine.waiting import run_times, waiting_since
+from rooflab.kernels._waiting import run_times, waiting_since
 
 
 def run(address: str, options: Mapping[str, Any], threads: int | None) -> None:
