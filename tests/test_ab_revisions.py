@@ -141,7 +141,7 @@ def test_a_change_touches_the_kernels_whose_file_it_reaches(own, changed, touche
 def test_a_tree_of_another_contract_is_refused(tmp_path):
     check_contract(Path(__file__).parents[1], "here")
     (tmp_path / "reference").mkdir()
-    with pytest.raises(ValueError, match=r"^base: expected .*contract 2 in .*spec.py.*, got none in v0$"):
+    with pytest.raises(ValueError, match=r"^base: expected .*contract \d in .*spec.py.*, got none in v0$"):
         check_contract(tmp_path, "v0")
     (tmp_path / "reference" / "spec.py").write_text("CONTRACT = 12\n")
     with pytest.raises(ValueError, match="got contract 12 in v12$"):
