@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 import threading
@@ -216,9 +217,12 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     noisy = [row for row in rows if row["status"] == "NOISY"]
     noted = [row for row in rows if row["status"] == "OK" and row["reason"]]
     for what, others, style in (("not timed", untimed, "dim"), ("NOISY", noisy, "yellow"), ("note", noted, "yellow")):
-        for reason in dict.fromkeys(row["reason"] for row in others):
-            names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in others if row["reason"] == reason)
-            line(f"{what}: {', '.join(names)}: {reason}", style)
+        alike: dict[str, list[Mapping[str, Any]]] = {}
+        for row in others:  # readings that are noise for one cause differ in its numbers
+            alike.setdefault(re.sub(r"\d.*", "", row["reason"]) if what == "NOISY" else row["reason"], []).append(row)
+        for own in alike.values():
+            names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in own)
+            line(f"{what}: {', '.join(names)}: {own[0]['reason']}", style)
     if noisy:
         line("A quieter machine, fewer threads (OMP_NUM_THREADS=1) or a longer --budget helps against NOISY.", "yellow")
     for row in rows:
