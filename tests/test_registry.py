@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -294,6 +295,18 @@ def test_an_entry_point_is_loaded_and_a_broken_one_is_unavailable_by_its_name(mo
     for words in (("check", "toy", "--kernel", "theirs"), ("bench", "unknown")):
         status, _, err = rooflab(*words)
         assert status == 2 and f"got {words[-1]!r}; {reasons['leaves']}; {reasons['breaks']}\n" in err
+
+
+def test_a_check_imports_the_kernels_of_its_op_and_neither_engine_nor_emulator():
+    code = (
+        "import sys; from rooflab.bench.calls.selection import Selection; from rooflab.bench.checks import drawn_checks;"
+        "drawn_checks(Selection.of('rmsnorm', ['native'], ['smoke'], None, None, 'cpu'));"
+        "print(*(name for name in sys.modules if name.startswith('rooflab.')))"
+    )
+    names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not [name for name in names if name.startswith(("rooflab.engine", "rooflab.bench.emulat"))]
+    ops = {name.split(".")[2] for name in names if name.count(".") > 2 and name.startswith("rooflab.kernels.")}
+    assert ops == {"rmsnorm", "fused_add_rmsnorm"}, "native has one source for both"
 
 
 def test_spec_refuses_contradictions():
