@@ -11,9 +11,9 @@ from git_repository import git
 
 from rooflab.bench.ab import pairs
 from rooflab.bench.ab.sides import Reading
-from rooflab.bench.records import revisions
-from rooflab.bench.records.changes import touched_files
-from rooflab.bench.records.revisions import changed_files, check_contract, checked_out, pins, working_tree
+from rooflab.bench.revisions import trees as revisions
+from rooflab.bench.revisions.changes import touched_files
+from rooflab.bench.revisions.trees import changed_files, check_contract, checked_out, pins, working_tree
 
 
 def worktrees(root):

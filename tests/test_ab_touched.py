@@ -8,8 +8,8 @@ import torch
 
 from rooflab.bench.ab import worker
 from rooflab.bench.ab.sides import Side, Wanted, check_names, largest, two_kernels, two_trees
-from rooflab.bench.records.changes import touched_ops, users
 from rooflab.bench.records.environment import git_state
+from rooflab.bench.revisions.changes import touched_ops, users
 from rooflab.kernels.registry import get_op
 
 ROOT = Path(__file__).parent.parent

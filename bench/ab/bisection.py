@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from rooflab.bench.records.revisions import git, resolve
+from rooflab.bench.revisions.trees import git, resolve
 
 
 def bisect_lines(

@@ -17,9 +17,9 @@ from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
 from rooflab.bench.calls.selection import choose_kernels
 from rooflab.bench.calls.statuses import ExitStatus
 from rooflab.bench.processes.child import ChildFailed
-from rooflab.bench.records.changes import touched_files, touched_ops, users
-from rooflab.bench.records.repository import files_in, import_path, repository_of
-from rooflab.bench.records.revisions import changed_files, check_contract, checked_out, pins, working_tree
+from rooflab.bench.revisions.changes import touched_files, touched_ops, users
+from rooflab.bench.revisions.repository import files_in, import_path, repository_of
+from rooflab.bench.revisions.trees import changed_files, check_contract, checked_out, pins, working_tree
 from rooflab.roofline.numbers import change
 
 Say = Callable[[str], None]

@@ -15,9 +15,9 @@ from rooflab.bench.compile.sides import CompiledTree, Item
 from rooflab.bench.compile.static import CompileFailure, compile_in
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import Summary, summarize
-from rooflab.bench.records.changes import touched_files, touched_ops, users
 from rooflab.bench.records.plain import Marked, markdown_cell, markdown_code, markdown_table
-from rooflab.bench.records.revisions import changed_files
+from rooflab.bench.revisions.changes import touched_files, touched_ops, users
+from rooflab.bench.revisions.trees import changed_files
 from rooflab.reference.spec import Case
 from rooflab.roofline.device import Device
 

@@ -13,8 +13,8 @@ from rooflab.bench.compile.cases import Query
 from rooflab.bench.compile.static import OWN_TREE, compilers, own_compilers, own_hash, why_unanswered
 from rooflab.bench.compile.store import tree_hash
 from rooflab.bench.processes.child import ChildFailed, Pool
-from rooflab.bench.records.repository import files_in, import_path, repository_of
-from rooflab.bench.records.revisions import check_contract, checked_out, git
+from rooflab.bench.revisions.repository import files_in, import_path, repository_of
+from rooflab.bench.revisions.trees import check_contract, checked_out, git
 
 Item = dict[str, Any]
 """A kernel, a case and a scheme, as `Selected.to_json` gives them."""

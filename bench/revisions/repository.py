@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rooflab.bench.records.revisions import git
+from rooflab.bench.revisions.trees import git
 
 
 def repository_of(files: Sequence[str], own: Path) -> Path | None:
