@@ -11,7 +11,7 @@ from git_repository import git
 
 from rooflab.bench.ab import pairs
 from rooflab.bench.ab.sides import Reading
-from rooflab.bench.revisions import trees as revisions
+from rooflab.bench.revisions import trees
 from rooflab.bench.revisions.changes import touched_files
 from rooflab.bench.revisions.trees import changed_files, check_contract, checked_out, pins, working_tree
 
@@ -65,8 +65,8 @@ def test_a_worktree_that_could_not_be_made_leaves_nothing(repository, monkeypatc
             raise ValueError("git worktree: no space left")
         return found
 
-    run_git = revisions.git
-    monkeypatch.setattr(revisions, "git", fails_late)
+    run_git = trees.git
+    monkeypatch.setattr(trees, "git", fails_late)
     with pytest.raises(ValueError, match="no space left"), checked_out(repository, "HEAD"):
         pass
     assert len(worktrees(repository)) == 1
@@ -76,9 +76,9 @@ def test_a_git_that_hangs_is_one_sentence(repository, monkeypatch):
     def hangs(command, timeout, **options):
         raise subprocess.TimeoutExpired(command, timeout)
 
-    monkeypatch.setattr(revisions.subprocess, "run", hangs)
+    monkeypatch.setattr(trees.subprocess, "run", hangs)
     with pytest.raises(ValueError, match="^git status: took longer than 120 s$"):
-        revisions.git(repository, "status")
+        trees.git(repository, "status")
 
 
 def test_a_revision_that_is_none_is_named(repository):
@@ -89,7 +89,7 @@ def test_a_revision_that_is_none_is_named(repository):
 
 def test_a_shallow_clone_is_named(repository, tmp_path):
     shallow = tmp_path / "shallow"
-    revisions.git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{repository}", str(shallow))
+    trees.git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{repository}", str(shallow))
     with pytest.raises(ValueError, match="got 'HEAD~1'; this clone is shallow: .*`fetch-depth: 0`"):
         with checked_out(shallow, "HEAD~1"):
             pass

@@ -1,1 +1,1 @@
-"""Git revisions: their trees (`trees.py`), what differs between two (`changes.py`), whose they are (`repository.py`)."""
+"""Git revisions: their trees (`trees.py`), what differs between two (`changes.py`), and whose they are."""
