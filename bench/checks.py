@@ -202,12 +202,21 @@ def smallest_failures(failures: Sequence[CheckResult], device: torch.device, aga
         yield f"rooflab check {failed.op} {named} --seed {failed.seed}"
 
 
+def elements_of(result: CheckResult) -> int:
+    """The elements of all inputs of a check."""
+    spec = registry.get_op(result.op)
+    inputs = spec.make_inputs(result.case, get_scheme(result.scheme), torch.device("meta"), result.seed)
+    return sum(value.numel() for value in inputs.values() if isinstance(value, torch.Tensor))
+
+
 def principles_tried(checks: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> str:
-    """A line: which of the principles the checks that ran have tried, and which they have not."""
+    """A line: which of the principles the checks that ran have tried, and which they have not, or, of a whole plan,
+    which have no case for these kernels."""
     ran = {place: result for place, result in made.items() if result.status not in NOT_RUN}
     tried = {checks[place].principle for place in ran} | shown_by(label for one in ran.values() for label in one.labels)
     named = [", ".join(one for one in PRINCIPLES if (one in tried) == side) or "none" for side in (True, False)]
-    return f"principles tried: {named[0]}; not tried: {named[1]}"
+    left = "not tried" if len(made) < len(checks) else "without a case here"
+    return f"principles tried: {named[0]}; {left}: {named[1]}"
 
 
 def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:

@@ -173,9 +173,9 @@ def newest_records(path: Path | None) -> tuple[list[Record], Path]:
 
 
 def _read(path: Path) -> list[Record]:
-    """Records, or the benchmarks in a JSON file of pytest-benchmark."""
+    """The records of a file, or of a folder and those in it, or the benchmarks in a JSON file of pytest-benchmark."""
     if path.suffix != ".json":
-        return record_files.read(path)
+        return record_files.read_all(path) if path.is_dir() else record_files.read(path)
     from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark  # imports pandas and pytest
 
     return list(read_pytest_benchmark(path).records)
@@ -201,5 +201,9 @@ def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing,
         raise ValueError(f"records: expected {wanted}, got none in {name}{why}")
     notes = [note] if note else []
     if all(point.seconds is None for point in points):
-        notes.append(f"nothing in {name} was measured on {device.full_name}, so these are bounds")
+        lacks = "no GPU, which `import --column gpu==h100` names"
+        cards = {str((record.environment.get("gpu") or {}).get("name") or lacks) for record in records}
+        imported = any("imported" in record.environment for record in records)
+        why = f" (its records name {', '.join(sorted(cards))})" if imported else ""
+        notes.append(f"nothing in {name} was measured on {device.full_name}{why}, so these are bounds")
     return Drawing(points, [device.ceilings()], device.name), [*notes, *unplaced]

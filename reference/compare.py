@@ -32,13 +32,18 @@ class ErrorStats:
     def describe(self) -> str:
         """One line of text."""
         if self.passed:
-            return f"{self.output}: error at most {self.max_error_over_tolerance:.2g} of what is allowed"
+            return f"{self.output}: error at most {_ratio(self.max_error_over_tolerance)} of what is allowed"
         if self.note:
             return f"{self.output}: {self.note}"
         return (
             f"{self.output}: {self.mismatched} of {self.total} elements off, worst at {list(self.worst_index)}: "
-            f"error {self.max_abs_error:.3g}, {self.max_error_over_tolerance:.3g} times what is allowed"
+            f"error {self.max_abs_error:.3g}, {_ratio(self.max_error_over_tolerance)} times what is allowed"
         )
+
+
+def _ratio(ratio: float) -> str:
+    """Two or three digits, and more of a ratio near 1, so that it is not read as 1."""
+    return f"{ratio:.6g}" if 0.99 < ratio < 1.01 else f"{ratio:.2g}" if ratio < 1 else f"{ratio:.3g}"
 
 
 PIECE = {"cpu": 2**15, "cuda": 2**26}

@@ -293,6 +293,9 @@ def get_device(name: str) -> Device:
 
 
 def identify(reported_name: str) -> Device | None:
-    """The device that torch.cuda or NVML prints as `reported_name`; None if the name is not known exactly."""
-    name = _REPORTED_NAMES.get(" ".join(reported_name.lower().split()))
-    return None if name is None else DEVICES[name]
+    """The device that torch.cuda or NVML prints as `reported_name`, or that has this `full_name`; None if no name is
+    exactly this."""
+    name = " ".join(reported_name.lower().split())
+    if name in _REPORTED_NAMES:
+        return DEVICES[_REPORTED_NAMES[name]]
+    return next((device for device in DEVICES.values() if device.full_name.lower() == name), None)

@@ -67,3 +67,5 @@ def test_sums_in_vectors_differ_by_rounding_too() -> None:
     vector = [(each.view(np.complex128)[:, 0]) for each in (one, near, far)]
     assert nearly_equal(vector[0], vector[1], 1).tolist() == [True]
     assert nearly_equal(vector[0], vector[2], 1).tolist() == [False]
+    for bits, same in ((0x3F80, True), (0x3C00, True), (100, False), (0, False)):  # 1 in bf16 and fp16, and integers
+        assert nearly_equal(np.array([bits], np.uint16), np.array([bits + 2], np.uint16), 1).tolist() == [same]

@@ -291,7 +291,7 @@ def test_a_roofline_is_drawn_of_the_json_of_ones_own_tests(rooflab, tmp_path):
     written(tmp_path / "other.json", priced("test_copy", moving, 1e-3, gpu="NVIDIA A100"))
     status, out, err = rooflab("roofline", "other.json", "--gpu", "h100", "--out", "y.png", "--json")
     assert status == 0 and json.loads(out)["points"][0]["seconds"] is None
-    assert "nothing in other.json was measured on NVIDIA H100 SXM5 80 GB, so these are bounds" in err
+    assert "was measured on NVIDIA H100 SXM5 80 GB (its records name NVIDIA A100), so these are bounds" in err
     status, _, err = rooflab("roofline", written(tmp_path / "plain.json", foreign()), "--gpu", "h100")
     assert status == 2 and "expected records of the emulator, or benchmarks with a cost" in err
     del values["benchmarks"][0]["extra_info"]["bound_s"]

@@ -47,7 +47,7 @@ MAP = ("kernel=what", "latency=time_us:us", "flops=work:gflop", "bytes==1:MB", "
 
 
 def test_a_csv_of_named_columns_and_units_reaches_a_roofline(rooflab, tmp_path):
-    columns = [word for column in (*MAP, "gpu==NVIDIA H100 80GB HBM3") for word in ("--column", column)]
+    columns = [word for column in (*MAP, "gpu==h100") for word in ("--column", column)]
     written(tmp_path / "a.csv", CSV)
     status, _, err = rooflab("import", "csv", "a.csv", *columns, "--out", "kept")
     assert status == 0, err
@@ -56,6 +56,20 @@ def test_a_csv_of_named_columns_and_units_reaches_a_roofline(rooflab, tmp_path):
     assert points == {"fast": (pytest.approx(1e-5), 2e9), "slow": (pytest.approx(4e-5), 2e9)}, err
     status, _, err = rooflab("roofline", "kept")
     assert status == 2 and "--gpu names the GPU" in " ".join(err.split())
+    assert rooflab("import", "csv", "a.csv", *columns[:-2], "--out", "kept/unnamed")[0] == 0
+    status, _, err = rooflab("roofline", "kept/unnamed", "--gpu", "h100", "--out", "y.svg")
+    assert "its records name no GPU, which `import --column gpu==h100` names" in " ".join(err.split())
+    assert len(json.loads(rooflab("roofline", "kept", "--gpu", "h100", "--out", "z.svg", "--json")[1])["points"]) == 2
+
+
+def test_the_cases_of_a_known_op_are_those_of_its_check_and_an_empty_cell_leaves_a_key_out(tmp_path):
+    columns = ("op=op", "kernel==mine", "latency==1:us", "case.T=T", "case.H=H", "case.eps=eps", "scheme==bf16")
+    file = written(tmp_path / "a.csv", "op,T,H,eps\nrmsnorm,8,64,1e-5\nsoftmax,8,64,\n")
+    cases = [record.case_id for record in read("csv", [file], None, columns).imported.records]
+    assert cases == ["T=8,H=64,eps=1e-05", "T=8,H=64"]
+    file = written(tmp_path / "b.csv", "op,T,H,eps\nrmsnorm,8,64,\n")
+    with pytest.raises(ValueError, match="^b.csv, line 2: case: rmsnorm takes T=8,H=64,eps=1e-05 with these keys"):
+        read("csv", [file], None, columns)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ MEGA = 1e6
 
 @app.command()
 def emulate(
-    op: Annotated[str | None, typer.Argument(help="An op, a file, or path.py::function; without one, all ops.")] = None,
+    op: Annotated[str | None, typer.Argument(help="An op, or path.py::function; --kernel names an op too.")] = None,
     kernel: Annotated[
         str | None, typer.Argument(help="A kernel with compiled code; without one, all of the op.")
     ] = None,
@@ -46,8 +46,8 @@ def emulate(
 ) -> None:
     """Run a kernel's compiled code (sm_90a) on the CPU: values, races, bytes by level, counts by line.
 
-    OP is an op, a file that registers kernels, or path.py::function for a launcher of Triton kernels of any project;
-    then --shape gives its tensors, as x=64x96,weight=96:bf16, and --argument its other values.
+    OP is an op, whose --kernel may be a file that registers kernels; or path.py::function for a launcher of Triton
+    kernels of any project: then --shape gives its tensors, as x=64x96,weight=96:bf16, and --argument its other values.
     Needs no GPU.  Exit status 11 where a value is wrong, where a race is found, or where the call would fail on a GPU.
     """
     from rooflab.bench.emulate import calls as emulated_calls

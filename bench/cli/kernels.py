@@ -152,15 +152,17 @@ def _show_drawn(asked: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> 
 
 def _show_faults(results: Sequence[CheckResult], device: torch.device, emulate: bool, limit_s: float) -> None:
     from rooflab.bench.check.common import in_common
-    from rooflab.bench.checks import looking_again, smallest_failures
+    from rooflab.bench.checks import elements_of, looking_again, smallest_failures
     from rooflab.bench.records.record import NOT_RUN
 
-    first_wrong = {(row.op, row.kernel): row for row in reversed(results) if row.status not in ("OK", *NOT_RUN)}
+    smallest: dict[tuple[str, str], CheckResult] = {}
+    for row in sorted((row for row in results if row.status not in ("OK", *NOT_RUN)), key=elements_of):
+        smallest.setdefault((row.op, row.kernel), row)
     with looking_again(device, emulate, limit_s) as again:
-        for op, name in reversed(first_wrong):
+        for op, name in smallest:
             if text := in_common([one for one in results if (one.op, one.kernel) == (op, name)], again):
                 show.line(f"{op}/{name}: {text}", "red")
-        for command in smallest_failures([*reversed(first_wrong.values())], device, again):
+        for command in smallest_failures([*smallest.values()], device, again):
             show.note(f"again: {command}")
 
 

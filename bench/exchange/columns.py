@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 from rooflab.bench.exchange import files
 from rooflab.bench.records.plain import number_in
 from rooflab.bench.records.record import Record
-from rooflab.reference.spec import scalar
+from rooflab.kernels.registry import get_op, ops
+from rooflab.reference.spec import Case, scalar
+from rooflab.roofline.device import get_device
 
 NAMES = ("op", "kernel", "scheme", "gpu")
 UNITS: Mapping[str, Mapping[str, float]] = {
@@ -82,6 +85,14 @@ def places_of(columns: Sequence[str]) -> Places:
     return found
 
 
+def _case_of(op: str, case: Case, place: str) -> Case:
+    """The case of an op of the lab in the op's own form.  Raises `ValueError` where the op does not have it."""
+    try:
+        return get_op(op).check_case(case) if case and op in ops() else case
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
 def _record(path: Path, shared: Mapping[str, Any], where: str, row: Mapping[str, Any], places: Places) -> Record:
     cells: dict[str, Any] = {}
     for field, (column, factor) in places.items():
@@ -91,9 +102,12 @@ def _record(path: Path, shared: Mapping[str, Any], where: str, row: Mapping[str,
             wanted = f"a {'number' if field in UNITS else 'cell'} in column {column!r}"
             raise ValueError(f"{path.name}, {where}: expected {wanted}, got {cell!r} in {', '.join(map(str, row))}")
         cells[field] = cell if number is None else number * factor
-    case = files.make_case({name[5:]: scalar(str(cell)) for name, cell in cells.items() if name.startswith("case.")})
+    named = {name[5:]: scalar(str(cell)) for name, cell in cells.items() if name.startswith("case.") and cell != ""}
+    case = _case_of(cells["op"], files.make_case(named), f"{path.name}, {where}")
     latency: float = cells["latency"]
     flops, moved, gpu = cells.get("flops"), cells.get("bytes"), cells.get("gpu")
+    with suppress(ValueError):  # of another GPU than those of `--gpu`
+        gpu = gpu and get_device(gpu).full_name
     values = files.no_time(latency) or {"status": "OK", "basis": "measured", "latency_median_ms": latency}
     if values["status"] == "OK":
         values["flops_per_s"], values["bytes_per_s"] = (one and one / latency * 1e3 for one in (flops, moved))

@@ -66,7 +66,7 @@ def _point(record: Record, moved: float, bound_s: float, seconds: float | None) 
         traffic_basis=record.traffic_basis or "modelled",
         bound_s=bound_s,
         seconds=seconds,
-        noisy=record.status == "NOISY",
+        noisy=record.status == "NOISY" or bool((record.ceilings or {}).get("noise")),
     )
 
 
@@ -302,7 +302,10 @@ def drawings(
 def why_nothing(records: Sequence[Record]) -> str:
     """Why no figure can be drawn of these records."""
     if any("imported" in record.environment and not record.ceilings for record in records):
-        return "an imported record names no ceilings (--gpu names the GPU whose ceilings it is drawn under)"
+        return (
+            "an imported record names no ceilings (--gpu names the GPU under whose it is drawn, with its time if "
+            "`import --column gpu==NAME` named that GPU)"
+        )
     return "no bench record with a time and a bound among them"
 
 

@@ -79,7 +79,7 @@ def describe(race: Race, name_of_instruction: Callable[[int], str]) -> str:
     if race.kind == "rounding":
         return (
             f"lanes of one warp write values to one address that differ by rounding, and which one stays is undefined: "
-            f"{second} in {race.second_actor}, {place}"
+            f"{second} in {race.second_actor}, {place} (enable_fp_fusion=False lets all lanes round alike)"
         )
     if race.kind == "end":
         return f"the CTA ended, and nothing had waited for {race.first_actor}: {second} may still use its shared memory"

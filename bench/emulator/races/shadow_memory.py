@@ -8,7 +8,7 @@ read is ordered before a write, all reads of the block are, and the granules nee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -239,20 +239,40 @@ def equal(values: Values, others: Values, accesses: int) -> Bools:
 ROUNDING = 2.0**-18
 """Difference of two sums in fp32, relative to the largest that an instruction writes, whose terms were rounded in
 another order or not at all (a fused multiply-add), for some tens of terms."""
+HALF_ROUNDING = 2.0**-8
+"""The same of fp16: four roundings; bf16 has eight times as much."""
 
 
 def nearly_equal(values: Values, others: Values, accesses: int) -> Bools:
-    """(accesses,): whether all registers are fp32 numbers that differ by rounding alone."""
+    """(accesses,): whether all registers are fp32, bf16 or fp16 numbers that differ by rounding alone."""
     near = np.ones(accesses, np.bool_)
     for value, other in zip(_registers(values), _registers(others), strict=True):
-        if value.dtype.itemsize % 4:
-            return np.zeros(accesses, np.bool_)
-        with np.errstate(invalid="ignore", over="ignore"):
-            # A vector's registers are the columns.
-            a, b = (_columns(each).view(np.float32).astype(np.float64) for each in (value, other))
-            # Not each value's own size: a sum that cancels keeps the rounding of its terms.
-            scale = np.abs(np.where(np.isfinite(a), a, 0)).max(initial=0.0)
-            near &= (np.isfinite(a) & (np.abs(a - b) <= ROUNDING * scale)).all(1)
+        alike = np.zeros(accesses, np.bool_)
+        for pair in _as_floats(_columns(value), _columns(other)):
+            alike |= _near(*pair)
+        near &= alike
+    return near
+
+
+def _as_floats(value: npt.NDArray[Any], other: npt.NDArray[Any]) -> Iterator[tuple[Any, Any, float]]:
+    """Both as numbers, a vector's registers in columns, and how far their rounding may part them: 16 bits may be either
+    type, and small ones are taken for integers."""
+    if value.itemsize % 4 == 0:
+        yield value.view(np.float32), other.view(np.float32), ROUNDING
+    elif value.itemsize == 2:
+        halves = value.view(np.float16), other.view(np.float16), HALF_ROUNDING
+        wide, others = ((each.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for each in (value, other))
+        for one, two, rounding in (halves, (wide, others, 8 * HALF_ROUNDING)):
+            if np.abs(np.where(np.isfinite(one), one, 0)).max(initial=0.0) >= np.finfo(np.float16).smallest_normal:
+                yield one, two, rounding
+
+
+def _near(a: npt.NDArray[Any], b: npt.NDArray[Any], rounding: float) -> Bools:
+    with np.errstate(invalid="ignore", over="ignore"):
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        # Not each value's own size: a sum that cancels keeps the rounding of its terms.
+        scale = np.abs(np.where(np.isfinite(a), a, 0)).max(initial=0.0)
+        near: Bools = (np.isfinite(a) & (np.abs(a - b) <= rounding * scale)).all(1)
     return near
 
 
