@@ -1,9 +1,9 @@
 """The pytest-benchmark suite: every kernel of every op that can be timed here, on small cases and on SmolLM2's.
 
 `pytest bench --benchmark`, `pytest bench --benchmark -k gemm`.  A kernel is timed only if it passes the whole check on
-the op's first small case.  The outputs for the timed inputs are judged before and after the timing, and then the
-outputs for other data at the same addresses.  On a GPU, a kernel that was not yet checked on this kind of machine first
-runs in a separate process.  The kernels of one case form one group of the table.
+the op's first small case.  The outputs of the timed calls are judged afterwards, and then those for other data at the
+same addresses.  On a GPU, a kernel that was not yet checked on this kind of machine first runs in a separate process.
+The kernels of one case form one group of the table.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rooflab.bench.check.isolated import first_here
 from rooflab.bench.measure.unseen import Unseen
 from rooflab.bench.plugin.plugin import SKIPPED, asked
 from rooflab.bench.records.record import NOT_RUN
-from rooflab.kernels.registry import Kernel, get_kernel, get_op, interpreting, kernels, ops
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple, get_scheme
+from rooflab.kernels.registry import get_kernel, get_op, interpreting, kernels, ops
+from rooflab.reference.spec import Case, Inputs, OpSpec, get_scheme
 
 SUITES = ("smoke", "smollm2_135m")
 BUDGET_S = 0.1
@@ -79,12 +79,6 @@ def own(inputs: Inputs) -> Inputs:
     return dict(zip(inputs, copied(list(inputs.values())), strict=True))
 
 
-def outputs_of(kernel: Kernel, spec: OpSpec, inputs: Inputs) -> Outputs:
-    """The kernel's outputs for `inputs`; if the kernel packs its weight, the weight is packed first."""
-    result = Rotation(kernel, spec, [inputs])()
-    return tuple(inputs[name] for name in spec.outputs) if spec.mutates else as_tuple(result)
-
-
 @functools.cache
 def gate(op: str, name: str) -> tuple[str, str]:
     """Status and reason of the check on the op's first small case, planted inputs included; runs once per kernel."""
@@ -99,34 +93,24 @@ def gate(op: str, name: str) -> tuple[str, str]:
 
 
 def test_kernel(kernel_benchmark: Callable[..., Any], op: str, kernel: str, case: str, scheme: str) -> None:
-    """Checks the kernel, judges its outputs, times it, and judges the outputs again."""
-    spec = get_op(op)
-    run_kernel(kernel_benchmark, spec, get_kernel(op, kernel), spec.check_case(Case.parse(case)), get_scheme(scheme))
-
-
-def run_kernel(kernel_benchmark: Callable[..., Any], spec: OpSpec, kernel: Kernel, case: Case, scheme: Scheme) -> None:
-    """What `test_kernel` does, for what its parameters name."""
-    expected = expected_of(spec.name, case)
-    inputs = expected.inputs
-    refusal = kernel.why_not_args(inputs)
-    if refusal:
+    """Checks the kernel, times it, and judges the outputs that its timed calls left."""
+    spec, own_kernel, dtypes = get_op(op), get_kernel(op, kernel), get_scheme(scheme)
+    sizes = spec.check_case(Case.parse(case))
+    expected = expected_of(op, sizes)
+    if refusal := own_kernel.why_not_args(expected.inputs):
         pytest.skip(str(refusal))
-    status, reason = gate(spec.name, kernel.name)
+    status, reason = gate(op, kernel)
     assert status in ("OK", "UNSUPPORTED"), f"{status}: {reason}"  # UNSUPPORTED holds for the small case only
-    own_stream = kernel.nondeterministic is not None
-    wrong = expected.faults(outputs_of(kernel, spec, own(inputs)), own_stream)
-    assert not wrong, wrong
-    copies = [own(inputs), own(inputs)]
-    rotation = Rotation(kernel, spec, copies)
+    copies = [own(expected.inputs), own(expected.inputs)]
+    rotation = Rotation(own_kernel, spec, copies)
 
     def afterwards() -> str | None:
         for _, outputs in rotation.outputs():
-            wrong = expected.faults(outputs, own_stream)
-            if wrong:
+            if wrong := expected.faults(outputs, own_kernel.nondeterministic is not None):
                 return wrong
-        unseen = Unseen(spec, case, scheme, pick_device(None), copies, SEED)
+        unseen = Unseen(spec, sizes, dtypes, pick_device(None), copies, SEED)
         for _ in copies:
             rotation()
         return unseen.wrong({"": rotation}).get("")
 
-    kernel_benchmark(rotation, cost=spec.cost_of(inputs), afterwards=afterwards)
+    kernel_benchmark(rotation, cost=spec.cost_of(expected.inputs), afterwards=afterwards)

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 
+from rooflab.bench.calls.calls import input_bytes
 from rooflab.bench.calls.clock import time
 from rooflab.bench.calls.selection import Selection, file_of, source_of
 from rooflab.bench.check.check import CheckResult, check_record
@@ -30,7 +31,7 @@ from rooflab.bench.check.drawn import (
 from rooflab.bench.check.offered import taken
 from rooflab.bench.check.principles import EMPTY, PRINCIPLES, TILES, principles_first, shown_by
 from rooflab.bench.check.runs import Planted
-from rooflab.bench.check.spread import Checkers, CheckTask, emulators, in_turn
+from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
 from rooflab.bench.processes.child import cores
 from rooflab.bench.records.environment import snapshot
 from rooflab.bench.records.files import RunWriter
@@ -136,7 +137,7 @@ def run_checks(
     order = sorted(range(len(checks)), key=ranks.__getitem__)
     results = {} if into is None else into
     workers = cores() if device.type == "cpu" else 1
-    with checkers(device, emulate) as check:
+    with Checkers(device, emulate) as check:
         check.start(checks, workers)
         for index, found in in_turn([checks[place] for place in order], check, workers, limit_s):
             results[order[index]] = found
@@ -159,15 +160,10 @@ def turns_of(checks: Sequence[CheckTask]) -> list[int]:
     return found
 
 
-def checkers(device: torch.device, emulate: bool) -> Checkers:
-    """The processes of checks; with `emulate`, kernels with compiled code run in the emulator."""
-    return Checkers(device, lambda item: emulators() if emulate and item.kernel.has_code else None)
-
-
 @contextmanager
 def looking_again(device: torch.device, emulate: bool, limit_s: float) -> Iterator[Again]:
     """Checks of kernels on other cases, within `limit_s` seconds in all, from the first one on."""
-    with checkers(device, emulate) as check:
+    with Checkers(device, emulate) as check:
         ends = math.inf
 
         def again(known: CheckResult, case: Case, scheme: str) -> str:
@@ -202,11 +198,10 @@ def smallest_failures(failures: Sequence[CheckResult], device: torch.device, aga
         yield f"rooflab check {failed.op} {named} --seed {failed.seed}"
 
 
-def elements_of(result: CheckResult) -> int:
-    """The elements of all inputs of a check."""
-    spec = registry.get_op(result.op)
-    inputs = spec.make_inputs(result.case, get_scheme(result.scheme), torch.device("meta"), result.seed)
-    return sum(value.numel() for value in inputs.values() if isinstance(value, torch.Tensor))
+def size_of(result: CheckResult) -> int:
+    """Bytes of the inputs of a check."""
+    asked = result.case, get_scheme(result.scheme), torch.device("meta"), result.seed
+    return input_bytes(registry.get_op(result.op).make_inputs(*asked))
 
 
 def principles_tried(checks: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> str:

@@ -29,8 +29,8 @@ import torch
 
 from rooflab.bench.calls.selection import Selection
 from rooflab.bench.check.check import CheckResult
-from rooflab.bench.check.spread import CheckTask
-from rooflab.bench.checks import checkers, drawn_checks, turns_of
+from rooflab.bench.check.spread import Checkers, CheckTask
+from rooflab.bench.checks import drawn_checks, turns_of
 from rooflab.bench.cli.kernels import CHECK_S
 from rooflab.bench.processes.child import cores
 from rooflab.bench.records.environment import snapshot
@@ -101,7 +101,7 @@ def busy_cores() -> Iterator[None]:
 
 def outcomes(kernels: Sequence[Kernel], seed: int, limit_s: float) -> list[Outcome]:
     """The kernel of each core has `limit_s` seconds."""
-    with checkers(CPU, emulate=True) as check, ThreadPoolExecutor(cores()) as pool:
+    with Checkers(CPU, emulate=True) as check, ThreadPoolExecutor(cores()) as pool:
         return [*pool.map(lambda kernel: first_fault(kernel, seed, check, limit_s), kernels)]
 
 

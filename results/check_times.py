@@ -16,7 +16,7 @@ from time import monotonic
 from rooflab.bench.calls.selection import Selection
 from rooflab.bench.check.check import CheckResult
 from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
-from rooflab.bench.checks import checkers, drawn_checks, turns_of
+from rooflab.bench.checks import drawn_checks, turns_of
 from rooflab.bench.processes.child import cores
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
@@ -49,7 +49,7 @@ def main() -> None:
         asked = drawn_checks(chosen)
         turns = turns_of(asked)
         asked = [asked[place] for place in sorted(range(len(asked)), key=turns.__getitem__)]
-        with checkers(chosen.device, emulate=True) as check:
+        with Checkers(chosen.device, emulate=True) as check:
             check.start(asked, cores())
             timed = Timed(check)
             for _ in in_turn(asked, timed, cores(), given.seconds):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -77,15 +75,6 @@ class Rotation:
                 yield inputs, tuple(inputs[name] for name in self._spec.outputs)
             elif result is not None:
                 yield inputs, as_tuple(result)
-
-
-def kernel_file(kernel: Kernel) -> Path | None:
-    """The file that registered `kernel`; None for a kernel of the tree."""
-    module = sys.modules.get(kernel.fn.__module__)
-    file = getattr(module, "__file__", None)
-    if file is None or kernel.fn.__module__.startswith("rooflab."):
-        return None
-    return Path(file)
 
 
 def input_bytes(inputs: Inputs) -> int:

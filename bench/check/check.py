@@ -33,7 +33,7 @@ from rooflab.bench.calls.calls import short_of_memory
 from rooflab.bench.check.failed import Failed
 from rooflab.bench.check.runs import Check, Planted
 from rooflab.bench.check.trial import Runner, Seen
-from rooflab.bench.records.environment import Environment, circumstances
+from rooflab.bench.records.environment import Environment, identity
 from rooflab.bench.records.record import CheckedBy, DeviceType, Record, Status
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import Kernel
@@ -167,15 +167,8 @@ def check_record(result: CheckResult, kernel: Kernel, run_id: str, environment: 
         kind="check",
         run_id=run_id,
         status=result.status,
-        **circumstances(environment, kernel),
+        **identity(kernel, result.case, result.scheme, environment),
         reason=result.reason,
-        op=result.op,
-        kernel=result.kernel,
-        role=kernel.role,
-        backend=kernel.backend,
-        case_id=result.case.id,
-        case=dict(result.case),
-        scheme=result.scheme,
         seed=result.seed,
         device=cast(DeviceType, torch.device(result.device).type),
         checked_by=result.checked_by,

@@ -72,13 +72,13 @@ def check_outside(
 class Checkers(AbstractContextManager["Checkers"]):
     """Makes checks with the kernels in child processes, which end with the context; threads of this process judge.
 
-    On a CPU a child has one thread; it interprets Triton's kernels if this process does.  `own` gives the processes of
-    a check whose kernel needs others.  When `over` is set, the checks that are being made fail.  A drawn case with an
+    On a CPU a child has one thread; it interprets Triton's kernels if this process does, or with `emulate` those with
+    compiled code run in the emulator.  When `over` is set, the checks that are being made fail.  A drawn case with an
     option that its kernel has refused is checked without the option.
     """
 
-    def __init__(self, device: torch.device, own: Callable[[CheckTask], Pool | None] = lambda item: None):
-        self.device, self._own, self.over = device, own, threading.Event()
+    def __init__(self, device: torch.device, emulate: bool = False):
+        self.device, self.over, self._emulate = device, threading.Event(), emulate
         self._refused: dict[str, set[str]] = {}
         """Options that a kernel has refused with a `ValueError`."""
         self._pool = processes(ONE_THREAD) if device.type == "cpu" else processes({}, ON_A_CARD_S)
@@ -88,7 +88,7 @@ class Checkers(AbstractContextManager["Checkers"]):
 
     def start(self, checks: Sequence[CheckTask], workers: int) -> None:
         """Starts the processes for `workers` checks at a time, and waits until they are ready."""
-        for pool in {self._own(item) or self._pool for item in checks}:
+        for pool in set(map(self._pool_of, checks)):
             pool.start(min(len(checks), workers))
 
     def __call__(self, item: CheckTask) -> CheckResult:
@@ -96,11 +96,14 @@ class Checkers(AbstractContextManager["Checkers"]):
         if item.schemes and refused:
             case, scheme = taken(item.kernel, spec, item.case, item.schemes, refused) or (item.case, item.scheme)
             item = item._replace(case=case, scheme=scheme)
-        found = check_outside(item, self._own(item) or self._pool, self.device, self.over.is_set)
+        found = check_outside(item, self._pool_of(item), self.device, self.over.is_set)
         if found.not_offered:
             inputs = spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
             refused |= named_in(found.reason, options_on(spec, inputs))
         return found
+
+    def _pool_of(self, item: CheckTask) -> Pool:
+        return emulators() if self._emulate and item.kernel.has_code else self._pool
 
 
 @cache

@@ -152,11 +152,11 @@ def _show_drawn(asked: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> 
 
 def _show_faults(results: Sequence[CheckResult], device: torch.device, emulate: bool, limit_s: float) -> None:
     from rooflab.bench.check.common import in_common
-    from rooflab.bench.checks import elements_of, looking_again, smallest_failures
+    from rooflab.bench.checks import looking_again, size_of, smallest_failures
     from rooflab.bench.records.record import NOT_RUN
 
     smallest: dict[tuple[str, str], CheckResult] = {}
-    for row in sorted((row for row in results if row.status not in ("OK", *NOT_RUN)), key=elements_of):
+    for row in sorted((row for row in results if row.status not in ("OK", *NOT_RUN)), key=size_of):
         smallest.setdefault((row.op, row.kernel), row)
     with looking_again(device, emulate, limit_s) as again:
         for op, name in smallest:

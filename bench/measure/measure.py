@@ -19,7 +19,7 @@ from rooflab.bench.measure.settings import Settings
 from rooflab.bench.measure.timed import INTERPRETED, observe, time_together
 from rooflab.bench.measure.unseen import Unseen
 from rooflab.bench.processes.running import note
-from rooflab.bench.records.environment import Environment, identity, last_level_cache_bytes, snapshot
+from rooflab.bench.records.environment import identity, last_level_cache_bytes, snapshot
 from rooflab.bench.records.record import DeviceType, Record, new_run_id
 from rooflab.bench.timing.clocks import shared
 from rooflab.bench.timing.reading import ABOVE, RATES, above_limits, reading_fields, why_invalid
@@ -54,9 +54,6 @@ class Measurement:
     each case without planted inputs, which take seconds at a model's sizes."""
     ceilings: Ceilings | None = None
     """By default the machine's ceilings."""
-    environment: Environment | None = None
-    raise_ceilings: Callable[[Ceilings], Ceilings] | None = None
-    """By default `raise_cpu_ceilings` or `raise_cuda_ceilings`."""
     locked_sm_clock_mhz: float | None = None
     """The SM clock to which the caller has locked the GPU."""
     running: Callable[[Sequence[str]], None] = note
@@ -74,7 +71,7 @@ class Measurement:
     def __post_init__(self) -> None:
         check_timer(self.settings.timer, self.device.type)
         pin_matmul_precision()
-        self._known = self.environment or snapshot(self.device.index or 0)
+        self._known = snapshot(self.device.index or 0)
         self.ceilings = self.ceilings or ceilings_for(self.device)
 
     def records(self, kernels: Sequence[Kernel], cases: Iterable[Case]) -> Iterator[Record]:
@@ -227,9 +224,9 @@ class Measurement:
         above = seconds > 0 and above_limits(seconds, cost, known, method=samples.method, l2_state=samples.l2_state)
         in_cache = self.device.type == "cpu" and cost.bytes <= last_level_cache_bytes()
         if above and not (above.part == "memory" and in_cache):
-            on_cuda = partial(raise_cuda_ceilings, device=self.device, budget_s=RAISE_CUDA_S)
-            again = self.raise_ceilings or (on_cuda if self.device.type == "cuda" else raise_cpu_ceilings)
-            self.ceilings, self.raised = again(known), True
+            on_cuda = self.device.type == "cuda"
+            again = raise_cuda_ceilings(known, self.device, RAISE_CUDA_S) if on_cuda else raise_cpu_ceilings(known)
+            self.ceilings, self.raised = again, True
 
     def _bound(self, cost: Cost, ceilings: Ceilings | None) -> Bound | None:
         if ceilings is None or any(dtype not in ceilings.tensor_flops_per_s for dtype in cost.tensor_flops):

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import torch
 
-from rooflab.bench.calls.calls import kernel_file
+from rooflab.bench.calls.selection import file_of
 from rooflab.kernels.precision import matmul_precision
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case
@@ -302,7 +302,7 @@ def circumstances(environment: Environment, kernel: Kernel) -> dict[str, Any]:
     in the environment, and `kernel_file_sha256`, the hash of the file. `tree` is the hash of a tree without git.
     """
     found, state = environment.to_dict(), (environment.commit, environment.dirty)
-    if file := kernel_file(kernel):
+    if file := file_of(kernel):
         found["kernel_file_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
         found["rooflab"], state = _version("rooflab"), file_state(file)
     if environment.commit is None or environment.dirty is None:
