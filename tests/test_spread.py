@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from rooflab.bench.check.check import CheckResult
 from rooflab.bench.check.common import in_common
 from rooflab.bench.check.principles import OFFSETS, VALUES, principles_first, shown_by
 from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
-from rooflab.bench.checks import drawn_checks, turns_of
+from rooflab.bench.checks import drawn_checks, principles_tried, turns_of
 from rooflab.bench.processes.child import Pool, TimedOut, command_for
 from rooflab.kernels import registry
 from rooflab.kernels.registry import get_op
@@ -61,6 +62,10 @@ def test_the_first_check_of_each_principle_comes_early_and_the_summary_names_it(
         *((0, "first"), (2, "empty"), (4, "sizes"), (1, ""), (3, "empty"), (5, ""))
     ]
     assert shown_by(["first data", "planted values: a row of zeros", "32-bit offsets: far x"]) == {VALUES, OFFSETS}
+    ran, asked = SimpleNamespace(status="OK", labels=()), [SimpleNamespace(principle=name) for name in ("empty", "")]
+    others = "32-bit offsets, sizes, uneven rows, values, several tiles"
+    assert principles_tried(asked, {0: ran}) == f"principles tried: empty; not tried: {others}"
+    assert principles_tried(asked, {0: ran, 1: ran}) == f"principles tried: empty; without a case here: {others}"
 
 
 @pytest.mark.more
