@@ -205,12 +205,13 @@ def size_of(result: CheckResult) -> int:
 
 
 def principles_tried(checks: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> str:
-    """A line: which of the principles the checks that ran have tried, and which they have not, or, of a whole plan,
-    which have no case for these kernels."""
+    """A line: which of the principles the checks that ran have tried, and which they have not, or, of a whole plan
+    without a fault, which have no case for these kernels."""
     ran = {place: result for place, result in made.items() if result.status not in NOT_RUN}
     tried = {checks[place].principle for place in ran} | shown_by(label for one in ran.values() for label in one.labels)
     named = [", ".join(one for one in PRINCIPLES if (one in tried) == side) or "none" for side in (True, False)]
-    left = "not tried" if len(made) < len(checks) else "without a case here"
+    whole = len(made) == len(checks) and all(result.status == "OK" for result in ran.values())  # a fault ends a check
+    left = "without a case here" if whole else "not tried"
     return f"principles tried: {named[0]}; {left}: {named[1]}"
 
 

@@ -200,10 +200,11 @@ def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing,
         why = f": {unplaced[0]}" if unplaced else ""
         raise ValueError(f"records: expected {wanted}, got none in {name}{why}")
     notes = [note] if note else []
+    imported = any("imported" in record.environment for record in records)
     if all(point.seconds is None for point in points):
         lacks = "no GPU, which `import --column gpu==h100` names"
         cards = {str((record.environment.get("gpu") or {}).get("name") or lacks) for record in records}
-        imported = any("imported" in record.environment for record in records)
         why = f" (its records name {', '.join(sorted(cards))})" if imported else ""
         notes.append(f"nothing in {name} was measured on {device.full_name}{why}, so these are bounds")
-    return Drawing(points, [device.ceilings()], device.name), [*notes, *unplaced]
+    told = ", imported times" if imported and any(point.seconds for point in points) else ""
+    return Drawing(points, [device.ceilings()], device.name + told), [*notes, *unplaced]

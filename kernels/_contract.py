@@ -106,6 +106,6 @@ def check_signature(spec: OpSpec, name: str, fn: Callable[..., Any]) -> None:
                 raise TypeError(f"{spec.name}/{name}: misses the argument {key!r}")
         elif parameters[key].default != parameter.default:
             raise TypeError(
-                f"{spec.name}/{name}: the default of {key!r} is {parameters[key].default}, "
-                f"the reference's {parameter.default}"
+                f"{spec.name}/{name}: expected the argument {parameter.replace(annotation=parameter.empty)}, as the "
+                f"reference has it, got {parameters[key].replace(annotation=parameter.empty)}"
             )

@@ -125,7 +125,7 @@ class Domain:
                 if point is not None and point.case not in taken:
                     met |= pairs if not fixed else set()
                     taken.add(point.case)
-                    yield replace(point, principle="sizes" if own else "empty" if fixed else "")
+                    yield replace(point, principle="sizes of its file" if own else "empty" if fixed else "")
                     break
 
     def _draw(

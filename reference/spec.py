@@ -281,7 +281,7 @@ class OpSpec:
         if not set(needed) <= set(case) <= set(template):
             also = f" and perhaps {', '.join(self.optional)}" if self.optional else ""
             example = self.cases["smoke"][0].id
-            raise ValueError(f"case: {self.name} takes {example} with these keys{also}, got {case.id}")
+            raise ValueError(f"case: {self.name} takes the keys of {example}{also}, got {case.id}")
         on = [key for key in self.optional if key in case and case[key] != self.optional[key]]
         ordered = {key: case[key] for key in (*needed, *on)}
         for key, value in ordered.items():

@@ -33,7 +33,7 @@ from rooflab.roofline.numbers import counted
     "arguments, message",
     [
         (["check", "gemm", "--kernel", "none.py"], "kernel: expected a Python file, got 'none.py'"),
-        (["check", "gemm", "--shape", "M=3"], "--shape: gemm takes M=.* with these keys and perhaps residual, got M=3"),
+        (["check", "gemm", "--shape", "M=3"], "--shape: gemm takes the keys of M=.* and perhaps residual, got M=3"),
         (["check", "gemm", "--case", "M=x,N=1,K=1,layout=NT,bias=false"], "case: expected M like '32', got 'x'"),
         (["check", "gemm", "--seconds", "0"], "--seconds: expected seconds above 0, got 0.0"),
         (["check", "gemm", "--seconds", "3", "--all"], "seconds: expected none with --all"),

@@ -157,7 +157,7 @@ def test_records_give_the_measured_time_and_their_gpu(rooflab, tmp_path):
         (["gem"], "op: expected one of embedding, .*got 'gem'"),
         (["gemm", "fast"], "kernel: gemm has naive, library, .*got 'fast'"),
         (["gemm", "packed"], "UNSUPPORTED: gemm/packed runs on cpu"),
-        (["gemm", "naive", "--case", "M=3"], "case: gemm takes M=.* with these keys and perhaps residual, got M=3"),
+        (["gemm", "naive", "--case", "M=3"], "case: gemm takes the keys of M=.* and perhaps residual, got M=3"),
         (["gemm", "naive", "--scheme", "fp12"], "scheme: expected one of fp32, fp16, bf16.* got 'fp12'"),
         (["rmsnorm", "library", "--gpu", "a100"], "gpu: expected a Hopper GPU, .*got NVIDIA A100"),
         (["rmsnorm", "library", "--gpu", "h1000"], "gpu: expected one of h100-sxm, .*got 'h1000'"),

@@ -142,7 +142,7 @@ def test_registering_checks_the_signature(toy_op):
         (lambda y, scale=2.0: y, "has no argument 'y'"),
         (lambda scale=2.0: scale, "misses the argument 'x'"),
         (lambda scale, x: x, "in the order x, scale"),
-        (lambda x, scale=3.0: x, "default of 'scale' is 3.0"),
+        (lambda x, scale=3.0: x, "expected the argument scale=2.0, as the reference has it, got scale=3.0"),
     ]:
         with pytest.raises(TypeError, match=message):
             register_toy(wrong, name="other", role="optimized")

@@ -196,7 +196,7 @@ def _ran(comparison: Comparison, settings: AbSettings, out: Path | None, say: Sa
     if out is not None:
         notes = [*notes, *(f"records: {path}" for path in records.save(result, out))]
     if result.stopped:
-        notes = [*notes, f"stopped early: {result.stopped}"]
+        notes = [*notes, result.stopped]
     if not any(outcome.noise_floor is not None for outcome in result.outcomes) and result.outcomes:
         notes = [*notes, "noise floor of this machine: not measured (rooflab ab --self-test measures it)"]
     title = f"{comparison.a.label} against {comparison.b.label}"

@@ -15,6 +15,7 @@ from rooflab.bench.ab.sides import Comparison, Job, Mode, Reading, Readings, Sid
 from rooflab.bench.calls.clock import time
 from rooflab.bench.processes.child import Child, ChildFailed, TimedOut, command_for, environment_without
 from rooflab.bench.records.record import Status, now
+from rooflab.roofline.numbers import counted
 
 Measure = Callable[[SideName, Collection[str]], Readings]
 """Starts one process of a side, which measures these comparisons, and returns its readings by key."""
@@ -101,7 +102,7 @@ def _leave_noisy_out(batch: Batch) -> None:
             batch.broken.setdefault(key, found)
     if noisy and not batch.stopped:
         reason = next(iter(noisy.values()))[1].reason
-        batch.stopped = f"{len(noisy)} pairs have a NOISY reading and are not counted: {reason}"
+        batch.stopped = f"not counted, for a reading of it is NOISY: {counted(len(noisy), 'pair')}: {reason}"
 
 
 def _keep(batch: Batch, number: int, key: str, first: Readings, second: Readings) -> None:

@@ -22,8 +22,12 @@ Again = Callable[[CheckResult, Case, str], str]
 def in_common(results: Sequence[CheckResult], again: Again) -> str:
     """A sentence with what is true of all wrong checks of one kernel, and of none of its right ones, and with the run
     in which all wrong ones failed; empty if nothing is.  With one wrong or one right check almost everything would
-    be, and by chance much is: it is said if a wrong case with a right one's value is right, and the other way round."""
-    right = [{**result.case, "scheme": result.scheme} for result in results if result.status == "OK"]
+    be, and by chance much is: it is said if a wrong case with a right one's value is right, and the other way round.  A
+    case of nothing, which any kernel does right, says nothing."""
+    passed = [
+        result for result in results if result.status == "OK" and all(v for k, v in result.case.items() if k.isupper())
+    ]
+    right = [{**result.case, "scheme": result.scheme} for result in passed]
     failed = [result for result in results if result.status not in ("OK", *NOT_RUN)]
     wrong = [{**result.case, "scheme": result.scheme} for result in failed]
     names = list(wrong[0]) if min(len(right), len(wrong)) > 1 else []
@@ -31,9 +35,8 @@ def in_common(results: Sequence[CheckResult], again: Again) -> str:
         ((name,), _apart(name, *({facts.get(name) for facts in side} for side in (wrong, right)))) for name in names
     ]
     found += [(pair, _equal_or_not(pair, wrong, right)) for pair in combinations(filter(str.isupper, names), 2)]
-    passed = [result for result in results if result.status == "OK"]
     said = ", ".join(text for own, text in found if text and _holds(own, failed, passed, again))
-    runs = {re.sub(r"\d+", "N", result.labels[-1]) for result in failed if result.labels}
+    runs = {re.sub(r"\d+\b(?!-bit)", "N", result.labels[-1]) for result in failed if result.labels}
     run = runs.pop() if names and len(runs) == 1 else "first data"
     same = "" if run == "first data" else f"all {len(wrong)} wrong checks fail on {run}"
     told = f"all {len(wrong)} wrong checks have {said}; none of the {len(right)} right ones has" if said else ""

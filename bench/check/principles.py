@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-PRINCIPLES = ("32-bit offsets", "sizes", "empty", "uneven rows", "values", "several tiles")
+PRINCIPLES = ("32-bit offsets", "sizes of its file", "empty", "uneven rows", "values", "several tiles")
 OFFSETS, SIZES, EMPTY, UNEVEN, VALUES, TILES = PRINCIPLES
 Item = TypeVar("Item")
 

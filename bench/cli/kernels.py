@@ -58,6 +58,7 @@ def list_kernels(
         spec = get_op(op)
         show.line(f"\n{spec.call()}", "bold")
         show.pairs([] if spec.contract is None else spec.contract.rows())
+        show.line(f"a case: {spec.cases['smoke'][0].id}; it may add {', '.join(spec.optional) or 'no key'}")
 
 
 @app.command()
@@ -339,6 +340,7 @@ def roofline(
     published = sum(point.published for point in points)
     measured = sum(point.seconds is not None for point in points) - published
     others = f", {published} published by others" if published else ""
-    show.line(f"{counted(len(points), 'point')}, {measured or 'none'} of them measured{others}")
+    by = "of them with an imported time" if any("imported times" in one.name for one in drawn) else "of them measured"
+    show.line(f"{counted(len(points), 'point')}, {measured or 'none'} {by}{others}")
     for path in paths:
         show.line(f"  {path}")

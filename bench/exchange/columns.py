@@ -13,7 +13,7 @@ from rooflab.bench.exchange import files
 from rooflab.bench.records.plain import number_in
 from rooflab.bench.records.record import Record
 from rooflab.kernels.registry import get_op, ops
-from rooflab.reference.spec import Case, scalar
+from rooflab.reference.spec import scalar
 from rooflab.roofline.device import get_device
 
 NAMES = ("op", "kernel", "scheme", "gpu")
@@ -33,7 +33,15 @@ def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
     shared, rows = _shared(path, "csv", text, columns), csv.DictReader(StringIO(text))
     if lacking := [name for name in ("op", "kernel", "latency") if name not in places]:
         raise ValueError(f"column: expected one for {', '.join(lacking)}, got {', '.join(columns) or 'none'}")
-    return files.Imported(tuple(_record(path, shared, f"line {rows.line_num}", row, places) for row in rows))
+    records, skipped = [], []
+    for row in rows:
+        try:
+            records.append(_record(path, shared, f"line {rows.line_num}", row, places))
+        except ValueError as error:
+            if not str(error).startswith("case: "):  # else an op of the lab does not have the row's case
+                raise
+            skipped.append(files.Skipped(f"line {rows.line_num}", str(error)))
+    return files.Imported(tuple(records), tuple(skipped))
 
 
 def read_nvbench(path: Path, columns: Sequence[str]) -> files.Imported:
@@ -85,14 +93,6 @@ def places_of(columns: Sequence[str]) -> Places:
     return found
 
 
-def _case_of(op: str, case: Case, place: str) -> Case:
-    """The case of an op of the lab in the op's own form.  Raises `ValueError` where the op does not have it."""
-    try:
-        return get_op(op).check_case(case) if case and op in ops() else case
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
-
-
 def _record(path: Path, shared: Mapping[str, Any], where: str, row: Mapping[str, Any], places: Places) -> Record:
     cells: dict[str, Any] = {}
     for field, (column, factor) in places.items():
@@ -103,7 +103,8 @@ def _record(path: Path, shared: Mapping[str, Any], where: str, row: Mapping[str,
             raise ValueError(f"{path.name}, {where}: expected {wanted}, got {cell!r} in {', '.join(map(str, row))}")
         cells[field] = cell if number is None else number * factor
     named = {name[5:]: scalar(str(cell)) for name, cell in cells.items() if name.startswith("case.") and cell != ""}
-    case = _case_of(cells["op"], files.make_case(named), f"{path.name}, {where}")
+    case = files.make_case(named)
+    case = get_op(cells["op"]).check_case(case) if case and cells["op"] in ops() else case
     latency: float = cells["latency"]
     flops, moved, gpu = cells.get("flops"), cells.get("bytes"), cells.get("gpu")
     with suppress(ValueError):  # of another GPU than those of `--gpu`
