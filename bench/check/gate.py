@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -119,9 +120,9 @@ def check(fn: Callable[..., Any], args: Sequence[Any], reference: Callable[..., 
 
 def _plain(result: object) -> tuple[torch.Tensor, ...]:
     """`result` as a tuple of tensors; empty if it holds anything else."""
-    values = result if isinstance(result, tuple | list) else (result,)
-    tensors = all(isinstance(value, torch.Tensor) for value in values)
-    return tuple(values) if tensors else ()
+    with suppress(ValueError):
+        return _tensors("fn", result)
+    return ()
 
 
 def copied(args: Sequence[Any]) -> list[Any]:

@@ -74,10 +74,6 @@ class Passed:
         """Whether this code has passed."""
         return self._remembered().get(kernel.id) == self.code(kernel)
 
-    def add(self, kernel: Kernel) -> None:
-        """Remembers that this code has passed."""
-        self._keep({kernel.id: self.code(kernel)})
-
     def trust(self, folder: Path) -> list[str]:
         """Takes over what first checks on a card of this name recorded in `folder`; returns the kernels' ids.
 
@@ -92,10 +88,11 @@ class Passed:
             if gpu and card == gpu.name and environment.get(CODE) == now.get(name, ""):
                 found.setdefault(name, set()).add(record.status if record.checked_by == "gpu" else "not by a GPU")
         right = {name: now[name] for name, statuses in found.items() if statuses == {"OK"}}
-        self._keep(right)
+        self.keep(right)
         return sorted(right)
 
-    def _keep(self, codes: dict[str, str]) -> None:
+    def keep(self, codes: dict[str, str]) -> None:
+        """Remembers code that has passed, by the kernel's id."""
         write_whole(self._path, json.dumps(self._remembered() | codes, indent=1) + "\n")
 
     def _remembered(self) -> dict[str, str]:
@@ -124,7 +121,7 @@ def first_here(
         return None
     first: CheckResult = run(kernel, case, scheme)
     if first.status == "OK":
-        passed.add(kernel)
+        passed.keep({kernel.id: passed.code(kernel)})
     return first
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -112,6 +113,6 @@ def export_records(
         form, records, to, RecordFilter(op or (), kernel or (), case or (), machine or ())
     )
     show.result({"file": to, "records": written, "left_out": [vars(each) for each in skipped]})
-    for text, count in commands.counted(skipped):
+    for text, count in Counter(each.reason for each in skipped).most_common():
         show.line(f"not exported: {count} {text}", "dim")
     show.line(f"{counted(written, 'record')}: {to}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -87,8 +86,3 @@ def export(form: str, paths: Sequence[Path], to: Path, chosen: RecordFilter) -> 
     records = [record for file in find_files(paths) for record in record_files.read(file) if chosen.takes(record)]
     skipped = FORMS[form](records, to)
     return len(records) - len(skipped), skipped
-
-
-def counted(skipped: Sequence[Skipped]) -> list[tuple[str, int]]:
-    """Each reason with its count, most frequent first."""
-    return Counter(each.reason for each in skipped).most_common()

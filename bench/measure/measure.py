@@ -29,7 +29,7 @@ from rooflab.kernels.configs import config_for
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import CPU_BACKENDS, Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
-from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
+from rooflab.roofline.model import Ceilings, Cost, Traffic, bound
 
 RAISE_CUDA_S = 20.0
 """Seconds for measuring a GPU's ceilings again, which a run does at most once."""
@@ -228,11 +228,6 @@ class Measurement:
             again = raise_cuda_ceilings(known, self.device, RAISE_CUDA_S) if on_cuda else raise_cpu_ceilings(known)
             self.ceilings, self.raised = again, True
 
-    def _bound(self, cost: Cost, ceilings: Ceilings | None) -> Bound | None:
-        if ceilings is None or any(dtype not in ceilings.tensor_flops_per_s for dtype in cost.tensor_flops):
-            return None
-        return bound(cost, ceilings)
-
     def _record(
         self,
         kernel: Kernel,
@@ -242,7 +237,9 @@ class Measurement:
         samples: Samples | None,
         fields: dict[str, Any],
     ) -> Record:
-        limit = self._bound(cost, self.ceilings)
+        roofs = self.ceilings
+        has_rates = roofs is not None and cost.tensor_flops.keys() <= roofs.tensor_flops_per_s.keys()
+        limit = bound(cost, roofs) if roofs and has_rates else None
         config = config_for(kernel, case, self.scheme, self.device)
         moved = traffic.bytes if traffic else cost.bytes
         read = (reading_fields(samples, cost, moved, limit) if samples else {}) | fields

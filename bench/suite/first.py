@@ -81,7 +81,7 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
                     excluded[kernel.id] = f"{result.status}: {result.reason}"
     if not context.dry_run:
         for kernel in good:
-            passed.add(kernel)
+            passed.keep({kernel.id: passed.code(kernel)})
     faults = [f"{name}: {text}" for name, text in excluded.items()]
     figures = {"right": len(good) + len(before), "right before": len(before), "excluded": len(excluded)}
     figures["not here"] = len(risky) - len(good) - len(before) - len(excluded) - len(late)
