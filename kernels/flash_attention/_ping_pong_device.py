@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import globaltimer, smid
 
 from rooflab.kernels import _attention as shared
+from rooflab.kernels._gluon import async_load, async_store, reinterpret
 from rooflab.kernels.flash_attention._order_device import count_tiles, nth_tile, place
 from rooflab.kernels.flash_attention._ping_pong_softmax import (
     ROWS,
@@ -45,8 +46,8 @@ def _next(slot, phase, STAGES: gl.constexpr):
 @gluon.jit
 def _load(x, bar, ring, slot, b, h, row, ROWS_OF: gl.constexpr, D: gl.constexpr):
     mbarrier.expect(bar, x.block_type.nbytes)
-    view = ring.index(slot)._reinterpret(x.dtype, [1, 1, ROWS_OF, D], x.layout)
-    tma.async_copy_global_to_shared(x, [b, h, row, 0], bar, view)
+    view = reinterpret(ring.index(slot), x.dtype, [1, 1, ROWS_OF, D], x.layout)
+    async_load(x, [b, h, row, 0], bar, view)
 
 
 @gluon.jit
@@ -168,7 +169,7 @@ def _finish(
     result = accumulator * gl.convert_layout(share, gl.SliceLayout(1, layout))[:, None]
     staged.store(result.to(out.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(out, [b, h, row, 0], staged._reinterpret(out.dtype, [1, 1, ROWS, D], out.layout))
+    async_store(out, [b, h, row, 0], reinterpret(staged, out.dtype, [1, 1, ROWS, D], out.layout))
 
 
 @gluon.jit

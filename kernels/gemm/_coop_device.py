@@ -21,6 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from rooflab.kernels._gluon import async_load, async_store
+
 
 @gluon.jit
 def _place(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
@@ -64,13 +66,13 @@ def _produce(
             for part in gl.static_range(PARTS):
                 row = tile_m * BLOCK_M + part * (BLOCK_M // PARTS)
                 if A_TRANSPOSED:
-                    tma.async_copy_global_to_shared(a, [k, row], bar, a_ring.index(PARTS * slot + part))
+                    async_load(a, [k, row], bar, a_ring.index(PARTS * slot + part))
                 else:
-                    tma.async_copy_global_to_shared(a, [row, k], bar, a_ring.index(PARTS * slot + part))
+                    async_load(a, [row, k], bar, a_ring.index(PARTS * slot + part))
             if B_TRANSPOSED:
-                tma.async_copy_global_to_shared(b, [column, k], bar, b_ring.index(slot))
+                async_load(b, [column, k], bar, b_ring.index(slot))
             else:
-                tma.async_copy_global_to_shared(b, [k, column], bar, b_ring.index(slot))
+                async_load(b, [k, column], bar, b_ring.index(slot))
             slot, phase = _next(slot, phase, STAGES)
 
 
@@ -84,7 +86,7 @@ def _load_bias(bias, N, column, layout: gl.constexpr, BLOCK_N: gl.constexpr):
 def _fetch(residual, staged, landed, row, column):
     tma.store_wait(pendings=0)  # TMA has read the tile staged here before
     mbarrier.expect(landed, residual.block_type.nbytes)
-    tma.async_copy_global_to_shared(residual, [row, column], landed, staged)
+    async_load(residual, [row, column], landed, staged)
 
 
 @gluon.jit
@@ -102,7 +104,7 @@ def _store(out, part, staged, row, column, HAS_RESIDUAL: gl.constexpr):
         part += staged.load(part.type.layout).to(gl.float32)
     staged.store(part.to(out.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(out, [row, column], staged)
+    async_store(out, [row, column], staged)
 
 
 @gluon.jit

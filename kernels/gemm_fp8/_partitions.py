@@ -12,6 +12,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from rooflab.kernels._gluon import async_load, async_store
+
 
 @gluon.jit
 def place(tile, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP_M: gl.constexpr):
@@ -34,10 +36,10 @@ def produce(shared, a_map, b_map, M, N, K, CONSUMERS: gl.constexpr, BLOCK_N: gl.
             bar = full.index(slot)
             mbarrier.wait(empty.index(slot), (step // STAGES & 1) ^ 1)
             mbarrier.expect(bar, CONSUMERS * a_map.block_type.nbytes + b_map.block_type.nbytes)
-            tma.async_copy_global_to_shared(b_map, [column, k], bar, b_ring.index(slot))
+            async_load(b_map, [column, k], bar, b_ring.index(slot))
             for which in gl.static_range(CONSUMERS):
                 piece = a_ring.index(slot * CONSUMERS + which)
-                tma.async_copy_global_to_shared(a_map, [row + 64 * which, k], bar, piece)
+                async_load(a_map, [row + 64 * which, k], bar, piece)
             step += 1
 
 
@@ -87,7 +89,7 @@ def consume(shared, c_map, pointers, M, N, K, strides, WHICH: gl.constexpr, CONS
             tma.store_wait(pendings=0)
             kept.store(sums.to(gl.bfloat16))
             fence_async_shared()
-            tma.async_copy_shared_to_global(c_map, [row, column], kept)
+            async_store(c_map, [row, column], kept)
         else:
             mask = (rows < M)[:, None] & (columns < N)[None, :]
             gl.store(out_ptr + rows[:, None] * stride_om + columns[None, :], sums.to(gl.bfloat16), mask=mask)

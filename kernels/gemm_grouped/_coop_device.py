@@ -17,6 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from rooflab.kernels._gluon import async_load, async_store
+
 
 @gluon.jit
 def _next(slot, phase, STAGES: gl.constexpr):
@@ -75,11 +77,11 @@ def _produce(
             k = step * BLOCK_K
             if both:
                 mbarrier.expect(bar, 2 * a.block_type.nbytes + b.block_type.nbytes)
-                tma.async_copy_global_to_shared(a, [row + BLOCK_M // 2, k], bar, a_ring.index(2 * slot + 1))
+                async_load(a, [row + BLOCK_M // 2, k], bar, a_ring.index(2 * slot + 1))
             else:
                 mbarrier.expect(bar, a.block_type.nbytes + b.block_type.nbytes)
-            tma.async_copy_global_to_shared(a, [row, k], bar, a_ring.index(2 * slot))
-            tma.async_copy_global_to_shared(b, [column, k], bar, b_ring.index(slot))
+            async_load(a, [row, k], bar, a_ring.index(2 * slot))
+            async_load(b, [column, k], bar, b_ring.index(slot))
             slot, phase = _next(slot, phase, STAGES)
 
 
@@ -95,7 +97,7 @@ def _store(out_map, out_ptr, stride_ot, part, staged, row, end, column, N):
     staged.store(part)
     if row + ROWS <= end:
         fence_async_shared()
-        tma.async_copy_shared_to_global(out_map, [row, column], staged)
+        async_store(out_map, [row, column], staged)
     else:
         # int64, because row * stride passes 2**31 from T * N = 2**31 on.
         rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))

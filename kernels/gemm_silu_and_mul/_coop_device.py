@@ -16,6 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from rooflab.kernels._gluon import async_load, async_store, reinterpret
+
 
 @gluon.jit
 def _place(tile, tiles_m, tiles_i, GROUP_M: gl.constexpr):
@@ -48,8 +50,8 @@ def _produce(
             for half in gl.static_range(2):
                 row = tile_m * BLOCK_M + half * (BLOCK_M // 2)
                 column = tile_i * BLOCK_I + half * I  # columns of gate, then the same of up
-                tma.async_copy_global_to_shared(a, [row, step * BLOCK_K], bar, a_ring.index(2 * slot + half))
-                tma.async_copy_global_to_shared(b, [column, step * BLOCK_K], bar, b_ring.index(2 * slot + half))
+                async_load(a, [row, step * BLOCK_K], bar, a_ring.index(2 * slot + half))
+                async_load(b, [column, step * BLOCK_K], bar, b_ring.index(2 * slot + half))
             slot, phase = _next(slot, phase, STAGES)
 
 
@@ -77,7 +79,7 @@ def _consume(
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 2 * BLOCK_I, 256 // a_ring.dtype.primitive_bitwidth]
     )
-    both = b_ring._reinterpret(b_ring.dtype, [STAGES, 2 * BLOCK_I, BLOCK_K], b_ring.layout)
+    both = reinterpret(b_ring, b_ring.dtype, [STAGES, 2 * BLOCK_I, BLOCK_K], b_ring.layout)
     # Zeros only for the type: the first product of each tile replaces the accumulator.
     accumulator = gl.zeros((ROWS, 2 * BLOCK_I), gl.float32, layout)
     slot = 0
@@ -104,7 +106,7 @@ def _consume(
         tma.store_wait(pendings=0)  # TMA has read the tile staged here before
         staged.store(result)
         fence_async_shared()
-        tma.async_copy_shared_to_global(out, [tile_m * BLOCK_M + HALF * ROWS, tile_i * BLOCK_I], staged)
+        async_store(out, [tile_m * BLOCK_M + HALF * ROWS, tile_i * BLOCK_I], staged)
     tma.store_wait(pendings=0)  # the CTA's shared memory must live until TMA has read it
 
 

@@ -11,7 +11,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -19,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from rooflab.kernels._attention import LN2 as _LN2
 from rooflab.kernels._attention import LOG2E as _LOG2E
 from rooflab.kernels._attention import capped
+from rooflab.kernels._gluon import async_load, reinterpret
 
 LN2: gl.constexpr = gl.constexpr(_LN2)
 LOG2E: gl.constexpr = gl.constexpr(_LOG2E)
@@ -77,7 +77,7 @@ def tile_layout(rows, columns, copies):
 
 @gluon.jit
 def _tile(ring, slot, BLOCK_N: gl.constexpr, D: gl.constexpr, COPIES: gl.constexpr):
-    return ring.index(slot)._reinterpret(ring.dtype, [BLOCK_N, D], tile_layout(BLOCK_N, D, COPIES))
+    return reinterpret(ring.index(slot), ring.dtype, [BLOCK_N, D], tile_layout(BLOCK_N, D, COPIES))
 
 
 @gluon.jit
@@ -100,7 +100,7 @@ def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.const
     """
     UNROLLED: gl.constexpr = min(4, BLOCK_N // BOX)
     mbarrier.expect(bar, BLOCK_N * D * (x.dtype.primitive_bitwidth // 8))
-    views = slot._reinterpret(x.dtype, [BLOCK_N // BOX * COPIES, 1, BOX // 8, D // 64 // COPIES, 8, 64], x.layout)
+    views = reinterpret(slot, x.dtype, [BLOCK_N // BOX * COPIES, 1, BOX // 8, D // 64 // COPIES, 8, 64], x.layout)
     lane = gl.arange(0, 32, pages.type.layout)
     units = gl.where(pages < 0, -1, pages * page_units + first_unit)
     for some in range(boxes // UNROLLED):
@@ -109,14 +109,14 @@ def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.const
             unit = gl.sum(gl.where(lane == part, units, 0), 0)
             for copy in gl.static_range(COPIES):
                 view = views.index(copy * (BLOCK_N // BOX) + part)
-                tma.async_copy_global_to_shared(x, [unit, row // 8, 0, 0, copy * 64], bar, view)
+                async_load(x, [unit, row // 8, 0, 0, copy * 64], bar, view)
 
 
 @gluon.jit
 def _clear(slot, left, BLOCK_N: gl.constexpr, D: gl.constexpr, COPIES: gl.constexpr):
     """Writes zeros over the values from `left` on, eight rows at a time, because a page may hold NaN there."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
-    atoms = slot._reinterpret(slot.dtype, [BLOCK_N // 8 * (D // 64), 8, 64], gl.NVMMASharedLayout(128, 16, 2))
+    atoms = reinterpret(slot, slot.dtype, [BLOCK_N // 8 * (D // 64), 8, 64], gl.NVMMASharedLayout(128, 16, 2))
     DOWN: gl.constexpr = D // 64 // COPIES  # atoms from 8 rows to the next 8
     ACROSS: gl.constexpr = BLOCK_N // 8 if COPIES > 1 else 1  # and from 64 columns to the next 64
     rows = gl.arange(0, 8, gl.SliceLayout(1, layout))
