@@ -317,8 +317,9 @@ def randn(
     place = device if count > 2**24 else torch.device("cpu")
     generator = torch.Generator(place).manual_seed(seed)
     values = torch.randn(shape, generator=generator, device=place, dtype=torch.float32)
-    rounded = (values * scale).to(device=device, dtype=dtype)
-    return rounded + mean if mean else rounded
+    # In place: of (0, 1) elements torch's product has strides (1, 0), which a careful launcher refuses.
+    rounded = values.mul_(scale).to(device=device, dtype=dtype)
+    return rounded.add_(mean) if mean else rounded
 
 
 def nbytes(*tensors: torch.Tensor | None) -> int:

@@ -196,3 +196,6 @@ def test_a_norm_of_no_rows_still_has_a_width(op):
     """A launcher may divide by it: docs/ab.md's does."""
     points = [point for seed in range(20) for point in drawn_points(get_op(op), seed, IN_SOFTWARE)]
     assert any(point.case["T"] == 0 for point in points) and all(point.case["H"] > 0 for point in points)
+    nothing = get_op(op).check_case(get_op(op).cases["smoke"][0].but(T=0, H=1))
+    x = get_op(op).make_inputs(nothing, SCHEMES["bf16"], torch.device("cpu"), 0)["x"]
+    assert x.stride() == (1, 1), "a launcher may ask for it"
