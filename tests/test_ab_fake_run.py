@@ -143,7 +143,7 @@ def test_a_pair_with_a_noisy_reading_is_not_counted(fake, tmp_path):
     judged = {outcome.key: (outcome.verdict, outcome.pairs) for outcome in result.outcomes}
     assert judged == {"all": ("INVALID", 0), "some": ("UNRESOLVED", 10)}, "12 pairs, and two of them are not counted"
     assert verdicts(result)["all"][1] == f"head: {few['reason']}"
-    assert result.stopped == f"not counted, for a reading of it is NOISY: 14 pairs: {few['reason']}"
+    assert result.stopped == f"14 pairs not counted, because a reading is NOISY: {few['reason']}"
     paths = save(result, tmp_path)
     noisy = [record for record in read(paths[2]) if record.status == "NOISY"]
     assert {record.latency_median_ms for record in noisy} == {None} and len(noisy) > 12

@@ -102,7 +102,7 @@ def _leave_noisy_out(batch: Batch) -> None:
             batch.broken.setdefault(key, found)
     if noisy and not batch.stopped:
         reason = next(iter(noisy.values()))[1].reason
-        batch.stopped = f"not counted, for a reading of it is NOISY: {counted(len(noisy), 'pair')}: {reason}"
+        batch.stopped = f"{counted(len(noisy), 'pair')} not counted, because a reading is NOISY: {reason}"
 
 
 def _keep(batch: Batch, number: int, key: str, first: Readings, second: Readings) -> None:

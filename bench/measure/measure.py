@@ -78,8 +78,8 @@ class Measurement:
         """Yields one record for each kernel of each case, case by case.
 
         Every kernel is checked first; a kernel that fails publishes no time.  A kernel that cannot run here gets a
-        record with the reason and the bound.  After a kernel has broken the CUDA context, no kernel runs any more, and
-        the other kernels' records say so.
+        record with the reason and the bound.  Once a kernel has broken the CUDA context, no other kernel runs.  Their
+        records then say so.
         """
         for case in cases:
             yield from self._of_case(kernels, case)

@@ -303,8 +303,8 @@ def why_nothing(records: Sequence[Record]) -> str:
     """Why no figure can be drawn of these records."""
     if any("imported" in record.environment and not record.ceilings for record in records):
         return (
-            "an imported record names no ceilings (--gpu names the GPU under whose it is drawn, with its time if "
-            "`import --column gpu==NAME` named that GPU)"
+            "an imported record names no ceilings (--gpu names the GPU whose ceilings are drawn; the record's time is "
+            "drawn too if `import --column gpu==NAME` named the same GPU)"
         )
     return "no bench record with a time and a bound among them"
 
