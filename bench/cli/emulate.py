@@ -22,7 +22,7 @@ MEGA = 1e6
 
 @app.command()
 def emulate(
-    op: Annotated[str | None, typer.Argument(help="An op, or path.py::function; not needed with --kernel FILE.")] = None,
+    op: Annotated[str | None, typer.Argument(help="An op, or path.py::function; --kernel FILE needs none.")] = None,
     kernel: Annotated[
         str | None, typer.Argument(help="A kernel with compiled code; without one, all of the op.")
     ] = None,
