@@ -222,7 +222,8 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
             alike.setdefault(re.sub(r"\d.*", "", row["reason"]) if what == "NOISY" else row["reason"], []).append(row)
         for own in alike.values():
             names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in own)
-            line(f"{what}: {', '.join(names)}: {own[0]['reason']}", style)
+            told = " (the first one's numbers)" if any(row["reason"] != own[0]["reason"] for row in own) else ""
+            line(f"{what}: {', '.join(names)}: {own[0]['reason']}{told}", style)
     if noisy:
         line("A quieter machine, fewer threads (OMP_NUM_THREADS=1) or a longer --budget helps against NOISY.", "yellow")
     for row in rows:

@@ -40,6 +40,11 @@ def test_nvbench_has_seconds_and_reaches_a_roofline(rooflab, tmp_path):
     assert status == 2 and "my_gemm/my_gemm is not drawn: its op is not registered here" in " ".join(err.split())
     with pytest.raises(ValueError, match="^n.json: expected the JSON of NVBench: "):
         read("nvbench", [written(tmp_path / "n.json", nvbench(summaries={"old": 1}))])
+    two = nvbench() | {"benchmarks": nvbench()["benchmarks"] + nvbench(axis_values=None)["benchmarks"]}
+    found = read("nvbench", [written(tmp_path / "n.json", two)], None, ("op==gemm",)).imported
+    reasons = [one.reason.split(",")[0] for one in found.skipped]
+    assert reasons == ["case: gemm takes the keys of M=32", "too large", "too large"], "`scheme` is no key of a case"
+    assert [record.case_id for record in found.records] == [""], "the rest of the file is imported"
 
 
 CSV = "what,time_us,work\nfast,10,2\nslow,40,2\n"

@@ -1,5 +1,6 @@
 """What becomes of a NOISY reading: shown with its flag, drawn pale, never divided, never the best."""
 
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -100,6 +101,9 @@ def test_the_table_flags_it_once_and_the_command_ends_with_13(capsys):
     show.bench_table(rows)
     out = " ".join(capsys.readouterr().out.split())
     assert "NOISY 1.00" in out and f"NOISY: gemm/library, gemm/packed: {BUSY}" in out
+    show.bench_table([row | {"reason": f"spread by {5 + at} %"} for at, row in enumerate(rows)])
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"NOISY: .*: spread by \d % \(the first one's numbers\)", out)
     with pytest.raises(typer.Exit) as ended:
         exit_for({"OK", "NOISY"})
     assert ended.value.exit_code == 13

@@ -33,15 +33,7 @@ def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
     shared, rows = _shared(path, "csv", text, columns), csv.DictReader(StringIO(text))
     if lacking := [name for name in ("op", "kernel", "latency") if name not in places]:
         raise ValueError(f"column: expected one for {', '.join(lacking)}, got {', '.join(columns) or 'none'}")
-    records, skipped = [], []
-    for row in rows:
-        try:
-            records.append(_record(path, shared, f"line {rows.line_num}", row, places))
-        except ValueError as error:
-            if not str(error).startswith("case: "):  # else an op of the lab does not have the row's case
-                raise
-            skipped.append(files.Skipped(f"line {rows.line_num}", str(error)))
-    return files.Imported(tuple(records), tuple(skipped))
+    return _imported([_record(path, shared, f"line {rows.line_num}", row, places) for row in rows])
 
 
 def read_nvbench(path: Path, columns: Sequence[str]) -> files.Imported:
@@ -49,7 +41,7 @@ def read_nvbench(path: Path, columns: Sequence[str]) -> files.Imported:
     say otherwise.  Raises `ValueError` if it is not a file of NVBench."""
     text, own = files.read_text(path), places_of(columns)
     values, shared = files.parse_json(text, path.name), _shared(path, "nvbench", text, columns)
-    records, skipped = [], []
+    found: list[Record | files.Skipped] = []
     try:
         gpus = {each["id"]: each["name"] for each in values["devices"]}
         states = [(bench["name"], state) for bench in values["benchmarks"] for state in bench["states"] or ()]
@@ -59,7 +51,7 @@ def read_nvbench(path: Path, columns: Sequence[str]) -> files.Imported:
             tags = {tag: item["value"] for tag, item in data if item["name"] == "value"}
             mean, rate = tags.get("nv/cold/time/gpu/mean"), tags.get("nv/cold/bw/global/bytes_per_second")
             if mean is None:
-                skipped.append(files.Skipped(place, state.get("skip_reason") or "it has no time of the GPU"))
+                found.append(files.Skipped(place, state.get("skip_reason") or "it has no time of the GPU"))
                 continue
             known = [f"op=={name}", f"kernel=={name}", f"gpu=={gpus[state['device']]}"]
             known.append(f"latency=={tags.get('nv/cold/time/gpu/median', mean)}:s")
@@ -67,10 +59,10 @@ def read_nvbench(path: Path, columns: Sequence[str]) -> files.Imported:
                 known.append(f"bytes=={float(rate) * float(mean)}:B")  # NVBench's rate is over the mean time
             taken = {column for column, _ in own.values()}
             known += [f"case.{axis}=={value}" for axis, value in axes.items() if axis not in taken]
-            records.append(_record(path, shared, place, axes, {**places_of(known), **own}))
+            found.append(_record(path, shared, place, axes, {**places_of(known), **own}))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path.name}: expected the JSON of NVBench: {error!r}") from error
-    return files.Imported(tuple(records), tuple(skipped))
+    return _imported(found)
 
 
 def _shared(path: Path, tool: str, text: str, columns: Sequence[str]) -> dict[str, str]:
@@ -93,7 +85,15 @@ def places_of(columns: Sequence[str]) -> Places:
     return found
 
 
-def _record(path: Path, shared: Mapping[str, Any], where: str, row: Mapping[str, Any], places: Places) -> Record:
+def _imported(found: Sequence[Record | files.Skipped]) -> files.Imported:
+    skipped = tuple(one for one in found if isinstance(one, files.Skipped))
+    return files.Imported(tuple(one for one in found if isinstance(one, Record)), skipped)
+
+
+def _record(
+    path: Path, shared: Mapping[str, Any], where: str, row: Mapping[str, Any], places: Places
+) -> Record | files.Skipped:
+    """The record of a row; the row is skipped where an op of the lab does not have its case."""
     cells: dict[str, Any] = {}
     for field, (column, factor) in places.items():
         cell = column[1:] if column.startswith("=") else row.get(column)
@@ -104,7 +104,10 @@ def _record(path: Path, shared: Mapping[str, Any], where: str, row: Mapping[str,
         cells[field] = cell if number is None else number * factor
     named = {name[5:]: scalar(str(cell)) for name, cell in cells.items() if name.startswith("case.") and cell != ""}
     case = files.make_case(named)
-    case = get_op(cells["op"]).check_case(case) if case and cells["op"] in ops() else case
+    try:
+        case = get_op(cells["op"]).check_case(case) if case and cells["op"] in ops() else case
+    except ValueError as error:
+        return files.Skipped(where, str(error))
     latency: float = cells["latency"]
     flops, moved, gpu = cells.get("flops"), cells.get("bytes"), cells.get("gpu")
     with suppress(ValueError):  # of another GPU than those of `--gpu`
