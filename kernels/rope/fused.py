@@ -75,7 +75,8 @@ def _rope(
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token)
     pairs = tl.arange(0, BLOCK_HALF)
-    known = (position >= 0) & (position < max_position) & (pairs < HALF)
+    # A scalar mask that is broadcast is no mask for Triton 3.9's interpreter.
+    known = pairs < tl.where((position >= 0) & (position < max_position), HALF, 0)
     cos = tl.load(cos_ptr + position * stride_cos + pairs, mask=known, other=0.0)[None, :]
     sin = tl.load(sin_ptr + position * stride_sin + pairs, mask=known, other=0.0)[None, :]
     q_blocks = tl.cdiv(num_heads, BLOCK_HEADS)
