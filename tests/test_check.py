@@ -166,6 +166,18 @@ def test_what_the_contract_says_of_an_options_form_is_no_refusal_of_the_option()
     assert result.status == "RUNTIME_ERROR" and "bias: expected shape (N=5), got (5, 1)" in result.reason
 
 
+def test_what_the_contract_says_of_strides_is_not_held_against_a_kernel():
+    """A kernel may take for granted that a row's elements are neighbours: `rooflab list rmsnorm` says so."""
+    spec = get_op("rmsnorm")
+
+    def trusts(x, weight, eps=1e-6):
+        x, weight = x.as_strided(x.shape, (x.stride(0), 1)), weight.as_strided(weight.shape, (1,))
+        return get_kernel("rmsnorm", "naive").fn(x, weight, eps)
+
+    result = check(spec, tiny.kernel(spec, trusts))
+    assert result.status == "OK", result.reason
+
+
 @pytest.mark.parametrize(
     ("bits", "said"), [(10, ": products in TF32 or fp16"), (7, ": products in bf16"), (0, "inf times what is allowed")]
 )

@@ -402,6 +402,7 @@ def test_results_stay_out_of_the_way_of_another_repository(rooflab, tmp_path, mo
     for words in (("report",), ("history",), ("xray",), ("xray", ".rooflab/run")):
         status, out, err = rooflab(*words, "--json")
         assert status == 0 and json.loads(out), err
+    assert not any(r"\n" in text for text in rooflab("xray")[1:]), "a heading's new line is one"
     monkeypatch.chdir(Path(__file__).parent.parent)
     assert local_results() == Path("results/local") and kept_results() == Path("results")
     monkeypatch.chdir("/proc")

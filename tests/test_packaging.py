@@ -113,10 +113,11 @@ def test_actionlint_finds_nothing_in_the_workflow_of_the_readme(tmp_path):
     tool = str(Path(sys.executable).parent / "actionlint")
     done = subprocess.run([tool, "kernels.yml"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    for script in scripts(yaml.safe_load(block)):
-        if script.startswith("rooflab "):
-            words = shlex.split(script, comments=True)[1:]
-            typer.main.get_command(app).commands[words[0]].make_context(words[0], words[1:])
+    own = [script for script in scripts(yaml.safe_load(block)) if script.startswith("rooflab ")]
+    gates = [shlex.split(script, comments=True)[1:] for script in own]
+    for words in gates:
+        typer.main.get_command(app).commands[words[0]].make_context(words[0], words[1:])
+    assert {("static", "--compare"), ("ab", "--base")} <= {tuple(words[:2]) for words in gates}  # a slowdown fails
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
