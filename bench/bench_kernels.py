@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from rooflab.bench.calls.calls import Rotation
-from rooflab.bench.calls.selection import default_scheme, pick_device
-from rooflab.bench.check.check import check_kernel
-from rooflab.bench.check.data import CheckData
-from rooflab.bench.check.gate import copied
-from rooflab.bench.check.isolated import first_here
-from rooflab.bench.measure.unseen import Unseen
+from rooflab.bench.core.call import Rotation
+from rooflab.bench.core.check import check_kernel
+from rooflab.bench.core.check_data import CheckData
+from rooflab.bench.core.gate import copied
+from rooflab.bench.core.isolated import first_here
+from rooflab.bench.core.record import NOT_RUN
+from rooflab.bench.core.select import default_scheme, pick_device
+from rooflab.bench.core.unseen import Unseen
 from rooflab.bench.plugin.plugin import SKIPPED, asked
-from rooflab.bench.records.record import NOT_RUN
 from rooflab.kernels.registry import get_kernel, get_op, interpreting, kernels, ops
 from rooflab.reference.spec import Case, Inputs, OpSpec, get_scheme
 

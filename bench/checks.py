@@ -12,12 +12,11 @@ from typing import Any, cast
 
 import torch
 
-from rooflab.bench.calls.calls import input_bytes
-from rooflab.bench.calls.clock import time
-from rooflab.bench.calls.selection import Selection, file_of, source_of
-from rooflab.bench.check.check import CheckResult, check_record
-from rooflab.bench.check.common import Again
-from rooflab.bench.check.drawn import (
+from rooflab.bench.core.call import input_bytes
+from rooflab.bench.core.check import CheckResult, check_record
+from rooflab.bench.core.check_runs import Planted
+from rooflab.bench.core.common import Again
+from rooflab.bench.core.drawn import (
     HOW,
     IN_SOFTWARE,
     ON_HARDWARE,
@@ -28,14 +27,15 @@ from rooflab.bench.check.drawn import (
     own_numbers,
     smallest,
 )
-from rooflab.bench.check.offered import taken
-from rooflab.bench.check.principles import EMPTY, PRINCIPLES, TILES, principles_first, shown_by
-from rooflab.bench.check.runs import Planted
-from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
-from rooflab.bench.processes.child import cores
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.record import NOT_RUN
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.offered import taken
+from rooflab.bench.core.principles import EMPTY, PRINCIPLES, TILES, principles_first, shown_by
+from rooflab.bench.core.process import cores
+from rooflab.bench.core.record import NOT_RUN
+from rooflab.bench.core.record_files import RunWriter
+from rooflab.bench.core.select import Selection, file_of, source_of
+from rooflab.bench.core.spread import Checkers, CheckTask, in_turn
+from rooflab.bench.core.system_time import time
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme

@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.calls.clock import time
-from rooflab.bench.calls.selection import Selection, default_scheme, pick_device
-from rooflab.bench.check.check import BROKEN, already_broken
-from rooflab.bench.measure.measure import Measurement
-from rooflab.bench.measure.settings import Settings
-from rooflab.bench.processes.running import ContextBroken, note
-from rooflab.bench.records import files as record_files
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import RunWriter, local_results
-from rooflab.bench.records.record import Record
+from rooflab.bench.core import record_files
+from rooflab.bench.core.check import BROKEN, already_broken
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.measure import Measurement
+from rooflab.bench.core.record import Record
+from rooflab.bench.core.record_files import RunWriter, local_results
+from rooflab.bench.core.running import ContextBroken, note
+from rooflab.bench.core.select import Selection, default_scheme, pick_device
+from rooflab.bench.core.settings import Settings
+from rooflab.bench.core.system_time import time
+from rooflab.bench.core.timers.clocks import locked_clocks
+from rooflab.bench.core.timers.timing import check_timer
 from rooflab.bench.report.figures import Drawing, bounds_on, placed_on
-from rooflab.bench.timing.clocks import locked_clocks
-from rooflab.bench.timing.timing import check_timer
 from rooflab.kernels import registry
 from rooflab.kernels._folders import check_caches
 from rooflab.kernels.choices import all_buckets
@@ -156,7 +156,7 @@ def _locked(device: torch.device) -> AbstractContextManager[float]:
     gpu = snapshot(device.index or 0).gpu if device.type == "cuda" else None
     if gpu is None:
         raise ValueError(f"lock-clocks: expected a CUDA device, got {device.type}")
-    from rooflab.bench.timing.sm_clock import sm_clock_under_load  # imports Triton
+    from rooflab.bench.core.timers.sm_clock import sm_clock_under_load  # imports Triton
 
     return locked_clocks(gpu.uuid, partial(sm_clock_under_load, device))
 

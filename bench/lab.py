@@ -10,12 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench import show
-from rooflab.bench.calls.clock import time
-from rooflab.bench.calls.selection import Selection, default_scheme, first_case, largest_case, pick_device
-from rooflab.bench.check.check import CheckResult, check_record
-from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
 from rooflab.bench.checks import listed_checks, summarize_checks
 from rooflab.bench.commands import count_benches, run_benches
+from rooflab.bench.core.check import CheckResult, check_record
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.plain import plain
+from rooflab.bench.core.process import cores
+from rooflab.bench.core.record import NOT_RUN, Record
+from rooflab.bench.core.record_files import RunWriter, result_folder
+from rooflab.bench.core.select import Selection, default_scheme, first_case, largest_case, pick_device
+from rooflab.bench.core.settings import Settings
+from rooflab.bench.core.spread import Checkers, CheckTask, in_turn
+from rooflab.bench.core.system_time import time
 from rooflab.bench.engine.runs import (
     PROMPT_SET,
     EngineRun,
@@ -26,12 +32,6 @@ from rooflab.bench.engine.runs import (
     stream_one,
     warm_up,
 )
-from rooflab.bench.measure.settings import Settings
-from rooflab.bench.processes.child import cores
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import RunWriter, result_folder
-from rooflab.bench.records.plain import plain
-from rooflab.bench.records.record import NOT_RUN, Record
 from rooflab.bench.report.figures import bench_row, draw_records, largest_cases
 from rooflab.bench.report.findings import findings
 from rooflab.bench.report.page import write_report

@@ -11,7 +11,7 @@ import torch
 HOPPER_SMS = 132
 """SMs of an H100 or H200 SXM: the assumed GPU for compilation and emulation without a GPU."""
 few_sms: int | None = None
-"""What `sm_count` answers instead of the truth, if it is a number: a check sets it (`bench/check/trial.py`)."""
+"""What `sm_count` answers instead of the truth, if it is a number: a check sets it (`bench/core/trial.py`)."""
 emulated = False
 """Whether every launch of this process runs in the emulator, on CPU tensors, as on sm90 (`bench/emulate/ours.py`)."""
 

@@ -27,15 +27,15 @@ from statistics import median
 
 import torch
 
-from rooflab.bench.calls.selection import Selection
-from rooflab.bench.check.check import CheckResult
-from rooflab.bench.check.spread import Checkers, CheckTask
 from rooflab.bench.checks import drawn_checks, turns_of
 from rooflab.bench.cli.kernels import CHECK_S
-from rooflab.bench.processes.child import cores
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.plain import markdown_table
-from rooflab.bench.records.record import NOT_RUN
+from rooflab.bench.core.check import CheckResult
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.plain import markdown_table
+from rooflab.bench.core.process import cores
+from rooflab.bench.core.record import NOT_RUN
+from rooflab.bench.core.select import Selection
+from rooflab.bench.core.spread import Checkers, CheckTask
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import Kernel

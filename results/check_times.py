@@ -13,11 +13,11 @@ import json
 from pathlib import Path
 from time import monotonic
 
-from rooflab.bench.calls.selection import Selection
-from rooflab.bench.check.check import CheckResult
-from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
 from rooflab.bench.checks import drawn_checks, turns_of
-from rooflab.bench.processes.child import cores
+from rooflab.bench.core.check import CheckResult
+from rooflab.bench.core.process import cores
+from rooflab.bench.core.select import Selection
+from rooflab.bench.core.spread import Checkers, CheckTask, in_turn
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.record import Record
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.record import Record
+from rooflab.bench.core.record_files import RunWriter
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.core import Core
 from rooflab.engine.llm import LLM, SamplingParams

@@ -23,12 +23,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from standing import expected
 
-from rooflab.bench.check.isolated import CODE
+from rooflab.bench.core.isolated import CODE
+from rooflab.bench.core.plain import markdown_table
+from rooflab.bench.core.record import Record
+from rooflab.bench.core.record_files import read_all
 from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.explain import explain
-from rooflab.bench.records.files import read_all
-from rooflab.bench.records.plain import markdown_table
-from rooflab.bench.records.record import Record
 from rooflab.bench.report.pictures.figures import WIDTH_IN
 from rooflab.bench.suite.state import folder_of
 from rooflab.kernels import registry

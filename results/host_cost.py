@@ -22,8 +22,8 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from rooflab.bench import show
-from rooflab.bench.calls.calls import packed
-from rooflab.bench.calls.selection import first_taken
+from rooflab.bench.core.call import packed
+from rooflab.bench.core.select import first_taken
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 

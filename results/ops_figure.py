@@ -13,8 +13,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from rooflab.bench.records import files
-from rooflab.bench.records.record import Record
+from rooflab.bench.core import record_files as files
+from rooflab.bench.core.record import Record
 from rooflab.roofline.plot import own_settings
 
 OPS = (

@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 
+from rooflab.bench.core.plain import markdown_table
 from rooflab.bench.latency.capacity import kv_blocks
 from rooflab.bench.latency.clock import ClockSettings, simulate
 from rooflab.bench.latency.step_model import KernelTimes
@@ -23,7 +24,6 @@ from rooflab.bench.load.data import Data
 from rooflab.bench.load.metrics import times_of
 from rooflab.bench.load.run import Plan
 from rooflab.bench.load.trace import Trace
-from rooflab.bench.records.plain import markdown_table
 from rooflab.bench.report.pictures.figures import INK, LOST, READ, WIDTH_IN, new_figure, note, save
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.architecture import get_architecture

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.record import Record
+from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.latency.calibrate import calibrated
 from rooflab.bench.latency.speculation import SpeculativeSteps, break_even, priced
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.record import Record
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import Sequence

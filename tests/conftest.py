@@ -86,10 +86,10 @@ def quiet() -> Iterator[None]:
     Before a sample a part of the cache is emptied, because all of it takes 0.1 s.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("timing.timing", "engine.runs", "ceilings.ceilings"):
+        for module in ("core.timers.timing", "engine.runs", "core.ceilings.ceilings"):
             patch.setattr(f"rooflab.bench.{module}.noise", lambda seconds, waiting: "")
-        patch.setattr("rooflab.bench.timing.timing.few", lambda samples, room: "")
-        patch.setattr("rooflab.bench.timing.cpu.last_level_cache_bytes", lambda: 2**20)
+        patch.setattr("rooflab.bench.core.timers.timing.few", lambda samples, room: "")
+        patch.setattr("rooflab.bench.core.timers.cpu.last_level_cache_bytes", lambda: 2**20)
         yield
 
 

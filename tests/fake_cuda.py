@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from rooflab.bench.timing.cuda import NotCaptured
-from rooflab.bench.timing.trace import OURS, REST, DeviceTrace
+from rooflab.bench.core.timers.cuda import NotCaptured
+from rooflab.bench.core.timers.trace import OURS, REST, DeviceTrace
 
 
 @dataclass

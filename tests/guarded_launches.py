@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.check.poison import guard
 from rooflab.bench.compile.capture import Launch, recording_cuda, recording_triton
 from rooflab.bench.compile.cases import ARCHITECTURE, SM, has_code, properties
+from rooflab.bench.core.poison import guard
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from rooflab.bench.check.check import CheckResult
-from rooflab.bench.check.spread import CheckTask, check_outside, emulators
+from rooflab.bench.core.check import CheckResult
+from rooflab.bench.core.spread import CheckTask, check_outside, emulators
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel, kernels
 from rooflab.reference.spec import Inputs, OpSpec, Scheme

@@ -11,7 +11,7 @@ from typing import Any
 from packaging.version import Version
 from ptx_kernels.cases import Case
 
-from rooflab.bench.processes.child import Child, ChildFailed, Died, command_for, environment_without
+from rooflab.bench.core.process import Child, ChildFailed, Died, command_for, environment_without
 
 LIMIT_S = 280.0
 OLD_TRITON = Version(version("triton")) < Version("3.7.1")

@@ -22,9 +22,9 @@ import torch
 from ptx_mutants import mutants
 from triton.backends.nvidia.compiler import CUDABackend
 
-from rooflab.bench.check.poison import poisoned_allocations
 from rooflab.bench.compile.cases import SM, properties
 from rooflab.bench.compile.worker import FAILURES
+from rooflab.bench.core.poison import poisoned_allocations
 from rooflab.bench.emulate.ours import every_launch
 from rooflab.bench.emulator import Launches
 from rooflab.bench.emulator.arguments import PtxLaunch

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from rooflab.bench.processes.running import ContextBroken, note
+from rooflab.bench.core.running import ContextBroken, note
 from rooflab.bench.suite.entries import EntryOutcome
 from rooflab.bench.suite.step import context_of, end, parser
 

@@ -13,10 +13,10 @@ from rooflab.bench.ab.records import compare_files, save
 from rooflab.bench.ab.run import AbSettings, run
 from rooflab.bench.ab.sides import ROOT, Comparison, Reading, Side, Target, Wanted
 from rooflab.bench.ab.verdict import BOUNDED_PAIRS, Rules, exit_status
+from rooflab.bench.core.environment import git_state
+from rooflab.bench.core.process import Died
+from rooflab.bench.core.record_files import read
 from rooflab.bench.exchange.files import timed
-from rooflab.bench.processes.child import Died
-from rooflab.bench.records.environment import git_state
-from rooflab.bench.records.files import read
 from rooflab.bench.report.trends.points import why_not
 
 ENVIRONMENT = {"machine_key": "unit-test-machine", "cpu": "none", "cores": 2, "threads": 2, "gpu": None}

@@ -8,9 +8,9 @@ from test_bars import record
 
 from rooflab.bench.ab.records import compare_files, only_in
 from rooflab.bench.ab.verdict import Rules, exit_status
+from rooflab.bench.core.record import pack_samples
+from rooflab.bench.core.record_files import write
 from rooflab.bench.exchange.files import environment
-from rooflab.bench.records.files import write
-from rooflab.bench.records.record import pack_samples
 
 RULES = Rules()
 GPU = {"name": "NVIDIA H200", "driver": "580.1"}

@@ -16,8 +16,8 @@ from rooflab.bench.ab.run import AbSettings, _floor, difference, run
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
 from rooflab.bench.ab.verdict import Rules
 from rooflab.bench.ab.worker import answer, check
-from rooflab.bench.processes.child import Died
-from rooflab.bench.records.files import read
+from rooflab.bench.core.process import Died
+from rooflab.bench.core.record_files import read
 from rooflab.kernels import registry
 
 KERNELS = Path(__file__).parent / "ab_kernels.py"

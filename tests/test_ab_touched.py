@@ -8,7 +8,7 @@ import torch
 
 from rooflab.bench.ab import worker
 from rooflab.bench.ab.sides import Side, Wanted, check_names, largest, two_kernels, two_trees
-from rooflab.bench.records.environment import git_state
+from rooflab.bench.core.environment import git_state
 from rooflab.bench.revisions.changes import touched_ops, users
 from rooflab.kernels.registry import get_op
 
@@ -22,7 +22,7 @@ def test_a_kernels_file_touches_its_op_and_a_shared_file_all():
         (["kernels/rope/_rotate.py", "kernels/gemm/choices.json"], ["gemm", "rope"]),
         (["reference/rmsnorm.py"], ["rmsnorm"]),
         *(([file], OPS) for file in ("kernels/_checks.py", "kernels/registry.py", "reference/spec.py")),
-        *(([file], OPS) for file in ("roofline/model.py", "bench/timing/timing.py", "bench/ab/worker.py")),
+        *(([file], OPS) for file in ("roofline/model.py", "bench/core/timers/timing.py", "bench/ab/worker.py")),
         (["constraints.txt"], OPS),
         (["roofline/plot.py", "bench/show.py", "README.md", "tests/test_gemm.py", "engine/llm.py", "results/a"], []),
         (["kernels/gemm_fp8/naive.py"], []),

@@ -11,8 +11,8 @@ import torch
 from fake_cuda import FakeCuda, recorder
 from op_kernels import python_without_interpreter
 
-from rooflab.bench.timing import trace
-from rooflab.bench.timing.trace import (
+from rooflab.bench.core.timers import trace
+from rooflab.bench.core.timers.trace import (
     Activity,
     DeviceKernel,
     NotRecorded,
@@ -149,7 +149,7 @@ COMPILE = """
 import importlib, json, sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from rooflab.bench.timing.trace import code_hash
+from rooflab.bench.core.timers.trace import code_hash
 
 found = []
 for place in sys.argv[1:]:

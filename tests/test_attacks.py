@@ -8,7 +8,7 @@ import pytest
 import torch
 from check_attacks import first_fault, loaded
 
-from rooflab.bench.check.spread import Checkers
+from rooflab.bench.core.spread import Checkers
 
 CPU = torch.device("cpu")
 COMPILER = shutil.which("c++") or shutil.which("g++")

@@ -14,10 +14,10 @@ from bars.measures import against_library, of_bandwidth, ratios, usable
 from tiny_model import with_graphs as add_graphs
 from tiny_model import write_config
 
-from rooflab.bench.check.check import BROKEN
-from rooflab.bench.processes.running import ContextBroken
-from rooflab.bench.records.files import RunWriter, read
-from rooflab.bench.records.record import Record
+from rooflab.bench.core.check import BROKEN
+from rooflab.bench.core.record import Record
+from rooflab.bench.core.record_files import RunWriter, read
+from rooflab.bench.core.running import ContextBroken
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels import registry

@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from rooflab.bench.check.check import check_kernel
-from rooflab.bench.check.runs import KEPT
+from rooflab.bench.core.check import check_kernel
+from rooflab.bench.core.check_runs import KEPT
 from rooflab.kernels import registry
 from rooflab.reference import attention, compare
 from rooflab.reference.spec import Case, Scheme, get_scheme

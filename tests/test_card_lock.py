@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rooflab.bench.records.environment import Gpu, snapshot
-from rooflab.bench.timing import card_lock as module
+from rooflab.bench.core.environment import Gpu, snapshot
+from rooflab.bench.core.timers import card_lock as module
 
 HOLDS = """
 import fcntl, os, sys

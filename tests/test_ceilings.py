@@ -5,12 +5,12 @@ from functools import partial
 import pytest
 import torch
 
-from rooflab.bench.ceilings import ceilings as module
-from rooflab.bench.ceilings import cpu
-from rooflab.bench.ceilings.ceilings import ceilings_for, cpu_ceilings, limits_for, raise_cpu_ceilings
-from rooflab.bench.ceilings.readings import cpu_records, cpu_rows, larger
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.timing.reading import above_limits, implausible
+from rooflab.bench.core.ceilings import ceilings as module
+from rooflab.bench.core.ceilings import cpu
+from rooflab.bench.core.ceilings.ceilings import ceilings_for, cpu_ceilings, limits_for, raise_cpu_ceilings
+from rooflab.bench.core.ceilings.readings import cpu_records, cpu_rows, larger
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.timers.reading import above_limits, implausible
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Ceilings, Cost
 
@@ -41,11 +41,11 @@ def test_ceilings_are_measured_once_and_kept(tmp_path, measured):
     assert cpu_ceilings(folder=tmp_path).hbm_bytes_per_s == 4e9
 
 
-def test_what_a_busy_machine_measured_is_noisy_and_not_kept(tmp_path, measured, monkeypatch, capsys):
+def test_what_a_busy_machine_measured_is_noisy_and_not_kept(tmp_path, measured, monkeypatch, caplog):
     monkeypatch.setattr(module, "noise", lambda seconds, waiting: "other processes were running")
     monkeypatch.setattr(module, "_noisy", {})
     first = cpu_ceilings(folder=tmp_path)
-    assert first.noise == "other processes were running" and f"NOISY: {first.noise}" in capsys.readouterr().err
+    assert first.noise == "other processes were running" and f"NOISY: {first.noise}" in caplog.text
     assert cpu_ceilings(folder=tmp_path) == first and len(measured) == 1, "it counts for this process"
     assert not list(tmp_path.iterdir())
     assert {row["status"] for row in cpu_rows(first)} == {"NOISY"}

@@ -7,12 +7,12 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from rooflab.bench.ceilings import cuda as module
-from rooflab.bench.ceilings.cuda import measure_cuda
-from rooflab.bench.ceilings.microkernels.memory import TooLittleMemory
-from rooflab.bench.ceilings.microkernels.microkernel import Card, Microkernel, MicrokernelGroup
-from rooflab.bench.ceilings.readings import MicrokernelReading, assemble, best_of
-from rooflab.bench.timing.timing import Samples
+from rooflab.bench.core.ceilings import cuda as module
+from rooflab.bench.core.ceilings.cuda import measure_cuda
+from rooflab.bench.core.ceilings.microkernels.memory import TooLittleMemory
+from rooflab.bench.core.ceilings.microkernels.microkernel import Card, Microkernel, MicrokernelGroup
+from rooflab.bench.core.ceilings.readings import MicrokernelReading, assemble, best_of
+from rooflab.bench.core.timers.timing import Samples
 from rooflab.kernels._cuda import CudaCompileError
 from rooflab.roofline.device import get_device
 

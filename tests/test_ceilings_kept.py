@@ -8,10 +8,11 @@ import torch
 from test_ceilings_cuda import World, measure
 
 from rooflab.bench import show
-from rooflab.bench.calls import calls
-from rooflab.bench.ceilings import ceilings, cpu
-from rooflab.bench.ceilings import cuda as ceilings_cuda
-from rooflab.bench.ceilings.ceilings import (
+from rooflab.bench.core import call as calls
+from rooflab.bench.core import record_files
+from rooflab.bench.core.ceilings import ceilings, cpu
+from rooflab.bench.core.ceilings import cuda as ceilings_cuda
+from rooflab.bench.core.ceilings.ceilings import (
     ceilings_for,
     cuda_ceilings,
     file_of,
@@ -20,10 +21,9 @@ from rooflab.bench.ceilings.ceilings import (
     kept_ceilings,
     raise_cuda_ceilings,
 )
-from rooflab.bench.ceilings.microkernels.microkernel import MicrokernelGroup
-from rooflab.bench.ceilings.readings import MicrokernelReading, assemble, better, card_records, card_rows
-from rooflab.bench.records import files as record_files
-from rooflab.bench.records.environment import Gpu, snapshot
+from rooflab.bench.core.ceilings.microkernels.microkernel import MicrokernelGroup
+from rooflab.bench.core.ceilings.readings import MicrokernelReading, assemble, better, card_records, card_rows
+from rooflab.bench.core.environment import Gpu, snapshot
 from rooflab.roofline.device import get_device
 
 GPU = Gpu("NVIDIA H200", "GPU-1", 141 * 10**9, 132, 60 * 2**20, "580.1", 1980, 3201, 700.0, True, False)
@@ -253,14 +253,14 @@ def again(card, monkeypatch):
     return Again
 
 
-def test_a_measurement_that_fails_costs_neither_the_run_nor_the_ceilings(again, capfd):
+def test_a_measurement_that_fails_costs_neither_the_run_nor_the_ceilings(again, caplog):
     known = ceilings_for(CUDA)
     again.readings = [replace(found, status="INVALID", reason="throttled") for found in OK]
     assert raise_cuda_ceilings(known, CUDA) == known == ceilings_for(CUDA)
-    assert "measuring again failed (no measured ceilings without HBM, fma" in capfd.readouterr().err
+    assert "measuring again failed (no measured ceilings without HBM, fma" in caplog.text
     again.error = ValueError("cupy: expected the package")
     assert raise_cuda_ceilings(known, CUDA) == known == ceilings_for(CUDA)
-    assert "cupy: expected the package" in capfd.readouterr().err
+    assert "cupy: expected the package" in caplog.text
 
 
 def test_a_refresh_that_makes_no_ceilings_is_shown_and_keeps_those_there_were(again):

@@ -15,13 +15,13 @@ import tiny_ops as tiny
 import torch
 from cheating_kernels import HONEST
 
-from rooflab.bench.calls.calls import Rotation
-from rooflab.bench.check import cheats, trial, why
-from rooflab.bench.check.check import CheckResult, check_kernel
-from rooflab.bench.check.poison import guard
-from rooflab.bench.measure.unseen import Unseen
-from rooflab.bench.timing import tamper
-from rooflab.bench.timing.timing import time_functions
+from rooflab.bench.core import cheats, trial, why
+from rooflab.bench.core.call import Rotation
+from rooflab.bench.core.check import CheckResult, check_kernel
+from rooflab.bench.core.poison import guard
+from rooflab.bench.core.timers import tamper
+from rooflab.bench.core.timers.timing import time_functions
+from rooflab.bench.core.unseen import Unseen
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 

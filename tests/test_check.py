@@ -12,13 +12,13 @@ import pytest
 import torch
 from triton.compiler.errors import CompilationError
 
-from rooflab.bench.check import check as check_module
-from rooflab.bench.check import poison
-from rooflab.bench.check.check import BROKEN, CheckResult, check_kernel
-from rooflab.bench.check.drawn import of_several_tiles
-from rooflab.bench.check.poison import bits, guard, guard_output, poisoned_allocations, wipe
-from rooflab.bench.check.runs import KEPT
-from rooflab.bench.check.trial import INTERPRETER_BF16
+from rooflab.bench.core import check as check_module
+from rooflab.bench.core import poison
+from rooflab.bench.core.check import BROKEN, CheckResult, check_kernel
+from rooflab.bench.core.check_runs import KEPT
+from rooflab.bench.core.drawn import of_several_tiles
+from rooflab.bench.core.poison import bits, guard, guard_output, poisoned_allocations, wipe
+from rooflab.bench.core.trial import INTERPRETER_BF16
 from rooflab.kernels.registry import Kernel, get_kernel, get_op
 from rooflab.reference import gemm
 from rooflab.reference.spec import Case, OpSpec, get_scheme
@@ -308,6 +308,6 @@ def test_kernels_of_one_case_share_its_oracles_and_others_do_not(monkeypatch):
     assert check(spec, right).status == "OK" and len(asked) == 3 * first, "of the last case alone"
     KEPT.forget()
     assert check(spec, right).status == "OK" and len(asked) == 4 * first, "nor of one that was forgotten"
-    monkeypatch.setattr("rooflab.bench.check.data.KeptData.SHARE", 0.0)
+    monkeypatch.setattr("rooflab.bench.core.check_data.KeptData.SHARE", 0.0)
     assert check(spec, right, "fp16").status == "OK" and len(asked) == 5 * first
     assert check(spec, right, "fp16").status == "OK" and len(asked) == 6 * first, "without room nothing is kept"

@@ -17,7 +17,7 @@ import pytest
 from test_bars import CASES, record
 from wheelhouse import name_of, normalized
 
-from rooflab.bench.records.files import write
+from rooflab.bench.core.record_files import write
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")

@@ -8,9 +8,9 @@ import time
 import psutil
 import pytest
 
+from rooflab.bench.core import process as child
+from rooflab.bench.core.process import Child, Died, Pool, TimedOut, command_for, kill_whole, run_whole
 from rooflab.bench.predict import ncu
-from rooflab.bench.processes import child
-from rooflab.bench.processes.child import Child, Died, Pool, TimedOut, command_for, kill_whole, run_whole
 
 START = """
 import json, os, subprocess, sys, time

@@ -5,8 +5,8 @@ import json
 import pytest
 from commands_in_process import run_command
 
-from rooflab.bench.records.files import write
-from rooflab.bench.records.record import Record
+from rooflab.bench.core.record import Record
+from rooflab.bench.core.record_files import write
 from rooflab.bench.tune.choose import choose, write_choices
 from rooflab.kernels import choices
 from rooflab.kernels.choices import all_buckets, bucket_of

@@ -20,10 +20,10 @@ from tiny_model import write_config
 from typer.main import get_command
 
 from rooflab.bench import show
-from rooflab.bench.check.check import CheckResult
 from rooflab.bench.cli.app import app
 from rooflab.bench.compile.static import own_compilers
-from rooflab.bench.records.files import kept_results, local_results, read, result_folder, write
+from rooflab.bench.core.check import CheckResult
+from rooflab.bench.core.record_files import kept_results, local_results, read, result_folder, write
 from rooflab.kernels import registry
 from rooflab.kernels._native import compiler
 from rooflab.roofline.numbers import counted
@@ -227,7 +227,7 @@ def test_what_was_left_out_decides_the_status(rooflab, monkeypatch, statuses, en
     monkeypatch.setattr("rooflab.bench.checks.Checkers", Made)
     monkeypatch.setattr("rooflab.bench.checks.cores", lambda: 1)
     monkeypatch.setattr("rooflab.bench.checks.smallest_failures", lambda *failures: iter(()))
-    monkeypatch.setattr("rooflab.bench.check.spread.LATE_S", 0.1)
+    monkeypatch.setattr("rooflab.bench.core.spread.LATE_S", 0.1)
     monkeypatch.setattr(Made, "statuses", statuses)
     kernels = [word for name in ("naive", "library", "native") for word in ("--kernel", name)]
     status, out, err = rooflab("check", "rmsnorm", *kernels, "--seconds", "0.3", "--seed", "3")

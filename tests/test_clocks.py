@@ -8,10 +8,10 @@ import pytest
 import torch
 from test_environment import FakeNvml, install
 
-from rooflab.bench.measure import timed
-from rooflab.bench.measure.timed import open_clock
-from rooflab.bench.records import environment as nvml_module
-from rooflab.bench.timing.clocks import ClockWatch, locked_clocks
+from rooflab.bench.core import environment as nvml_module
+from rooflab.bench.core import timed
+from rooflab.bench.core.timed import open_clock
+from rooflab.bench.core.timers.clocks import ClockWatch, locked_clocks
 
 
 class LockableNvml(FakeNvml):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from op_kernels import CPU, META, here
 
-from rooflab.bench.calls.calls import packed
+from rooflab.bench.core.call import packed
 from rooflab.kernels.registry import Kernel, kernels, ops
 from rooflab.reference.contract import ANY_SHAPE, FLOATS, PACKED, Argument, Contract, Dim, Result
 from rooflab.reference.spec import SCHEMES, as_tuple

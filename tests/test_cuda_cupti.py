@@ -4,10 +4,10 @@ import pytest
 import torch
 from fake_cuda import FakeCuda, recorder
 
-from rooflab.bench.timing import cupti, trace
-from rooflab.bench.timing.cupti import CuptiStopwatch, fault
-from rooflab.bench.timing.timing import time_functions
-from rooflab.bench.timing.trace import CALL, NotRecorded, TracedCall, cut, record_calls, recorded
+from rooflab.bench.core.timers import cupti, trace
+from rooflab.bench.core.timers.cupti import CuptiStopwatch, fault
+from rooflab.bench.core.timers.timing import time_functions
+from rooflab.bench.core.timers.trace import CALL, NotRecorded, TracedCall, cut, record_calls, recorded
 
 CPU = torch.device("cpu")
 

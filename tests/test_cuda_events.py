@@ -8,10 +8,10 @@ import pytest
 import torch
 from fake_cuda import FakeCuda
 
-from rooflab.bench.measure import timed
-from rooflab.bench.measure.timed import time_together
-from rooflab.bench.timing import cuda as cuda_calls
-from rooflab.bench.timing.cuda import (
+from rooflab.bench.core import timed
+from rooflab.bench.core.timed import time_together
+from rooflab.bench.core.timers import cuda as cuda_calls
+from rooflab.bench.core.timers.cuda import (
     MAX_BACKLOG_S,
     MIN_BACKLOG_S,
     REMEMBERED,
@@ -20,8 +20,8 @@ from rooflab.bench.timing.cuda import (
     GraphStopwatch,
     NotCaptured,
 )
-from rooflab.bench.timing.stopwatch import COARSE_STEP_S
-from rooflab.bench.timing.timing import time_functions
+from rooflab.bench.core.timers.stopwatch import COARSE_STEP_S
+from rooflab.bench.core.timers.timing import time_functions
 
 CPU = torch.device("cpu")
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from bars.flush import compare_flushes
 
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.timing.clocks import ClockWatch, locked_clocks
-from rooflab.bench.timing.reading import implausible
-from rooflab.bench.timing.sm_clock import DeviceClock, sm_clock_under_load
-from rooflab.bench.timing.tamper import tampered
-from rooflab.bench.timing.timing import TIMERS, stopwatch_for, time_functions
-from rooflab.bench.timing.trace import device_activity, peak_memory_bytes
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.timers.clocks import ClockWatch, locked_clocks
+from rooflab.bench.core.timers.reading import implausible
+from rooflab.bench.core.timers.sm_clock import DeviceClock, sm_clock_under_load
+from rooflab.bench.core.timers.tamper import tampered
+from rooflab.bench.core.timers.timing import TIMERS, stopwatch_for, time_functions
+from rooflab.bench.core.timers.trace import device_activity, peak_memory_bytes
 from rooflab.roofline.model import Cost
 
 pytestmark = pytest.mark.gpu

@@ -8,16 +8,16 @@ from bars import one_token as bars
 from test_bars import record
 from test_microkernels import Recorded
 
-from rooflab.bench.ceilings.microkernels import floors
 from rooflab.bench.compile.sass import parse_code
 from rooflab.bench.compile.static import CompileRequest, compile_kernels
 from rooflab.bench.compile.worker import read_cubin
+from rooflab.bench.core import record_files
+from rooflab.bench.core.ceilings.microkernels import floors
+from rooflab.bench.core.timers.timing import Samples
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.predict.chip import chip_of, span_cycles
-from rooflab.bench.records import files as record_files
 from rooflab.bench.suite.entries import Context
-from rooflab.bench.timing.timing import Samples
 from rooflab.kernels._cuda import compile_cubin, load
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import Case, get_scheme

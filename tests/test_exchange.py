@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 from test_history import record
 
+from rooflab.bench.core import record_files
+from rooflab.bench.core.record import Record, pack_samples
 from rooflab.bench.exchange.commands import export, read
 from rooflab.bench.exchange.files import make_case, write_csv, write_records
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
 from rooflab.bench.exchange.tritonbench import read_tritonbench
 from rooflab.bench.plugin.timing import _roofs
-from rooflab.bench.records import files as record_files
-from rooflab.bench.records.record import Record, pack_samples
 from rooflab.bench.report.figures import as_ceilings, cost_of
 from rooflab.bench.report.trends.points import RecordFilter, read_points
 from rooflab.reference.spec import Case

@@ -5,10 +5,10 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from rooflab.bench.measure.measure import Measurement
-from rooflab.bench.measure.settings import Settings
-from rooflab.bench.records.files import write
-from rooflab.bench.records.record import Record
+from rooflab.bench.core.measure import Measurement
+from rooflab.bench.core.record import Record
+from rooflab.bench.core.record_files import write
+from rooflab.bench.core.settings import Settings
 from rooflab.bench.report.figures import bench_row, bounds_on, drawings, points_of
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES

@@ -14,11 +14,11 @@ from test_timing import FakeStopwatch, nothing
 
 from rooflab.bench.ab import pairs, worker
 from rooflab.bench.ab.compare import compare
-from rooflab.bench.timing import timing
-from rooflab.bench.timing.cpu import CpuStopwatch
-from rooflab.bench.timing.noise import few
-from rooflab.bench.timing.stopwatch import Flush
-from rooflab.bench.timing.timing import time_functions
+from rooflab.bench.core.timers import timing
+from rooflab.bench.core.timers.cpu import CpuStopwatch
+from rooflab.bench.core.timers.noise import few
+from rooflab.bench.core.timers.stopwatch import Flush
+from rooflab.bench.core.timers.timing import time_functions
 
 
 class Clock:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from op_kernels import assert_right
 
-from rooflab.bench.calls.calls import Rotation, planned
-from rooflab.bench.check.check import check_kernel
+from rooflab.bench.core.call import Rotation, planned
+from rooflab.bench.core.check import check_kernel
 from rooflab.kernels import _flashinfer as adapter
 from rooflab.kernels.flash_attention import flashinfer as dense
 from rooflab.kernels.registry import Kernel, get_kernel, get_op

@@ -13,8 +13,8 @@ import torch
 from op_kernels import CPU, META, each, python_without_interpreter, slow
 from test_configs import compare_with_compiled
 
-from rooflab.bench.calls.selection import Selection
-from rooflab.bench.ceilings.readings import with_stand_ins, without_stand_ins
+from rooflab.bench.core.ceilings.readings import with_stand_ins, without_stand_ins
+from rooflab.bench.core.select import Selection
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels.registry import Kernel, get_kernel, get_op, kernels

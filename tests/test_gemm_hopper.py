@@ -19,8 +19,8 @@ from compiled_sizes import assert_is_its_footprint, compiled
 from op_kernels import META, check_emulated, refuses, slow
 from test_ptx_mutants import asked
 
-from rooflab.bench.check.spread import CheckTask
 from rooflab.bench.compile.static import CompileRequest
+from rooflab.bench.core.spread import CheckTask
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate

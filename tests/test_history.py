@@ -12,7 +12,7 @@ import pytest
 from git_repository import git
 from test_bars import record as record_of
 
-from rooflab.bench.records import files as record_files
+from rooflab.bench.core import record_files
 from rooflab.bench.report.trends.output import find_trends, summary
 from rooflab.bench.report.trends.points import RecordFilter, commit_order, read_points, repository
 from rooflab.bench.report.trends.trend import LEAST_NOISE, find_steps, noise, partition, penalty, unusual_z

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 LAYERS = ("roofline", "reference", "kernels", "engine", "bench")
 ROOMS = (
-    "calls records processes show.py timing check ceilings measure revisions compile emulator predict emulate tune ab "
+    "core show.py revisions compile emulator predict emulate tune ab "
     "suite report plugin exchange engine load latency checks.py commands.py lab.py cli __main__.py bench_kernels.py "
     "bench_sampling.py run_from_checkout.py"
 ).split()
@@ -145,7 +145,7 @@ def test_only_one_room_starts_python_processes():
     """Tools such as git and nvcc are run by `subprocess.run`; whatever answers requests is a `Child`."""
     starts = {"Popen", "fork", "ProcessPoolExecutor"}
     for name, tree in files().items():
-        if name.startswith("bench/") and not name.startswith("bench/processes/"):
+        if name.startswith("bench/") and name != "bench/core/process.py":
             called = {node.func.attr for node in ast.walk(tree)
                       if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)}  # fmt: skip
             assert not called & starts and "multiprocessing" not in top_packages(name), name
@@ -218,7 +218,7 @@ def test_nothing_is_imported_to_be_passed_on():
 
 def test_outputs_are_written_whole():
     """Other writes are of scratch files for NVIDIA's tools, and of notes and caches that are renamed into place."""
-    others = {"bench/processes/running.py", "engine/settle.py"}
+    others = {"bench/core/running.py", "engine/settle.py"}
     others |= {f"bench/{name}.py" for name in ("emulator/mended", "compile/worker", "compile/capture")}
     cut = [name for name in files() if re.search(r"\.write_(text|bytes)\(", (ROOT / name).read_text())]
     assert set(cut) <= others
@@ -235,11 +235,9 @@ def test_results_are_shown_by_one_function_each():
 
 def test_json_holds_no_nan():
     """The others are for this package alone: keys of caches and its own processes."""
-    others = {f"bench/{name}.py" for name in ("tune/choose", "tune/bucket", "load/client", "timing/trace")}
-    others |= {
-        f"bench/{name}.py" for name in ("processes/boot", "processes/child", "processes/running", "compile/store")
-    }
-    others |= {f"bench/{name}.py" for name in ("report/trends/points", "predict/launch_once", "check/isolated")}
+    others = {f"bench/{name}.py" for name in ("tune/choose", "tune/bucket", "load/client", "core/timers/trace")}
+    others |= {f"bench/{name}.py" for name in ("core/boot", "core/process", "core/running", "compile/store")}
+    others |= {f"bench/{name}.py" for name in ("report/trends/points", "predict/launch_once", "core/isolated")}
     loose = {
         name
         for name, tree in files().items()

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from test_child_processes import assert_gone
 
-from rooflab.bench.check import isolated
-from rooflab.bench.check.isolated import first_here, first_in_own_process
+from rooflab.bench.core import isolated
+from rooflab.bench.core.isolated import first_here, first_in_own_process
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel, get_op
 from rooflab.reference.spec import SCHEMES

@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 import torch
 
-from rooflab.bench.check.check import check_kernel
-from rooflab.bench.check.data import CheckData
+from rooflab.bench.core.check import check_kernel
+from rooflab.bench.core.check_data import CheckData
 from rooflab.kernels.registry import CPU_BACKENDS, Kernel, interpreting, kernels, ops
 from rooflab.reference.spec import SCHEMES, Case, Inputs, OpSpec
 

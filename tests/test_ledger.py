@@ -12,13 +12,13 @@ import pytest
 import torch
 from tiny_model import tiny_llm, write_config
 
-from rooflab.bench.calls.selection import Selection
+from rooflab.bench.core.record_files import read
+from rooflab.bench.core.select import Selection
 from rooflab.bench.latency.capture import capturing
 from rooflab.bench.latency.engine_calls import case_of
 from rooflab.bench.latency.ledger import _calls_of, from_kernels, measured, stepping
 from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.bench.latency.whatif import PhaseChange, scale, swap
-from rooflab.bench.records.files import read
 from rooflab.bench.report.content import gather
 from rooflab.bench.report.page import render
 from rooflab.bench.report.sources import load

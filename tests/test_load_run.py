@@ -10,6 +10,7 @@ import pytest
 from served import served, stub_server
 from tiny_model import write_config
 
+from rooflab.bench.core.record_files import read
 from rooflab.bench.load import run
 from rooflab.bench.load.arrivals import Arrivals
 from rooflab.bench.load.causes import spikes
@@ -18,7 +19,6 @@ from rooflab.bench.load.data import Data
 from rooflab.bench.load.metrics import failures, remarks
 from rooflab.bench.load.run import Plan, run_load
 from rooflab.bench.load.trace import load_trace
-from rooflab.bench.records.files import read
 
 
 def offsets(count=20_000, **law):

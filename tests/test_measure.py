@@ -9,15 +9,15 @@ from functools import partial
 import pytest
 import torch
 
-from rooflab.bench.calls import calls
-from rooflab.bench.check.check import BROKEN
-from rooflab.bench.check.failed import Failed
-from rooflab.bench.measure import measure as module
-from rooflab.bench.measure import timed
-from rooflab.bench.measure.measure import Measurement
-from rooflab.bench.measure.settings import Settings
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.timing.timing import Samples
+from rooflab.bench.core import call as calls
+from rooflab.bench.core import measure as module
+from rooflab.bench.core import timed
+from rooflab.bench.core.check import BROKEN
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.failed import Failed
+from rooflab.bench.core.measure import Measurement
+from rooflab.bench.core.settings import Settings
+from rooflab.bench.core.timers.timing import Samples
 from rooflab.kernels.registry import Kernel
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference.compare import ErrorStats
@@ -296,7 +296,7 @@ def test_planted_inputs_are_met_on_the_first_small_case_that_the_kernel_takes(mo
         checked.append((case, planted))
         return Outcome() if case["T"] >= least else Outcome("UNSUPPORTED", reason="too few rows")
 
-    monkeypatch.setattr("rooflab.bench.measure.measure.check_kernel", check)
+    monkeypatch.setattr("rooflab.bench.core.measure.check_kernel", check)
     spec = replace(SPEC, cases={"smoke": (CASE, Case(T=6, H=8))})
     few = "takes more rows"  # said by its shapes, or, as of an address that TMA cannot take, by the check alone
     rows = kernel(unsupported=lambda inputs: few if by_shape and len(inputs.x) < least else None)
@@ -343,7 +343,7 @@ def test_a_kernel_that_breaks_off_while_timed_takes_no_other_with_it():
 
 def test_a_slow_first_call_is_reported_by_itself_wherever_it_was_made(monkeypatch):
     """In the check, which comes first; again for another case; or in the timing, if no check has called the kernel."""
-    monkeypatch.setattr("rooflab.bench.timing.cpu.last_level_cache_bytes", lambda: 4096)
+    monkeypatch.setattr("rooflab.bench.core.timers.cpu.last_level_cache_bytes", lambda: 4096)
     sizes = set()
 
     def compiles(x, weight=None):

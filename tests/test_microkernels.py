@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from rooflab.bench.ceilings.microkernels import arithmetic, memory, mma_sync, wgmma
-from rooflab.bench.ceilings.microkernels.microkernel import Card
 from rooflab.bench.compile.flow import find_loops
 from rooflab.bench.compile.sass import parse
 from rooflab.bench.compile.worker import read_cubin
+from rooflab.bench.core.ceilings.microkernels import arithmetic, memory, mma_sync, wgmma
+from rooflab.bench.core.ceilings.microkernels.microkernel import Card
 from rooflab.kernels._cuda import compile_cubin, compiler_log
 
 SMS = 132

@@ -7,9 +7,9 @@ import pytest
 import torch
 from test_ptx_microkernels import CARD, few_shapes, kernels  # noqa: F401
 
-from rooflab.bench.ceilings import cuda as ceilings_cuda
-from rooflab.bench.ceilings.microkernels import arithmetic, memory, microkernel, mma_sync, wgmma
-from rooflab.bench.ceilings.microkernels.microkernel import Card, disagreement
+from rooflab.bench.core.ceilings import cuda as ceilings_cuda
+from rooflab.bench.core.ceilings.microkernels import arithmetic, memory, microkernel, mma_sync, wgmma
+from rooflab.bench.core.ceilings.microkernels.microkernel import Card, disagreement
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels._cuda import load

@@ -19,8 +19,8 @@ from test_plot import FUSED, NAIVE, SHEET
 from rooflab.bench import show
 from rooflab.bench.ab import output
 from rooflab.bench.ab.verdict import Outcome
+from rooflab.bench.core.record import Record
 from rooflab.bench.exchange.files import write_csv
-from rooflab.bench.records.record import Record
 from rooflab.bench.report.page import write_report
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import register

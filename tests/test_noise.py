@@ -11,15 +11,15 @@ from test_history import record
 from tiny_model import write_config
 
 from rooflab.bench import lab, show
-from rooflab.bench.calls.selection import Selection
 from rooflab.bench.checks import listed_checks
 from rooflab.bench.cli.app import exit_for
+from rooflab.bench.core import measure
+from rooflab.bench.core.record_files import read
+from rooflab.bench.core.select import Selection
+from rooflab.bench.core.timers.timing import Samples
 from rooflab.bench.engine import runs
-from rooflab.bench.measure import measure
-from rooflab.bench.records.files import read
 from rooflab.bench.report.figures import as_ceilings, bench_row
 from rooflab.bench.report.findings import findings
-from rooflab.bench.timing.timing import Samples
 from rooflab.engine.ops import OpSet
 from rooflab.engine.settle import Choice
 from rooflab.kernels import registry

@@ -20,8 +20,8 @@ from pages import COMMANDS, FILES, LINES, PAGES, ROOT, blocks, lines, words_of
 from test_packaging import fresh, wheel
 
 from rooflab.bench.cli.app import app
+from rooflab.bench.core import record_files as files
 from rooflab.bench.exchange.pytest_benchmark import write_pytest_benchmark
-from rooflab.bench.records import files
 from rooflab.kernels import registry
 
 assert fresh and wheel  # fixtures

@@ -14,9 +14,9 @@ from commands_in_process import run_command
 from matplotlib.text import Text
 from torch.profiler import profile
 
+from rooflab.bench.core import record_files
+from rooflab.bench.core.environment import snapshot
 from rooflab.bench.emulate import calls as emulated_calls
-from rooflab.bench.records import files as record_files
-from rooflab.bench.records.environment import snapshot
 from rooflab.bench.report.pictures import figures, schedule
 from rooflab.bench.report.pictures.figures import draw_levels, panels_of
 from rooflab.bench.report.pictures.levels import calls_of, levels, move

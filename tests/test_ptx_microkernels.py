@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rooflab.bench.ceilings.microkernels import arithmetic, floors, memory, mma_sync, wgmma
-from rooflab.bench.ceilings.microkernels.microkernel import Card, Microkernel
+from rooflab.bench.core.ceilings.microkernels import arithmetic, floors, memory, mma_sync, wgmma
+from rooflab.bench.core.ceilings.microkernels.microkernel import Card, Microkernel
 from rooflab.bench.emulate.ours import compile_ptx, emulating_cuda
 from rooflab.bench.emulator.arguments import PtxLaunch
 from rooflab.bench.emulator.launch import emulate

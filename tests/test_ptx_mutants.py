@@ -19,10 +19,10 @@ from mutant_targets.target import BARRIERS
 from ptx_mutants import mutants
 from ptx_processes import asked
 
-from rooflab.bench.calls.calls import packed
 from rooflab.bench.compile.cases import Selected, select
 from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
 from rooflab.bench.compile.store import Store
+from rooflab.bench.core.call import packed
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.kernels import registry
 

@@ -13,16 +13,16 @@ import triton
 
 # Held here, because pytester forgets what a run inside this process has imported, and torch's ops register once.
 from rooflab.bench import bench_kernels
-from rooflab.bench.ceilings import ceilings
-from rooflab.bench.check import gate as fixture
+from rooflab.bench.core import gate as fixture
+from rooflab.bench.core.ceilings import ceilings
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.record import unpack_samples
+from rooflab.bench.core.timers.timing import Samples
+from rooflab.bench.core.timers.trace import Activity
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark
 from rooflab.bench.plugin import timing as plugin_timing
 from rooflab.bench.plugin.plugin import Replay
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.record import unpack_samples
 from rooflab.bench.report.figures import points_of
-from rooflab.bench.timing.timing import Samples
-from rooflab.bench.timing.trace import Activity
 from rooflab.roofline.model import Ceilings
 
 assert triton and fixture and plugin_timing

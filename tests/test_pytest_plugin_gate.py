@@ -7,13 +7,13 @@ import time
 import pytest
 import torch
 
-from rooflab.bench.check import gate as fixture
+from rooflab.bench.core import gate as fixture
+from rooflab.bench.core.record import unpack_samples
+from rooflab.bench.core.timers import tamper as check_tools
+from rooflab.bench.core.timers.timing import Samples
+from rooflab.bench.core.timers.trace import Activity
 from rooflab.bench.plugin import timing as plugin_timing
 from rooflab.bench.plugin.timing import Timed
-from rooflab.bench.records.record import unpack_samples
-from rooflab.bench.timing import tamper as check_tools
-from rooflab.bench.timing.timing import Samples
-from rooflab.bench.timing.trace import Activity
 from rooflab.roofline.model import Ceilings, Cost, Traffic
 
 X = torch.tensor([1.0, -2.0, 0.0])

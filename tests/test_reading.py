@@ -12,18 +12,18 @@ from op_kernels import own_registry  # noqa: F401
 from test_measure import CASE, CEILINGS, FP32, SPEC, kernel, passes, run
 
 from rooflab.bench.ab.sides import Wanted, two_kernels
-from rooflab.bench.calls.selection import Selection
 from rooflab.bench.commands import run_benches
-from rooflab.bench.measure import measure as module
-from rooflab.bench.measure import timed
-from rooflab.bench.measure.settings import Settings
-from rooflab.bench.measure.timed import Observed, observe
-from rooflab.bench.records.environment import circumstances, file_state, snapshot
-from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.record import Record
-from rooflab.bench.timing.reading import CAUSES, above_limits, implausible
-from rooflab.bench.timing.timing import Samples
-from rooflab.bench.timing.trace import NotRecorded
+from rooflab.bench.core import measure as module
+from rooflab.bench.core import timed
+from rooflab.bench.core.environment import circumstances, file_state, snapshot
+from rooflab.bench.core.record import Record
+from rooflab.bench.core.record_files import RunWriter
+from rooflab.bench.core.select import Selection
+from rooflab.bench.core.settings import Settings
+from rooflab.bench.core.timed import Observed, observe
+from rooflab.bench.core.timers.reading import CAUSES, above_limits, implausible
+from rooflab.bench.core.timers.timing import Samples
+from rooflab.bench.core.timers.trace import NotRecorded
 from rooflab.kernels import registry
 from rooflab.roofline.model import Ceilings, Cost
 

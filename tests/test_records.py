@@ -10,10 +10,10 @@ import pytest
 
 from rooflab.bench.ab.output import write_junit, write_markdown
 from rooflab.bench.ab.verdict import Outcome
-from rooflab.bench.records import files as record_files
-from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.plain import number_in
-from rooflab.bench.records.record import Record, pack_samples, unpack_samples
+from rooflab.bench.core import record_files
+from rooflab.bench.core.plain import number_in
+from rooflab.bench.core.record import Record, pack_samples, unpack_samples
+from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.report.figures import Drawing, draw
 from rooflab.bench.report.page import write_report
 from rooflab.bench.suite.state import pack

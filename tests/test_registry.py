@@ -13,9 +13,9 @@ import torch
 from op_kernels import own_registry  # noqa: F401
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rooflab.bench.calls.calls import packed
-from rooflab.bench.calls.names import kernels_by_op
-from rooflab.bench.calls.selection import file_of
+from rooflab.bench.core.call import packed
+from rooflab.bench.core.names import kernels_by_op
+from rooflab.bench.core.select import file_of
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES, Case, OpSpec, as_tuple, get_scheme
 from rooflab.roofline.model import Cost, Traffic
@@ -299,7 +299,7 @@ def test_an_entry_point_is_loaded_and_a_broken_one_is_unavailable_by_its_name(mo
 
 def test_a_check_imports_the_kernels_of_its_op_and_neither_engine_nor_emulator():
     code = (
-        "import sys; from rooflab.bench.calls.selection import Selection;"
+        "import sys; from rooflab.bench.core.select import Selection;"
         "from rooflab.bench.checks import drawn_checks;"
         "drawn_checks(Selection.of('rmsnorm', ['native'], ['smoke'], None, None, 'cpu'));"
         "print(*(name for name in sys.modules if name.startswith('rooflab.')))"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_report_synthetic import ENVIRONMENT, KEY, MEASURED, NEW, OLD, benches, make, others, verdicts, write_synthetic
 
-from rooflab.bench.records.files import write
+from rooflab.bench.core.record_files import write
 from rooflab.bench.report import words
 from rooflab.bench.report.content import gather, trends
 from rooflab.bench.report.ladders import ladder_lines

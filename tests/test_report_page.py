@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_report_synthetic import KEY, SCRIPT, benches, write_synthetic
 
-from rooflab.bench.records.files import write
+from rooflab.bench.core.record_files import write
 from rooflab.bench.report.ledgers import COLOURS
 from rooflab.bench.report.page import anchors, write_report
 from rooflab.roofline.numbers import times

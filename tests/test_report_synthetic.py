@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 import torch
 
-from rooflab.bench.records.files import read, write
-from rooflab.bench.records.record import Record
+from rooflab.bench.core.record import Record
+from rooflab.bench.core.record_files import read, write
 from rooflab.kernels import registry
 from rooflab.reference.spec import get_scheme
 from rooflab.roofline.device import get_device

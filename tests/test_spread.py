@@ -10,14 +10,14 @@ import pytest
 import torch
 from op_kernels import own_registry  # noqa: F401
 
-from rooflab.bench.calls.selection import Selection
-from rooflab.bench.check import spread
-from rooflab.bench.check.check import CheckResult
-from rooflab.bench.check.common import in_common
-from rooflab.bench.check.principles import OFFSETS, VALUES, principles_first, shown_by
-from rooflab.bench.check.spread import Checkers, CheckTask, in_turn
 from rooflab.bench.checks import drawn_checks, principles_tried, turns_of
-from rooflab.bench.processes.child import Pool, TimedOut, command_for
+from rooflab.bench.core import spread
+from rooflab.bench.core.check import CheckResult
+from rooflab.bench.core.common import in_common
+from rooflab.bench.core.principles import OFFSETS, VALUES, principles_first, shown_by
+from rooflab.bench.core.process import Pool, TimedOut, command_for
+from rooflab.bench.core.select import Selection
+from rooflab.bench.core.spread import Checkers, CheckTask, in_turn
 from rooflab.kernels import registry
 from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import SCHEMES, Case

@@ -14,7 +14,7 @@ from rooflab.bench.compile import cases
 from rooflab.bench.compile.cases import select
 from rooflab.bench.compile.static import CompileRequest, compile_kernels
 from rooflab.bench.compile.store import Store
-from rooflab.bench.records import files as record_files
+from rooflab.bench.core import record_files
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -199,14 +199,14 @@ def test_what_was_compiled_is_not_compiled_again(tmp_path, monkeypatch):
     store = Store(tmp_path)
     (first,) = compile_kernels([request], store)[0]
     monkeypatch.setattr("rooflab.bench.compile.static._done", {})
-    monkeypatch.setattr("rooflab.bench.processes.child.Pool.ask", lambda *_: pytest.fail("a process was asked"))
+    monkeypatch.setattr("rooflab.bench.core.process.Pool.ask", lambda *_: pytest.fail("a process was asked"))
     (second,) = compile_kernels([request], store)[0]
     assert first == second and store.hits == 1 and first.loops == second.loops
     monkeypatch.setattr("rooflab.bench.compile.static._done", {})
     monkeypatch.setattr("rooflab.bench.compile.static.own_hash", lambda: "other sources")
     asked = []
     monkeypatch.setattr(
-        "rooflab.bench.processes.child.Pool.ask",
+        "rooflab.bench.core.process.Pool.ask",
         lambda self, message: asked.append(message) or {"error": "asked", "where": "", "refused": False},
     )
     compile_kernels([request], store)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rooflab.bench.processes.child import Child, command_for
+from rooflab.bench.core.process import Child, command_for
 from rooflab.bench.suite import ahead
 from rooflab.bench.suite.plan import make_plan
 from rooflab.kernels import registry

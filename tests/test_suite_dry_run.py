@@ -10,8 +10,8 @@ import torch
 from bars import judge
 from commands_in_process import run_command
 
-from rooflab.bench.calls import selection
-from rooflab.bench.records import files as record_files
+from rooflab.bench.core import record_files
+from rooflab.bench.core import select as selection
 from rooflab.bench.suite import runner, state
 from rooflab.bench.suite.entries import EntryOutcome
 from rooflab.bench.suite.plan import make_plan

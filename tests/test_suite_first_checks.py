@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from rooflab.bench.calls.selection import first_taken
-from rooflab.bench.check import isolated
-from rooflab.bench.check.check import CheckResult
-from rooflab.bench.records.environment import Gpu, snapshot
+from rooflab.bench.core import isolated
+from rooflab.bench.core.check import CheckResult
+from rooflab.bench.core.environment import Gpu, snapshot
+from rooflab.bench.core.select import first_taken
 from rooflab.bench.suite import first
 from rooflab.bench.suite.entries import Context
 from rooflab.kernels import registry
@@ -65,7 +65,7 @@ def first_checks(monkeypatch, tmp_path):
             asked = kernel.op, kernel.name, kernel.backend, case, scheme.name, "cuda", 0
             return CheckResult(*asked, status, "gpu", reason=reason)
 
-        monkeypatch.setattr("rooflab.bench.check.isolated.first_in_own_process", in_own_process)
+        monkeypatch.setattr("rooflab.bench.core.isolated.first_in_own_process", in_own_process)
         return first.first_checks(Context(tmp_path / folder, seconds=100.0), OPS, **options), tried
 
     return run

@@ -19,12 +19,12 @@ import torch
 from bars import flush
 from bars.flush import compare_flushes
 
-from rooflab.bench.timing import cpu, timing
-from rooflab.bench.timing.cpu import CpuStopwatch, assign, pinned_threads
-from rooflab.bench.timing.noise import noise
-from rooflab.bench.timing.stopwatch import Flush, Stopwatch, grid_of
-from rooflab.bench.timing.timing import Samples, check_timer, time_functions
-from rooflab.bench.timing.trace import peak_memory_bytes
+from rooflab.bench.core.timers import cpu, timing
+from rooflab.bench.core.timers.cpu import CpuStopwatch, assign, pinned_threads
+from rooflab.bench.core.timers.noise import noise
+from rooflab.bench.core.timers.stopwatch import Flush, Stopwatch, grid_of
+from rooflab.bench.core.timers.timing import Samples, check_timer, time_functions
+from rooflab.bench.core.timers.trace import peak_memory_bytes
 from rooflab.kernels import _waiting as waiting
 
 
@@ -295,7 +295,7 @@ def test_a_clock_replaced_before_the_first_import_changes_no_reading_and_is_name
         import time
         real, sleep = time.perf_counter, time.sleep
         time.perf_counter = time.monotonic = {clock}
-        from rooflab.bench.timing.timing import time_functions
+        from rooflab.bench.core.timers.timing import time_functions
         read = time_functions({{"a": lambda: sleep(0.01)}}, budget_s=0.05, min_samples=2, cold=False)["a"]
         assert read.median_s > 0.009 and "time.perf_counter was replaced" in read.fault, read
         read = time_functions({{"a": lambda: sleep(0.01)}}, budget_s=0.05, min_samples=2, cold=False)["a"]
@@ -313,10 +313,11 @@ def test_a_clock_that_is_changed_from_inside_is_named(monkeypatch):
 
 def test_whatever_times_in_bench_takes_the_clock_that_nobody_else_has():
     """The emulator has limits and no times."""
-    rooms = Path(timing.__file__).parents[1]
+    rooms = Path(timing.__file__).parents[2]
+    named = {"core/system_time.py", "core/timers/tamper.py"}
     own = {path.relative_to(rooms).as_posix() for path in rooms.rglob("*.py")
            if re.search(r"^\s*(import time\b|from time import)", path.read_text(), re.MULTILINE)}  # fmt: skip
-    assert {path for path in own if not path.startswith("emulator/")} == {"calls/clock.py", "timing/tamper.py"}
+    assert {path for path in own if not path.startswith("emulator/")} == named
 
 
 CPU = torch.device("cpu")

@@ -11,9 +11,9 @@ from commands_in_process import run_command
 from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.compile.static import CompileFailure
-from rooflab.bench.records import files as record_files
-from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.record import Record
+from rooflab.bench.core import record_files
+from rooflab.bench.core.record import Record
+from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.tune import bucket as tune_bucket
 from rooflab.bench.tune import tune
 from rooflab.bench.tune.search import FINALISTS, GROUP, SearchResult, least_s, search

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from rooflab.bench.calls.calls import Rotation
-from rooflab.bench.measure.unseen import Unseen
+from rooflab.bench.core.call import Rotation
+from rooflab.bench.core.unseen import Unseen
 from rooflab.kernels.registry import kernels, ops
 from rooflab.reference.spec import get_scheme
 

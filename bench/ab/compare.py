@@ -26,9 +26,9 @@ from rooflab.bench.ab.output import power
 from rooflab.bench.ab.run import AbResult, AbSettings, run
 from rooflab.bench.ab.sides import Comparison, Reading, Side
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
-from rooflab.bench.check.gate import tolerance
-from rooflab.bench.records.record import Verdict
-from rooflab.bench.timing.stopwatch import FirstCall
+from rooflab.bench.core.gate import tolerance
+from rooflab.bench.core.record import Verdict
+from rooflab.bench.core.timers.stopwatch import FirstCall
 from rooflab.kernels._user_files import import_file
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Scheme, as_tuple
@@ -181,7 +181,7 @@ def prepare_functions(
 
 def check_functions(functions: Mapping[str, Any], seed: int) -> Reading:
     """A kernel's check without planted inputs: poisoned memory, other data, repeated calls, aliases."""
-    from rooflab.bench.check.check import check_kernel
+    from rooflab.bench.core.check import check_kernel
 
     kernel, spec, case, scheme, device = prepare_functions(functions, seed, cast=True)
     result = check_kernel(kernel, spec, case, scheme, device, seed)

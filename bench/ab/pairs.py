@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rooflab.bench.ab.sides import Comparison, Job, Mode, Reading, Readings, Side, SideName
-from rooflab.bench.calls.clock import time
-from rooflab.bench.processes.child import Child, ChildFailed, TimedOut, command_for, environment_without
-from rooflab.bench.records.record import Status, now
+from rooflab.bench.core.process import Child, ChildFailed, TimedOut, command_for, environment_without
+from rooflab.bench.core.record import Status, now
+from rooflab.bench.core.system_time import time
 from rooflab.roofline.numbers import counted
 
 Measure = Callable[[SideName, Collection[str]], Readings]

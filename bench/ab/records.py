@@ -28,9 +28,7 @@ from rooflab.bench.ab.verdict import (
     load_floors,
     wants_confirmation,
 )
-from rooflab.bench.calls.statuses import ExitStatus
-from rooflab.bench.records.files import read, write
-from rooflab.bench.records.record import (
+from rooflab.bench.core.record import (
     NOT_RUN,
     DeviceType,
     Record,
@@ -41,6 +39,8 @@ from rooflab.bench.records.record import (
     pack_samples,
     paired_method_of,
 )
+from rooflab.bench.core.record_files import read, write
+from rooflab.bench.core.statuses import ExitStatus
 from rooflab.kernels.registry import Backend, Role
 from rooflab.reference.spec import Case
 

@@ -19,8 +19,8 @@ from rooflab.bench.ab.verdict import (
     load_floors,
     wants_confirmation,
 )
-from rooflab.bench.calls.clock import time
-from rooflab.bench.records.record import NOT_RUN, Verdict, paired_method_of
+from rooflab.bench.core.record import NOT_RUN, Verdict, paired_method_of
+from rooflab.bench.core.system_time import time
 
 SAME_HARDWARE = ("machine_key", "cpu", "cores", "threads")
 

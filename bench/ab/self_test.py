@@ -13,7 +13,7 @@ from pathlib import Path
 from rooflab.bench.ab.run import AbResult, AbSettings, run
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
 from rooflab.bench.ab.verdict import Outcome, effects_of, floor_of, remember_floors
-from rooflab.bench.records.environment import file_state, git_state
+from rooflab.bench.core.environment import file_state, git_state
 from rooflab.kernels import registry
 
 KERNELS = (

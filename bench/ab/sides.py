@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import torch
 
-from rooflab.bench.calls.selection import choose_kernels
-from rooflab.bench.records.environment import file_state, git_state
-from rooflab.bench.records.record import L2State, Status
+from rooflab.bench.core.environment import file_state, git_state
+from rooflab.bench.core.record import L2State, Status
+from rooflab.bench.core.select import choose_kernels
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 from rooflab.roofline.model import Cost

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 
 from rooflab.bench.ab.sides import Reading
-from rooflab.bench.calls.calls import COPIES, Rotation, free_bytes, input_bytes
-from rooflab.bench.calls.clock import time
-from rooflab.bench.calls.selection import kernels_in
-from rooflab.bench.check.failed import Failed, failed_by, failure, known_errors
-from rooflab.bench.measure.timed import INTERPRETED, Observed, observe, time_together
-from rooflab.bench.measure.unseen import Unseen
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.timing.clocks import shared
-from rooflab.bench.timing.reading import why_invalid
+from rooflab.bench.core.call import COPIES, Rotation, free_bytes, input_bytes
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.failed import Failed, failed_by, failure, known_errors
+from rooflab.bench.core.select import kernels_in
+from rooflab.bench.core.system_time import time
+from rooflab.bench.core.timed import INTERPRETED, Observed, observe, time_together
+from rooflab.bench.core.timers.clocks import shared
+from rooflab.bench.core.timers.reading import why_invalid
+from rooflab.bench.core.unseen import Unseen
 from rooflab.kernels import registry
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
@@ -98,8 +98,8 @@ def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.devic
 
     A kernel that does not take the small case gets the planted inputs on this case.
     """
-    from rooflab.bench.check.check import check_kernel
-    from rooflab.bench.check.runs import KEPT
+    from rooflab.bench.core.check import check_kernel
+    from rooflab.bench.core.check_runs import KEPT
 
     spec, kernel, case, scheme = _resolve(target)
     if (refusal := _refusal(kernel, device)) is not None:
@@ -114,7 +114,7 @@ def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.devic
 
 def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, seed: int) -> Reading | None:
     """What is wrong with a kernel that has no time here, by its compiled code in the emulator; None if nothing is."""
-    from rooflab.bench.check.spread import CheckTask, check_outside, emulators
+    from rooflab.bench.core.spread import CheckTask, check_outside, emulators
 
     if not kernel.has_code or torch.cuda.is_available():
         return None
@@ -211,7 +211,7 @@ def _limits(device: torch.device) -> Ceilings | None:
     """What no reading can exceed: for a GPU, its data sheet at the highest clock; a CPU has only measured limits."""
     if device.type != "cuda":
         return None
-    from rooflab.bench.ceilings.ceilings import ceilings_for, limits_for
+    from rooflab.bench.core.ceilings.ceilings import ceilings_for, limits_for
 
     known = ceilings_for(device)
     return limits_for(device, known) if known else None

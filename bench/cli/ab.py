@@ -71,10 +71,10 @@ def ab(
     from rooflab.bench.ab.run import AbSettings
     from rooflab.bench.ab.sides import Wanted
     from rooflab.bench.ab.verdict import Rules
-    from rooflab.bench.calls.selection import pick_device
-    from rooflab.bench.processes.child import terminated_as_exception
-    from rooflab.bench.timing.card_lock import card_lock
-    from rooflab.bench.timing.timing import check_timer
+    from rooflab.bench.core.process import terminated_as_exception
+    from rooflab.bench.core.select import pick_device
+    from rooflab.bench.core.timers.card_lock import card_lock
+    from rooflab.bench.core.timers.timing import check_timer
 
     place = str(pick_device(device))
     check_timer(timer, place.split(":")[0])

@@ -15,13 +15,13 @@ import typer
 from typer.core import TyperCommand
 
 from rooflab.bench import show
-from rooflab.bench.calls.names import check_names, cuda_device_present, interpret_without_gpu
-from rooflab.bench.calls.statuses import ExitStatus
+from rooflab.bench.core.names import check_names, cuda_device_present, interpret_without_gpu
+from rooflab.bench.core.statuses import ExitStatus
 from rooflab.kernels import _card
 
 if TYPE_CHECKING:
-    from rooflab.bench.records.files import RunWriter
-    from rooflab.bench.records.record import Record
+    from rooflab.bench.core.record import Record
+    from rooflab.bench.core.record_files import RunWriter
 
 app = typer.Typer(
     name="rooflab",
@@ -120,7 +120,7 @@ def exit_for(statuses: set[str], undecided: bool = False) -> None:
 
 def begin_run(out: Path | None, resume: bool) -> tuple[RunWriter, list[Record]]:
     """The writer of a run in `out`, and what a run that is resumed has written.  Refuses to resume without a folder."""
-    from rooflab.bench.records.files import RunWriter, going_on, result_folder
+    from rooflab.bench.core.record_files import RunWriter, going_on, result_folder
 
     if resume and out is None:
         raise ValueError("resume: expected --out, the folder of the run to go on with")

@@ -26,7 +26,7 @@ def ceilings(
     json: option.Json = False,
 ) -> None:
     """Measure this machine's ceilings once, and show them beside the data sheet.  Exit status 11 or 13 on a bad one."""
-    from rooflab.bench.calls.selection import pick_device
+    from rooflab.bench.core.select import pick_device
 
     chosen = pick_device(device)
     found = (_cpu if chosen.type == "cpu" else _cuda)(chosen, refresh, budget_s, out)
@@ -43,10 +43,10 @@ def ceilings(
 
 
 def _cpu(device: Any, refresh: bool, budget_s: float | None, out: Path | None) -> dict[str, Any]:
-    from rooflab.bench.ceilings.ceilings import cpu_ceilings, kept_cpu_ceilings
-    from rooflab.bench.ceilings.readings import cpu_records, cpu_rows
-    from rooflab.bench.records.environment import snapshot
-    from rooflab.bench.records.record import new_run_id
+    from rooflab.bench.core.ceilings.ceilings import cpu_ceilings, kept_cpu_ceilings
+    from rooflab.bench.core.ceilings.readings import cpu_records, cpu_rows
+    from rooflab.bench.core.environment import snapshot
+    from rooflab.bench.core.record import new_run_id
 
     if budget_s is not None and not refresh and kept_cpu_ceilings() is not None:
         show.note(NOT_SPENT)
@@ -70,10 +70,10 @@ def _cpu(device: Any, refresh: bool, budget_s: float | None, out: Path | None) -
 def _cuda(device: Any, refresh: bool, budget_s: float | None, out: Path | None) -> dict[str, Any]:
     import torch
 
-    from rooflab.bench.ceilings.ceilings import CUDA_BUDGET_S, ceilings_for, cuda_ceilings, kept_ceilings
-    from rooflab.bench.ceilings.cuda import GROUPS_OF_HOPPER
-    from rooflab.bench.ceilings.readings import COLUMNS, card_records, card_rows
-    from rooflab.bench.records.record import new_run_id
+    from rooflab.bench.core.ceilings.ceilings import CUDA_BUDGET_S, ceilings_for, cuda_ceilings, kept_ceilings
+    from rooflab.bench.core.ceilings.cuda import GROUPS_OF_HOPPER
+    from rooflab.bench.core.ceilings.readings import COLUMNS, card_records, card_rows
+    from rooflab.bench.core.record import new_run_id
     from rooflab.roofline.device import identify
 
     kept, reason = kept_ceilings(device)
@@ -102,7 +102,7 @@ def _cuda(device: Any, refresh: bool, budget_s: float | None, out: Path | None) 
 
 def _write(out: Path | None, records: list[Any]) -> str | None:
     """The file of records, where one was asked for."""
-    from rooflab.bench.records.files import RunWriter
+    from rooflab.bench.core.record_files import RunWriter
 
     if out is None:
         return None

@@ -181,7 +181,7 @@ def golden(
     """
     import torch
 
-    from rooflab.bench.calls.selection import pick_device
+    from rooflab.bench.core.select import pick_device
     from rooflab.bench.emulate import golden as files
 
     if write:

@@ -13,10 +13,10 @@ from rooflab.bench.cli.app import app, exit_for
 from rooflab.bench.cli.emulate import target_of
 
 if TYPE_CHECKING:
+    from rooflab.bench.core.record import Record
     from rooflab.bench.predict.calibration import Calibration
     from rooflab.bench.predict.cases import KernelCase
     from rooflab.bench.predict.explain import Explanation
-    from rooflab.bench.records.record import Record
     from rooflab.roofline.device import Device
 
 Gpu = Annotated[str | None, typer.Option("--gpu", help="A Hopper GPU by name; without it, the one here, or h100.")]
@@ -49,9 +49,9 @@ def explain(
     OP is an op, or path.py::function for a launcher of any project; then --shape gives its tensors, as
     x=64x96,weight=96:bf16, --argument its other values, and the least work is what the emulator counts of its kernels.
     """
+    from rooflab.bench.core import record_files
     from rooflab.bench.predict import calibration, cases
     from rooflab.bench.predict.explain import explain as explain_all
-    from rooflab.bench.records import files as record_files
 
     known = record_files.read(records) if records else []
     device, note = cases.choose_gpu(gpu, [entry for entry in known if entry.device == "cuda"])
@@ -95,7 +95,7 @@ def _of_launcher(target: KernelCase, device: Device, known: Calibration) -> Expl
 
 
 def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[str]) -> list[KernelCase]:
-    from rooflab.bench.calls.selection import choose_kernels
+    from rooflab.bench.core.select import choose_kernels
     from rooflab.bench.predict.cases import choose_targets
     from rooflab.kernels.registry import get_op
 
@@ -175,9 +175,9 @@ def profile(
     """
     import shlex
 
+    from rooflab.bench.core.record_files import RunWriter
     from rooflab.bench.predict import calibration, cases, ncu
     from rooflab.bench.predict.explain import explain as explain_all
-    from rooflab.bench.records.files import RunWriter
 
     found = _targets(op, [kernel], [case] if case else [], [scheme] if scheme else [])
     if len(found) != 1:

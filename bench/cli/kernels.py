@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.calls.statuses import ExitStatus
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, begin_run, exit_for
+from rooflab.bench.core.statuses import ExitStatus
 from rooflab.roofline.numbers import counted
 
 CHECK_S = 90.0
@@ -25,9 +25,9 @@ CHECK_S = 90.0
 if TYPE_CHECKING:
     import torch
 
-    from rooflab.bench.check.check import CheckResult
-    from rooflab.bench.check.spread import CheckTask
-    from rooflab.bench.timing.stopwatch import FlushBy
+    from rooflab.bench.core.check import CheckResult
+    from rooflab.bench.core.spread import CheckTask
+    from rooflab.bench.core.timers.stopwatch import FlushBy
 
 
 @app.command("list")
@@ -38,8 +38,8 @@ def list_kernels(
     json: option.Json = False,
 ) -> None:
     """Every kernel, and why it can or cannot run here; of one op also its call and what it takes."""
-    from rooflab.bench.calls.selection import choose_kernels
     from rooflab.bench.commands import kernel_rows
+    from rooflab.bench.core.select import choose_kernels
     from rooflab.bench.report.ladders import ladder_rows
     from rooflab.kernels.registry import get_op
 
@@ -89,8 +89,8 @@ def check(
     """
     _check_options(op, by, every, seconds)
     with show.waiting("loading torch and the kernels"):
-        from rooflab.bench.calls.selection import Selection
         from rooflab.bench.checks import drawn_checks, listed_checks, run_checks, summarize_checks
+        from rooflab.bench.core.select import Selection
 
         seed = secrets.randbelow(2**31) if seed is None else seed
         chosen = Selection.of(op, kernel, suite or ["smoke", "edge"], case, scheme, device, seed)
@@ -152,9 +152,9 @@ def _show_drawn(asked: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> 
 
 
 def _show_faults(results: Sequence[CheckResult], device: torch.device, emulate: bool, limit_s: float) -> None:
-    from rooflab.bench.check.common import in_common
     from rooflab.bench.checks import looking_again, size_of, smallest_failures
-    from rooflab.bench.records.record import NOT_RUN
+    from rooflab.bench.core.common import in_common
+    from rooflab.bench.core.record import NOT_RUN
 
     smallest: dict[tuple[str, str], CheckResult] = {}
     for row in sorted((row for row in results if row.status not in ("OK", *NOT_RUN)), key=size_of):
@@ -169,7 +169,7 @@ def _show_faults(results: Sequence[CheckResult], device: torch.device, emulate: 
 
 def _show_checks(results: Sequence[CheckResult], rows: Sequence[dict[str, Any]]) -> None:
     from rooflab.bench.checks import check_rows
-    from rooflab.bench.records.record import NOT_RUN
+    from rooflab.bench.core.record import NOT_RUN
 
     show.result(check_rows(results))
     columns = ("op", "kernel", "role", "ok", "failed", "not run", "left out", "checked_by", "worst", "weak", "reason")
@@ -220,13 +220,13 @@ def bench(
     if choose and kernel:
         raise ValueError("choose: expected all kernels of an op, got --kernel")
     with show.waiting("loading torch and the kernels"):
-        from rooflab.bench.calls.selection import Selection
-        from rooflab.bench.check.isolated import passed_here
         from rooflab.bench.commands import count_benches, run_benches
-        from rooflab.bench.measure.settings import Settings
-        from rooflab.bench.processes.running import ContextBroken
+        from rooflab.bench.core.isolated import passed_here
+        from rooflab.bench.core.running import ContextBroken
+        from rooflab.bench.core.select import Selection
+        from rooflab.bench.core.settings import Settings
+        from rooflab.bench.core.timers.card_lock import card_lock
         from rooflab.bench.report.figures import bench_row, draw_records
-        from rooflab.bench.timing.card_lock import card_lock
         from rooflab.bench.tune.choose import write_choices
 
     chosen = Selection.of(op, kernel, suite or ["smollm2_135m"], case, scheme, device, seed)
@@ -301,8 +301,8 @@ def roofline(
     them.  Or records are the emulator's (rooflab check, rooflab emulate, with --out), drawn at their counted bytes.
     """
     from rooflab.bench import commands
-    from rooflab.bench.calls.selection import choose_kernels
-    from rooflab.bench.records.files import result_folder
+    from rooflab.bench.core.record_files import result_folder
+    from rooflab.bench.core.select import choose_kernels
     from rooflab.bench.report import figures
 
     named = [found for found, _ in choose_kernels(op[0] if op and len(op) == 1 else None, kernel)] if kernel else []

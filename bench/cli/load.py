@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.calls.clock import time
-from rooflab.bench.calls.names import parse_swaps
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
+from rooflab.bench.core.names import parse_swaps
+from rooflab.bench.core.system_time import time
 from rooflab.roofline.numbers import digits
 
 if TYPE_CHECKING:
@@ -111,12 +111,12 @@ def _load(
     target: Any, plans: list[Plan], limits: dict[str, float], out: Path | None, plots: bool, xray: bool,
     vllm_json: Path | None,
 ) -> None:  # fmt: skip
+    from rooflab.bench.core.record_files import RunWriter, result_folder
     from rooflab.bench.load import results
     from rooflab.bench.load.causes import LONG, spikes
     from rooflab.bench.load.definitions import xray as xray_of
     from rooflab.bench.load.metrics import answers, failures, remarks
     from rooflab.bench.load.run import run_load
-    from rooflab.bench.records.files import RunWriter, result_folder
     from rooflab.kernels._files import write_whole
 
     folder = out or result_folder()
@@ -254,10 +254,10 @@ def xray(
     json: option.Json = False,
 ) -> None:
     """What vLLM, SGLang, AIPerf, GuideLLM and MLPerf would report of one trace, by their definitions."""
+    from rooflab.bench.core.record_files import local_results
     from rooflab.bench.load.definitions import texts
     from rooflab.bench.load.definitions import xray as xray_of
     from rooflab.bench.load.trace import load_trace
-    from rooflab.bench.records.files import local_results
 
     rows = xray_of(load_trace(trace or local_results()))
     show.result({"rows": rows, "definitions": texts()})

@@ -38,7 +38,7 @@ def report(
 
     It judges nothing: a failure in the records is shown first and does not change the exit status.
     """
-    from rooflab.bench.records.files import kept_results
+    from rooflab.bench.core.record_files import kept_results
     from rooflab.bench.report.page import write_report
 
     with show.waiting("reading records"):
@@ -84,7 +84,7 @@ def history(
 
     The table has a row for each kernel; with --kernel or --case, for each of its cases.
     """
-    from rooflab.bench.records.files import kept_results
+    from rooflab.bench.core.record_files import kept_results
     from rooflab.bench.report.trends import output
     from rooflab.bench.report.trends.points import RecordFilter, read_points
 
@@ -154,7 +154,7 @@ def bytes_(
     Kernels with compiled code (sm_90a) run in the emulator, and their values are checked; of a naive one the operands
     of torch's calls are counted.  Writes a PNG and the records behind it.
     """
-    from rooflab.bench.records.files import RunWriter, result_folder
+    from rooflab.bench.core.record_files import RunWriter, result_folder
     from rooflab.bench.report.pictures.figures import draw_levels
     from rooflab.bench.report.pictures.levels import move
 
@@ -183,7 +183,7 @@ def published(
     json: option.Json = False,
 ) -> None:
     """What others' kernels reach of the bound: products over tokens, attention over context.  Writes a PNG."""
-    from rooflab.bench.records.files import result_folder
+    from rooflab.bench.core.record_files import result_folder
     from rooflab.bench.report.pictures.published import curves, draw_published
     from rooflab.roofline.device import get_device
 
@@ -213,9 +213,9 @@ def schedule(
     """
     import torch
 
+    from rooflab.bench.core.environment import snapshot
+    from rooflab.bench.core.record_files import result_folder
     from rooflab.bench.predict.cases import choose_cases, choose_scheme
-    from rooflab.bench.records.environment import snapshot
-    from rooflab.bench.records.files import result_folder
     from rooflab.bench.report.pictures import schedule as schedules
     from rooflab.bench.report.pictures.figures import draw_schedules
     from rooflab.kernels._device import HOPPER_SMS

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.calls.statuses import ExitStatus
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
+from rooflab.bench.core.statuses import ExitStatus
 
 
 @app.command()
@@ -54,10 +54,10 @@ def suite(
         return
     if trust is not None and not trust.is_dir():
         raise ValueError(f"trust: expected a folder of records, got {str(trust)!r}")
-    from rooflab.bench.calls.selection import pick_device
-    from rooflab.bench.processes.child import terminated_as_exception
-    from rooflab.bench.records.environment import own_state
-    from rooflab.bench.records.files import result_folder
+    from rooflab.bench.core.environment import own_state
+    from rooflab.bench.core.process import terminated_as_exception
+    from rooflab.bench.core.record_files import result_folder
+    from rooflab.bench.core.select import pick_device
     from rooflab.bench.suite.plan import make_plan
     from rooflab.bench.suite.runner import SuiteSettings, run_suite
 
@@ -133,7 +133,7 @@ def tune(
 
     Exit status 11 where a config that was measured is wrong, or in a dry run the one that it favours.
     """
-    from rooflab.bench.records import files
+    from rooflab.bench.core import record_files as files
     from rooflab.bench.tune.choose import write_choices
     from rooflab.bench.tune.tune import COLUMNS, tune_op
 

@@ -13,9 +13,9 @@ from rooflab.bench.compile.cases import ARCHITECTURE, Selected
 from rooflab.bench.compile.static import CompileFailure, CompileRequest, Done, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import COPIES, Summary, summarize
-from rooflab.bench.records.environment import Environment, identity, snapshot
-from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.record import Record, Status
+from rooflab.bench.core.environment import Environment, identity, snapshot
+from rooflab.bench.core.record import Record, Status
+from rooflab.bench.core.record_files import RunWriter
 from rooflab.kernels.configs import config_for, legal_configs, make_config
 from rooflab.reference.spec import Case
 from rooflab.roofline.device import Device

@@ -21,14 +21,14 @@ import torch
 import triton
 from triton.errors import TritonError
 
-from rooflab.bench.calls.calls import arguments_of
-from rooflab.bench.calls.selection import kernels_in
 from rooflab.bench.compile import sass
 from rooflab.bench.compile.capture import Launch, recording_cuda, recording_triton
 from rooflab.bench.compile.cases import ARCHITECTURE, SM, properties, select
 from rooflab.bench.compile.launchers import check_named, function_of, inputs_of
 from rooflab.bench.compile.pretended import pretended_card, pretended_gpu
-from rooflab.bench.timing.trace import code_hash
+from rooflab.bench.core.call import arguments_of
+from rooflab.bench.core.select import kernels_in
+from rooflab.bench.core.timers.trace import code_hash
 from rooflab.kernels import _card, registry
 from rooflab.reference.spec import Case, Scheme, get_scheme
 

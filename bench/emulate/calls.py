@@ -10,8 +10,12 @@ from typing import Any, cast
 
 import torch
 
-from rooflab.bench.calls.selection import choose_kernels
-from rooflab.bench.check.spread import emulators
+from rooflab.bench.core.environment import identity, snapshot
+from rooflab.bench.core.process import ChildFailed
+from rooflab.bench.core.record import Record, Status
+from rooflab.bench.core.record_files import RunWriter
+from rooflab.bench.core.select import choose_kernels
+from rooflab.bench.core.spread import emulators
 from rooflab.bench.predict.cases import (
     DEFAULT_GPU,
     KernelCase,
@@ -22,10 +26,6 @@ from rooflab.bench.predict.cases import (
     predict_launcher,
 )
 from rooflab.bench.predict.chip import chip_of
-from rooflab.bench.processes.child import ChildFailed
-from rooflab.bench.records.environment import identity, snapshot
-from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.record import Record, Status
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, Scheme

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.check.outside import Serving, kernel_of
-from rooflab.bench.check.trial import PLAIN, Layout, Runner, Seen
 from rooflab.bench.compile.pretended import pretended_card
+from rooflab.bench.core.outside import Serving, kernel_of
+from rooflab.bench.core.trial import PLAIN, Layout, Runner, Seen
 from rooflab.bench.emulate import outside
 from rooflab.bench.emulate import run as emulated_run
 from rooflab.bench.emulate.ours import every_launch, pretended_for

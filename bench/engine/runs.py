@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.record import DeviceType, Record
-from rooflab.bench.timing.noise import noise
-from rooflab.bench.timing.tamper import tampered
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.record import DeviceType, Record
+from rooflab.bench.core.record_files import RunWriter
+from rooflab.bench.core.timers.noise import noise
+from rooflab.bench.core.timers.tamper import tampered
 from rooflab.engine.llm import LLM, RequestOutput, SamplingParams
 from rooflab.engine.metrics import LatencySummary, Timeline, TokenEvent, summarize
 from rooflab.engine.tokenizer import Prompt

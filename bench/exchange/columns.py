@@ -9,9 +9,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from rooflab.bench.core.plain import number_in
+from rooflab.bench.core.record import Record
 from rooflab.bench.exchange import files
-from rooflab.bench.records.plain import number_in
-from rooflab.bench.records.record import Record
 from rooflab.kernels.registry import get_op, ops
 from rooflab.reference.spec import scalar
 from rooflab.roofline.device import get_device

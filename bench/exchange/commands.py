@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rooflab.bench.core import record_files
+from rooflab.bench.core.record import Record
 from rooflab.bench.exchange.columns import read_columns, read_nvbench
 from rooflab.bench.exchange.files import Imported, Skipped, write_csv, write_records
 from rooflab.bench.exchange.flashinfer import read_dataset
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
 from rooflab.bench.exchange.tritonbench import read_tritonbench
-from rooflab.bench.records import files as record_files
-from rooflab.bench.records.record import Record
 from rooflab.bench.report.figures import bench_row
 from rooflab.bench.report.sources import find_files
 from rooflab.bench.report.trends.points import RecordFilter

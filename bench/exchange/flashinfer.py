@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rooflab.bench.core.record import Record, Status
 from rooflab.bench.exchange import files
-from rooflab.bench.records.record import Record, Status
 from rooflab.reference.spec import DTYPE_NAMES, Case
 
 TOOL = "flashinfer-bench"

@@ -23,8 +23,8 @@ from typing import Any
 import pandas as pd
 from packaging.version import Version, parse
 
+from rooflab.bench.core.plain import number_in
 from rooflab.bench.exchange.files import MS
-from rooflab.bench.records.plain import number_in
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.device import identify
 from rooflab.roofline.published import FOLDER, INDEX, Table

@@ -20,6 +20,7 @@ import numpy as np
 import pytest_benchmark
 from pytest_benchmark.stats import Stats
 
+from rooflab.bench.core.record import Record, pack_samples
 from rooflab.bench.exchange.files import (
     Imported,
     Skipped,
@@ -37,7 +38,6 @@ from rooflab.bench.exchange.files import (
     timed,
     when,
 )
-from rooflab.bench.records.record import Record, pack_samples
 from rooflab.bench.report.figures import as_ceilings, cost_metrics
 from rooflab.bench.report.sources import machine_of
 from rooflab.kernels._files import write_whole

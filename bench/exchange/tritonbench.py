@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rooflab.bench.core.plain import number_in
+from rooflab.bench.core.record import Record, Status
 from rooflab.bench.exchange import files
-from rooflab.bench.records.plain import number_in
-from rooflab.bench.records.record import Record, Status
 from rooflab.reference.spec import Case
 
 TOOL = "tritonbench"

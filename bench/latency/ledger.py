@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.calls.clock import time
-from rooflab.bench.ceilings.ceilings import ceilings_for
+from rooflab.bench.core.ceilings.ceilings import ceilings_for
+from rooflab.bench.core.system_time import time
+from rooflab.bench.core.timers.noise import noise
 from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of
 from rooflab.bench.latency.step_model import KernelTimes
-from rooflab.bench.timing.noise import noise
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.op_times import Spent, timed_ops, wrapped_ops
 from rooflab.kernels._waiting import run_times, waiting_since

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.record import Basis, Record
+from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.latency.ledger import Ledger
 from rooflab.bench.latency.study import Lab, Study
 from rooflab.bench.latency.whatif import PhaseChange
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.record import Basis, Record
 from rooflab.bench.report.ledgers import CASE_ID
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.core.timers.noise import noise
+from rooflab.bench.core.timers.timing import time_functions
 from rooflab.bench.latency.ledger import Ledger, LedgerRow, measured, seconds_of, stepping
-from rooflab.bench.timing.noise import noise
-from rooflab.bench.timing.timing import time_functions
 from rooflab.engine.llm import LLM
 from rooflab.engine.op_times import wrapped_ops
 from rooflab.engine.probes import PRODUCTS, packed, probes, real

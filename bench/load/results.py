@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.record import Record, Status
 from rooflab.bench.load.definitions import TOOLS, DefinedTimes
 from rooflab.bench.load.metrics import broken, failures, noise, output_tokens, summarize
 from rooflab.bench.load.run import Plan
 from rooflab.bench.load.trace import Request, Trace
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.record import Record, Status
 
 VLLM = next(tool for tool in TOOLS if tool.name == "vLLM")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from rooflab.bench.calls.clock import time
+from rooflab.bench.core.system_time import time
 
 if TYPE_CHECKING:
     from rooflab.bench.emulator import Emulation
@@ -96,7 +96,7 @@ def _fixtures(item: pytest.Item) -> Sequence[str]:
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
     """Puts the GPU with its driver and clocks, torch and Triton into pytest-benchmark's description of the machine."""
     if asked(config):
-        from rooflab.bench.records.environment import snapshot
+        from rooflab.bench.core.environment import snapshot
 
         found = snapshot().to_dict()
         machine_info[MACHINE_KEY] = {name: found[name] for name in ("machine_key", "torch", "triton", "threads", "gpu")}
@@ -208,7 +208,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
         lines.append(f"NOISY readings are left out of --benchmark-compare-fail: {len(noisy)}")
     result = yield
     if noisy and not any(check.compared for check in checks) and session.exitstatus == pytest.ExitCode.OK:
-        from rooflab.bench.calls.statuses import ExitStatus
+        from rooflab.bench.core.statuses import ExitStatus
 
         session.exitstatus = ExitStatus.INVALID
     return result
@@ -254,7 +254,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
 
     Other keyword arguments go to `fn` and to `reference`. With `reference`, `fn(*args)` must equal `reference(*args)`
     within a few roundings to its dtype, in the check and after timing; otherwise the test fails and publishes no time.
-    `rooflab.bench.timing.timing` measures device time with a cold cache, and the time becomes an ordinary
+    `rooflab.bench.core.timers.timing` measures device time with a cold cache, and the time becomes an ordinary
     pytest-benchmark result. `cost`, a `rooflab.roofline.model.Cost`, adds FLOP/s, bytes/s and the fraction of each roof
     to the result's `extra_info`, next to the raw samples. The first calls, which may compile, are no samples:
     `extra_info` has the longest, `first_call_s`. `afterwards()` is called after timing; it returns a description of an
@@ -275,10 +275,10 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         afterwards: Callable[[], str | None] | None = None,
         **named: Any,
     ) -> Any:
-        from rooflab.bench.check import gate as fixture
+        from rooflab.bench.core import gate as fixture
+        from rooflab.bench.core.plain import plain
+        from rooflab.bench.core.timers.stopwatch import FirstCall
         from rooflab.bench.plugin import timing as plugin_timing
-        from rooflab.bench.records.plain import plain
-        from rooflab.bench.timing.stopwatch import FirstCall
         from rooflab.roofline.model import Cost
 
         if benchmark._mode:

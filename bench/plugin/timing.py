@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.calls.calls import COPIES, free_bytes
-from rooflab.bench.ceilings.ceilings import ceilings_for, limits_for
-from rooflab.bench.check.gate import Checked, copied, device_of, wrong
-from rooflab.bench.check.poison import bits
-from rooflab.bench.measure.timed import open_clock
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.record import pack_samples
-from rooflab.bench.timing.clocks import ClockWatch, shared
-from rooflab.bench.timing.reading import why_invalid
-from rooflab.bench.timing.timing import Samples, time_functions
-from rooflab.bench.timing.trace import Activity, NotRecorded, device_activity
+from rooflab.bench.core.call import COPIES, free_bytes
+from rooflab.bench.core.ceilings.ceilings import ceilings_for, limits_for
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.gate import Checked, copied, device_of, wrong
+from rooflab.bench.core.poison import bits
+from rooflab.bench.core.record import pack_samples
+from rooflab.bench.core.timed import open_clock
+from rooflab.bench.core.timers.clocks import ClockWatch, shared
+from rooflab.bench.core.timers.reading import why_invalid
+from rooflab.bench.core.timers.timing import Samples, time_functions
+from rooflab.bench.core.timers.trace import Activity, NotRecorded, device_activity
 from rooflab.kernels._waiting import others_since, processor_time
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Ceilings, Cost, bound

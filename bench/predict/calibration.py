@@ -16,12 +16,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rooflab.bench.core import record_files
+from rooflab.bench.core.record import Record
 from rooflab.bench.predict import public
 from rooflab.bench.predict.cases import KernelCase, Predicted, in_config, predict_all, timed_on
 from rooflab.bench.predict.model import Prediction
 from rooflab.bench.predict.public import Kind
-from rooflab.bench.records import files as record_files
-from rooflab.bench.records.record import Record
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder

@@ -11,9 +11,9 @@ import torch
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
 from rooflab.bench.compile.store import Store
+from rooflab.bench.core.record import Record
 from rooflab.bench.predict.chip import chip_of
 from rooflab.bench.predict.model import Prediction, predict
-from rooflab.bench.records.record import Record
 from rooflab.kernels import registry
 from rooflab.kernels.configs import make_config, with_config
 from rooflab.kernels.registry import Kernel, get_kernel, get_op
@@ -228,8 +228,8 @@ def measured_in(
 
 def measure_here(targets: Sequence[KernelCase], budget_s: float) -> list[Record]:
     """Checks and times the targets on this machine's CUDA device, case by case, with a case's kernels interleaved."""
-    from rooflab.bench.measure.measure import Measurement
-    from rooflab.bench.measure.settings import Settings
+    from rooflab.bench.core.measure import Measurement
+    from rooflab.bench.core.settings import Settings
 
     found: list[Record] = []
     for op, case, scheme in dict.fromkeys((target.op, target.case, target.scheme) for target in targets):

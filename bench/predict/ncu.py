@@ -23,14 +23,14 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.core.environment import identity, snapshot
+from rooflab.bench.core.plain import number_in
+from rooflab.bench.core.process import run_whole
+from rooflab.bench.core.record import Record, new_run_id
 from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.launch_once import MARK, arguments
 from rooflab.bench.predict.model import LAUNCH
-from rooflab.bench.processes.child import run_whole
-from rooflab.bench.records.environment import identity, snapshot
-from rooflab.bench.records.plain import number_in
-from rooflab.bench.records.record import Record, new_run_id
 from rooflab.kernels import registry
 from rooflab.kernels.configs import config_for
 from rooflab.roofline.device import get_device

@@ -13,8 +13,8 @@ from rooflab.bench.revisions.trees import git
 MEASURED = ("kernels", "reference", "roofline")
 SETTINGS = ("pyproject.toml", "constraints.txt")
 DECIDES = (
-    "bench/ab/worker.py", "bench/calls/", "bench/measure/timed.py", "bench/measure/unseen.py",
-    "bench/processes/boot.py", "bench/timing/",
+    "bench/ab/worker.py", "bench/core/call.py", "bench/core/timed.py", "bench/core/unseen.py",
+    "bench/core/boot.py", "bench/core/timers/",
 )  # fmt: skip
 """Beginnings of the paths of what decides a reading."""
 

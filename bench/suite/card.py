@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.records.environment import snapshot, tree_hash
+from rooflab.bench.core.environment import snapshot, tree_hash
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.bench.suite.step import context_of, end, parser
 from rooflab.kernels._files import write_whole

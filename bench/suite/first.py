@@ -15,12 +15,12 @@ from pathlib import Path
 import psutil
 import torch
 
-from rooflab.bench.calls.selection import default_scheme, first_taken
-from rooflab.bench.check import isolated
-from rooflab.bench.check.check import CheckResult, check_record
-from rooflab.bench.records.environment import snapshot
-from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.record import NOT_RUN
+from rooflab.bench.core import isolated
+from rooflab.bench.core.check import CheckResult, check_record
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.record import NOT_RUN
+from rooflab.bench.core.record_files import RunWriter
+from rooflab.bench.core.select import default_scheme, first_taken
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.bench.suite.step import context_of, end, parser
 from rooflab.kernels import registry

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rooflab.bench.calls.clock import time
-from rooflab.bench.calls.statuses import ExitStatus
-from rooflab.bench.processes import running
-from rooflab.bench.processes.child import Child, ChildFailed, Died, Stuck, TimedOut, command_for
-from rooflab.bench.processes.running import Running, noted
+from rooflab.bench.core import running
+from rooflab.bench.core.process import Child, ChildFailed, Died, Stuck, TimedOut, command_for
+from rooflab.bench.core.running import Running, noted
+from rooflab.bench.core.statuses import ExitStatus
+from rooflab.bench.core.system_time import time
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Entry, EntryOutcome
 from rooflab.bench.suite.state import Progress, folder_of

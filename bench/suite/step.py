@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from rooflab.bench.calls.statuses import ExitStatus
-from rooflab.bench.processes.running import ContextBroken
-from rooflab.bench.records.plain import plain
+from rooflab.bench.core.plain import plain
+from rooflab.bench.core.running import ContextBroken
+from rooflab.bench.core.statuses import ExitStatus
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels._files import write_whole
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import ray
 
-from rooflab.bench.records.environment import ROOT, snapshot, tree_hash
+from rooflab.bench.core.environment import ROOT, snapshot, tree_hash
+from rooflab.bench.core.timers.cuda import first_line
 from rooflab.bench.suite.plan import make_plan
 from rooflab.bench.suite.runner import SuiteSettings, run_suite
-from rooflab.bench.timing.cuda import first_line
 from rooflab.kernels._files import write_whole
 
 FILE = "sweep.json"

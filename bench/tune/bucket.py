@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.calls.calls import Rotation, copies_of
-from rooflab.bench.calls.clock import time
-from rooflab.bench.check.check import check_kernel
-from rooflab.bench.check.failed import failure, known_errors
 from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
-from rooflab.bench.measure.measure import Measurement
-from rooflab.bench.measure.settings import Settings
-from rooflab.bench.records.files import RunWriter
-from rooflab.bench.records.record import Record, Status
-from rooflab.bench.timing.timing import stopwatch_for, time_functions
+from rooflab.bench.core.call import Rotation, copies_of
+from rooflab.bench.core.check import check_kernel
+from rooflab.bench.core.failed import failure, known_errors
+from rooflab.bench.core.measure import Measurement
+from rooflab.bench.core.record import Record, Status
+from rooflab.bench.core.record_files import RunWriter
+from rooflab.bench.core.settings import Settings
+from rooflab.bench.core.system_time import time
+from rooflab.bench.core.timers.timing import stopwatch_for, time_functions
 from rooflab.bench.tune.search import SearchResult, Seconds, least_s, search
 from rooflab.kernels.configs import config_for, legal_configs, tuning_of, with_config
 from rooflab.kernels.registry import Kernel

@@ -9,8 +9,8 @@ from typing import Any
 from bars.bar import Bar
 from bars.measures import cases_of, dispatched, usable
 
-from rooflab.bench.records import files as record_files
-from rooflab.bench.records.record import Record
+from rooflab.bench.core import record_files
+from rooflab.bench.core.record import Record
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.bench.tune.tune import tune_op

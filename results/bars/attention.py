@@ -21,7 +21,7 @@ from bars.measures import (
     why_unmeasured,
 )
 
-from rooflab.bench.records.record import Record
+from rooflab.bench.core.record import Record
 from rooflab.bench.suite.entries import Context, EntryOutcome
 
 TOKENS = 16384

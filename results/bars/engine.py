@@ -12,11 +12,11 @@ import torch
 from bars.bar import Bar
 from bars.measures import answer
 
-from rooflab.bench.ceilings.ceilings import ceilings_for
+from rooflab.bench.core.ceilings.ceilings import ceilings_for
+from rooflab.bench.core.record_files import going_on
+from rooflab.bench.core.timers.sm_clock import sm_clock_under_load
 from rooflab.bench.engine.runs import EngineRun, engine_record, run_batch, warm_up
-from rooflab.bench.records.files import going_on
 from rooflab.bench.suite.entries import Context, EntryOutcome
-from rooflab.bench.timing.sm_clock import sm_clock_under_load
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.ops import FIRST_ON_CUDA
 from rooflab.kernels import registry

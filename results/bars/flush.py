@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from bars.bar import Bar
 
-from rooflab.bench.records.environment import last_level_cache_bytes
+from rooflab.bench.core.environment import last_level_cache_bytes
+from rooflab.bench.core.timers import tamper
+from rooflab.bench.core.timers.cuda import CudaCalls
+from rooflab.bench.core.timers.stopwatch import FlushBy
+from rooflab.bench.core.timers.timing import Samples, time_functions
 from rooflab.bench.suite.entries import Context, EntryOutcome
-from rooflab.bench.timing import tamper
-from rooflab.bench.timing.cuda import CudaCalls
-from rooflab.bench.timing.stopwatch import FlushBy
-from rooflab.bench.timing.timing import Samples, time_functions
 from rooflab.kernels._files import write_whole
 
 SHARES = (0.125, 0.5, 2.0)

@@ -26,7 +26,7 @@ from bars.measures import (
     without_bandwidth,
 )
 
-from rooflab.bench.processes.running import note
+from rooflab.bench.core.running import note
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.bench.tune.tune import tune_op
 from rooflab.kernels import registry

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.calls.selection import default_scheme
-from rooflab.bench.check.check import BROKEN, already_broken
-from rooflab.bench.check.isolated import passed_here
 from rooflab.bench.commands import LEAST_S, TIMING_SHARE
-from rooflab.bench.measure.measure import Measurement
-from rooflab.bench.measure.settings import Settings
-from rooflab.bench.processes.running import ContextBroken, note
-from rooflab.bench.records.files import going_on
-from rooflab.bench.records.record import Record
+from rooflab.bench.core.check import BROKEN, already_broken
+from rooflab.bench.core.isolated import passed_here
+from rooflab.bench.core.measure import Measurement
+from rooflab.bench.core.record import Record
+from rooflab.bench.core.record_files import going_on
+from rooflab.bench.core.running import ContextBroken, note
+from rooflab.bench.core.select import default_scheme
+from rooflab.bench.core.settings import Settings
 from rooflab.bench.suite.entries import BarStatus, Context, EntryOutcome
 from rooflab.kernels import registry
 from rooflab.kernels.choices import chosen, launch_bucket, rows_of

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from next_visit import known_in, page  # noqa: E402
 from wheelhouse import ROOT, download, fill
 
-from rooflab.bench.records.environment import COMMIT, git_state, tree_hash
+from rooflab.bench.core.environment import COMMIT, git_state, tree_hash
 
 LIGER = "liger-kernel==0.8.5"
 FA3 = ("fa3-fwd", "0.0.3")

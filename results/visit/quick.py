@@ -209,8 +209,8 @@ def child(name: str, without: Sequence[str], files: Sequence[str], warm: bool, d
     """A group's process: a row for each kernel on each case."""
     import torch
 
-    from rooflab.bench.calls.calls import Rotation, copies_of
-    from rooflab.bench.check.failed import known_errors
+    from rooflab.bench.core.call import Rotation, copies_of
+    from rooflab.bench.core.failed import known_errors
     from rooflab.kernels import registry
     from rooflab.kernels.precision import pin_matmul_precision
     from rooflab.reference.spec import Case, as_tuple, get_scheme

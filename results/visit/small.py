@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from rooflab.bench.calls.selection import first_taken
+from rooflab.bench.core.select import first_taken
 from rooflab.bench.predict.launch_once import main
 from rooflab.kernels.registry import get_kernel
 

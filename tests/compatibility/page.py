@@ -21,8 +21,8 @@ from typing import Any
 
 from compatibility.faults import FAULTS
 from compatibility.worker import projects
-from rooflab.bench.processes.child import Child, ChildFailed, Died, command_for, environment_without
-from rooflab.bench.records.plain import Marked, markdown_cell, markdown_code, markdown_table
+from rooflab.bench.core.plain import Marked, markdown_cell, markdown_code, markdown_table
+from rooflab.bench.core.process import Child, ChildFailed, Died, command_for, environment_without
 from rooflab.kernels._files import write_whole
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rooflab.bench.core.timers.timing import time_functions
 from rooflab.bench.latency.study import Curve, Lab, Study, at_least
-from rooflab.bench.timing.timing import time_functions
 from rooflab.engine.llm import LLM
 from rooflab.kernels.registry import Kernel
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pandas as pd
 
-from rooflab.bench.records import files as record_files
-from rooflab.bench.records.environment import ROOT, git_says
-from rooflab.bench.records.record import Record, method_of
+from rooflab.bench.core import record_files
+from rooflab.bench.core.environment import ROOT, git_says
+from rooflab.bench.core.record import Record, method_of
 from rooflab.bench.report.sources import find_files
 
 KEY = ("op", "kernel", "case", "scheme", "machine", "setting", "timer")

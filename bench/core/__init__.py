@@ -1,0 +1,1 @@
+"""One measurement: kernel and case, check, time, roof, record."""

@@ -1,0 +1,114 @@
+"""The program of a child process (`child.py`), run by its path: `python -P boot.py [--tree TREE HARNESS] MODULE...`.
+
+It imports every MODULE, and calls the function `start` of the last one, if it has one. Then its function `answer`
+answers each request: a request is a line of JSON on standard input, an answer is a line of JSON on standard output.  If
+`answer` returns an iterator, each of its values is a line, and `null` is the last line.
+
+With `--tree` the process takes the kernels from TREE and `bench` from HARNESS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+READY = "ready\n"
+"""The first line of output: all modules are imported."""
+HARNESS = ("bench", "engine")
+MEASURED = ("kernels", "reference", "roofline")
+
+
+class OnlyHere:
+    """Finds modules of `rooflab` only in the folders of `make_namespace`.
+
+    Otherwise the finder of an editable installation would find modules that one of the trees lacks.
+    """
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        """The module's spec; None for other packages.  Raises `ModuleNotFoundError` if the folders lack it."""
+        if not name.startswith("rooflab."):
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {name!r} in this tree", name=name)
+        return spec
+
+
+def make_namespace(tree: Path, harness: Path) -> None:
+    """Makes `rooflab` of `kernels`, `reference` and `roofline` of `tree`, and `bench` and `engine` of `harness`.
+
+    It must run before any import of `rooflab`; otherwise files of an installed Rooflab or of the other side come in.
+    """
+    package = types.ModuleType("rooflab")
+    package.__path__ = []
+    sys.modules["rooflab"] = package
+    for folder, root in [*((name, tree) for name in MEASURED), *((name, harness) for name in HARNESS)]:
+        module = types.ModuleType(f"rooflab.{folder}")
+        module.__path__ = [str(root / folder)]
+        sys.modules[f"rooflab.{folder}"] = module
+        setattr(package, folder, module)
+    sys.meta_path.insert(0, OnlyHere())
+
+
+def serve(answer: Callable[[Any], Any], lines: IO[str], answers: IO[str]) -> None:
+    """Answers the requests in `lines` until they end.  If they end during an answer, the parent is dead: this process
+    then kills itself and all processes that it started."""
+    requests: queue.Queue[str | None] = queue.Queue()
+    idle = threading.Event()
+    idle.set()
+
+    def read() -> None:
+        for line in lines:
+            idle.clear()
+            requests.put(line)
+        if not idle.is_set():
+            _end_everything()
+        requests.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    answers.write(READY)
+    answers.flush()
+    while (line := requests.get()) is not None:
+        result = answer(json.loads(line))
+        values = chain(result, [None]) if isinstance(result, Iterator) else [result]
+        for value in values:
+            answers.write(json.dumps(value) + "\n")
+            answers.flush()
+        idle.set()
+
+
+def _end_everything() -> None:
+    from rooflab.bench.core.process import family, kill_all
+
+    kill_all(family(os.getpid())[1:])
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def main(words: Sequence[str]) -> None:
+    """Imports the modules and answers until standard input ends."""
+    # Answers have a separate descriptor, because imports, kernels and compilers may print to standard output.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    if words[0] == "--tree":
+        make_namespace(Path(words[1]), Path(words[2]))
+        words = words[3:]
+    modules = [import_module(name) for name in words]
+    getattr(modules[-1], "start", lambda: None)()
+    serve(modules[-1].answer, sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

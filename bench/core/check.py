@@ -1,0 +1,195 @@
+"""Checks whether a kernel is right: against the fp64 oracle, and against the ways in which a wrong kernel looks right.
+
+A kernel runs on guarded copies of its inputs (`trial.py`, `poison.py`), by default in this process.  `rooflab check`
+runs it in another one, which never has the oracle or the verdict (`outside.py`).  It runs
+1. on some data;
+2. on other data in padded layouts and with a grid for two SMs, which reveals a cached answer, an assumed contiguity,
+   and a loop over tiles that ends too early or takes another CTA's;
+3. on the first data again, twice, the second time in another thread, into outputs of the caller that hold NaN and then
+   an old answer, bit for bit alike;
+4. on other data at the same addresses and with a grid for one SM, which reveals an answer kept for an address;
+5. on the same data in other arrangements of memory, with rows of stride 0, over its inputs, and with other options;
+6. on planted inputs.
+Uninitialised memory is NaN. Results are read as soon as the current stream is done, and then overwritten. Only the
+outputs may change. If a wrong result looks like a known fault, the reason names it (`cheats.py`). A kernel that
+replaces a function of the timer or the judge is INVALID (`timing/tamper.py`). When a kernel is timed, each round has
+fresh values, and the outputs that it leaves are judged afterwards (`measure/unseen.py`).
+
+This stands against mistakes, and against what written or generated kernels are known to do. It does not defend against
+a kernel that attacks the process around it (os._exit, atexit, replaced builtins, memory written through addresses). A
+result that is computed when it is read, or kept for values that come again within a sample, is right, but its time is
+not. What a kernel leaves to others, such as a part of L2 or variables for later processes, is not looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import cast
+
+import torch
+
+from rooflab.bench.core.call import short_of_memory
+from rooflab.bench.core.check_runs import Check, Planted
+from rooflab.bench.core.environment import Environment, identity
+from rooflab.bench.core.failed import Failed
+from rooflab.bench.core.record import CheckedBy, DeviceType, Record, Status
+from rooflab.bench.core.trial import Runner, Seen
+from rooflab.kernels.precision import pin_matmul_precision
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.compare import ErrorStats
+from rooflab.reference.spec import Case, OpSpec, Scheme
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The result of checking one kernel on one case."""
+
+    op: str
+    kernel: str
+    backend: str
+    case: Case
+    scheme: str
+    device: str
+    seed: int
+    status: Status
+    checked_by: CheckedBy
+    errors: tuple[ErrorStats, ...] = ()
+    """The worst error of all runs, one per output."""
+    reason: str = ""
+    """Why the status is not OK."""
+    labels: tuple[str, ...] = ()
+    """The runs, in order; the failing one is the last."""
+    beyond: bool = False
+    """Whether the runs that every check has, without planted inputs, ended well."""
+    weak: tuple[str, ...] = ()
+    """Wrong answers that pass this case's tolerance (`c: zeros`)."""
+    races: tuple[str, ...] = ()
+    """Races between threads, which only the emulator sees."""
+    bytes: Mapping[str, int] | None = None
+    """Bytes of one call, by the names of `emulator.results.Bytes`; None without the emulator."""
+
+    @property
+    def discriminating(self) -> bool:
+        """Whether the case rejects zeros, the mean, and the oracle shifted by one."""
+        return not self.weak
+
+    @property
+    def not_offered(self) -> bool:
+        """Whether the kernel does not take this case; a kernel that was not run for another reason cannot run here."""
+        return self.status == "UNSUPPORTED" and f"{self.op}/{self.kernel}" in self.reason  # by `why_not_args`
+
+    @property
+    def line(self) -> str:
+        """The text, but nothing for a case that the kernel does not take: one line says it of all of them."""
+        return "" if self.not_offered else self.describe()
+
+    def describe(self) -> str:
+        """One line of text."""
+        text = self.reason or "; ".join(error.describe() for error in self.errors)
+        if self.weak:
+            text += f" (not discriminating: {', '.join(self.weak)} would pass)"
+        return f"{self.op}/{self.kernel} {self.case.id} {self.scheme}: {self.status}: {text}"
+
+
+def check_kernel(
+    kernel: Kernel,
+    spec: OpSpec,
+    case: Case,
+    scheme: Scheme,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    planted: Planted = True,
+    runner: Runner | None = None,
+) -> CheckResult:
+    """Checks one kernel on one case, up to the first fault; the kernel need not be registered.
+
+    `runner` runs it, by default in this process.  If an earlier kernel has broken the CUDA context, the result is a
+    RUNTIME_ERROR whose reason begins with `BROKEN`.  Raises what the spec raises on a case that it does not know.
+    """
+    device = torch.device(device)
+    pin_matmul_precision()
+    priced = spec.make_inputs(case, scheme, torch.device("meta"), seed)
+    runner = runner or Runner(kernel, spec, scheme, device)
+    check = Check(kernel, spec, case, scheme, device, runner)
+    status: Status = "OK"
+    reason = ""
+    try:
+        broken = already_broken(device)
+        if broken:
+            raise Failed("RUNTIME_ERROR", f"{BROKEN}: {broken}")
+        short = short_of_memory(spec, priced, device)
+        if short and kernel.why_not_here(device) is None:
+            raise Failed("OUT_OF_MEMORY", short)
+        check.run(seed, planted)
+    except Failed as failed:
+        status = failed.status
+        reason = f"{check.labels[-1]}: {failed.reason}" if check.labels else failed.reason
+    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+        status, reason = "OUT_OF_MEMORY", f"for the inputs or the reference: {error}"
+    except RuntimeError:
+        faulted = already_broken(device)  # this kernel broke it; making inputs or an oracle showed it
+        if not faulted:
+            raise
+        status, reason = "RUNTIME_ERROR", f"{check.labels[-1]}: {faulted}" if check.labels else faulted
+    seen = Seen("none")
+    try:
+        seen = runner.seen() if status in ("OK", "INCORRECT") else seen
+    except Failed as failed:  # its process ended after the last run
+        status, reason = failed.status, failed.reason
+    if status == "OK" and seen.races:
+        status, reason = "INCORRECT", f"race: {seen.races[0]}"
+    return CheckResult(
+        op=spec.name,
+        kernel=kernel.name,
+        backend=kernel.backend,
+        case=case,
+        scheme=scheme.name,
+        device=str(device),
+        seed=seed,
+        status=status,
+        checked_by=seen.by,
+        errors=tuple(check.worst.values()),
+        reason=reason,
+        labels=tuple(check.labels),
+        beyond=check.beyond,
+        weak=tuple(check.weak),
+        races=seen.races,
+        bytes=seen.bytes,
+    )
+
+
+def check_record(result: CheckResult, kernel: Kernel, run_id: str, environment: Environment) -> Record:
+    """The record of a check, with the emulator's counted bytes."""
+    moved = result.bytes
+    traffic = None if moved is None else float(moved["hbm_read"] + moved["hbm_write"])
+    return Record(
+        kind="check",
+        run_id=run_id,
+        status=result.status,
+        **identity(kernel, result.case, result.scheme, environment),
+        reason=result.reason,
+        seed=result.seed,
+        device=cast(DeviceType, torch.device(result.device).type),
+        checked_by=result.checked_by,
+        errors=tuple(asdict(error) for error in result.errors),
+        weak=result.weak,
+        traffic_bytes=traffic,
+        traffic_basis=None if traffic is None else "counted",
+        metrics={f"{name}_bytes": float(value) for name, value in (moved or {}).items()},
+    )
+
+
+BROKEN = "the CUDA context was already broken"
+"""The beginning of a reason: the kernel could not run because an earlier kernel had broken the context."""
+
+
+def already_broken(device: torch.device) -> str:
+    """The CUDA error after which nothing can run on `device` in this process; empty if there is none.  Waits for it."""
+    if device.type != "cuda":
+        return ""
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        return str(error).strip().partition("\n")[0]
+    return ""

@@ -1,0 +1,168 @@
+"""Sets of data of a check: inputs, and what is right for them, which the kernel's process never sees."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from rooflab.bench.core.call import free_bytes, output_dtypes, output_names
+from rooflab.bench.core.process import cores
+from rooflab.reference.compare import ErrorStats, all_within, elementwise
+from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
+
+
+@dataclass(frozen=True)
+class CheckData:
+    """Inputs, and their judge.  The oracle and its limits are worked out when they are first asked for."""
+
+    spec: OpSpec
+    inputs: Inputs
+    scheme: Scheme
+    name: str = ""
+    """By which a `Runner` knows these inputs."""
+
+    @cached_property
+    def oracle(self) -> Outputs:
+        """The right outputs in fp64."""
+        return self.spec.oracle(self.inputs)
+
+    @cached_property
+    def limits(self) -> Outputs | None:
+        """The allowed error of each element; None for an op that `compare` judges."""
+        return None if self.spec.tolerance is None else self.spec.tolerance(self.inputs, self.oracle, self.scheme)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the outputs."""
+        return output_names(self.spec, self.oracle)
+
+    @property
+    def forms(self) -> tuple[tuple[torch.Size, torch.dtype], ...]:
+        """The shape and the dtype of each output."""
+        if self.spec.mutates:
+            return tuple((self.inputs[name].shape, self.inputs[name].dtype) for name in self.names)
+        dtypes = output_dtypes(self.spec, self.oracle, self.scheme)
+        return tuple((oracle.shape, dtype) for oracle, dtype in zip(self.oracle, dtypes, strict=True))
+
+    def misfit(self, outputs: Outputs) -> str:
+        """How the number, shapes and dtypes of `outputs` differ from the right ones; empty where they do not."""
+        if len(outputs) != len(self.names):
+            return f"returned {len(outputs)} values, expected tensors {', '.join(self.names)}"
+        for name, output, form in zip(self.names, outputs, self.forms, strict=True):
+            if output.shape != form[0]:
+                return f"{name}: expected shape {tuple(form[0])}, got {tuple(output.shape)}"
+            if output.dtype != form[1]:
+                return f"{name}: expected dtype {form[1]}, got {output.dtype}"
+        return ""
+
+    def faults(self, outputs: Outputs, own_stream: bool = False) -> str:
+        """What is wrong with `outputs`; empty where they are right."""
+        judged = () if (misfit := self.misfit(outputs)) else self.judge(outputs, own_stream)
+        return misfit or "; ".join(stats.describe() for stats in judged if not stats.passed)
+
+    def judge(self, outputs: Outputs, own_stream: bool = False) -> list[ErrorStats]:
+        """One verdict per output, as from `spec.judge`; the limits, which take longer than the oracle, are kept.
+
+        `own_stream`: the kernel is declared non-deterministic; if the op draws, it has a random stream of its own.
+        """
+        if own_stream and self.spec.compare_own_stream is not None:
+            return self.spec.compare_own_stream(outputs, self.oracle, self.inputs, self.scheme)
+        if self.limits is None:
+            return self.spec.judge(outputs, self.oracle, self.inputs, self.scheme)
+        named = zip(self.names, outputs, self.oracle, self.limits, strict=True)
+        return [elementwise(name, *self._of_numbers(output, right), limit) for name, output, right, limit in named]
+
+    def _of_numbers(self, output: torch.Tensor, oracle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both, where the oracle has NaN with 0 if the output has it too, and else with an infinity.  Codes of eight
+        bits have no NaN, or lose it where they are clamped: then anything may stand there."""
+        unknown = oracle.isnan()
+        if not unknown.any():
+            return output, oracle
+        loose = any(dtype.itemsize == 1 for _, dtype in self.forms)
+        same = torch.where(output.to(oracle).isnan() | loose, 0.0, torch.inf)
+        return torch.where(unknown, same, output.to(oracle)), oracle.masked_fill(unknown, 0.0)
+
+    @cached_property
+    def weak(self) -> tuple[str, ...]:
+        """Wrong answers that would pass, one output at a time: `c: zeros`, the mean, shifted by one, unchanged.
+
+        The mean and the shift of an output need two elements; an empty output has no wrong answer.
+        """
+        return tuple(self._passing_wrong_answers())
+
+    @property
+    def bytes(self) -> int:
+        """Of the tensors that it holds now."""
+        known = (*self.inputs.values(), *vars(self).get("oracle", ()), *(vars(self).get("limits") or ()))
+        return sum(value.untyped_storage().nbytes() for value in known if isinstance(value, torch.Tensor))
+
+    def _passing_wrong_answers(self) -> Iterator[str]:
+        mutates = self.spec.mutates
+        right = tuple(
+            oracle if mutates else rounded(oracle, dtype)
+            for oracle, (_, dtype) in zip(self.oracle, self.forms, strict=True)
+        )
+        for index, (name, oracle) in enumerate(zip(self.names, self.oracle, strict=True)):
+            for label, wrong in _wrong_answers(oracle, self.inputs[name] if mutates else None):
+                answer = rounded(wrong, right[index].dtype)
+                if self.limits is not None:
+                    passes = all_within(answer, oracle, self.limits[index])
+                else:
+                    whole: Outputs = (*right[:index], answer, *right[index + 1 :])
+                    passes = all(stats.passed for stats in self.judge(whole))
+                if passes:
+                    yield f"{name}: {label}"
+
+
+class KeptData(threading.local):
+    """The data of the case that a thread has checked last: its oracle and limits are made once for all kernels.
+
+    They stay as long as they fit in a part of the memory that is free, and until `forget`.
+    """
+
+    SHARE = 0.4
+    """Of the free memory of the device; on a CPU every core's process has its part of that."""
+
+    def __init__(self) -> None:
+        self._case: tuple[Any, ...] = ()
+        self._data: dict[str, CheckData] = {}
+        self._room = 0.0
+
+    def of(self, device: torch.device, *case: Any) -> dict[str, CheckData]:
+        """What is kept of a case, by name; of another one than the last, nothing yet."""
+        if (device, *case) != self._case:
+            self._data = {}  # before its memory is counted
+            self._case = device, *case
+            self._room = self.SHARE * free_bytes(device) / (1 if device.type == "cuda" else cores())
+        return self._data
+
+    def forget(self) -> None:
+        """Frees the memory, before what is checked is timed."""
+        self._case, self._data = (), {}
+
+    def keep(self, name: str, data: CheckData) -> CheckData:
+        """Keeps the data under a name, if there is room."""
+        if sum(one.bytes for one in self._data.values()) + data.bytes <= self._room:
+            self._data[name] = data
+        return data
+
+
+def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values in `dtype`, to nearest; torch alone cuts off the fraction where `dtype` is an integer."""
+    return values.to(dtype) if dtype.is_floating_point else values.round().to(dtype)
+
+
+def _wrong_answers(oracle: torch.Tensor, unchanged: torch.Tensor | None) -> Iterator[tuple[str, torch.Tensor]]:
+    if oracle.numel():
+        yield "zeros", torch.zeros_like(oracle)
+    if oracle.numel() > 1:
+        finite = oracle.double()[torch.isfinite(oracle)]
+        yield "the mean", torch.full_like(oracle, float(finite.mean()) if finite.numel() else 0.0)
+        yield "shifted by one", oracle.flatten().roll(1).reshape(oracle.shape)
+    if unchanged is not None and unchanged.numel():
+        yield "unchanged", unchanged

@@ -1,0 +1,393 @@
+"""The runs of a check, in order, up to the first fault; each method says what its runs look for."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+import torch
+
+from rooflab.bench.core.cheats import alike, kept_names
+from rooflab.bench.core.check_data import CheckData, KeptData
+from rooflab.bench.core.failed import Failed, LayoutRefused
+from rooflab.bench.core.poison import FAR, FAR_PAGES, Arrangement, same_bits, strides_of
+from rooflab.bench.core.principles import OFFSETS
+from rooflab.bench.core.trial import PLAIN, Layout, Runner
+from rooflab.bench.core.why import Earlier, Look
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.compare import ErrorStats
+from rooflab.reference.contract import check_layout
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
+
+OTHER_SEED = 1000
+"""Added to the seed for the other data; it is large, because specs draw their arguments from consecutive seeds."""
+GPU_REPEATS = 3
+"""How many more runs on a GPU must agree bit for bit; they may reveal races."""
+SMALL_ELEMENTS = 2**20
+"""Inputs with fewer elements are checked with one CPU thread."""
+FEW_SMS, ONE_SM = 2, 1
+"""SMs of which launchers are told in the runs on other data: a check's cases have fewer tiles than 132 SMs, and the
+loop of a persistent CTA over its tiles would end after the first.  With two SMs a CTA must also leave out the tiles of
+the other."""
+KEPT_ANSWERS = 4
+"""How many first calls' outputs are kept, to recognise a cached answer; planted inputs come later."""
+Otherwise = Literal["apart", "turned", "far", "expanded", "in place", "other options"]
+OTHERWISE: tuple[Otherwise, ...] = get_args(Otherwise)
+"""How the drawn data is passed where inputs are planted too: in another arrangement, with rows of stride 0, with
+outputs over inputs, with other options.  Every check pads."""
+Planted = bool | Otherwise | Literal["planted alone"]
+"""Whether a check has these runs, and planted inputs: all of both, none, or this one and one planted set; or, after the
+first data, all planted sets and nothing else."""
+OPTIONS: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("eps", "softmax_scale", "softcap"), lambda value: 0.5 * value),
+    "window": lambda value: value + 5,
+}
+"""What becomes of an option that is a number, if an op has it and a case names it."""
+SAME, ALL = "same memory", "all planted"
+"""Names of kept data; the second says that every planted set is kept."""
+KEPT = KeptData()
+
+
+@dataclass
+class Check:
+    """The check of one kernel on one case, and its state."""
+
+    kernel: Kernel
+    spec: OpSpec
+    case: Case
+    scheme: Scheme
+    device: torch.device
+    runner: Runner
+    labels: list[str] = field(default_factory=list)
+    worst: dict[str, ErrorStats] = field(default_factory=dict)
+    weak: list[str] = field(default_factory=list)
+    answers: list[Earlier] = field(default_factory=list)
+    """Of the first calls."""
+    right: CheckData | None = None
+    """The data of the first run; None until the kernel was right on it."""
+    packed: set[str] = field(default_factory=set)
+    """Names of the data for which the kernel packed its weight."""
+    seed: int = 0
+    beyond: bool = False
+    """Whether the runs that every check has are done."""
+
+    def run(self, seed: int, planted: Planted) -> None:
+        """Every run, in order.  Raises `Failed` at the first fault."""
+        if self.scheme.name not in self.spec.schemes:
+            raise Failed("UNSUPPORTED", f"{self.spec.name} has the schemes {', '.join(self.spec.schemes)}")
+        self.runner.begin()
+        self.seed = seed
+        first = self._made("first", seed)
+        with _threads_for(first.inputs):
+            self._load(first)
+            if planted == "planted alone":
+                self._judged("first data", first, Layout(poisoned=True))
+                self._on_planted_data(first, self._planted())
+                return self.runner.settle()
+            other = self._on_two_sets_of_data(first)
+            self.beyond = True
+            if planted is True:
+                for kind in OTHERWISE:
+                    self._otherwise(kind, first, other)
+                self._on_planted_data(first, self._planted())
+            elif planted:
+                self._otherwise(planted, first, other)
+                self._on_planted_data(first, _one_of(self._planted(), seed))
+            self.runner.settle()
+
+    def _otherwise(self, kind: Otherwise, first: CheckData, other: CheckData) -> None:
+        """The drawn data in other memory or with other options."""
+        match kind:
+            case "expanded":
+                self._expanded(first.inputs)
+            case "other options":
+                self._with_other_options(first)
+            case "in place":
+                self._in_place(other)
+            case "far":
+                self._far(other)
+            case _:
+                self._arranged(other, kind)
+
+    def _on_planted_data(self, first: CheckData, sets: Iterable[tuple[str, CheckData]]) -> None:
+        for label, data in sets:
+            try:
+                self._load(data)
+                self._judged(label, data, Layout(poisoned=True))
+            except Failed as failed:
+                if failed.status == "UNSUPPORTED" and data.inputs.keys() - first.inputs.keys():
+                    continue  # it has an option that the case does not name, such as a scale
+                raise
+
+    def _planted(self) -> Iterator[tuple[str, CheckData]]:
+        """The planted sets; if all are kept, none is made again."""
+        kept = self._kept()
+        if ALL in kept:
+            yield from ((label, data) for label, data in kept.items() if label.startswith("planted "))
+        else:
+            whole = True
+            for name, inputs in self.spec.sets(self.case, self.scheme, self.device, self.seed):
+                label = f"planted {name}"
+                yield label, kept.get(label) or KEPT.keep(label, CheckData(self.spec, inputs, self.scheme, "planted"))
+                whole = whole and label in kept
+            if whole:
+                kept[ALL] = CheckData(self.spec, {}, self.scheme)
+
+    def _on_two_sets_of_data(self, first: CheckData) -> CheckData:
+        """The runs on the first data and on other ones; returns those."""
+        self._judged("first data", first, Layout(poisoned=True))
+        self.weak.extend(first.weak)
+        other = self._made("other", self.seed + OTHER_SEED)
+        self._load(other)
+        if self._arranged(other, "padded") is None:
+            self._judged("other data", other, Layout(poisoned=True, sms=FEW_SMS))
+        self._repeated(first)
+        self._in_the_same_memory(first, other)
+        return other
+
+    def _kept(self) -> dict[str, CheckData]:
+        return KEPT.of(self.device, self.spec, self.case, self.scheme, self.seed)
+
+    def _made(self, name: str, seed: int) -> CheckData:
+        """A set of drawn data, the same for each kernel of a case."""
+        found = self._kept().get(name)
+        return found or KEPT.keep(name, CheckData(self.spec, self._inputs(seed), self.scheme, name))
+
+    def _kept_as(self, label: str, inputs: Inputs) -> CheckData:
+        """The data of a case under a label, the same for each kernel that comes to it."""
+        return self._kept().get(label) or KEPT.keep(label, CheckData(self.spec, inputs, self.scheme, label))
+
+    def _load(self, data: CheckData, packed_in: str | None = None) -> None:
+        """Gives the data to the runner.  Raises `Failed` if the kernel refuses it, or cannot pack its weight."""
+        if self.runner.load(data.name, data.inputs, packed_in):
+            self.packed.add(data.name)
+
+    def _inputs(self, seed: int) -> Inputs:
+        return self.spec.make_inputs(self.case, self.scheme, self.device, seed)
+
+    def _judged(self, label: str, data: CheckData, layout: Layout = PLAIN) -> Outputs:
+        """One run, judged; its outputs.  Raises `Failed`, or `LayoutRefused` on an arrangement that is not taken."""
+        self.labels.append(label)
+        try:
+            read = self.runner.run(data.name, layout)
+        except LayoutRefused:
+            self.labels.pop()
+            raise
+        misfit = data.misfit(read)
+        if misfit:
+            raise Failed("INCORRECT", misfit)
+        for stats, output, oracle in zip(data.judge(read, self._own_stream), read, data.oracle, strict=True):
+            worst = self.worst.get(stats.output, stats)
+            if not stats.passed or stats.max_error_over_tolerance >= worst.max_error_over_tolerance:
+                self.worst[stats.output] = stats
+            if not stats.passed:
+                raise Failed("INCORRECT", stats.describe() + self._why(read, data, layout))
+            if self.spec.compare is None:
+                continue  # by limits, what is near a number is one
+            values = output.float() if output.dtype.itemsize == 1 else output  # torch has no isfinite for fp8
+            not_finite = int((~torch.isfinite(values) & torch.isfinite(oracle)).sum())
+            if not_finite:
+                raise Failed("INCORRECT", f"{stats.output}: {not_finite} elements not finite where the oracle is")
+        self.right = self.right or data
+        if len(self.answers) < KEPT_ANSWERS:
+            self.answers.append(Earlier(label, read, data.inputs))
+        return read
+
+    @property
+    def _own_stream(self) -> bool:
+        return self.kernel.nondeterministic is not None
+
+    def _why(self, read: Outputs, data: CheckData, layout: Layout) -> str:
+        """What explains a wrong output, after a colon; empty if nothing that a second look confirms."""
+        look = Look(self.spec, self.runner, self.device, self._own_stream)
+        found = look.fault(read, data, layout, self.answers, data is self.right)
+        return f": {found}" if found else ""
+
+    def _arranged(self, data: CheckData, arranged: Arrangement) -> Outputs | None:
+        """A run with every argument arranged so that has other strides then; None if the launcher takes no such one."""
+
+        def run(names: set[str]) -> Outputs:
+            layout = Layout(dict.fromkeys(names, arranged), poisoned=True, sms=FEW_SMS)
+            return self._judged(f"other data, {arranged} {', '.join(sorted(names))}", data, layout)
+
+        return _without_refused(self._movable(data, arranged), run)
+
+    def _movable(self, data: CheckData, arranged: Arrangement) -> set[str]:
+        """Arguments that have other strides in an arrangement."""
+        tensors = {name: value for name, value in data.inputs.items() if isinstance(value, torch.Tensor)}
+        kinds = {name: strides_of(value, arranged) for name, value in tensors.items()}
+        laid = {name: torch.empty_strided(value.shape, kinds[name], device="meta") for name, value in tensors.items()}
+        names = {name for name in tensors if kinds[name] != tensors[name].stride() and self._allows(name, laid[name])}
+        return names - {str(self.spec.prepared)} if data.name in self.packed else names
+
+    def _allows(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether the op's contract lets an argument lie so: a kernel may take the rest for granted."""
+        known = self.spec.contract.arguments.get(name) if self.spec.contract else None
+        try:
+            check_layout(name, tensor, known.layout if known else "any")
+        except ValueError:
+            return False
+        return True
+
+    def _far(self, data: CheckData) -> None:
+        """Runs with most rows, pages, experts and heads of arguments and of the caller's outputs more than 2**31
+        elements behind the first, as far as the contract lets them lie apart."""
+        results = self.spec.contract.results.values() if self.spec.contract else ()
+        fixed = {"out" for of in results if of.layout == "contiguous"}
+        forms = data.forms if self.kernel.takes_out and not self.spec.mutates else ()
+        models = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in forms]
+        for kind in FAR:
+            outs = {"out"} if any(strides_of(one, kind) != one.stride() for one in models) else set[str]()
+            names = self._movable(data, kind) | outs
+
+            def run(names: set[str], kind: Arrangement = kind) -> Outputs:
+                layout = Layout(dict.fromkeys(names - {"out"}, kind), poisoned=True, sms=FEW_SMS)
+                if "out" in names:
+                    layout = replace(layout, out=kind, forms=forms)
+                return self._judged(f"{OFFSETS}: {kind} {', '.join(sorted(names))}", data, layout)
+
+            _without_refused(names - fixed, run)
+        # torch's own code has offsets of 64 bits, and may copy a whole cache.
+        caches = self.spec.slots[1:] if self.device.type == "cpu" and self.kernel.backend != "torch" else ()
+        if caches and data.inputs[caches[0]].numel():
+            with suppress(LayoutRefused):
+                layout = Layout(dict.fromkeys(caches, FAR_PAGES), poisoned=True, sms=FEW_SMS)
+                self._judged(f"{OFFSETS}: {FAR_PAGES} of {', '.join(caches)}", data, layout)
+
+    def _expanded(self, inputs: Inputs) -> None:
+        """A run in which float inputs repeat their first row without a copy (stride 0); without those whose expansion
+        the kernel refuses by name."""
+        rows = {
+            name: value[:1].expand_as(value)
+            for name, value in inputs.items()
+            if _is_data(value) and value.ndim > 1 and len(value) > 1 and name not in self.spec.mutates
+            if value[0].float().isfinite().all()  # not a row that nothing may read
+            if self._allows(name, value[:1].expand_as(value))
+        }
+        if self.packed:
+            rows.pop(str(self.spec.prepared), None)
+        while rows:
+            label = f"expanded {', '.join(sorted(rows))}"
+            data = self._kept_as(label, {**inputs, **rows})
+            try:
+                self._load(data)
+                self._judged(label, data, Layout(dict.fromkeys(rows, "plain"), poisoned=True))
+                return
+            except (LayoutRefused, Failed) as refused:
+                if isinstance(refused, Failed) and refused.status != "UNSUPPORTED":
+                    raise
+                named = [name for name in rows if f"{name}: expected" in str(refused)]
+                rows = {name: value for name, value in rows.items() if named and name not in named}
+
+    def _in_place(self, data: CheckData) -> None:
+        """A run whose outputs lie in the memory of inputs, where the op allows that and the kernel takes it."""
+        forms = dict(zip(data.names, data.forms, strict=True))
+        own = {
+            output: name
+            for output, name in self.spec.in_place.items()
+            if isinstance(value := data.inputs.get(name), torch.Tensor)
+            if forms.get(output) == (value.shape, value.dtype)
+        }
+        if own and self.kernel.takes_out:
+            with suppress(LayoutRefused):
+                layout = Layout(forms=data.forms, in_place=own)
+                self._judged(f"other data, out is {', '.join(own.values())}", data, layout)
+
+    def _with_other_options(self, first: CheckData) -> None:
+        """The first data with other numbers as options, which a kernel may have kept from an earlier call."""
+        changed = {name: change(first.inputs[name]) for name, change in OPTIONS.items() if first.inputs.get(name)}
+        if changed:
+            label = f"other {', '.join(changed)}"
+            data = self._kept_as(label, {**first.inputs, **changed})
+            self.runner.load(data.name, data.inputs, first.name)
+            self._judged(label, data, Layout(poisoned=True))
+
+    def _repeated(self, data: CheckData) -> None:
+        """The first data again, into the caller's outputs if the kernel takes `out`; all runs must agree bit for bit.
+
+        The caller's outputs first hold NaN, and then an answer to the other data.  The first run calls the kernel twice
+        at once, because a kernel may do nothing while it is called in a loop; the second run is in another thread.
+        """
+        into_out = self.kernel.takes_out and not self.spec.mutates
+        label = "first data again, into out" if into_out else "first data again"
+        forms = data.forms if into_out else ()
+        plain = Layout(out="plain" if into_out else None, forms=forms)
+        runs = [self._judged(label, data, replace(plain, twice=True))]
+        stale = self.answers[-2].outputs if into_out else ()
+        if [value.shape for value in stale] != [value.shape for value in runs[0]]:
+            stale = ()
+        again = replace(plain, out="padded" if into_out else None, stale=stale, same_memory=True, elsewhere=True)
+        try:
+            runs.append(self._judged(f"{label}, in another thread", data, again))
+        except LayoutRefused:
+            again = replace(again, out="plain")
+            runs.append(self._judged(f"{label}, in another thread", data, again))
+        if self.device.type == "cuda":
+            runs += [self._judged(label, data) for _ in range(GPU_REPEATS)]
+        if self._own_stream:
+            return
+        pairs = [(runs[0], later) for later in runs[1:]]
+        if again.out == "padded" and _differing(self.spec, *pairs[0]):
+            # Another layout of the output may take another path, as torch's products do; so it is run once more.
+            pairs[0] = (runs[1], self._judged(label, data, again))
+        for pair in pairs:
+            if name := _differing(self.spec, *pair):
+                raise Failed("INCORRECT", f"{name}: two runs on the same inputs differ in their bits")
+
+    def _in_the_same_memory(self, first: CheckData, other: CheckData) -> None:
+        """Other values at the addresses of the last run, as in the next step of an engine; weights stay the same."""
+        if not alike(first.inputs, other.inputs):
+            return
+        keep = kept_names(self.spec, first.inputs)
+        data = other
+        if keep:
+            inputs = {**other.inputs, **{name: first.inputs[name] for name in keep}}
+            data = self._kept_as(SAME, inputs)
+            self._load(data, first.name)
+        self._judged("other data in the same memory", data, Layout(same_memory=True, sms=ONE_SM))
+
+
+def _differing(spec: OpSpec, one: Outputs, other: Outputs) -> str:
+    """The first output whose bits differ between two runs; empty where none does."""
+    named = zip(spec.outputs, one, other, strict=False)
+    return next((name for name, first, second in named if not same_bits(first, second)), "")
+
+
+def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Outputs | None:
+    """A run with these arguments in other memory, without those that the launcher refuses by name; None without any."""
+    while names:
+        try:
+            return run(names)
+        except LayoutRefused as refused:
+            named = {name for name in names if re.search(rf"\b{name}: ", str(refused))}
+            names = names - named if named else set()
+    return None
+
+
+def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str, CheckData]]:
+    """One of them, each as likely; empty without any."""
+    state, chosen = random.Random(seed), list[tuple[str, CheckData]]()
+    for count, found in enumerate(sets, 1):
+        chosen = [found] if not state.randrange(count) else chosen
+    return chosen
+
+
+def _is_data(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+
+
+@contextmanager
+def _threads_for(inputs: Inputs) -> Iterator[None]:
+    """One CPU thread for small inputs: starting several costs more than the work, 10 times more on a busy machine."""
+    threads = torch.get_num_threads()
+    elements = sum(value.numel() for value in inputs.values() if isinstance(value, torch.Tensor))
+    if elements < SMALL_ELEMENTS:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

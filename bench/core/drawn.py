@@ -1,0 +1,153 @@
+"""Cases that are drawn from an op's domain: a cover of pairs that fits the time, and a failing case made small."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from rooflab.bench.core.check_runs import OTHERWISE
+from rooflab.reference.domain import Domain, DomainPoint, shrunk
+from rooflab.reference.spec import Case, OpSpec, Scalar, get_scheme
+
+HOW = "otherwise"
+"""The axis beside those of the case: which of `OTHERWISE` a check of it has."""
+TRIES = 25
+"""Most checks that make one failing case small."""
+
+
+TILED = {"S": 320, "context": 320, "V": 5120, "K": 384, "I": 4616, "H": 4616}
+"""Sizes at which a program takes several tiles, of the one along which it goes: the first that a case has."""
+BESIDE = {"B": 1, "T": 16, "M": 16, "N": 48}
+"""The most of other sizes then, so that a check of all planted sets takes a few seconds in the emulator."""
+
+
+class Most(NamedTuple):
+    """The most drawn cases of an op, and the most work of one."""
+
+    cases: int
+    elements: int
+    """Elements of all inputs."""
+    flops: float
+    rows: int
+    """Rows of the first input of an op without a matrix product: most kernels have a CTA for each."""
+    side: int
+    """Longest dimension of a matrix product's inputs: kernels have a CTA, or a step of a loop, for each tile of it."""
+
+
+ON_HARDWARE = Most(48, 2**22, 2.0**28, 2**17, 2**22)
+"""Tens of milliseconds a call on one core of a CPU, which also computes the oracle."""
+IN_SOFTWARE = Most(24, 2**17 + 2**12, 2.0**22, 40, 1024)
+"""A few seconds for a check in the emulator or in Triton's interpreter; half a minute at most.  A product over 4,771
+rows took three."""
+
+
+def drawn_points(spec: OpSpec, seed: int, most: Most, own: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
+    """Points of a cover of the op's domain and of `OTHERWISE`, every third one near a kernel's `own` numbers, if there
+    are any; empty for an op that states no domain."""
+    if spec.domain is None:
+        return []
+    cover = partial(_wider(spec.domain).cover, seed, partial(_settled, spec, most))
+    beside = most.cases // 3 if own else 0
+    near, usual = list(cover(beside, own)), list(cover(most.cases - beside))
+    turns = chain.from_iterable(zip_longest(usual[::2], near, usual[1::2]))
+    return list({point.case: point for point in turns if point is not None}.values())
+
+
+@cache
+def own_numbers(path: Path) -> tuple[int, ...]:
+    """The integers above 1 in a kernel's file and in C++ that it names or holds: block sizes, limits, defaults.  Of
+    those beyond 2**20, which is no size of a case, none."""
+    text, found = path.read_text(encoding="utf-8"), set[int]()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and type(node.value) is str and ";" in node.value:
+            found |= _numbers_of_c(node.value)
+        found |= set(_folded(node))
+    for other in path.parent.iterdir():
+        if other.suffix in (".cu", ".cpp") and (other.stem == path.stem or other.name in text):
+            found |= _numbers_of_c(other.read_text(encoding="utf-8"))
+    return tuple(sorted(number for number in found if 1 < number <= 2**20))
+
+
+def _folded(node: ast.AST) -> Iterator[int]:
+    """The integer of a literal, or of a product, a power or a shift of two."""
+    match node:
+        case ast.Constant(value=int(value)):
+            yield int(value)
+        case ast.BinOp(left=ast.Constant(value=int(left)), op=op, right=ast.Constant(value=int(right))):
+            if isinstance(op, ast.Mult):
+                yield left * right
+            elif right <= 20 and isinstance(op, ast.Pow | ast.LShift):
+                yield left**right if isinstance(op, ast.Pow) else left << right
+
+
+def _numbers_of_c(text: str) -> set[int]:
+    return {int(number) for number in re.findall(r"(?<![\w.])\d{1,7}(?![\w.])", text)}
+
+
+def of_several_tiles(spec: OpSpec) -> Case | None:
+    """A small case in which a program takes several tiles; None for an op whose programs do not."""
+    case = spec.cases["smoke"][0]
+    along = next((name for name in TILED if name in case), "")
+    if not along or (along == "H" and "D" in case):  # there H is a number of heads
+        return None
+    most = BESIDE | ({"T": 2} if along in ("I", "H") else {})
+    sizes = {name: min(int(case[name]), size) for name, size in most.items() if name in case}
+    return case.but(**sizes, **{along: TILED[along]})
+
+
+def most_different(cases: Sequence[Case]) -> list[Case]:
+    """The cases so that each one has the most settings that no case before it has; sizes are no settings.
+
+    Options stand in the last cases of most lists.  In this order 74 wrong kernels took 414 checks instead of 477; the
+    fault of a window longer than the keys showed in check 21 instead of 59.
+    """
+    left, found, met = list(cases), list[Case](), set[tuple[str, Scalar]]()
+    while left:
+        case = max(left, key=lambda one: len(_settings(one) - met))  # the first of the best
+        left.remove(case)
+        found.append(case)
+        met |= _settings(case)
+    return found
+
+
+def _settings(case: Case) -> set[tuple[str, Scalar]]:
+    sizes = {name for name, value in case.items() if type(value) is int and name[0].isupper()}
+    return {(name, value) for name, value in case.items() if name not in sizes}
+
+
+def smallest(spec: OpSpec, point: DomainPoint[Case], most: Most, fails: Callable[[Case], bool]) -> Case:
+    """The simplest case that still fails, found with at most `TRIES` calls of `fails`."""
+    assert spec.domain is not None, "the point is one of its domain"
+    return shrunk(_wider(spec.domain), point, partial(_settled, spec, most), fails, TRIES).case
+
+
+def _wider(domain: Domain) -> Domain:
+    """The domain with the axis `HOW`, which changes no case."""
+
+    def make(**values: Scalar) -> Mapping[str, Scalar] | None:
+        return domain.make(**{name: value for name, value in values.items() if name != HOW})
+
+    return Domain({**domain.axes, HOW: OTHERWISE}, make)
+
+
+def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | None:
+    """The case in the op's own form; None where the op does not have it, or where it is too much work."""
+    try:
+        case = spec.check_case(Case(**made))
+        inputs = spec.make_inputs(case, get_scheme(spec.schemes[0]), torch.device("meta"), 0)
+    except ValueError:
+        return None
+    tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+    cost, first = spec.cost_of(inputs), tensors[0]
+    rows = first.numel() // max(1, first.shape[-1] if first.ndim > 1 else 1)
+    side = max(max(tensor.shape, default=0) for tensor in tensors)
+    of_kind = (0, side) if cost.tensor_flops else (rows, 0)
+    work = sum(tensor.numel() for tensor in tensors), cost.flops, *of_kind
+    return case if all(found <= limit for found, limit in zip(work, most[1:], strict=True)) else None

@@ -1,0 +1,324 @@
+"""The environment of a result: machine, software, threads, commit.  It holds no host name, user name or path."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from rooflab.bench.core.select import file_of
+from rooflab.kernels.precision import matmul_precision
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import Case
+
+_CPUS = Path("/sys/devices/system/cpu")
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout (or installation) of the running program."""
+COMMIT = "ROOFLAB_COMMIT"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU.  The fields that only NVML can give are None if the package `nvidia-ml-py` is not installed."""
+
+    name: str
+    uuid: str
+    memory_bytes: int
+    sms: int
+    l2_bytes: int
+    driver: str | None = None
+    max_sm_clock_mhz: int | None = None
+    max_memory_clock_mhz: int | None = None
+    power_limit_w: float | None = None
+    ecc: bool | None = None
+    mig: bool | None = None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A snapshot of the machine and its software."""
+
+    machine_key: str
+    """Names this kind of machine; the key stays the same after a reboot, and on another machine with the same parts."""
+    cpu: str
+    cores: int
+    """Logical processors that this process may use."""
+    memory_gib: int
+    cache_bytes: int
+    """Total size of all last-level caches."""
+    os: str
+    python: str
+    torch: str
+    triton: str | None
+    numpy: str | None
+    threads: int
+    """Number of torch's threads within an op."""
+    matmul_precision: str
+    """torch's precision setting for matrix products."""
+    gpu: Gpu | None
+    commit: str | None
+    dirty: bool | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The snapshot as JSON values."""
+        return asdict(self)
+
+    def record_fields(self) -> dict[str, Any]:
+        """The fields of a record that describe the environment."""
+        return {"environment": self.to_dict(), "commit": self.commit, "dirty": self.dirty}
+
+
+def snapshot(gpu_index: int = 0) -> Environment:
+    """The present environment; `gpu_index` is torch's index of the GPU in use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory_gib = round(psutil.virtual_memory().total / 2**30)
+    gpu = _gpu(gpu_index)
+    commit, dirty = own_state()
+    return Environment(
+        machine_key=machine_key(_cpu_model(), cores, gpu),
+        cpu=_cpu_model(),
+        cores=cores,
+        memory_gib=memory_gib,
+        cache_bytes=last_level_cache_bytes(),
+        os=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        torch=torch.__version__,
+        triton=_version("triton"),
+        numpy=_version("numpy"),
+        threads=torch.get_num_threads(),
+        matmul_precision=matmul_precision(),
+        gpu=gpu,
+        commit=commit,
+        dirty=dirty,
+    )
+
+
+def machine_key(cpu: str, cores: int, gpu: Gpu | None) -> str:
+    """Such as `amd-epyc-2c-1a2b3c4d`: a readable name, and a hash of the parts that decide speed: not the uuid, and
+    not the size of the host's memory, which differs between machines of one kind."""
+    name = gpu.name if gpu else cpu
+    parts = (cpu, cores, gpu and (gpu.name, gpu.memory_bytes, gpu.sms, gpu.power_limit_w))
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return f"{slug}-{cores}c-{hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}"
+
+
+@cache
+def last_level_cache_bytes(folder: Path = _CPUS) -> int:
+    """Total bytes of all last-level data caches, from sysfs; 32 MiB if sysfs lists no cache."""
+    sizes: dict[tuple[int, str], int] = {}
+    for index in folder.glob("cpu[0-9]*/cache/index[0-9]*"):
+        if (index / "type").read_text().strip() != "Instruction":
+            level = int((index / "level").read_text())
+            shared = (index / "shared_cpu_list").read_text().strip()
+            sizes[level, shared] = _size((index / "size").read_text().strip())
+    if not sizes:
+        return 32 * 2**20
+    last = max(level for level, _ in sizes)
+    return sum(size for (level, _), size in sizes.items() if level == last)
+
+
+def _size(text: str) -> int:
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    return int(text[:-1]) * units[text[-1]] if text[-1] in units else int(text)
+
+
+@cache
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    # Reads the metadata and does not import: triton's first import fixes the mode of its interpreter.
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def git_state(root: Path) -> tuple[str | None, bool | None]:
+    """Commit of the checkout at `root`, and whether a file outside results/ changed; (None, None) if no checkout."""
+    top = git_says(root, "rev-parse", "--show-toplevel")
+    # A package that is installed inside another project's checkout must not report that checkout's commit.
+    if top is None or Path(top).resolve() != root.resolve():
+        return None, None
+    commit = git_says(root, "rev-parse", "--verify", "HEAD")
+    # Ignores results/: a run writes its own records there, and runs no code from there.
+    changes = git_says(root, "status", "--porcelain", "--untracked-files=normal", "--", ".", ":!results")
+    return commit, None if commit is None or changes is None else bool(changes)
+
+
+def own_state() -> tuple[str | None, bool | None]:
+    """`git_state` of the running program; of a copy without git, what `ROOFLAB_COMMIT` says.
+
+    The variable is COMMIT, or COMMIT:TREE with the `tree_hash` at that commit, which shows whether the copy changed.
+    Without TREE the second value is None.  Raises `ValueError` if the variable has another form.
+    """
+    found = git_state(ROOT)
+    told = os.environ.get(COMMIT, "")
+    if found[0] is not None or not told:
+        return found
+    commit, _, tree = told.partition(":")
+    if not re.fullmatch("[0-9a-f]{40}", commit) or (":" in told and not re.fullmatch("[0-9a-f]{16}", tree)):
+        raise ValueError(f"{COMMIT}: expected a commit's 40 hex digits, and :TREE with 16 or nothing; got {told!r}")
+    return commit, tree != _own_tree() if tree else None
+
+
+def git_says(root: Path, *arguments: str, stdin: str = "") -> str | None:
+    """The output of git, or None if git fails or is not installed."""
+    # A killed `git status` that may take locks would leave index.lock behind, and the user's next commit fails.
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+    try:
+        result = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def _gpu(index: int) -> Gpu | None:
+    if not torch.cuda.is_available():
+        return None
+    device = torch.cuda.get_device_properties(index)
+    # NVML is asked by uuid, because its numbering of GPUs ignores CUDA_VISIBLE_DEVICES.
+    uuid = f"GPU-{device.uuid}"
+    known = (device.name, uuid, device.total_memory, device.multi_processor_count, device.L2_cache_size)
+    with nvml_of(uuid) as found:
+        if found is None or found[1] is None:
+            return Gpu(*known)
+        nvml, handle = found
+        limit_mw = ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
+        ecc = ask(nvml, "nvmlDeviceGetEccMode", handle)
+        mig = ask(nvml, "nvmlDeviceGetMigMode", handle)
+        return Gpu(
+            *known,
+            driver=ask(nvml, "nvmlSystemGetDriverVersion"),
+            max_sm_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
+            max_memory_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM),
+            power_limit_w=None if limit_mw is None else limit_mw / 1000,
+            ecc=None if ecc is None else bool(ecc[0]),
+            mig=None if mig is None else bool(mig[0]),
+        )
+
+
+POWER_INSTANT, SUCCESS = 186, 0
+"""`NVML_FI_DEV_POWER_INSTANT` and `NVML_SUCCESS` (nvml.h); older packages lack the first name."""
+
+
+@contextmanager
+def nvml_of(uuid: str) -> Iterator[tuple[Any, Any] | None]:
+    """Yields NVML and its handle of the GPU, or None if the package or the driver is not installed.
+
+    The handle is None if this machine has no GPU with this uuid.
+    """
+    if importlib.util.find_spec("pynvml") is None:
+        yield None
+        return
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml, ask(pynvml, "nvmlDeviceGetHandleByUUID", uuid)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def ask(nvml: Any, function: str, *arguments: Any) -> Any:
+    """NVML's answer to a query, or None if this card or driver does not support the query."""
+    try:
+        return getattr(nvml, function)(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+def power(nvml: Any, handle: Any) -> tuple[int | None, str | None]:
+    """The power draw in mW, and the name of the query that NVML answered.
+
+    `nvmlDeviceGetPowerUsage` averages over 1 s on most cards, far longer than a kernel runs, so it is called only if
+    the instantaneous power is not available.
+    """
+    fields = ask(nvml, "nvmlDeviceGetFieldValues", handle, [POWER_INSTANT])
+    if fields is not None and fields[0].nvmlReturn == SUCCESS:
+        return int(fields[0].value.uiVal), "NVML_FI_DEV_POWER_INSTANT"
+    power_mw = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
+    return power_mw, None if power_mw is None else "nvmlDeviceGetPowerUsage"
+
+
+FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
+
+
+def tree_hash(root: Path = ROOT) -> str:
+    """A hash of all source files.  It identifies the code if there is no commit, or if a commit is not enough."""
+    total = hashlib.sha256()
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in (".py", ".cu", ".cpp", ".h", ".json") and path.is_file():
+                total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()[:16]
+
+
+_own_tree = cache(tree_hash)
+
+
+@cache  # as the run begins: its own results change the repository
+def file_state(file: Path) -> tuple[str | None, bool | None]:
+    """The commit of the repository that a file belongs to, and whether this file or a file of that commit changed;
+    (None, None) for a file that no repository has, or that it ignores."""
+    folder, name = file.absolute().parent, file.name
+    known = git_says(folder, "ls-files", "--cached", "--others", "--exclude-standard", "--", name)
+    commit = git_says(folder, "rev-parse", "--verify", "HEAD") if known else None
+    if commit is None:
+        return None, None
+    changes = git_says(folder, "status", "--porcelain", "--untracked-files=no")
+    own = git_says(folder, "status", "--porcelain", "--untracked-files=all", "--", name)
+    return commit, None if changes is None or own is None else bool(changes or own)
+
+
+def circumstances(environment: Environment, kernel: Kernel) -> dict[str, Any]:
+    """The fields of a kernel's record that say in which circumstances it ran.
+
+    The commit of a kernel from outside Rooflab is that of its file's repository; Rooflab's version and commit are then
+    in the environment, and `kernel_file_sha256`, the hash of the file. `tree` is the hash of a tree without git.
+    """
+    found, state = environment.to_dict(), (environment.commit, environment.dirty)
+    if file := file_of(kernel):
+        found["kernel_file_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+        found["rooflab"], state = _version("rooflab"), file_state(file)
+    if environment.commit is None or environment.dirty is None:
+        found["tree"] = _own_tree()
+    return {"environment": found, "commit": state[0], "dirty": state[1]}
+
+
+def identity(kernel: Kernel, case: Case, scheme: str, environment: Environment) -> dict[str, Any]:
+    """The fields of a record that say which kernel ran, on which inputs, and in which circumstances."""
+    return {
+        **circumstances(environment, kernel),
+        "op": kernel.op,
+        "kernel": kernel.name,
+        "role": kernel.role,
+        "backend": kernel.backend,
+        "case_id": case.id,
+        "case": dict(case),
+        "scheme": scheme,
+    }

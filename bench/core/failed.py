@@ -1,0 +1,71 @@
+"""What ends a check: the kernel's fault or its refusal, with the record's status."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import torch
+
+from rooflab.bench.core.record import Status
+from rooflab.kernels._contract import Refusal
+
+
+class Failed(Exception):
+    """Ends a check, with its status and reason."""
+
+    def __init__(self, status: Status, reason: str):
+        super().__init__(reason)
+        self.status: Status = status
+        self.reason = reason
+
+
+def failed_by(refusal: Refusal | str) -> Failed:
+    """The `Failed` of a refusal; a kernel that raises it gives it as a text."""
+    if isinstance(refusal, str):
+        status, _, reason = refusal.partition(": ")
+        return Failed("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", reason)
+    return Failed(refusal.status, refusal.reason)
+
+
+class LayoutRefused(Exception):
+    """The launcher refused an arrangement in memory with a `ValueError`, as it may."""
+
+
+def known_errors() -> tuple[type[BaseException], ...]:
+    """Exceptions that a kernel may raise; any other is a fault of the checker."""
+    from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
+
+    return (
+        TritonError,
+        RuntimeError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        AssertionError,
+        ArithmeticError,
+        MemoryError,
+        ImportError,
+        OSError,
+        SystemExit,
+    )
+
+
+def failure(error: BaseException, where: str) -> Failed:
+    """The `Failed` with status and text for an exception of a kernel."""
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    from rooflab.kernels._cuda import CudaCompileError
+
+    text = str(error).strip()
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
+        return Failed("OUT_OF_MEMORY", text)
+    if isinstance(error, ValueError) and text.startswith(("UNSUPPORTED: ", "UNAVAILABLE: ")):
+        return failed_by(text)
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(frame.filename).name}:{frame.lineno}"
+    reason = f"{where + ': ' if where else ''}{type(error).__name__}: {text} ({place})"
+    compile_time = isinstance(error, CompilationError | OutOfResources | PTXASError | CudaCompileError)
+    return Failed("COMPILE_ERROR" if compile_time else "RUNTIME_ERROR", reason)

@@ -1,0 +1,346 @@
+"""Child processes: starts one, asks it, limits its time, and ends it with all processes that it started.
+
+`Child` has one protocol: a request is a line of JSON, and the answer is lines of JSON (`boot.py` is the child's
+program).  If a child does not answer, `TimedOut` or `Died` is raised.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import psutil
+
+from rooflab.bench.core.system_time import time
+from rooflab.kernels._folders import check_caches
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The tree of the running program."""
+BOOT = Path(__file__).with_name("boot.py")
+START_S = 180.0
+"""Longest time for a child to import torch and the kernels, on a busy machine."""
+LOOK_S = 1.0
+"""How often a caller is asked whether the child hangs."""
+END_S = 10.0
+"""A process that still exists this long after SIGKILL hangs in the driver."""
+
+
+class ChildFailed(RuntimeError):
+    """A child gave no answer."""
+
+
+class TimedOut(ChildFailed):
+    """The child took longer than its limit, and was ended."""
+
+    def __init__(self, limit_s: float):
+        super().__init__(f"took longer than {limit_s:.0f} s, and was ended")
+        self.limit_s = limit_s
+
+
+class Died(ChildFailed):
+    """The child ended before it answered."""
+
+    def __init__(self, status: int, words: str):
+        self.status = status
+        """As in `subprocess`: a number below 0 is minus the signal that ended it."""
+        self.words = words
+        """The end of its standard error."""
+        self.signal = signal.Signals(-status).name if status < 0 else ""
+        self.how = f"signal {self.signal}" if self.signal else f"status {status}"
+        lines = [line.strip() for line in words.splitlines() if line.strip()]
+        place = next((f" ({line})" for line in reversed(lines) if line.startswith('File "')), "")
+        last = lines[-1][-500:] + place if lines else "it said nothing"
+        super().__init__(f"its process ended with {self.how}: {last}")
+
+
+class Stuck(ChildFailed):
+    """The child does not end, even after SIGKILL."""
+
+    def __init__(self) -> None:
+        super().__init__("its process does not end, and holds the device")
+
+
+def command_for(*modules: str, tree: Path | None = None, python: str = sys.executable) -> list[str]:
+    """The command of a child that imports `modules` and answers with `answer(request)` of the last one.
+
+    With `tree` it takes the kernels from `tree` and `bench` from this one.
+    """
+    # -P: imports must not look into the script's folder first.
+    return [python, "-P", str(BOOT), *(("--tree", str(tree), str(ROOT)) if tree else ()), *modules]
+
+
+def environment_without(*names: str) -> dict[str, str]:
+    """This process's environment without some variables."""
+    return {name: value for name, value in os.environ.items() if name not in names}
+
+
+class Child:
+    """One process that answers requests.  Raises `ValueError` where it could not keep what it compiles.
+
+    It leads its own session, so that all processes that it starts end with it; without `own_session` Ctrl-C also ends
+    it.  Its standard error goes to the file `log`, or is kept for `Died`.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        log: Path | None = None,
+        folder: Path | None = None,
+        own_session: bool = True,
+    ):
+        check_caches(os.environ if environment is None else environment)
+        self._log = tempfile.TemporaryFile() if log is None else log.open("ab+")
+        self._log_start = self._log.seek(0, os.SEEK_END)
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._popen = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=None if environment is None else dict(environment),
+            cwd=folder,
+            text=True,
+            start_new_session=own_session,
+        )
+        self.only_for: str | None = None
+        """The only user of `Pool.child` that may still get it; None for every one."""
+        self._ready = False
+        self._status: int | None = None
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None, "Popen was given PIPE"
+        with self._popen.stdout as output:
+            for line in output:
+                self._lines.put(line)
+        self._lines.put("")
+
+    @property
+    def ended(self) -> bool:
+        """Whether `stop` ended it."""
+        return self._status is not None
+
+    def ask(self, request: Any, limit_s: float, hangs: Callable[[], bool] = lambda: False) -> Any:
+        """The answer to a request.
+
+        Raises `TimedOut` without an answer within `limit_s` seconds (the start may take `START_S` more), or before if
+        `hangs`, asked every second, says so; and `Died` if the child ends.  In both cases the child and all processes
+        that it started are then ended.
+        """
+        self._send(request, hangs)
+        return json.loads(self._line(limit_s, hangs))
+
+    def stream(self, request: Any, limit_s: float) -> Iterator[Any]:
+        """The answers to a request with several, each within `limit_s` seconds of the one before.  Raises as `ask`."""
+        self._send(request)
+        while (answer := json.loads(self._line(limit_s))) is not None:
+            yield answer
+
+    def start(self, hangs: Callable[[], bool] = lambda: False) -> None:
+        """Waits until the child has imported its modules.  Raises as `ask`."""
+        if not self._ready:
+            self._line(START_S, hangs)
+            self._ready = True
+
+    def _send(self, request: Any, hangs: Callable[[], bool] = lambda: False) -> None:
+        self.start(hangs)
+        self.post(request)
+
+    def post(self, request: Any) -> None:
+        """Sends a request and does not wait: for one whose answer nobody needs, and which ends with `stop`."""
+        assert self._popen.stdin is not None, "Popen was given PIPE"
+        with suppress(BrokenPipeError):  # the child is dead; reading its answer reports it
+            self._popen.stdin.write(json.dumps(request) + "\n")
+            self._popen.stdin.flush()
+
+    def _line(self, limit_s: float, hangs: Callable[[], bool] = lambda: False) -> str:
+        began, line = time.monotonic(), None
+        while line is None:
+            left = began + limit_s - time.monotonic()
+            try:
+                line = self._lines.get(timeout=max(0.0, min(LOOK_S, left)))
+            except queue.Empty:
+                if left > LOOK_S and not hangs():
+                    continue
+                if self._popen.poll() is None:
+                    self.stop()
+                    raise TimedOut(limit_s if left <= LOOK_S else time.monotonic() - began) from None
+                line = ""  # the child is dead, and a process that it started holds its output open
+        if line.endswith("\n"):
+            return line
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(END_S)  # before `stop`, because a kill would change the status
+        self._log.seek(self._log_start)
+        words = self._log.read().decode(errors="replace").strip()
+        raise Died(self.stop(), words[-2000:])
+
+    def stop(self) -> int:
+        """Ends the process and all that it started; returns its status.  Raises `Stuck` if it does not end."""
+        if self._status is None:
+            kill_whole(self._popen.pid)
+            try:
+                self._status = self._popen.wait(END_S)
+            except subprocess.TimeoutExpired:
+                raise Stuck from None
+            self._log.close()
+            assert self._popen.stdin is not None, "Popen was given PIPE"
+            with suppress(BrokenPipeError):  # the child ended before it read a request
+                self._popen.stdin.close()
+        return self._status
+
+
+def cores() -> int:
+    """The cores that this process may use, at most 8."""
+    return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+class Pool:
+    """One child per core, at most 8, or `size` children, each started when it is needed and kept for the next request.
+
+    Ctrl-C ends the children too; otherwise this process's threads would wait for their answers.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], limit_s: float, size: int | None = None):
+        self.command, self.environment, self.limit_s = command, environment, limit_s
+        self.size = size or cores()
+        self.idle: queue.LifoQueue[Child] = queue.LifoQueue()
+        self.threads = ThreadPoolExecutor(self.size, thread_name_prefix="child")
+
+    @contextmanager
+    def child(self, user: str = "") -> Iterator[Child]:
+        """An idle or a new child for the caller alone; if the caller ended it, it is not used again.
+
+        Idle children that are only for another `user` are ended.
+        """
+        try:
+            while (child := self.idle.get_nowait()).only_for not in (None, user):
+                child.stop()
+        except queue.Empty:
+            child = Child(self.command, self.environment, own_session=False)
+        try:
+            yield child
+        finally:
+            if not child.ended:
+                self.idle.put(child)
+
+    def start(self, count: int) -> None:
+        """Waits until `count` children can answer; one that does not start is left out."""
+        with ExitStack() as stack:
+            for child in [stack.enter_context(self.child()) for _ in range(min(count, self.size))]:
+                with suppress(ChildFailed):
+                    child.start()
+
+    def ask(self, request: Any, hangs: Callable[[], bool] = lambda: False) -> Any:
+        """The answer of an idle or a new child.  Raises as `Child.ask`."""
+        with self.child() as child:
+            return child.ask(request, self.limit_s, hangs)
+
+    def ask_all(self, requests: Iterable[Any]) -> Iterator[Any]:
+        """The answers of all children, in the order of the requests; a missing answer is a `ChildFailed`."""
+        return self.threads.map(self._attempt, requests)
+
+    def _attempt(self, request: Any) -> Any:
+        try:
+            return self.ask(request)
+        except ChildFailed as failed:
+            return failed
+
+    def stop(self) -> None:
+        """Drops the requests that are not yet sent, waits for the other answers, and ends every child."""
+        self.threads.shutdown(cancel_futures=True)
+        while not self.idle.empty():
+            self.idle.get_nowait().stop()
+
+
+def kill_whole(pid: int) -> None:
+    """Kills a process, the process group that it leads, and every process that it and its children started.
+
+    To kill the group is not enough: the process of a kernel's first run leads its own session.
+    """
+    processes = family(pid)  # before the kill: the children of a dead process cannot be found
+    with suppress(ProcessLookupError):  # it leads no group, or the group is gone
+        os.killpg(pid, signal.SIGKILL)
+    kill_all(processes)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """The process `pid` and all its descendants; empty if it has ended."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill_all(processes: Sequence[psutil.Process]) -> None:
+    """Kills each process that still exists; psutil does not confuse it with a new process of the same pid."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # it ended in the meantime
+            process.kill()
+
+
+def run_whole(
+    command: Sequence[str], timeout_s: float, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Runs `command`; returns its output and status, and ends all processes that it started.
+
+    Raises `subprocess.TimeoutExpired` if it takes longer than `timeout_s`; it is then ended.
+    """
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(environment),
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        finally:
+            # Otherwise a child that hangs in the driver would keep the pipes and the card after its parent's death.
+            kill_whole(process.pid)
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+@contextmanager
+def terminated_as_exception() -> Iterator[None]:
+    """Makes a termination signal, and that of a terminal that has gone, raise `SystemExit`, so that what is in
+    `finally` runs; elsewhere than on the main thread, which alone can, they are left alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # One that is ignored, as under nohup, does not end the process; None is what no Python code has set.
+    caught = {n: handler for n, handler in before.items() if handler is not None and handler != signal.SIG_IGN}
+    for number in caught:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in caught.items():
+            signal.signal(number, handler)

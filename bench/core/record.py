@@ -1,0 +1,334 @@
+"""Records: one line of JSON for each result, with its environment.  Records are appended and never edited.
+
+The schema is the dataclass `Record`.  Within one major version, new versions only add fields and values (1.2: NOISY;
+1.3: cpp, cpu).  A reader ignores unknown fields and refuses a newer major version.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import secrets
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from rooflab.bench.core.plain import plain
+from rooflab.kernels.registry import CPU_BACKENDS, Backend, Role
+from rooflab.reference.spec import Scalar
+from rooflab.roofline.model import Basis as TrafficBasis
+from rooflab.roofline.model import Limiter
+
+SCHEMA_VERSION = "1.3"
+
+Kind = Literal["check", "bench", "ceiling", "engine", "ab", "static"]
+Failure = Literal["INCORRECT", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT", "INVALID"]
+Status = Literal["OK", "NOISY", Failure, "UNSUPPORTED", "UNAVAILABLE"]
+NOT_RUN: tuple[Status, ...] = ("UNSUPPORTED", "UNAVAILABLE")
+"""Statuses of a kernel that was not run, for a reason outside the kernel."""
+CheckedBy = Literal["gpu", "interpreter", "emulator", "torch", "cpu", "none"]
+Basis = Literal["measured", "predicted", "published", "bound"]
+L2State = Literal["cold", "warm"]
+DeviceType = Literal["cpu", "cuda"]
+Verdict = Literal["FASTER", "SLOWER", "SAME", "UNRESOLVED", "INCORRECT", "FAILED", "MISSING", "INVALID"]
+
+
+def now() -> str:
+    """The present time in UTC, in ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def in_utc(text: str) -> str:
+    """A time of ISO 8601 in UTC, so that times sort as their texts do; one without a zone is in UTC.
+
+    Raises `ValueError` if it is another text.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(f"timestamp: expected a time in ISO 8601, got {text!r}") from error
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+
+
+def new_run_id() -> str:
+    """A new id: ids sort by time, and two machines do not make the same id."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One result.  Its construction raises `ValueError` on a value that its field does not allow, and on a latency
+    that must not be published: with a failed status, or of a kernel that ran in Triton's interpreter."""
+
+    kind: Kind
+    """The kind of result."""
+    run_id: str
+    """Names the run and the run's file."""
+    status: Status
+    """The outcome."""
+    environment: Mapping[str, Any]
+    """The machine and its software, from `environment.snapshot()`."""
+    schema_version: str = SCHEMA_VERSION
+    """`major.minor` of this schema."""
+    timestamp: str = field(default_factory=now)
+    """When the record was made, UTC, ISO 8601."""
+    commit: str | None = None
+    """Git commit of the Rooflab checkout; None outside a checkout."""
+    dirty: bool | None = None
+    """Whether the checkout had uncommitted changes; None outside a checkout."""
+    reason: str = ""
+    """Why the status is not OK, or why nothing was timed, in one sentence."""
+
+    op: str | None = None
+    """The op's name, for a result of a kernel."""
+    kernel: str | None = None
+    """The kernel's name within its op."""
+    role: Role | None = None
+    """`naive`, `library`, `optimized` or `peer`."""
+    backend: Backend | None = None
+    """The language or library in which the kernel is written."""
+    case_id: str | None = None
+    """The case in its stable text form."""
+    case: Mapping[str, Scalar] = field(default_factory=dict)
+    """The case's values."""
+    scheme: str | None = None
+    """Name of the scheme, which sets the dtypes."""
+    config: Mapping[str, Scalar] | None = None
+    """The tunable kernel's config; None if none was chosen."""
+    seed: int | None = None
+    """Seed of the inputs and of the order of timing."""
+    device: DeviceType | None = None
+    """Type of the device on which the kernel ran or would have run; the device's name is in the environment."""
+
+    checked_by: CheckedBy = "none"
+    """What executed the kernel in its check."""
+    errors: tuple[Mapping[str, Any], ...] = ()
+    """`ErrorStats` of each output."""
+
+    weak: tuple[str, ...] = ()
+    """Wrong answers that the case's tolerance would accept."""
+
+    basis: Basis = "bound"
+    """Where the times come from: read from a clock, predicted by a model, or only bounded by the roofline."""
+    timer: str | None = None
+    """Name of the timing method."""
+    l2_state: L2State | None = None
+    """Whether the last-level cache held the inputs when a sample began."""
+    latency_p20_ms: float | None = None
+    """20th percentile of the samples, per call."""
+    latency_median_ms: float | None = None
+    """Median of the samples, per call.  It is a result only with the status OK: a NOISY time gives no ratio."""
+    latency_p80_ms: float | None = None
+    """80th percentile of the samples, per call."""
+    samples: str | None = None
+    """All samples in time order, seconds per call: float64 little-endian, zlib, base64.  `samples_s` decodes them."""
+    sample_count: int | None = None
+    """Number of samples."""
+
+    flops: float | None = None
+    """FLOPs that the op needs for these inputs: tensor-core and vector."""
+    least_bytes: float | None = None
+    """The least HBM bytes that the op must move."""
+    traffic_bytes: float | None = None
+    """HBM bytes that this kernel moves; None if unknown."""
+    traffic_basis: TrafficBasis | None = None
+    """The source of `traffic_bytes`: `modelled` by the kernel's author, or `counted`."""
+    intensity: float | None = None
+    """`flops` over `traffic_bytes`, or over `least_bytes` if the traffic is unknown."""
+    flops_per_s: float | None = None
+    """`flops` over the median latency."""
+    bytes_per_s: float | None = None
+    """`traffic_bytes` over the median latency; `least_bytes` over the median latency if the traffic is unknown."""
+
+    bound_ms: float | None = None
+    """The least time that the device needs, under `ceilings`."""
+    limiter: Limiter | None = None
+    """The part of the cost that sets the bound."""
+    bound_fraction: float | None = None
+    """Bound over median latency; 1 means that the kernel reaches the roof."""
+    ceilings: Mapping[str, Any] | None = None
+    """The `Ceilings` that give the bound, with their kind."""
+
+    peak_memory_bytes: float | None = None
+    """Peak device memory of one call, without its inputs and outputs; None if it was not measured."""
+    predicted_ms: float | None = None
+    """The latency predicted from the compiled code and the roofline alone."""
+    prediction_error: float | None = None
+    """The predictor's relative error on kernels outside its fit; None if the predictor is uncalibrated."""
+    compiled: tuple[Mapping[str, Any], ...] = ()
+    """Properties of the compiled code, one mapping per launched kernel: registers, spills, instruction counts."""
+
+    baseline: Mapping[str, Any] | None = None
+    """For an A/B: the baseline side (`kernel`, `commit`, `latency_median_ms`); the record is of the other side."""
+    verdict: Verdict | None = None
+    """For an A/B: its outcome; the effect, its bounds and the floor are in `metrics`."""
+
+    device_kernels: tuple[str, ...] = ()
+    """Names of the device's kernels in the order of one call; empty if they were not recorded."""
+    activity_hash: str | None = None
+    """Hash of the device's kernels: their code, grids and order; None on a CPU, or if they were not recorded."""
+    clocks: Mapping[str, Any] | None = None
+    """Clocks, power, temperature and throttle reasons during the run; None on a CPU."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers without a field of their own (`ttft_ms`, `itl_p50_ms`); the name contains the unit."""
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                wanted = ", ".join(str(choice) for choice in choices if choice is not None)
+                raise ValueError(f"{name}: expected one of {wanted}, got {value!r}")
+        for name, value in (("op", self.op), ("kernel", self.kernel), ("case_id", self.case_id or None)):
+            if isinstance(value, str) and (not value.strip() or _HALF.search(value)):
+                raise ValueError(f"{name}: expected a name that UTF-8 holds, or None, got {value!r}")
+        _check_version(self.schema_version)
+        object.__setattr__(self, "timestamp", in_utc(self.timestamp))
+        latency = self.latency_median_ms
+        if self.status not in ("OK", "NOISY", "INVALID") and latency is not None:
+            raise ValueError(f"latency_median_ms: a record with status {self.status} publishes no latency")
+        if self.status != "OK" and not self.reason:
+            raise ValueError(f"reason: expected why the status is {self.status}, got an empty text")
+        if latency is None:
+            return
+        if self.basis == "bound":
+            raise ValueError("basis: expected measured or predicted beside a latency, got 'bound'")
+        elsewhere = self.checked_by == "interpreter" or self.device == "cpu"
+        if self.basis == "measured" and self.backend not in (None, *CPU_BACKENDS) and elsewhere:
+            raise ValueError(
+                f"latency_median_ms: {self.op}/{self.kernel} ran in an interpreter, whose time is not a kernel's"
+            )
+
+    @property
+    def samples_s(self) -> list[float]:
+        """The samples in time order, in seconds per call; empty if nothing was timed."""
+        return unpack_samples(self.samples) if self.samples else []
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether this bench record is a result of its own, and not one reading of an A/B, which has `pair`."""
+        return self.kind == "bench" and "pair" not in self.metrics
+
+    def to_json(self) -> str:
+        """One line of JSON.  Numbers that JSON cannot hold become the texts `nan`, `inf` and `-inf`."""
+        return json.dumps(plain(self), allow_nan=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> Record:
+        """The record in `line`.  Raises `ValueError` if `line` is not a record, or on a newer major version."""
+        values = json.loads(line, parse_constant=_refused)
+        if not isinstance(values, dict):
+            raise ValueError(f"record: expected a JSON object, got {type(values).__name__}")
+        _check_version(str(values.get("schema_version")))
+        known = {name: value for name, value in values.items() if name in _FIELDS}
+        missing = [name for name in ("kind", "run_id", "status", "environment") if name not in known]
+        if missing:
+            raise ValueError(f"record: expected the field {missing[0]!r}, got none")
+        errors = known.get("errors") or ()
+        known = {name: _field(name, _HINTS[name], value) for name, value in known.items()}
+        numbers = [{name: float(one[name]) for name in _ERROR_NUMBERS if name in one} for one in errors]
+        known["errors"] = tuple({**one, **floats} for one, floats in zip(errors, numbers, strict=True))
+        return cls(**known)
+
+
+_FIELDS = frozenset(item.name for item in fields(Record))
+_HALF = re.compile("[\ud800-\udfff]")
+"""Half of a character of UTF-16, which JSON can hold and no file in UTF-8."""
+_ERROR_NUMBERS = ("max_abs_error", "max_error_over_tolerance")
+_CHOICES: Mapping[str, tuple[object, ...]] = {
+    "kind": get_args(Kind),
+    "status": get_args(Status),
+    "checked_by": get_args(CheckedBy),
+    "basis": get_args(Basis),
+    "role": (*get_args(Role), None),
+    "backend": (*get_args(Backend), None),
+    "device": (*get_args(DeviceType), None),
+    "l2_state": (*get_args(L2State), None),
+    "limiter": (*get_args(Limiter), None),
+    "verdict": (*get_args(Verdict), None),
+    "traffic_basis": (*get_args(TrafficBasis), None),
+}
+
+
+_HINTS = get_type_hints(Record)
+
+
+def _field(name: str, hint: Any, value: Any) -> Any:
+    """A field of a record from its value in JSON.  Raises `ValueError` if the schema has another type for it."""
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
+    if value is None and NoneType in get_args(hint):
+        return None
+    kind, origin = kinds[0], get_origin(kinds[0]) or kinds[0]
+    if kind is float:
+        return number_of(name, value)
+    if kind in (int, bool, str) and type(value) is not kind:
+        raise ValueError(f"{name}: expected {kind.__name__}, got {value!r}")
+    if origin is Mapping and not isinstance(value, dict):
+        raise ValueError(f"{name}: expected an object, got {value!r}")
+    if origin is Mapping and get_args(kind)[1] is float:
+        return {key: number_of(f"{name}.{key}", item) for key, item in value.items()}
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"{name}: expected an array, got {value!r}")
+        return tuple(_field(name, get_args(kind)[0], item) for item in value)
+    return value
+
+
+def number_of(name: str, value: Any) -> float:
+    """A number of a record's line, in which `nan` and `inf` are texts.  Raises `ValueError` on anything else."""
+    if isinstance(value, str) and value in ("nan", "inf", "-inf"):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name}: expected a number, got {value!r}")
+    return value
+
+
+def _refused(number: str) -> None:
+    raise ValueError(f"record: expected the numbers that JSON has, got {number}")
+
+
+def _check_version(version: str) -> None:
+    major, _, minor = version.partition(".")
+    if not (major.isdigit() and minor.isdigit()):
+        raise ValueError(f"schema_version: expected MAJOR.MINOR, got {version!r}")
+    ours = SCHEMA_VERSION.partition(".")[0]
+    if int(major) > int(ours):
+        raise ValueError(f"schema_version: expected {ours}.x, got {version}, which a newer Rooflab wrote")
+
+
+def pack_samples(seconds: Sequence[float]) -> str:
+    """Encodes samples as float64 little-endian, zlib, base64, without loss."""
+    return base64.b64encode(zlib.compress(np.asarray(seconds, "<f8").tobytes(), 9)).decode()
+
+
+def unpack_samples(text: str) -> list[float]:
+    """The inverse of `pack_samples`.  Raises `ValueError` on a text that is not in its form."""
+    try:
+        values: list[float] = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<f8").tolist()
+    except (ValueError, zlib.error) as error:
+        raise ValueError(f"samples: expected base64 of zlib of float64 values, got {text[:20]!r}") from error
+    return values
+
+
+def method_of(timer: str | None, l2_state: str | None) -> str:
+    """The timing method and the L2 state, without the number of calls: `cuda events, launch gaps hidden, cold`.
+
+    The number of calls per sample depends on the kernel's speed, so it would differ for a faster kernel.  The L2 state
+    shows that several calls share a sample.
+    """
+    name = re.sub(r"\d+ calls per sample", "several calls per sample", timer or "unknown")
+    return f"{name}, {l2_state}" if l2_state else name
+
+
+def paired_method_of(timer: str | None, l2_state: str | None) -> str:
+    """`method_of` without the note that a CPU's threads were pinned or not.
+
+    This note may differ between processes of one kernel: under other load, 2 of 12 did not find their threads to pin.
+    Unpinned threads add equal noise to both sides.
+    """
+    return re.sub(r", threads (not )?pinned[^,]*", "", method_of(timer, l2_state))

@@ -1,0 +1,112 @@
+"""Files of records, one per run and one record per line."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rooflab.bench.core.record import Record, new_run_id
+from rooflab.kernels._files import write_whole
+from rooflab.kernels._folders import check_writable
+
+
+def write(path: Path, *records: Record) -> None:
+    """Appends records to `path`, which it makes; two writers never mix, and a full disk leaves no part of a line."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        for record in records:
+            line = f"{record.to_json()}\n".encode()
+            written = os.write(descriptor, line)  # one call for a line
+            if written != len(line):
+                os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR) - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path) -> list[Record]:
+    """All records of a file, or of a folder's `*.jsonl` files in the order of their names.
+
+    Raises `ValueError` with file and line on a truncated or unreadable record, and if the path does not exist.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return [record for file in sorted(path.glob("*.jsonl")) for record in _read_file(file)]
+    if not path.is_file():
+        raise ValueError(f"records: expected a file or folder, got {str(path)!r}")
+    return list(_read_file(path))
+
+
+def read_all(folder: Path) -> list[Record]:
+    """All records in a folder and in the folders in it, in the order of their paths.  Raises as `read`."""
+    return [record for file in sorted(folder.rglob("*.jsonl")) for record in read(file)]
+
+
+def _read_file(path: Path) -> Iterator[Record]:
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            if not line.endswith("\n"):
+                raise ValueError(f"{path.name}, line {number}: the last record is truncated")
+            try:
+                yield Record.from_json(line)
+            except ValueError as error:
+                raise ValueError(f"{path.name}, line {number}: {error}") from error
+
+
+class RunWriter:
+    """Writes a run's records to its own new file, `<folder>/<run_id>.jsonl`, so that two branches' results merge."""
+
+    def __init__(self, folder: Path, run_id: str | None = None):
+        self.run_id = run_id or new_run_id()
+        self.path = Path(folder) / f"{self.run_id}.jsonl"
+
+    def write(self, *records: Record) -> None:
+        """Appends `records`.  Raises `ValueError` on a record of another run."""
+        for record in records:
+            if record.run_id != self.run_id:
+                raise ValueError(f"run_id: expected {self.run_id!r}, got {record.run_id!r}")
+        write(self.path, *records)
+
+
+def going_on(folder: Path) -> tuple[RunWriter, list[Record]]:
+    """The writer of the newest run in a folder, and the records of that run.  An empty folder gets a new run.
+
+    Removes the last line if a killed process left it unfinished.
+    """
+    files = sorted(folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
+    if not files:
+        return RunWriter(folder), []
+    text = files[-1].read_text(errors="replace")
+    if not text.endswith("\n"):
+        write_whole(files[-1], text[: text.rfind("\n") + 1])
+    return RunWriter(folder, files[-1].stem), read(files[-1])
+
+
+def kept_results() -> Path:
+    """`results` in a checkout of Rooflab, which has committed records, else `.rooflab`."""
+    return Path("results" if Path("bench/core/record_files.py").is_file() else ".rooflab")
+
+
+def local_results() -> Path:
+    """`results/local` in a checkout of Rooflab, else `.rooflab`; git ignores both."""
+    kept = kept_results()
+    return kept / "local" if kept.name == "results" else kept
+
+
+def result_folder() -> Path:
+    """A folder for new results, named by the time, below `local_results`.  Raises `ValueError` if none can be made."""
+    folder = local_results()
+    check_writable("out", folder)
+    if folder.name == ".rooflab":
+        write_whole(folder / ".gitignore", "*\n")
+    return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"

@@ -1,0 +1,46 @@
+"""Notes which kernels run now, in the file that `ROOFLAB_RUNNING` names.  Without the variable it writes nothing.
+
+If a process dies, the process that started it reads the note and blames these kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rooflab.bench.core.system_time import time
+
+VARIABLE = "ROOFLAB_RUNNING"
+
+
+class ContextBroken(RuntimeError):
+    """A kernel has broken the CUDA context: this process can run nothing more, and a fresh process must do the rest."""
+
+
+class Running(NamedTuple):
+    """What runs now."""
+
+    kernels: tuple[str, ...] = ()
+    """One kernel, or several that are timed together; empty if no kernel runs."""
+    began: float = 0.0
+    """Unix time at which these kernels were noted."""
+
+
+def note(kernels: Sequence[str]) -> None:
+    """Notes which kernels run next; none when the last has ended."""
+    if path := os.environ.get(VARIABLE):
+        part = Path(f"{path}.part")
+        part.write_text(json.dumps({"kernels": list(kernels), "began": time.time()}))
+        part.replace(path)  # in one step, and not forced to the disk: the note outlives its process, not the machine
+
+
+def noted(path: Path) -> Running:
+    """The note in the file `path`.  It is empty if there is no such file."""
+    try:
+        values = json.loads(path.read_text())
+        return Running(tuple(values["kernels"]), float(values["began"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return Running()

@@ -1,0 +1,36 @@
+"""What a run of measurements is asked, beside its kernels, cases and device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import get_args
+
+from rooflab.bench.core.timers.stopwatch import FlushBy
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Made once, from the command line, and handed on whole.
+
+    Raises `ValueError` on a budget that is not positive, and on an unknown flush.
+    """
+
+    seed: int = 0
+    """Of the inputs and of the order of timing."""
+    budget_s: float = 0.5
+    """For one kernel on one case; the kernels of a case are timed interleaved."""
+    limit_s: float = math.inf
+    """For the whole run: what does not begin within it is left out."""
+    timer: str | None = None
+    """One of `timing.TIMERS`; None: the device's default."""
+    flush: FlushBy = "read"
+    """How the cache is emptied before a sample."""
+    lock_clocks: bool = False
+    """Holds the GPU's SM clock meanwhile."""
+
+    def __post_init__(self) -> None:
+        if not self.budget_s > 0:
+            raise ValueError(f"budget: expected seconds above 0, got {self.budget_s}")
+        if self.flush not in get_args(FlushBy):
+            raise ValueError(f"flush: expected one of {', '.join(get_args(FlushBy))}, got {self.flush!r}")

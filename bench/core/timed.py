@@ -1,0 +1,124 @@
+"""Times kernels together: a kernel that fails does not lose the other kernels' times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rooflab.bench.core.call import Rotation
+from rooflab.bench.core.failed import Failed, failure, known_errors
+from rooflab.bench.core.timers.clocks import ClockWatch
+from rooflab.bench.core.timers.stopwatch import FlushBy, Function
+from rooflab.bench.core.timers.timing import Samples, time_functions
+from rooflab.bench.core.timers.trace import Activity, NotRecorded, device_activity, peak_memory_bytes
+from rooflab.kernels.registry import interpreting
+
+if TYPE_CHECKING:  # `sm_clock` imports Triton
+    from rooflab.bench.core.timers.sm_clock import DeviceClock
+
+INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the kernel's; `rooflab check` emulates it"
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Observations of one call other than its time."""
+
+    peak_memory_bytes: float | None = None
+    device_kernels: tuple[str, ...] = ()
+    activity_hash: str | None = None
+
+
+def time_together(
+    ready: Mapping[str, Function],
+    device: torch.device,
+    budget_s: float,
+    seed: int,
+    gpu_uuid: str | None,
+    *,
+    timer: str | None = None,
+    flush: FlushBy = "read",
+    renew: Callable[[], None] | None = None,
+    patient: bool = False,
+) -> tuple[dict[str, Samples], dict[str, Failed], dict[str, Any] | None]:
+    """Each kernel's samples, the failures of failed kernels, and the clocks.  `budget_s` is for each kernel;
+    `patient` doubles it for kernels with a noisy reading among them.
+
+    If a kernel fails, each kernel is timed alone to find the failed one, and then the rest are timed together.  If
+    the rest fail together but each runs alone, the samples taken alone are returned, and their method says so.
+    """
+    if not ready:
+        return {}, {}, None
+    device_clock, note = open_clock(device)
+    with ClockWatch(gpu_uuid, device_clock) as watch:
+        read = partial(
+            time_functions, device=device, seed=seed, observe=watch.read, timer=timer, flush=flush, renew=renew
+        )
+        timed, failures = _together_or_alone(read, ready, budget_s, patient)
+        clocks = watch.summary()
+        return timed, failures, {**(clocks or {}), **note} or None
+
+
+def _together_or_alone(
+    read: Callable[..., dict[str, Samples]], ready: Mapping[str, Function], budget_s: float, patient: bool
+) -> tuple[dict[str, Samples], dict[str, Failed]]:
+    def together(those: Mapping[str, Function]) -> dict[str, Samples]:
+        seconds = budget_s * len(those)
+        return read(those, budget_s=seconds, more_s=seconds if patient else 0.0)
+
+    try:
+        return together(ready), {}
+    except known_errors() as error:
+        if len(ready) == 1:
+            return {}, {name: failure(error, "while timed") for name in ready}
+    alone: dict[str, Samples] = {}
+    failures: dict[str, Failed] = {}
+    for name, function in ready.items():
+        try:
+            alone |= together({name: function})
+        except known_errors() as error:
+            failures[name] = failure(error, "while timed")
+    if len(alone) > 1:
+        try:
+            return together({name: ready[name] for name in alone}), failures
+        except known_errors():
+            note = ", timed alone"
+            alone = {name: replace(samples, method=samples.method + note) for name, samples in alone.items()}
+    return alone, failures
+
+
+def open_clock(device: torch.device) -> tuple[DeviceClock | None, dict[str, str]]:
+    """The reader of a CUDA device's SM clock; or None, and the reason under the record's key `sm_clock_unread`."""
+    if device.type != "cuda" or interpreting():
+        return None, {}
+    try:
+        from rooflab.bench.core.timers.sm_clock import DeviceClock  # imports Triton
+
+        return DeviceClock(device), {}
+    except known_errors() as error:
+        return None, {"sm_clock_unread": f"{type(error).__name__}: {error}"}
+
+
+def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[str, Observed], dict[str, Failed]]:
+    """Peak memory and device kernels of one call of each kernel, and the failures of kernels that raised an error.
+
+    This runs after the timing of its case, because it attaches a profiler, which may slow all later launches.  Only
+    the first case of a process is timed before a profiler was ever attached.
+    """
+    seen: dict[str, Observed] = {}
+    failures: dict[str, Failed] = {}
+    for name, rotation in timed.items():
+        try:
+            peak, activity = None, Activity((), None)
+            with suppress(NotRecorded):  # another profiler runs, or CUPTI is absent: the record then lacks both
+                peak = peak_memory_bytes(rotation.first, device)
+                if device.type == "cuda":
+                    activity = device_activity(rotation.first, device)
+            seen[name] = Observed(peak, activity.kernels, activity.hash)
+        except known_errors() as error:
+            failures[name] = failure(error, "after timing")
+    return seen, failures

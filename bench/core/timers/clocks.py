@@ -1,0 +1,180 @@
+"""Watches a GPU's clocks while it works, reports throttling, and locks the clocks where that is permitted.
+
+The device itself reads the SM clock that the bench uses (`sm_clock.DeviceClock`).  NVML adds power, temperature and
+the reasons for a lower clock.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from rooflab.bench.core.environment import ask, nvml_of, power
+from rooflab.bench.core.process import terminated_as_exception
+
+if TYPE_CHECKING:  # it imports Triton
+    from rooflab.bench.core.timers.sm_clock import DeviceClock
+
+REASONS = {
+    0x001: "idle",
+    0x002: "clocks set by the user",
+    0x004: "software power cap",
+    0x008: "hardware slowdown",
+    0x010: "sync boost",
+    0x020: "software thermal slowdown",
+    0x040: "hardware thermal slowdown",
+    0x080: "power brake",
+    0x100: "display clocks",
+}
+"""NVML's reasons for a clock below the highest (nvml.h, `nvmlClocksEventReason...`)."""
+SET_BY_USER = 0x002
+"""The user set the clocks by `nvidia-smi -ac`; some cards report `-lgc` here too."""
+THROTTLED = 0x008 | 0x020 | 0x040 | 0x080
+"""The reasons that make a reading invalid: heat and the power brake.  A software power cap keeps a card within its
+power limit under a large matrix product.  That is normal operation: the summary names it, the reading stays valid."""
+TOLERANCE = 0.02
+"""Allowed relative difference between two readings of a locked clock under load."""
+
+
+def reason_names(bits: int | None, among: int = 0x1FF) -> list[str]:
+    """The names of the reasons in `bits` that are also in `among`."""
+    return [name for bit, name in REASONS.items() if (bits or 0) & bit & among]
+
+
+class ClockWatch:
+    """Reads a GPU's clocks while it works, inside `with`; without NVML, or with `uuid` None, no NVML call is made."""
+
+    def __init__(self, uuid: str | None, device_clock: DeviceClock | None = None):
+        self._uuid = uuid
+        self._device_clock = device_clock
+        self._open = ExitStack()
+        self._nvml: tuple[Any, Any] | None = None
+        self._readings: list[dict[str, Any]] = []
+
+    def __enter__(self) -> ClockWatch:
+        if self._uuid is not None:
+            self._nvml = self._open.enter_context(nvml_of(self._uuid))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+        self._nvml = None
+
+    def read(self) -> None:
+        if self._device_clock is not None:
+            self._device_clock.enqueue()
+        if self._nvml is None or self._nvml[1] is None:
+            return
+        nvml, handle = self._nvml
+        power_mw, power_by = power(nvml, handle)
+        self._readings.append(
+            {
+                "power_by": power_by,
+                "sm_clock_mhz": ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+                "memory_clock_mhz": ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
+                "power_w": None if power_mw is None else power_mw / 1000,
+                "temperature_c": ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+                "throttle_reasons": ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle),
+                "processes": {one.pid for one in ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()},
+            }
+        )
+
+    def summary(self) -> dict[str, Any] | None:
+        """The readings as JSON values; None where nothing was read.
+
+        It holds the minimum and maximum of NVML's readings; every throttle bit and its name; the reasons that make a
+        reading invalid (`throttled`; None, with the cause in `throttle_unread`, where NVML did not answer); the number
+        of `other_processes` on the card (None where NVML does not know this one, as in some containers); the source of
+        the power reading; and the median, minimum and maximum of the SM clock that the device itself read.
+        """
+        held = self._device_clock.readings_hz() if self._device_clock is not None else []
+        if not self._readings and not held:
+            return None
+        result: dict[str, Any] = {"readings": len(self._readings)}
+        for name in ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c"):
+            values = [reading[name] for reading in self._readings if reading[name] is not None]
+            result[name] = [min(values), max(values)] if values else None
+        seen = [reading["throttle_reasons"] for reading in self._readings if reading["throttle_reasons"] is not None]
+        bits = reduce(or_, seen) if seen else None
+        result["throttle_reasons"] = bits
+        result["throttle_names"] = reason_names(bits)
+        result["throttled"] = None if bits is None else reason_names(bits, THROTTLED)
+        if bits is None:
+            result["throttle_unread"] = "NVML gave no reasons" if self._readings else "NVML was not asked"
+        if sources := sorted({reading["power_by"] for reading in self._readings if reading["power_by"]}):
+            result["power_by"] = ", ".join(sources)
+        result["other_processes"] = others_among({pid for reading in self._readings for pid in reading["processes"]})
+        result["sm_clock_hz"] = statistics.median(held) if held else None
+        result["sm_clock_range_hz"] = [min(held), max(held)] if held else None
+        return result
+
+
+def others_among(pids: Collection[int]) -> int | None:
+    """How many of a card's processes are not of this program; None if this process is not among them.
+
+    Of this program are all descendants of its first process that runs Python.
+    """
+    if os.getpid() not in pids:
+        return None
+    first = psutil.Process()
+    while (parent := first.parent()) is not None and Path(parent.exe() or "").name.startswith("python"):
+        first = parent
+    return len(set(pids) - {first.pid, *(child.pid for child in first.children(recursive=True))})
+
+
+def shared(clocks: Mapping[str, Any] | None) -> str:
+    """Why a reading beside other work on its card is noise; empty if there was none, or where NVML does not say."""
+    others = (clocks or {}).get("other_processes")
+    return f"other processes were on the card: {others}" if others else ""
+
+
+@contextmanager
+def locked_clocks(uuid: str, read_hz: Callable[[], float]) -> Iterator[float]:
+    """Locks a GPU's SM clock inside `with` to NVML's base clock, which the GPU holds at its power limit.
+
+    `read_hz` reads the clock twice under load.  Yields the clock in MHz from NVML, else from the device.  Leaving the
+    block always unlocks the clocks: after an exception, an interrupt, a termination signal or the end of its terminal.
+    Raises `ValueError` where NVML is missing or does not permit locking, and where the two readings differ.
+    """
+    with nvml_of(uuid) as found:
+        if found is None or found[1] is None:
+            raise ValueError("lock-clocks: expected NVML with this GPU, got none; install nvidia-ml-py")
+        nvml, handle = found
+        wanted = nvml.NVML_CLOCK_LIMIT_ID_TDP
+        with terminated_as_exception():
+            try:
+                nvml.nvmlDeviceSetGpuLockedClocks(handle, wanted, wanted)
+            except nvml.NVMLError as error:
+                raise ValueError(
+                    f"lock-clocks: NVML answers {error}; locking needs root, and a card that permits it"
+                ) from error
+            try:
+                held_hz = _verified(read_hz(), read_hz())
+                yield float(ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM) or held_hz / 1e6)
+            finally:
+                try:
+                    nvml.nvmlDeviceResetGpuLockedClocks(handle)
+                except nvml.NVMLError as error:
+                    raise ValueError(
+                        f"lock-clocks: NVML answers {error} to setting the clocks free; run `nvidia-smi -rgc`"
+                    ) from error
+
+
+def _verified(first: float, second: float) -> float:
+    if abs(second - first) > TOLERANCE * first:
+        raise ValueError(
+            f"lock-clocks: expected a clock that holds, and the device read {first / 1e6:.0f} and then "
+            f"{second / 1e6:.0f} MHz under load"
+        )
+    return second

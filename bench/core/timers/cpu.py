@@ -1,0 +1,212 @@
+"""The stopwatch of a CPU; it pins each of torch's threads to one processor during timing.
+
+A thread that the system moves to another core has cache misses there.  Each thread is pinned where it runs already, so
+that two concurrent measuring processes do not choose the same processor.  Only threads that share a core are moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import torch
+
+from rooflab.bench.core.environment import last_level_cache_bytes
+from rooflab.bench.core.timers import tamper
+from rooflab.bench.core.timers.stopwatch import Call, Flush, FlushBy, Stopwatch
+from rooflab.kernels._waiting import BUSY_SHARE, run_times, waiting_since
+
+_TASKS = Path("/proc/self/task")
+_CPUS = Path("/sys/devices/system/cpu")
+_PROCESSOR = 36
+"""Index, in a thread's `stat` after the name, of the processor that last ran the thread (proc(5), field 39)."""
+
+_known: dict[tuple[int, int], tuple[int, ...]] = {}
+"""Cached threads of torch by (calling thread, number of threads): a search for them takes 10 ms or more."""
+
+
+@contextmanager
+def pinned_threads() -> Iterator[str]:
+    """Pins torch's threads and yields `threads pinned`, or the reason why they were not pinned.
+
+    At the end each thread may again run where it could before.  This includes threads that were started meanwhile.
+    """
+    if not hasattr(os, "sched_setaffinity") or not _TASKS.is_dir():
+        yield "threads not pinned: this system does not offer it"
+        return
+    allowed = os.sched_getaffinity(0)
+    count = torch.get_num_threads()
+    if count > len(allowed):
+        yield f"threads not pinned: {count} on {len(allowed)} processors"
+        return
+    threads = _threads(count)
+    if len(threads) != count:
+        yield f"threads not pinned: {len(threads)} of {count} were found"
+        return
+    before = _affinities()
+    try:
+        places = assign([_processor(thread) for thread in threads], allowed, {cpu: _core(cpu) for cpu in allowed})
+        for thread, place in zip(threads, places, strict=True):
+            os.sched_setaffinity(thread, {place})
+    except OSError as error:
+        _release(before, allowed)
+        yield f"threads not pinned: {error.strerror}"
+        return
+    try:
+        yield "threads pinned"
+    finally:
+        _release(before, allowed)
+
+
+def assign(wanted: Sequence[int], allowed: Collection[int], core_of: Mapping[int, object]) -> list[int]:
+    """A processor for each thread: the wanted one if free, else one on an idle core, else any free processor."""
+    free = sorted(allowed)
+    chosen: list[int | None] = [None] * len(wanted)
+    for index, cpu in enumerate(wanted):
+        idle_cores = {core_of[other] for other in free} - {core_of[taken] for taken in chosen if taken is not None}
+        if cpu in free and (core_of[cpu] in idle_cores or not idle_cores):
+            chosen[index] = cpu
+            free.remove(cpu)
+    for index in range(len(chosen)):
+        if chosen[index] is None:
+            used = {core_of[taken] for taken in chosen if taken is not None}
+            place = next((other for other in free if core_of[other] not in used), free[0])
+            chosen[index] = place
+            free.remove(place)
+    return [cpu for cpu in chosen if cpu is not None]
+
+
+def _threads(count: int) -> tuple[int, ...]:
+    """The calling thread and the threads that were busy during its parallel op."""
+    own = threading.get_native_id()
+    key = (own, count)
+    if all((_TASKS / str(thread)).is_dir() for thread in _known.get(key, ())) and key in _known:
+        return _known[key]
+    if count == 1:
+        return _known.setdefault(key, (own,))
+    values = torch.ones(2**22)
+    values.add_(1.0)  # starts the threads
+    before = run_times()
+    for _ in range(4):
+        values.add_(1.0)
+    spent = {thread: after[0] - before.get(thread, (0, 0))[0] for thread, after in run_times().items()}
+    least = BUSY_SHARE * spent.get(own, 0)
+    others = sorted((thread for thread in spent if thread != own and spent[thread] > least), key=lambda t: -spent[t])
+    found = (own, *others[: count - 1])
+    if len(found) == count:
+        _known[key] = found
+    return found
+
+
+def _processor(thread: int) -> int:
+    return int((_TASKS / str(thread) / "stat").read_text().rpartition(")")[2].split()[_PROCESSOR])
+
+
+def _core(cpu: int) -> object:
+    topology = _CPUS / f"cpu{cpu}" / "topology"
+    try:
+        return tuple((topology / name).read_text().strip() for name in ("physical_package_id", "core_id"))
+    except OSError:
+        return cpu
+
+
+def _affinities() -> dict[int, set[int]]:
+    """Where each thread of this process may run; threads that have ended are left out."""
+    found = {}
+    for task in _TASKS.iterdir():
+        with contextlib.suppress(OSError):
+            found[int(task.name)] = os.sched_getaffinity(int(task.name))
+    return found
+
+
+def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
+    """Restores each thread's affinity; a thread started meanwhile inherited one processor, and gets `allowed`."""
+    for thread, now in _affinities().items():
+        wanted = before.get(thread, allowed)
+        if now != wanted:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(thread, wanted)
+
+
+def keep_freed_memory() -> str:
+    """Lets the allocator keep what a call frees, for the rest of the process; a note for the method's name.
+
+    glibc gives memory back to the system where the heap happens to allow it, and the next call then faults it in page
+    by page.  In some processes each call did, in others none: softmax of 16 x 1,024 took 210 or 120 us.  Blocks above
+    32 MiB, glibc's limit, are given back as before.  An empty note where the allocator has no such setting.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or not all([mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_MMAP_THRESHOLD, 2**25)]):
+        return ""
+    return ", freed memory kept"
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Settings of mallopt(3)."""
+
+
+class CpuStopwatch(Stopwatch):
+    """Reads `perf_counter` around synchronous calls, with each of torch's threads pinned to one processor."""
+
+    batches = True
+
+    def __init__(
+        self,
+        cold: bool = True,
+        observe: Callable[[], None] | None = None,
+        clock: Callable[[], float] = tamper.perf_counter,
+        flush: FlushBy = "read",
+        pinned: Callable[[], AbstractContextManager[str]] = pinned_threads,
+    ):
+        self._observe = observe
+        self._clock = clock
+        self._flush = Flush("cpu", last_level_cache_bytes() if cold else 0, flush)
+        self._step = min(_steps(clock, 1000))
+        self._memory = keep_freed_memory()
+        self._pinned = pinned
+        self._threads = ""
+        self._began: dict[int, tuple[int, int]] = {}
+
+    def round(self, calls: Sequence[Call]) -> dict[str, float]:
+        read = {}
+        for name, function, count in calls:
+            self._flush()
+            began = self._clock()
+            for _ in range(count):
+                function()
+            read[name] = self._clock() - began
+        if observe := self.observer():
+            observe()
+        return read
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Pins the threads: after the warm-up, in which libraries start theirs, and these must not start pinned."""
+        with super().sampling(), self._pinned() as note:
+            self._threads = f", {note}"
+            self._began = run_times()
+            yield
+
+    def waiting(self) -> float | None:
+        return waiting_since(self._began)
+
+    def step_s(self, readings: Sequence[float]) -> float:
+        """The smallest difference that the clock was seen to make."""
+        return self._step
+
+    def method(self, name: str, calls: int) -> str:
+        batch = f", {calls} calls per sample" if calls > 1 else ""
+        return f"cpu perf_counter{self._memory}{self._threads}{self._flush.note}{batch}"
+
+
+def _steps(clock: Callable[[], float], count: int) -> Iterator[float]:
+    for _ in range(count):
+        began = now = clock()
+        while now <= began:
+            now = clock()
+        yield now - began

@@ -1,0 +1,305 @@
+"""The one timer.  The docstring of `time_functions` is the protocol."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from rooflab.bench.core.record import L2State
+from rooflab.bench.core.timers import tamper
+from rooflab.bench.core.timers.cpu import CpuStopwatch
+from rooflab.bench.core.timers.cuda import EventStopwatch, GraphStopwatch
+from rooflab.bench.core.timers.cupti import CuptiStopwatch
+from rooflab.bench.core.timers.noise import few, noise
+from rooflab.bench.core.timers.stopwatch import FlushBy, Function, Stopwatch
+
+STEPS_PER_SAMPLE = 10
+"""Fewest timer steps per sample; a shorter sample measures the timer's resolution, not the function."""
+MAX_CALLS_PER_SAMPLE = 1000
+MAX_SAMPLES = 1000
+FIRST_CALLS = 2
+"""Calls of each function before the warm-up.  The second one may compile too: for other inputs, or for other sizes."""
+WARM_UP_SHARE = 0.3
+"""The warm-up ends at the latest after this share of the budget."""
+CLOSING_ROUNDS = 3
+"""The last rounds, in which each set of inputs of a `calls.Rotation` is used once more, with the same values."""
+STEADY = 0.95
+"""The warm-up goes on while a round lowers a function's fastest time below this share of its value before."""
+
+
+TIMERS: Mapping[str, tuple[str, ...]] = {"cpu": ("perf_counter",), "cuda": ("events", "graph", "cupti")}
+"""Timing methods by device type, the default first.
+
+`events` is CUDA's default: it needs no capture, so that it can time every function, and unlike a profiler it adds no
+work to the device.  For the methods `graph` and `cupti` see `cuda.GraphStopwatch` and `cupti.py`.
+"""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of one function."""
+
+    seconds: tuple[float, ...]
+    """Seconds per call of every sample, in time order; no sample is dropped."""
+    method: str
+    """Name of the timing method."""
+    l2_state: L2State
+    """Whether the last-level cache held the function's data when a sample began."""
+    calls_per_sample: int = 1
+    resolved: bool = True
+    """Whether the median sample is at least `STEPS_PER_SAMPLE` steps of the timer; else the reading is UNRESOLVED."""
+    noise: str = ""
+    """Why the reading says little: the machine was busy, or the samples spread, drift or are few; else empty."""
+    few: str = ""
+    """Why the samples are too few, which makes the reading noise too; empty where they are not."""
+    first_call_s: float | None = None
+    """Seconds of the longest first call, with what it compiles, tunes and loads; no sample, and not in the budget."""
+    fault: str = ""
+    """Why the reading must not be published (a replaced clock, dropped kernels); empty where it may be."""
+    launch_floor_s: float | None = None
+    """Time per call of an empty kernel by this method, with the same calls per sample; None on a CPU."""
+    kernels: tuple[str, ...] = ()
+    """Names of the kernels that a call runs, where the method records them."""
+    busy_s: float | None = None
+    """Median over the calls of the sum of the kernels' times, where the method records them."""
+
+    @property
+    def p20_s(self) -> float:
+        """20th percentile, seconds per call."""
+        return float(np.percentile(self.seconds, 20))
+
+    @property
+    def median_s(self) -> float:
+        """Median, seconds per call."""
+        return float(np.median(self.seconds))
+
+    @property
+    def p80_s(self) -> float:
+        """80th percentile, seconds per call."""
+        return float(np.percentile(self.seconds, 80))
+
+
+def check_timer(timer: str | None, device_type: str) -> str:
+    """The timing method for a device type: `timer`, or the default of `TIMERS`.
+
+    Raises `ValueError` on a method that the device does not have, and on a device that is neither cpu nor cuda.
+    """
+    if device_type not in TIMERS:
+        raise ValueError(f"device: expected cpu or cuda, got {device_type}")
+    if timer is not None and timer not in TIMERS[device_type]:
+        needs = ", which needs a CUDA device" if timer in TIMERS["cuda"] else ""
+        raise ValueError(
+            f"timer: expected one of {', '.join(TIMERS[device_type])} on {device_type}, got {timer}{needs}"
+        )
+    return timer or TIMERS[device_type][0]
+
+
+def stopwatch_for(
+    device: torch.device,
+    cold: bool,
+    observe: Callable[[], None] | None,
+    timer: str | None = None,
+    flush: FlushBy = "read",
+) -> Stopwatch:
+    """The stopwatch of a device and method.  Raises `ValueError` as `check_timer` does."""
+    method = check_timer(timer, device.type)
+    if method == "perf_counter":
+        return CpuStopwatch(cold, observe, flush=flush)
+    kind = {"events": EventStopwatch, "graph": GraphStopwatch, "cupti": CuptiStopwatch}[method]
+    return kind(device, cold, observe, flush)
+
+
+def time_functions(
+    functions: Mapping[str, Function],
+    device: torch.device | str = "cpu",
+    *,
+    budget_s: float = 1.0,
+    more_s: float = 0.0,
+    min_samples: int = 5,
+    seed: int = 0,
+    cold: bool = True,
+    observe: Callable[[], None] | None = None,
+    stopwatch: Stopwatch | None = None,
+    timer: str | None = None,
+    flush: FlushBy = "read",
+    renew: Callable[[], None] | None = None,
+) -> dict[str, Samples]:
+    """Times functions of no arguments against each other.  The protocol:
+
+    1. Call each function twice.  These first calls may compile, autotune and load: they are outside the budget, and
+       the longest is reported by itself (`Samples.first_call_s`).  Then warm up, one call of each in turn, until a
+       round makes no function 5% faster than its fastest so far (at least three rounds, or 30% of the budget), so that
+       caches and clocks have settled.
+    2. Sample in rounds.  Each round times every function once, so that drift affects all functions equally.  The order
+       is drawn from `seed`, rotated by one each round and reversed every second round: each function gets each place.
+    3. Before each sample the last-level cache is emptied by *reading* a buffer of twice the cache's reported size.
+       The flush reads, because dirty lines of a flush would be written back inside the next sample.  `flush="write"`
+       writes, for cards on which that is cleaner (`results/bars/flush.py`); `cold=False` skips it.  The caller's
+       functions must cycle through several copies of the inputs and use random data; before each round but the
+       last three `renew` changes their values.
+    4. On a CPU (`timer="perf_counter"`) a sample is the difference of two `perf_counter` readings.  torch's
+       threads are pinned, or the method's name says why they are not; the allocator keeps what a call frees
+       (`cpu.keep_freed_memory`).
+    5. On CUDA every sample is enqueued behind a wait on the device that outlasts the host's work, so that the flush
+       and the launches run back to back; a sample whose wait ran out is taken again with a longer wait.  The method's
+       name says so where a function itself waits.  A sample is a pair of events on the current stream
+       (`events`, the default: no function is refused, and nothing is added to what the device does), a pair of events
+       around the replay of a captured graph (`graph`), or the device's kernels by CUPTI (`cupti`).
+    6. Several calls share one sample where the warm-up shows a call shorter than ten steps of the clock, and the method
+       permits it.  Only the first call then finds the cache cold: the L2 state of such a reading is `warm`.  A sample
+       that is still shorter than ten steps is not `resolved`.
+    7. Samples are taken for `budget_s` seconds in all, warming up included, and until there are `min_samples`, however
+       long that takes.  If there are then less than a quarter of those that the budget has room for at the median round
+       (`noise.few`), the budget is doubled.  If one reading is noise (`noise.noise`), all go on, for at most `more_s`
+       seconds, until none is.  Samples are kept raw, in time order; none is dropped.  Python's garbage collector is
+       off meanwhile.
+    8. Afterwards the clock functions and the number of threads are checked: a change is the fault of every reading.
+
+    `observe` is called once per round of samples, between samples, and never in the warm-up; on CUDA while the device
+    works.  Raises `ValueError` on no functions, a budget that is not positive, fewer than one sample, or a timer that
+    the device does not have.
+    """
+    _check_arguments(functions, budget_s, min_samples)
+    watch = stopwatch or stopwatch_for(torch.device(device), cold, observe, timer, flush)
+    threads = torch.get_num_threads()
+    with _collector_resting():
+        first_calls = {name: _first_call_s(watch, name, function) for name, function in functions.items()}
+        began = tamper.perf_counter()
+        fastest = _warm_up(watch, functions, began + WARM_UP_SHARE * budget_s)
+        calls = {name: _calls_per_sample(watch, fastest[name]) for name in functions}
+        readings: dict[str, list[float]] = {name: [] for name in functions}
+        ends: list[float] = []
+        orders = _orders(list(functions), seed)
+
+        def take(rounds: int) -> None:
+            batch = [next(orders) for _ in range(rounds)]
+            for read in watch.rounds([[(name, functions[name], calls[name]) for name in o] for o in batch]):
+                for name, seconds in read.items():
+                    readings[name].append(seconds)
+
+        def too_few() -> str:
+            return few(min(map(len, readings.values())), _room(ends, watch.rounds_at_once, budget_s))
+
+        closing = CLOSING_ROUNDS if renew else 0
+        most = max(MAX_SAMPLES, min_samples)
+        with watch.sampling():
+            while (taken := min(map(len, readings.values()))) < most - closing:
+                ends.append(tamper.perf_counter())
+                spent = ends[-1] - began
+                if taken >= min_samples - closing and spent > budget_s:
+                    waiting, lacking = watch.waiting(), too_few()
+                    noisy = lacking or any(noise(values, waiting) for values in readings.values())
+                    if spent > budget_s + max(more_s, budget_s if lacking else 0.0) or not noisy:
+                        break
+                if renew:
+                    renew()
+                take(min(watch.rounds_at_once, most - closing - taken))
+            if closing:
+                take(closing)
+            waiting = watch.waiting()
+        replaced = tamper.tampered(threads)
+        lacking = too_few()
+        return {
+            name: replace(
+                _samples(watch, name, values, calls[name], cold, replaced, noise(values, waiting) or lacking),
+                few=lacking,
+                first_call_s=first_calls[name],
+            )
+            for name, values in readings.items()
+        }
+
+
+def _check_arguments(functions: Mapping[str, Function], budget_s: float, min_samples: int) -> None:
+    if not functions:
+        raise ValueError("functions: expected at least one, got none")
+    if not budget_s > 0:
+        raise ValueError(f"budget_s: expected a positive number of seconds, got {budget_s}")
+    if min_samples < 1:
+        raise ValueError(f"min_samples: expected at least 1, got {min_samples}")
+
+
+def _first_call_s(watch: Stopwatch, name: str, function: Function) -> float:
+    """Makes the first calls of a function; seconds of the longest, or of an earlier one that the function noted."""
+    longest = float(getattr(function, "first_call_s", 0.0))
+    for _ in range(FIRST_CALLS):
+        began = tamper.perf_counter()
+        watch.first_call(name, function)
+        longest = max(longest, tamper.perf_counter() - began)
+    return longest
+
+
+def _room(ends: Sequence[float], rounds: int, budget_s: float) -> int:
+    """How many rounds fit into a budget after the warm-up: the time left divided by that of the median round.
+
+    `ends` are the times at which `rounds` rounds each began and ended.
+    """
+    median_s = float(np.median(np.diff(ends))) / rounds if len(ends) > 1 else 0.0
+    return min(MAX_SAMPLES, int((1 - WARM_UP_SHARE) * budget_s / median_s)) if median_s > 0 else 0
+
+
+def _samples(
+    watch: Stopwatch, name: str, values: Sequence[float], calls: int, cold: bool, replaced: str | None, noisy: str
+) -> Samples:
+    details = watch.details(name, len(values))
+    if replaced:
+        details = details | {"fault": replaced}
+    return Samples(
+        seconds=tuple(value / calls for value in values),
+        method=watch.method(name, calls),
+        l2_state="cold" if cold and calls == 1 else "warm",
+        calls_per_sample=calls,
+        resolved=float(np.median(values)) >= STEPS_PER_SAMPLE * watch.step_s(values),
+        noise=noisy,
+        launch_floor_s=watch.launch_floor_s(calls),
+        **details,
+    )
+
+
+def _orders(names: list[str], seed: int) -> Iterator[list[str]]:
+    base = list(names)
+    random.Random(seed).shuffle(base)
+    turn = 0
+    while True:
+        start = turn // 2 % len(base)
+        order = base[start:] + base[:start]
+        yield order if turn % 2 == 0 else order[::-1]
+        turn += 1
+
+
+def _warm_up(watch: Stopwatch, functions: Mapping[str, Function], deadline: float) -> dict[str, float]:
+    """The fastest reading of each function."""
+    fastest = dict.fromkeys(functions, math.inf)
+    rounds = 0
+    while True:
+        (read,) = watch.rounds([[(name, function, 1) for name, function in functions.items()]])
+        steady = all(seconds >= STEADY * fastest[name] for name, seconds in read.items())
+        fastest = {name: min(seconds, fastest[name]) for name, seconds in read.items()}
+        rounds += 1
+        if (steady and rounds >= 3) or tamper.perf_counter() > deadline:
+            return fastest
+
+
+def _calls_per_sample(watch: Stopwatch, seconds: float) -> int:
+    wanted = STEPS_PER_SAMPLE * watch.step_s([seconds])
+    if not watch.batches or seconds >= wanted:
+        return 1
+    # A call of zero measured time gets the most calls that a sample may have.
+    return min(MAX_CALLS_PER_SAMPLE, math.ceil(2 * wanted / seconds)) if seconds > 0 else MAX_CALLS_PER_SAMPLE
+
+
+@contextmanager
+def _collector_resting() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

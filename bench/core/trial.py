@@ -1,0 +1,346 @@
+"""One watched run of a kernel: inputs and outputs are guarded, the result is read at once, every fault has a text."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any
+
+import torch
+
+from rooflab.bench.core.call import packed as packed_with
+from rooflab.bench.core.call import planned
+from rooflab.bench.core.cheats import aliases, changes_later
+from rooflab.bench.core.failed import Failed, LayoutRefused, failed_by, failure, known_errors
+from rooflab.bench.core.offered import named_in, options_on
+from rooflab.bench.core.poison import (
+    FAR,
+    FAR_PAGES,
+    NAN_BYTE,
+    Arrangement,
+    Guarded,
+    far_slots,
+    guard,
+    guard_output,
+    in_one_storage,
+    poisoned_allocations,
+    same_bits,
+    wipe,
+)
+from rooflab.bench.core.record import CheckedBy
+from rooflab.bench.core.timers import tamper
+from rooflab.kernels import _device
+from rooflab.kernels.registry import Kernel, interpreting
+from rooflab.reference.contract import __file__ as CONTRACT
+from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
+
+SHARED_ELEMENTS = 2**21
+"""Arranged inputs with fewer elements, guards included, are copied once more into one storage."""
+INTERPRETER_BF16 = "Triton's interpreter computes bf16 dot and sort wrongly"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The memory layout of a run's inputs and outputs."""
+
+    arranged: Mapping[str, Arrangement] = field(default_factory=dict)
+    """Inputs that do not lie in memory as they are given."""
+    out: Arrangement | None = None
+    """The caller passes outputs in this layout; None: the kernel allocates them."""
+    forms: tuple[tuple[torch.Size, torch.dtype], ...] = ()
+    """Shapes and dtypes of the outputs that the caller passes."""
+    stale: Outputs = ()
+    """An earlier answer that the caller's outputs hold at first, instead of NaN."""
+    same_memory: bool = False
+    """The inputs lie in the memory of the last run in this layout."""
+    poisoned: bool = False
+    """Memory that the kernel allocates is NaN at first."""
+    alone: bool = False
+    """Waits for the whole device before and after the call; otherwise only for the current stream."""
+    twice: bool = False
+    """Calls the kernel a second time at once, as a timer does, and reads that call's result."""
+    in_place: Mapping[str, str] = field(default_factory=dict)
+    """By output the input in whose memory the caller's output lies."""
+    elsewhere: bool = False
+    """Another thread makes the call."""
+    sms: int | None = None
+    """SMs that `sm_count` tells the launcher of; None: those of the GPU, or 132."""
+
+
+PLAIN = Layout()
+
+
+@contextmanager
+def _on_sms(count: int | None) -> Iterator[None]:
+    """`sm_count` answers `count` inside the `with` block, so that a CTA of a small case walks over several tiles."""
+    _device.few_sms = count
+    try:
+        yield
+    finally:
+        _device.few_sms = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a check's runs showed beside outputs."""
+
+    by: CheckedBy
+    races: tuple[str, ...] = ()
+    """Races between threads, which only the emulator sees."""
+    bytes: Mapping[str, int] | None = None
+    """Bytes of one call, by the names of `emulator.results.Bytes`; None without the emulator."""
+
+
+class Runner:
+    """Runs one kernel for a check.  It knows the inputs, but neither the seed nor the right outputs.
+
+    Its methods raise `Failed` on the kernel's faults.  `Outside` has the same methods, and a `Runner` in another
+    process.
+    """
+
+    def __init__(self, kernel: Kernel, spec: OpSpec, scheme: Scheme, device: torch.device):
+        self.kernel, self.spec, self.scheme, self.device = kernel, spec, scheme, device
+        self._sets: dict[str, tuple[Inputs, Any]] = {}
+        self._memory: dict[str, Guarded] = {}
+        self._last: tuple[Outputs, Outputs] | None = None
+        """The last call's outputs, and their values when they were read."""
+
+    def begin(self) -> None:
+        """Refuses a kernel that cannot run here."""
+        refusal = self.kernel.why_not_here(self.device)
+        if refusal:
+            raise failed_by(refusal)
+        in_bf16 = torch.bfloat16 in (self.scheme.activation, self.scheme.weight, self.scheme.output)
+        if self.device.type == "cpu" and self.kernel.backend == "triton" and in_bf16 and not _device.emulated:
+            raise Failed("UNSUPPORTED", INTERPRETER_BF16)
+
+    def load(self, name: str, inputs: Inputs, packed_in: str | None = None) -> bool:
+        """Takes a set of inputs in place of the last one of that name; returns whether the kernel packed its weight.
+
+        `packed_in` is another set, with the same weight, whose packed form is taken.
+        """
+        if packed_in is not None:
+            self._sets[name] = inputs, self._sets[packed_in][1]
+            return self._sets[name][1] is not None
+        refusal = self.kernel.why_not_args(inputs, self.spec)
+        if refusal:
+            raise failed_by(refusal)
+        kept, packed = self.spec.prepared, None
+        if self.kernel.prepare is not None and kept is not None and inputs[kept] is not None:
+            weight = guard(inputs[kept])
+            try:
+                with poisoned_allocations():
+                    packed = packed_with(self.kernel.prepare, kept, {**inputs, kept: weight.view})
+            except known_errors() as error:
+                raise failure(error, "prepare") from error
+            damage = weight.damage(may_change=False)
+            if damage:
+                raise Failed("INCORRECT", f"prepare: {kept} {damage}")
+        self._sets[name] = inputs, packed
+        return packed is not None
+
+    def run(self, name: str, layout: Layout = PLAIN) -> Outputs:
+        """Runs the kernel once on guarded copies of a set of inputs; its outputs as soon as its stream was done.
+
+        Raises `LayoutRefused` on an arrangement that is not taken, `Failed` INVALID if it replaced a function of the
+        bench, and `Failed` on any other fault, also if an output of the last call has changed since it was read.
+        """
+        if layout.same_memory and self.spec.mutates:
+            self.settle()  # this run's inputs use the memory of the last call's outputs again
+        with poisoned_allocations() if layout.poisoned else nullcontext(), _on_sms(layout.sms):
+            arguments = *self._sets[name], layout
+            if layout.elsewhere:
+                # OpenMP keeps the number of threads for each of its callers, so the new one is told.
+                with ThreadPoolExecutor(1, "", torch.set_num_threads, (torch.get_num_threads(),)) as another:
+                    outputs, read = another.submit(self._run, *arguments).result()
+            else:
+                outputs, read = self._run(*arguments)
+        if not layout.alone:
+            self.settle()
+            self._last = outputs, read
+        return read
+
+    def _run(self, inputs: Inputs, packed: Any, layout: Layout) -> tuple[Outputs, Outputs]:
+        """The outputs, and their values as they were read."""
+        kernel, spec, device = self.kernel, self.spec, self.device
+        if FAR_PAGES in layout.arranged.values():
+            slots, cache = spec.slots[:2]
+            inputs = {**inputs, slots: far_slots(inputs[slots], inputs[cache])}
+        guarded = _guarded(inputs, layout.arranged, self._memory if layout.same_memory else {})
+        kept = layout.stale or repeat(None)
+        outs = [
+            guarded[layout.in_place[output]]
+            if output in layout.in_place
+            else guard_output(tuple(shape), dtype, device, arranged=layout.out or "plain", stale=stale)
+            for output, (shape, dtype), stale in zip(spec.outputs, layout.forms, kept, strict=False)
+        ]
+        changing = (*spec.mutates, *layout.in_place.values())
+        arguments: dict[str, Any] = {**inputs, **{name: tensor.view for name, tensor in guarded.items()}}
+        if packed is not None and spec.prepared is not None:
+            arguments[spec.prepared] = packed
+        if outs:
+            arguments["out"] = outs[0].view if len(outs) == 1 else tuple(guarded_out.view for guarded_out in outs)
+        cpu_threads, threads = torch.get_num_threads(), threading.active_count()
+        refuses = bool(layout.arranged or layout.in_place) or layout.out not in (None, "plain")
+        refusal = kernel.why_not_args({name: value for name, value in arguments.items() if name != "out"}, spec)
+        if refusal:
+            failed = failed_by(refusal)
+            raise LayoutRefused(failed.reason) if refuses else failed
+        with self._errors_of_the_kernel(inputs, refuses):
+            arguments = planned(kernel, arguments)
+        with queued(device, guarded.values(), layout.alone):
+            with self._errors_of_the_kernel(inputs, refuses):
+                accepted = {name: value for name, value in arguments.items() if name in kernel.accepted}
+                if layout.twice and self.seen().by in ("gpu", "torch", "cpu"):
+                    kernel.fn(**accepted)
+                returned = kernel.fn(**accepted)
+            if tampering := tamper.tampered(cpu_threads):
+                raise Failed("INVALID", tampering)
+            read_only = {name: tensor for name, tensor in guarded.items() if name not in layout.in_place.values()}
+            with self._errors_of_the_kernel(inputs, refuses):
+                outputs = _collect(returned, spec, device, packed, read_only, outs)
+                if layout.alone:
+                    wait_for_all(device)
+                # Read on the call's own stream, before late writes of another stream or thread can arrive.
+                read = tuple(output.clone() for output in outputs)
+                wait_for_own(device)
+        if threading.active_count() > threads:
+            _raise(f"{', '.join(spec.outputs)}", changes_later(outputs, read))
+        for name, tensor in guarded.items():
+            damage = tensor.damage(may_change=name in changing)
+            _raise(name, f"{damage}: in place on the input" if damage == "was changed" else damage)
+        for name, tensor in zip(spec.outputs, outs, strict=False):
+            _raise(f"out ({name})", tensor.damage(may_change=True))
+        return outputs, read
+
+    @contextmanager
+    def _errors_of_the_kernel(self, inputs: Inputs, may_refuse: bool) -> Iterator[None]:
+        """Turns an exception of the kernel, also from the device, into `Failed`, or `LayoutRefused` of an arrangement.
+
+        An option that a `ValueError` names is one that the kernel does not have; but what was given fits the contract,
+        so a `ValueError` of the contract is about what the kernel made of it.
+        """
+        try:
+            yield
+        except known_errors() as error:
+            if may_refuse and isinstance(error, ValueError):
+                raise LayoutRefused(str(error)) from error
+            own = isinstance(error, ValueError) and traceback.extract_tb(error.__traceback__)[-1].filename != CONTRACT
+            if own and named_in(str(error), options_on(self.spec, inputs)):
+                raise Failed("UNSUPPORTED", f"{self.kernel.id}: {error}") from error
+            raise failure(error, "") from error
+
+    def settle(self) -> None:
+        """Raises `Failed` if an output of the last call has changed since; then overwrites the outputs."""
+        outputs, read = self._last or ((), ())
+        for name, output, was in zip(self.spec.outputs, outputs, read, strict=False):
+            if not same_bits(output, was):
+                raise Failed("INCORRECT", f"{name}: an earlier call's output has changed since")
+        wipe(outputs)
+        self._last = None
+
+    def seen(self) -> Seen:
+        """What ran the kernel, and what it showed."""
+        if self.kernel.backend in ("triton", "gluon") and interpreting():
+            return Seen("interpreter")
+        return Seen("gpu" if self.device.type == "cuda" else "cpu" if self.kernel.backend == "cpp" else "torch")
+
+
+def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], known: dict[str, Guarded]) -> dict[str, Guarded]:
+    """Guarded copies of all tensors, in the memory `known` where it has a fitting one; adds its own to it.
+
+    Arranged and small, those of one dtype lie in one storage.
+    """
+    for place, (name, value) in enumerate(inputs.items()):
+        if not isinstance(value, torch.Tensor):
+            continue
+        if name in known and known[name].view.shape == value.shape:
+            known[name].rewrite(value)
+        else:
+            known[name] = guard(value, arranged.get(name, "plain"), place)
+    if (
+        arranged
+        and not {*FAR, FAR_PAGES}.intersection(arranged.values())
+        and sum(tensor.buffer.numel() for tensor in known.values()) < SHARED_ELEMENTS
+    ):
+        return in_one_storage(known)
+    return known
+
+
+def _raise(name: str, fault: str | None) -> None:
+    if fault:
+        raise Failed("INCORRECT", f"{name}: {fault}")
+
+
+def _collect(
+    returned: Any, spec: OpSpec, device: torch.device, packed: Any, guarded: Mapping[str, Guarded], outs: list[Guarded]
+) -> Outputs:
+    if spec.mutates:
+        if returned is not None:
+            raise Failed("INCORRECT", f"expected None from an op that changes its arguments, got {type(returned)}")
+        return tuple(guarded[name].own for name in spec.outputs)
+    if not isinstance(returned, torch.Tensor | tuple | list):
+        raise Failed("INCORRECT", f"returned {type(returned).__name__}, expected {', '.join(spec.outputs)}")
+    outputs = (returned,) if isinstance(returned, torch.Tensor) else tuple(returned)
+    if len(outputs) > len(spec.outputs) or not all(isinstance(output, torch.Tensor) for output in outputs):
+        raise Failed("INCORRECT", f"returned {len(outputs)} values, expected tensors {', '.join(spec.outputs)}")
+    memory = {name: tensor.buffer for name, tensor in guarded.items()}
+    if isinstance(packed, torch.Tensor) and packed.layout == torch.strided and spec.prepared is not None:
+        memory[spec.prepared] = packed
+    for index, (name, output) in enumerate(zip(spec.outputs, outputs, strict=False)):
+        if output.device.type != device.type:
+            raise Failed("INCORRECT", f"{name}: expected device {device.type}, got {output.device.type}")
+        if outs and (output.data_ptr(), output.stride()) != (outs[index].view.data_ptr(), outs[index].view.stride()):
+            raise Failed("INCORRECT", f"{name}: expected the tensor given as out, got another")
+        aliased = [key for key, buffer in memory.items() if aliases(output, buffer)]
+        if aliased:
+            raise Failed("INCORRECT", f"{name}: shares memory with the input {aliased[0]}: in place on the input")
+    return outputs
+
+
+PAUSE_CYCLES = 2_000_000
+"""About 1 ms: longer than the host needs to queue one call and the copy of its output."""
+
+_cuda: Any = torch.cuda
+"""Untyped, because torch leaves `_sleep` without annotations."""
+
+
+@contextmanager
+def queued(device: torch.device, inputs: Iterable[Guarded], alone: bool) -> Iterator[None]:
+    """Encloses a call: `alone` on an idle device, otherwise on a stream that first pauses and writes the inputs."""
+    if device.type != "cuda":
+        yield
+        return
+    with _cuda.device(device):
+        _cuda.synchronize(device)
+        if not alone:
+            # Not the integers: with an index of -1 a kernel would read outside its table and break the context.
+            floats = [tensor for tensor in inputs if tensor.buffer.dtype.is_floating_point]
+            for tensor in floats:
+                tensor.buffer.view(torch.uint8).fill_(NAN_BYTE)
+            _cuda._sleep(PAUSE_CYCLES)
+            for tensor in floats:
+                tensor.buffer.view(torch.uint8).copy_(tensor.pristine.view(torch.uint8))
+        yield
+
+
+def wait_for_own(device: torch.device) -> None:
+    """Waits only for the current stream."""
+    if device.type == "cuda":
+        _cuda.current_stream(device).synchronize()
+
+
+def wait_for_all(device: torch.device) -> None:
+    """Waits for every stream."""
+    if device.type == "cuda":
+        _cuda.synchronize(device)
+
+
+def several(device: torch.device) -> bool:
+    """Whether `device` has several streams."""
+    return device.type == "cuda"

@@ -1,0 +1,149 @@
+"""What explains a wrong output.  An explanation is given only if a second look at the kernel confirms it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from rooflab.bench.core.cheats import kept_names, never_written
+from rooflab.bench.core.check_data import CheckData
+from rooflab.bench.core.failed import Failed, LayoutRefused
+from rooflab.bench.core.poison import FAR, FAR_PAGES, same_bits
+from rooflab.bench.core.trial import Layout, Runner, several
+from rooflab.reference.spec import Inputs, OpSpec, Outputs
+
+
+class Earlier(NamedTuple):
+    """The right outputs of a call."""
+
+    label: str
+    outputs: Outputs
+    inputs: Inputs
+
+
+@dataclass(frozen=True)
+class Look:
+    """A second look at a kernel whose output was wrong."""
+
+    spec: OpSpec
+    runner: Runner
+    device: torch.device
+    own_stream: bool
+
+    def fault(self, read: Outputs, data: CheckData, layout: Layout, answers: Sequence[Earlier], before: bool) -> str:
+        """The explanation, or nothing.  `answers` are those of earlier calls; `before`: this data was one of theirs."""
+        if layout.sms and self._is_right(data, replace(layout, sms=None)) and not self._is_right(data, layout):
+            grid = f"a grid for {layout.sms} SMs, where a CTA takes several tiles"
+            return f"with {grid}; with a grid for all SMs it is right"
+        if layout.elsewhere and self._is_right(data, replace(layout, elsewhere=False)):
+            return "a call from another thread: it is right only in the thread of its first call"
+        if several(self.device) and self._is_right(data, replace(layout, alone=True)):
+            return "work on another stream: it is right only if the caller waits for the whole device"
+        if self._unwritten(read, data, layout, before):
+            return "the previous output: it returns memory that it did not write, which may hold an earlier result"
+        if cheat := self._kept(read, data, layout, answers):
+            return cheat
+        if layout.out in FAR or not {*FAR, FAR_PAGES}.isdisjoint(layout.arranged.values()):
+            return self._far(data, layout)
+        if layout.arranged and self._is_right(data, replace(layout, arranged={})):
+            names = " or ".join(sorted(layout.arranged))
+            return f"it takes strides of {names} for granted: with the usual ones it is right"
+        if before:
+            return "it was right on this data before: its result depends on earlier calls, or on being watched"
+        return self._rounded(data, layout)
+
+    def _run(self, data: CheckData, layout: Layout) -> Outputs:
+        """The outputs of another run; nothing where the kernel fails or refuses."""
+        try:
+            return self.runner.run(data.name, layout)
+        except (Failed, LayoutRefused):
+            return ()
+
+    def _is_right(self, data: CheckData, layout: Layout) -> bool:
+        read = self._run(data, layout)
+        return bool(read) and not data.faults(read, self.own_stream)
+
+    def _is_right_on(self, data: CheckData, layout: Layout, changed: Inputs) -> tuple[bool, Outputs]:
+        """Whether a run on the data with other inputs is right, and its outputs; the data is loaded again after it."""
+        other = CheckData(self.spec, {**data.inputs, **changed}, data.scheme, "second look")
+        try:
+            self.runner.load(other.name, other.inputs)
+            read = self._run(other, layout)
+            return bool(read) and not other.faults(read, self.own_stream), read
+        except Failed:
+            return False, ()
+
+    def _unwritten(self, read: Outputs, data: CheckData, layout: Layout, before: bool) -> bool:
+        """Whether outputs hold what was in their memory before, and other values where that was something else."""
+        stale = bool(layout.stale) and _same(read, layout.stale)
+        if not stale and (not never_written(read) or layout.arranged):
+            return False
+        if before and not stale:
+            return True  # it has computed other values than poison
+        if layout.out is not None:
+            other = tuple(torch.full_like(output, 3) for output in read)
+            return _same(self._run(data, replace(layout, stale=other)), other)
+        freed = [torch.full_like(output, 3) for output in read for _ in range(8)]
+        del freed  # `torch.empty` takes memory that was freed last
+        again = self._run(data, replace(layout, poisoned=False))
+        return bool(again) and not _same(again, read)
+
+    def _kept(self, read: Outputs, data: CheckData, layout: Layout, answers: Sequence[Earlier]) -> str:
+        """A fault if `read` are the outputs of an earlier call on other inputs: whether of all calls on such inputs."""
+        for age, (label, outputs, inputs) in enumerate(reversed(answers)):
+            if not _same(read, outputs):
+                continue
+            moved = {
+                name: value.roll(1, -1)
+                for name, value in data.inputs.items()
+                if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype.itemsize > 1
+                if value.ndim and name not in kept_names(self.spec, data.inputs)
+            }
+            _, other = self._is_right_on(data, layout, moved)
+            late = bool(other) and not data.faults(other, self.own_stream)
+            if late or (other and (_same(other, read) or _same(self._run(data, layout), other))):
+                return f"a cached answer: the output of {'an earlier call' if age else 'the call before'}, on {label}"
+            differing = [name for name, value in data.inputs.items() if not _equal(value, inputs.get(name))]
+            return f"the output is that on {label}, as if {', '.join(differing)} had not changed" if other else ""
+        return ""
+
+    def _far(self, data: CheckData, layout: Layout) -> str:
+        """Which of the tensors with far rows alone makes the result wrong; nothing unless near rows are right."""
+        near = replace(layout, arranged={}, out=None, forms=())
+        alone = {name: replace(near, arranged={name: kind}) for name, kind in layout.arranged.items()}
+        if FAR_PAGES in layout.arranged.values():  # one slot reaches all of them
+            alone = {" and ".join(layout.arranged): layout}
+        alone |= {"out": replace(layout, arranged={})} if layout.out in FAR else {}
+        names = [name for name, one in sorted(alone.items()) if not self._is_right(data, one)]
+        if not names or not self._is_right(data, near):
+            return ""
+        return f"it reaches rows of {' and '.join(names)} by offsets of 32 bits: near rows come out right"
+
+    def _rounded(self, data: CheckData, layout: Layout) -> str:
+        """A product in fewer bits than fp32: one of inputs that lose no bits in it is right."""
+        floats = [v for v in data.inputs.values() if isinstance(v, torch.Tensor) and v.dtype == torch.float32]
+        if data.scheme.name != "fp32" or not floats:
+            return ""
+        for bits, what in ((10, "TF32 or fp16"), (7, "bf16")):
+            changed = {
+                name: ((value.view(torch.int32) + (1 << 22 - bits)) & (-1 << 23 - bits)).view(torch.float32)
+                for name, value in data.inputs.items()
+                if isinstance(value, torch.Tensor) and value.dtype == torch.float32
+            }
+            if self._is_right_on(data, layout, changed)[0]:
+                return f"products in {what}: of inputs with {bits} bits behind the leading one they are right"
+        return ""
+
+
+def _same(one: Outputs, other: Outputs) -> bool:
+    return bool(one) and len(one) == len(other) and all(map(_equal, one, other))
+
+
+def _equal(one: object, other: object) -> bool:
+    """Whether two values are the same, tensors bit for bit."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and same_bits(one, other)
+    return type(one) is type(other) and one == other

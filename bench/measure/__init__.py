@@ -1,1 +1,0 @@
-"""Measurements as records: checked and timed kernels under the roofline (`measure.py`)."""

@@ -1,1 +1,0 @@
-"""Child processes: starts, asks, limits and ends them."""
