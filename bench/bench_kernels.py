@@ -1,9 +1,8 @@
 """The pytest-benchmark suite: every kernel of every op that can be timed here, on small cases and on SmolLM2's.
 
 `pytest bench --benchmark`, `pytest bench --benchmark -k gemm`.  A kernel is timed only if it passes the whole check on
-the op's first small case.  The outputs of the timed calls are judged afterwards, and then those for other data at the
-same addresses.  On a GPU, a kernel that was not yet checked on this kind of machine first runs in a separate process.
-The kernels of one case form one group of the table.
+the op's first small case, in a child process.  The outputs of the timed calls are judged afterwards, and then those for
+other data at the same addresses.  The kernels of one case form one group of the table.
 """
 
 from __future__ import annotations
@@ -15,11 +14,9 @@ from typing import Any
 import pytest
 
 from rooflab.bench.core.call import Rotation
-from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.check_data import CheckData
 from rooflab.bench.core.gate import copied
-from rooflab.bench.core.isolated import first_here
-from rooflab.bench.core.record import NOT_RUN
+from rooflab.bench.core.outside import CheckTask, check_outside
 from rooflab.bench.core.select import default_scheme, pick_device
 from rooflab.bench.core.unseen import Unseen
 from rooflab.bench.plugin.plugin import SKIPPED, asked
@@ -84,11 +81,7 @@ def gate(op: str, name: str) -> tuple[str, str]:
     """Status and reason of the check on the op's first small case, planted inputs included; runs once per kernel."""
     spec, kernel = get_op(op), get_kernel(op, name)
     case, scheme = spec.get_cases("smoke")[0], get_scheme(scheme_here(spec))
-    if pick_device(None).type == "cuda" and kernel.backend != "torch":
-        first = first_here(kernel, case, scheme)
-        if first is not None and first.status not in ("OK", *NOT_RUN):
-            return first.status, first.reason
-    result = check_kernel(kernel, spec, case, scheme, pick_device(None), SEED)
+    result = check_outside(CheckTask(kernel, case, scheme, SEED), pick_device(None))
     return result.status, result.reason
 
 

@@ -6,7 +6,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import product, zip_longest
 from typing import Any, cast
 
@@ -29,14 +28,15 @@ from rooflab.bench.core.drawn import (
 )
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.offered import taken
+from rooflab.bench.core.outside import Checkers, CheckTask, in_turn
 from rooflab.bench.core.principles import EMPTY, PRINCIPLES, TILES, principles_first, shown_by
 from rooflab.bench.core.process import cores
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.select import Selection, file_of, source_of
-from rooflab.bench.core.spread import Checkers, CheckTask, in_turn
 from rooflab.bench.core.system_time import time
 from rooflab.kernels import registry
+from rooflab.kernels._folders import check_caches
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 
@@ -130,6 +130,7 @@ def run_checks(
     longest. Gives a record of each check to `writer` at once. Returns the results in the order of `checks`, and puts
     each at once `into` its place.
     """
+    check_caches()
     environment = snapshot(device.index or 0)
     ranks = (
         [item.kernel.backend in registry.CPU_BACKENDS for item in checks] if limit_s == math.inf else turns_of(checks)
@@ -137,13 +138,13 @@ def run_checks(
     order = sorted(range(len(checks)), key=ranks.__getitem__)
     results = {} if into is None else into
     workers = cores() if device.type == "cpu" else 1
-    with Checkers(device, emulate) as check:
-        check.start(checks, workers)
-        for index, found in in_turn([checks[place] for place in order], check, workers, limit_s):
-            results[order[index]] = found
-            if writer:
-                writer.write(check_record(found, checks[order[index]].kernel, writer.run_id, environment))
-            done(found)
+    check = Checkers(device, emulate)
+    check.start(checks, workers)
+    for index, found in in_turn([checks[place] for place in order], check, workers, limit_s):
+        results[order[index]] = found
+        if writer:
+            writer.write(check_record(found, checks[order[index]].kernel, writer.run_id, environment))
+        done(found)
     return [results[place] for place in sorted(results)]
 
 
@@ -160,26 +161,20 @@ def turns_of(checks: Sequence[CheckTask]) -> list[int]:
     return found
 
 
-@contextmanager
-def looking_again(device: torch.device, emulate: bool, limit_s: float) -> Iterator[Again]:
-    """Checks of kernels on other cases, within `limit_s` seconds in all, from the first one on."""
-    with Checkers(device, emulate) as check:
-        ends = math.inf
+def looking_again(device: torch.device, emulate: bool, limit_s: float) -> Again:
+    """Checks of kernels on other cases, within `limit_s` seconds in all, from now on."""
+    check, ends = Checkers(device, emulate), time.monotonic() + limit_s
 
-        def again(known: CheckResult, case: Case, scheme: str) -> str:
-            nonlocal ends
-            spec, kernel = registry.get_op(known.op), registry.get_kernel(known.op, known.kernel)
-            item = CheckTask(kernel, case, get_scheme(scheme), known.seed, known.beyond)
-            try:
-                spec.make_inputs(spec.check_case(case), item.scheme, torch.device("meta"), 0)
-            except ValueError:
-                return ""
-            if ends == math.inf:
-                check.start([item], 1)
-                ends = time.monotonic() + limit_s
-            return next((found.status for _, found in in_turn([item], check, 1, ends - time.monotonic())), "")
+    def again(known: CheckResult, case: Case, scheme: str) -> str:
+        spec, kernel = registry.get_op(known.op), registry.get_kernel(known.op, known.kernel)
+        item = CheckTask(kernel, case, get_scheme(scheme), known.seed, known.beyond)
+        try:
+            spec.make_inputs(spec.check_case(case), item.scheme, torch.device("meta"), 0)
+        except ValueError:
+            return ""
+        return next((found.status for _, found in in_turn([item], check, 1, ends - time.monotonic())), "")
 
-        yield again
+    return again
 
 
 def smallest_failures(failures: Sequence[CheckResult], device: torch.device, again: Again) -> Iterator[str]:

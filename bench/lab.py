@@ -14,13 +14,13 @@ from rooflab.bench.checks import listed_checks, summarize_checks
 from rooflab.bench.commands import count_benches, run_benches
 from rooflab.bench.core.check import CheckResult, check_record
 from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.outside import Checkers, CheckTask, in_turn
 from rooflab.bench.core.plain import plain
 from rooflab.bench.core.process import cores
 from rooflab.bench.core.record import NOT_RUN, Record
 from rooflab.bench.core.record_files import RunWriter, result_folder
 from rooflab.bench.core.select import Selection, default_scheme, first_case, largest_case, pick_device
 from rooflab.bench.core.settings import Settings
-from rooflab.bench.core.spread import Checkers, CheckTask, in_turn
 from rooflab.bench.core.system_time import time
 from rooflab.bench.engine.runs import (
     PROMPT_SET,
@@ -122,25 +122,25 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
     records: list[Record] = []
     show.line("\n2 kernels   against the fp64 oracle, then timed", "bold")
     show.line(HEADER, "dim")
-    with Checkers(device) as check:
-        for op, spec in registry.ops().items():
-            scheme = next(iter(spec.schemes)) if default_scheme(device) not in spec.schemes else default_scheme(device)
-            asked = _few_checks(listed_checks(Selection.of(op, None, ["smoke"], None, [scheme], None)))
-            case = largest_case(spec, spec.get_cases(suite), get_scheme(scheme), BENCH_FLOPS)
-            benched = Selection.of(op, None, [], [case.id], [scheme], None)
-            with show.progress(op, len(asked) + count_benches(benched), ended=False) as advance:
-                own = []
-                for place, result in in_turn(asked, check, workers):
-                    writer.write(check_record(result, asked[place].kernel, writer.run_id, environment))
-                    own.append(result)
-                    advance(result.kernel)
-                wrong = {result.kernel for result in own if result.status not in ("OK", *NOT_RUN)}
-                names = {result.kernel for result in own if result.status == "OK"} - wrong
-                right = frozenset((f"{op}/{name}", scheme) for name in names)
-                timed = run_benches(benched, Settings(budget_s=budget_s), writer, advance, planted_before=right)
-            _show_op(op, own, timed)
-            results += own
-            records += timed
+    check = Checkers(device)
+    for op, spec in registry.ops().items():
+        scheme = next(iter(spec.schemes)) if default_scheme(device) not in spec.schemes else default_scheme(device)
+        asked = _few_checks(listed_checks(Selection.of(op, None, ["smoke"], None, [scheme], None)))
+        case = largest_case(spec, spec.get_cases(suite), get_scheme(scheme), BENCH_FLOPS)
+        benched = Selection.of(op, None, [], [case.id], [scheme], None)
+        with show.progress(op, len(asked) + count_benches(benched), ended=False) as advance:
+            own = []
+            for place, result in in_turn(asked, check, workers):
+                writer.write(check_record(result, asked[place].kernel, writer.run_id, environment))
+                own.append(result)
+                advance(result.kernel)
+            wrong = {result.kernel for result in own if result.status not in ("OK", *NOT_RUN)}
+            names = {result.kernel for result in own if result.status == "OK"} - wrong
+            right = frozenset((f"{op}/{name}", scheme) for name in names)
+            timed = run_benches(benched, Settings(budget_s=budget_s), writer, advance, planted_before=right)
+        _show_op(op, own, timed)
+        results += own
+        records += timed
     return results, records
 
 

@@ -31,11 +31,11 @@ from rooflab.bench.checks import drawn_checks, turns_of
 from rooflab.bench.cli.kernels import CHECK_S
 from rooflab.bench.core.check import CheckResult
 from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.outside import Checkers, CheckTask
 from rooflab.bench.core.plain import markdown_table
 from rooflab.bench.core.process import cores
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.select import Selection
-from rooflab.bench.core.spread import Checkers, CheckTask
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import Kernel
@@ -101,7 +101,8 @@ def busy_cores() -> Iterator[None]:
 
 def outcomes(kernels: Sequence[Kernel], seed: int, limit_s: float) -> list[Outcome]:
     """The kernel of each core has `limit_s` seconds."""
-    with Checkers(CPU, emulate=True) as check, ThreadPoolExecutor(cores()) as pool:
+    check = Checkers(CPU, emulate=True)
+    with ThreadPoolExecutor(cores()) as pool:
         return [*pool.map(lambda kernel: first_fault(kernel, seed, check, limit_s), kernels)]
 
 

@@ -15,9 +15,9 @@ from time import monotonic
 
 from rooflab.bench.checks import drawn_checks, turns_of
 from rooflab.bench.core.check import CheckResult
+from rooflab.bench.core.outside import Checkers, CheckTask, in_turn
 from rooflab.bench.core.process import cores
 from rooflab.bench.core.select import Selection
-from rooflab.bench.core.spread import Checkers, CheckTask, in_turn
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 
@@ -49,11 +49,11 @@ def main() -> None:
         asked = drawn_checks(chosen)
         turns = turns_of(asked)
         asked = [asked[place] for place in sorted(range(len(asked)), key=turns.__getitem__)]
-        with Checkers(chosen.device, emulate=True) as check:
-            check.start(asked, cores())
-            timed = Timed(check)
-            for _ in in_turn(asked, timed, cores(), given.seconds):
-                pass
+        check = Checkers(chosen.device, emulate=True)
+        check.start(asked, cores())
+        timed = Timed(check)
+        for _ in in_turn(asked, timed, cores(), given.seconds):
+            pass
         lines += map(json.dumps, timed.rows)
     write_whole(given.out, "\n".join(lines) + "\n")
 

@@ -23,13 +23,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from standing import expected
 
-from rooflab.bench.core.isolated import CODE
 from rooflab.bench.core.plain import markdown_table
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import read_all
 from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.explain import explain
 from rooflab.bench.report.pictures.figures import WIDTH_IN
+from rooflab.bench.suite.passed import CODE
 from rooflab.bench.suite.state import folder_of
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole

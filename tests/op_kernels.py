@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from rooflab.bench.core.check import CheckResult
-from rooflab.bench.core.spread import CheckTask, check_outside, emulators
+from rooflab.bench.core.outside import CheckTask, check_outside
+from rooflab.bench.core.process import emulators
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel, kernels
 from rooflab.reference.spec import Inputs, OpSpec, Scheme
@@ -37,8 +38,7 @@ def here(op: str, backend: str | None = None) -> list[Kernel]:
 
 def check_emulated(asked: Sequence[CheckTask]) -> list[CheckResult]:
     """Makes the checks on all cores, the kernels' compiled code in the emulator; gives their results in order."""
-    pool = emulators()
-    return [*pool.threads.map(lambda item: check_outside(item, pool, CPU), asked)]
+    return [*emulators().threads.map(lambda item: check_outside(item, CPU, emulate=True), asked)]
 
 
 def each(every: Iterable[Kernel]) -> pytest.MarkDecorator:

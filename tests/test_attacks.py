@@ -8,7 +8,7 @@ import pytest
 import torch
 from check_attacks import first_fault, loaded
 
-from rooflab.bench.core.spread import Checkers
+from rooflab.bench.core.outside import Checkers
 
 CPU = torch.device("cpu")
 COMPILER = shutil.which("c++") or shutil.which("g++")
@@ -25,9 +25,9 @@ def each(*files):
 
 
 def fault_of(file, number, limit_s):
-    with loaded([file]) as kernels, Checkers(CPU) as check:
+    with loaded([file]) as kernels:
         assert len(kernels) == COUNTS[file] or not COMPILER, "those made by torch.compile need one"
-        return first_fault(kernels[number % len(kernels)], SEED, check, limit_s)
+        return first_fault(kernels[number % len(kernels)], SEED, Checkers(CPU), limit_s)
 
 
 @each("wrong.py", "everyday_inputs.py", "everyday_runs.py")

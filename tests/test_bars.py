@@ -417,7 +417,8 @@ def test_measuring_goes_on_with_the_cases_that_are_left_and_says_nothing_of_the_
 def test_what_a_first_check_has_planted_is_not_planted_again(tmp_path, monkeypatch):
     asked = measured(monkeypatch)
     kernels = [registry.get_kernel("gemm", name) for name in ("library", "tma", "pipelined")]
-    monkeypatch.setattr(measures, "passed_here", lambda kernels, device: frozenset({("gemm/tma", "bf16")}))
+    passed = {"bf16": {"tma"}, "tf32": set()}
+    monkeypatch.setattr(measures, "passed_on_card", lambda kernels, scheme, device: passed[scheme])
     monkeypatch.setattr(measures, "already_broken", lambda device: "")
     for scheme in ("bf16", "tf32"):
         measures.measure(

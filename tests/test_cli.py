@@ -191,12 +191,6 @@ class Made:
     def __init__(self, device, own):
         self.over, self.own = threading.Event(), own
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
     def start(self, checks, workers):
         time.sleep(0.4)  # longer than the limit, against which it does not count
 
@@ -227,7 +221,7 @@ def test_what_was_left_out_decides_the_status(rooflab, monkeypatch, statuses, en
     monkeypatch.setattr("rooflab.bench.checks.Checkers", Made)
     monkeypatch.setattr("rooflab.bench.checks.cores", lambda: 1)
     monkeypatch.setattr("rooflab.bench.checks.smallest_failures", lambda *failures: iter(()))
-    monkeypatch.setattr("rooflab.bench.core.spread.LATE_S", 0.1)
+    monkeypatch.setattr("rooflab.bench.core.outside.LATE_S", 0.1)
     monkeypatch.setattr(Made, "statuses", statuses)
     kernels = [word for name in ("naive", "library", "native") for word in ("--kernel", name)]
     status, out, err = rooflab("check", "rmsnorm", *kernels, "--seconds", "0.3", "--seed", "3")

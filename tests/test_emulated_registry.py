@@ -6,8 +6,8 @@ from op_kernels import check_emulated
 from ptx_processes import MENDED_LATER, OLD_TRITON
 
 from rooflab.bench.compile.cases import has_code
+from rooflab.bench.core.outside import CheckTask
 from rooflab.bench.core.select import first_case
-from rooflab.bench.core.spread import CheckTask
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import registry

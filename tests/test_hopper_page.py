@@ -9,8 +9,8 @@ import hopper
 from bars import gemm
 from test_bars import CASES, record
 
-from rooflab.bench.core.isolated import CODE
 from rooflab.bench.core.record_files import RunWriter
+from rooflab.bench.suite.passed import CODE
 from rooflab.bench.suite.state import folder_of
 from rooflab.reference.spec import Case
 

@@ -1,14 +1,15 @@
-"""A kernel's first run in a process of its own: it may hang, end its process or be wrong."""
+"""A kernel in a child process: it may hang, end its process or be wrong; and what has passed is remembered."""
 
-import json
 import runpy
 from types import SimpleNamespace
 
 import pytest
+import torch
 from test_child_processes import assert_gone
 
-from rooflab.bench.core import isolated
-from rooflab.bench.core.isolated import first_here, first_in_own_process
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.outside import CheckTask, check_outside
+from rooflab.bench.suite import passed
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel, get_op
 from rooflab.reference.spec import SCHEMES
@@ -35,7 +36,8 @@ def first_of(tmp_path, monkeypatch):
     def first_of(body, timeout_s=60.0):
         (tmp_path / "mine.py").write_text(KERNEL.replace("BODY", body))
         (kernel,) = registry.load_file(tmp_path / "mine.py")
-        result = first_in_own_process(kernel, CASE, SCHEMES["fp32"], timeout_s, device="cpu", planted=False)
+        task = CheckTask(kernel, CASE, SCHEMES["fp32"], planted=False)
+        result = check_outside(task, torch.device("cpu"), limit_s=timeout_s)
         return result.status, result.reason
 
     return first_of
@@ -93,56 +95,22 @@ def launcher_in(file):
     return runpy.run_path(str(file))["launcher"]
 
 
-@pytest.fixture
-def first(tmp_path):
-    """`first_here` of a kernel in a folder of its own, and the runs in a process of its own that it asked for."""
+def test_code_that_has_passed_is_known_until_it_or_what_lies_beside_it_changes(tmp_path):
     file = tmp_path / "mine" / "mine.py"
     kernel = Kernel("rmsnorm", "mine", "optimized", "triton", launcher_in(file))
-    asked = []
-
-    def run(status="OK"):
-        def in_own_process(kernel, case, scheme):
-            asked.append((kernel.id, case.id, scheme.name))
-            return SimpleNamespace(status=status)
-
-        return first_here(kernel, CASE, SCHEMES["fp32"], folder=tmp_path / "cache", run=in_own_process)
-
-    return SimpleNamespace(run=run, asked=asked, file=file)
-
-
-def test_a_kernel_that_ended_well_runs_in_its_own_process_once(first):
-    assert first.run().status == "OK" and first.run() is None
-    assert first.asked == [("rmsnorm/mine", CASE.id, "fp32")]
-
-
-def test_a_change_beside_it_makes_it_a_new_kernel(first):
-    first.run()
-    first.file.with_name("helper.py").write_text("BLOCK = 64\n")
-    first.run()
-    assert len(first.asked) == 2
+    known = passed.Passed(snapshot(), tmp_path / "cache")
+    assert not known.holds(kernel)
+    known.keep({kernel.id: known.code(kernel)})
+    assert known.holds(kernel) and passed.Passed(snapshot(), tmp_path / "cache").holds(kernel)
+    file.with_name("helper.py").write_text("BLOCK = 64\n")
+    assert not known.holds(kernel)
 
 
 def test_code_is_all_that_a_kernel_of_the_tree_may_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(isolated, "SHARED", tmp_path)
+    monkeypatch.setattr(passed, "SHARED", tmp_path)
     kernel = SimpleNamespace(fn=launcher_in(tmp_path / "mine" / "mine.py"))
-    seen = {isolated._code_of(kernel)}
+    seen = {passed._code_of(kernel)}
     for name in ("mine/choices.json", "mine/tile.cu", "_cuda.py", "configs.py"):
         (tmp_path / name).write_text(name)
-        seen.add(isolated._code_of(kernel))
+        seen.add(passed._code_of(kernel))
     assert len(seen) == 5
-
-
-def test_what_did_not_end_well_is_not_remembered(first):
-    assert first.run("TIMEOUT").status == "TIMEOUT"
-    assert first.run("INCORRECT").status == "INCORRECT"
-    assert first.run().status == "OK" and len(first.asked) == 3
-    first.run()
-    assert len(first.asked) == 3
-
-
-def test_a_memory_that_was_cut_short_is_no_memory(first, tmp_path):
-    first.run()
-    (memory,) = (tmp_path / "cache" / "checked").glob("*.json")
-    memory.write_text('{"rmsnorm/mi')
-    first.run()
-    assert len(first.asked) == 2 and json.loads(memory.read_text())

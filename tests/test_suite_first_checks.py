@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from rooflab.bench.core import isolated
 from rooflab.bench.core.check import CheckResult
 from rooflab.bench.core.environment import Gpu, snapshot
 from rooflab.bench.core.select import first_taken
-from rooflab.bench.suite import first
+from rooflab.bench.suite import first, passed
 from rooflab.bench.suite.entries import Context
 from rooflab.kernels import registry
 from rooflab.kernels._contract import Refusal
@@ -59,13 +58,14 @@ def first_checks(monkeypatch, tmp_path):
     def run(folder, how=lambda kernel: ("OK", ""), **options):
         tried: dict[str, str] = {}
 
-        def in_own_process(kernel, case, scheme, timeout_s, *, device):
+        def check_outside(item, device, *, limit_s):
+            kernel, case, scheme, *_ = item
             tried[kernel.id] = scheme.name
             status, reason = how(kernel)
             asked = kernel.op, kernel.name, kernel.backend, case, scheme.name, "cuda", 0
             return CheckResult(*asked, status, "gpu", reason=reason)
 
-        monkeypatch.setattr("rooflab.bench.core.isolated.first_in_own_process", in_own_process)
+        monkeypatch.setattr(first, "check_outside", check_outside)
         return first.first_checks(Context(tmp_path / folder, seconds=100.0), OPS, **options), tried
 
     return run
@@ -95,8 +95,8 @@ def test_a_check_that_cannot_be_made_is_the_failure_of_its_kernel_alone(first_ch
 def test_a_later_visit_checks_what_changed_or_failed_and_nothing_else(first_checks, monkeypatch, tmp_path):
     first_checks("one", lambda k: ("TIMEOUT", "no answer") if k.name == "tma" else ("OK", ""))
     shutil.rmtree(tmp_path / "cache")
-    hashed = isolated._code_of
-    monkeypatch.setattr(isolated, "_code_of", lambda k: "new" if k.name == "promoted" else hashed(k))
+    hashed = passed._code_of
+    monkeypatch.setattr(passed, "_code_of", lambda k: "new" if k.name == "promoted" else hashed(k))
     found, tried = first_checks("two", trust=tmp_path / "one")
     changed = {name for name in OURS if name.endswith(("/promoted", "/tma"))}
     assert tried.keys() == changed and not found.excluded

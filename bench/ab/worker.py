@@ -114,12 +114,12 @@ def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.devic
 
 def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, seed: int) -> Reading | None:
     """What is wrong with a kernel that has no time here, by its compiled code in the emulator; None if nothing is."""
-    from rooflab.bench.core.spread import CheckTask, check_outside, emulators
+    from rooflab.bench.core.outside import CheckTask, check_outside
 
     if not kernel.has_code or torch.cuda.is_available():
         return None
     task = CheckTask(kernel, spec.get_cases("smoke")[0], scheme, seed)
-    result = check_outside(task, emulators(), torch.device("cpu"))
+    result = check_outside(task, torch.device("cpu"), emulate=True)
     wrong = result.status in ("INCORRECT", "INVALID")
     return Reading(result.status, result.reason, checked_by=result.checked_by) if wrong else None
 

@@ -16,6 +16,8 @@ import typer
 from rooflab.bench import show
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, begin_run, exit_for
+from rooflab.bench.core.names import cuda_device_present
+from rooflab.bench.core.process import kernel_processes
 from rooflab.bench.core.statuses import ExitStatus
 from rooflab.roofline.numbers import counted
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from rooflab.bench.core.check import CheckResult
-    from rooflab.bench.core.spread import CheckTask
+    from rooflab.bench.core.outside import CheckTask
     from rooflab.bench.core.timers.stopwatch import FlushBy
 
 
@@ -159,12 +161,12 @@ def _show_faults(results: Sequence[CheckResult], device: torch.device, emulate: 
     smallest: dict[tuple[str, str], CheckResult] = {}
     for row in sorted((row for row in results if row.status not in ("OK", *NOT_RUN)), key=size_of):
         smallest.setdefault((row.op, row.kernel), row)
-    with looking_again(device, emulate, limit_s) as again:
-        for op, name in smallest:
-            if text := in_common([one for one in results if (one.op, one.kernel) == (op, name)], again):
-                show.line(f"{op}/{name}: {text}", "red")
-        for command in smallest_failures([*smallest.values()], device, again):
-            show.note(f"again: {command}")
+    again = looking_again(device, emulate, limit_s)
+    for op, name in smallest:
+        if text := in_common([one for one in results if (one.op, one.kernel) == (op, name)], again):
+            show.line(f"{op}/{name}: {text}", "red")
+    for command in smallest_failures([*smallest.values()], device, again):
+        show.note(f"again: {command}")
 
 
 def _show_checks(results: Sequence[CheckResult], rows: Sequence[dict[str, Any]]) -> None:
@@ -219,9 +221,9 @@ def bench(
     """Check and time kernels; records and figures go to --out.  Exit status 11: wrong; 12: no time; 13: NOISY."""
     if choose and kernel:
         raise ValueError("choose: expected all kernels of an op, got --kernel")
+    kernel_processes(device != "cuda" and not cuda_device_present()).begin()  # it imports torch while this process does
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.commands import count_benches, run_benches
-        from rooflab.bench.core.isolated import passed_here
         from rooflab.bench.core.running import ContextBroken
         from rooflab.bench.core.select import Selection
         from rooflab.bench.core.settings import Settings
@@ -235,13 +237,12 @@ def bench(
     writer, records = begin_run(out, resume)
     folder, count, interrupted = writer.path.parent, count_benches(chosen), False
     settings = Settings(seed, budget_s, seconds or math.inf, timer, cast("FlushBy", flush), lock_clocks)
-    passed = passed_here([found for own in chosen.kernels.values() for found in own], chosen.device)
     try:
         with (
             card_lock(chosen.device, show.note) if wait_for_gpu else nullcontext(),
             show.progress("bench", count - len(records)) as advance,
         ):
-            run_benches(chosen, settings, writer, advance, records, passed)
+            run_benches(chosen, settings, writer, advance, records)
     except KeyboardInterrupt:
         interrupted = True
     except ContextBroken as broken:

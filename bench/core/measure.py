@@ -15,6 +15,7 @@ from rooflab.bench.core.check import BROKEN, CheckResult, already_broken, check_
 from rooflab.bench.core.check_runs import KEPT
 from rooflab.bench.core.environment import identity, last_level_cache_bytes, snapshot
 from rooflab.bench.core.failed import Failed, failed_by, failure, known_errors
+from rooflab.bench.core.outside import CheckTask, check_outside
 from rooflab.bench.core.record import DeviceType, Record, new_run_id
 from rooflab.bench.core.running import note
 from rooflab.bench.core.select import first_case
@@ -25,6 +26,7 @@ from rooflab.bench.core.timers.reading import ABOVE, RATES, above_limits, readin
 from rooflab.bench.core.timers.stopwatch import FirstCall
 from rooflab.bench.core.timers.timing import Samples, check_timer
 from rooflab.bench.core.unseen import Unseen
+from rooflab.kernels import registry
 from rooflab.kernels.configs import config_for
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import CPU_BACKENDS, Kernel
@@ -50,8 +52,9 @@ class Measurement:
     settings: Settings = Settings()
     run_id: str = field(default_factory=new_run_id)
     check: Checker | None = None
-    """By default `check.check_kernel`: once with planted inputs, on the first small case that a kernel takes, then on
-    each case without planted inputs, which take seconds at a model's sizes."""
+    """By default `check.check_kernel`.  A kernel's first check has planted inputs, on the first small case that it
+    takes, in a child process, where it may hang or break its context.  Then it is checked here on each case, without
+    planted inputs, which take seconds at a model's sizes."""
     ceilings: Ceilings | None = None
     """By default the machine's ceilings."""
     locked_sm_clock_mhz: float | None = None
@@ -135,9 +138,9 @@ class Measurement:
             raise Failed("RUNTIME_ERROR", self.broken)
         self.running([kernel.id])
         first = self.first.setdefault(kernel.name, FirstCall(kernel.fn))
-        first.due, first.first_call_s = True, 0.0
+        first.first_call_s = 0.0
         noting = replace(kernel, fn=first)
-        found = self._gate(noting, case)
+        found = self._gate(kernel, noting, case)
         if found is None or found.status == "OK":
             first.due = True  # another case than the gate's may compile again
             check = self.check or partial(check_kernel, planted=False)
@@ -169,17 +172,24 @@ class Measurement:
             clocks = clocks | {"locked_sm_clock_mhz": self.locked_sm_clock_mhz}
         return timed, failures, clocks
 
-    def _gate(self, kernel: Kernel, case: Case) -> CheckResult | None:
+    def _gate(self, kernel: Kernel, noting: Kernel, case: Case) -> CheckResult | None:
         """The kernel's check with planted inputs, once per run: on the first small case that the kernel takes, or else
         on `case`; None if it was made before."""
         if self.check is None and kernel.name not in self.gated and kernel.name not in self.planted_before:
             # `first_case` looks only at shapes; if the kernel refuses the small case's values or addresses, use `case`.
             for small in filter(None, (first_case(kernel, self.spec, self.scheme), case)):
-                found = check_kernel(kernel, self.spec, small, self.scheme, self.device, self.settings.seed)
+                found = self._first(kernel, noting, small)
                 if found.status != "UNSUPPORTED":
                     self.gated[kernel.name] = found
                     break
         return self.gated.get(kernel.name)
+
+    def _first(self, kernel: Kernel, noting: Kernel, case: Case) -> CheckResult:
+        """The kernel's first check: in a child process, or here if it is no registered kernel, which no child finds."""
+        own, seed = registry.get_op(kernel.op) if kernel.op in registry.ops() else None, self.settings.seed
+        if own is self.spec and registry.kernels(kernel.op).get(kernel.name) is kernel:
+            return check_outside(CheckTask(kernel, case, self.scheme, seed), self.device)
+        return check_kernel(noting, self.spec, case, self.scheme, self.device, seed)
 
     def _function(self, kernel: Kernel, copies: Sequence[Inputs]) -> Rotation:
         """The kernel as a function that cycles through `copies`.  Raises `Failed`."""

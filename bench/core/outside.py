@@ -1,4 +1,4 @@
-"""A kernel in a process of its own: inputs go there and outputs come back through files in shared memory.
+"""Kernels in child processes: inputs go there and outputs come back through files in shared memory.
 
 Oracle, tolerance and verdict stay in the asking process, and are made after the answer; the child is not told the seed.
 A process that ends or hangs has failed; nothing that it prints counts.  In the child, `answer`
@@ -7,22 +7,137 @@ serves the requests.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from rooflab.bench.core.call import input_bytes
+from rooflab.bench.core.check import CheckResult, check_kernel
+from rooflab.bench.core.check_runs import Planted
 from rooflab.bench.core.failed import Failed, LayoutRefused
-from rooflab.bench.core.process import Child, ChildFailed, TimedOut
+from rooflab.bench.core.offered import named_in, options_on, taken
+from rooflab.bench.core.process import Child, ChildFailed, TimedOut, emulators, kernel_processes
+from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.select import file_of
 from rooflab.bench.core.shared import Reader, Writer, shared_folder
+from rooflab.bench.core.system_time import time
 from rooflab.bench.core.timers import tamper
 from rooflab.bench.core.trial import PLAIN, Layout, Runner, Seen
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme, get_scheme
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, get_scheme
+
+LATE_S = 10.0
+"""A check that began before the limit is ended this many seconds after the limit."""
+
+
+class CheckTask(NamedTuple):
+    """One check to make."""
+
+    kernel: Kernel
+    case: Case
+    scheme: Scheme
+    seed: int = 0
+    planted: Planted = True
+    principle: str = ""
+    """What it was drawn for, by a name of `principles.py`; empty for no one of them."""
+    schemes: tuple[Scheme, ...] = ()
+    """Of a drawn check: its scheme, and then those to which it may go if the kernel refuses an option of it."""
+
+
+def check_outside(
+    item: CheckTask,
+    device: torch.device,
+    *,
+    emulate: bool = False,
+    limit_s: float | None = None,
+    hangs: Callable[[], bool] = lambda: False,
+) -> CheckResult:
+    """Makes a check whose kernel runs in a child process; on a CPU with one thread.
+
+    It interprets Triton's kernels if this process does; with `emulate`, kernels that have compiled code run in the
+    emulator.  The child is ended when a call takes longer than `limit_s` seconds, by default the pool's limit, or when
+    `hangs` says so.  After a fault it is ended too, because the kernel may have left it in any state; after a wrong
+    answer it only runs the same kernel again.
+    """
+    spec, file = registry.get_op(item.kernel.op), item.kernel.file
+    pool = emulators() if emulate and item.kernel.has_code else kernel_processes(device.type == "cpu")
+    # A file that has changed is imported by another child.
+    own = f"{file} {file.stat().st_mtime_ns} " if file else ""
+    user = f"{own}{item.kernel.id} "
+    with pool.child(user) as child:
+        priced = spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
+        limits, bytes_ = (limit_s or pool.limit_s, hangs), input_bytes(priced)
+        with closing(Outside(child, limits, bytes_, item.kernel, spec, item.scheme, device)) as runner:
+            result = check_kernel(item.kernel, spec, item.case, item.scheme, device, item.seed, item.planted, runner)
+        if result.status not in ("OK", "INCORRECT", *NOT_RUN):
+            child.stop()
+        child.only_for = user if result.status == "INCORRECT" else child.only_for or own
+    return result
+
+
+class Checkers:
+    """Makes checks by `check_outside`.  When `over` is set, the checks that are being made fail.
+
+    A drawn case with an option that its kernel has refused is checked without the option.
+    """
+
+    def __init__(self, device: torch.device, emulate: bool = False):
+        self.device, self.over, self._emulate = device, threading.Event(), emulate
+        self._refused: dict[str, set[str]] = {}
+        """Options that a kernel has refused with a `ValueError`."""
+
+    def start(self, checks: Sequence[CheckTask], workers: int) -> None:
+        """Starts the processes for `workers` checks at a time, and waits until they are ready."""
+        kinds = {self._emulate and item.kernel.has_code for item in checks}
+        for emulated in kinds:
+            pool = emulators() if emulated else kernel_processes(self.device.type == "cpu")
+            pool.start(min(len(checks), workers))
+
+    def __call__(self, item: CheckTask) -> CheckResult:
+        spec, refused = registry.get_op(item.kernel.op), self._refused.setdefault(item.kernel.id, set())
+        if item.schemes and refused:
+            case, scheme = taken(item.kernel, spec, item.case, item.schemes, refused) or (item.case, item.scheme)
+            item = item._replace(case=case, scheme=scheme)
+        found = check_outside(item, self.device, emulate=self._emulate, hangs=self.over.is_set)
+        if found.not_offered:
+            inputs = spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
+            refused |= named_in(found.reason, options_on(spec, inputs))
+        return found
+
+
+def in_turn(
+    checks: Sequence[CheckTask], make: Checkers, workers: int, limit_s: float = math.inf
+) -> Iterator[tuple[int, CheckResult]]:
+    """Yields each result as it comes, with its index in `checks`; threads of this process judge.
+
+    No check begins after `limit_s` seconds, and those that run then have `LATE_S` more: the other results are left out.
+    """
+    ends = time.monotonic() + limit_s
+
+    def begin(place: int) -> tuple[int, CheckResult] | None:
+        return (place, make(checks[place])) if time.monotonic() < ends else None
+
+    one_thread = partial(torch.set_num_threads, 1) if workers > 1 else None  # each judges on a core of its own
+    threads = ThreadPoolExecutor(workers, initializer=one_thread)
+    futures = [threads.submit(begin, place) for place in range(len(checks))]
+    try:
+        with suppress(TimeoutError):  # what still runs then is left out
+            for future in as_completed(futures, None if limit_s == math.inf else limit_s + LATE_S):
+                if (found := future.result()) is not None:
+                    yield found
+    finally:
+        if any(future.running() for future in futures):
+            make.over.set()
+        threads.shutdown(cancel_futures=True)
 
 
 class Outside(Runner):

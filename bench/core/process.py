@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -33,6 +34,10 @@ START_S = 180.0
 """Longest time for a child to import torch and the kernels, on a busy machine."""
 LOOK_S = 1.0
 """How often a caller is asked whether the child hangs."""
+IN_SOFTWARE_S = 1800.0
+"""Longest time of one run of a kernel on a CPU: a large case in Triton's interpreter."""
+ON_A_CARD_S = 120.0
+"""The same where a kernel is compiled and runs on a card: what takes longer hangs, and holds the card."""
 END_S = 10.0
 """A process that still exists this long after SIGKILL hangs in the driver."""
 
@@ -116,8 +121,8 @@ class Child:
             text=True,
             start_new_session=own_session,
         )
-        self.only_for: str | None = None
-        """The only user of `Pool.child` that may still get it; None for every one."""
+        self.only_for = ""
+        """How the names begin of the users of `Pool.child` that may still get it."""
         self._ready = False
         self._status: int | None = None
         threading.Thread(target=self._read, daemon=True).start()
@@ -230,10 +235,10 @@ class Pool:
     def child(self, user: str = "") -> Iterator[Child]:
         """An idle or a new child for the caller alone; if the caller ended it, it is not used again.
 
-        Idle children that are only for another `user` are ended.
+        Idle children that are only for other users are ended.
         """
         try:
-            while (child := self.idle.get_nowait()).only_for not in (None, user):
+            while not user.startswith((child := self.idle.get_nowait()).only_for):
                 child.stop()
         except queue.Empty:
             child = Child(self.command, self.environment, own_session=False)
@@ -242,6 +247,11 @@ class Pool:
         finally:
             if not child.ended:
                 self.idle.put(child)
+
+    def begin(self, count: int = 1) -> None:
+        """Starts children and does not wait: they import torch while the caller does."""
+        for _ in range(count):
+            self.idle.put(Child(self.command, self.environment, own_session=False))
 
     def start(self, count: int) -> None:
         """Waits until `count` children can answer; one that does not start is left out."""
@@ -270,6 +280,20 @@ class Pool:
         self.threads.shutdown(cancel_futures=True)
         while not self.idle.empty():
             self.idle.get_nowait().stop()
+
+
+@cache
+def kernel_processes(one_thread: bool) -> Pool:
+    """The processes in which kernels run, of one thread each or of torch's number; they stay to the end."""
+    own, limit_s = ({"OMP_NUM_THREADS": "1"}, IN_SOFTWARE_S) if one_thread else ({}, ON_A_CARD_S)
+    return Pool(command_for("rooflab.bench.core.outside"), {**os.environ, **own}, limit_s)
+
+
+@cache
+def emulators() -> Pool:
+    """The processes that emulate kernels, of one thread each; they do not interpret Triton's, and stay to the end."""
+    environment = environment_without("TRITON_INTERPRET") | {"OMP_NUM_THREADS": "1"}
+    return Pool(command_for("rooflab.bench.emulate.worker"), environment, IN_SOFTWARE_S)
 
 
 def kill_whole(pid: int) -> None:

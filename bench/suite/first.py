@@ -15,13 +15,14 @@ from pathlib import Path
 import psutil
 import torch
 
-from rooflab.bench.core import isolated
 from rooflab.bench.core.check import CheckResult, check_record
 from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.outside import CheckTask, check_outside
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.select import default_scheme, first_taken
 from rooflab.bench.suite.entries import Context, EntryOutcome
+from rooflab.bench.suite.passed import CODE, Passed
 from rooflab.bench.suite.step import context_of, end, parser
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
@@ -43,7 +44,7 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
     cannot be made is the failure of its kernel alone.  A kernel that no time was left for is excluded.
     """
     device, found = torch.device(context.device), snapshot()
-    passed, writer = isolated.Passed(found), RunWriter(context.out)
+    passed, writer = Passed(found), RunWriter(context.out)
     kernels = [kernel for op in ops for kernel in registry.kernels(op).values()]
     risky = sorted((k for k in kernels if k.backend not in registry.CPU_BACKENDS), key=lambda k: RISK.index(k.backend))
     if context.dry_run:
@@ -58,7 +59,7 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
     def attempt(kernel: Kernel, taken: tuple[Case, Scheme]) -> CheckResult | None:
         if context.left_s < 0:
             return None
-        return isolated.first_in_own_process(kernel, *taken, FIRST_CHECK_S, device=device.type)
+        return check_outside(CheckTask(kernel, *taken), device, limit_s=FIRST_CHECK_S)
 
     excluded: dict[str, str] = {}
     good: list[Kernel] = []
@@ -73,7 +74,7 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
                 late.append(kernel.id)
             else:
                 record = check_record(result, kernel, writer.run_id, found)
-                code = {isolated.CODE: passed.code(kernel)}
+                code = {CODE: passed.code(kernel)}
                 writer.write(replace(record, environment={**record.environment, **code}))
                 if result.status == "OK":
                     good.append(kernel)

@@ -12,7 +12,6 @@ import torch
 
 from rooflab.bench.commands import LEAST_S, TIMING_SHARE
 from rooflab.bench.core.check import BROKEN, already_broken
-from rooflab.bench.core.isolated import passed_here
 from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import going_on
@@ -20,6 +19,7 @@ from rooflab.bench.core.running import ContextBroken, note
 from rooflab.bench.core.select import default_scheme
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.suite.entries import BarStatus, Context, EntryOutcome
+from rooflab.bench.suite.passed import passed_on_card
 from rooflab.kernels import registry
 from rooflab.kernels.choices import chosen, launch_bucket, rows_of
 from rooflab.kernels.registry import Kernel
@@ -79,8 +79,7 @@ def measure(
         return found, bool(cases)
     share = TIMING_SHARE * context.seconds / (len(kernels) * len(cases))
     budget_s = DRY_KERNEL_S if context.dry_run else min(KERNEL_S, max(LEAST_S, share))
-    passed = passed_here(kernels, device)
-    planted = frozenset(kernel.name for kernel in kernels if (kernel.id, name) in passed)
+    planted = passed_on_card(kernels, name, device)
     run = Measurement(
         spec, get_scheme(name), device, Settings(context.seed, budget_s), writer.run_id,
         ceilings=NO_LIMITS if context.dry_run else None, planted_before=planted,

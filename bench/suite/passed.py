@@ -1,8 +1,4 @@
-"""A kernel's first run, in a separate process with a time limit.
-
-A barrier that is never reached blocks the GPU's queue for ever, and one illegal access breaks the CUDA context of the
-whole process. The separate process can be killed in both cases.
-"""
+"""Which kernels' code has passed its first check on this kind of machine: a later run need not check it again."""
 
 from __future__ import annotations
 
@@ -11,49 +7,21 @@ import inspect
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from rooflab.bench.core import record_files
-from rooflab.bench.core.check import CheckResult
 from rooflab.bench.core.environment import Environment, snapshot
-from rooflab.bench.core.select import default_scheme, first_taken, pick_device
-from rooflab.bench.core.spread import CheckTask, check_outside, processes
+from rooflab.bench.core.select import default_scheme, first_taken
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import Case, Scheme
 
-TIMEOUT_S = 120.0
-"""Compiling and checking one kernel takes 20 s on a slow machine."""
 CODE = "kernel_code"
 """The field of a first check's record that `Passed.code` fills."""
 SHARED = Path(inspect.getfile(Kernel)).parent
 """The folder of what all kernels may import: the registry, `_cuda`, configs."""
-
-
-def first_in_own_process(
-    kernel: Kernel,
-    case: Case,
-    scheme: Scheme,
-    timeout_s: float = TIMEOUT_S,
-    *,
-    device: str | None = None,
-    seed: int = 0,
-    planted: bool = True,
-) -> CheckResult:
-    """Checks one kernel on one case (`check.check_kernel`), the kernel in a fresh process.
-
-    It runs on `device`, by default on the GPU if there is one.  A run without an answer within `timeout_s` seconds is a
-    TIMEOUT, and a process that ends without an answer a RUNTIME_ERROR.
-    """
-    pool = processes({}, timeout_s)
-    try:
-        return check_outside(CheckTask(kernel, case, scheme, seed, planted), pool, pick_device(device))
-    finally:
-        pool.stop()
 
 
 class Passed:
@@ -103,26 +71,13 @@ class Passed:
         return codes if isinstance(codes, dict) else {}
 
 
-def passed_here(kernels: Iterable[Kernel], device: torch.device) -> frozenset[tuple[str, str]]:
-    """Ids of the kernels whose first run on this kind of GPU was right, planted inputs included, with its scheme."""
+def passed_on_card(kernels: Iterable[Kernel], scheme: str, device: torch.device) -> frozenset[str]:
+    """Names of the kernels whose first check on this kind of GPU, planted inputs included, was right in `scheme`."""
     if device.type != "cuda":
         return frozenset()
     passed, default = Passed(snapshot(device.index or 0)), default_scheme(device)
     taken = ((kernel, first_taken(kernel, default)) for kernel in kernels if passed.holds(kernel))
-    return frozenset((kernel.id, first[1].name) for kernel, first in taken if first is not None)
-
-
-def first_here(
-    kernel: Kernel, case: Case, scheme: Scheme, folder: Path | None = None, run: Any = first_in_own_process
-) -> CheckResult | None:
-    """`first_in_own_process`; None for code that has passed it on this kind of machine (`Passed`)."""
-    passed = Passed(snapshot(), folder)
-    if passed.holds(kernel):
-        return None
-    first: CheckResult = run(kernel, case, scheme)
-    if first.status == "OK":
-        passed.keep({kernel.id: passed.code(kernel)})
-    return first
+    return frozenset(kernel.name for kernel, first in taken if first is not None and first[1].name == scheme)
 
 
 def _code_of(kernel: Kernel) -> str:

@@ -11,13 +11,13 @@ import torch
 from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.checks import drawn_checks, principles_tried, turns_of
-from rooflab.bench.core import spread
+from rooflab.bench.core import outside
 from rooflab.bench.core.check import CheckResult
 from rooflab.bench.core.common import in_common
+from rooflab.bench.core.outside import Checkers, CheckTask, in_turn
 from rooflab.bench.core.principles import OFFSETS, VALUES, principles_first, shown_by
 from rooflab.bench.core.process import Pool, TimedOut, command_for
 from rooflab.bench.core.select import Selection
-from rooflab.bench.core.spread import Checkers, CheckTask, in_turn
 from rooflab.kernels import registry
 from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import SCHEMES, Case
@@ -77,8 +77,7 @@ def test_results_have_their_places_and_a_death_costs_one(tmp_path):
     registry.load_file(file)
     names = ("dies", "copies", "naive", "copies", "copies")
     asked = [CheckTask(registry.get_kernel("rmsnorm", name), CASE, SCHEMES["fp32"], planted=False) for name in names]
-    with Checkers(torch.device("cpu")) as check:
-        results = dict(in_turn(asked, check, workers=2))
+    results = dict(in_turn(asked, Checkers(torch.device("cpu")), workers=2))
     assert [results[place].kernel for place in range(5)] == list(names)
     statuses = "RUNTIME_ERROR INCORRECT OK INCORRECT INCORRECT".split()
     assert [results[place].status for place in range(5)] == statuses
@@ -98,7 +97,7 @@ class Waiting:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_runs_at_the_limit_is_ended_and_left_out_and_nothing_begins_later(monkeypatch, workers):
-    monkeypatch.setattr(spread, "LATE_S", 0.1)
+    monkeypatch.setattr(outside, "LATE_S", 0.1)
     asked = [CheckTask(registry.get_kernel("rmsnorm", "naive"), CASE, SCHEMES["fp32"], seed) for seed in (0, 1, 2, 3)]
     assert list(in_turn(asked, Waiting(), workers, -1.0)) == []
     make = Waiting()
@@ -141,8 +140,8 @@ def test_a_refused_option_is_asked_for_once_and_then_drawn_no_more(tmp_path):
     refused = [item for item in lacks if item.kernel.why_not_args(inputs_of(item))]
     assert len(lacks) > 40 and 1 <= len(refused) <= 3, "quantize, round_first, weight_offset"
     asked = [item for item in raises if "weight_offset" in item.case][:3]
-    with Checkers(torch.device("cpu")) as check:
-        first, *others = [check(item._replace(planted=False)) for item in asked]
+    check = Checkers(torch.device("cpu"))
+    first, *others = [check(item._replace(planted=False)) for item in asked]
     assert first.not_offered and first.line == "" and "weight_offset is not taken" in first.reason
     assert [found.status for found in others] == ["OK"] * 2 and not any("weight_offset" in one.case for one in others)
 
