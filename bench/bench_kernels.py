@@ -15,7 +15,7 @@ import pytest
 
 from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.check_data import CheckData
-from rooflab.bench.core.gate import copied
+from rooflab.bench.core.functions import copied
 from rooflab.bench.core.outside import CheckTask, check_outside
 from rooflab.bench.core.select import default_scheme, pick_device
 from rooflab.bench.core.unseen import Unseen

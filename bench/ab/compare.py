@@ -14,6 +14,7 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import ModuleType
@@ -26,17 +27,12 @@ from rooflab.bench.ab.output import power
 from rooflab.bench.ab.run import AbResult, AbSettings, run
 from rooflab.bench.ab.sides import Comparison, Reading, Side
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
-from rooflab.bench.core.gate import tolerance
+from rooflab.bench.core.functions import KEY, Function, FunctionOp, by_name, copied, named, op_of
 from rooflab.bench.core.record import Verdict
 from rooflab.bench.core.timers.stopwatch import FirstCall
 from rooflab.kernels._user_files import import_file
-from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Scheme, as_tuple
-from rooflab.roofline.model import Cost
+from rooflab.reference.spec import as_tuple
 from rooflab.roofline.numbers import change
-
-KEY = "function"
-"""The name of the functions' op, and the key of their only comparison."""
 
 
 @dataclass(frozen=True)
@@ -123,99 +119,29 @@ def _label(function: Callable[..., Any], otherwise: str) -> str:
     return otherwise if name == "<lambda>" else name
 
 
-def prepare_functions(
-    functions: Mapping[str, Any], seed: int, cast: bool = False
-) -> tuple[Kernel, OpSpec, Case, Scheme, torch.device]:
-    """Kernel, op, case, scheme and device of packed functions (`fn`, `reference`, `make_inputs`).
-
-    The reference runs in its own precision and is the oracle; the tolerance is the fixture's, a few roundings of the
-    output's dtype.  Inputs keep the layout that `make_inputs` gives them.  `cast` converts floating-point outputs of
-    several dtypes to one dtype; use it for checking and not for timing.
-    """
+def prepare_functions(functions: Mapping[str, Any], seed: int) -> FunctionOp:
+    """The op of packed functions (`fn`, `reference`, `make_inputs`); its outputs have the reference's dtypes."""
     fn, reference, make_inputs = (unpack(functions[name]) for name in ("fn", "reference", "make_inputs"))
-    made = make(make_inputs, seed)
-    inputs = named(made)
-    strides = {name: value.stride() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-    if not strides:
-        raise ValueError("make_inputs: expected at least one tensor, got none")
-    device = next(value.device for value in inputs.values() if isinstance(value, torch.Tensor))
-    noted = FirstCall(reference)
-    dtypes = [output.dtype for output in as_tuple(by_name(noted, made)(**_copies(inputs)))]
-    floats = {dtype for dtype in dtypes if dtype.is_floating_point}
-    output = floats.pop() if len(floats) == 1 else torch.float32
-
-    def spec_inputs(case: Case, scheme: Scheme, place: torch.device, seed: int) -> Inputs:
-        fresh = named(make(make_inputs, seed))
-        return {name: _to_meta(value) for name, value in fresh.items()} if place.type == "meta" else fresh
-
-    def cost(args: Arguments) -> Cost:
-        # Nothing says what the function must read: a gather does not read most of its inputs.
-        return Cost(read_bytes=0.0, write_bytes=0.0)
-
-    def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-        return tuple(tolerance(dtype, right).to(right.device) for dtype, right in zip(dtypes, oracle, strict=True))
-
-    def unsupported(inputs: Any) -> str | None:
-        for name, stride in strides.items():
-            value = getattr(inputs, name, None)
-            if isinstance(value, torch.Tensor) and value.stride() != stride and value.numel():
-                return f"{name} is not laid out as make_inputs lays it out"
-        return None
-
-    spec = OpSpec(
-        name=KEY,
-        reference=_in_dtype(by_name(reference, made), output),
-        make_inputs=spec_inputs,
-        cost=cost,
-        outputs=tuple(f"output {index}" for index in range(len(dtypes))),
-        cases={"smoke": (Case(),)},
-        tolerance=limits,
-        schemes=("as made",),
-    )
-    called = _in_dtype(by_name(fn, made), output) if cast else by_name(fn, made)
+    noted, made = FirstCall(reference), make(make_inputs, seed)
+    own = copied(list(named(made).values()))
+    dtypes = [output.dtype for output in as_tuple(by_name(noted, made)(**dict(zip(named(made), own, strict=True))))]
+    op = op_of(fn, reference, partial(make, make_inputs), dtypes, seed)
     if fn is reference:
-        called.first_call_s = noted.first_call_s  # type: ignore[attr-defined]
-    kernel = Kernel(KEY, getattr(fn, "__name__", "fn"), "optimized", "torch", called, unsupported=unsupported)
-    return kernel, spec, Case(), Scheme("as made", output, output, output), device
+        op.kernel.fn.first_call_s = noted.first_call_s  # type: ignore[attr-defined]
+    return op
 
 
 def check_functions(functions: Mapping[str, Any], seed: int) -> Reading:
     """A kernel's check without planted inputs: poisoned memory, other data, repeated calls, aliases."""
     from rooflab.bench.core.check import check_kernel
 
-    kernel, spec, case, scheme, device = prepare_functions(functions, seed, cast=True)
+    kernel, spec, case, scheme, device = prepare_functions(functions, seed)
     result = check_kernel(kernel, spec, case, scheme, device, seed)
     return Reading(result.status, result.reason, checked_by=result.checked_by)
 
 
-def _in_dtype(function: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
-    """`function` with all floating-point outputs converted to `dtype`: a scheme has one output dtype."""
-
-    def call(**inputs: Any) -> Any:
-        returned = function(**inputs)
-        if isinstance(returned, torch.Tensor):
-            return _cast(returned, dtype)
-        return tuple(_cast(output, dtype) for output in returned) if isinstance(returned, tuple | list) else returned
-
-    call.__signature__ = function.__signature__  # type: ignore[attr-defined]
-    return call
-
-
-def _cast(output: Any, dtype: torch.dtype) -> Any:
-    return output.to(dtype) if isinstance(output, torch.Tensor) and output.dtype.is_floating_point else output
-
-
-def _copies(inputs: Inputs) -> Inputs:
-    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
-
-
-def _to_meta(value: Any) -> Any:
-    return value.to("meta") if isinstance(value, torch.Tensor) else value
-
-
 SCRIPT = "__rooflab_script__"
 """Name of a script's module in the fresh process: not `__main__`, so the code that the script guards does not run."""
-Function = Callable[..., Any]
 
 
 def pack(function: Function) -> dict[str, str]:
@@ -263,23 +189,3 @@ def make(make_inputs: Function, seed: int) -> Any:
     """Inputs for a seed; if `make_inputs` takes no arguments, torch's own generators are seeded before the call."""
     torch.manual_seed(seed)
     return make_inputs(seed) if inspect.signature(make_inputs).parameters else make_inputs()
-
-
-def named(inputs: Any) -> dict[str, Any]:
-    """Inputs by name: a mapping keeps its names; a sequence, or a single argument, gets `arg0`, `arg1`..."""
-    if isinstance(inputs, Mapping):
-        return dict(inputs)
-    values = inputs if isinstance(inputs, tuple | list) else (inputs,)
-    return {f"arg{index}": value for index, value in enumerate(values)}
-
-
-def by_name(function: Function, made: Any) -> Function:
-    """`function` with keyword arguments: items of a mapping are passed by keyword, all other inputs in order."""
-    keywords = isinstance(made, Mapping)
-
-    def call(**inputs: Any) -> Any:
-        return function(**inputs) if keywords else function(*inputs.values())
-
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    call.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in named(made)])  # type: ignore[attr-defined]
-    return call

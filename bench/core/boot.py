@@ -1,4 +1,4 @@
-"""The program of a child process (`child.py`), run by its path: `python -P boot.py [--tree TREE HARNESS] MODULE...`.
+"""The program of a child process (`process.py`), run by its path: `python -P boot.py [--tree TREE HARNESS] MODULE...`.
 
 It imports every MODULE, and calls the function `start` of the last one, if it has one. Then its function `answer`
 answers each request: a request is a line of JSON on standard input, an answer is a line of JSON on standard output.  If

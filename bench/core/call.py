@@ -86,7 +86,7 @@ def free_bytes(device: torch.device) -> float:
     """Bytes of free memory on `device`, including memory that torch reserves and that no tensor uses.
 
     The engine's `free_bytes` makes torch give that memory back first, which beside a timing would cost time; that of
-    `check/data.py` is a process's part, where every core has one.
+    `check_data.py` is a process's part, where every core has one.
     """
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -105,6 +105,8 @@ class Runner:
 
     def __init__(self, kernel: Kernel, spec: OpSpec, scheme: Scheme, device: torch.device):
         self.kernel, self.spec, self.scheme, self.device = kernel, spec, scheme, device
+        self.free: tuple[str, ...] = ()
+        """Names of arguments that a call may change, or return, beside those that the op changes."""
         self._sets: dict[str, tuple[Inputs, Any]] = {}
         self._memory: dict[str, Guarded] = {}
         self._last: tuple[Outputs, Outputs] | None = None
@@ -150,7 +152,7 @@ class Runner:
         Raises `LayoutRefused` on an arrangement that is not taken, `Failed` INVALID if it replaced a function of the
         bench, and `Failed` on any other fault, also if an output of the last call has changed since it was read.
         """
-        if layout.same_memory and self.spec.mutates:
+        if layout.same_memory and (self.spec.mutates or self.free):
             self.settle()  # this run's inputs use the memory of the last call's outputs again
         with poisoned_allocations() if layout.poisoned else nullcontext(), _on_sms(layout.sms):
             arguments = *self._sets[name], layout
@@ -179,7 +181,7 @@ class Runner:
             else guard_output(tuple(shape), dtype, device, arranged=layout.out or "plain", stale=stale)
             for output, (shape, dtype), stale in zip(spec.outputs, layout.forms, kept, strict=False)
         ]
-        changing = (*spec.mutates, *layout.in_place.values())
+        free = {*self.free, *layout.in_place.values()}
         arguments: dict[str, Any] = {**inputs, **{name: tensor.view for name, tensor in guarded.items()}}
         if packed is not None and spec.prepared is not None:
             arguments[spec.prepared] = packed
@@ -201,7 +203,7 @@ class Runner:
                 returned = kernel.fn(**accepted)
             if tampering := tamper.tampered(cpu_threads):
                 raise Failed("INVALID", tampering)
-            read_only = {name: tensor for name, tensor in guarded.items() if name not in layout.in_place.values()}
+            read_only = {name: tensor for name, tensor in guarded.items() if name not in free}
             with self._errors_of_the_kernel(inputs, refuses):
                 outputs = _collect(returned, spec, device, packed, read_only, outs)
                 if layout.alone:
@@ -212,7 +214,7 @@ class Runner:
         if threading.active_count() > threads:
             _raise(f"{', '.join(spec.outputs)}", changes_later(outputs, read))
         for name, tensor in guarded.items():
-            damage = tensor.damage(may_change=name in changing)
+            damage = tensor.damage(may_change=name in free or name in spec.mutates)
             _raise(name, f"{damage}: in place on the input" if damage == "was changed" else damage)
         for name, tensor in zip(spec.outputs, outs, strict=False):
             _raise(f"out ({name})", tensor.damage(may_change=True))

@@ -10,7 +10,7 @@ import torch
 from rooflab.bench.compile.launchers import check_named, function_of, inputs_of, texts_of
 from rooflab.bench.compile.pretended import pretended_card
 from rooflab.bench.core.failed import failure
-from rooflab.bench.core.gate import judge
+from rooflab.bench.core.functions import judge
 from rooflab.bench.core.system_time import time
 from rooflab.bench.emulate.ours import emulating
 from rooflab.bench.emulate.run import Answer, launch_answer

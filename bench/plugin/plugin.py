@@ -254,6 +254,8 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
 
     Other keyword arguments go to `fn` and to `reference`. With `reference`, `fn(*args)` must equal `reference(*args)`
     within a few roundings to its dtype, in the check and after timing; otherwise the test fails and publishes no time.
+    The check is that of kernels (`bench/core/check.py`), without planted inputs and other strides; `fn` may change its
+    arguments, and its bits may differ between two runs.
     `rooflab.bench.core.timers.timing` measures device time with a cold cache, and the time becomes an ordinary
     pytest-benchmark result. `cost`, a `rooflab.roofline.model.Cost`, adds FLOP/s, bytes/s and the fraction of each roof
     to the result's `extra_info`, next to the raw samples. The first calls, which may compile, are no samples:
@@ -275,7 +277,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         afterwards: Callable[[], str | None] | None = None,
         **named: Any,
     ) -> Any:
-        from rooflab.bench.core import gate as fixture
+        from rooflab.bench.core import functions
         from rooflab.bench.core.plain import plain
         from rooflab.bench.core.timers.stopwatch import FirstCall
         from rooflab.bench.plugin import timing as plugin_timing
@@ -292,9 +294,9 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
             fn, args = _by_position(fn, tuple(named)), (*args, *named.values())
             reference = reference and _by_position(reference, tuple(named))
         first = FirstCall(fn)
-        checked = _by_fn(benchmark, fixture.check, first, args, reference)
-        if checked.faults:
-            _fail(benchmark, "; ".join(checked.faults))
+        checked = _by_fn(benchmark, functions.check, first, args, reference)
+        if checked.fault:
+            _fail(benchmark, checked.fault)
         if benchmark.disabled:
             return benchmark.pedantic(lambda: checked.result)
         if checked.interpreted:

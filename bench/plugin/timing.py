@@ -13,7 +13,7 @@ import torch
 from rooflab.bench.core.call import COPIES, free_bytes
 from rooflab.bench.core.ceilings.ceilings import ceilings_for, limits_for
 from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.gate import Checked, copied, device_of, wrong
+from rooflab.bench.core.functions import Checked, copied, device_of, wrong
 from rooflab.bench.core.poison import bits
 from rooflab.bench.core.record import pack_samples
 from rooflab.bench.core.timed import open_clock

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from compatibility.sources import Source
-from rooflab.bench.core.gate import tolerance
+from rooflab.bench.core.functions import tolerance
 from rooflab.reference.compare import ErrorStats, elementwise
 
 DTYPES = {

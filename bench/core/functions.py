@@ -1,0 +1,299 @@
+"""Functions without an op: an op is made of one and its reference, so that the one check and the one judge apply."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from rooflab.bench.core.check import check_kernel
+from rooflab.bench.core.failed import Failed
+from rooflab.bench.core.timers.tamper import tampered
+from rooflab.bench.core.trial import PLAIN, Layout, Runner
+from rooflab.kernels.registry import Kernel
+from rooflab.reference.compare import ErrorStats, elementwise
+from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Scheme
+from rooflab.roofline.model import Cost
+
+KEY = "function"
+"""The name of a function's op."""
+Function = Callable[..., Any]
+HALF_EPSILONS = 4
+"""Allowed roundings in a dtype of 16 bits or fewer, the reference's own included."""
+FULL_EPSILONS = 64
+"""Allowed roundings in fp32 and fp64, where the order of a long sum matters: sqrt(4096) roundings of the sum."""
+
+
+def judge(actual: object, expected: object) -> list[ErrorStats]:
+    """One verdict per output of a kernel against its reference's; NaN never passes.
+
+    An output has its reference's dtype; a float may have a reference in fp64.  Integers must be equal.  Floats may
+    differ by a few roundings to the kernel's output dtype, relative to the larger of the element and the root mean
+    square of its tensor: a sum's error grows with its terms, not with its value.  Raises `ValueError` if one is not a
+    tensor or a tuple of tensors, or if the numbers or dtypes of outputs differ.
+    """
+    actuals, oracles = _tensors("fn", actual), _tensors("reference", expected)
+    if len(actuals) != len(oracles):
+        raise ValueError(f"fn: expected {len(oracles)} outputs, as from the reference, got {len(actuals)}")
+    verdicts = []
+    for index, (output, oracle) in enumerate(zip(actuals, oracles, strict=True)):
+        name = f"output {index}"
+        if oracle.dtype != output.dtype and not (oracle.dtype == torch.float64 and output.is_floating_point()):
+            raise ValueError(f"{name}: expected {oracle.dtype}, as from the reference, got {output.dtype}")
+        verdicts.append(elementwise(name, output, oracle, tolerance(output.dtype, oracle)))
+    return verdicts
+
+
+def wrong(actual: object, expected: object) -> list[str]:
+    """What `judge` finds wrong, one sentence each."""
+    try:
+        return [stats.describe() for stats in judge(actual, expected) if not stats.passed]
+    except ValueError as error:
+        return [str(error)]
+
+
+def tolerance(dtype: torch.dtype, oracle: torch.Tensor) -> torch.Tensor:
+    """The largest allowed absolute error of each element of an output of `dtype`."""
+    magnitude = oracle.detach().to("cpu", torch.float64).abs()
+    if not dtype.is_floating_point or not magnitude.numel():
+        return torch.zeros_like(magnitude)
+    eps = torch.finfo(dtype).eps
+    finite = torch.isfinite(magnitude)
+    rms = magnitude[finite].square().mean().sqrt() if finite.any() else torch.zeros((), dtype=torch.float64)
+    allowed = (HALF_EPSILONS if eps > 1e-4 else FULL_EPSILONS) * eps * torch.maximum(magnitude, rms)
+    return torch.where(finite, allowed, 0.0)  # an infinity must be met exactly
+
+
+def _tensors(name: str, value: object) -> tuple[torch.Tensor, ...]:
+    values = (value,) if isinstance(value, torch.Tensor) else value
+    if not isinstance(values, tuple | list) or not all(isinstance(item, torch.Tensor) for item in values):
+        raise ValueError(f"{name}: expected a tensor or a tuple of tensors, got {type(value).__name__}")
+    return tuple(values)
+
+
+class FunctionOp(NamedTuple):
+    """A function as a kernel of an op of its own."""
+
+    kernel: Kernel
+    spec: OpSpec
+    case: Case
+    scheme: Scheme
+    device: torch.device
+
+
+def op_of(
+    fn: Function, reference: Function, make: Callable[[int], Any], dtypes: Sequence[torch.dtype], seed: int
+) -> FunctionOp:
+    """The op of `fn` on what `make(seed)` gives: a mapping by keyword, a sequence in order, or one argument.
+
+    The reference runs in its own precision and is the oracle; outputs have `dtypes`, and may differ by a few roundings.
+    Inputs keep the layout that `make` gives them.  Raises `ValueError` if there is no tensor among them.
+    """
+    made = make(seed)
+    inputs = named(made)
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    if not tensors:
+        raise ValueError("make_inputs: expected at least one tensor, got none")
+
+    def spec_inputs(case: Case, scheme: Scheme, place: torch.device, seed: int) -> Inputs:
+        fresh = named(make(seed))
+        return {name: _to_meta(value) for name, value in fresh.items()} if place.type == "meta" else fresh
+
+    def cost(args: Arguments) -> Cost:
+        # Nothing says what the function must read: a gather does not read most of its inputs.
+        return Cost(read_bytes=0.0, write_bytes=0.0)
+
+    def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
+        return tuple(tolerance(dtype, right).to(right.device) for dtype, right in zip(dtypes, oracle, strict=True))
+
+    def unsupported(given: Any) -> str | None:
+        for name, tensor in tensors.items():
+            value = getattr(given, name, None)
+            if isinstance(value, torch.Tensor) and value.stride() != tensor.stride() and value.numel():
+                return f"{name} is not laid out as make_inputs lays it out"
+        return None
+
+    outputs = tuple(f"output {index}" for index in range(len(dtypes)))
+    spec = OpSpec(
+        name=KEY,
+        reference=by_name(reference, made),
+        make_inputs=spec_inputs,
+        cost=cost,
+        outputs=outputs,
+        cases={"smoke": (Case(),)},
+        tolerance=limits,
+        output_dtypes=dict(zip(outputs, dtypes, strict=True)),
+        schemes=("as made",),
+    )
+    kernel = Kernel(
+        KEY, getattr(fn, "__name__", "fn"), "optimized", "torch", by_name(fn, made), unsupported=unsupported
+    )
+    scheme = Scheme("as made", torch.float32, torch.float32, torch.float32)
+    return FunctionOp(kernel, spec, Case(), scheme, next(iter(tensors.values())).device)
+
+
+def named(inputs: Any) -> dict[str, Any]:
+    """Inputs by name: a mapping keeps its names; a sequence, or a single argument, gets `arg0`, `arg1`..."""
+    if isinstance(inputs, Mapping):
+        return dict(inputs)
+    values = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    return {f"arg{index}": value for index, value in enumerate(values)}
+
+
+def by_name(function: Function, made: Any) -> Function:
+    """`function` with keyword arguments: items of a mapping are passed by keyword, all other inputs in order."""
+    keywords = isinstance(made, Mapping)
+
+    def call(**inputs: Any) -> Any:
+        return function(**inputs) if keywords else function(*inputs.values())
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    call.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in named(made)])  # type: ignore[attr-defined]
+    return call
+
+
+def _to_meta(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The result of checking a function before it is timed."""
+
+    result: Any
+    """The function's return value."""
+    expected: Any
+    """The reference's return value; None without a reference."""
+    fault: str
+    """What is wrong; empty where nothing is."""
+    interpreted: bool
+    """Whether Triton's interpreter ran it."""
+
+
+def check(fn: Function, args: Sequence[Any], reference: Function | None) -> Checked:
+    """Calls `fn` and `reference`, each on copies of `args`, and compares; then checks `fn` as a kernel of its op.
+
+    The other data of that check are the same values, each shifted by one place.  `fn` may change its arguments, and two
+    runs may differ in their bits.  Without a reference only the memory around the arguments is watched, and whether
+    the result changes later.
+    """
+    expected = reference(*copied(args)) if reference is not None else None
+    result, interpreted = _watched(partial(fn, *copied(args)))
+    if tampering := tampered():
+        return Checked(result, expected, f"INVALID: {tampering}", interpreted)
+    faults = [] if reference is None else wrong(result, expected)
+    if not faults and not interpreted:
+        faults = _faults(fn, args, reference, _plain(result))
+    return Checked(result, expected, "; ".join(faults), interpreted)
+
+
+def _faults(fn: Function, args: Sequence[Any], reference: Function | None, outputs: Outputs) -> list[str]:
+    """What the check finds of a function whose first result had these outputs."""
+    inner = [place for place, value in enumerate(args) if isinstance(value, torch.Tensor) and _is_plain(value)]
+    if not inner or not outputs:
+        return []
+
+    def called(function: Function, tensors: Sequence[torch.Tensor]) -> Any:
+        own = dict(zip(inner, tensors, strict=True))
+        return function(*(own.get(place, value) for place, value in enumerate(args)))
+
+    def make(seed: int) -> list[Any]:
+        fresh = copied([args[place] for place in inner])
+        return fresh if seed == 0 else [_shifted(value) for value in fresh]
+
+    dtypes = [output.dtype for output in outputs]
+    right = reference or fn  # on copies, for it may change its arguments too
+    op = op_of(lambda *own: called(fn, own), lambda *own: called(right, copied(own)), make, dtypes, 0)
+    op = op._replace(kernel=replace(op.kernel, nondeterministic="its two runs may differ in their bits"))
+    runner = _AsItIs(op.kernel, op.spec, op.scheme, op.device)
+    if reference is not None:
+        found = check_kernel(op.kernel, op.spec, op.case, op.scheme, op.device, planted=False, runner=runner)
+        return [] if found.status == "OK" else [found.reason]
+    try:
+        runner.begin()
+        runner.load("first", named(make(0)))
+        runner.run("first")
+        runner.settle()
+    except Failed as failed:
+        return [failed.reason]
+    return []
+
+
+class _AsItIs(Runner):
+    """Runs a function that may change its arguments, in the thread and with the modes of its caller."""
+
+    def __init__(self, kernel: Kernel, spec: OpSpec, scheme: Scheme, device: torch.device):
+        super().__init__(kernel, spec, scheme, device)
+        self.free = tuple(parameter.name for parameter in spec.parameters)
+
+    def run(self, name: str, layout: Layout = PLAIN) -> Outputs:
+        return super().run(name, replace(layout, elsewhere=False, twice=False))
+
+
+def _is_plain(value: torch.Tensor) -> bool:
+    """Whether a tensor has memory of its own and strides."""
+    return value.layout == torch.strided and not value.is_meta and type(value) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _shifted(value: torch.Tensor) -> torch.Tensor:
+    """The elements of a float tensor, moved in place by one place along the last dimension."""
+    if value.is_floating_point() and value.ndim:
+        raw = value.view(torch.uint8) if value.dtype.itemsize == 1 else value
+        raw.copy_(raw.roll(1, -1))
+    return value
+
+
+def _plain(result: object) -> tuple[torch.Tensor, ...]:
+    """`result` as a tuple of tensors; empty if it holds anything else."""
+    with suppress(ValueError):
+        return _tensors("fn", result)
+    return ()
+
+
+def copied(args: Sequence[Any]) -> list[Any]:
+    """The arguments; tensors are copied with the same strides."""
+    return [_same_layout(value) if isinstance(value, torch.Tensor) else value for value in args]
+
+
+def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides; `clone` would not keep all of them."""
+    if tensor.is_meta or torch._debug_has_internal_overlap(tensor):
+        return tensor.clone()
+    strided = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return strided.copy_(tensor)
+
+
+def device_of(*values: Any) -> torch.device:
+    """The CUDA device of the first CUDA tensor, in containers too; if there is no tensor, the current CUDA device."""
+    pending = list(values)
+    while pending:
+        value = pending.pop(0)
+        if isinstance(value, torch.Tensor) and value.is_cuda:
+            return value.device
+        if isinstance(value, tuple | list):
+            pending.extend(value)
+        elif isinstance(value, dict):
+            pending.extend(value.values())
+    # A closure hides its tensors; a CPU clock would time only the launch of CUDA work.
+    tensors = any(isinstance(value, torch.Tensor) for value in values)
+    if torch.cuda.is_available() and not tensors:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _watched(call: Callable[[], Any]) -> tuple[Any, bool]:
+    """The result of `call`, and whether Triton's interpreter ran a program in it."""
+
+    def builder() -> Any:
+        return getattr(sys.modules.get("triton.runtime.interpreter"), "interpreter_builder", None)
+
+    if known := builder():
+        known.grid_idx = None
+    result = call()
+    return result, getattr(builder(), "grid_idx", None) is not None
