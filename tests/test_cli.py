@@ -74,6 +74,8 @@ from rooflab.roofline.numbers import counted
         (["export", "csv", "x", "--to", "/proc/no/x"], "to: .*'/proc/no' "),
         (["capture", "--suite", "/proc/no/x.json", "--", "x.py"], "suite: .*'/proc/no' "),
         (["whatif", "--swap", "rope=naive"], "--swap: the engine uses embedding, .*got 'rope'"),
+        (["check", "--kernel", "fast", "gemm"], "--kernel: gemm has naive, .* got 'fast'"),
+        (["ledger", "--swap", "gemm=fast"], "--swap: gemm has naive, .* got 'fast'"),
         (["generate", "x", "--swap", "gemm"], "--swap: expected OP=KERNEL, each op once, got 'gemm'"),
         *(
             ([*words, empty], "(op|kernel|gpu|case): expected a name, got an empty text")
@@ -120,7 +122,6 @@ AT_ONCE = {
     "chec": (2, "No such command 'chec'"),
     "check --fast": (2, "No such option"),
     "check nosuch": (2, "rooflab: op: expected one of embedding, .* got 'nosuch'"),
-    "check --kernel fast gemm": (2, "--kernel: gemm has .*naive, .* got 'fast'"),
     "check gemm --device tpu": (2, "--device: expected cpu or cuda, got 'tpu'"),
     "static --gpu h1000": (2, "--gpu: expected one of h100-sxm, .* got 'h1000'"),
     "estimate --model nosuch": (2, "--model: expected one of llama-3.1-8b, .* got 'nosuch'"),
@@ -128,7 +129,6 @@ AT_ONCE = {
     "generate x --model odd.gguf": (2, "--model: expected general.architecture to be one of llama, .* got 'mamba'"),
     "serve nosuch --dummy": (2, "model: expected one of"),
     "serve llama-3.1-8b": (2, "model: llama-3.1-8b has no weights here: expected a folder, a .gguf file, or --dummy"),
-    "ledger --swap gemm=fast": (2, "--swap: gemm has .* got 'fast'"),
     "whatif --kernel nosuch=0.9x": (2, "--kernel: expected one of embedding, .* got 'nosuch'"),
     "study magic": (2, "study: expected one of kv-cache"),
 }

@@ -17,8 +17,6 @@ from rooflab.roofline.names import values_by_name
 
 OTHER_SOURCES = ("base", "compare", "good", "records")
 """Options with which ops and kernels are those of other revisions or of records."""
-REGISTRATION = r'^peer\(\s*"\w+", "(\w+)"|^@register\(\s*op="\w+", name="(\w+)"|^@kernel\((?s:.*?)^def (\w+)'
-"""How a file of an op's folder registers a kernel: with `kernel`, with `register` or with `peer`."""
 
 
 def check_names(given: Mapping[str, Any], arguments: Container[str]) -> None:
@@ -59,22 +57,20 @@ def check_names(given: Mapping[str, Any], arguments: Container[str]) -> None:
                 _check("kernel" if kernel else "op", op, kernel)
 
 
-def kernels_by_op() -> dict[str, list[str]]:
-    """The names of the tree's ops and kernels, by the text of its files."""
-    folders = sorted(path.parent for path in Path(__file__).parents[2].glob("kernels/*/__init__.py"))
-    texts = {folder.name: "".join(file.read_text() for file in sorted(folder.glob("*.py"))) for folder in folders}
-    found = {op: re.finditer(REGISTRATION, text, re.MULTILINE) for op, text in texts.items()}
-    return {op: [next(filter(None, match.groups())) for match in matches] for op, matches in found.items()}
-
-
 def _check(option: str, op: str, kernel: str | None = None) -> None:
+    """Raises `ValueError` on an unknown name.  Only one that is no file's takes the time to import the op's kernels."""
     if "rooflab.kernels.registry" in sys.modules or entry_points(group="rooflab.kernels"):
         return  # it tells, and so do plug-ins
-    known = kernels_by_op()
+    folder = Path(__file__).parents[2] / "kernels"
+    known = sorted(path.parent.name for path in folder.glob("*/__init__.py"))
     if op not in known:
         raise ValueError(f"{option}: expected one of {', '.join(known)}, got {op!r}")
-    if kernel is not None and kernel not in known[op]:
-        raise ValueError(f"{option}: {op} has {', '.join(known[op])}, got {kernel!r}")
+    if kernel is not None and not (folder / op / f"{kernel}.py").is_file():
+        interpret_without_gpu()
+        from rooflab.kernels.registry import kernels
+
+        if kernel not in (known := list(kernels(op))):
+            raise ValueError(f"{option}: {op} has {', '.join(known)}, got {kernel!r}")
 
 
 def parse_swaps(texts: Sequence[str]) -> dict[str, str]:
