@@ -59,11 +59,11 @@ def check_names(given: Mapping[str, Any], arguments: Container[str]) -> None:
 
 def _check(option: str, op: str, kernel: str | None = None) -> None:
     """Raises `ValueError` on an unknown name.  Only one that is no file's takes the time to import the op's kernels."""
-    if "rooflab.kernels.registry" in sys.modules or entry_points(group="rooflab.kernels"):
-        return  # it tells, and so do plug-ins
     folder = Path(__file__).parents[2] / "kernels"
     known = sorted(path.parent.name for path in folder.glob("*/__init__.py"))
     if op not in known:
+        if "rooflab.kernels.registry" in sys.modules or entry_points(group="rooflab.kernels"):
+            return  # files and plug-ins have ops of their own, and the registry refuses what no one has
         raise ValueError(f"{option}: expected one of {', '.join(known)}, got {op!r}")
     if kernel is not None and not (folder / op / f"{kernel}.py").is_file():
         interpret_without_gpu()
