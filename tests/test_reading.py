@@ -15,7 +15,7 @@ from rooflab.bench.ab.sides import Wanted, two_kernels
 from rooflab.bench.commands import run_benches
 from rooflab.bench.core import measure as module
 from rooflab.bench.core import timed
-from rooflab.bench.core.environment import circumstances, file_state, snapshot
+from rooflab.bench.core.environment import file_state, kernel_record, snapshot
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.select import Selection
@@ -240,8 +240,9 @@ def test_a_users_file_is_hashed_into_its_record(tmp_path, samples):
     registry._kernels["silu_and_mul"].pop("mine_hashed")
     sides = two_kernels(Wanted(("silu_and_mul",), (str(file), "library"), schemes=("fp32",)))
     assert sides.a.commit == commit != sides.b.commit, "of an A/B too"
-    ours = circumstances(snapshot(), registry.get_kernel("silu_and_mul", "library"))
-    assert ours["commit"] == ours["environment"]["commit"] and "rooflab" not in ours["environment"]
+    library = registry.get_kernel("silu_and_mul", "library")
+    ours = kernel_record("bench", library, SPEC.cases["smoke"][0], "fp32", snapshot(), "r")
+    assert ours.commit == ours.environment["commit"] and "rooflab" not in ours.environment
 
 
 @pytest.mark.parametrize(

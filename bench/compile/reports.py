@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from rooflab.bench.compile.cases import ARCHITECTURE, Selected
 from rooflab.bench.compile.static import CompileFailure, CompileRequest, Done, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import COPIES, Summary, summarize
-from rooflab.bench.core.environment import Environment, identity, snapshot
+from rooflab.bench.core.environment import Environment, kernel_record, snapshot
 from rooflab.bench.core.record import Record, Status
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.kernels.configs import config_for, legal_configs, make_config
@@ -171,12 +171,9 @@ def write_records(results: Sequence[CompileResult], folder: Path) -> Path:
 
 def _record(result: CompileResult, run_id: str, environment: Environment) -> Record:
     item = result.selected
-    return Record(
-        kind="static",
-        run_id=run_id,
-        status=result.status,
-        **identity(item.kernel, item.case, item.scheme.name, environment),
-        reason=str(result.failure or ""),
+    status, reason = result.status, str(result.failure or "")
+    return replace(
+        kernel_record("static", item.kernel, item.case, item.scheme.name, environment, run_id, status, reason),
         config=result.config_values,
         compiled=tuple(launch.to_json() for launch in result.launches),
     )

@@ -24,14 +24,14 @@ not. What a kernel leaves to others, such as a part of L2 or variables for later
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import cast
 
 import torch
 
 from rooflab.bench.core.call import short_of_memory
 from rooflab.bench.core.check_runs import Check, Planted
-from rooflab.bench.core.environment import Environment, identity
+from rooflab.bench.core.environment import Environment, kernel_record
 from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.record import CheckedBy, DeviceType, Record, Status
 from rooflab.bench.core.trial import Runner, Seen
@@ -163,12 +163,9 @@ def check_record(result: CheckResult, kernel: Kernel, run_id: str, environment: 
     """The record of a check, with the emulator's counted bytes."""
     moved = result.bytes
     traffic = None if moved is None else float(moved["hbm_read"] + moved["hbm_write"])
-    return Record(
-        kind="check",
-        run_id=run_id,
-        status=result.status,
-        **identity(kernel, result.case, result.scheme, environment),
-        reason=result.reason,
+    status, reason = result.status, result.reason
+    return replace(
+        kernel_record("check", kernel, result.case, result.scheme, environment, run_id, status, reason),
         seed=result.seed,
         device=cast(DeviceType, torch.device(result.device).type),
         checked_by=result.checked_by,

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import torch
 
+from rooflab.bench.core.record import Kind, Record, Status
 from rooflab.bench.core.select import file_of
 from rooflab.kernels.precision import matmul_precision
 from rooflab.kernels.registry import Kernel
@@ -295,30 +296,40 @@ def file_state(file: Path) -> tuple[str | None, bool | None]:
     return commit, None if changes is None or own is None else bool(changes or own)
 
 
-def circumstances(environment: Environment, kernel: Kernel) -> dict[str, Any]:
-    """The fields of a kernel's record that say in which circumstances it ran.
+def kernel_record(
+    kind: Kind,
+    kernel: Kernel,
+    case: Case,
+    scheme: str,
+    environment: Environment,
+    run_id: str,
+    status: Status = "OK",
+    reason: str = "",
+) -> Record:
+    """A record that says which kernel ran, on which inputs, and in which circumstances; `replace` adds the rest.
 
     The commit of a kernel from outside Rooflab is that of its file's repository; Rooflab's version and commit are then
     in the environment, and `kernel_file_sha256`, the hash of the file. `tree` is the hash of a tree without git.
     """
-    found, state = environment.to_dict(), (environment.commit, environment.dirty)
+    found, (commit, dirty) = environment.to_dict(), (environment.commit, environment.dirty)
     if file := file_of(kernel):
         found["kernel_file_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
-        found["rooflab"], state = _version("rooflab"), file_state(file)
+        found["rooflab"], (commit, dirty) = _version("rooflab"), file_state(file)
     if environment.commit is None or environment.dirty is None:
         found["tree"] = _own_tree()
-    return {"environment": found, "commit": state[0], "dirty": state[1]}
-
-
-def identity(kernel: Kernel, case: Case, scheme: str, environment: Environment) -> dict[str, Any]:
-    """The fields of a record that say which kernel ran, on which inputs, and in which circumstances."""
-    return {
-        **circumstances(environment, kernel),
-        "op": kernel.op,
-        "kernel": kernel.name,
-        "role": kernel.role,
-        "backend": kernel.backend,
-        "case_id": case.id,
-        "case": dict(case),
-        "scheme": scheme,
-    }
+    return Record(
+        kind=kind,
+        run_id=run_id,
+        status=status,
+        reason=reason,
+        environment=found,
+        commit=commit,
+        dirty=dirty,
+        op=kernel.op,
+        kernel=kernel.name,
+        role=kernel.role,
+        backend=kernel.backend,
+        case_id=case.id,
+        case=dict(case),
+        scheme=scheme,
+    )

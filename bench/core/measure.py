@@ -13,7 +13,7 @@ from rooflab.bench.core.call import Rotation, copies_of, short_of_memory
 from rooflab.bench.core.ceilings.ceilings import ceilings_for, limits_for, raise_cpu_ceilings, raise_cuda_ceilings
 from rooflab.bench.core.check import BROKEN, CheckResult, already_broken, check_kernel
 from rooflab.bench.core.check_runs import KEPT
-from rooflab.bench.core.environment import identity, last_level_cache_bytes, snapshot
+from rooflab.bench.core.environment import kernel_record, last_level_cache_bytes, snapshot
 from rooflab.bench.core.failed import Failed, failed_by, failure, known_errors
 from rooflab.bench.core.outside import CheckTask, check_outside
 from rooflab.bench.core.record import DeviceType, Record, new_run_id
@@ -255,10 +255,9 @@ class Measurement:
         read = (reading_fields(samples, cost, moved, limit) if samples else {}) | fields
         if limit and (noise := self.ceilings and self.ceilings.noise):
             read |= {"bound_fraction": None, "reason": read.get("reason") or f"its bound is NOISY: {noise}"}
-        return Record(
-            kind="bench",
-            run_id=self.run_id,
-            **identity(kernel, case, self.scheme.name, self._known),
+        status, reason = read.pop("status"), read.pop("reason", "")
+        return replace(
+            kernel_record("bench", kernel, case, self.scheme.name, self._known, self.run_id, status, reason),
             config=asdict(config) if config is not None else None,
             seed=self.settings.seed,
             device=cast(DeviceType, self.device.type),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from rooflab.bench.core.environment import identity, snapshot
+from rooflab.bench.core.environment import kernel_record, snapshot
 from rooflab.bench.core.process import ChildFailed, emulators
-from rooflab.bench.core.record import Record, Status
+from rooflab.bench.core.record import Status
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.select import choose_kernels
 from rooflab.bench.predict.cases import (
@@ -174,12 +174,17 @@ def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
         ran = item.answer["status"] in ("OK", "INCORRECT") and bool(item.answer["launches"])
         compared = ran and bool(item.answer["errors"])
         writer.write(
-            Record(
-                kind="check",
-                run_id=writer.run_id,
-                status=cast(Status, item.answer["status"]),
-                reason=item.answer["reason"],
-                **identity(kernel, target.case, target.scheme.name, environment),
+            replace(
+                kernel_record(
+                    "check",
+                    kernel,
+                    target.case,
+                    target.scheme.name,
+                    environment,
+                    writer.run_id,
+                    cast(Status, item.answer["status"]),
+                    item.answer["reason"],
+                ),
                 config=None if target.config is None else asdict(target.config),
                 seed=seed,
                 device="cpu",

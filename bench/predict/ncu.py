@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.core.environment import identity, snapshot
+from rooflab.bench.core.environment import kernel_record, snapshot
 from rooflab.bench.core.plain import number_in
 from rooflab.bench.core.process import run_whole
 from rooflab.bench.core.record import Record, new_run_id
@@ -351,12 +351,9 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
     longest = max(profile.launches, key=lambda entry: entry.values.get(DURATION, 0.0))
     metrics |= {f"{name.replace('/', '_')}_percent": value for name, value in longest.pipes.items()}
     metrics |= {f"stall_{name}_warps_per_issue": value for name, value in longest.stalls.items()}
-    return Record(
-        kind="bench",
-        run_id=new_run_id(),
-        status="OK",
-        reason="; ".join(text for text in (NOT_A_TIME, note) if text),
-        **identity(kernel, target.case, target.scheme.name, environment),
+    reason = "; ".join(text for text in (NOT_A_TIME, note) if text)
+    return replace(
+        kernel_record("bench", kernel, target.case, target.scheme.name, environment, new_run_id(), reason=reason),
         config=None if config is None else asdict(config),
         seed=seed,
         device="cuda",

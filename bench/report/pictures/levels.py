@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rooflab.bench.core.environment import Environment, identity, snapshot
+from rooflab.bench.core.environment import Environment, kernel_record, snapshot
 from rooflab.bench.core.record import Record, new_run_id
 from rooflab.bench.core.select import choose_kernels
 from rooflab.bench.emulate import calls as emulated_calls
@@ -242,11 +242,8 @@ def _record(
 ) -> Record:
     metrics = fields["metrics"]
     config = kernel.tuning.heuristic(case, scheme) if kernel.tuning is not None else None
-    return Record(
-        kind="check",
-        run_id=run_id,
-        status="OK",
-        **identity(kernel, case, scheme.name, environment),
+    return replace(
+        kernel_record("check", kernel, case, scheme.name, environment, run_id),
         config=None if config is None else asdict(config),
         device="cpu",
         traffic_bytes=metrics[f"{PREFIX}hbm_read_bytes"] + metrics[f"{PREFIX}hbm_write_bytes"],
