@@ -18,7 +18,7 @@ from rooflab.bench.core.check_data import CheckData
 from rooflab.bench.core.functions import copied
 from rooflab.bench.core.outside import CheckTask, check_outside
 from rooflab.bench.core.select import default_scheme, pick_device
-from rooflab.bench.core.unseen import Unseen
+from rooflab.bench.core.timed import Unseen
 from rooflab.bench.plugin.plugin import SKIPPED, asked
 from rooflab.kernels.registry import get_kernel, get_op, interpreting, kernels, ops
 from rooflab.reference.spec import Case, Inputs, OpSpec, get_scheme

@@ -12,29 +12,34 @@ from typing import Any, cast
 import torch
 
 from rooflab.bench.core.call import input_bytes
-from rooflab.bench.core.check import CheckResult, check_record
-from rooflab.bench.core.check_runs import Planted
-from rooflab.bench.core.common import Again
-from rooflab.bench.core.drawn import (
+from rooflab.bench.core.check import check_record
+from rooflab.bench.core.check_data import CheckResult
+from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.inputs import (
+    EMPTY,
     HOW,
     IN_SOFTWARE,
     ON_HARDWARE,
+    PRINCIPLES,
+    TILES,
     Most,
+    Planted,
     drawn_points,
     most_different,
     of_several_tiles,
     own_numbers,
+    principles_first,
+    shown_by,
     smallest,
+    taken,
 )
-from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.offered import taken
 from rooflab.bench.core.outside import Checkers, CheckTask, in_turn
-from rooflab.bench.core.principles import EMPTY, PRINCIPLES, TILES, principles_first, shown_by
 from rooflab.bench.core.process import cores
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.select import Selection, file_of, source_of
 from rooflab.bench.core.system_time import time
+from rooflab.bench.core.why import Again
 from rooflab.kernels import registry
 from rooflab.kernels._folders import check_caches
 from rooflab.kernels.registry import Kernel

@@ -12,7 +12,8 @@ from typing import Any
 from rooflab.bench import show
 from rooflab.bench.checks import listed_checks, summarize_checks
 from rooflab.bench.commands import count_benches, run_benches
-from rooflab.bench.core.check import CheckResult, check_record
+from rooflab.bench.core.check import check_record
+from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.outside import Checkers, CheckTask, in_turn
 from rooflab.bench.core.plain import plain

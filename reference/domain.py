@@ -161,7 +161,7 @@ class DomainPoint(Generic[C]):
     case: C
     values: Mapping[str, Value]
     principle: str = ""
-    """What it was drawn for, by a name of `bench/core/principles.py`; empty for a point of the cover."""
+    """What it was drawn for, by a name of `bench/core/inputs.py`; empty for a point of the cover."""
 
 
 def shrunk(

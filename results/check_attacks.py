@@ -29,7 +29,7 @@ import torch
 
 from rooflab.bench.checks import drawn_checks, turns_of
 from rooflab.bench.cli.kernels import CHECK_S
-from rooflab.bench.core.check import CheckResult
+from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.outside import Checkers, CheckTask
 from rooflab.bench.core.plain import markdown_table

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 
 from rooflab.bench.checks import drawn_checks, turns_of
-from rooflab.bench.core.check import CheckResult
+from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.outside import Checkers, CheckTask, in_turn
 from rooflab.bench.core.process import cores
 from rooflab.bench.core.select import Selection

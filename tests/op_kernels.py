@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rooflab.bench.core.check import CheckResult
+from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.outside import CheckTask, check_outside
 from rooflab.bench.core.process import emulators
 from rooflab.kernels import registry

@@ -15,13 +15,14 @@ import tiny_ops as tiny
 import torch
 from cheating_kernels import HONEST
 
-from rooflab.bench.core import cheats, trial, why
+from rooflab.bench.core import poison, trial, why
 from rooflab.bench.core.call import Rotation
-from rooflab.bench.core.check import CheckResult, check_kernel
+from rooflab.bench.core.check import check_kernel
+from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.poison import guard
+from rooflab.bench.core.timed import Unseen
 from rooflab.bench.core.timers import tamper
 from rooflab.bench.core.timers.timing import time_functions
-from rooflab.bench.core.unseen import Unseen
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 
@@ -65,17 +66,17 @@ def test_what_an_honest_kernel_keeps_is_no_cheat(name):
 def test_memory_is_shared_whatever_object_holds_it():
     buffer = torch.arange(12.0)
     for output in (buffer[3:5], buffer.view(3, 4).mT, torch.from_numpy(buffer.numpy()[11:]), buffer.view(torch.int32)):
-        assert cheats.aliases(output, buffer)
-    assert not cheats.aliases(buffer.clone(), buffer) and not cheats.aliases(buffer[:0], buffer)
+        assert poison.aliases(output, buffer)
+    assert not poison.aliases(buffer.clone(), buffer) and not poison.aliases(buffer[:0], buffer)
 
 
 def test_only_fresh_memory_counts_as_never_written():
     nan = torch.full((3,), torch.nan)
-    assert cheats.never_written((nan,)) and cheats.never_written((torch.full((3,), 2**31 - 1, dtype=torch.int32),))
-    assert cheats.never_written((torch.full((12,), cheats.SENTINEL_BYTE, dtype=torch.uint8).view(torch.int32),))
+    assert poison.never_written((nan,)) and poison.never_written((torch.full((3,), 2**31 - 1, dtype=torch.int32),))
+    assert poison.never_written((torch.full((12,), poison.SENTINEL_BYTE, dtype=torch.uint8).view(torch.int32),))
     half, whole = torch.tensor([torch.nan, 1.0]), torch.arange(3, dtype=torch.int32)
     for written in ((nan, torch.ones(3)), (half,), (whole,), (torch.tensor([True]),), (torch.ones(0),), ()):
-        assert not cheats.never_written(written)
+        assert not poison.never_written(written)
 
 
 # Functions under the bench replaced.
@@ -254,4 +255,4 @@ def test_one_output_of_two_that_changes_later_is_a_fault():
     outputs = torch.zeros(2), torch.zeros(2)
     read = tuple(output.clone() for output in outputs)
     outputs[1].fill_(1)
-    assert "a thread that finishes later" in str(cheats.changes_later(outputs, read))
+    assert "a thread that finishes later" in str(poison.changes_later(outputs, read))

@@ -22,7 +22,7 @@ from typer.main import get_command
 from rooflab.bench import show
 from rooflab.bench.cli.app import app
 from rooflab.bench.compile.static import own_compilers
-from rooflab.bench.core.check import CheckResult
+from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.record_files import kept_results, local_results, read, result_folder, write
 from rooflab.kernels import registry
 from rooflab.kernels._native import compiler

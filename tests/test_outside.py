@@ -12,12 +12,12 @@ from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.checks import drawn_checks, principles_tried, turns_of
 from rooflab.bench.core import outside
-from rooflab.bench.core.check import CheckResult
-from rooflab.bench.core.common import in_common
+from rooflab.bench.core.check_data import CheckResult
+from rooflab.bench.core.inputs import OFFSETS, VALUES, principles_first, shown_by
 from rooflab.bench.core.outside import Checkers, CheckTask, in_turn
-from rooflab.bench.core.principles import OFFSETS, VALUES, principles_first, shown_by
 from rooflab.bench.core.process import Pool, TimedOut, command_for
 from rooflab.bench.core.select import Selection
+from rooflab.bench.core.why import in_common
 from rooflab.kernels import registry
 from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import SCHEMES, Case

@@ -2,7 +2,7 @@
 
 import torch
 
-from rooflab.bench.core.shared import Reader, Writer
+from rooflab.bench.core.outside import Reader, Writer
 
 CPU = torch.device("cpu")
 X = torch.arange(24.0).reshape(4, 6)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from rooflab.bench.core.check import CheckResult
+from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.environment import Gpu, snapshot
 from rooflab.bench.core.select import first_taken
 from rooflab.bench.suite import first, passed

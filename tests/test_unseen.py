@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rooflab.bench.core.call import Rotation
-from rooflab.bench.core.unseen import Unseen
+from rooflab.bench.core.timed import Unseen
 from rooflab.kernels.registry import kernels, ops
 from rooflab.reference.spec import get_scheme
 

@@ -21,10 +21,9 @@ from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.failed import Failed, failed_by, failure, known_errors
 from rooflab.bench.core.select import kernels_in
 from rooflab.bench.core.system_time import time
-from rooflab.bench.core.timed import INTERPRETED, Observed, observe, time_together
+from rooflab.bench.core.timed import INTERPRETED, Observed, Unseen, observe, time_together
 from rooflab.bench.core.timers.clocks import shared
 from rooflab.bench.core.timers.reading import why_invalid
-from rooflab.bench.core.unseen import Unseen
 from rooflab.kernels import registry
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme

@@ -27,7 +27,7 @@ CHECK_S = 90.0
 if TYPE_CHECKING:
     import torch
 
-    from rooflab.bench.core.check import CheckResult
+    from rooflab.bench.core.check_data import CheckResult
     from rooflab.bench.core.outside import CheckTask
     from rooflab.bench.core.timers.stopwatch import FlushBy
 
@@ -155,8 +155,8 @@ def _show_drawn(asked: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> 
 
 def _show_faults(results: Sequence[CheckResult], device: torch.device, emulate: bool, limit_s: float) -> None:
     from rooflab.bench.checks import looking_again, size_of, smallest_failures
-    from rooflab.bench.core.common import in_common
     from rooflab.bench.core.record import NOT_RUN
+    from rooflab.bench.core.why import in_common
 
     smallest: dict[tuple[str, str], CheckResult] = {}
     for row in sorted((row for row in results if row.status not in ("OK", *NOT_RUN)), key=size_of):

@@ -11,9 +11,9 @@ runs it in another one, which never has the oracle or the verdict (`outside.py`)
 5. on the same data in other arrangements of memory, with rows of stride 0, over its inputs, and with other options;
 6. on planted inputs.
 Uninitialised memory is NaN. Results are read as soon as the current stream is done, and then overwritten. Only the
-outputs may change. If a wrong result looks like a known fault, the reason names it (`cheats.py`). A kernel that
+outputs may change. If a wrong result looks like a known fault, the reason names it (`why.py`). A kernel that
 replaces a function of the timer or the judge is INVALID (`timers/tamper.py`). When a kernel is timed, each round has
-fresh values, and the outputs that it leaves are judged afterwards (`unseen.py`).
+fresh values, and the outputs that it leaves are judged afterwards (`timed.py`).
 
 This stands against mistakes, and against what written or generated kernels are known to do. It does not defend against
 a kernel that attacks the process around it (os._exit, atexit, replaced builtins, memory written through addresses). A
@@ -23,73 +23,22 @@ not. What a kernel leaves to others, such as a part of L2 or variables for later
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import cast
 
 import torch
 
 from rooflab.bench.core.call import short_of_memory
-from rooflab.bench.core.check_runs import Check, Planted
+from rooflab.bench.core.check_data import CheckResult
+from rooflab.bench.core.check_runs import Check
 from rooflab.bench.core.environment import Environment, kernel_record
 from rooflab.bench.core.failed import Failed
-from rooflab.bench.core.record import CheckedBy, DeviceType, Record, Status
+from rooflab.bench.core.inputs import Planted
+from rooflab.bench.core.record import DeviceType, Record, Status
 from rooflab.bench.core.trial import Runner, Seen
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.compare import ErrorStats
 from rooflab.reference.spec import Case, OpSpec, Scheme
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """The result of checking one kernel on one case."""
-
-    op: str
-    kernel: str
-    backend: str
-    case: Case
-    scheme: str
-    device: str
-    seed: int
-    status: Status
-    checked_by: CheckedBy
-    errors: tuple[ErrorStats, ...] = ()
-    """The worst error of all runs, one per output."""
-    reason: str = ""
-    """Why the status is not OK."""
-    labels: tuple[str, ...] = ()
-    """The runs, in order; the failing one is the last."""
-    beyond: bool = False
-    """Whether the runs that every check has, without planted inputs, ended well."""
-    weak: tuple[str, ...] = ()
-    """Wrong answers that pass this case's tolerance (`c: zeros`)."""
-    races: tuple[str, ...] = ()
-    """Races between threads, which only the emulator sees."""
-    bytes: Mapping[str, int] | None = None
-    """Bytes of one call, by the names of `emulator.results.Bytes`; None without the emulator."""
-
-    @property
-    def discriminating(self) -> bool:
-        """Whether the case rejects zeros, the mean, and the oracle shifted by one."""
-        return not self.weak
-
-    @property
-    def not_offered(self) -> bool:
-        """Whether the kernel does not take this case; a kernel that was not run for another reason cannot run here."""
-        return self.status == "UNSUPPORTED" and f"{self.op}/{self.kernel}" in self.reason  # by `why_not_args`
-
-    @property
-    def line(self) -> str:
-        """The text, but nothing for a case that the kernel does not take: one line says it of all of them."""
-        return "" if self.not_offered else self.describe()
-
-    def describe(self) -> str:
-        """One line of text."""
-        text = self.reason or "; ".join(error.describe() for error in self.errors)
-        if self.weak:
-            text += f" (not discriminating: {', '.join(self.weak)} would pass)"
-        return f"{self.op}/{self.kernel} {self.case.id} {self.scheme}: {self.status}: {text}"
 
 
 def check_kernel(

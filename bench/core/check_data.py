@@ -1,9 +1,9 @@
-"""Sets of data of a check: inputs, and what is right for them, which the kernel's process never sees."""
+"""Sets of data of a check: inputs, and what is right for them, which the kernel's process never sees; its result."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,8 +12,9 @@ import torch
 
 from rooflab.bench.core.call import free_bytes, output_dtypes, output_names
 from rooflab.bench.core.process import cores
+from rooflab.bench.core.record import CheckedBy, Status
 from rooflab.reference.compare import ErrorStats, all_within, elementwise
-from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,57 @@ class CheckData:
                     passes = all(stats.passed for stats in self.judge(whole))
                 if passes:
                     yield f"{name}: {label}"
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The result of checking one kernel on one case."""
+
+    op: str
+    kernel: str
+    backend: str
+    case: Case
+    scheme: str
+    device: str
+    seed: int
+    status: Status
+    checked_by: CheckedBy
+    errors: tuple[ErrorStats, ...] = ()
+    """The worst error of all runs, one per output."""
+    reason: str = ""
+    """Why the status is not OK."""
+    labels: tuple[str, ...] = ()
+    """The runs, in order; the failing one is the last."""
+    beyond: bool = False
+    """Whether the runs that every check has, without planted inputs, ended well."""
+    weak: tuple[str, ...] = ()
+    """Wrong answers that pass this case's tolerance (`c: zeros`)."""
+    races: tuple[str, ...] = ()
+    """Races between threads, which only the emulator sees."""
+    bytes: Mapping[str, int] | None = None
+    """Bytes of one call, by the names of `emulator.results.Bytes`; None without the emulator."""
+
+    @property
+    def discriminating(self) -> bool:
+        """Whether the case rejects zeros, the mean, and the oracle shifted by one."""
+        return not self.weak
+
+    @property
+    def not_offered(self) -> bool:
+        """Whether the kernel does not take this case; a kernel that was not run for another reason cannot run here."""
+        return self.status == "UNSUPPORTED" and f"{self.op}/{self.kernel}" in self.reason  # by `why_not_args`
+
+    @property
+    def line(self) -> str:
+        """The text, but nothing for a case that the kernel does not take: one line says it of all of them."""
+        return "" if self.not_offered else self.describe()
+
+    def describe(self) -> str:
+        """One line of text."""
+        text = self.reason or "; ".join(error.describe() for error in self.errors)
+        if self.weak:
+            text += f" (not discriminating: {', '.join(self.weak)} would pass)"
+        return f"{self.op}/{self.kernel} {self.case.id} {self.scheme}: {self.status}: {text}"
 
 
 class KeptData(threading.local):

@@ -7,15 +7,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
-from rooflab.bench.core.cheats import alike, kept_names
 from rooflab.bench.core.check_data import CheckData, KeptData
 from rooflab.bench.core.failed import Failed, LayoutRefused
-from rooflab.bench.core.poison import FAR, FAR_PAGES, Arrangement, same_bits, strides_of
-from rooflab.bench.core.principles import OFFSETS
+from rooflab.bench.core.inputs import OFFSETS, OTHERWISE, Otherwise, Planted
+from rooflab.bench.core.poison import FAR, FAR_PAGES, Arrangement, alike, kept_names, same_bits, strides_of
 from rooflab.bench.core.trial import PLAIN, Layout, Runner
 from rooflab.bench.core.why import Earlier, Look
 from rooflab.kernels.registry import Kernel
@@ -35,13 +34,6 @@ loop of a persistent CTA over its tiles would end after the first.  With two SMs
 the other."""
 KEPT_ANSWERS = 4
 """How many first calls' outputs are kept, to recognise a cached answer; planted inputs come later."""
-Otherwise = Literal["apart", "turned", "far", "expanded", "in place", "other options"]
-OTHERWISE: tuple[Otherwise, ...] = get_args(Otherwise)
-"""How the drawn data is passed where inputs are planted too: in another arrangement, with rows of stride 0, with
-outputs over inputs, with other options.  Every check pads."""
-Planted = bool | Otherwise | Literal["planted alone"]
-"""Whether a check has these runs, and planted inputs: all of both, none, or this one and one planted set; or, after the
-first data, all planted sets and nothing else."""
 OPTIONS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("eps", "softmax_scale", "softcap"), lambda value: 0.5 * value),
     "window": lambda value: value + 5,

@@ -11,7 +11,8 @@ import torch
 
 from rooflab.bench.core.call import Rotation, copies_of, short_of_memory
 from rooflab.bench.core.ceilings.ceilings import ceilings_for, limits_for, raise_cpu_ceilings, raise_cuda_ceilings
-from rooflab.bench.core.check import BROKEN, CheckResult, already_broken, check_kernel
+from rooflab.bench.core.check import BROKEN, already_broken, check_kernel
+from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.check_runs import KEPT
 from rooflab.bench.core.environment import kernel_record, last_level_cache_bytes, snapshot
 from rooflab.bench.core.failed import Failed, failed_by, failure, known_errors
@@ -20,12 +21,11 @@ from rooflab.bench.core.record import DeviceType, Record, new_run_id
 from rooflab.bench.core.running import note
 from rooflab.bench.core.select import first_case
 from rooflab.bench.core.settings import Settings
-from rooflab.bench.core.timed import INTERPRETED, observe, time_together
+from rooflab.bench.core.timed import INTERPRETED, Unseen, observe, time_together
 from rooflab.bench.core.timers.clocks import shared
 from rooflab.bench.core.timers.reading import ABOVE, RATES, above_limits, reading_fields, why_invalid
 from rooflab.bench.core.timers.stopwatch import FirstCall
 from rooflab.bench.core.timers.timing import Samples, check_timer
-from rooflab.bench.core.unseen import Unseen
 from rooflab.kernels import registry
 from rooflab.kernels.configs import config_for
 from rooflab.kernels.precision import pin_matmul_precision

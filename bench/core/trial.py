@@ -15,15 +15,16 @@ import torch
 
 from rooflab.bench.core.call import packed as packed_with
 from rooflab.bench.core.call import planned
-from rooflab.bench.core.cheats import aliases, changes_later
 from rooflab.bench.core.failed import Failed, LayoutRefused, failed_by, failure, known_errors
-from rooflab.bench.core.offered import named_in, options_on
+from rooflab.bench.core.inputs import named_in, options_on
 from rooflab.bench.core.poison import (
     FAR,
     FAR_PAGES,
     NAN_BYTE,
     Arrangement,
     Guarded,
+    aliases,
+    changes_later,
     far_slots,
     guard,
     guard_output,

