@@ -372,7 +372,7 @@ def test_the_rest_is_timed_together_again_where_one_broke_off(monkeypatch):
         return {name: Samples((1.0,) * 3, "script", "cold") for name in functions}
 
     monkeypatch.setattr(timed, "time_functions", read)
-    together = partial(timed.time_together, device=torch.device("cpu"), budget_s=1.0, seed=0, gpu_uuid=None)
+    together = partial(timed.time_together, device=CPU, settings=Settings(budget_s=1.0), gpu_uuid=None)
     read_, failures, _ = together(dict.fromkeys(("a", "bad", "b"), print))
     assert asked == [(["a", "b", "bad"], 3.0), (["a"], 1.0), (["bad"], 1.0), (["b"], 1.0), (["a", "b"], 2.0)]
     assert list(failures) == ["bad"] and {samples.method for samples in read_.values()} == {"script"}

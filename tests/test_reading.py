@@ -101,8 +101,8 @@ def samples(monkeypatch):
     """Replaces the timer: what it reads, and the clocks that were seen meanwhile."""
     found = {"samples": dict(GOOD), "clocks": None, "options": None}
 
-    def time_together(ready, device, budget_s, seed, gpu_uuid, **options):
-        found["options"] = options
+    def time_together(ready, device, settings, gpu_uuid, renew):
+        found["options"] = settings, renew
         return {name: Samples(**found["samples"]) for name in ready}, {}, found["clocks"]
 
     monkeypatch.setattr(module, "time_together", time_together)
@@ -115,8 +115,7 @@ def test_a_record_names_the_method_its_floor_and_what_a_call_held(samples):
     samples["clocks"] = {"throttled": [], "sm_clock_hz": 1.755e9}
     asked = Settings(budget_s=1e-4, timer="perf_counter", flush="write")
     (record,) = run(kernel(), settings=asked, locked_sm_clock_mhz=1755.0)
-    assert samples["options"].pop("renew") and samples["options"].pop("patient")
-    assert samples["options"] == {"timer": "perf_counter", "flush": "write"}
+    assert samples["options"][0] == asked and samples["options"][1]
     assert record.status == "OK" and record.timer == "cuda events, launch gaps hidden"
     numbers = {"calls_per_sample": 20.0, "launch_floor_ms": 2e-3, "kernel_busy_ms": 500.0, "first_call_ms": 3000.0}
     assert record.metrics == numbers
@@ -186,9 +185,10 @@ def test_a_gpus_measured_ceilings_are_measured_again_once(samples, monkeypatch):
     run_ = module.Measurement(SPEC, FP32, torch.device("cuda"), check=passes, ceilings=CEILINGS)
     cost = SPEC.cost_of(SPEC.make_inputs(CASE, FP32, torch.device("cpu"), 0))
     fast = Samples(**(GOOD | {"seconds": (80e-9,) * 3}))  # 160 bytes read and 64 FLOP, under 1 GB/s and 1 GFLOP/s
-    assert run_._judged(fast, cost, None)["status"] == "OK" and again == [(1e9, "cuda")]
+    bare = Record(kind="bench", run_id="r", status="OK", environment={}, device="cuda")
+    assert run_._timed(bare, fast, cost, None, Observed()).status == "OK" and again == [(1e9, "cuda")]
     faster = Samples(**(GOOD | {"seconds": (8e-9,) * 3}))
-    assert "tensor ceiling" in run_._judged(faster, cost, None)["reason"] and len(again) == 1
+    assert "tensor ceiling" in run_._timed(bare, faster, cost, None, Observed()).reason and len(again) == 1
 
 
 def test_what_the_profiler_does_not_show_is_left_open(monkeypatch):

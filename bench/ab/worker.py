@@ -13,21 +13,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rooflab.bench.ab.sides import Reading
-from rooflab.bench.core.call import COPIES, Rotation, free_bytes, input_bytes
+from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.failed import Failed, failed_by, failure, known_errors
+from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.select import kernels_in
+from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.system_time import time
-from rooflab.bench.core.timed import INTERPRETED, Observed, Unseen, observe, time_together
-from rooflab.bench.core.timers.clocks import shared
-from rooflab.bench.core.timers.reading import why_invalid
+from rooflab.bench.core.timed import INTERPRETED
 from rooflab.kernels import registry
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
-from rooflab.roofline.model import Ceilings
 
 Line = dict[str, Any]
 FUNCTION = "function"
@@ -158,62 +158,30 @@ def _function(job: Mapping[str, Any]) -> Reading:
 def _timed(
     kernel: registry.Kernel, spec: OpSpec, case: Case, scheme: Scheme, job: Mapping[str, Any], device: torch.device
 ) -> Reading:
-    # The cost comes from the real inputs: the first sum of meta tensors imports torch._dynamo, 1 s in each process.
-    copies = [spec.make_inputs(case, scheme, device, job["seed"])]
-    fit = max(1, min(COPIES, int(free_bytes(device) / 4 / max(1, input_bytes(copies[0])))))
-    copies += [spec.make_inputs(case, scheme, device, job["seed"]) for _ in range(fit - 1)]
-    try:
-        rotation = Rotation(kernel, spec, copies)
-        function = Slowed(rotation, job["slow_down"], device) if job["slow_down"] else rotation
-    except known_errors() as error:
-        failed = failure(error, "before timing")
-        return Reading(failed.status, failed.reason)
-    unseen = Unseen(spec, case, scheme, device, copies, job["seed"]) if job["judge"] else None
-    timed, failures, clocks = time_together(
-        {"fn": function}, device, job["budget_s"], job["seed"], _gpu_uuid(device), timer=job["timer"], renew=unseen
-    )
-    if failures:
-        return Reading(failures["fn"].status, failures["fn"].reason)
-    wrong = unseen.wrong({"fn": rotation}) if unseen else {}
-    if wrong:
-        return Reading("INCORRECT", f"after timing: {wrong['fn']}")
-    samples, cost = timed["fn"], spec.cost_of(copies[0])
-    invalid = why_invalid(samples, cost, _limits(device), clocks)
-    noisy = (samples.few and samples.noise) or shared(clocks)
-    # Peak memory is not measured: its profiler would cost every process of a CPU run 0.1 s for each kernel.
-    seen = observe({"fn": function}, device)[0].get("fn", Observed()) if device.type == "cuda" else Observed()
+    settings = Settings(job["seed"], job["budget_s"], timer=job["timer"], checked=True, judge=job["judge"], paired=True)
+    share = job["slow_down"]
+    run = Measurement(spec, scheme, device, settings)
+    if share:
+        run.wrap = lambda rotation: Slowed(rotation, share, device)
+    (record,) = run.records([kernel], [case])
+    if record.samples is None:
+        return Reading(record.status, record.reason)
+    first_call_ms = record.metrics.get("first_call_ms")
     return Reading(
-        status="INVALID" if invalid else "NOISY" if noisy else "OK",
-        reason=invalid or noisy,
-        seconds=samples.seconds,
-        median_s=samples.median_s,
-        first_call_s=samples.first_call_s,
-        method=samples.method,
-        l2_state=samples.l2_state,
-        activity_hash=seen.activity_hash,
-        device_kernels=seen.device_kernels,
-        least_bytes=cost.bytes,
-        flops=cost.flops,
+        status=record.status,
+        reason=record.reason if record.status != "OK" else "",
+        seconds=tuple(record.samples_s),
+        median_s=float(np.median(record.samples_s)),
+        first_call_s=None if first_call_ms is None else first_call_ms / 1e3,
+        method=record.timer or "",
+        l2_state=record.l2_state,
+        activity_hash=record.activity_hash,
+        device_kernels=record.device_kernels,
+        least_bytes=record.least_bytes,
+        flops=record.flops,
         role=kernel.role,
         backend=kernel.backend,
     )
-
-
-def _gpu_uuid(device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return None
-    gpu = snapshot(device.index or 0).gpu
-    return gpu.uuid if gpu else None
-
-
-def _limits(device: torch.device) -> Ceilings | None:
-    """What no reading can exceed: for a GPU, its data sheet at the highest clock; a CPU has only measured limits."""
-    if device.type != "cuda":
-        return None
-    from rooflab.bench.core.ceilings.ceilings import ceilings_for, limits_for
-
-    known = ceilings_for(device)
-    return limits_for(device, known) if known else None
 
 
 def _resolve(target: Mapping[str, str]) -> Any:

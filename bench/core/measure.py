@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -17,21 +18,21 @@ from rooflab.bench.core.check_runs import KEPT
 from rooflab.bench.core.environment import kernel_record, last_level_cache_bytes, snapshot
 from rooflab.bench.core.failed import Failed, failed_by, failure, known_errors
 from rooflab.bench.core.outside import CheckTask, check_outside
-from rooflab.bench.core.record import DeviceType, Record, new_run_id
+from rooflab.bench.core.record import DeviceType, Record, Status, new_run_id
 from rooflab.bench.core.running import note
 from rooflab.bench.core.select import first_case
 from rooflab.bench.core.settings import Settings
-from rooflab.bench.core.timed import INTERPRETED, Unseen, observe, time_together
+from rooflab.bench.core.timed import INTERPRETED, Observed, Unseen, observe, time_together
 from rooflab.bench.core.timers.clocks import shared
-from rooflab.bench.core.timers.reading import ABOVE, RATES, above_limits, reading_fields, why_invalid
-from rooflab.bench.core.timers.stopwatch import FirstCall
+from rooflab.bench.core.timers.reading import ABOVE, above_limits, why_invalid, with_reading
+from rooflab.bench.core.timers.stopwatch import FirstCall, Function
 from rooflab.bench.core.timers.timing import Samples, check_timer
 from rooflab.kernels import registry
 from rooflab.kernels.configs import config_for
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import CPU_BACKENDS, Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
-from rooflab.roofline.model import Ceilings, Cost, Traffic, bound
+from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 
 RAISE_CUDA_S = 20.0
 """Seconds for measuring a GPU's ceilings again, which a run does at most once."""
@@ -63,6 +64,12 @@ class Measurement:
     """Called with the ids of the kernels that run next: one kernel, or all kernels that are timed together."""
     planted_before: frozenset[str] = frozenset()
     """Names of kernels whose check with planted inputs was made on this device before."""
+    wrap: Callable[[Rotation], Rotation] = lambda rotation: rotation
+    """Gives what is timed in place of a kernel's calls."""
+    beside: Mapping[str, Function] = field(default_factory=dict)
+    """What is timed in the same rounds, such as a probe of the machine."""
+    beside_s: Mapping[str, float] = field(default_factory=dict, init=False)
+    """The median seconds of these, in the last case."""
     gated: dict[str, CheckResult] = field(default_factory=dict, init=False)
     raised: bool = field(default=False, init=False)
     """Whether the ceilings were measured again in this run, which happens at most once."""
@@ -75,7 +82,8 @@ class Measurement:
         check_timer(self.settings.timer, self.device.type)
         pin_matmul_precision()
         self._known = snapshot(self.device.index or 0)
-        self.ceilings = self.ceilings or ceilings_for(self.device)
+        if self.ceilings is None and not (self.settings.paired and self.device.type == "cpu"):
+            self.ceilings = ceilings_for(self.device)
 
     def records(self, kernels: Sequence[Kernel], cases: Iterable[Case]) -> Iterator[Record]:
         """Yields one record for each kernel of each case, case by case.
@@ -88,46 +96,49 @@ class Measurement:
             yield from self._of_case(kernels, case)
 
     def _of_case(self, kernels: Sequence[Kernel], case: Case) -> Iterator[Record]:
-        seed = self.settings.seed
-        priced = self.spec.make_inputs(case, self.scheme, torch.device("meta"), seed)
-        cost = self.spec.cost_of(priced)
-        cpu_threads = torch.get_num_threads()
-        short = "" if self.broken else short_of_memory(self.spec, priced, self.device)
-        checked = dict[str, CheckResult]()
-        failed, ready, copies = dict[str, Failed](), dict[str, Rotation](), list[Inputs]()
+        seed, cpu_threads = self.settings.seed, torch.get_num_threads()
+        # The first sum of meta tensors imports torch._dynamo, which takes 1 s in each process of an A/B.
+        priced = None if self.settings.paired else self._priced(case)
+        short = short_of_memory(self.spec, priced, self.device) if priced and not self.broken else ""
+        checked, copies = dict[str, CheckResult](), list[Inputs]()
+        failed, ready = dict[str, Failed](), dict[str, Rotation]()
         for kernel in kernels:
             try:
-                checked[kernel.name] = found = self._checked(kernel, case, short)
-                if found.status != "OK":
-                    raise Failed(found.status, found.reason)
+                self._check_runnable(kernel, short)
+                if not self.settings.checked:
+                    checked[kernel.name] = found = self._checked(kernel, case)
+                    if found.status != "OK":
+                        raise Failed(found.status, found.reason)
                 copies = copies or copies_of(self.spec, case, self.scheme, self.device, seed)
                 ready[kernel.name] = self._function(kernel, copies)
             except Failed as fault:
                 failed[kernel.name] = fault
         KEPT.forget()
-        unseen = Unseen(self.spec, case, self.scheme, self.device, copies, seed) if ready else None
+        judged = bool(ready) and self.settings.judge
+        unseen = Unseen(self.spec, case, self.scheme, self.device, copies, seed) if judged else None
         timed, failures, clocks = self._together(ready, unseen)
         for name, wrong in unseen.wrong({name: ready[name] for name in timed}).items() if unseen else ():
             failures[name] = Failed("INCORRECT", f"after timing: {wrong}")
-        seen, broken = observe({name: ready[name] for name in timed if name not in failures}, self.device)
+        looked = self.device.type == "cuda" or not self.settings.checked
+        right = {name: ready[name] for name in timed if name not in failures} if looked else {}
+        seen, broken = observe(right, self.device)
         torch.set_num_threads(cpu_threads)  # a kernel may have changed it
         failed |= failures | broken
+        given = priced or (copies[0] if copies else self._priced(case))
+        cost = self.spec.cost_of(given)
         for kernel in kernels:
             name = kernel.name
-            fields = _fields_of(checked.get(name))
+            record = self._record(kernel, case, cost, checked.get(name), failed.get(name))
             samples = None if name in failed else timed[name]
-            if samples is None:
-                fields |= {"status": failed[name].status, "reason": failed[name].reason}
-            else:
-                fields |= self._judged(samples, cost, clocks) | {"clocks": clocks} | asdict(seen[name])
-            claimed = kernel.traffic_of(priced, self.device.type, self.spec)
-            traffic = self._believed(claimed, samples)
-            if claimed and not traffic and not fields.get("reason"):
-                fields["reason"] = "its claimed traffic is left out: no memory here could have moved it in that time"
-            yield self._record(kernel, case, cost, traffic, samples, fields)
+            if samples is not None:
+                record = self._timed(record, samples, cost, clocks, seen.get(name, Observed()))
+            yield self._moved(record, kernel.traffic_of(given, self.device.type, self.spec), samples, cost)
 
-    def _checked(self, kernel: Kernel, case: Case, short: str) -> CheckResult:
-        """The kernel's check.  Raises `Failed` where it is not run."""
+    def _priced(self, case: Case) -> Inputs:
+        return self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.settings.seed)
+
+    def _check_runnable(self, kernel: Kernel, short: str) -> None:
+        """Raises `Failed` where the kernel cannot run."""
         if refusal := kernel.why_not_here(self.device):
             raise failed_by(refusal)
         if self.device.type == "cpu" and kernel.backend not in CPU_BACKENDS:
@@ -136,6 +147,8 @@ class Measurement:
             raise Failed("OUT_OF_MEMORY", short)
         if self.broken:
             raise Failed("RUNTIME_ERROR", self.broken)
+
+    def _checked(self, kernel: Kernel, case: Case) -> CheckResult:
         self.running([kernel.id])
         first = self.first.setdefault(kernel.name, FirstCall(kernel.fn))
         first.first_call_s = 0.0
@@ -163,13 +176,13 @@ class Measurement:
         if ready:
             self.running([f"{self.spec.name}/{name}" for name in ready])
         gpu = self._known.gpu.uuid if self._known.gpu and self.device.type == "cuda" else None
-        asked = self.settings
-        how: dict[str, Any] = {"timer": asked.timer, "flush": asked.flush, "renew": unseen, "patient": True}
-        timed, failures, clocks = time_together(ready, self.device, asked.budget_s, asked.seed, gpu, **how)
+        functions: dict[str, Function] = {**ready, **self.beside} if ready else {}
+        timed, failures, clocks = time_together(functions, self.device, self.settings, gpu, unseen)
         if failures and self._fault(f"one of {', '.join(ready)}") and len(ready) > 1:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
         if clocks and self.locked_sm_clock_mhz:
             clocks = clocks | {"locked_sm_clock_mhz": self.locked_sm_clock_mhz}
+        self.beside_s = {name: timed.pop(name).median_s for name in self.beside if name in timed}
         return timed, failures, clocks
 
     def _gate(self, kernel: Kernel, noting: Kernel, case: Case) -> CheckResult | None:
@@ -195,35 +208,97 @@ class Measurement:
         """The kernel as a function that cycles through `copies`.  Raises `Failed`."""
         try:
             rotation = Rotation(kernel, self.spec, copies)
-            rotation.first_call_s = max(rotation.first_call_s, self.first[kernel.name].first_call_s)
-            if self.device.type == "cuda":
+            if kernel.name in self.first:
+                rotation.first_call_s = max(rotation.first_call_s, self.first[kernel.name].first_call_s)
+            if self.device.type == "cuda" and not self.settings.checked:
                 rotation()  # alone: timed together, one kernel's fault would fail all
                 torch.cuda.synchronize(self.device)
-            return rotation
+            return self.wrap(rotation)
         except known_errors() as error:
             self._fault(kernel.id)
             raise failure(error, "before timing") from error
 
-    def _judged(self, samples: Samples, cost: Cost, clocks: dict[str, Any] | None) -> dict[str, Any]:
-        """The status of a reading: INVALID if the clock cannot resolve it or if it exceeds the machine's limits, NOISY
-        if the machine was busy; a noisy time gives no rates."""
-        self._raise_ceilings(samples, cost)
-        limits = limits_for(self.device, self.ceilings) if self.ceilings else None
-        reason = why_invalid(samples, cost, limits, clocks)
-        if reason:
-            return {"status": "INVALID", "reason": reason}
-        noise = samples.noise or shared(clocks)
-        if noise:
-            return {"status": "NOISY", "reason": noise, **dict.fromkeys(RATES)}
-        return {"status": "OK"}
+    def _record(
+        self, kernel: Kernel, case: Case, cost: Cost, found: CheckResult | None, fault: Failed | None
+    ) -> Record:
+        """The record of a kernel that was not timed."""
+        roofs, config = self.ceilings, config_for(kernel, case, self.scheme, self.device)
+        limit = self._bound(cost)
+        status, reason = (fault.status, fault.reason) if fault else ("OK", found.reason if found else "")
+        if limit and roofs and roofs.noise:
+            reason = reason or f"its bound is NOISY: {roofs.noise}"
+        return replace(
+            kernel_record("bench", kernel, case, self.scheme.name, self._known, self.run_id, status, reason),
+            config=asdict(config) if config is not None else None,
+            seed=self.settings.seed,
+            device=cast(DeviceType, self.device.type),
+            checked_by=found.checked_by if found else "none",
+            errors=tuple(asdict(stats) for stats in found.errors) if found else (),
+            weak=found.weak if found else (),
+            flops=cost.flops,
+            least_bytes=cost.bytes,
+            bound_ms=limit.seconds * 1e3 if limit else None,
+            limiter=limit.limiter if limit else None,
+            ceilings=asdict(roofs) if roofs else None,
+        )
 
-    def _believed(self, traffic: Traffic | None, samples: Samples | None) -> Traffic | None:
-        """The traffic that a kernel claims; None if no memory of the device could have moved it in the time read."""
-        limits = limits_for(self.device, self.ceilings) if self.ceilings else None
-        if traffic is None or samples is None or limits is None or not samples.median_s > 0:
-            return traffic
-        fastest = max(limits.hbm_bytes_per_s, limits.l2_bytes_per_s or 0.0)
-        return traffic if traffic.bytes / samples.median_s <= ABOVE * fastest else None
+    def _bound(self, cost: Cost) -> Bound | None:
+        roofs = self.ceilings
+        known = roofs is not None and cost.tensor_flops.keys() <= roofs.tensor_flops_per_s.keys()
+        return bound(cost, roofs) if roofs and known else None
+
+    def _timed(
+        self, record: Record, samples: Samples, cost: Cost, clocks: dict[str, Any] | None, seen: Observed
+    ) -> Record:
+        """The record with a reading: INVALID if the clock cannot resolve it or if it exceeds the machine's limits,
+        NOISY if the machine was busy."""
+        self._raise_ceilings(samples, cost)
+        few = samples.noise if samples.few or not self.settings.paired else ""
+        if why := why_invalid(samples, cost, self._limits(), clocks):
+            status, reason = "INVALID", why
+        elif why := few or shared(clocks):
+            status, reason = "NOISY", why
+        else:
+            status, reason = "OK", record.reason
+        limit, ceilings = self._bound(cost), self.ceilings
+        return replace(
+            with_reading(record, samples, clocks),
+            status=cast(Status, status),
+            reason=reason,
+            bound_ms=limit.seconds * 1e3 if limit else None,
+            limiter=limit.limiter if limit else None,
+            ceilings=asdict(ceilings) if ceilings else None,
+            peak_memory_bytes=seen.peak_memory_bytes,
+            device_kernels=seen.device_kernels,
+            activity_hash=seen.activity_hash,
+        )
+
+    def _moved(self, record: Record, claimed: Traffic | None, samples: Samples | None, cost: Cost) -> Record:
+        """The record with what the kernel moved, and the rates; a NOISY time gives none.  Traffic that no memory of the
+        device could have moved in the time read is left out."""
+        traffic, reason, limits = claimed, record.reason, self._limits()
+        median_s = samples.median_s if samples and math.isfinite(samples.median_s) and samples.median_s > 0 else None
+        if traffic and median_s and limits:
+            fastest = max(limits.hbm_bytes_per_s, limits.l2_bytes_per_s or 0.0)
+            if traffic.bytes / median_s > ABOVE * fastest:
+                told = "its claimed traffic is left out: no memory here could have moved it in that time"
+                traffic, reason = None, reason or told
+        moved = traffic.bytes if traffic else cost.bytes
+        seconds = median_s if record.status != "NOISY" else None
+        limit = self._bound(cost) if self.ceilings and not self.ceilings.noise else None
+        return replace(
+            record,
+            reason=reason,
+            traffic_bytes=traffic.bytes if traffic else None,
+            traffic_basis=traffic.basis if traffic else None,
+            intensity=cost.flops / moved if moved else None,
+            flops_per_s=cost.flops / seconds if seconds else None,
+            bytes_per_s=moved / seconds if seconds else None,
+            bound_fraction=limit.fraction(seconds) if limit and seconds else None,
+        )
+
+    def _limits(self) -> Ceilings | None:
+        return limits_for(self.device, self.ceilings) if self.ceilings else None
 
     def _raise_ceilings(self, samples: Samples, cost: Cost) -> None:
         """After a first reading above measured ceilings, measures them again: a busy machine may have lowered them."""
@@ -237,45 +312,3 @@ class Measurement:
             on_cuda = self.device.type == "cuda"
             again = raise_cuda_ceilings(known, self.device, RAISE_CUDA_S) if on_cuda else raise_cpu_ceilings(known)
             self.ceilings, self.raised = again, True
-
-    def _record(
-        self,
-        kernel: Kernel,
-        case: Case,
-        cost: Cost,
-        traffic: Traffic | None,
-        samples: Samples | None,
-        fields: dict[str, Any],
-    ) -> Record:
-        roofs = self.ceilings
-        has_rates = roofs is not None and cost.tensor_flops.keys() <= roofs.tensor_flops_per_s.keys()
-        limit = bound(cost, roofs) if roofs and has_rates else None
-        config = config_for(kernel, case, self.scheme, self.device)
-        moved = traffic.bytes if traffic else cost.bytes
-        read = (reading_fields(samples, cost, moved, limit) if samples else {}) | fields
-        if limit and (noise := self.ceilings and self.ceilings.noise):
-            read |= {"bound_fraction": None, "reason": read.get("reason") or f"its bound is NOISY: {noise}"}
-        status, reason = read.pop("status"), read.pop("reason", "")
-        return replace(
-            kernel_record("bench", kernel, case, self.scheme.name, self._known, self.run_id, status, reason),
-            config=asdict(config) if config is not None else None,
-            seed=self.settings.seed,
-            device=cast(DeviceType, self.device.type),
-            flops=cost.flops,
-            least_bytes=cost.bytes,
-            traffic_bytes=traffic.bytes if traffic else None,
-            traffic_basis=traffic.basis if traffic else None,
-            intensity=cost.flops / moved if moved else None,
-            bound_ms=limit.seconds * 1e3 if limit else None,
-            limiter=limit.limiter if limit else None,
-            ceilings=asdict(self.ceilings) if self.ceilings else None,
-            **read,
-        )
-
-
-def _fields_of(found: CheckResult | None) -> dict[str, Any]:
-    """The fields of a record that a check fills; none without one."""
-    if found is None:
-        return {}
-    errors = tuple(asdict(stats) for stats in found.errors)
-    return {"reason": found.reason, "checked_by": found.checked_by, "errors": errors, "weak": tuple(found.weak)}

@@ -26,8 +26,17 @@ class Settings:
     """One of `timing.TIMERS`; None: the device's default."""
     flush: FlushBy = "read"
     """How the cache is emptied before a sample."""
+    min_samples: int = 5
+    """Of each kernel, however long they take."""
     lock_clocks: bool = False
     """Holds the GPU's SM clock meanwhile."""
+    checked: bool = False
+    """Whether the caller has checked the kernels: then they are only timed, without a look at a CPU's memory."""
+    judge: bool = True
+    """Whether timed calls get fresh values, and the outputs that the last ones leave are judged."""
+    paired: bool = False
+    """Whether the reading is one of a pair, which a fresh process takes: then a spread of its samples is no noise, and
+    a CPU has no limits."""
 
     def __post_init__(self) -> None:
         if not self.budget_s > 0:

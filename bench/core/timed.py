@@ -15,8 +15,9 @@ from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.check_data import CheckData
 from rooflab.bench.core.failed import Failed, failure, known_errors
 from rooflab.bench.core.poison import alike, kept_names, same_bits
+from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.timers.clocks import ClockWatch
-from rooflab.bench.core.timers.stopwatch import FlushBy, Function
+from rooflab.bench.core.timers.stopwatch import Function
 from rooflab.bench.core.timers.timing import Samples, time_functions
 from rooflab.bench.core.timers.trace import Activity, NotRecorded, device_activity, peak_memory_bytes
 from rooflab.kernels.registry import interpreting
@@ -40,17 +41,12 @@ class Observed:
 def time_together(
     ready: Mapping[str, Function],
     device: torch.device,
-    budget_s: float,
-    seed: int,
+    settings: Settings,
     gpu_uuid: str | None,
-    *,
-    timer: str | None = None,
-    flush: FlushBy = "read",
     renew: Callable[[], None] | None = None,
-    patient: bool = False,
 ) -> tuple[dict[str, Samples], dict[str, Failed], dict[str, Any] | None]:
-    """Each kernel's samples, the failures of failed kernels, and the clocks.  `budget_s` is for each kernel;
-    `patient` doubles it for kernels with a noisy reading among them.
+    """Each kernel's samples, the failures of failed kernels, and the clocks.  The budget is for each kernel; it doubles
+    for kernels with a noisy reading among them, unless the reading is one of a pair.
 
     If a kernel fails, each kernel is timed alone to find the failed one, and then the rest are timed together.  If
     the rest fail together but each runs alone, the samples taken alone are returned, and their method says so.
@@ -60,9 +56,16 @@ def time_together(
     device_clock, note = open_clock(device)
     with ClockWatch(gpu_uuid, device_clock) as watch:
         read = partial(
-            time_functions, device=device, seed=seed, observe=watch.read, timer=timer, flush=flush, renew=renew
+            time_functions,
+            device=device,
+            min_samples=settings.min_samples,
+            seed=settings.seed,
+            observe=watch.read,
+            timer=settings.timer,
+            flush=settings.flush,
+            renew=renew,
         )
-        timed, failures = _together_or_alone(read, ready, budget_s, patient)
+        timed, failures = _together_or_alone(read, ready, settings.budget_s, not settings.paired)
         clocks = watch.summary()
         return timed, failures, {**(clocks or {}), **note} or None
 

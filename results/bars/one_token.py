@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,14 +17,14 @@ from rooflab.bench.core.check import already_broken
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.running import ContextBroken, note
+from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.timed import time_together
-from rooflab.bench.core.timers.reading import reading_fields, why_invalid
+from rooflab.bench.core.timers.reading import why_invalid, with_reading
 from rooflab.bench.core.timers.stopwatch import Function
 from rooflab.bench.core.timers.timing import Samples
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels import _cuda, registry
 from rooflab.reference.spec import Case, get_scheme
-from rooflab.roofline.model import Cost
 
 FLOOR = "chain"
 DEPTHS = {"rope_and_cache": 2, "rmsnorm": 1, "fused_add_rmsnorm": 1, "silu_and_mul": 1}
@@ -94,7 +95,7 @@ def _beside(
     ready: dict[str, Function] = {name: Rotation(kernel, spec, copies) for name, kernel in kernels.items()}
     note([kernel.id for kernel in kernels.values()])
     gpu = (good[0].environment.get("gpu") or {}).get("uuid")
-    timed, failures, _ = time_together(ready | {FLOOR: floor}, device, KERNEL_S, context.seed, gpu)
+    timed, failures, _ = time_together(ready | {FLOOR: floor}, device, Settings(context.seed, KERNEL_S), gpu)
     if broken := already_broken(device):
         raise ContextBroken(broken)
     note(())
@@ -113,13 +114,16 @@ def _beside(
 
 def _record(timed: dict[str, Samples], record: Record) -> Record:
     """A kernel's record with the samples that were taken beside the floor's; the median of the floor is a metric."""
-    cost = Cost(read_bytes=record.least_bytes or 0.0, write_bytes=0.0, vector_flops=record.flops or 0.0)
-    fields = reading_fields(timed[str(record.kernel)], cost, record.traffic_bytes or cost.bytes, None)
-    if FLOOR in timed:
-        fields["metrics"] |= {f"{FLOOR}_median_ms": timed[FLOOR].median_s * 1e3}
-    latency_ms = fields["latency_median_ms"]
-    share = record.bound_ms / latency_ms if record.bound_ms and latency_ms else None
-    return replace(record, **fields | {"bound_fraction": share})
+    made = with_reading(record, timed[str(record.kernel)], record.clocks)
+    floor = {f"{FLOOR}_median_ms": timed[FLOOR].median_s * 1e3} if FLOOR in timed else {}
+    latency_ms = made.latency_median_ms or math.nan
+    return replace(
+        made,
+        metrics={**made.metrics, **floor},
+        flops_per_s=(record.flops or 0.0) / latency_ms * 1e3,
+        bytes_per_s=(record.traffic_bytes or record.least_bytes or 0.0) / latency_ms * 1e3,
+        bound_fraction=record.bound_ms / latency_ms if record.bound_ms else None,
+    )
 
 
 def _one_token(op: str, value: float, case: str) -> Bar:

@@ -8,14 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from rooflab.bench.core.record import L2State, pack_samples
+from rooflab.bench.core.record import L2State, Record, pack_samples
 from rooflab.bench.core.timers.timing import Samples
-from rooflab.roofline.model import Bound, Ceilings, Cost, Limiter, bound
+from rooflab.roofline.model import Ceilings, Cost, Limiter, bound
 
 ABOVE = 1.05
 """A reading beyond a limit by more than this factor is not noise."""
-RATES = ("flops_per_s", "bytes_per_s", "bound_fraction")
-"""A record's fields that are ratios to its latency."""
 CAUSES: dict[Limiter, str] = {
     "memory": "a cache held the data, or the cost counts bytes that the op need not touch",
     "tensor": "the cost counts work that these inputs do not need, or it was done in a lower precision",
@@ -115,28 +113,28 @@ def why_invalid(
     return samples.fault or check(cost=None, limits=None) or coarse or check(cost=cost, limits=limits)
 
 
-def reading_fields(samples: Samples, cost: Cost, moved: float, limit: Bound | None) -> dict[str, Any]:
-    """The fields of a record that hold a reading; `moved` are the bytes that its rate counts.
-
-    A latency of zero gives no rates, and non-finite samples give no latency either; the samples are kept.
-    """
+def with_reading(record: Record, samples: Samples, clocks: Mapping[str, Any] | None) -> Record:
+    """The record with a reading, but for its rates.  Non-finite samples give no latency; they are kept."""
     more = {
         "calls_per_sample": float(samples.calls_per_sample),
         "launch_floor_ms": None if samples.launch_floor_s is None else samples.launch_floor_s * 1e3,
         "kernel_busy_ms": None if samples.busy_s is None else samples.busy_s * 1e3,
         "first_call_ms": None if samples.first_call_s is None else samples.first_call_s * 1e3,
     }
-    times = {"p20": samples.p20_s, "median": samples.median_s, "p80": samples.p80_s}
-    median_s = samples.median_s if math.isfinite(samples.median_s) and samples.median_s > 0 else None
-    return {
-        "basis": "measured",
-        "timer": samples.method,
-        "l2_state": samples.l2_state,
-        **{f"latency_{name}_ms": value * 1e3 if math.isfinite(value) else None for name, value in times.items()},
-        "samples": pack_samples(samples.seconds),
-        "sample_count": len(samples.seconds),
-        "flops_per_s": cost.flops / median_s if median_s else None,
-        "bytes_per_s": moved / median_s if median_s else None,
-        "bound_fraction": limit.fraction(median_s) if limit and median_s else None,
-        "metrics": {name: value for name, value in more.items() if value is not None},
-    }
+    p20, median, p80 = (
+        seconds * 1e3 if math.isfinite(seconds) else None
+        for seconds in (samples.p20_s, samples.median_s, samples.p80_s)
+    )
+    return replace(
+        record,
+        basis="measured",
+        timer=samples.method,
+        l2_state=samples.l2_state,
+        latency_p20_ms=p20,
+        latency_median_ms=median,
+        latency_p80_ms=p80,
+        samples=pack_samples(samples.seconds),
+        sample_count=len(samples.seconds),
+        clocks=clocks,
+        metrics={name: value for name, value in more.items() if value is not None},
+    )
