@@ -9,6 +9,7 @@ import torch
 from fake_cuda import FakeCuda
 
 from rooflab.bench.core import timed
+from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.timed import time_together
 from rooflab.bench.core.timers import cuda as cuda_calls
 from rooflab.bench.core.timers.cuda import (
@@ -230,7 +231,9 @@ def test_a_function_that_cannot_be_captured_is_refused_by_name_and_takes_no_othe
     with pytest.raises(ValueError, match="UNSUPPORTED: bad cannot be captured in a CUDA graph .*; time it with events"):
         fake({"bad": synchronous})
     monkeypatch.setattr(timed, "time_functions", fake)
-    read, failures, _ = time_together({"bad": synchronous, "good": lambda: cuda.work(9e-6)}, CPU, 1e-9, 0, None)
+    read, failures, _ = time_together(
+        {"bad": synchronous, "good": lambda: cuda.work(9e-6)}, CPU, Settings(budget_s=1e-9), None
+    )
     assert list(read) == ["good"] and read["good"].median_s == pytest.approx(9e-6)
     assert failures["bad"].status == "UNSUPPORTED" and "stream is capturing" in failures["bad"].reason
 

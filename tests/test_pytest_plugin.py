@@ -16,9 +16,9 @@ from rooflab.bench import bench_kernels
 from rooflab.bench.core import functions as fixture
 from rooflab.bench.core.ceilings import ceilings
 from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.record import unpack_samples
+from rooflab.bench.core.record import Record, unpack_samples
+from rooflab.bench.core.timers.reading import with_reading
 from rooflab.bench.core.timers.timing import Samples
-from rooflab.bench.core.timers.trace import Activity
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark
 from rooflab.bench.plugin import timing as plugin_timing
 from rooflab.bench.plugin.plugin import Replay
@@ -141,11 +141,15 @@ def test_results_can_be_saved_and_compared(project, pytester):
 
 
 def test_noise_decides_no_comparison_and_alone_ends_with_13(project, pytester, monkeypatch):
+    here = snapshot().to_dict()
+
     def time_kernel(fn, args, *_, **limits):
         samples = Samples((args[0],) * 5, "a fake clock", "cold", noise="busy" if args[0] > 0.01 else "")
         others = 0.5 if args[0] == 7e-3 else 0.05
         probe_s = 5e-4 if args[0] == 8e-3 else 4e-4
-        return plugin_timing.Timed(samples, torch.device("cpu"), None, Activity((), None), None, others, probe_s)
+        noisy = ("NOISY", "busy") if samples.noise else ("OK", "")
+        made = Record(kind="bench", run_id="r", status=noisy[0], reason=noisy[1], environment=here, device="cpu")
+        return plugin_timing.Timed(with_reading(made, samples, None), "", others, probe_s)
 
     monkeypatch.setattr(plugin_timing, "time_kernel", time_kernel)
     pytester.makepyfile(

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from rooflab.bench.core import functions as fixture
+from rooflab.bench.core import measure
 from rooflab.bench.core.record import unpack_samples
+from rooflab.bench.core.timed import Observed
 from rooflab.bench.core.timers import tamper as check_tools
 from rooflab.bench.core.timers.timing import Samples
-from rooflab.bench.core.timers.trace import Activity
 from rooflab.bench.plugin import timing as plugin_timing
-from rooflab.bench.plugin.timing import Timed
 from rooflab.roofline.model import Ceilings, Cost, Traffic
 
 X = torch.tensor([1.0, -2.0, 0.0])
@@ -99,24 +99,26 @@ def test_results_of_timed_calls_are_judged():
         return x * 2 if len(calls) < 12 else x * 0
 
     assert "output 0: 4 of 4 elements off" in str(_time(tires, torch.ones(4), lambda x: x * 2).wrong)
-    assert _time(lambda x: x * 2, torch.ones(4), lambda x: x * 2).wrong is None
-    assert _time(lambda x: x.mul_(2), torch.ones(4), lambda x: x * 2).wrong is None, "it changes its input, and may"
+    assert _time(lambda x: x * 2, torch.ones(4), lambda x: x * 2).wrong == ""
+    assert _time(lambda x: x.mul_(2), torch.ones(4), lambda x: x * 2).wrong == "", "it changes its input, and may"
 
 
-CUDA = torch.device("cuda")
 CEILINGS = Ceilings("this", "datasheet", 1e9, {"fp32": 1e9}, 1e9)
 COST = Cost(512, 256, {"fp32": 1024.0})
 
 
 @pytest.fixture
 def info(monkeypatch):
-    """What is said of a reading on a GPU whose ceilings are known."""
-    monkeypatch.setattr(plugin_timing, "ceilings_for", lambda device: CEILINGS)
-    monkeypatch.setattr(plugin_timing, "limits_for", lambda device, ceilings: ceilings)
+    """What is said of a reading whose ceilings are known."""
+    monkeypatch.setattr(measure, "ceilings_for", lambda device: CEILINGS)
+    monkeypatch.setattr(measure, "observe", lambda ready, device: ({"fn": Observed(None, ("k1", "k2"), "abc")}, {}))
+    checked = fixture.check(torch.neg, [torch.ones(4)], None)
 
     def of(seconds, cost=COST, clocks=None, **options):
         samples = Samples((seconds,) * 3, "cuda events, launch gaps hidden", "cold", **options)
-        return plugin_timing.extra_info(Timed(samples, CUDA, clocks, Activity(("k1", "k2"), "abc"), None), cost)
+        monkeypatch.setattr(measure, "time_together", lambda ready, *_: ({"fn": samples}, {}, clocks))
+        timed = plugin_timing.time_kernel(torch.neg, [torch.ones(4)], checked, cost, budget_s=1.0, min_samples=3)
+        return plugin_timing.extra_info(timed, cost)
 
     return of
 
@@ -150,5 +152,5 @@ def test_an_amount_that_counts_no_work_is_refused_where_it_enters(bad):
 def test_roofs_that_are_not_known_say_so(monkeypatch, info):
     assert "no rate for fp8" in info(2e-6, Cost(512, 256, {"fp8": 1024.0}))["roof"]
     assert "roof" not in info(2e-6, None)
-    monkeypatch.setattr(plugin_timing, "ceilings_for", lambda device: None)
+    monkeypatch.setattr(measure, "ceilings_for", lambda device: None)
     assert info(2e-6)["roof"] == "unknown: no data sheet of this device is in the table"

@@ -53,7 +53,7 @@ def test_a_file_tells_its_op(words, file, folder, rooflab, monkeypatch):
 
 
 def test_the_benchmark_it_shows_runs(folder, project, pytester, monkeypatch):
-    monkeypatch.setattr("rooflab.bench.plugin.timing.ceilings_for", lambda device: None)  # measuring them takes seconds
+    monkeypatch.setattr("rooflab.bench.core.measure.ceilings_for", lambda device: None)  # measuring them takes seconds
     pytester.makepyfile(mine=(folder / "mine.py").read_text())
     pytester.makepyfile(test_mine=next(block for block in PYTHON if "kernel_benchmark" in block))
     project("--benchmark").assert_outcomes(passed=1)

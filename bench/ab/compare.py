@@ -27,7 +27,7 @@ from rooflab.bench.ab.output import power
 from rooflab.bench.ab.run import AbResult, AbSettings, run
 from rooflab.bench.ab.sides import Comparison, Reading, Side
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
-from rooflab.bench.core.functions import KEY, Function, FunctionOp, by_name, copied, named, op_of
+from rooflab.bench.core.functions import KEY, AsKernel, Function, FunctionOp, copied, op_of
 from rooflab.bench.core.record import Verdict
 from rooflab.bench.core.timers.stopwatch import FirstCall
 from rooflab.kernels._user_files import import_file
@@ -120,15 +120,25 @@ def _label(function: Callable[..., Any], otherwise: str) -> str:
 
 
 def prepare_functions(functions: Mapping[str, Any], seed: int) -> FunctionOp:
-    """The op of packed functions (`fn`, `reference`, `make_inputs`); its outputs have the reference's dtypes."""
+    """The op of packed functions (`fn`, `reference`, `make_inputs`); its outputs have the reference's dtypes.
+
+    Raises `ValueError` if there is no tensor among the inputs.
+    """
     fn, reference, make_inputs = (unpack(functions[name]) for name in ("fn", "reference", "make_inputs"))
-    noted, made = FirstCall(reference), make(make_inputs, seed)
-    own = copied(list(named(made).values()))
-    dtypes = [output.dtype for output in as_tuple(by_name(noted, made)(**dict(zip(named(made), own, strict=True))))]
-    op = op_of(fn, reference, partial(make, make_inputs), dtypes, seed)
-    if fn is reference:
-        op.kernel.fn.first_call_s = noted.first_call_s  # type: ignore[attr-defined]
-    return op
+    made = make(make_inputs, seed)
+    names, keywords, noted = list(named(made)), isinstance(made, Mapping), FirstCall(reference)
+    tensors = [value for value in named(made).values() if isinstance(value, torch.Tensor)]
+    if not tensors:
+        raise ValueError("make_inputs: expected at least one tensor, got none")
+
+    def called(function: Function) -> AsKernel:
+        return AsKernel(lambda own: partial(function, **own) if keywords else partial(function, *own.values()), names)
+
+    own = dict(zip(names, copied([*named(made).values()]), strict=True))
+    dtypes = [output.dtype for output in as_tuple(called(noted)(**own))]
+    kernel = called(fn)
+    kernel.first_call_s = noted.first_call_s if fn is reference else 0.0
+    return op_of(kernel, called(reference), lambda seed: named(make(make_inputs, seed)), dtypes, tensors[0].device)
 
 
 def check_functions(functions: Mapping[str, Any], seed: int) -> Reading:
@@ -189,3 +199,11 @@ def make(make_inputs: Function, seed: int) -> Any:
     """Inputs for a seed; if `make_inputs` takes no arguments, torch's own generators are seeded before the call."""
     torch.manual_seed(seed)
     return make_inputs(seed) if inspect.signature(make_inputs).parameters else make_inputs()
+
+
+def named(inputs: Any) -> dict[str, Any]:
+    """Inputs by name: a mapping keeps its names; a sequence, or a single argument, gets `arg0`, `arg1`..."""
+    if isinstance(inputs, Mapping):
+        return dict(inputs)
+    values = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    return {f"arg{index}": value for index, value in enumerate(values)}

@@ -158,8 +158,16 @@ def _function(job: Mapping[str, Any]) -> Reading:
 def _timed(
     kernel: registry.Kernel, spec: OpSpec, case: Case, scheme: Scheme, job: Mapping[str, Any], device: torch.device
 ) -> Reading:
-    settings = Settings(job["seed"], job["budget_s"], timer=job["timer"], checked=True, judge=job["judge"], paired=True)
     share = job["slow_down"]
+    settings = Settings(
+        job["seed"],
+        job["budget_s"],
+        timer=job["timer"],
+        checked=True,
+        judge=job["judge"],
+        paired=True,
+        roof=device.type == "cuda",  # a CPU has no limits that are known without a measurement
+    )
     run = Measurement(spec, scheme, device, settings)
     if share:
         run.wrap = lambda rotation: Slowed(rotation, share, device)

@@ -49,7 +49,8 @@ class Rotation:
                     self.first_call_s = max(self.first_call_s, time.perf_counter() - began)
                 outs = tuple(torch.empty_like(output) for output in outputs)
                 arguments["out"] = outs[0] if len(outs) == 1 else outs
-            self._calls.append(partial(kernel.fn, **planned(kernel, arguments)))
+            bind = getattr(kernel.fn, "bind", None)  # of a function that is no kernel
+            self._calls.append(bind(arguments) if bind else partial(kernel.fn, **planned(kernel, arguments)))
         self._turns = itertools.cycle(range(len(copies)))
 
     @property

@@ -36,7 +36,6 @@ from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.inputs import Planted
 from rooflab.bench.core.record import DeviceType, Record, Status
 from rooflab.bench.core.trial import Runner, Seen
-from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, Scheme
 
@@ -57,7 +56,6 @@ def check_kernel(
     RUNTIME_ERROR whose reason begins with `BROKEN`.  Raises what the spec raises on a case that it does not know.
     """
     device = torch.device(device)
-    pin_matmul_precision()
     priced = spec.make_inputs(case, scheme, torch.device("meta"), seed)
     runner = runner or Runner(kernel, spec, scheme, device)
     check = Check(kernel, spec, case, scheme, device, runner)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,11 +14,13 @@ import torch
 
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.failed import Failed
+from rooflab.bench.core.poison import same_bits
+from rooflab.bench.core.timers.stopwatch import FirstCall
 from rooflab.bench.core.timers.tamper import tampered
 from rooflab.bench.core.trial import PLAIN, Layout, Runner
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats, elementwise
-from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Scheme
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
 from rooflab.roofline.model import Cost
 
 KEY = "function"
@@ -87,83 +89,68 @@ class FunctionOp(NamedTuple):
     device: torch.device
 
 
+class AsKernel:
+    """A function called by keywords, as a kernel is.  `bind(inputs)` is the call alone, which a timer may repeat."""
+
+    def __init__(self, bind: Callable[[Inputs], Callable[[], Any]], names: Iterable[str]):
+        self.bind, self.first_call_s = bind, 0.0
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self.bind(inputs)()
+
+
 def op_of(
-    fn: Function, reference: Function, make: Callable[[int], Any], dtypes: Sequence[torch.dtype], seed: int
+    fn: AsKernel,
+    reference: AsKernel,
+    make: Callable[[int], Inputs],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
 ) -> FunctionOp:
-    """The op of `fn` on what `make(seed)` gives: a mapping by keyword, a sequence in order, or one argument.
+    """The op of `fn` on the inputs that `make(seed)` gives.
 
     The reference runs in its own precision and is the oracle; outputs have `dtypes`, and may differ by a few roundings.
-    Inputs keep the layout that `make` gives them.  Raises `ValueError` if there is no tensor among them.
+    Inputs keep the layout that `make` gives them.
     """
-    made = make(seed)
-    inputs = named(made)
-    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-    if not tensors:
-        raise ValueError("make_inputs: expected at least one tensor, got none")
+    strides = {name: value.stride() for name, value in make(0).items() if isinstance(value, torch.Tensor)}
 
     def spec_inputs(case: Case, scheme: Scheme, place: torch.device, seed: int) -> Inputs:
-        fresh = named(make(seed))
+        fresh = make(seed)
         return {name: _to_meta(value) for name, value in fresh.items()} if place.type == "meta" else fresh
-
-    def cost(args: Arguments) -> Cost:
-        # Nothing says what the function must read: a gather does not read most of its inputs.
-        return Cost(read_bytes=0.0, write_bytes=0.0)
 
     def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         return tuple(tolerance(dtype, right).to(right.device) for dtype, right in zip(dtypes, oracle, strict=True))
 
     def unsupported(given: Any) -> str | None:
-        for name, tensor in tensors.items():
+        for name, stride in strides.items():
             value = getattr(given, name, None)
-            if isinstance(value, torch.Tensor) and value.stride() != tensor.stride() and value.numel():
+            if isinstance(value, torch.Tensor) and value.stride() != stride and value.numel():
                 return f"{name} is not laid out as make_inputs lays it out"
         return None
 
     outputs = tuple(f"output {index}" for index in range(len(dtypes)))
     spec = OpSpec(
         name=KEY,
-        reference=by_name(reference, made),
+        reference=reference,
         make_inputs=spec_inputs,
-        cost=cost,
+        # Nothing says what the function must read: a gather does not read most of its inputs.
+        cost=lambda args: Cost(read_bytes=0.0, write_bytes=0.0),
         outputs=outputs,
         cases={"smoke": (Case(),)},
         tolerance=limits,
         output_dtypes=dict(zip(outputs, dtypes, strict=True)),
         schemes=("as made",),
     )
-    kernel = Kernel(
-        KEY, getattr(fn, "__name__", "fn"), "optimized", "torch", by_name(fn, made), unsupported=unsupported
-    )
-    scheme = Scheme("as made", torch.float32, torch.float32, torch.float32)
-    return FunctionOp(kernel, spec, Case(), scheme, next(iter(tensors.values())).device)
-
-
-def named(inputs: Any) -> dict[str, Any]:
-    """Inputs by name: a mapping keeps its names; a sequence, or a single argument, gets `arg0`, `arg1`..."""
-    if isinstance(inputs, Mapping):
-        return dict(inputs)
-    values = inputs if isinstance(inputs, tuple | list) else (inputs,)
-    return {f"arg{index}": value for index, value in enumerate(values)}
-
-
-def by_name(function: Function, made: Any) -> Function:
-    """`function` with keyword arguments: items of a mapping are passed by keyword, all other inputs in order."""
-    keywords = isinstance(made, Mapping)
-
-    def call(**inputs: Any) -> Any:
-        return function(**inputs) if keywords else function(*inputs.values())
-
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    call.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in named(made)])  # type: ignore[attr-defined]
-    return call
+    kernel = Kernel(KEY, "fn", "optimized", "torch", fn, unsupported=unsupported)
+    return FunctionOp(kernel, spec, Case(), Scheme("as made", torch.float32, torch.float32, torch.float32), device)
 
 
 def _to_meta(value: Any) -> Any:
     return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
-@dataclass(frozen=True)
-class Checked:
+class Checked(NamedTuple):
     """The result of checking a function before it is timed."""
 
     result: Any
@@ -174,6 +161,9 @@ class Checked:
     """What is wrong; empty where nothing is."""
     interpreted: bool
     """Whether Triton's interpreter ran it."""
+    op: FunctionOp
+    judged: bool
+    """Whether its timed calls can be judged: there is a reference, and it changes none of its arguments."""
 
 
 def check(fn: Function, args: Sequence[Any], reference: Function | None) -> Checked:
@@ -184,45 +174,60 @@ def check(fn: Function, args: Sequence[Any], reference: Function | None) -> Chec
     the result changes later.
     """
     expected = reference(*copied(args)) if reference is not None else None
-    result, interpreted = _watched(partial(fn, *copied(args)))
-    if tampering := tampered():
-        return Checked(result, expected, f"INVALID: {tampering}", interpreted)
-    faults = [] if reference is None else wrong(result, expected)
-    if not faults and not interpreted:
-        faults = _faults(fn, args, reference, _plain(result))
-    return Checked(result, expected, "; ".join(faults), interpreted)
-
-
-def _faults(fn: Function, args: Sequence[Any], reference: Function | None, outputs: Outputs) -> list[str]:
-    """What the check finds of a function whose first result had these outputs."""
-    inner = [place for place, value in enumerate(args) if isinstance(value, torch.Tensor) and _is_plain(value)]
-    if not inner or not outputs:
-        return []
-
-    def called(function: Function, tensors: Sequence[torch.Tensor]) -> Any:
-        own = dict(zip(inner, tensors, strict=True))
-        return function(*(own.get(place, value) for place, value in enumerate(args)))
-
-    def make(seed: int) -> list[Any]:
-        fresh = copied([args[place] for place in inner])
-        return fresh if seed == 0 else [_shifted(value) for value in fresh]
-
-    dtypes = [output.dtype for output in outputs]
-    right = reference or fn  # on copies, for it may change its arguments too
-    op = op_of(lambda *own: called(fn, own), lambda *own: called(right, copied(own)), make, dtypes, 0)
-    op = op._replace(kernel=replace(op.kernel, nondeterministic="its two runs may differ in their bits"))
-    runner = _AsItIs(op.kernel, op.spec, op.scheme, op.device)
+    first, own = FirstCall(fn), copied(args)
+    result, interpreted = _watched(partial(first, *own))
+    outputs = _plain(result)
+    op = _op_of_call(fn, args, reference or fn, [output.dtype for output in outputs], device_of(*args, result))
+    op.kernel.fn.first_call_s = first.first_call_s  # type: ignore[attr-defined]
+    fault = f"INVALID: {tampering}" if (tampering := tampered()) else ""
     if reference is not None:
+        fault = fault or "; ".join(wrong(result, expected))
+    if not fault and not interpreted and outputs and op.spec.parameters:
+        fault = _fault(op, reference is not None)
+    changes = any(not same_bits(args[place], own[place]) for place in _places(args))
+    return Checked(result, expected, fault, interpreted, op, reference is not None and not changes)
+
+
+def _places(args: Sequence[Any]) -> list[int]:
+    """Of the arguments that are tensors with memory of their own and strides."""
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    return [n for n, v in enumerate(args) if type(v) in kinds and v.layout == torch.strided and not v.is_meta]
+
+
+def _op_of_call(
+    fn: Function, args: Sequence[Any], reference: Function, dtypes: Sequence[torch.dtype], device: torch.device
+) -> FunctionOp:
+    """The op of one call, whose inputs are the tensors among `args`."""
+    names = {place: f"arg{place}" for place in _places(args)}
+
+    def full(inputs: Inputs) -> list[Any]:
+        return [inputs[names[place]] if place in names else value for place, value in enumerate(args)]
+
+    def make(seed: int) -> Inputs:
+        fresh = copied([args[place] for place in names])
+        return dict(zip(names.values(), fresh if seed == 0 else map(_shifted, fresh), strict=True))
+
+    called = AsKernel(lambda inputs: partial(fn, *full(inputs)), names.values())
+    # On copies, for it may change its arguments too.
+    right = AsKernel(lambda inputs: partial(reference, *copied(full(inputs))), names.values())
+    op = op_of(called, right, make, dtypes, device)
+    return op._replace(kernel=replace(op.kernel, nondeterministic="its two runs may differ in their bits"))
+
+
+def _fault(op: FunctionOp, judged: bool) -> str:
+    """What the check finds; without a judge, of one run."""
+    runner = _AsItIs(op.kernel, op.spec, op.scheme, op.device)
+    if judged:
         found = check_kernel(op.kernel, op.spec, op.case, op.scheme, op.device, planted=False, runner=runner)
-        return [] if found.status == "OK" else [found.reason]
+        return "" if found.status == "OK" else found.reason
     try:
         runner.begin()
-        runner.load("first", named(make(0)))
+        runner.load("first", op.spec.make_inputs(op.case, op.scheme, op.device, 0))
         runner.run("first")
         runner.settle()
     except Failed as failed:
-        return [failed.reason]
-    return []
+        return failed.reason
+    return ""
 
 
 class _AsItIs(Runner):
@@ -232,13 +237,11 @@ class _AsItIs(Runner):
         super().__init__(kernel, spec, scheme, device)
         self.free = tuple(parameter.name for parameter in spec.parameters)
 
+    def begin(self) -> None:
+        """Leaves the precision of products as the caller has set it."""
+
     def run(self, name: str, layout: Layout = PLAIN) -> Outputs:
         return super().run(name, replace(layout, elsewhere=False, twice=False))
-
-
-def _is_plain(value: torch.Tensor) -> bool:
-    """Whether a tensor has memory of its own and strides."""
-    return value.layout == torch.strided and not value.is_meta and type(value) in (torch.Tensor, torch.nn.Parameter)
 
 
 def _shifted(value: torch.Tensor) -> torch.Tensor:

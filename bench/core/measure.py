@@ -80,9 +80,10 @@ class Measurement:
 
     def __post_init__(self) -> None:
         check_timer(self.settings.timer, self.device.type)
-        pin_matmul_precision()
+        if not self.settings.checked:
+            pin_matmul_precision()
         self._known = snapshot(self.device.index or 0)
-        if self.ceilings is None and not (self.settings.paired and self.device.type == "cpu"):
+        if self.ceilings is None and self.settings.roof:
             self.ceilings = ceilings_for(self.device)
 
     def records(self, kernels: Sequence[Kernel], cases: Iterable[Case]) -> Iterator[Record]:

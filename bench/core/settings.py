@@ -35,8 +35,9 @@ class Settings:
     judge: bool = True
     """Whether timed calls get fresh values, and the outputs that the last ones leave are judged."""
     paired: bool = False
-    """Whether the reading is one of a pair, which a fresh process takes: then a spread of its samples is no noise, and
-    a CPU has no limits."""
+    """Whether the reading is one of a pair, which a fresh process takes: then a spread of its samples is no noise."""
+    roof: bool = True
+    """Whether there is a bound."""
 
     def __post_init__(self) -> None:
         if not self.budget_s > 0:

@@ -36,6 +36,7 @@ from rooflab.bench.core.poison import (
 from rooflab.bench.core.record import CheckedBy
 from rooflab.bench.core.timers import tamper
 from rooflab.kernels import _device
+from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import Kernel, interpreting
 from rooflab.reference.contract import __file__ as CONTRACT
 from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
@@ -114,7 +115,8 @@ class Runner:
         """The last call's outputs, and their values when they were read."""
 
     def begin(self) -> None:
-        """Refuses a kernel that cannot run here."""
+        """Refuses a kernel that cannot run here; sets the precision of torch's products."""
+        pin_matmul_precision()
         refusal = self.kernel.why_not_here(self.device)
         if refusal:
             raise failed_by(refusal)

@@ -279,7 +279,6 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
     ) -> Any:
         from rooflab.bench.core import functions
         from rooflab.bench.core.plain import plain
-        from rooflab.bench.core.timers.stopwatch import FirstCall
         from rooflab.bench.plugin import timing as plugin_timing
         from rooflab.roofline.model import Cost
 
@@ -293,19 +292,16 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         if named:  # by position, so that their tensors are copied and kept from change as the others are
             fn, args = _by_position(fn, tuple(named)), (*args, *named.values())
             reference = reference and _by_position(reference, tuple(named))
-        first = FirstCall(fn)
-        checked = _by_fn(benchmark, functions.check, first, args, reference)
+        checked = _by_fn(benchmark, functions.check, fn, args, reference)
         if checked.fault:
             _fail(benchmark, checked.fault)
         if benchmark.disabled:
             return benchmark.pedantic(lambda: checked.result)
         if checked.interpreted:
             pytest.skip(INTERPRETED)
-        limits = {**_limits(item), "first_call_s": first.first_call_s}
-        timed = _by_fn(benchmark, plugin_timing.time_kernel, fn, args, checked, **limits)
+        timed = _by_fn(benchmark, plugin_timing.time_kernel, fn, args, checked, cost, **_limits(item))
         info = plugin_timing.extra_info(timed, cost)
-        wrong = timed.wrong or (afterwards() if afterwards else None)
-        if wrong:
+        if timed.record.status in ("OK", "NOISY") and (wrong := timed.wrong or (afterwards() if afterwards else None)):
             info["status"] = f"INCORRECT: after timing: {wrong}"
         noisy = info["status"].startswith("NOISY: ")
         if info["status"] != "OK" and not noisy:
@@ -313,8 +309,9 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         if noisy:
             config.stash.setdefault(_NOISY, []).append(f"{item.nodeid}: {info['status']}")
         benchmark.extra_info.update(plain(info) | {"checked": reference is not None or afterwards is not None})
-        item.stash[_REPLAY].load(timed.samples.seconds)
-        return benchmark.pedantic(lambda: checked.result, rounds=len(timed.samples.seconds))
+        samples = timed.record.samples_s
+        item.stash[_REPLAY].load(samples)
+        return benchmark.pedantic(lambda: checked.result, rounds=len(samples))
 
     return run
 

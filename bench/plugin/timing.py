@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
 
 import torch
 
-from rooflab.bench.core.call import COPIES, free_bytes
-from rooflab.bench.core.ceilings.ceilings import ceilings_for, limits_for
-from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.functions import Checked, copied, device_of, wrong
-from rooflab.bench.core.poison import bits
-from rooflab.bench.core.record import pack_samples
-from rooflab.bench.core.timed import open_clock
-from rooflab.bench.core.timers.clocks import ClockWatch, shared
-from rooflab.bench.core.timers.reading import why_invalid
-from rooflab.bench.core.timers.timing import Samples, time_functions
-from rooflab.bench.core.timers.trace import Activity, NotRecorded, device_activity
+from rooflab.bench.core.functions import Checked, copied, wrong
+from rooflab.bench.core.measure import Measurement
+from rooflab.bench.core.record import Record
+from rooflab.bench.core.settings import Settings
 from rooflab.kernels._waiting import others_since, processor_time
-from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Ceilings, Cost, bound
 
 
-@dataclass(frozen=True)
-class Timed:
+class Timed(NamedTuple):
     """The result of timing a function."""
 
-    samples: Samples
-    device: torch.device
-    clocks: dict[str, Any] | None
-    activity: Activity
-    wrong: str | None
-    """What is wrong with the results of the timed calls; None if they are right."""
-    others: float | None = None
+    record: Record
+    wrong: str
+    """What is wrong with the result of a call after the timed ones; empty if it is right."""
+    others: float | None
     """The share of all processors' time that other processes took meanwhile; None if the system does not tell."""
-    probe_s: float | None = None
+    probe_s: float | None
     """Median seconds of `probe` in the same rounds, which tells how fast a CPU was meanwhile; None on a GPU."""
 
 
@@ -46,47 +32,30 @@ def time_kernel(
     fn: Callable[..., Any],
     args: Sequence[Any],
     checked: Checked,
+    cost: Cost | None = None,
     *,
     budget_s: float,
     min_samples: int,
-    first_call_s: float = 0.0,
 ) -> Timed:
-    """Times `fn(*args)` with `timing.time_functions` on the device of its tensors, on several copies of `args`.
+    """Times `fn(*args)`, which has been checked, on several copies of `args`, and judges one more call.
 
-    Then it judges what the timed calls left, unless `fn` changes its inputs, and one more call.  `first_call_s` are the
-    seconds of the first call, which the check made.  On a CPU each round times `probe` too.
+    What the timed calls left is judged too, unless `fn` changes its inputs.  On a CPU each round times `probe` too.
     """
-    tensors = [value for value in (*args, checked.result) if isinstance(value, torch.Tensor)]
-    device = device_of(*args, checked.result)
-    fit = int(free_bytes(device) / 4 / max(1, nbytes(*tensors)))
-    copies = [copied(args) for _ in range(max(1, min(COPIES, fit)))]
-    turns = itertools.cycle(range(len(copies)))
-    last: list[Any] = [None] * len(copies)
-
-    def call() -> None:
-        turn = next(turns)
-        last[turn] = fn(*copies[turn])
-
-    functions = {"fn": call} | ({"probe": probe()} if device.type == "cpu" else {})
-    gpu = snapshot(device.index or 0).gpu if device.type == "cuda" else None
-    device_clock, note = open_clock(device)
+    op, beside = checked.op, {"probe": probe()} if checked.op.device.type == "cpu" else {}
+    spec = op.spec if cost is None else replace(op.spec, cost=lambda args: cost)
+    settings = Settings(
+        budget_s=budget_s / (1 + len(beside)),
+        min_samples=min_samples,
+        checked=True,
+        judge=checked.judged,
+        roof=cost is not None,
+    )
+    run = Measurement(spec, op.scheme, op.device, settings, beside=beside)
     began = processor_time()
-    with ClockWatch(gpu.uuid if gpu else None, device_clock) as watch:
-        timed = time_functions(
-            functions, device, budget_s=budget_s, more_s=budget_s, min_samples=min_samples, observe=watch.read
-        )
+    (record,) = run.records([op.kernel], [op.case])
     others = others_since(began)
-    clocks = {**(watch.summary() or {}), **note} or None
-    activity = Activity((), None)
-    if device.type == "cuda":
-        with suppress(NotRecorded):  # another profiler runs: the reading then lists no device kernels
-            activity = device_activity(call, device)
-    found = _wrong_afterwards(last, copies, args, checked.expected)
-    if found is None and checked.expected is not None:
-        found = _wrong_afterwards([fn(*copied(args))], [], args, checked.expected)
-    samples = replace(timed["fn"], first_call_s=max(first_call_s, timed["fn"].first_call_s or 0.0))
-    probed_s = timed["probe"].median_s if "probe" in timed else None
-    return Timed(samples, device, clocks, activity, found, others, probed_s)
+    bad = wrong(fn(*copied(args)), checked.expected) if checked.expected is not None else []
+    return Timed(record, "; ".join(bad), others, run.beside_s.get("probe"))
 
 
 def probe() -> Callable[[], None]:
@@ -105,55 +74,31 @@ def probe() -> Callable[[], None]:
     return work
 
 
-def _wrong_afterwards(
-    results: Sequence[Any], copies: Sequence[Sequence[Any]], args: Sequence[Any], expected: Any
-) -> str | None:
-    """The fault of the last result on each copy of `args`; None if right, or if the function changed its inputs."""
-    if expected is None or not all(_same(copy, args) for copy in copies):
-        return None
-    for result in results:
-        if result is not None and (bad := wrong(result, expected)):
-            return "; ".join(bad)
-    return None
-
-
-def _same(copy: Sequence[Any], args: Sequence[Any]) -> bool:
-    return all(
-        not isinstance(was, torch.Tensor) or was.is_meta or torch.equal(bits(value), bits(was))
-        for value, was in zip(copy, args, strict=True)
-    )
-
-
 def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
     """The JSON values stored next to pytest-benchmark's statistics; `record.unpack_samples` reads `samples`.
 
     They hold what an A/B needs from a reading: every sample in time order, the method, the machine, and the clocks.
     """
-    samples, device = timed.samples, timed.device
-    environment = snapshot(device.index or 0)
+    record, environment = timed.record, timed.record.environment
     info: dict[str, Any] = {
-        "device": environment.gpu.name if device.type == "cuda" and environment.gpu else environment.cpu,
-        "device_type": device.type,
-        "machine_key": environment.machine_key,
-        "timer": samples.method,
-        "l2_state": samples.l2_state,
-        "calls_per_sample": samples.calls_per_sample,
-        "samples": pack_samples(samples.seconds),
-        "first_call_s": samples.first_call_s,
-        "clocks": timed.clocks,
+        "device": environment["gpu"]["name"] if record.device == "cuda" else environment["cpu"],
+        "device_type": record.device,
+        "machine_key": environment["machine_key"],
+        "timer": record.timer,
+        "l2_state": record.l2_state,
+        "calls_per_sample": int(record.metrics.get("calls_per_sample", 1)),
+        "samples": record.samples,
+        "first_call_s": record.metrics.get("first_call_ms", 0.0) / 1e3,
+        "clocks": record.clocks,
         "others": timed.others,
         "probe_s": timed.probe_s,
-        "device_kernels": list(timed.activity.kernels or samples.kernels),
-        "activity_hash": timed.activity.hash,
+        "device_kernels": list(record.device_kernels),
+        "activity_hash": record.activity_hash,
         **({"cost": asdict(cost)} if cost else {}),
     }
-    ceilings = ceilings_for(device) if cost is not None else None
-    limits = limits_for(device, ceilings) if ceilings else None
-    fault = why_invalid(samples, cost, limits, timed.clocks)
-    noise = samples.noise or shared(timed.clocks)
-    info["status"] = f"INVALID: {fault}" if fault else f"NOISY: {noise}" if noise else "OK"
-    seconds = samples.median_s
-    if cost is None or not seconds > 0 or noise:
+    info["status"] = f"{record.status}: {record.reason}" if record.status != "OK" else "OK"
+    seconds = (record.latency_median_ms or 0.0) / 1e3
+    if cost is None or not seconds > 0 or record.status == "NOISY":
         return info
     info |= {
         "flops": cost.flops,
@@ -163,7 +108,7 @@ def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
     }
     if cost.bytes:
         info["intensity_flop_per_byte"] = cost.intensity
-    return info | _roofs(cost, seconds, ceilings)
+    return info | _roofs(cost, seconds, Ceilings(**record.ceilings) if record.ceilings else None)
 
 
 def _roofs(cost: Cost, seconds: float, ceilings: Ceilings | None) -> dict[str, Any]:
