@@ -4,7 +4,25 @@
 // `chunks * passes` chunks, dealt to the blocks in turn, so that no block waits between passes and the last round is a
 // small part of the whole. The arrays hold a whole number of chunks.
 
-__device__ __forceinline__ Vector load(const Vector* from) { return LEVEL_L2 ? load_from_l2(from) : load_once(from); }
+// From L2 past L1 (`cg`); from HBM through the read-only path, with nothing kept in L1.
+__device__ __forceinline__ Vector load(const Vector* from) {
+    Vector v;
+    if (LEVEL_L2)
+        asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                     : "l"(from));
+    else
+        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                     : "l"(from));
+    return v;
+}
+
+__device__ __forceinline__ void store(Vector* to, Vector v) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]),
+                 "r"(v.word[3])
+                 : "memory");
+}
 
 // Calls `take(first vector of this thread)` for every chunk that falls to this block.
 template <typename Take>
