@@ -15,7 +15,7 @@ from rooflab.bench.core.record import Record, pack_samples
 from rooflab.bench.core.timers.timing import Samples
 from rooflab.kernels._cuda import CudaCompileError
 
-CARD = Card(torch.device("cpu"), sm=90, sms=132, l2_bytes=2**20, free_bytes=1e9)
+CARD = Card(torch.device("cpu"), sm=90, sms=132, l2_bytes=2**20)
 CUDA = torch.device("cuda")
 GPU = Gpu("NVIDIA H200", "GPU-1", 141 * 10**9, 132, 60 * 2**20, "580.1", 1980, 3201, 700.0, True, False)
 ON_H200 = replace(snapshot(), gpu=GPU, machine_key="nvidia-h200-16c-00000000")
@@ -100,7 +100,7 @@ def test_shapes_of_other_work_per_repeat_get_launches_as_long(world, monkeypatch
 
 
 def test_hbm_has_its_passes_and_a_cold_cache(world, monkeypatch):
-    kernel = world.kernel(rate=4e12, work=1e9, fixed_repeats=2, cold=True)
+    kernel = world.kernel(rate=4e12, work=1e9, fixed_repeats=2)
     (reading,) = measure(world, monkeypatch, [kernel])
     assert world.timed == [(["0 half", "0 whole"], True, None)] and reading.l2_state == "cold"
     assert value_of(reading) == pytest.approx(4e12)
@@ -214,7 +214,7 @@ def test_the_budget_is_shared_by_all_limits_of_a_hopper(world, monkeypatch):
 
 def reading(limit, rate=1e12, *, dtype=None, status="OK", seconds=(1.0, 1.0), clock_hz=None, **fields):
     """The record of one launch shape on an H200, with this rate, or with these times of a launch."""
-    unit = module.unit_of(limit)
+    unit, _ = module.kind_of(limit)
     metrics = {"work": rate * seconds[0] if seconds else 0.0}
     metrics |= {"sm_clock_hz": clock_hz} if clock_hz else {}
     if status == "OK":

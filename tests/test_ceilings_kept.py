@@ -130,11 +130,6 @@ def test_a_damaged_file_counts_for_nothing(card, text):
     assert kept_limits(CUDA) == ([], "what is kept is damaged or of another version")
 
 
-def test_without_a_gpu_there_are_none():
-    if not torch.cuda.is_available():
-        assert kept_limits(CUDA) == ([], "there is no GPU")
-
-
 def test_bounds_use_what_was_measured_and_else_the_data_sheet(card):
     assert ceilings_for(CUDA) == H200.ceilings() and not card.budgets, "asking for a bound measures nothing"
     measure_limits(CUDA)

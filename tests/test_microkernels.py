@@ -15,7 +15,7 @@ from rooflab.kernels._cuda import compile_cubin, compiler_log
 
 SMS = 132
 THREADS_PER_SM, REGISTERS_PER_SM, SHARED_PER_BLOCK = 2048, 65536, 232448 - 1024
-CARD = Card(torch.device("cpu"), sm=90, sms=SMS, l2_bytes=2**20, free_bytes=1e9)
+CARD = Card(torch.device("cpu"), sm=90, sms=SMS, l2_bytes=2**20)
 
 
 @dataclass
@@ -185,7 +185,7 @@ def test_mma_sync_has_accumulators_that_do_not_wait_for_each_other(case):
 )
 def test_mma_sync_compiles_for_other_architectures(sm):
     arch = "sm_120a" if sm == 120 else f"sm_{sm}"
-    cases = made(mma_sync, Card(CARD.device, sm, 8, CARD.l2_bytes, CARD.free_bytes), arch)
+    cases = made(mma_sync, Card(CARD.device, sm, 8, CARD.l2_bytes), arch)
     assert {kernel.dtype for _, kernel, _ in cases} == {"bf16", "fp16", "tf32"} | ({"fp8_e4m3"} if sm > 80 else set())
     limits = {}
     for limit, _, recorded in cases:
@@ -208,7 +208,7 @@ def test_memory_and_arithmetic_compile_for_an_ampere():
 
 def test_no_wgmma_where_there_is_none_and_no_fp8_that_is_converted():
     def groups(sm, maker):
-        return list(maker(Card(CARD.device, sm, 8, CARD.l2_bytes, CARD.free_bytes), Recorded))
+        return list(maker(Card(CARD.device, sm, 8, CARD.l2_bytes), Recorded))
 
     assert groups(89, wgmma) == [] and groups(100, wgmma) == [] and groups(75, mma_sync) == []
     last = {sm: dtypes_of(sm)[-1] for sm in (80, 89, 90, 100, 120)}

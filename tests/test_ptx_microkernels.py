@@ -19,7 +19,7 @@ from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.results import LaunchResult
 from rooflab.kernels._cuda import CudaCompileError, CudaKernel, load
 
-CARD = Card(torch.device("cpu"), sm=90, sms=2, l2_bytes=2**14, free_bytes=1e9)
+CARD = Card(torch.device("cpu"), sm=90, sms=2, l2_bytes=2**14)
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import torch
 
 from rooflab.bench.core import record_files
 from rooflab.bench.core.ceilings.cpu_limits import measure_cpu
-from rooflab.bench.core.ceilings.cuda_limits import measure_cuda, microkernels_hash, rate_of, unit_of
+from rooflab.bench.core.ceilings.cuda_limits import kind_of, measure_cuda, microkernels_hash, value_in
 from rooflab.bench.core.environment import Environment, snapshot
 from rooflab.bench.core.record import Record
 from rooflab.kernels._files import write_whole
@@ -81,23 +81,18 @@ def kept_limits(device: torch.device) -> tuple[list[Record], str]:
     and the microkernels; on a CPU torch and its threads.  NVML cannot report a locked clock (`nvidia-smi -lgc`): a lock
     during the measurement shows in the records' throttle reasons, a later one in the clocks of each record.
     """
-    environment = _environment(device)
-    if device.type == "cuda" and environment.gpu is None:
-        return [], "there is no GPU"
-    path = _file(environment, device)
-    records, reason = _read(path, device, environment) if path.is_file() else ([], "none were measured on this device")
-    return (records, reason) if records else (_noisy.get((path, environment.threads), []), reason)
-
-
-def _read(path: Path, device: torch.device, environment: Environment) -> tuple[list[Record], str]:
+    environment, path = _environment(device), _file(device)
+    noisy = _noisy.get((path, environment.threads), [])
+    if not path.is_file():
+        return noisy, "none were measured on this device"
     try:
         records = record_files.read(path)
         then = _conditions(records[0].environment, device)
         here = _conditions(environment.to_dict() | {"microkernels": microkernels_hash()}, device)
         other = [f"{name} {then[name]}, and it is {value}" for name, value in here.items() if then[name] != value]
     except (ValueError, LookupError, TypeError):
-        return [], "what is kept is damaged or of another version"
-    return ([], f"they were measured with {other[0]}") if other else (records, assemble(records, device)[1])
+        return noisy, "what is kept is damaged or of another version"
+    return (noisy, f"they were measured with {other[0]}") if other else (records, assemble(records, device)[1])
 
 
 def _environment(device: torch.device) -> Environment:
@@ -108,10 +103,12 @@ _snapshot = cache(snapshot)
 """Once per process: it calls git and NVML, and driver and clock limits do not change during a process."""
 
 
-def _file(environment: Environment, device: torch.device) -> Path:
+def _file(device: torch.device) -> Path:
+    environment = _environment(device)
     name = environment.machine_key
-    if device.type == "cuda" and environment.gpu:
-        name += f".cuda-{hashlib.sha256(environment.gpu.uuid.encode()).hexdigest()[:8]}"
+    if device.type == "cuda":
+        uuid = environment.gpu.uuid if environment.gpu else ""
+        name += f".cuda-{hashlib.sha256(uuid.encode()).hexdigest()[:8]}"
     return cache_folder() / "ceilings" / f"{name}.jsonl"
 
 
@@ -122,57 +119,47 @@ def _conditions(environment: Mapping[str, Any], device: torch.device) -> dict[st
 
 
 def measure_limits(
-    device: torch.device, budget_s: float | None = None, advance: Callable[[str], None] = lambda limit: None
+    device: torch.device,
+    budget_s: float | None = None,
+    advance: Callable[[str], None] = lambda limit: None,
+    raising: bool = False,
 ) -> tuple[list[Record], str]:
     """Measures this machine's limits and keeps their records; returns these, and why they give no ceilings or "".
 
     Limits of a GPU that give no ceilings replace none that do, and NOISY limits of a CPU count for this process only.
-    `advance` is called once for each limit of a GPU.  Raises `ValueError` where CuPy, which launches the microkernels,
-    is not installed, and if the cache folder cannot be written to.
+    `advance` is called once for each limit of a GPU; `raising` keeps, of each limit, the better of what was kept and
+    what was measured.  Raises `ValueError` where CuPy, which launches the microkernels, is not installed, and if the
+    cache folder cannot be written to.
     """
-    records, reason = _measured(device, BUDGET_S[device.type] if budget_s is None else budget_s, advance)
-    before, missing = kept_limits(device)
-    if reason and before and not missing:
-        return records, f"{reason}; those of {max(record.timestamp for record in before)} are kept"
-    return _kept(records, device), reason
-
-
-def _measured(device: torch.device, budget_s: float, advance: Callable[[str], None]) -> tuple[list[Record], str]:
     check_writable("ROOFLAB_CACHE", cache_folder())
-    environment = _environment(device)
+    environment, path = _environment(device), _file(device)
     if device.type == "cpu":
-        records = measure_cpu(environment, budget_s)
+        records = measure_cpu(environment, budget_s or BUDGET_S["cpu"])
     else:
-        records = measure_cuda(device, environment, budget_s, advance)
-    return records, assemble(records, device)[1]
-
-
-def _kept(records: Sequence[Record], device: torch.device) -> list[Record]:
-    """Keeps the records, each with the ceilings that they give together."""
+        records = measure_cuda(device, environment, budget_s or BUDGET_S["cuda"], advance)
+    _, reason = assemble(records, device)
+    before, missing = kept_limits(device)
+    if raising:
+        records = better(before, records)
+    elif reason and before and not missing:
+        return records, f"{reason}; those of {max(record.timestamp for record in before)} are kept"
     found, _ = assemble(records, device)
     records = [replace(record, ceilings=asdict(found) if found else None) for record in records]
-    environment = _environment(device)
-    path = _file(environment, device)
     if found and found.noise:
         _noisy[path, environment.threads] = records
         LOG.warning("ceilings: NOISY: %s", found.noise)
     else:
         write_whole(path, "".join(f"{record.to_json()}\n" for record in records))
-    return records
+    return records, reason
 
 
 def raise_ceilings(known: Ceilings, device: torch.device) -> Ceilings:
-    """Measures again after a reading above the measured ceilings `known`, and keeps the better records of each limit,
-    so that a busy machine lowers no rate.
+    """Measures again after a reading above the measured ceilings `known`; a busy machine lowers no rate of them.
 
-    Where the measurement yields no ceilings, the records before still count, and a note says why.
+    Where the measurement yields no ceilings, what was kept still counts, and a note says why.
     """
-    before, _ = kept_limits(device)
     try:
-        again, missing = _measured(device, RAISE_S[device.type], lambda limit: None)
-        records = better(before, again)
-        if assemble(records, device)[0]:
-            _kept(records, device)
+        _, missing = measure_limits(device, RAISE_S[device.type], raising=True)
     except ValueError as error:
         missing = str(error)
     if missing:
@@ -276,14 +263,14 @@ def limit_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 def _row(record: Record) -> dict[str, Any]:
     limit, measured, clock_hz = str(record.kernel), value_of(record), record.metrics.get("sm_clock_hz")
-    count = unit_of(limit)
+    count, _ = kind_of(limit)
     letter, scale = ("G", 1e9) if record.device == "cpu" else ("T", 1e12)
     unit = {"byte": f"{letter}B/s", "flop": f"{letter}FLOP/s", "op": f"{letter}op/s", "launch": "us"}[count]
     scale = 1e-6 if count == "launch" else scale
     known = identify(record.environment["gpu"]["name"]) if record.device == "cuda" else None
-    sheet = rate_of(known.ceilings(), limit, record.scheme) if known else None
+    sheet = value_in(known.ceilings(), record) if known else None
     held = known.ceilings(min(clock_hz, known.max_clock_hz)) if known and clock_hz is not None else None
-    at_clock = rate_of(held, limit, record.scheme) if held else None
+    at_clock = value_in(held, record) if held else None
     beside = at_clock or sheet
     return {
         "limit": limit,

@@ -54,7 +54,7 @@ def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
         return start.double().sum(0) @ whole.T
 
     return summing(
-        compiled(load, "arithmetic", "fma_fp32", {**shape._asdict(), "rsqrt": 0}),
+        compiled(load, "arithmetic", "fma_fp32", shape._asdict(), '#define SPECIAL "ex2"'),
         [start],
         sums,
         expected,
@@ -84,7 +84,7 @@ def _special(card: Card, load: Load, shape: VectorShape, name: str) -> Microkern
         return total
 
     return summing(
-        compiled(load, "arithmetic", "special_function", {**shape._asdict(), "rsqrt": int(name == "rsqrt")}),
+        compiled(load, "arithmetic", "special_function", shape._asdict(), f'#define SPECIAL "{name}"'),
         [first],
         sums,
         expected,

@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from rooflab.bench.core.call import free_bytes
-from rooflab.bench.core.ceilings.compute import SPECIALS, mma_sync, vector, wgmma
+from rooflab.bench.core.ceilings.compute import mma_sync, vector, wgmma
 from rooflab.bench.core.ceilings.microkernel import HERE, Card, Microkernel
 from rooflab.bench.core.ceilings.streams import empty, streams
 from rooflab.bench.core.environment import Environment
@@ -48,8 +47,7 @@ def card_of(device: torch.device) -> Card:
     """The card as torch reports it."""
     properties: Any = torch.cuda.get_device_properties(device)
     major, minor = torch.cuda.get_device_capability(device)
-    sms, l2_bytes = properties.multi_processor_count, properties.L2_cache_size
-    return Card(device, 10 * major + minor, sms, l2_bytes, free_bytes(device))
+    return Card(device, 10 * major + minor, properties.multi_processor_count, properties.L2_cache_size)
 
 
 def microkernels_hash() -> str:
@@ -99,7 +97,7 @@ def compile_microkernels() -> int:
         return lambda *arguments, **named: None
 
     for maker in MAKERS:
-        list(maker(Card(torch.device("cpu"), 90, 1, 2**20, 2.0**33), load))
+        list(maker(Card(torch.device("cpu"), 90, 1, 2**20), load))
     empty(load)
     for source, options in sources:
         _cuda.compile_cubin(source, options=options)
@@ -107,28 +105,27 @@ def compile_microkernels() -> int:
 
 
 Unit = Literal["byte", "flop", "op", "launch"]
+KINDS: dict[str, tuple[Unit, str]] = {
+    "hbm_": ("byte", "hbm_bytes_per_s"),
+    "memory ": ("byte", "hbm_bytes_per_s"),
+    "l2_": ("byte", "l2_bytes_per_s"),
+    "ex2": ("op", "sfu_ops_per_s"),
+    "rsqrt": ("op", "sfu_ops_per_s"),
+    "launch ": ("launch", "launch_floor_s"),
+}
+"""What a limit counts, and its field in `Ceilings`, by the beginning of its name; all others count FLOPs."""
 
 
-def unit_of(limit: str) -> Unit:
-    """What a limit counts, by its name."""
-    if limit.startswith(("hbm_", "l2_", "memory ")):
-        return "byte"
-    return "launch" if limit.startswith("launch ") else "op" if limit in SPECIALS else "flop"
+def kind_of(limit: str) -> tuple[Unit, str]:
+    """What a limit counts, and its field in `Ceilings`."""
+    return next((kind for start, kind in KINDS.items() if limit.startswith(start)), ("flop", "vector_flops_per_s"))
 
 
-def rate_of(ceilings: Ceilings, limit: str, dtype: str | None) -> float | None:
-    """The value of a limit in `ceilings`, in its unit per second, of a launch in seconds; None where there is none."""
-    if dtype is not None:
-        return ceilings.tensor_flops_per_s.get(dtype)
-    if limit.startswith("l2_"):
-        return ceilings.l2_bytes_per_s
-    by_unit: dict[Unit, float | None] = {
-        "byte": ceilings.hbm_bytes_per_s,
-        "flop": ceilings.vector_flops_per_s,
-        "op": ceilings.sfu_ops_per_s,
-        "launch": ceilings.launch_floor_s or None,
-    }
-    return by_unit[unit_of(limit)]
+def value_in(ceilings: Ceilings, record: Record) -> float | None:
+    """The value of a record's limit in `ceilings`: per second, of a launch in seconds; None where there is none."""
+    if record.scheme is not None:
+        return ceilings.tensor_flops_per_s.get(record.scheme)
+    return getattr(ceilings, kind_of(str(record.kernel))[1]) or None
 
 
 def _failed(record: Record, error: Exception) -> Record:
@@ -164,7 +161,7 @@ def _shapes(kernels: Sequence[Microkernel], blank: Record, time: Time, share_s: 
             for index, kernel in enumerate(usable):
                 functions[f"{index} whole"] = partial(kernel.launch, repeats[index])
                 functions[f"{index} half"] = partial(kernel.launch, repeats[index] // 2)
-            timed = time(functions, budget_s=share_s, cold=usable[0].cold, observe=watch.read)
+            timed = time(functions, budget_s=share_s, cold=usable[0].fixed_repeats is not None, observe=watch.read)
         except RuntimeError as error:
             return failed + [_failed(record, error) for record in checked if record.status == "OK"]
         clocks = watch.summary()
@@ -199,7 +196,7 @@ def _judged(kernel: Microkernel, repeats: int, whole: Samples, half: Samples, bl
     share = half.median_s / whole.median_s if whole.median_s else 0.0
     gpu = blank.environment["gpu"]
     known = identify(gpu["name"]) if gpu else None
-    most = rate_of(known.ceilings(known.max_clock_hz), kernel.limit, kernel.dtype) if known else None
+    most = value_in(known.ceilings(known.max_clock_hz), record) if known else None
     reason = whole.fault
     if not reason and throttled:
         reason = f"the card was throttled ({', '.join(throttled)})"
@@ -224,7 +221,7 @@ def _floor(timer: str, blank: Record, time: Time, share_s: float) -> Record:
 
 def _timed(record: Record, samples: Samples, work: float, reason: str) -> Record:
     """The record with the samples of launches of `work`; with a `reason` it is INVALID and has no rate."""
-    unit = unit_of(str(record.kernel))
+    unit, _ = kind_of(str(record.kernel))
     rate = None if reason else work / samples.median_s
     metrics = {**record.metrics, "work": work}
     if rate is not None and unit == "launch":

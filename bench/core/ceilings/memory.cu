@@ -1,20 +1,15 @@
-// Streams 16-byte vectors through HBM or, where LEVEL_L2 is 1 and the arrays are small, through L2.
+// Streams 16-byte vectors through HBM or, where the arrays are small, through L2. LOAD is the instruction that
+// `streams.py` names.
 //
 // One thread block takes a chunk of UNROLL * THREADS vectors at a time. All passes over the arrays are one sequence of
 // `chunks * passes` chunks, dealt to the blocks in turn, so that no block waits between passes and the last round is a
 // small part of the whole. The arrays hold a whole number of chunks.
 
-// From L2 past L1 (`cg`); from HBM through the read-only path, with nothing kept in L1.
 __device__ __forceinline__ Vector load(const Vector* from) {
     Vector v;
-    if (LEVEL_L2)
-        asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
-                     : "l"(from));
-    else
-        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
-                     : "l"(from));
+    asm volatile(LOAD ".v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                 : "l"(from));
     return v;
 }
 

@@ -32,8 +32,6 @@ class Card:
     """Compute capability, 90 for Hopper."""
     sms: int
     l2_bytes: int
-    free_bytes: float
-    """Memory that the microkernels may allocate."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +52,9 @@ class Microkernel:
     """The SM clock during the last launch, in Hz; None if the kernel does not read the clock."""
     dtype: str | None = None
     """Operand dtype of matrix products."""
-    cold: bool = False
-    """Whether the timer must empty L2 before each launch."""
     fixed_repeats: int | None = None
-    """Repeats per launch if the data size fixes the time of a launch; None lets the timer choose the repeats."""
+    """Repeats per launch if the data size fixes the time of a launch, before which the timer then empties L2; None lets
+    the timer choose the repeats."""
 
 
 def compiled(load: Load, name: str, kernel: str, macros: Mapping[str, int], prelude: str = "") -> Launchable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -52,11 +52,12 @@ ACCESSES = {"read": 1, "write": 1, "copy": 2, "triad": 3}
 
 
 def streams(card: Card, load: Load) -> Iterator[list[Microkernel]]:
-    """Yields those of HBM's four accesses, then of L2's.
-
-    Raises `torch.cuda.OutOfMemoryError` if HBM's arrays do not fit in free memory.
-    """
-    arrays = _arrays(card)
+    """Yields those of HBM's four accesses, then of L2's."""
+    words = _whole_chunks(HBM_TIMES_L2 * card.l2_bytes)
+    generator = torch.Generator(card.device).manual_seed(0)
+    # All fields of the numbers hold random bits, because the power of a transfer depends on the data.
+    made = (torch.randn(words, generator=generator, device=card.device) for _ in range(3))
+    arrays = [array.view(torch.int32) for array in made]
     for access in ACCESSES:
         shapes = SHAPES + (ONE_CHUNK_SHAPES if access != "read" else ())
         yield [_stream(card, load, access, shape, arrays, HBM_PASSES) for shape in shapes]
@@ -72,27 +73,15 @@ def _whole_chunks(nbytes: float) -> int:
     return max(1, chunks) * LARGEST_CHUNK * VECTOR_BYTES // 4
 
 
-def _arrays(card: Card) -> list[torch.Tensor]:
-    nbytes = HBM_TIMES_L2 * card.l2_bytes
-    needed, free = 6 * nbytes, card.free_bytes
-    if needed > free:
-        text = f"expected {needed / 1e9:.1f} GB free for arrays beyond L2, got {free / 1e9:.1f}"
-        raise torch.cuda.OutOfMemoryError(text)
-    words = _whole_chunks(nbytes)
-    generator = torch.Generator(card.device).manual_seed(0)
-    # All fields of the numbers hold random bits, because the power of a transfer depends on the data.
-    made = (torch.randn(words, generator=generator, device=card.device) for _ in range(3))
-    return [array.view(torch.int32) for array in made]
-
-
 def _stream(
     card: Card, load: Load, access: str, shape: StreamShape, arrays: list[torch.Tensor], passes: int | None = None
 ) -> Microkernel:
     """The microkernel of one access and shape.  `passes` is given for HBM, where a launch's repeats are fixed."""
     threads, blocks_per_sm, unroll, every_chunk = shape
-    level = "hbm" if passes else "l2"
-    macros = {"threads": threads, "blocks_per_sm": blocks_per_sm, "unroll": unroll, "level_l2": int(level == "l2")}
-    kernel = compiled(load, "memory", f"stream_{access}", macros)
+    macros = {"threads": threads, "blocks_per_sm": blocks_per_sm, "unroll": unroll}
+    # HBM: through the read-only path, with nothing kept in L1.  L2: past L1.
+    instruction = "ld.global.nc.L1::no_allocate" if passes else "ld.global.cg"
+    kernel = compiled(load, "memory", f"stream_{access}", macros, f'#define LOAD "{instruction}"')
     if access == "triad":  # the same count as its launch bounds
         blocks_per_sm = (blocks_per_sm + 1) // 2
     a, b, c = arrays
@@ -107,10 +96,20 @@ def _stream(
     def wrong(passes: int) -> str:
         (sums if access == "read" else a).fill_(POISON)
         launch(passes)
-        return _wrong_sum(sums, b, passes) if access == "read" else _first_wrong(partial(DIFFERS[access], a, b, c), a)
+        if access == "read":
+            found, expected = (int(words.sum(dtype=torch.int64)) for words in (sums, b))
+            right = (found - passes * expected) % 2**32 == 0
+            return "" if right else f"the words read add up to {found}, expected {passes * expected} modulo 2^32"
+        for start in range(0, a.numel(), SLICE):
+            differ = differs(access, start, *(array[start : start + SLICE] for array in arrays)).nonzero()
+            if len(differ):
+                return (
+                    f"word {start + int(differ[0])} is not what was written there, and {len(differ) - 1} more are not"
+                )
+        return ""
 
     return Microkernel(
-        limit=f"{level}_{access}",
+        limit=f"{'hbm' if passes else 'l2'}_{access}",
         config={
             "threads": threads,
             "blocks_per_sm": 0 if every_chunk else blocks_per_sm,
@@ -120,44 +119,23 @@ def _stream(
         work=float(ACCESSES[access] * a.nbytes),
         launch=launch,
         wrong=wrong,
-        cold=level == "hbm",
         fixed_repeats=passes,
     )
 
 
-def _wrong_sum(sums: torch.Tensor, words: torch.Tensor, passes: int) -> str:
-    found = int(sums.sum(dtype=torch.int64)) % 2**32
-    expected = passes * int(words.sum(dtype=torch.int64)) % 2**32
-    return "" if found == expected else f"the words read add up to {found}, expected {expected}"
-
-
-def _first_wrong(differs: Callable[[slice], torch.Tensor], array: torch.Tensor) -> str:
-    for start in range(0, array.numel(), SLICE):
-        wrong = differs(slice(start, min(start + SLICE, array.numel()))).nonzero()
-        if len(wrong):
-            more = f", nor are {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            return f"word {start + int(wrong[0])} is not what was written there{more}"
-    return ""
-
-
-def _not_written(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, at: slice) -> torch.Tensor:
-    words = torch.arange(at.start, at.stop, device=a.device)
+def differs(access: str, start: int, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """Whether each word of `a`, from word `start` on, is another than an access writes from `b` and `c`."""
+    if access == "copy":
+        return a != b
+    if access == "triad":
+        a, b, c = (words.view(torch.float32) for words in (a, b, c))
+        # The kernel rounds once (fused multiply-add), this check twice.
+        return ~((a - (b + SCALE * c)).abs() <= 1e-6 * (b.abs() + SCALE * c.abs()))
+    words = torch.arange(start, start + len(a), device=a.device)
     values = (words // 4 * 2654435761 + words % 4) % 2**32
-    return a[at] != torch.where(values < 2**31, values, values - 2**32).to(torch.int32)
+    return a != torch.where(values < 2**31, values, values - 2**32).to(torch.int32)
 
 
-def _not_scaled(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, at: slice) -> torch.Tensor:
-    a, b, c = (array[at].view(torch.float32) for array in (a, b, c))
-    # The kernel rounds once (fused multiply-add), this check twice.
-    return ~((a - (b + SCALE * c)).abs() <= 1e-6 * (b.abs() + SCALE * c.abs()))
-
-
-DIFFERS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor, slice], torch.Tensor]] = {
-    "write": _not_written,
-    "copy": lambda a, b, c, at: a[at] != b[at],
-    "triad": _not_scaled,
-}
-"""Whether each word of `a` is another than an access writes from `b` and `c`: `(a, b, c, slice)`."""
 CHAIN_THREADS = 128
 CHAIN_STEP = 2**18
 """Words between two loads of a thread: each load touches memory lines, pages and channels that no earlier load did."""
@@ -198,5 +176,4 @@ def chain(load: Load, device: torch.device, depth: int) -> Microkernel:
         found = int((ends != expected).sum())
         return f"{found} of {CHAIN_THREADS} threads did not end where their loads lead" if found else ""
 
-    config = {"threads": CHAIN_THREADS, "depth": depth}
-    return Microkernel("dependent loads", config, 1.0, launch, wrong, cold=True)
+    return Microkernel("dependent loads", {"depth": depth}, 1.0, launch, wrong)
