@@ -86,7 +86,7 @@ def quiet() -> Iterator[None]:
     Before a sample a part of the cache is emptied, because all of it takes 0.1 s.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("core.timers.timing", "engine.runs", "core.ceilings.ceilings"):
+        for module in ("core.timers.timing", "engine.runs", "core.ceilings.cpu_limits"):
             patch.setattr(f"rooflab.bench.{module}.noise", lambda seconds, waiting: "")
         patch.setattr("rooflab.bench.core.timers.timing.few", lambda samples, room: "")
         patch.setattr("rooflab.bench.core.timers.cpu.last_level_cache_bytes", lambda: 2**20)

@@ -1,108 +1,162 @@
-import json
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
+from rooflab.bench.core import record_files
 from rooflab.bench.core.ceilings import ceilings as module
-from rooflab.bench.core.ceilings import cpu
-from rooflab.bench.core.ceilings.ceilings import ceilings_for, cpu_ceilings, limits_for, raise_cpu_ceilings
-from rooflab.bench.core.ceilings.readings import cpu_records, cpu_rows, larger
+from rooflab.bench.core.ceilings import cpu_limits
+from rooflab.bench.core.ceilings.ceilings import (
+    assemble,
+    ceilings_for,
+    kept_limits,
+    limit_rows,
+    limits_for,
+    measure_limits,
+    raise_ceilings,
+)
 from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.record import Record
 from rooflab.bench.core.timers.reading import above_limits, implausible
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Ceilings, Cost
 
 SLOW = Ceilings("cpu", "measured", 10e9, {"fp32": 1e9, "bf16": 4e9}, 1e9)
+CPU = torch.device("cpu")
+
+
+def cpu_records(memory, fp32=1e9, bf16=4e9, noise=""):
+    """The records of a CPU with these rates."""
+    fields = {"kind": "ceiling", "run_id": "r", "device": "cpu", "status": "NOISY" if noise else "OK", "reason": noise}
+    fields |= snapshot().record_fields()
+    rates = {"fp32 matrix": ("fp32", fp32), "bf16 matrix": ("bf16", bf16), "fp32 vector": ("fp32", fp32)}
+    found = [Record(kernel=limit, scheme=dtype, flops_per_s=rate, **fields) for limit, (dtype, rate) in rates.items()]
+    return [Record(kernel="memory copy", bytes_per_s=memory, **fields), *found]
 
 
 @pytest.fixture
-def measured(monkeypatch):
-    """Counts the measurements, each twice as fast as the one before."""
-    calls = []
+def measured(monkeypatch, tmp_path):
+    """Counts the measurements, each twice as fast as the one before; what is in `noise` makes them NOISY."""
 
-    def measure(name, budget_s=5.0):
-        calls.append(name)
-        return replace(SLOW, hbm_bytes_per_s=2.0 ** len(calls) * 1e9)
+    class Measured:
+        calls = 0
+        noise = ""
 
+        @property
+        def folder(self):
+            return tmp_path / "cache" / "ceilings"
+
+    found = Measured()
+
+    def measure(environment, budget_s):
+        found.calls += 1
+        return cpu_records(2.0**found.calls * 1e9, noise=found.noise)
+
+    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "measure_cpu", measure)
-    return calls
+    monkeypatch.setattr(module, "_noisy", {})
+    return found
 
 
-def test_ceilings_are_measured_once_and_kept(tmp_path, measured):
-    first = cpu_ceilings(folder=tmp_path)
-    assert cpu_ceilings(folder=tmp_path) == first and len(measured) == 1
-    assert measured == [snapshot().cpu]
-    file = tmp_path / "ceilings" / f"{snapshot().machine_key}.json"
-    assert json.loads(file.read_text())["environment"]["torch"] == torch.__version__
+def test_ceilings_are_measured_once_and_kept(measured):
+    first = ceilings_for(CPU)
+    assert ceilings_for(CPU) == first and measured.calls == 1 and first.kind == "measured"
+    assert first.device == snapshot().cpu
+    file = measured.folder / f"{snapshot().machine_key}.jsonl"
     assert [path.name for path in file.parent.iterdir()] == [file.name], "no temporary file is left"
-    assert cpu_ceilings(refresh=True, folder=tmp_path).hbm_bytes_per_s == 4e9
-    assert cpu_ceilings(folder=tmp_path).hbm_bytes_per_s == 4e9
+    records = record_files.read(file)
+    assert [record.kernel for record in records] == ["memory copy", "fp32 matrix", "bf16 matrix", "fp32 vector"]
+    assert records == kept_limits(CPU)[0] and records[0].environment["torch"] == torch.__version__
+    assert {record.ceilings["hbm_bytes_per_s"] for record in records} == {2e9}
+    measure_limits(CPU)
+    assert ceilings_for(CPU).hbm_bytes_per_s == 4e9 and measured.calls == 2
 
 
-def test_what_a_busy_machine_measured_is_noisy_and_not_kept(tmp_path, measured, monkeypatch, caplog):
-    monkeypatch.setattr(module, "noise", lambda seconds, waiting: "other processes were running")
+def test_what_a_busy_machine_measured_is_noisy_and_not_kept(measured, monkeypatch, caplog):
+    measured.noise = "other processes were running"
+    first = ceilings_for(CPU)
+    assert first.noise == measured.noise and f"NOISY: {first.noise}" in caplog.text
+    assert ceilings_for(CPU) == first and measured.calls == 1, "it counts for this process"
+    assert not measured.folder.exists()
+    assert {row["status"] for row in limit_rows(kept_limits(CPU)[0])} == {"NOISY"}
     monkeypatch.setattr(module, "_noisy", {})
-    first = cpu_ceilings(folder=tmp_path)
-    assert first.noise == "other processes were running" and f"NOISY: {first.noise}" in caplog.text
-    assert cpu_ceilings(folder=tmp_path) == first and len(measured) == 1, "it counts for this process"
-    assert not list(tmp_path.iterdir())
-    assert {row["status"] for row in cpu_rows(first)} == {"NOISY"}
-    assert {made.reason for made in cpu_records(first, snapshot().to_dict(), "r")} == {first.noise}
-    monkeypatch.setattr(module, "noise", lambda seconds, waiting: "")
-    assert larger(first, SLOW).noise == larger(SLOW, first).noise == ""
-    monkeypatch.setattr(module, "_noisy", {})
-    assert cpu_ceilings(folder=tmp_path).hbm_bytes_per_s == 4e9 and len(measured) == 2
-    assert cpu_ceilings(folder=tmp_path).hbm_bytes_per_s == 4e9 and len(measured) == 2
+    measured.noise = ""
+    assert ceilings_for(CPU).hbm_bytes_per_s == 4e9 and measured.calls == 2
+    assert ceilings_for(CPU).hbm_bytes_per_s == 4e9 and measured.calls == 2
+    measured.noise = "other processes were running"
+    records, _ = measure_limits(CPU)
+    assert records[0].status == "NOISY" and records[0].bytes_per_s == 8e9
+    assert ceilings_for(CPU).hbm_bytes_per_s == 4e9, "what was kept before still counts"
+
+
+@pytest.mark.parametrize("before, again", [("", "busy"), ("busy", ""), ("busy", "busy")])
+def test_a_rate_is_noisy_where_no_quiet_measurement_is_beside_it(measured, before, again):
+    measured.noise = before
+    known = ceilings_for(CPU)
+    measured.noise = again
+    raised = raise_ceilings(known, CPU)
+    assert raised.hbm_bytes_per_s == 4e9 and raised.noise == (before and again)
+    assert measured.folder.exists() is not bool(before and again)
+    assert {record.status for record in kept_limits(CPU)[0]} == {"NOISY" if before and again else "OK"}
 
 
 def test_16_bit_operands_may_be_multiplied_in_fp32(monkeypatch):
     rates = {torch.float32: 3e9, torch.float16: 1e9, torch.bfloat16: 7e9}
-    monkeypatch.setattr(cpu, "measure_gemm", lambda dtype, budget_s: rates[dtype])
-    monkeypatch.setattr(cpu, "measure_bandwidth", lambda budget_s: {"read": 1e9})
-    assert cpu.measure_cpu("x").tensor_flops_per_s == {"fp32": 3e9, "fp16": 3e9, "bf16": 7e9}
+    monkeypatch.setattr(cpu_limits, "measure_gemm", lambda dtype, budget_s: rates[dtype])
+    monkeypatch.setattr(cpu_limits, "measure_bandwidth", lambda budget_s: {"read": 1e9})
+    found, _ = assemble(cpu_limits.measure_cpu(snapshot(), 5.0), CPU)
+    assert found.tensor_flops_per_s == {"fp32": 3e9, "fp16": 3e9, "bf16": 7e9} and found.vector_flops_per_s == 3e9
+    monkeypatch.setattr(cpu_limits, "noise", lambda seconds, waiting: "busy")
+    records = cpu_limits.measure_cpu(snapshot(), 5.0)
+    assert {(record.status, record.reason) for record in records} == {("NOISY", "busy")}
+
+
+def test_a_cpu_bounds_fp8_by_its_best_rate(measured):
+    found = ceilings_for(CPU)
+    assert found.matrix_rate("fp8_e4m3") == found.matrix_rate("tf32") == 4e9
+    assert kept_limits(CPU)[0][0].ceilings["tensor_flops_per_s"] == {"fp32": 1e9, "bf16": 4e9}, "what was measured"
 
 
 @pytest.mark.parametrize("field", ["threads", "torch"])
-def test_ceilings_of_other_threads_or_versions_are_not_ours(tmp_path, measured, field):
-    cpu_ceilings(folder=tmp_path)
-    (file,) = (tmp_path / "ceilings").iterdir()
-    kept = json.loads(file.read_text())
-    kept["environment"][field] = "another"
-    file.write_text(json.dumps(kept))
-    cpu_ceilings(folder=tmp_path)
-    assert len(measured) == 2
+def test_ceilings_of_other_threads_or_versions_are_not_ours(measured, field):
+    ceilings_for(CPU)
+    (file,) = measured.folder.iterdir()
+    records = record_files.read(file)
+    file.unlink()
+    others = [replace(record, environment={**record.environment, field: "another"}) for record in records]
+    record_files.write(file, *others)
+    ceilings_for(CPU)
+    assert measured.calls == 2
 
 
-@pytest.mark.parametrize("text", ["", "{", "{}", '{"environment": {}, "ceilings": {}}', "[]"])
-def test_a_damaged_file_is_measured_anew(tmp_path, measured, text):
-    cpu_ceilings(folder=tmp_path)
-    (file,) = (tmp_path / "ceilings").iterdir()
+OLDER = '{"environment": {"threads": 2}, "ceilings": {"hbm_bytes_per_s": 1e9}}'
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}\n", "[]\n", OLDER, OLDER + "\n"])
+def test_a_damaged_file_is_measured_anew(measured, text):
+    ceilings_for(CPU)
+    (file,) = measured.folder.iterdir()
     file.write_text(text)
-    assert cpu_ceilings(folder=tmp_path).hbm_bytes_per_s == 4e9
-    assert json.loads(file.read_text())["ceilings"]["hbm_bytes_per_s"] == 4e9
+    assert kept_limits(CPU) == ([], "what is kept is damaged or of another version")
+    assert ceilings_for(CPU).hbm_bytes_per_s == 4e9
+    assert record_files.read(file)[0].bytes_per_s == 4e9
 
 
-def test_the_cache_folder_comes_from_the_environment(tmp_path, measured, monkeypatch):
-    monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "there"))
-    assert ceilings_for(torch.device("cpu")).kind == "measured"
-    assert (tmp_path / "there" / "ceilings").is_dir()
-
-
-def test_a_measurement_on_a_busy_machine_lowers_no_ceiling(tmp_path, measured):
-    known = replace(SLOW, hbm_bytes_per_s=1e9, tensor_flops_per_s={"fp32": 5e9, "bf16": 1e9}, vector_flops_per_s=5e9)
-    raised = raise_cpu_ceilings(known, folder=tmp_path)
+def test_a_measurement_on_a_busy_machine_lowers_no_ceiling(measured, monkeypatch):
+    known = ceilings_for(CPU)
+    monkeypatch.setattr(module, "measure_cpu", lambda environment, budget_s: cpu_records(1e9, fp32=5e9, bf16=1e9))
+    raised = raise_ceilings(known, CPU)
     assert raised.hbm_bytes_per_s == 2e9
-    assert raised.tensor_flops_per_s == {"fp32": 5e9, "bf16": 4e9} and raised.vector_flops_per_s == 5e9
-    assert cpu_ceilings(folder=tmp_path) == raised
+    assert raised.tensor_flops_per_s == {"fp32": 5e9, "bf16": 4e9, "fp8_e4m3": 5e9, "tf32": 5e9}
+    assert raised.vector_flops_per_s == 5e9 and ceilings_for(CPU) == raised
 
 
 def test_bandwidth_counts_every_array_that_a_call_moves(monkeypatch):
-    monkeypatch.setattr(cpu, "last_level_cache_bytes", lambda: 2**20)
-    monkeypatch.setattr(cpu, "_fastest_s", lambda run, budget_s: run() is None or 1.0)
+    monkeypatch.setattr(cpu_limits, "last_level_cache_bytes", lambda: 2**20)
+    monkeypatch.setattr(cpu_limits, "_fastest_s", lambda run, budget_s: run() is None or 1.0)
     array = 4 * 2**20
-    assert cpu.measure_bandwidth(1.0) == {"read": array, "write": array, "copy": 2 * array, "triad": 3 * array}
+    assert cpu_limits.measure_bandwidth(1.0) == {"read": array, "write": array, "copy": 2 * array, "triad": 3 * array}
 
 
 def test_a_form_with_no_fast_path_is_found_out_at_the_smallest_size(monkeypatch):
@@ -113,19 +167,19 @@ def test_a_form_with_no_fast_path_is_found_out_at_the_smallest_size(monkeypatch)
         for form, rate in (("slow", 1e9), ("fast", 1e11)):
             yield form, lambda form=form, rate=rate: tried.append((form, size)) or 2 * size**3 / rate
 
-    monkeypatch.setattr(cpu, "_products", products)
-    monkeypatch.setattr(cpu, "_fastest_s", lambda run, budget_s: run())
-    assert cpu.measure_gemm(torch.float32, 60.0) == pytest.approx(1e11)
+    monkeypatch.setattr(cpu_limits, "_products", products)
+    monkeypatch.setattr(cpu_limits, "_fastest_s", lambda run, budget_s: run())
+    assert cpu_limits.measure_gemm(torch.float32, 60.0) == pytest.approx(1e11)
     # The first form has nothing to be compared with at the first size, and is given up at the second.
     assert max(size for form, size in tried if form == "slow") <= 256
-    assert max(size for form, size in tried if form == "fast") == max(cpu.GEMM_SIZES)
+    assert max(size for form, size in tried if form == "fast") == max(cpu_limits.GEMM_SIZES)
 
 
 def test_the_forms_compute_the_same_product(monkeypatch):
-    forms = dict(cpu._products(torch.float32, 32))
+    forms = dict(cpu_limits._products(torch.float32, 32))
     assert forms["nt"]().shape == forms["nn"]().shape == (32, 32)
     if "packed" in forms:
-        torch.testing.assert_close(forms["packed"](), dict(cpu._products(torch.float32, 32))["nt"]())
+        torch.testing.assert_close(forms["packed"](), dict(cpu_limits._products(torch.float32, 32))["nt"]())
 
 
 def test_a_gpu_has_its_data_sheet_and_no_reading_passes_its_highest_clock(monkeypatch):
@@ -135,8 +189,8 @@ def test_a_gpu_has_its_data_sheet_and_no_reading_passes_its_highest_clock(monkey
     assert found == get_device("h200").ceilings() and found.kind == "datasheet"
     limits = limits_for(device, found)
     assert limits.matrix_rate("bf16") == pytest.approx(found.matrix_rate("bf16") * 1.98 / 1.83)
-    assert limits_for(torch.device("cpu"), SLOW) is SLOW
-    assert limits_for(torch.device("cpu"), replace(SLOW, noise="busy")) is None
+    assert limits_for(CPU, SLOW) is SLOW
+    assert limits_for(CPU, replace(SLOW, noise="busy")) is None
     # What a method reads of a launch is no limit of the card: the data sheet's floor is a graph's; CUPTI reads less.
     assert found.launch_floor_s == 1.3e-6 and limits.launch_floor_s == 0.0
     cost = Cost(4096, 4096, launches=1)

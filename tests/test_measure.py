@@ -209,11 +209,11 @@ def test_a_reading_above_the_roof_measures_the_roof_again(reading, monkeypatch):
     reading[0] = 100e-9  # 288 bytes: 2.88 GB/s under a roof of 1
     raised = []
 
-    def raise_ceilings(known):
+    def raise_ceilings(known, device):
         raised.append(known)
         return replace(known, hbm_bytes_per_s=4e9)
 
-    monkeypatch.setattr(module, "raise_cpu_ceilings", raise_ceilings)
+    monkeypatch.setattr(module, "raise_ceilings", raise_ceilings)
     records = run(kernel(), kernel("other"))
     assert [record.status for record in records] == ["OK", "OK"] and raised == [CEILINGS]
     assert all(record.bound_fraction == pytest.approx(0.72) for record in records)
@@ -223,7 +223,7 @@ def test_a_reading_that_stays_above_the_roof_is_invalid_with_its_cause(reading, 
     monkeypatch.setattr(module, "last_level_cache_bytes", lambda: 100)
     reading[0] = 100e-9
     raised = []
-    monkeypatch.setattr(module, "raise_cpu_ceilings", lambda known: raised.append(known) or known)
+    monkeypatch.setattr(module, "raise_ceilings", lambda known, device: raised.append(known) or known)
     records = run(kernel(), kernel("other"))
     assert [record.status for record in records] == ["INVALID", "INVALID"] and len(raised) == 1
     assert "2.88 times the memory ceiling" in records[0].reason and "a cache held the data" in records[0].reason
@@ -232,7 +232,7 @@ def test_a_reading_that_stays_above_the_roof_is_invalid_with_its_cause(reading, 
 
 def test_data_that_fits_the_cache_says_nothing_about_the_memory_roof(reading, monkeypatch):
     reading[0] = 100e-9
-    monkeypatch.setattr(module, "raise_cpu_ceilings", lambda known: pytest.fail("measured again"))
+    monkeypatch.setattr(module, "raise_ceilings", lambda known, device: pytest.fail("measured again"))
     (record,) = run(kernel())
     assert record.status == "INVALID" and "memory ceiling" in record.reason
 

@@ -8,13 +8,14 @@ import torch
 from rooflab.bench.compile.flow import find_loops
 from rooflab.bench.compile.sass import parse
 from rooflab.bench.compile.worker import read_cubin
-from rooflab.bench.core.ceilings.microkernels import arithmetic, memory, mma_sync, wgmma
-from rooflab.bench.core.ceilings.microkernels.microkernel import Card
+from rooflab.bench.core.ceilings.compute import RESTART, dtypes_of, mma_sync, vector, wgmma
+from rooflab.bench.core.ceilings.microkernel import Card
+from rooflab.bench.core.ceilings.streams import streams
 from rooflab.kernels._cuda import compile_cubin, compiler_log
 
 SMS = 132
 THREADS_PER_SM, REGISTERS_PER_SM, SHARED_PER_BLOCK = 2048, 65536, 232448 - 1024
-CARD = Card(torch.device("cpu"), sm=90, sms=SMS, l2_bytes=2**20, free_bytes=1e9)
+CARD = Card(torch.device("cpu"), sm=90, sms=SMS, l2_bytes=2**20)
 
 
 @dataclass
@@ -38,8 +39,8 @@ class Recorded:
         return found, function
 
 
-def made(module, card=CARD, arch="sm_90a"):
-    """(limit, microkernel, recorded kernel, its launch of 2 repeats) of every launch shape of a module."""
+def made(maker, card=CARD, arch="sm_90a"):
+    """(limit, microkernel, recorded kernel, its launch of 2 repeats) of every launch shape of a maker."""
     kernels = []
 
     def load(source, name, *, options=()):
@@ -47,10 +48,10 @@ def made(module, card=CARD, arch="sm_90a"):
         return kernels[-1]
 
     found = []
-    for group in module.groups(card, load):
-        for kernel in group.kernels:
+    for group in maker(card, load):
+        for kernel, recorded in zip(group, kernels, strict=True):
             kernel.launch(2)
-        found += zip([group.limit] * len(group.kernels), group.kernels, kernels, strict=True)
+            found.append((kernel.limit, kernel, recorded))
         kernels.clear()
     return found
 
@@ -63,16 +64,16 @@ ALWAYS = ("hbm_read", "l2_copy", "hbm_triad", "fma", "ex2", "bf16 wgmma shared",
 """The others, and every launch shape but a limit's first, are compiled and disassembled in the full run."""
 
 
-def cases(module):
+def cases(maker):
     """Every launch shape of every limit."""
     seen = set()
-    for case in made(module):
+    for case in made(maker):
         quick = case[0] in (*ALWAYS, "bf16 mma.sync") and case[0] not in seen
         yield pytest.param(case, id=name_of(case), marks=[] if quick else [pytest.mark.slow])
         seen.add(case[0])
 
 
-MEMORY, ARITHMETIC, WGMMA, MMA = (list(cases(module)) for module in (memory, arithmetic, wgmma, mma_sync))
+MEMORY, ARITHMETIC, WGMMA, MMA = (list(cases(maker)) for maker in (streams, vector, wgmma, mma_sync))
 
 
 def hot(function, family):
@@ -120,12 +121,12 @@ def test_arithmetic_loops_hold_the_instructions_that_are_counted(case):
     loop = hot(function, "fma" if limit == "fma" else "special_function")
     if limit == "fma":
         count, per = loop.opcodes["FFMA"], 2
-        assert count == 2 * kernel.config["points"] * {4: 64, 8: 32}[kernel.config["points"]] == 512
+        assert count == 2 * kernel.config["pairs"] * kernel.config["steps"] == 512
         assert len(loop.instructions) <= 1.01 * count, "the loop's own instructions"
     else:
         name = {"ex2": "MUFU.EX2", "rsqrt": "MUFU.RSQ"}[limit]
         count, per = loop.opcodes[name], 1
-        assert count == loop.counts["special_function"] == 64
+        assert count == loop.counts["special_function"] == kernel.config["steps"] == 64
         # A special function takes the unit 8 issue slots a warp; what stands beside it must take fewer.
         assert len(loop.instructions) - count < 4 * count
     assert 2 * kernel.work == grid * block * 2 * count * per
@@ -167,7 +168,7 @@ def test_mma_sync_has_accumulators_that_do_not_wait_for_each_other(case):
     assert {i.name for i in products} == {"HMMA"} and all(f".168{k}." in i.opcode for i in products)
     tiles = kernel.config["m_tiles"] * kernel.config["n_tiles"]
     steps = len(products) // tiles
-    assert tiles >= 8 and steps in (2, 4) and len(products) == tiles * steps
+    assert tiles >= 8 and steps == kernel.config["steps"] and len(products) == tiles * steps
     # The same accumulator comes again only after all others.
     targets = [i.operands.split(", ")[0] for i in products]
     assert all(len(set(targets[at : at + tiles])) == tiles for at in range(0, len(targets), tiles))
@@ -175,7 +176,7 @@ def test_mma_sync_has_accumulators_that_do_not_wait_for_each_other(case):
     assert fits(found, recorded.launches[0], kernel.config["blocks_per_sm"])
     assert grid == SMS * kernel.config["blocks_per_sm"] and int(arguments[-1]) == 2
     warps = grid * block // 32
-    assert 2 * kernel.work == warps * 2 * mma_sync.RESTART * len(products) * (2 * 16 * 8 * k)
+    assert 2 * kernel.work == warps * 2 * RESTART * len(products) * (2 * 16 * 8 * k)
 
 
 @pytest.mark.more
@@ -184,7 +185,7 @@ def test_mma_sync_has_accumulators_that_do_not_wait_for_each_other(case):
 )
 def test_mma_sync_compiles_for_other_architectures(sm):
     arch = "sm_120a" if sm == 120 else f"sm_{sm}"
-    cases = made(mma_sync, Card(CARD.device, sm, 8, CARD.l2_bytes, CARD.free_bytes), arch)
+    cases = made(mma_sync, Card(CARD.device, sm, 8, CARD.l2_bytes), arch)
     assert {kernel.dtype for _, kernel, _ in cases} == {"bf16", "fp16", "tf32"} | ({"fp8_e4m3"} if sm > 80 else set())
     limits = {}
     for limit, _, recorded in cases:
@@ -197,20 +198,20 @@ def test_mma_sync_compiles_for_other_architectures(sm):
 
 @pytest.mark.slow
 def test_memory_and_arithmetic_compile_for_an_ampere():
-    for module in (memory, arithmetic):
+    for maker in (streams, vector):
         seen = set()
-        for limit, _, recorded in made(module, arch="sm_80"):
+        for limit, _, recorded in made(maker, arch="sm_80"):
             if limit not in seen:
                 recorded.code()
             seen.add(limit)
 
 
 def test_no_wgmma_where_there_is_none_and_no_fp8_that_is_converted():
-    def groups(sm, module):
-        return list(module.groups(Card(CARD.device, sm, 8, CARD.l2_bytes, CARD.free_bytes), Recorded))
+    def groups(sm, maker):
+        return list(maker(Card(CARD.device, sm, 8, CARD.l2_bytes), Recorded))
 
     assert groups(89, wgmma) == [] and groups(100, wgmma) == [] and groups(75, mma_sync) == []
-    last = {sm: mma_sync.dtypes_of(sm)[-1] for sm in (80, 89, 90, 100, 120)}
+    last = {sm: dtypes_of(sm)[-1] for sm in (80, 89, 90, 100, 120)}
     assert last == {80: "tf32", 89: "fp8_e4m3", 90: "tf32", 100: "tf32", 120: "fp8_e4m3"}
 
 

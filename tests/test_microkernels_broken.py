@@ -7,26 +7,29 @@ import pytest
 import torch
 from test_ptx_microkernels import CARD, few_shapes, kernels  # noqa: F401
 
-from rooflab.bench.core.ceilings import cuda as ceilings_cuda
-from rooflab.bench.core.ceilings.microkernels import arithmetic, memory, microkernel, mma_sync, wgmma
-from rooflab.bench.core.ceilings.microkernels.microkernel import Card, disagreement
+from rooflab.bench.core.ceilings import compute, cuda_limits
+from rooflab.bench.core.ceilings.ceilings import value_of
+from rooflab.bench.core.ceilings.compute import mma_sync, vector, wgmma
+from rooflab.bench.core.ceilings.microkernel import disagreement
+from rooflab.bench.core.ceilings.streams import streams
+from rooflab.bench.core.environment import snapshot
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels._cuda import load
 
 COPY = "stream_copy(Vector* a, const Vector* b, u32 chunks, u32 passes) {"
 BROKEN = {
-    "a word is not read": (memory, "hbm_read", "+ v[u].word[3]", ""),
-    "a vector of the chunk is not read": (memory, "l2_read", "u < UNROLL; ++u) sum", "u < UNROLL - 1; ++u) sum"),
-    "the last pass is left out": (memory, "hbm_read", "u64(chunks) * passes", "u64(chunks) * (passes - 1)"),
-    "a block stays at its chunk": (memory, "hbm_read", "chunk += step;", ""),
-    "a vector is not written": (memory, "hbm_write", "store(a + at + u * THREADS, V", "if (u) store(a + at, V"),
-    "the copy is of a neighbour": (memory, "l2_copy", COPY, COPY + " b += threadIdx.x % 2 ? -1 : 1;"),
-    "the triad does not scale": (memory, "hbm_triad", "fmaf(scale,", "fmaf(1.f,"),
-    "a step in 1000 is left out": (arithmetic, "fma", "step < STEPS", "step < STEPS - (round == 30)"),
-    "one point is left alone": (arithmetic, "fma", "p < PAIRS; ++p) y[p] = f", "p < PAIRS - 1; ++p) y[p] = f"),
-    "one value in 16 is left out": (arithmetic, "ex2", "int s = 0", "int s = 1"),
-    "all arguments are one": (arithmetic, "rsqrt", "fmaf(n + s, step, origin)", "origin"),
+    "a word is not read": (streams, "hbm_read", "+ v[u].word[3]", ""),
+    "a vector of the chunk is not read": (streams, "l2_read", "u < UNROLL; ++u) sum", "u < UNROLL - 1; ++u) sum"),
+    "the last pass is left out": (streams, "hbm_read", "u64(chunks) * passes", "u64(chunks) * (passes - 1)"),
+    "a block stays at its chunk": (streams, "hbm_read", "chunk += step;", ""),
+    "a vector is not written": (streams, "hbm_write", "store(a + at + u * THREADS, V", "if (u) store(a + at, V"),
+    "the copy is of a neighbour": (streams, "l2_copy", COPY, COPY + " b += threadIdx.x % 2 ? -1 : 1;"),
+    "the triad does not scale": (streams, "hbm_triad", "fmaf(scale,", "fmaf(1.f,"),
+    "a step in 1000 is left out": (vector, "fma", "step < STEPS", "step < STEPS - (round == 30)"),
+    "one point is left alone": (vector, "fma", "p < PAIRS; ++p) y[p] = f", "p < PAIRS - 1; ++p) y[p] = f"),
+    "one value in 16 is left out": (vector, "ex2", "int s = 0", "int s = 1"),
+    "all arguments are one": (vector, "rsqrt", "fmaf(n + s, step, origin)", "origin"),
     "tiles are not swizzled": (wgmma, "bf16 wgmma shared", " ^ row % 8 * 16", ""),
     "descriptors overlap": (wgmma, "bf16 wgmma shared", "1024 >> 4", "512 >> 4"),
     "every warpgroup takes the same rows": (wgmma, "bf16 wgmma shared", "+ warpgroup * 64 * ROW", ""),
@@ -44,60 +47,53 @@ BROKEN = {
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("what", BROKEN)
 def test_work_that_is_left_out_or_wrong_is_found_out(what):
-    module, limit, text, instead = BROKEN[what]
+    maker, limit, text, instead = BROKEN[what]
 
     def change(source, name, *, options=()):
         assert source.count(text) == 1, f"{text!r} is in the source {source.count(text)} times"
         return load(source.replace(text, instead), name, options=options)
 
-    repeats = {memory: 2, arithmetic: 62, wgmma: 9, mma_sync: 1}[module]
-    broken = [kernel for kernel in kernels(module, change) if limit in kernel.limit]
+    repeats = {streams: 2, vector: 62, wgmma: 9, mma_sync: 1}[maker]
+    broken = [kernel for kernel in kernels(maker, change) if limit in kernel.limit]
     with emulating_cuda(emulate):
         assert broken and all(kernel.wrong(repeats) for kernel in broken[:1])
 
 
 def test_the_whole_measurement_runs_with_the_real_timer(monkeypatch):
     """Rates mean nothing here, but every launch, check and timed call is the one that a GPU gets."""
-    monkeypatch.setattr(ceilings_cuda, "MODULES", (arithmetic, mma_sync))
-    monkeypatch.setattr(mma_sync, "dtypes_of", lambda sm: ("bf16",))
+    monkeypatch.setattr(cuda_limits, "MAKERS", (vector, mma_sync))
+    monkeypatch.setattr(cuda_limits, "TIMERS", {"cuda": ("perf_counter",)})
+    monkeypatch.setattr(cuda_limits, "card_of", lambda device: CARD)
+    monkeypatch.setattr(compute, "dtypes_of", lambda sm: ("bf16",))
     named = []
     with emulating_cuda(emulate):
-        readings = ceilings_cuda.measure_cuda(
-            CARD.device, budget_s=0.1, card=CARD, timers=("perf_counter",), advance=named.append
-        )
-    assert [reading.limit for reading in readings] == ["fma", "ex2", "rsqrt", "bf16 mma.sync", "launch perf_counter"]
+        records = cuda_limits.measure_cuda(CARD.device, snapshot(), 0.1, named.append)
+    assert [record.kernel for record in records] == ["fma", "ex2", "rsqrt", "bf16 mma.sync", "launch perf_counter"]
     assert named == ["fma", "ex2", "rsqrt", "bf16 mma.sync", "launch"]
-    assert {reading.status for reading in readings} <= {"OK", "INVALID"}
-    assert all(len(reading.seconds) >= 3 and reading.timer.startswith("cpu perf_counter") for reading in readings)
-    assert all(reading.clock_hz > 0 for reading in readings[:4]) and readings[-1].floor_s > 0
+    assert {record.status for record in records} <= {"OK", "INVALID"}
+    assert all(len(record.samples_s) >= 3 and record.timer.startswith("cpu perf_counter") for record in records)
+    assert all(record.metrics["sm_clock_hz"] > 0 for record in records[:4]) and value_of(records[-1]) > 0
 
 
 def test_disagreement_lets_no_nan_pass():
     right = torch.ones(4)
-    assert disagreement(right, right + 0.01, 0.02, "sums") == ""
-    assert disagreement(right + 0.03, right, 0.02, "sums").startswith("sums: differ by up to 0.03")
-    assert disagreement(torch.full((4,), torch.nan), right, 0.02, "sums")
+    assert disagreement(right, right + 0.01, 0.02) == ""
+    assert disagreement(right + 0.03, right, 0.02).startswith("sums differ by up to 0.03")
+    assert disagreement(torch.full((4,), torch.nan), right, 0.02)
 
 
 def test_a_warps_threads_share_a_tile_without_rest():
     tile = torch.arange(16 * 24.0).reshape(16, 24)
-    sums = microkernel.per_thread(tile)
+    sums = compute.per_thread(tile)
     assert sums.shape == (32,) and sums.sum() == tile.sum()
     assert sums[5] == sum(tile[row, 8 * j + 2 + e] for row in (1, 9) for j in range(3) for e in (0, 1))
 
 
 def test_operands_are_random_and_exact_in_their_dtype():
-    for dtype in microkernel.DTYPES:
-        found = microkernel.Operands.random(dtype, 64, 32, 256, torch.device("cpu"))
-        assert found.a.nbytes == 64 * 256 and found.b.nbytes == 32 * 256
-        assert 0.9 < float(found.a.double().std()) < 1.1 and len(found.a.double().unique()) > 50
+    for dtype in compute.DTYPES:
+        a, b = compute.operands(dtype, 64, 32, 256, torch.device("cpu"))
+        assert a.nbytes == 64 * 256 and b.nbytes == 32 * 256
+        assert 0.9 < float(a.double().std()) < 1.1 and len(a.double().unique()) > 50
         if dtype == "tf32":
-            assert not (found.a.view(torch.int32) & 0x1FFF).any()
-        assert not torch.equal(found.a[:32], found.b)
-
-
-def test_too_little_memory_is_said(monkeypatch):
-    monkeypatch.setattr(memory, "HBM_TIMES_L2", 32)
-    small = Card(CARD.device, 90, 2, 2**30, 1e9)
-    with pytest.raises(memory.TooLittleMemory, match="expected 206.2 GB free for arrays beyond L2, got 1.0"):
-        next(memory.groups(small, load))
+            assert not (a.view(torch.int32) & 0x1FFF).any()
+        assert not torch.equal(a[:32], b)

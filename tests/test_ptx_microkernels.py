@@ -9,34 +9,36 @@ import numpy as np
 import pytest
 import torch
 
-from rooflab.bench.core.ceilings.microkernels import arithmetic, floors, memory, mma_sync, wgmma
-from rooflab.bench.core.ceilings.microkernels.microkernel import Card, Microkernel
+from rooflab.bench.core.ceilings import compute, streams
+from rooflab.bench.core.ceilings.compute import MmaShape, VectorShape, WgmmaLaunch, mma_sync, vector, wgmma
+from rooflab.bench.core.ceilings.microkernel import Card, Microkernel
+from rooflab.bench.core.ceilings.streams import StreamShape
 from rooflab.bench.emulate.ours import compile_ptx, emulating_cuda
 from rooflab.bench.emulator.arguments import PtxLaunch
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.results import LaunchResult
 from rooflab.kernels._cuda import CudaCompileError, CudaKernel, load
 
-CARD = Card(torch.device("cpu"), sm=90, sms=2, l2_bytes=2**14, free_bytes=1e9)
+CARD = Card(torch.device("cpu"), sm=90, sms=2, l2_bytes=2**14)
 
 
 @pytest.fixture(autouse=True)
 def few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """One launch shape of each, small."""
-    monkeypatch.setattr(memory, "SHAPES", (memory.MemoryShape(64, 1, 4),))
-    monkeypatch.setattr(memory, "ONE_CHUNK_SHAPES", (memory.MemoryShape(64, 1, 4, every_chunk=True),))
-    monkeypatch.setattr(memory, "LARGEST_CHUNK", 256)
-    monkeypatch.setattr(memory, "HBM_TIMES_L2", 2)
-    monkeypatch.setattr(arithmetic, "FMA_SHAPES", (arithmetic.ArithmeticShape(32, 2, 4, 16),))
-    monkeypatch.setattr(arithmetic, "SPECIAL_SHAPES", (arithmetic.ArithmeticShape(32, 2, 4, 16),))
-    monkeypatch.setattr(wgmma, "SHAPES", (wgmma.WgmmaLaunch(64, 2),))
-    monkeypatch.setattr(mma_sync, "SHAPES", (mma_sync.MmaShape(64, 1, 2, 2, 2),))
+    monkeypatch.setattr(streams, "SHAPES", (StreamShape(64, 1, 4),))
+    monkeypatch.setattr(streams, "ONE_CHUNK_SHAPES", (StreamShape(64, 1, 4, every_chunk=True),))
+    monkeypatch.setattr(streams, "LARGEST_CHUNK", 256)
+    monkeypatch.setattr(streams, "HBM_TIMES_L2", 2)
+    monkeypatch.setattr(compute, "FMA_SHAPES", (VectorShape(32, 2, 4, 16),))
+    monkeypatch.setattr(compute, "SPECIAL_SHAPES", (VectorShape(32, 2, 4, 16),))
+    monkeypatch.setattr(compute, "WGMMA_SHAPES", (WgmmaLaunch(64, 2),))
+    monkeypatch.setattr(compute, "MMA_SHAPES", (MmaShape(64, 1, 2, 2, 2),))
 
 
-def kernels(module: Any, load_: Any = load) -> Iterator[Microkernel]:
-    """All of a module's."""
-    for group in module.groups(CARD, load_):
-        yield from group.kernels
+def kernels(maker: Any, load_: Any = load) -> Iterator[Microkernel]:
+    """All of a maker's."""
+    for group in maker(CARD, load_):
+        yield from group
 
 
 def checked(kernel: Microkernel, repeats: int, **options: Any) -> LaunchResult:
@@ -48,13 +50,13 @@ def checked(kernel: Microkernel, repeats: int, **options: Any) -> LaunchResult:
     return result
 
 
-@pytest.mark.parametrize(("module", "repeats", "seed"), [(wgmma, 9, 0), (mma_sync, 2, 0), (arithmetic, 7, 3)])
-def test_every_kernel_and_its_reference_agree(module: Any, repeats: int, seed: int) -> None:
-    for kernel in kernels(module):
+@pytest.mark.parametrize(("maker", "repeats", "seed"), [(wgmma, 9, 0), (mma_sync, 2, 0), (vector, 7, 3)])
+def test_every_kernel_and_its_reference_agree(maker: Any, repeats: int, seed: int) -> None:
+    for kernel in kernels(maker):
         result = checked(kernel, repeats, seed=seed)
         assert result.races == ()
-        assert module is arithmetic or sum(result.tensor_flops.values()) == repeats * kernel.work
-    assert module is not wgmma or len(list(kernels(wgmma))) == 8, "every dtype from shared memory and from registers"
+        assert maker is vector or sum(result.tensor_flops.values()) == repeats * kernel.work
+    assert maker is not wgmma or len(list(kernels(wgmma))) == 8, "every dtype from shared memory and from registers"
 
 
 def test_an_accumulator_of_few_bits_passes_the_check_that_was_made_for_it() -> None:
@@ -63,7 +65,7 @@ def test_an_accumulator_of_few_bits_passes_the_check_that_was_made_for_it() -> N
 
 
 def test_streams_move_the_bytes_that_they_are_counted_with() -> None:
-    for kernel in kernels(memory):
+    for kernel in kernels(streams.streams):
         result = checked(kernel, 1)
         if not kernel.limit.endswith("read"):  # it also writes its sums
             passes = kernel.fixed_repeats or 1
@@ -83,7 +85,7 @@ def test_the_proxy_fence_before_the_tensor_cores_is_missed() -> None:
 def test_an_empty_kernel_does_nothing() -> None:
     seen: list[LaunchResult] = []
     with emulating_cuda(lambda launch, grid, args: seen.append(emulate(launch, grid, args))):
-        floors.empty(load).launch(1)
+        streams.empty(load)()
     assert list(seen[0].instructions) == ["ret"]
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import triton
+from test_ceilings import cpu_records
 
 # Held here, because pytester forgets what a run inside this process has imported, and torch's ops register once.
 from rooflab.bench import bench_kernels
@@ -23,7 +24,6 @@ from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark
 from rooflab.bench.plugin import timing as plugin_timing
 from rooflab.bench.plugin.plugin import Replay
 from rooflab.bench.report.figures import points_of
-from rooflab.roofline.model import Ceilings
 
 assert triton and fixture and plugin_timing
 pytest_plugins = ["pytester"]
@@ -64,9 +64,7 @@ def project(pytester, monkeypatch, tmp_path):
     monkeypatch.setattr("pytest_benchmark.plugin.get_cpu_info", dict)  # a second each time, in a process of its own
     for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
         monkeypatch.delenv(name)  # the project's own run is no worker of ours, and would not be timed
-    environment = snapshot()
-    known = Ceilings("this", "measured", 1e9, {"fp32": 1e9}, 1e9)
-    ceilings._save(ceilings._path(None, environment), environment, known)
+    monkeypatch.setattr(ceilings, "measure_cpu", lambda environment, budget_s: cpu_records(1e9, fp32=1e9))
     pytester.makepyfile(test_mine=KERNELS)
 
     def run(*arguments):

@@ -139,7 +139,7 @@ def test_a_record_names_the_method_its_floor_and_what_a_call_held(samples):
 def test_what_cannot_be_true_is_invalid_with_its_cause(samples, monkeypatch, change, clocks, reason):
     samples["samples"] |= change
     samples["clocks"] = clocks
-    monkeypatch.setattr(module, "raise_cpu_ceilings", lambda known: known)
+    monkeypatch.setattr(module, "raise_ceilings", lambda known, device: known)
     (record,) = run(kernel())
     assert record.status == "INVALID" and reason in record.reason, record.reason
     assert record.samples and Record.from_json(record.to_json()).status == "INVALID"
@@ -174,11 +174,11 @@ def test_a_call_that_breaks_off_while_it_is_observed_publishes_nothing(monkeypat
 def test_a_gpus_measured_ceilings_are_measured_again_once(samples, monkeypatch):
     again = []
 
-    def measured_again(known, device, budget_s):
+    def measured_again(known, device):
         again.append((known.hbm_bytes_per_s, device.type))
         return replace(known, hbm_bytes_per_s=1e12)
 
-    monkeypatch.setattr(module, "raise_cuda_ceilings", measured_again)
+    monkeypatch.setattr(module, "raise_ceilings", measured_again)
     monkeypatch.setattr(module, "check_timer", lambda timer, device: "events")
     monkeypatch.setattr(module, "snapshot", lambda gpu: None)
     monkeypatch.setattr(module, "limits_for", lambda device, ceilings: ceilings)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rooflab.bench import show
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
+
+if TYPE_CHECKING:
+    from rooflab.bench.core.record import Record
 
 NOT_SPENT = "budget: not spent, because what was measured before still counts; --refresh spends it"
 
@@ -26,86 +29,66 @@ def ceilings(
     json: option.Json = False,
 ) -> None:
     """Measure this machine's ceilings once, and show them beside the data sheet.  Exit status 11 or 13 on a bad one."""
+    from rooflab.bench.core.ceilings.ceilings import ceilings_for, kept_limits, limit_rows, measure_limits
+    from rooflab.bench.core.ceilings.cuda_limits import GROUPS_OF_HOPPER
     from rooflab.bench.core.select import pick_device
 
     chosen = pick_device(device)
-    found = (_cpu if chosen.type == "cpu" else _cuda)(chosen, refresh, budget_s, out)
-    show.result({name: value for name, value in found.items() if name != "columns"})
-    kind = f"{found['used']} ceilings{': ' + found['reason'] if found['reason'] else ''}"
-    show.line(f"Ceilings of {found['device']}, {found['measured_under']}", "bold")
-    show.table(found["rows"], found["columns"])
-    show.line(f"bounds use the {kind}")
-    if found["file"]:
-        show.line(f"records: {found['file']}")
-    # A launch shape with an impossible reading is harmless where another shape's is possible; a wrong result never is.
-    statuses = {row["status"] for row in found["rows"]}
-    exit_for(statuses | {reading["status"] for reading in found["readings"] if reading["status"] != "INVALID"})
-
-
-def _cpu(device: Any, refresh: bool, budget_s: float | None, out: Path | None) -> dict[str, Any]:
-    from rooflab.bench.core.ceilings.ceilings import cpu_ceilings, kept_cpu_ceilings
-    from rooflab.bench.core.ceilings.readings import cpu_records, cpu_rows
-    from rooflab.bench.core.environment import snapshot
-    from rooflab.bench.core.record import new_run_id
-
-    if budget_s is not None and not refresh and kept_cpu_ceilings() is not None:
-        show.note(NOT_SPENT)
-    with show.waiting("measuring this CPU"):
-        found = cpu_ceilings(refresh, 5.0 if budget_s is None else budget_s)
-    environment = snapshot().to_dict()
-    return {
-        "device": found.device,
-        "used": found.kind,
-        "reason": found.noise and f"NOISY, and so not kept: {found.noise}",
-        "measured_under": f"torch {environment['torch']}, {environment['threads']} threads",
-        "rows": cpu_rows(found),
-        "columns": ("limit", "measured", "unit", *(("status",) if found.noise else ())),
-        "ceilings": asdict(found),
-        "readings": [],
-        "environment": environment,
-        "file": _write(out, cpu_records(found, environment, new_run_id())),
-    }
-
-
-def _cuda(device: Any, refresh: bool, budget_s: float | None, out: Path | None) -> dict[str, Any]:
-    import torch
-
-    from rooflab.bench.core.ceilings.ceilings import CUDA_BUDGET_S, ceilings_for, cuda_ceilings, kept_ceilings
-    from rooflab.bench.core.ceilings.cuda import GROUPS_OF_HOPPER
-    from rooflab.bench.core.ceilings.readings import COLUMNS, card_records, card_rows
-    from rooflab.bench.core.record import new_run_id
-    from rooflab.roofline.device import identify
-
-    kept, reason = kept_ceilings(device)
-    if kept is None or refresh:
-        show.note(f"measuring: {reason or 'asked for anew'}")
-    elif budget_s is not None:
-        show.note(NOT_SPENT)
-    with show.progress("ceilings", GROUPS_OF_HOPPER) as advance:
-        kept = cuda_ceilings(device, refresh, CUDA_BUDGET_S if budget_s is None else budget_s, advance=advance)
-    name = torch.cuda.get_device_name(device)
-    used = ceilings_for(device)
-    return {
+    records, reason = kept_limits(chosen)
+    if records and not refresh:
+        show.note(NOT_SPENT if budget_s is not None else None)
+    elif chosen.type == "cpu":
+        with show.waiting("measuring this CPU"):
+            records, reason = measure_limits(chosen, budget_s)
+    else:
+        show.note(f"measuring: {'asked for anew' if records else reason}")
+        with show.progress("ceilings", GROUPS_OF_HOPPER) as advance:
+            records, reason = measure_limits(chosen, budget_s, advance)
+    rows, used, noise = limit_rows(records), ceilings_for(chosen), (records[0].ceilings or {}).get("noise")
+    name, conditions, columns = _shown(records, list(rows[0]))
+    kind, reason = used.kind if used else "no", f"NOISY, and so not kept: {noise}" if noise else reason
+    file = _write(out, records)
+    found = {
         "device": name,
-        "used": used.kind if used else "no",
-        "reason": kept.reason,
-        "measured_under": f"driver {kept.environment['gpu']['driver']}, {kept.made}"
-        + (", clocks set by the user" if kept.clocks_were_set else ""),
-        "rows": card_rows(kept.readings, identify(name)),
-        "columns": COLUMNS,
-        "ceilings": None if kept.ceilings is None else asdict(kept.ceilings),
-        "readings": [{**asdict(reading), "rate_per_s": reading.rate_per_s} for reading in kept.readings],
-        "environment": kept.environment,
-        "file": _write(out, card_records(kept.readings, kept.ceilings, kept.environment, new_run_id())),
+        "used": kind,
+        "reason": reason,
+        "measured_under": conditions,
+        "rows": rows,
+        "ceilings": records[0].ceilings,
+        "readings": [asdict(replace(record, environment={}, ceilings=None)) for record in records],
+        "environment": records[0].environment,
+        "file": file,
     }
+    show.result(found)
+    show.line(f"Ceilings of {name}, {conditions}", "bold")
+    show.table(rows, columns)
+    show.line(f"bounds use the {kind} ceilings{': ' + reason if reason else ''}")
+    if file:
+        show.line(f"records: {file}")
+    # A launch shape with an impossible reading is harmless where another shape's is possible; a wrong result never is.
+    exit_for({row["status"] for row in rows} | {record.status for record in records if record.status != "INVALID"})
 
 
-def _write(out: Path | None, records: list[Any]) -> str | None:
+def _shown(records: list[Record], columns: list[str]) -> tuple[str, str, list[str]]:
+    """The device's name, what it was measured under, and the columns of its table."""
+    from rooflab.bench.core.timers.clocks import SET_BY_USER
+
+    environment, gpu = records[0].environment, records[0].environment["gpu"]
+    if records[0].device == "cpu":
+        columns = ["limit", "measured", "unit", *(["status"] if records[0].status == "NOISY" else [])]
+        return environment["cpu"], f"torch {environment['torch']}, {environment['threads']} threads", columns
+    seen = [(record.clocks or {}).get("throttle_reasons") or 0 for record in records]
+    by_user = ", clocks set by the user" if any(bits & SET_BY_USER for bits in seen) else ""
+    made = max(record.timestamp for record in records)
+    return gpu["name"], f"driver {gpu['driver']}, {made}{by_user}", columns
+
+
+def _write(out: Path | None, records: list[Record]) -> str | None:
     """The file of records, where one was asked for."""
     from rooflab.bench.core.record_files import RunWriter
 
     if out is None:
         return None
-    writer = RunWriter(out, records[0].run_id)
-    writer.write(*records)
+    writer = RunWriter(out)
+    writer.write(*(replace(record, run_id=writer.run_id) for record in records))
     return str(writer.path)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from rooflab.bench.core.call import Rotation, copies_of, short_of_memory
-from rooflab.bench.core.ceilings.ceilings import ceilings_for, limits_for, raise_cpu_ceilings, raise_cuda_ceilings
+from rooflab.bench.core.ceilings.ceilings import ceilings_for, limits_for, raise_ceilings
 from rooflab.bench.core.check import BROKEN, already_broken, check_kernel
 from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.check_runs import KEPT
@@ -34,8 +34,6 @@ from rooflab.kernels.registry import CPU_BACKENDS, Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
 from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 
-RAISE_CUDA_S = 20.0
-"""Seconds for measuring a GPU's ceilings again, which a run does at most once."""
 Checker = Callable[[Kernel, OpSpec, Case, Scheme, torch.device, int], CheckResult]
 """`check.check_kernel`, or a function that replaces it."""
 
@@ -310,6 +308,4 @@ class Measurement:
         above = seconds > 0 and above_limits(seconds, cost, known, method=samples.method, l2_state=samples.l2_state)
         in_cache = self.device.type == "cpu" and cost.bytes <= last_level_cache_bytes()
         if above and not (above.part == "memory" and in_cache):
-            on_cuda = self.device.type == "cuda"
-            again = raise_cuda_ceilings(known, self.device, RAISE_CUDA_S) if on_cuda else raise_cpu_ceilings(known)
-            self.ceilings, self.raised = again, True
+            self.ceilings, self.raised = raise_ceilings(known, self.device), True

@@ -21,7 +21,7 @@ from rooflab.bench import show
 from rooflab.bench.compile.capture import Launch
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.compile.worker import FAILURES, CaseRefused, launches_of
-from rooflab.bench.core.ceilings.cuda import compile_microkernels
+from rooflab.bench.core.ceilings.cuda_limits import compile_microkernels
 from rooflab.bench.core.process import Pool, command_for, cores, environment_without
 from rooflab.bench.core.select import default_scheme
 from rooflab.bench.core.statuses import ExitStatus

@@ -12,7 +12,7 @@ from bars.bar import Bar, bar
 from bars.measures import KERNEL_S, answer, cases_of, measure, unmeasured, usable
 
 from rooflab.bench.core.call import Rotation, copies_of
-from rooflab.bench.core.ceilings.microkernels import floors
+from rooflab.bench.core.ceilings import streams
 from rooflab.bench.core.check import already_broken
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter
@@ -69,10 +69,10 @@ def _floor(context: Context, depth: int) -> tuple[Function | None, str]:
     """A launch of the floor; or None and the reason."""
     device = torch.device(context.device)
     if context.dry_run:
-        start = torch.arange(floors.CHAIN_THREADS)
+        start = torch.arange(streams.CHAIN_THREADS)
         return partial(_indexing, torch.arange(len(start)), start, depth), ""
     try:
-        chain = floors.chain(_cuda.load, device, depth)
+        chain = streams.chain(_cuda.load, device, depth)
         wrong = chain.wrong(1)
     except (ValueError, RuntimeError) as error:  # no CuPy, a source that does not compile, or a launch that fails
         return None, f"the floor: {error}"

@@ -1,56 +1,56 @@
-"""The ceilings behind a bound: measured on a CPU; on a GPU measured if available, else the data sheet's."""
+"""The limits of this machine, measured and kept as records, and the ceilings that they or a data sheet give."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rooflab.bench.core.ceilings.cpu import measure_cpu
-from rooflab.bench.core.ceilings.microkernels.microkernel import HERE
-from rooflab.bench.core.ceilings.readings import (
-    MicrokernelReading,
-    assemble,
-    better,
-    larger,
-    with_stand_ins,
-    without_stand_ins,
-)
+from rooflab.bench.core import record_files
+from rooflab.bench.core.ceilings.cpu_limits import measure_cpu
+from rooflab.bench.core.ceilings.cuda_limits import kind_of, measure_cuda, microkernels_hash, value_in
 from rooflab.bench.core.environment import Environment, snapshot
-from rooflab.bench.core.record import now
-from rooflab.bench.core.timers.clocks import SET_BY_USER
-from rooflab.bench.core.timers.noise import noise
+from rooflab.bench.core.record import Record
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
-from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.roofline.device import identify
 from rooflab.roofline.model import Ceilings
 
-CUDA_BUDGET_S = 60.0
+BUDGET_S = {"cpu": 5.0, "cuda": 60.0}
+RAISE_S = {"cpu": 5.0, "cuda": 20.0}
+"""Seconds for measuring again after a reading above the ceilings."""
+NO_TENSOR_CEILING = range(100, 120)
+"""Compute capabilities whose tensor cores reach their rate by tcgen05, for which there is no microkernel here."""
+NO_CPU_UNIT = ("fp8_e4m3", "tf32")
+"""Operand dtypes that no CPU multiplies as they are: torch widens them first."""
 LOG = logging.getLogger(__name__)
 """Python shows its warnings on standard error, unless a program that imports this says otherwise."""
+_noisy: dict[tuple[Path, int], list[Record]] = {}
+"""NOISY limits of this process, by the file in which they are not kept and the number of threads."""
 
 
 def ceilings_for(device: torch.device) -> Ceilings | None:
     """The ceilings that bound a kernel on `device`; their `kind` says whether they were measured.
 
     On CUDA: the ceilings measured on this card (`rooflab ceilings`) under the present driver and limits, else the data
-    sheet's, None for a GPU that is in no table.  A CPU has no unit for fp8 or tf32 products: their rate is the best
-    measured rate of the other dtypes, which no product of widened operands can exceed.
+    sheet's, None for a GPU that is in no table.  A CPU is measured where its limits are not kept.  It has no unit for
+    fp8 or tf32 products: their rate is the best measured rate of the other dtypes, which no product of widened operands
+    can exceed.
     """
+    records, _ = kept_limits(device)
     if device.type == "cpu":
-        return with_stand_ins(cpu_ceilings())
-    kept, _ = kept_ceilings(device)
-    if kept is not None and kept.ceilings is not None:
-        return kept.ceilings
+        found, _ = assemble(records or measure_limits(device)[0], device)
+        rates = found.tensor_flops_per_s if found else {}
+        return found and replace(found, tensor_flops_per_s={**rates, **dict.fromkeys(NO_CPU_UNIT, max(rates.values()))})
+    if records and (found := assemble(records, device)[0]):
+        return found
     known = identify(torch.cuda.get_device_name(device))
     return known.ceilings() if known else None
 
@@ -74,241 +74,213 @@ def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
     return replace(limits, launch_floor_s=0.0, l2_bytes_per_s=limits.l2_bytes_per_s or ceilings.l2_bytes_per_s)
 
 
-def kept_ceilings(device: torch.device) -> tuple[KeptCeilings | None, str]:
-    """The ceilings measured on this GPU that are still valid; else None and the reason."""
-    return find(_environment(device.index or 0))
+def kept_limits(device: torch.device) -> tuple[list[Record], str]:
+    """The records of this machine's limits, and why they give no ceilings or ""; none, and why, where none hold here.
 
-
-@cache
-def _environment(gpu_index: int) -> Environment:
-    # Once per process: it calls git and NVML, and driver and clock limits do not change during a process.
-    return snapshot(gpu_index)
-
-
-def cuda_ceilings(
-    device: torch.device,
-    refresh: bool = False,
-    budget_s: float = CUDA_BUDGET_S,
-    advance: Callable[[str], None] = lambda limit: None,
-) -> KeptCeilings:
-    """The measured ceilings of this GPU, cached; measured again with `refresh` or where the environment changed.
-
-    A measurement that yields no ceilings does not replace valid cached ones; `reason` of the result then says so.
-    Raises `ValueError` where CuPy, which launches the microkernels, is not installed.
+    They hold under the conditions in which they were measured: on CUDA the card, its driver, power limit and clocks,
+    and the microkernels; on a CPU torch and its threads.  NVML cannot report a locked clock (`nvidia-smi -lgc`): a lock
+    during the measurement shows in the records' throttle reasons, a later one in the clocks of each record.
     """
-    kept, _ = kept_ceilings(device)
-    if kept is not None and not refresh:
-        return kept
-    environment = _environment(device.index or 0)
-    readings = _measured(device, environment, budget_s, advance)
-    found, reason = _assembled(readings, device)
-    if found is None and kept is not None and kept.ceilings is not None:
-        return made_now(environment, readings, None, f"{reason}; those of {kept.made} are kept")
-    return keep(environment, readings, found, reason)
-
-
-def _measured(
-    device: torch.device, environment: Environment, budget_s: float, advance: Callable[[str], None]
-) -> list[MicrokernelReading]:
-    from rooflab.bench.core.ceilings.cuda import measure_cuda
-
-    check_writable("ROOFLAB_CACHE", cache_folder())
-    known = identify(torch.cuda.get_device_name(device))
-    return measure_cuda(
-        device,
-        budget_s=budget_s,
-        limits=known.ceilings(known.max_clock_hz) if known else None,
-        uuid=environment.gpu.uuid if environment.gpu else None,
-        advance=advance,
-    )
-
-
-def _assembled(readings: Sequence[MicrokernelReading], device: torch.device) -> tuple[Ceilings | None, str]:
-    name = torch.cuda.get_device_name(device)
-    known = identify(name)
-    major, minor = torch.cuda.get_device_capability(device)
-    return assemble(readings, known.name if known else name, 10 * major + minor)
-
-
-def raise_cuda_ceilings(known: Ceilings, device: torch.device, budget_s: float = CUDA_BUDGET_S) -> Ceilings:
-    """Measures again after a reading above the measured ceilings `known`, and keeps the better reading of each limit.
-
-    Where the measurement yields no ceilings, `known` is returned, and a note says why.
-    """
-    environment = _environment(device.index or 0)
+    environment, path = _environment(device), _file(device)
+    noisy = _noisy.get((path, environment.threads), [])
+    if not path.is_file():
+        return noisy, "none were measured on this device"
     try:
-        again = _measured(device, environment, budget_s, lambda limit: None)
-        _, missing = _assembled(again, device)
-        kept, _ = kept_ceilings(device)
-        readings = better(kept.readings if kept else (), again)
-        found, _ = _assembled(readings, device)
-        if found is not None:
-            keep(environment, readings, found, "")
+        records = record_files.read(path)
+        then = _conditions(records[0].environment, device)
+        here = _conditions(environment.to_dict() | {"microkernels": microkernels_hash()}, device)
+        other = [f"{name} {then[name]}, and it is {value}" for name, value in here.items() if then[name] != value]
+    except (ValueError, LookupError, TypeError):
+        return noisy, "what is kept is damaged or of another version"
+    return (noisy, f"they were measured with {other[0]}") if other else (records, assemble(records, device)[1])
+
+
+def _environment(device: torch.device) -> Environment:
+    return replace(_snapshot(device.index or 0), threads=torch.get_num_threads())
+
+
+_snapshot = cache(snapshot)
+"""Once per process: it calls git and NVML, and driver and clock limits do not change during a process."""
+
+
+def _file(device: torch.device) -> Path:
+    environment = _environment(device)
+    name = environment.machine_key
+    if device.type == "cuda":
+        uuid = environment.gpu.uuid if environment.gpu else ""
+        name += f".cuda-{hashlib.sha256(uuid.encode()).hexdigest()[:8]}"
+    return cache_folder() / "ceilings" / f"{name}.jsonl"
+
+
+def _conditions(environment: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    if device.type == "cuda":
+        return {**environment["gpu"], "microkernels": environment["microkernels"]}
+    return {name: environment[name] for name in ("threads", "torch", "cpu")}
+
+
+def measure_limits(
+    device: torch.device,
+    budget_s: float | None = None,
+    advance: Callable[[str], None] = lambda limit: None,
+    raising: bool = False,
+) -> tuple[list[Record], str]:
+    """Measures this machine's limits and keeps their records; returns these, and why they give no ceilings or "".
+
+    Limits of a GPU that give no ceilings replace none that do, and NOISY limits of a CPU count for this process only.
+    `advance` is called once for each limit of a GPU; `raising` keeps, of each limit, the better of what was kept and
+    what was measured.  Raises `ValueError` where CuPy, which launches the microkernels, is not installed, and if the
+    cache folder cannot be written to.
+    """
+    check_writable("ROOFLAB_CACHE", cache_folder())
+    environment, path = _environment(device), _file(device)
+    if device.type == "cpu":
+        records = measure_cpu(environment, budget_s or BUDGET_S["cpu"])
+    else:
+        records = measure_cuda(device, environment, budget_s or BUDGET_S["cuda"], advance)
+    _, reason = assemble(records, device)
+    before, missing = kept_limits(device)
+    if raising:
+        records = better(before, records)
+    elif reason and before and not missing:
+        return records, f"{reason}; those of {max(record.timestamp for record in before)} are kept"
+    found, _ = assemble(records, device)
+    records = [replace(record, ceilings=asdict(found) if found else None) for record in records]
+    if found and found.noise:
+        _noisy[path, environment.threads] = records
+        LOG.warning("ceilings: NOISY: %s", found.noise)
+    else:
+        write_whole(path, "".join(f"{record.to_json()}\n" for record in records))
+    return records, reason
+
+
+def raise_ceilings(known: Ceilings, device: torch.device) -> Ceilings:
+    """Measures again after a reading above the measured ceilings `known`; a busy machine lowers no rate of them.
+
+    Where the measurement yields no ceilings, what was kept still counts, and a note says why.
+    """
+    try:
+        _, missing = measure_limits(device, RAISE_S[device.type], raising=True)
     except ValueError as error:
-        found, missing = None, str(error)
+        missing = str(error)
     if missing:
         LOG.warning("ceilings: measuring again failed (%s); what was measured before still counts", missing)
-    return found or known
+    found = ceilings_for(device)
+    return found if found and found.kind == "measured" else known
 
 
-def cpu_ceilings(refresh: bool = False, budget_s: float = 5.0, folder: Path | None = None) -> Ceilings:
-    """The measured ceilings of this CPU with torch's present threads; read from the cache unless `refresh`.
+def better(before: Sequence[Record], again: Sequence[Record]) -> list[Record]:
+    """For each limit, the records of the measurement with the higher rate or the lower launch floor.
 
-    Bandwidth: STREAM's copy and triad (McCalpin, 1995; write-allocate not counted, as in STREAM), a plain read and a
-    plain write, over arrays of at least four times the last-level cache; the best counts.  Caches get no rate, because
-    a virtual machine shares its cache with its neighbours.  Matrix rates: the best `torch.mm` or packed oneDNN
-    product per dtype, and of 16 bits at least that of fp32, in which they may be computed.  Vector rate: the fp32
-    matrix rate, because a CPU computes fp32 products on its vector units, and no other torch call keeps them as busy.
-    Special functions are not measured and set no bound.  Rates measured while other processes ran are too low (a tenth
-    was seen): they have `noise`, count for this process, and are not kept.
-    """
-    environment = snapshot()
-    path = _path(folder, environment)
-    known = None if refresh else _load(path, environment) or _noisy.get((path, environment.threads))
-    if known is not None:
-        return known
-    check_writable("ROOFLAB_CACHE", folder or cache_folder())
-    began = run_times()
-    measured = measure_cpu(environment.cpu, budget_s)
-    measured = replace(measured, noise=noise((), waiting_since(began)))
-    _save(path, environment, measured)
-    return measured
-
-
-_noisy: dict[tuple[Path, int], Ceilings] = {}
-"""Of this process, by the file in which they are not kept and the number of threads."""
-
-
-def kept_cpu_ceilings(folder: Path | None = None) -> Ceilings | None:
-    """The cached ceilings of this CPU; None where they are not valid."""
-    environment = snapshot()
-    return _load(_path(folder, environment), environment)
-
-
-def raise_cpu_ceilings(known: Ceilings, folder: Path | None = None) -> Ceilings:
-    """Measures again after a reading above `known`; keeps the larger rate, so that a busy machine lowers no rate."""
-    measured = without_stand_ins(known)
-    raised = larger(measured, cpu_ceilings(refresh=True, folder=folder))
-    environment = snapshot()
-    _save(_path(folder, environment), environment, raised)
-    return raised if measured == known else with_stand_ins(raised)
-
-
-def _path(folder: Path | None, environment: Environment) -> Path:
-    return (folder or cache_folder()) / "ceilings" / f"{environment.machine_key}.json"
-
-
-def _load(path: Path, environment: Environment) -> Ceilings | None:
-    """The cached ceilings, or None where they were not measured under these versions and threads."""
-    if not path.is_file():
-        return None
-    try:
-        found = json.loads(path.read_text())
-        then = found["environment"]
-        if any(then[name] != getattr(environment, name) for name in ("threads", "torch", "cpu")):
-            return None
-        return None if found.get("busy") else Ceilings(**found["ceilings"])  # `busy`: kept by an older version
-    except (ValueError, KeyError, TypeError):
-        return None  # truncated or of another version: measured again and overwritten
-
-
-def _save(path: Path, environment: Environment, measured: Ceilings) -> None:
-    if not measured.noise:
-        found = {"environment": environment.to_dict(), "ceilings": asdict(measured)}
-        write_whole(path, json.dumps(found, indent=1, allow_nan=False))
-        return
-    _noisy[path, environment.threads] = measured
-    LOG.warning("ceilings: NOISY: %s", measured.noise)
-
-
-@dataclass(frozen=True)
-class KeptCeilings:
-    """One card's measured ceilings, in the cache folder with the environment in which they were measured.
-
-    Ceilings from another driver, power limit, maximum clock or version of the microkernels are not used, and the reason
-    says so.  NVML cannot report a locked clock (`nvidia-smi -lgc`).  A lock during the measurement shows in the
-    readings' throttle reasons (`clocks_were_set`).  A later lock is not detected here, but shows in the clocks of each
-    record.
+    A NOISY rate is at least a rate that was reached, so beside a quiet measurement it is OK.
     """
 
-    ceilings: Ceilings | None
-    """None where too few limits could be measured; `reason` says which are missing."""
-    reason: str
-    readings: tuple[MicrokernelReading, ...]
-    environment: Mapping[str, Any]
-    """`Environment.to_dict()` when it was measured."""
-    made: str
-    """Time of the measurement, UTC, ISO 8601."""
-    microkernels: str
-    """`microkernels_hash()` at the measurement."""
-
-    @property
-    def clocks_were_set(self) -> bool:
-        """Whether NVML reported for any reading that a user had set the clocks."""
-        seen = ((reading.clocks or {}).get("throttle_reasons") for reading in self.readings)
-        return any((bits or 0) & SET_BY_USER for bits in seen)
+    sides = [_by_limit(again), _by_limit(before)]
+    found: list[Record] = []
+    for limit in _by_limit((*before, *again)):
+        found += max((side.get(limit, []) for side in sides), key=lambda side: max(map(_merit, side), default=-1.0))
+    if all(record.status != "OK" for record in (*before, *again)):
+        return found
+    return [replace(record, status="OK", reason="") if record.status == "NOISY" else record for record in found]
 
 
-def microkernels_hash() -> str:
-    """A hash over the microkernels' files; when it changes, the ceilings are measured again."""
-    digest = hashlib.sha256()
-    for file in sorted(path for path in HERE.iterdir() if path.suffix in (".cu", ".py")):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+def value_of(record: Record) -> float | None:
+    """A limit's value: bytes, FLOPs or operations per second, of a launch its least seconds; None if it has none."""
+    metrics = record.metrics
+    return record.bytes_per_s or record.flops_per_s or metrics.get("ops_per_s") or metrics.get("launch_floor_s")
 
 
-def file_of(environment: Environment, folder: Path | None = None) -> Path:
-    """The file of a card's ceilings.  Raises `ValueError` on an environment without a GPU."""
-    if environment.gpu is None:
-        raise ValueError("environment: expected one with a GPU, got none")
-    card = hashlib.sha256(environment.gpu.uuid.encode()).hexdigest()[:8]
-    return (folder or cache_folder()) / "ceilings" / f"{environment.machine_key}.cuda-{card}.json"
+def _merit(record: Record) -> float:
+    value = value_of(record) or 0.0
+    return 1 / value if "launch_floor_s" in record.metrics else value
 
 
-def find(environment: Environment, folder: Path | None = None) -> tuple[KeptCeilings | None, str]:
-    """The cached ceilings of this card for this environment; else None and the reason."""
-    if environment.gpu is None:
-        return None, "there is no GPU"
-    path = file_of(environment, folder)
-    if not path.is_file():
-        return None, "none were measured on this card"
-    try:
-        kept = _kept(json.loads(path.read_text()))
-        then: Mapping[str, Any] = kept.environment["gpu"]
-        for name, value in asdict(environment.gpu).items():
-            if then[name] != value:
-                return None, f"they were measured with {name} {then[name]}, and it is {value}"
-    except (ValueError, KeyError, TypeError):
-        return None, "what is kept is damaged or of another version"
-    if kept.microkernels != microkernels_hash():
-        return None, "they were measured by other microkernels"
-    return kept, ""
+def _by_limit(records: Sequence[Record]) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(str(record.kernel), []).append(record)
+    return found
 
 
-def _kept(values: Mapping[str, Any]) -> KeptCeilings:
-    found = values["ceilings"]
-    readings = tuple(MicrokernelReading.from_dict(reading) for reading in values["readings"])
-    return KeptCeilings(**{**values, "ceilings": None if found is None else Ceilings(**found), "readings": readings})
+def best_of(records: Sequence[Record]) -> dict[str, Record]:
+    """The fastest record of each limit, else a failed one, in order of first appearance."""
+    return {limit: max(found, key=_merit) for limit, found in _by_limit(records).items()}
 
 
-def made_now(
-    environment: Environment, readings: Sequence[MicrokernelReading], ceilings: Ceilings | None, reason: str
-) -> KeptCeilings:
-    """The ceilings measured now, not written to the cache."""
-    return KeptCeilings(ceilings, reason, tuple(readings), environment.to_dict(), now(), microkernels_hash())
+def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings | None, str]:
+    """The ceilings computed from the records of the limits of `device`, or None with the missing limits.
+
+    A rate is the best of its records: for memory over its four accesses, for a dtype over its instructions and the
+    sources of their operands.
+    """
+    major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    sm = 10 * major + minor
+    best = best_of(records)
+    values = {limit: value for limit, record in best.items() if (value := value_of(record))}
+    tensor: dict[str, float] = {}
+    for limit, record in best.items():
+        if record.scheme is not None and limit in values:
+            tensor[record.scheme] = max(tensor.get(record.scheme, 0.0), values[limit])
+
+    def named(start: str) -> dict[str, float]:
+        return {limit.removeprefix(start): value for limit, value in values.items() if limit.startswith(start)}
+
+    access, floors = named("memory ") or named("hbm_"), named("launch ")
+    vector = values.get("fma") or values.get("fp32 vector")
+    missing = [what for what, there in (("HBM", access), ("fma", vector)) if not there]
+    if sm in NO_TENSOR_CEILING:
+        missing.append("a microkernel for this architecture's tensor cores")
+    elif sm >= 80 and not tensor:
+        missing.append("tensor cores")
+    if missing or vector is None:
+        return None, f"no measured ceilings without {', '.join(missing)}"
+    environment = records[0].environment
+    name = environment["gpu"]["name"] if sm else environment["cpu"]
+    known = identify(name)
+    found = Ceilings(
+        device=known.name if known else name,
+        kind="measured",
+        hbm_bytes_per_s=max(access.values()),
+        tensor_flops_per_s=tensor | {"fp32": vector},
+        vector_flops_per_s=vector,
+        sfu_ops_per_s=max((values[name] for name in ("ex2", "rsqrt") if name in values), default=None),
+        launch_floor_s=min(floors.values(), default=0.0),
+        l2_bytes_per_s=max(named("l2_").values(), default=None),
+        access_bytes_per_s=access,
+        launch_floors_s=floors,
+        noise=next((record.reason for record in records if record.status == "NOISY"), ""),
+    )
+    return found, ""
 
 
-def keep(
-    environment: Environment,
-    readings: Sequence[MicrokernelReading],
-    ceilings: Ceilings | None,
-    reason: str,
-    folder: Path | None = None,
-) -> KeptCeilings:
-    """Caches the ceilings measured now."""
-    kept = made_now(environment, readings, ceilings, reason)
-    readings_json = [reading.to_dict() for reading in readings]
-    ceilings_json = None if ceilings is None else asdict(ceilings)
-    values = vars(kept) | {"ceilings": ceilings_json, "readings": readings_json}
-    write_whole(file_of(environment, folder), json.dumps(values, indent=1, allow_nan=False))
-    return kept
+def limit_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """A row for each limit: its best record, and the data sheet's value, None where there is no value.
+
+    `at_clock` is the data sheet's value at the SM clock held during this reading; memory has its own clock.
+    `reached` is the measured value over `at_clock`, or over the data sheet's value where no clock scales it.
+    """
+    return [_row(record) for record in best_of(records).values()]
+
+
+def _row(record: Record) -> dict[str, Any]:
+    limit, measured, clock_hz = str(record.kernel), value_of(record), record.metrics.get("sm_clock_hz")
+    count, _ = kind_of(limit)
+    letter, scale = ("G", 1e9) if record.device == "cpu" else ("T", 1e12)
+    unit = {"byte": f"{letter}B/s", "flop": f"{letter}FLOP/s", "op": f"{letter}op/s", "launch": "us"}[count]
+    scale = 1e-6 if count == "launch" else scale
+    known = identify(record.environment["gpu"]["name"]) if record.device == "cuda" else None
+    sheet = value_in(known.ceilings(), record) if known else None
+    held = known.ceilings(min(clock_hz, known.max_clock_hz)) if known and clock_hz is not None else None
+    at_clock = value_in(held, record) if held else None
+    beside = at_clock or sheet
+    return {
+        "limit": limit,
+        "measured": measured and measured / scale,
+        "datasheet": sheet and sheet / scale,
+        "at_clock": at_clock and at_clock / scale,
+        "unit": unit,
+        "reached": f"{measured / beside:.0%}" if measured and beside and count != "launch" else None,
+        "clock_ghz": clock_hz and clock_hz / 1e9,
+        "how": ", ".join(f"{name}={value}" for name, value in (record.config or {}).items()),
+        "status": record.status,
+        "reason": record.reason,
+    }

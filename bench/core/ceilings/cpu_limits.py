@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psutil
 import torch
 
-from rooflab.bench.core.environment import last_level_cache_bytes
+from rooflab.bench.core.environment import Environment, last_level_cache_bytes
+from rooflab.bench.core.record import Record, new_run_id
 from rooflab.bench.core.system_time import time
+from rooflab.bench.core.timers.noise import noise
+from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.reference.spec import DTYPE_NAMES
-from rooflab.roofline.model import Ceilings
 
 BANDWIDTH_SHARE = 0.25
 """Share of the time budget for bandwidth; the dtypes share the rest equally."""
@@ -18,22 +21,31 @@ GEMM_SIZES = (128, 256, 512, 1024, 2048)
 """Square sizes, ascending: a small size shows that a dtype has no fast path (0.3 GFLOP/s) before it costs a minute."""
 
 
-def measure_cpu(name: str, budget_s: float = 5.0) -> Ceilings:
-    """Measures the ceilings in about `budget_s` seconds."""
+def measure_cpu(environment: Environment, budget_s: float) -> list[Record]:
+    """A record for each limit of this CPU, measured in about `budget_s` seconds with torch's present threads.
+
+    Bandwidth: STREAM's copy and triad (McCalpin, 1995; write-allocate not counted, as in STREAM), a plain read and a
+    plain write, over arrays of at least four times the last-level cache.  Caches get no rate, because a virtual machine
+    shares its cache with its neighbours.  Matrix rates: the best `torch.mm` or packed oneDNN product per dtype, and of
+    16 bits at least that of fp32, in which they may be computed.  Vector rate: the fp32 matrix rate, because a CPU
+    computes fp32 products on its vector units, and no other torch call keeps them as busy.  Special functions are not
+    measured and set no bound.  Rates measured while other processes ran are NOISY: they are too low (a tenth was seen).
+    """
+    began = run_times()
     access = measure_bandwidth(budget_s * BANDWIDTH_SHARE)
     share = budget_s * (1 - BANDWIDTH_SHARE) / len(DTYPE_NAMES)
     rates = {dtype_name: measure_gemm(dtype, share) for dtype, dtype_name in DTYPE_NAMES.items()}
     # 16-bit operands may be multiplied in fp32, because only K (M + N) values are converted: oneDNN's bf16 products had
     # half of the rate of fp32's on a Xeon without AMX, and `gemm_w8a16/native`, which converts, was above them.
-    rates = {dtype_name: max(rate, rates["fp32"]) for dtype_name, rate in rates.items()}
-    return Ceilings(
-        device=name,
-        kind="measured",
-        hbm_bytes_per_s=max(access.values()),
-        tensor_flops_per_s=rates,
-        vector_flops_per_s=rates["fp32"],
-        access_bytes_per_s=access,
-    )
+    matrix = {f"{name} matrix": (name, max(rate, rates["fp32"])) for name, rate in rates.items()}
+    busy = noise((), waiting_since(began))
+    fields: dict[str, Any] = {"kind": "ceiling", "run_id": new_run_id(), **environment.record_fields()}
+    fields |= {"backend": "torch", "device": "cpu", "basis": "measured"}
+    fields |= {"status": "NOISY" if busy else "OK", "reason": busy}
+    records = [Record(kernel=f"memory {name}", bytes_per_s=rate, **fields) for name, rate in access.items()]
+    for limit, (dtype, rate) in {**matrix, "fp32 vector": ("fp32", rates["fp32"])}.items():
+        records.append(Record(kernel=limit, scheme=dtype, flops_per_s=rate, **fields))
+    return records
 
 
 def measure_bandwidth(budget_s: float) -> dict[str, float]:

@@ -1,10 +1,23 @@
-// Streams 16-byte vectors through HBM or, where LEVEL_L2 is 1 and the arrays are small, through L2.
+// Streams 16-byte vectors through HBM or, where the arrays are small, through L2. LOAD is the instruction that
+// `streams.py` names.
 //
 // One thread block takes a chunk of UNROLL * THREADS vectors at a time. All passes over the arrays are one sequence of
 // `chunks * passes` chunks, dealt to the blocks in turn, so that no block waits between passes and the last round is a
 // small part of the whole. The arrays hold a whole number of chunks.
 
-__device__ __forceinline__ Vector load(const Vector* from) { return LEVEL_L2 ? load_from_l2(from) : load_once(from); }
+__device__ __forceinline__ Vector load(const Vector* from) {
+    Vector v;
+    asm volatile(LOAD ".v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                 : "l"(from));
+    return v;
+}
+
+__device__ __forceinline__ void store(Vector* to, Vector v) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]),
+                 "r"(v.word[3])
+                 : "memory");
+}
 
 // Calls `take(first vector of this thread)` for every chunk that falls to this block.
 template <typename Take>

@@ -31,9 +31,16 @@ __device__ __forceinline__ const u8* prepare(const u8* a, const u8* b, bool with
     extern __shared__ __align__(1024) u8 shared[];
     fill(shared, b, N);
     if (with_a) fill(shared + STAGES * B_STAGE, a, WARPGROUPS * 64);
-    shared_to_tensor_cores();
+    // Orders these ordinary writes to shared memory before the tensor cores' reads of it.
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
     return shared;
+}
+
+// Keeps the compiler from moving accumulators while wgmma writes them: without it, ptxas serializes every wgmma.
+__device__ __forceinline__ void hold(float* d) {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
 template <typename Product>
@@ -44,15 +51,15 @@ __device__ __forceinline__ void work(float* sums, Clock* clocks, u32 passes, Pro
     const Clock began = now();
 #pragma unroll 1
     for (u32 pass = 0; pass < passes; ++pass) {
-        hold<N / 2>(d);
-        wgmma_fence();
+        hold(d);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         product(d, pass % RESTART);
-        wgmma_commit();
-        hold<N / 2>(d);
-        wgmma_wait<1>();
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        hold(d);
+        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
     }
-    wgmma_wait<0>();
-    hold<N / 2>(d);
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    hold(d);
     keep_clock(clocks, began);
     float sum = 0.f;
 #pragma unroll

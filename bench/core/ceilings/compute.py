@@ -1,0 +1,281 @@
+"""FP32 fused multiply-adds, special functions and matrix products, with operands in registers or shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from rooflab.bench.core.ceilings.microkernel import Card, Load, Microkernel, compiled, summing
+
+TURN = 0.0625
+"""Each step rotates a point by about this angle in radians.  The value is exact in fp32."""
+FMA_FLOPS_PER_STEP = 4
+"""FLOPs of one step of one point: two fused multiply-adds."""
+FMA_TOLERANCE = 0.01
+"""Covers the roundings of tens of thousands of steps; one step too many or too few is an error of 0.06."""
+SPECIAL_TOLERANCE = 2e-3
+"""Covers the roundings of sums of tens of thousands of terms, and the errors in the functions' last bits."""
+SPECIALS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"ex2": torch.exp2, "rsqrt": torch.rsqrt}
+
+
+class VectorShape(NamedTuple):
+    """Threads per block, blocks per SM, and the independent pairs or sums of each thread."""
+
+    threads: int
+    blocks_per_sm: int
+    pairs: int
+    steps: int
+    """Steps in the unrolled loop body: the loop's own instructions are less than 1% of them."""
+
+
+FMA_SHAPES = (VectorShape(256, 8, 4, 64), VectorShape(512, 2, 8, 32), VectorShape(256, 4, 4, 64))
+SPECIAL_SHAPES = (VectorShape(256, 8, 4, 64), VectorShape(512, 2, 4, 64))
+
+
+def vector(card: Card, load: Load) -> Iterator[list[Microkernel]]:
+    """Yields the microkernels of the fp32 pipe, then those of each special function."""
+    yield [_fma(card, load, shape) for shape in FMA_SHAPES]
+    for name in SPECIALS:
+        yield [_special(card, load, shape, name) for shape in SPECIAL_SHAPES]
+
+
+def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
+    """The microkernel of one shape, on random points that are the same for every block."""
+    generator = torch.Generator(card.device).manual_seed(0)
+    start = torch.randn(shape.pairs, shape.threads, 2, generator=generator, device=card.device)
+    sums = torch.zeros(card.sms * shape.blocks_per_sm, shape.threads, 2, device=card.device)
+
+    def expected(rounds: int) -> torch.Tensor:
+        step = np.array([[1.0, TURN], [-TURN, 1.0 - TURN * TURN]])
+        whole = torch.from_numpy(np.linalg.matrix_power(step, rounds * shape.steps)).to(card.device)
+        return start.double().sum(0) @ whole.T
+
+    return summing(
+        compiled(load, "arithmetic", "fma_fp32", shape._asdict(), '#define SPECIAL "ex2"'),
+        [start],
+        sums,
+        expected,
+        FMA_TOLERANCE,
+        limit="fma",
+        config=shape._asdict(),
+        work=float(sums.numel() // 2 * shape.pairs * shape.steps * FMA_FLOPS_PER_STEP),
+        scalars=lambda rounds: (np.float32(TURN), np.uint32(rounds)),
+    )
+
+
+def _special(card: Card, load: Load, shape: VectorShape, name: str) -> Microkernel:
+    """The microkernel of one shape and one function; arguments start in [1, 2) and grow to at most 3."""
+    generator = torch.Generator(card.device).manual_seed(0)
+    first = 1 + torch.rand(shape.threads, generator=generator, device=card.device)
+    sums = torch.zeros(card.sms * shape.blocks_per_sm, shape.threads, device=card.device)
+
+    def step(rounds: int) -> np.float32:
+        return np.float32(1.0 / (rounds * shape.steps))
+
+    def expected(rounds: int) -> torch.Tensor:
+        count = rounds * shape.steps
+        total = torch.zeros(shape.threads, dtype=torch.float64, device=card.device)
+        for start in range(0, count, 4096):
+            n = torch.arange(start, min(start + 4096, count), dtype=torch.float64, device=card.device)
+            total += SPECIALS[name](first.double()[:, None] + n * float(step(rounds))).sum(1)
+        return total
+
+    return summing(
+        compiled(load, "arithmetic", "special_function", shape._asdict(), f'#define SPECIAL "{name}"'),
+        [first],
+        sums,
+        expected,
+        SPECIAL_TOLERANCE,
+        limit=name,
+        config=shape._asdict(),
+        work=float(sums.numel() * shape.steps),
+        scalars=lambda rounds: (step(rounds), np.uint32(rounds)),
+    )
+
+
+STEP_BYTES = 32
+"""K of one tensor-core instruction, in bytes; the same for every dtype."""
+ROW_BYTES = 128
+"""Bytes of K in one stage of wgmma: one row of the 128-byte swizzle."""
+STAGES = 4
+RESTART = 8
+"""Number of passes over the operands after which the accumulators restart at zero."""
+
+
+class Dtype(NamedTuple):
+    """An operand dtype."""
+
+    ptx: str
+    values: torch.dtype
+    tolerance: float
+    """Allowed error of a sum of accumulators, relative to the root mean square of the sums."""
+
+
+DTYPES = {
+    "bf16": Dtype("bf16", torch.bfloat16, 0.005),
+    "fp16": Dtype("f16", torch.float16, 0.005),
+    "tf32": Dtype("tf32", torch.float32, 0.005),
+    # Hopper's tensor cores keep about 14 bits of the sum in an fp8 matrix product.
+    "fp8_e4m3": Dtype("e4m3", torch.float8_e4m3fn, 0.05),
+}
+"""Operand dtypes by name; all accumulate in fp32."""
+
+
+class WgmmaLaunch(NamedTuple):
+    """The instruction's N, and the warpgroups per block; one block per SM."""
+
+    n: int
+    warpgroups: int
+
+
+class MmaShape(NamedTuple):
+    """Threads per block, blocks per SM, and a warp's product: tiles of 16 rows, tiles of 8 columns, and steps of K."""
+
+    threads: int
+    blocks_per_sm: int
+    m_tiles: int
+    n_tiles: int
+    steps: int
+
+
+Source = Literal["shared", "registers"]
+WGMMA_SHAPES = (WgmmaLaunch(256, 2), WgmmaLaunch(256, 1), WgmmaLaunch(128, 2))
+"""Two warpgroups take turns on the tensor cores, so that one waits while the other computes."""
+MMA_SHAPES = (MmaShape(256, 2, 2, 4, 4), MmaShape(128, 2, 4, 4, 2), MmaShape(128, 4, 2, 4, 4))
+
+
+def wgmma(card: Card, load: Load) -> Iterator[list[Microkernel]]:
+    """Yields those of each dtype with A from shared memory, then with A from registers; only on Hopper.
+
+    B is in shared memory.
+    """
+    if card.sm == 90:
+        for dtype in DTYPES:
+            yield [_wgmma(card, load, dtype, shape, "shared") for shape in WGMMA_SHAPES]
+            yield [_wgmma(card, load, dtype, shape, "registers") for shape in WGMMA_SHAPES]
+
+
+def mma_sync(card: Card, load: Load) -> Iterator[list[Microkernel]]:
+    """Yields those of each dtype that mma.sync multiplies on this card; none below compute capability 8.0."""
+    if card.sm >= 80:
+        for dtype in dtypes_of(card.sm):
+            yield [_mma_sync(card, load, dtype, shape) for shape in MMA_SHAPES]
+
+
+def dtypes_of(sm: int) -> tuple[str, ...]:
+    """All dtypes, but fp8 only on 8.9 and from 12.0 on: on 9.0 and 10.0 mma.sync converts fp8 and multiplies fp16."""
+    return tuple(dtype for dtype in DTYPES if dtype != "fp8_e4m3" or sm == 89 or sm >= 120)
+
+
+def _wgmma(card: Card, load: Load, dtype: str, shape: WgmmaLaunch, a_from: Source) -> Microkernel:
+    """The microkernel of one dtype and shape, in which all blocks compute the same product."""
+    m = 64 * shape.warpgroups
+    macros = {**shape._asdict(), "stages": STAGES, "restart": RESTART}
+    prelude = _wgmma_macro(dtype, shape.n, "shared") + _wgmma_macro(dtype, shape.n, "registers")
+    a, b = operands(dtype, m, shape.n, STAGES * ROW_BYTES, card.device)
+
+    def expected(passes: int) -> torch.Tensor:
+        since_restart = (passes - 1) % RESTART + 1
+        # A warp holds 16 rows of the product.
+        return since_restart * per_thread(_product(a, b).reshape(-1, 16, shape.n)).flatten()
+
+    return summing(
+        compiled(load, "wgmma", f"wgmma_{a_from}", macros, prelude),
+        [a, b],
+        torch.zeros(card.sms, 128 * shape.warpgroups, device=card.device),
+        expected,
+        DTYPES[dtype].tolerance,
+        limit=f"{dtype} wgmma {a_from}",
+        config={**shape._asdict(), "a_from": a_from},
+        work=2.0 * card.sms * m * shape.n * a.shape[1],
+        dtype=dtype,
+        shared_bytes=STAGES * ROW_BYTES * (shape.n + (m if a_from == "shared" else 0)),
+    )
+
+
+def _mma_sync(card: Card, load: Load, dtype: str, shape: MmaShape) -> Microkernel:
+    """The microkernel of one dtype and shape, in which all warps compute the same product."""
+    m, n, blocks = 16 * shape.m_tiles, 8 * shape.n_tiles, card.sms * shape.blocks_per_sm
+    a, b = operands(dtype, m, n, shape.steps * STEP_BYTES, card.device)
+
+    def expected(restarts: int) -> torch.Tensor:
+        sums = per_thread(_product(a, b).reshape(shape.m_tiles, 16, n)).sum(0)
+        return RESTART * sums.repeat(shape.threads // 32)
+
+    return summing(
+        compiled(load, "mma_sync", "mma_registers", {**shape._asdict(), "restart": RESTART}, _mma_macro(dtype)),
+        [a, b],
+        torch.zeros(blocks, shape.threads, device=card.device),
+        expected,
+        DTYPES[dtype].tolerance,
+        limit=f"{dtype} mma.sync",
+        config=shape._asdict(),
+        work=2.0 * blocks * shape.threads // 32 * m * n * a.shape[1] * RESTART,
+        dtype=dtype,
+    )
+
+
+def _wgmma_macro(dtype: str, n: int, a_from: Source) -> str:
+    """`WGMMA_SHARED` or `WGMMA_REGISTERS`: d (N / 2 floats) = a * b + d, or a * b if `add` is 0."""
+    kind, d = DTYPES[dtype], n // 2
+    # The operands are numbered in this order: d..., a (a descriptor or four registers), b, add.
+    a, inputs, b = (f"%{d}", '"l"(a)', d + 1) if a_from == "shared" else (_numbers(d, 4), _values("a", 4), d + 4)
+    # The signs of a and b come first; then, only for 16-bit types, a transpose flag of each operand in shared memory.
+    transposed = {"shared": ", 0, 0", "registers": ", 0"}[a_from] if kind.values.itemsize == 2 else ""
+    instruction = (
+        f"wgmma.mma_async.sync.aligned.m64n{n}k{STEP_BYTES // kind.values.itemsize}.f32.{kind.ptx}.{kind.ptx} "
+        f"{_numbers(0, d)}, {a}, %{b}, adds, 1, 1{transposed};"
+    )
+    text = f"{{\\n\\t.reg .pred adds;\\n\\tsetp.ne.b32 adds, %{b + 1}, 0;\\n\\t{instruction}\\n\\t}}"
+    return _macro(f"WGMMA_{a_from.upper()}(d, a, b, add)", text, d, f'{inputs}, "l"(b), "r"(add)')
+
+
+def _mma_macro(dtype: str) -> str:
+    """`MMA`: d (4 floats) += a (4 registers) * b (2 registers)."""
+    kind = DTYPES[dtype]
+    name = f"mma.sync.aligned.m16n8k{STEP_BYTES // kind.values.itemsize}.row.col.f32.{kind.ptx}.{kind.ptx}.f32"
+    text = f"{name} {_numbers(0, 4)}, {_numbers(4, 4)}, {_numbers(8, 2)}, {_numbers(0, 4)};"
+    return _macro("MMA(d, a, b)", text, 4, f"{_values('a', 4)}, {_values('b', 2)}")
+
+
+def _macro(call: str, text: str, accumulators: int, inputs: str) -> str:
+    """The macro `call`: the instructions `text` with the operands d, an array of floats, and `inputs`."""
+    return f'#define {call} asm volatile("{text}" : {_values("d", accumulators, "+f")} : {inputs})\n'
+
+
+def _numbers(first: int, count: int) -> str:
+    return "{" + ", ".join(f"%{first + i}" for i in range(count)) + "}"
+
+
+def _values(name: str, count: int, constraint: str = "r") -> str:
+    return ", ".join(f'"{constraint}"(({name})[{i}])' for i in range(count))
+
+
+def operands(dtype: str, m: int, n: int, k_bytes: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """a: (M, K) and b: (N, K), both K-major, normally distributed and exact in `dtype`; K takes `k_bytes` bytes."""
+    generator = torch.Generator(device).manual_seed(0)
+    kind = DTYPES[dtype].values
+    values = (torch.randn(rows, k_bytes // kind.itemsize, generator=generator, device=device) for rows in (m, n))
+    if dtype == "tf32":  # keeps 10 bits of mantissa: tensor cores ignore the other 13
+        values = ((value.view(torch.int32) & ~0x1FFF).view(torch.float32) for value in values)
+    a, b = (value.to(kind) for value in values)
+    return a, b
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a b^T in fp64: (M, N)."""
+    return a.double() @ b.double().T
+
+
+def per_thread(product: torch.Tensor) -> torch.Tensor:
+    """One sum for each of a warp's 32 threads: over the elements of a 16 x n tile that the thread accumulates.
+
+    Thread t holds rows t / 4 and t / 4 + 8, and of every 8 columns the columns 2 (t % 4) and 2 (t % 4) + 1 (PTX ISA,
+    "Register Fragments" of wgmma and of mma.m16n8).  `product`: (..., 16, n), 8 divides n; returns (..., 32).
+    """
+    *outer, _, n = product.shape
+    split = product.reshape(*outer, 2, 8, n // 8, 4, 2)
+    return split.sum(dim=(-5, -3, -1)).reshape(*outer, 32)

@@ -1,0 +1,244 @@
+"""Measures a GPU's limits with the microkernels: a record for each launch shape.
+
+Several launch shapes measure each limit, timed interleaved; the fastest counts and all are kept.  A reading counts
+only where its kernel's results are right, half the work takes about half the time, the rate is below the card's limit
+at its highest clock, and the card was not throttled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from rooflab.bench.core.ceilings.compute import mma_sync, vector, wgmma
+from rooflab.bench.core.ceilings.microkernel import HERE, Card, Microkernel
+from rooflab.bench.core.ceilings.streams import empty, streams
+from rooflab.bench.core.environment import Environment
+from rooflab.bench.core.record import Record, Status, new_run_id, pack_samples
+from rooflab.bench.core.timers.clocks import ClockWatch
+from rooflab.bench.core.timers.cuda import first_line
+from rooflab.bench.core.timers.reading import ABOVE
+from rooflab.bench.core.timers.timing import TIMERS, Samples, time_functions
+from rooflab.kernels import _cuda
+from rooflab.kernels._cuda import CudaCompileError
+from rooflab.roofline.device import identify
+from rooflab.roofline.model import Ceilings
+
+TARGET_S = 2e-3
+"""Target length of a launch: the launch overhead is a thousandth of it."""
+PROBE_S = 0.02
+LARGEST_STEP = 64
+"""Largest growth factor of a probe's repeats in one step, because the first reading is of a cold device."""
+HALF = (0.4, 0.6)
+"""Allowed share of the time for half of the work; outside it the kernel did not do the assumed work."""
+GROUPS_OF_HOPPER = 25
+"""Number of limits of a Hopper; the budget is divided by it, so that a card with fewer limits takes less."""
+MAKERS = (streams, vector, wgmma, mma_sync)
+Time = Callable[..., dict[str, Samples]]
+"""`timing.time_functions` on one device."""
+
+
+def card_of(device: torch.device) -> Card:
+    """The card as torch reports it."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    major, minor = torch.cuda.get_device_capability(device)
+    return Card(device, 10 * major + minor, properties.multi_processor_count, properties.L2_cache_size)
+
+
+def microkernels_hash() -> str:
+    """A hash over the microkernels' files; when it changes, the limits are measured again."""
+    digest = hashlib.sha256()
+    for file in sorted([*HERE.glob("*.cu"), *(HERE / f"{name}.py" for name in ("microkernel", "streams", "compute"))]):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def measure_cuda(
+    device: torch.device, environment: Environment, budget_s: float, advance: Callable[[str], None]
+) -> list[Record]:
+    """A record for each launch shape, in about `budget_s` seconds beside compiling and checking.
+
+    `advance` is called once a limit.  Raises `ValueError` where CuPy is not installed.
+    """
+    found: dict[str, Any] = environment.record_fields()
+    found["environment"] |= {"microkernels": microkernels_hash()}
+    blank = Record(
+        kind="ceiling", run_id=new_run_id(), status="OK", backend="cuda", device="cuda", checked_by="gpu", **found
+    )
+    time: Time = partial(time_functions, device=device, min_samples=3)
+    share_s = budget_s / GROUPS_OF_HOPPER
+    card = card_of(device)
+    records: list[Record] = []
+    for maker in MAKERS:
+        try:
+            for kernels in maker(card, _cuda.load):
+                advance(kernels[0].limit)
+                records += _shapes(kernels, blank, time, share_s)
+        except RuntimeError as error:  # the memory is too small, or the device is lost
+            records.append(_failed(replace(blank, kernel=maker.__name__), error))
+    advance("launch")
+    return records + [_floor(timer, blank, time, share_s) for timer in TIMERS["cuda"]]
+
+
+def compile_microkernels() -> int:
+    """Compiles every microkernel of a Hopper into the cache, with no GPU; returns their number.
+
+    Their code does not depend on the card's sizes, so the operands here are those of a tiny one.
+    """
+    sources: set[tuple[str, tuple[str, ...]]] = set()
+
+    def load(source: str, name: str, *, options: tuple[str, ...] = ()) -> Callable[..., None]:
+        sources.add((source, options))
+        return lambda *arguments, **named: None
+
+    for maker in MAKERS:
+        list(maker(Card(torch.device("cpu"), 90, 1, 2**20), load))
+    empty(load)
+    for source, options in sources:
+        _cuda.compile_cubin(source, options=options)
+    return len(sources)
+
+
+Unit = Literal["byte", "flop", "op", "launch"]
+KINDS: dict[str, tuple[Unit, str]] = {
+    "hbm_": ("byte", "hbm_bytes_per_s"),
+    "memory ": ("byte", "hbm_bytes_per_s"),
+    "l2_": ("byte", "l2_bytes_per_s"),
+    "ex2": ("op", "sfu_ops_per_s"),
+    "rsqrt": ("op", "sfu_ops_per_s"),
+    "launch ": ("launch", "launch_floor_s"),
+}
+"""What a limit counts, and its field in `Ceilings`, by the beginning of its name; all others count FLOPs."""
+
+
+def kind_of(limit: str) -> tuple[Unit, str]:
+    """What a limit counts, and its field in `Ceilings`."""
+    return next((kind for start, kind in KINDS.items() if limit.startswith(start)), ("flop", "vector_flops_per_s"))
+
+
+def value_in(ceilings: Ceilings, record: Record) -> float | None:
+    """The value of a record's limit in `ceilings`: per second, of a launch in seconds; None where there is none."""
+    if record.scheme is not None:
+        return ceilings.tensor_flops_per_s.get(record.scheme)
+    return getattr(ceilings, kind_of(str(record.kernel))[1]) or None
+
+
+def _failed(record: Record, error: Exception) -> Record:
+    out_of_memory, uncompiled = (isinstance(error, kind) for kind in (torch.cuda.OutOfMemoryError, CudaCompileError))
+    status: Status = "OUT_OF_MEMORY" if out_of_memory else "COMPILE_ERROR" if uncompiled else "RUNTIME_ERROR"
+    return replace(record, status=status, reason=first_line(error))
+
+
+def _checked(kernel: Microkernel, repeats: int, blank: Record) -> Record:
+    """The record of a launch shape without its times: OK, or what is wrong with a launch; the clock is of the last."""
+    record = replace(blank, kernel=kernel.limit, scheme=kernel.dtype, config=kernel.config)
+    try:
+        clock_hz = kernel.clock_hz()  # the device is waited for here, and reports what a launch before did wrong
+        wrong = kernel.wrong(repeats)
+    except RuntimeError as error:
+        return _failed(record, error)
+    if wrong:
+        return replace(record, status="INCORRECT", reason=wrong)
+    return replace(record, metrics={} if clock_hz is None else {"sm_clock_hz": clock_hz})
+
+
+def _shapes(kernels: Sequence[Microkernel], blank: Record, time: Time, share_s: float) -> list[Record]:
+    """Every launch shape of one limit: those that are right are timed, whole and half, against each other."""
+    checked = [_checked(kernel, 2, blank) for kernel in kernels]
+    failed = [record for record in checked if record.status != "OK"]
+    usable = [kernel for kernel, record in zip(kernels, checked, strict=True) if record.status == "OK"]
+    if not usable:
+        return failed
+    with ClockWatch((blank.environment["gpu"] or {}).get("uuid")) as watch:
+        try:
+            repeats = _repeats(usable, time)
+            functions = {}
+            for index, kernel in enumerate(usable):
+                functions[f"{index} whole"] = partial(kernel.launch, repeats[index])
+                functions[f"{index} half"] = partial(kernel.launch, repeats[index] // 2)
+            timed = time(functions, budget_s=share_s, cold=usable[0].fixed_repeats is not None, observe=watch.read)
+        except RuntimeError as error:
+            return failed + [_failed(record, error) for record in checked if record.status == "OK"]
+        clocks = watch.summary()
+    return failed + [
+        _judged(kernel, repeats[index], timed[f"{index} whole"], timed[f"{index} half"], replace(blank, clocks=clocks))
+        for index, kernel in enumerate(usable)
+    ]
+
+
+def _repeats(kernels: list[Microkernel], time: Time) -> list[int]:
+    """Even repeats with which a launch of each takes about `TARGET_S`, found with the first for all."""
+    first = kernels[0]
+    if first.fixed_repeats is not None:
+        return [kernel.fixed_repeats or 2 for kernel in kernels]
+    repeats = 2
+    while True:
+        probe = {"probe": partial(first.launch, repeats)}
+        seconds = time(probe, budget_s=PROBE_S, cold=False)["probe"].median_s
+        if seconds >= TARGET_S / 2:
+            break
+        grow = min(LARGEST_STEP, max(2.0, TARGET_S / seconds)) if seconds > 0 else LARGEST_STEP
+        repeats = 2 * round(repeats * grow / 2)
+    work = repeats * first.work
+    return [max(2, 2 * round(work / kernel.work / 2)) for kernel in kernels]
+
+
+def _judged(kernel: Microkernel, repeats: int, whole: Samples, half: Samples, blank: Record) -> Record:
+    record = _checked(kernel, repeats, blank)
+    if record.status != "OK":
+        return replace(record, clocks=None)
+    work, throttled = repeats * kernel.work, (blank.clocks or {}).get("throttled")
+    share = half.median_s / whole.median_s if whole.median_s else 0.0
+    gpu = blank.environment["gpu"]
+    known = identify(gpu["name"]) if gpu else None
+    most = value_in(known.ceilings(known.max_clock_hz), record) if known else None
+    reason = whole.fault
+    if not reason and throttled:
+        reason = f"the card was throttled ({', '.join(throttled)})"
+    elif not reason and not HALF[0] <= share <= HALF[1]:
+        reason = f"half of the work took {share:.0%} of the time; likely cause: a compiler left work out"
+    elif not reason and most is not None and work / whole.median_s > ABOVE * most:
+        reason = f"{work / whole.median_s / most:.2f} times what the card can do at its highest clock"
+    return _timed(record, whole, work, reason)
+
+
+def _floor(timer: str, blank: Record, time: Time, share_s: float) -> Record:
+    """The time of an empty kernel by one timing method."""
+    record = replace(blank, kernel=f"launch {timer}", config={})
+    try:
+        samples = time({"nothing": empty(_cuda.load)}, budget_s=share_s, cold=False, timer=timer)["nothing"]
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, ValueError) and not str(error).startswith("UNSUPPORTED"):
+            raise
+        return _failed(record, error)
+    return _timed(record, samples, 1.0, samples.fault or ("" if min(samples.seconds) > 0 else "the timer read no time"))
+
+
+def _timed(record: Record, samples: Samples, work: float, reason: str) -> Record:
+    """The record with the samples of launches of `work`; with a `reason` it is INVALID and has no rate."""
+    unit, _ = kind_of(str(record.kernel))
+    rate = None if reason else work / samples.median_s
+    metrics = {**record.metrics, "work": work}
+    if rate is not None and unit == "launch":
+        metrics["launch_floor_s"] = min(samples.seconds)
+    if rate is not None and unit == "op":
+        metrics["ops_per_s"] = rate
+    return replace(
+        record,
+        status="INVALID" if reason else "OK",
+        reason=reason,
+        basis="measured",
+        timer=samples.method,
+        l2_state=samples.l2_state,
+        latency_median_ms=1e3 * samples.median_s,
+        samples=pack_samples(samples.seconds),
+        sample_count=len(samples.seconds),
+        flops_per_s=rate if unit == "flop" else None,
+        bytes_per_s=rate if unit == "byte" else None,
+        metrics=metrics,
+    )

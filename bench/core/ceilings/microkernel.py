@@ -1,0 +1,116 @@
+"""The interface of every microkernel: a launch with a requested amount of work, and a check of its output.
+
+Microkernels are CUDA C++.  Each keeps one part of a GPU busy, to measure the limit of that part: `streams` moves bytes
+through HBM and L2, `compute` uses the fp32 pipe, the special-function unit and the tensor cores.  Each one checks its
+result, to find work that a compiler removed.  They include no header, so they compile wherever NVRTC is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rooflab.reference.spec import Scalar
+
+HERE = Path(__file__).parent
+Launchable = Callable[..., None]
+"""A kernel as `rooflab.kernels._cuda.load` returns it: `kernel(grid, block, *arguments, shared_bytes=0)`."""
+Load = Callable[..., Launchable]
+"""Compiles a source to a kernel: `load(source, name, options=())`."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """The facts about a GPU that the microkernels need."""
+
+    device: torch.device
+    sm: int
+    """Compute capability, 90 for Hopper."""
+    sms: int
+    l2_bytes: int
+
+
+@dataclass(frozen=True)
+class Microkernel:
+    """One microkernel in one launch shape."""
+
+    limit: str
+    """The limit that the microkernel measures: `hbm_read`, `l2_copy`, `fma`, `ex2`, `bf16 wgmma shared`..."""
+    config: Mapping[str, Scalar]
+    """The launch shape, and the source of the operands."""
+    work: float
+    """Bytes, FLOPs or operations in one repeat of one launch."""
+    launch: Callable[[int], None]
+    """`launch(repeats)` enqueues one launch."""
+    wrong: Callable[[int], str]
+    """`wrong(repeats)` poisons the outputs, launches once more, and returns the fault of the outputs, or ""."""
+    clock_hz: Callable[[], float | None] = lambda: None
+    """The SM clock during the last launch, in Hz; None if the kernel does not read the clock."""
+    dtype: str | None = None
+    """Operand dtype of matrix products."""
+    fixed_repeats: int | None = None
+    """Repeats per launch if the data size fixes the time of a launch, before which the timer then empties L2; None lets
+    the timer choose the repeats."""
+
+
+def compiled(load: Load, name: str, kernel: str, macros: Mapping[str, int], prelude: str = "") -> Launchable:
+    """The kernel of `common.cu`, `prelude` and `<name>.cu`, compiled with `macros`, whose names are in lower case."""
+    text = f"{(HERE / 'common.cu').read_text()}\n{prelude}\n{(HERE / f'{name}.cu').read_text()}"
+    return load(text, kernel, options=tuple(f"-D{macro.upper()}={value}" for macro, value in macros.items()))
+
+
+def summing(
+    kernel: Launchable,
+    inputs: Sequence[torch.Tensor],
+    sums: torch.Tensor,
+    expected: Callable[[int], torch.Tensor],
+    tolerance: float,
+    *,
+    limit: str,
+    config: Mapping[str, Scalar],
+    work: float,
+    dtype: str | None = None,
+    scalars: Callable[[int], tuple[object, ...]] = lambda repeats: (np.uint32(repeats),),
+    shared_bytes: int = 0,
+) -> Microkernel:
+    """The microkernel of a kernel whose threads store sums; it checks these sums.
+
+    The kernel takes, in this order, `inputs`, `sums` of shape (blocks, threads, ...), the clocks, and
+    `scalars(repeats)`.  `expected(repeats)`: the right sums in fp64, of a shape that broadcasts to that of `sums`;
+    `tolerance` as in `disagreement`.
+    """
+    blocks, threads = sums.shape[:2]
+    # The cycles and the nanoseconds of each block's work in the last launch.
+    clocks = torch.zeros(blocks, 2, dtype=torch.int64, device=sums.device)
+
+    def launch(repeats: int) -> None:
+        kernel((blocks,), (threads,), *inputs, sums, clocks, *scalars(repeats), shared_bytes=shared_bytes)
+
+    def wrong(repeats: int) -> str:
+        sums.fill_(float("nan"))
+        launch(repeats)
+        log: str = getattr(kernel, "log", "")
+        if "serialized" in log:  # ptxas did it: each wgmma then waits for the previous one
+            return f"the compiler serialized its wgmma instructions: {log}"
+        return disagreement(sums, expected(repeats), tolerance)
+
+    def clock_hz() -> float | None:
+        counts = clocks.cpu().numpy().astype(np.float64)
+        ran = counts[counts[:, 1] > 0]
+        return float(np.median(ran[:, 0] / ran[:, 1]) * 1e9) if len(ran) else None
+
+    return Microkernel(limit, config, work, launch, wrong, clock_hz, dtype)
+
+
+def disagreement(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str:
+    """The fault of `found`, or "": it may differ from `expected` by `tolerance` times the RMS of `expected`."""
+    found, expected = found.double(), expected.double()
+    allowed = tolerance * float(expected.square().mean().sqrt())
+    worst = float((found - expected).abs().max())
+    if worst <= allowed:  # `<=` is false for NaN, so NaN fails
+        return ""
+    return f"sums differ by up to {worst:.3g} from what arithmetic says, allowed are {allowed:.3g}"

@@ -1,0 +1,179 @@
+"""Read, write, copy and triad through HBM and through L2; an empty kernel, and one that only waits for memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from rooflab.bench.core.ceilings.microkernel import Card, Launchable, Load, Microkernel, compiled
+
+VECTOR_BYTES = 16
+LARGEST_CHUNK = 4096
+"""Vectors in a block's largest chunk.  Arrays hold a multiple of this number, so no kernel has a remainder."""
+HBM_TIMES_L2 = 32
+"""Array size over L2 size.  A launch leaves at most 1/64 of the bytes of two passes in L2.  With a smaller factor that
+share would grow, and a write would seem faster than HBM by that share."""
+L2_SHARE = 4
+"""L2 size over the working set in L2: if a card's L2 has two halves, each half may hold its own copy of its data."""
+HBM_PASSES = 2
+SCALE = 3.0
+SLICE = 2**26
+"""Number of words that one step of a check compares."""
+POISON = -1
+"""An int32 value whose bits are NaN in fp32."""
+
+
+class StreamShape(NamedTuple):
+    """A launch shape: threads per block, blocks per SM, vectors that each thread has in flight."""
+
+    threads: int
+    blocks_per_sm: int
+    unroll: int
+    every_chunk: bool = False
+    """Launches one block for each chunk, instead of persistent blocks that take many chunks."""
+
+
+SHAPES = (
+    StreamShape(256, 8, 4),
+    StreamShape(512, 4, 4),
+    StreamShape(1024, 2, 2),
+    StreamShape(512, 2, 8),
+    StreamShape(256, 4, 8),
+)
+"""In flight per SM: 64 KiB with the third shape, 128 KiB with the others; 4.8 TB/s on 132 SMs at 700 ns need 26 KiB."""
+ONE_CHUNK_SHAPES = (StreamShape(256, 8, 4, every_chunk=True), StreamShape(512, 4, 2, every_chunk=True))
+"""Shapes for HBM only, where a chunk takes long enough to pay for its own block."""
+ACCESSES = {"read": 1, "write": 1, "copy": 2, "triad": 3}
+"""Number of arrays that each kind of access reads or writes."""
+
+
+def streams(card: Card, load: Load) -> Iterator[list[Microkernel]]:
+    """Yields those of HBM's four accesses, then of L2's."""
+    words = _whole_chunks(HBM_TIMES_L2 * card.l2_bytes)
+    generator = torch.Generator(card.device).manual_seed(0)
+    # All fields of the numbers hold random bits, because the power of a transfer depends on the data.
+    made = (torch.randn(words, generator=generator, device=card.device) for _ in range(3))
+    arrays = [array.view(torch.int32) for array in made]
+    for access in ACCESSES:
+        shapes = SHAPES + (ONE_CHUNK_SHAPES if access != "read" else ())
+        yield [_stream(card, load, access, shape, arrays, HBM_PASSES) for shape in shapes]
+    for access, count in ACCESSES.items():
+        words = _whole_chunks(card.l2_bytes / L2_SHARE / count)
+        small = [array[:words] for array in arrays]
+        yield [_stream(card, load, access, shape, small) for shape in SHAPES]
+
+
+def _whole_chunks(nbytes: float) -> int:
+    """Words in the largest array of at most `nbytes` that consists of whole chunks; at least one chunk."""
+    chunks = int(nbytes) // (LARGEST_CHUNK * VECTOR_BYTES)
+    return max(1, chunks) * LARGEST_CHUNK * VECTOR_BYTES // 4
+
+
+def _stream(
+    card: Card, load: Load, access: str, shape: StreamShape, arrays: list[torch.Tensor], passes: int | None = None
+) -> Microkernel:
+    """The microkernel of one access and shape.  `passes` is given for HBM, where a launch's repeats are fixed."""
+    threads, blocks_per_sm, unroll, every_chunk = shape
+    macros = {"threads": threads, "blocks_per_sm": blocks_per_sm, "unroll": unroll}
+    # HBM: through the read-only path, with nothing kept in L1.  L2: past L1.
+    instruction = "ld.global.nc.L1::no_allocate" if passes else "ld.global.cg"
+    kernel = compiled(load, "memory", f"stream_{access}", macros, f'#define LOAD "{instruction}"')
+    if access == "triad":  # the same count as its launch bounds
+        blocks_per_sm = (blocks_per_sm + 1) // 2
+    a, b, c = arrays
+    chunks, blocks = a.numel() // 4 // (threads * unroll), card.sms * blocks_per_sm
+    sums = torch.zeros(blocks * threads, dtype=torch.int32, device=card.device)
+    taken = {"read": (b, sums), "write": (a,), "copy": (a, b), "triad": (a, b, c, np.float32(SCALE))}[access]
+
+    def launch(passes: int) -> None:
+        grid = chunks * passes if every_chunk else blocks
+        kernel((grid,), (threads,), *taken, np.uint32(chunks), np.uint32(passes))
+
+    def wrong(passes: int) -> str:
+        (sums if access == "read" else a).fill_(POISON)
+        launch(passes)
+        if access == "read":
+            found, expected = (int(words.sum(dtype=torch.int64)) for words in (sums, b))
+            right = (found - passes * expected) % 2**32 == 0
+            return "" if right else f"the words read add up to {found}, expected {passes * expected} modulo 2^32"
+        for start in range(0, a.numel(), SLICE):
+            differ = differs(access, start, *(array[start : start + SLICE] for array in arrays)).nonzero()
+            if len(differ):
+                return (
+                    f"word {start + int(differ[0])} is not what was written there, and {len(differ) - 1} more are not"
+                )
+        return ""
+
+    return Microkernel(
+        limit=f"{'hbm' if passes else 'l2'}_{access}",
+        config={
+            "threads": threads,
+            "blocks_per_sm": 0 if every_chunk else blocks_per_sm,
+            "unroll": unroll,
+            "array_bytes": a.nbytes,
+        },
+        work=float(ACCESSES[access] * a.nbytes),
+        launch=launch,
+        wrong=wrong,
+        fixed_repeats=passes,
+    )
+
+
+def differs(access: str, start: int, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """Whether each word of `a`, from word `start` on, is another than an access writes from `b` and `c`."""
+    if access == "copy":
+        return a != b
+    if access == "triad":
+        a, b, c = (words.view(torch.float32) for words in (a, b, c))
+        # The kernel rounds once (fused multiply-add), this check twice.
+        return ~((a - (b + SCALE * c)).abs() <= 1e-6 * (b.abs() + SCALE * c.abs()))
+    words = torch.arange(start, start + len(a), device=a.device)
+    values = (words // 4 * 2654435761 + words % 4) % 2**32
+    return a != torch.where(values < 2**31, values, values - 2**32).to(torch.int32)
+
+
+CHAIN_THREADS = 128
+CHAIN_STEP = 2**18
+"""Words between two loads of a thread: each load touches memory lines, pages and channels that no earlier load did."""
+CHAIN = """
+extern "C" __global__ void __launch_bounds__(THREADS) chain(const unsigned* next, unsigned* ends) {
+    unsigned at = threadIdx.x;
+#pragma unroll
+    for (int load = 0; load < DEPTH; ++load) at = next[at];
+    ends[threadIdx.x] = at;
+}
+"""
+
+
+def empty(load: Load) -> Launchable:
+    """A kernel of one thread that returns at once: the shortest possible launch, `empty(load)()`."""
+    return partial(load('extern "C" __global__ void nothing(unsigned int) {}', "nothing"), (1,), (1,), np.uint32(1))
+
+
+def chain(load: Load, device: torch.device, depth: int) -> Microkernel:
+    """One CTA; each thread does `depth` dependent loads, each from the address that the last load gave, and one store.
+
+    The kernel's time is about the least time of any kernel with `depth` dependent loads and a store.
+    Raises `ValueError` if `depth` is less than 1.
+    """
+    if depth < 1:
+        raise ValueError(f"depth: expected at least 1, got {depth}")
+    kernel = load(CHAIN, "chain", options=(f"-DTHREADS={CHAIN_THREADS}", f"-DDEPTH={depth}"))
+    following = torch.arange(CHAIN_STEP, depth * CHAIN_STEP + CHAIN_THREADS, dtype=torch.int32, device=device)
+    ends = torch.empty(CHAIN_THREADS, dtype=torch.int32, device=device)
+
+    def launch(repeats: int) -> None:
+        kernel((1,), (CHAIN_THREADS,), following, ends)
+
+    def wrong(repeats: int) -> str:
+        ends.fill_(POISON)
+        launch(repeats)
+        expected = depth * CHAIN_STEP + torch.arange(CHAIN_THREADS, dtype=torch.int32, device=device)
+        found = int((ends != expected).sum())
+        return f"{found} of {CHAIN_THREADS} threads did not end where their loads lead" if found else ""
+
+    return Microkernel("dependent loads", {"depth": depth}, 1.0, launch, wrong)
