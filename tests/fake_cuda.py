@@ -1,4 +1,4 @@
-"""A CUDA device made of Python, for the stopwatches: a queue that works behind the host.  Times in seconds."""
+"""A CUDA device made of Python, for the timers: a queue that works behind the host.  Times in seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 from rooflab.bench.core.timers.cuda import NotCaptured
-from rooflab.bench.core.timers.trace import OURS, REST, DeviceTrace
+from rooflab.bench.core.timers.cupti import OURS, REST, DeviceTrace
 
 
 @dataclass
@@ -139,10 +139,10 @@ class FakeTrace(DeviceTrace):
 
 
 def recorder(cuda: FakeCuda, lose: Callable[[Work], bool] = lambda work: False) -> Callable[..., Any]:
-    """Stands for `trace.recorded`; counts its recordings in `recorder.count`."""
+    """Stands for `cupti.recorded`; counts its recordings in `recorder.count`."""
 
     @contextmanager
-    def recorded(device_type: str, memory: bool = False) -> Iterator[FakeTrace]:
+    def recorded() -> Iterator[FakeTrace]:
         trace = FakeTrace(cuda, lose)
         recorded.count += 1  # type: ignore[attr-defined]
         yield trace

@@ -12,7 +12,7 @@ from rooflab.bench.core.ceilings.cuda import measure_cuda
 from rooflab.bench.core.ceilings.microkernels.memory import TooLittleMemory
 from rooflab.bench.core.ceilings.microkernels.microkernel import Card, Microkernel, MicrokernelGroup
 from rooflab.bench.core.ceilings.readings import MicrokernelReading, assemble, best_of
-from rooflab.bench.core.timers.timing import Samples
+from rooflab.bench.core.noise import Samples
 from rooflab.kernels._cuda import CudaCompileError
 from rooflab.roofline.device import get_device
 

@@ -16,9 +16,9 @@ from rooflab.bench import bench_kernels
 from rooflab.bench.core import gate as fixture
 from rooflab.bench.core.ceilings import ceilings
 from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.record import unpack_samples
-from rooflab.bench.core.timers.timing import Samples
-from rooflab.bench.core.timers.trace import Activity
+from rooflab.bench.core.timers import Observed
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark
 from rooflab.bench.plugin import timing as plugin_timing
 from rooflab.bench.plugin.plugin import Replay
@@ -145,7 +145,7 @@ def test_noise_decides_no_comparison_and_alone_ends_with_13(project, pytester, m
         samples = Samples((args[0],) * 5, "a fake clock", "cold", noise="busy" if args[0] > 0.01 else "")
         others = 0.5 if args[0] == 7e-3 else 0.05
         probe_s = 5e-4 if args[0] == 8e-3 else 4e-4
-        return plugin_timing.Timed(samples, torch.device("cpu"), None, Activity((), None), None, others, probe_s)
+        return plugin_timing.Timed(samples, torch.device("cpu"), None, Observed(), None, others, probe_s)
 
     monkeypatch.setattr(plugin_timing, "time_kernel", time_kernel)
     pytester.makepyfile(

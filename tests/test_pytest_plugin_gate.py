@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from rooflab.bench.core import gate as fixture
+from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.record import unpack_samples
-from rooflab.bench.core.timers import tamper as check_tools
-from rooflab.bench.core.timers.timing import Samples
-from rooflab.bench.core.timers.trace import Activity
+from rooflab.bench.core.timers import Observed, tampered
 from rooflab.bench.plugin import timing as plugin_timing
 from rooflab.bench.plugin.timing import Timed
 from rooflab.roofline.model import Ceilings, Cost, Traffic
@@ -82,7 +81,7 @@ def test_the_gate_names_what_shows_of_a_cheat():
     ):
         checked = fixture.check(fn, [torch.ones(4)], None)
         assert checked.faults and words in checked.faults[0]
-        assert check_tools.tampered() is None
+        assert tampered() is None
 
 
 def _time(fn, x, reference):
@@ -116,7 +115,7 @@ def info(monkeypatch):
 
     def of(seconds, cost=COST, clocks=None, **options):
         samples = Samples((seconds,) * 3, "cuda events, launch gaps hidden", "cold", **options)
-        return plugin_timing.extra_info(Timed(samples, CUDA, clocks, Activity(("k1", "k2"), "abc"), None), cost)
+        return plugin_timing.extra_info(Timed(samples, CUDA, clocks, Observed(None, ("k1", "k2"), "abc"), None), cost)
 
     return of
 

@@ -28,7 +28,7 @@ from rooflab.bench.ab.sides import Comparison, Reading, Side
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
 from rooflab.bench.core.gate import tolerance
 from rooflab.bench.core.record import Verdict
-from rooflab.bench.core.timers.stopwatch import FirstCall
+from rooflab.bench.core.timers.timing import FirstCall
 from rooflab.kernels._user_files import import_file
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Scheme, as_tuple

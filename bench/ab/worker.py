@@ -19,11 +19,11 @@ from rooflab.bench.ab.sides import Reading
 from rooflab.bench.core.call import COPIES, Rotation, free_bytes, input_bytes
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.failed import Failed, failed_by, failure, known_errors
+from rooflab.bench.core.noise import shared, why_invalid
 from rooflab.bench.core.select import kernels_in
 from rooflab.bench.core.system_time import time
-from rooflab.bench.core.timed import INTERPRETED, Observed, observe, time_together
-from rooflab.bench.core.timers.clocks import shared
-from rooflab.bench.core.timers.reading import why_invalid
+from rooflab.bench.core.timed import INTERPRETED, observe, time_together
+from rooflab.bench.core.timers import Observed
 from rooflab.bench.core.unseen import Unseen
 from rooflab.kernels import registry
 from rooflab.kernels.precision import pin_matmul_precision

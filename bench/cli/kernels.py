@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import torch
 
     from rooflab.bench.core.check import CheckResult
+    from rooflab.bench.core.settings import FlushBy
     from rooflab.bench.core.spread import CheckTask
-    from rooflab.bench.core.timers.stopwatch import FlushBy
 
 
 @app.command("list")
@@ -225,7 +225,7 @@ def bench(
         from rooflab.bench.core.running import ContextBroken
         from rooflab.bench.core.select import Selection
         from rooflab.bench.core.settings import Settings
-        from rooflab.bench.core.timers.card_lock import card_lock
+        from rooflab.bench.core.timers.card import card_lock
         from rooflab.bench.report.figures import bench_row, draw_records
         from rooflab.bench.tune.choose import write_choices
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.core.cheats import changes_later
-from rooflab.bench.core.timers.tamper import tampered
+from rooflab.bench.core.timers import tampered
 from rooflab.bench.core.trial import wait_for_own
 from rooflab.reference.compare import ErrorStats, elementwise
 

@@ -15,15 +15,13 @@ from rooflab.bench.core.check import BROKEN, CheckResult, already_broken, check_
 from rooflab.bench.core.check_runs import KEPT
 from rooflab.bench.core.environment import identity, last_level_cache_bytes, snapshot
 from rooflab.bench.core.failed import Failed, failed_by, failure, known_errors
+from rooflab.bench.core.noise import ABOVE, RATES, Samples, above_limits, reading_fields, shared, why_invalid
 from rooflab.bench.core.record import DeviceType, Record, new_run_id
 from rooflab.bench.core.running import note
 from rooflab.bench.core.select import first_case
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.timed import INTERPRETED, observe, time_together
-from rooflab.bench.core.timers.clocks import shared
-from rooflab.bench.core.timers.reading import ABOVE, RATES, above_limits, reading_fields, why_invalid
-from rooflab.bench.core.timers.stopwatch import FirstCall
-from rooflab.bench.core.timers.timing import Samples, check_timer
+from rooflab.bench.core.timers.timing import FirstCall, check_timer
 from rooflab.bench.core.unseen import Unseen
 from rooflab.kernels.configs import config_for
 from rooflab.kernels.precision import pin_matmul_precision
@@ -220,8 +218,7 @@ class Measurement:
         known = self.ceilings
         if self.raised or known is None or known.kind != "measured" or not samples.resolved or samples.fault:
             return
-        seconds = samples.median_s
-        above = seconds > 0 and above_limits(seconds, cost, known, method=samples.method, l2_state=samples.l2_state)
+        above = samples.median_s > 0 and above_limits(samples, cost, known)
         in_cache = self.device.type == "cpu" and cost.bytes <= last_level_cache_bytes()
         if above and not (above.part == "memory" and in_cache):
             on_cuda = self.device.type == "cuda"

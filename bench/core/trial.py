@@ -33,7 +33,7 @@ from rooflab.bench.core.poison import (
     wipe,
 )
 from rooflab.bench.core.record import CheckedBy
-from rooflab.bench.core.timers import tamper
+from rooflab.bench.core.timers import tampered
 from rooflab.kernels import _device
 from rooflab.kernels.registry import Kernel, interpreting
 from rooflab.reference.contract import __file__ as CONTRACT
@@ -199,7 +199,7 @@ class Runner:
                 if layout.twice and self.seen().by in ("gpu", "torch", "cpu"):
                     kernel.fn(**accepted)
                 returned = kernel.fn(**accepted)
-            if tampering := tamper.tampered(cpu_threads):
+            if tampering := tampered(cpu_threads):
                 raise Failed("INVALID", tampering)
             read_only = {name: tensor for name, tensor in guarded.items() if name not in layout.in_place.values()}
             with self._errors_of_the_kernel(inputs, refuses):

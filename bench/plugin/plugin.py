@@ -277,7 +277,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
     ) -> Any:
         from rooflab.bench.core import gate as fixture
         from rooflab.bench.core.plain import plain
-        from rooflab.bench.core.timers.stopwatch import FirstCall
+        from rooflab.bench.core.timers.timing import FirstCall
         from rooflab.bench.plugin import timing as plugin_timing
         from rooflab.roofline.model import Cost
 

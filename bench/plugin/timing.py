@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,13 +13,12 @@ from rooflab.bench.core.call import COPIES, free_bytes
 from rooflab.bench.core.ceilings.ceilings import ceilings_for, limits_for
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.gate import Checked, copied, device_of, wrong
+from rooflab.bench.core.noise import Samples, shared, why_invalid
 from rooflab.bench.core.poison import bits
 from rooflab.bench.core.record import pack_samples
-from rooflab.bench.core.timed import open_clock
-from rooflab.bench.core.timers.clocks import ClockWatch, shared
-from rooflab.bench.core.timers.reading import why_invalid
-from rooflab.bench.core.timers.timing import Samples, time_functions
-from rooflab.bench.core.timers.trace import Activity, NotRecorded, device_activity
+from rooflab.bench.core.timed import watched
+from rooflab.bench.core.timers import Observed
+from rooflab.bench.core.timers.timing import observed, time_functions
 from rooflab.kernels._waiting import others_since, processor_time
 from rooflab.reference.spec import nbytes
 from rooflab.roofline.model import Ceilings, Cost, bound
@@ -33,7 +31,7 @@ class Timed:
     samples: Samples
     device: torch.device
     clocks: dict[str, Any] | None
-    activity: Activity
+    seen: Observed
     wrong: str | None
     """What is wrong with the results of the timed calls; None if they are right."""
     others: float | None = None
@@ -69,24 +67,19 @@ def time_kernel(
 
     functions = {"fn": call} | ({"probe": probe()} if device.type == "cpu" else {})
     gpu = snapshot(device.index or 0).gpu if device.type == "cuda" else None
-    device_clock, note = open_clock(device)
-    began = processor_time()
-    with ClockWatch(gpu.uuid if gpu else None, device_clock) as watch:
+    with watched(device, gpu.uuid if gpu else None) as watch:
+        began, look = processor_time(), watch.read if watch else None
         timed = time_functions(
-            functions, device, budget_s=budget_s, more_s=budget_s, min_samples=min_samples, observe=watch.read
+            functions, device, budget_s=budget_s, more_s=budget_s, min_samples=min_samples, observe=look
         )
-    others = others_since(began)
-    clocks = {**(watch.summary() or {}), **note} or None
-    activity = Activity((), None)
-    if device.type == "cuda":
-        with suppress(NotRecorded):  # another profiler runs: the reading then lists no device kernels
-            activity = device_activity(call, device)
+        others, clocks = others_since(began), watch.summary() if watch else None
+    seen = observed(call, device) if device.type == "cuda" else Observed()
     found = _wrong_afterwards(last, copies, args, checked.expected)
     if found is None and checked.expected is not None:
         found = _wrong_afterwards([fn(*copied(args))], [], args, checked.expected)
     samples = replace(timed["fn"], first_call_s=max(first_call_s, timed["fn"].first_call_s or 0.0))
     probed_s = timed["probe"].median_s if "probe" in timed else None
-    return Timed(samples, device, clocks, activity, found, others, probed_s)
+    return Timed(samples, device, clocks, seen, found, others, probed_s)
 
 
 def probe() -> Callable[[], None]:
@@ -143,8 +136,8 @@ def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
         "clocks": timed.clocks,
         "others": timed.others,
         "probe_s": timed.probe_s,
-        "device_kernels": list(timed.activity.kernels or samples.kernels),
-        "activity_hash": timed.activity.hash,
+        "device_kernels": list(timed.seen.device_kernels or samples.kernels),
+        "activity_hash": timed.seen.activity_hash,
         **({"cost": asdict(cost)} if cost else {}),
     }
     ceilings = ceilings_for(device) if cost is not None else None

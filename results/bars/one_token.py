@@ -13,13 +13,12 @@ from bars.measures import KERNEL_S, answer, cases_of, measure, unmeasured, usabl
 from rooflab.bench.core.call import Rotation, copies_of
 from rooflab.bench.core.ceilings.microkernels import floors
 from rooflab.bench.core.check import already_broken
+from rooflab.bench.core.noise import Samples, reading_fields, why_invalid
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.running import ContextBroken, note
 from rooflab.bench.core.timed import time_together
-from rooflab.bench.core.timers.reading import reading_fields, why_invalid
-from rooflab.bench.core.timers.stopwatch import Function
-from rooflab.bench.core.timers.timing import Samples
+from rooflab.bench.core.timers import Function
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels import _cuda, registry
 from rooflab.reference.spec import Case, get_scheme

@@ -25,9 +25,8 @@ from rooflab.bench.core.ceilings.readings import (
     without_stand_ins,
 )
 from rooflab.bench.core.environment import Environment, snapshot
+from rooflab.bench.core.noise import noise
 from rooflab.bench.core.record import now
-from rooflab.bench.core.timers.clocks import SET_BY_USER
-from rooflab.bench.core.timers.noise import noise
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.kernels._waiting import run_times, waiting_since
@@ -245,6 +244,8 @@ class KeptCeilings:
     @property
     def clocks_were_set(self) -> bool:
         """Whether NVML reported for any reading that a user had set the clocks."""
+        from rooflab.bench.core.timers.card import SET_BY_USER  # a CPU does without it
+
         seen = ((reading.clocks or {}).get("throttle_reasons") for reading in self.readings)
         return any((bits or 0) & SET_BY_USER for bits in seen)
 

@@ -18,11 +18,11 @@ from rooflab.bench.core.call import free_bytes
 from rooflab.bench.core.ceilings.microkernels import arithmetic, floors, memory, mma_sync, wgmma
 from rooflab.bench.core.ceilings.microkernels.microkernel import Card, Groups, Load, Microkernel, MicrokernelGroup
 from rooflab.bench.core.ceilings.readings import MicrokernelReading, rate_of
+from rooflab.bench.core.failed import first_line
+from rooflab.bench.core.noise import ABOVE, Samples
 from rooflab.bench.core.record import Status
-from rooflab.bench.core.timers.clocks import ClockWatch
-from rooflab.bench.core.timers.cuda import first_line
-from rooflab.bench.core.timers.reading import ABOVE
-from rooflab.bench.core.timers.timing import TIMERS, Samples, time_functions
+from rooflab.bench.core.timers.card import ClockWatch
+from rooflab.bench.core.timers.timing import TIMERS, time_functions
 from rooflab.kernels import _cuda
 from rooflab.kernels._cuda import CudaCompileError
 from rooflab.roofline.model import Ceilings
