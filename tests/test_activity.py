@@ -75,16 +75,16 @@ def test_a_call_is_observed_after_one_that_may_compile(card):
         calls.append(1)
         card.work(5e-6, "gemm", grid=(4, 1, 1))
 
-    found = observed_on_cuda(function, CPU, card)
-    again = observed_on_cuda(function, CPU, card)
+    found = observed_on_cuda(function, card)
+    again = observed_on_cuda(function, card)
     assert found == again == Observed(0.0, ("gemm",), found.activity_hash) and len(calls) == 4
-    other = observed_on_cuda(lambda: card.work(5e-6, "gemm", grid=(5, 1, 1)), CPU, card)
+    other = observed_on_cuda(lambda: card.work(5e-6, "gemm", grid=(5, 1, 1)), card)
     assert other.device_kernels == found.device_kernels and other.activity_hash != found.activity_hash
 
 
 def test_an_activity_that_cupti_does_not_show_is_not_made_up(card, monkeypatch):
     monkeypatch.setattr(cupti, "recorded", recorder(card, lambda work: True))
-    assert observed_on_cuda(lambda: card.work(1e-6), CPU, card) == Observed(0.0)
+    assert observed_on_cuda(lambda: card.work(1e-6), card) == Observed(0.0)
 
 
 def elf(sections):

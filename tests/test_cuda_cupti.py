@@ -23,7 +23,7 @@ def card(monkeypatch):
         lose = staticmethod(lambda work: False)
 
         def timer(self):
-            return CuptiTimer(CPU, cuda=self)
+            return CuptiTimer(self)
 
     card = Card()
     card.recorded = recorder(card, lambda work: card.lose(work))
@@ -62,8 +62,8 @@ def test_samples_are_put_behind_a_wait_and_taken_again_where_it_ran_out(card):
 
     watch = card.timer()
     assert watch.round([("slow", slow_host, 1)])["slow"] == pytest.approx(30e-6)
-    assert watch.backlog.length_s("slow") > 600e-6
-    assert len(watch._traced["slow"]) == 1, "what was taken too early counts for nothing"
+    assert watch.wait_s("slow") > 600e-6
+    assert len(watch.traced["slow"]) == 1, "what was taken too early counts for nothing"
 
 
 def test_several_rounds_share_one_recording(card):

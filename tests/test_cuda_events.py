@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def timer_on(cuda, **options):
-    return EventTimer(CPU, cuda=cuda, **options)
+    return EventTimer(cuda, **options)
 
 
 def test_the_launches_are_hidden_behind_a_wait():
@@ -42,8 +42,8 @@ def test_the_launches_are_hidden_behind_a_wait():
     assert watch.flush.buffer.nbytes == 8000
     read = watch.round([("three", three_launches, 1), ("one", lambda: cuda.work(20e-6), 1)])
     assert read == pytest.approx({"three": 30e-6, "one": 20e-6})
-    assert watch.backlog.length_s("three") > 300e-6, "the wait grew until it outlasted the host"
-    assert watch.backlog.length_s("one") == MIN_BACKLOG_S, "and nobody else's with it"
+    assert watch.wait_s("three") > 300e-6, "the wait grew until it outlasted the host"
+    assert watch.wait_s("one") == MIN_BACKLOG_S, "and nobody else's with it"
     assert watch.method("three") == "cuda events, launch gaps hidden"
 
 
@@ -58,10 +58,10 @@ def test_a_hiccup_of_the_host_is_forgotten():
     watch = timer_on(cuda)
     for _ in range(2):
         assert watch.round([("a", stumbles, 1)])["a"] == pytest.approx(10e-6)
-    assert watch.backlog.length_s("a") == pytest.approx(10e-3, rel=0.1)
+    assert watch.wait_s("a") == pytest.approx(10e-3, rel=0.1)
     for _ in range(REMEMBERED):
         watch.round([("a", stumbles, 1)])
-    assert watch.backlog.length_s("a") == MIN_BACKLOG_S
+    assert watch.wait_s("a") == MIN_BACKLOG_S
 
 
 def test_a_function_that_waits_for_the_device_is_named_so_and_holds_up_no_other():
@@ -93,13 +93,13 @@ def test_a_card_that_wakes_up_is_waited_for():
             self.work(cycles / hz, "spin")
 
     cuda = Waking()
-    assert timer_on(cuda).backlog.cycles_per_s == pytest.approx(1.98e9, rel=0.02)
+    assert timer_on(cuda).cycles_per_s == pytest.approx(1.98e9, rel=0.02)
 
 
 @pytest.mark.parametrize(("timer", "warm_up"), [(EventTimer, 0), (GraphTimer, 1)])
 def test_the_flush_lies_in_front_of_the_clock_and_behind_the_wait(timer, warm_up):
     cuda = FakeCuda()
-    watch = timer(CPU, cuda=cuda)
+    watch = timer(cuda)
     watch.flush = lambda: cuda.work(30e-6, "flush")
     first = len(cuda.log)
     assert watch.round([("a", lambda: cuda.work(10e-6), 2)])["a"] == pytest.approx(20e-6)
@@ -137,7 +137,7 @@ def test_a_call_shorter_than_ten_steps_is_batched_and_its_cache_is_warm():
 def test_the_launch_floor_is_what_an_empty_kernel_reads(timer):
     cuda = FakeCuda()
     cuda.LAUNCH_S = 2e-6
-    watch = timer(CPU, cuda=cuda)
+    watch = timer(cuda)
     assert watch.launch_floor_s(1) == pytest.approx(2e-6) == watch.launch_floor_s(8)
     taken = len(cuda.log)
     watch.launch_floor_s(1)
@@ -163,7 +163,7 @@ def test_observers_look_once_a_round_while_the_device_works():
 def test_nobody_looks_at_a_warm_up_or_at_empty_kernels(timer):
     """A clock read there is that of a card without load, and there are more of those than of samples."""
     cuda, seen = FakeCuda(), []
-    options = {"min_samples": 3, "budget_s": 1e-9, "timer": timer(CPU, cuda=cuda)}
+    options = {"min_samples": 3, "budget_s": 1e-9, "timer": timer(cuda)}
     options["observe"] = lambda: seen.append(cuda.log[-1].name)
     read = time_functions({"a": lambda: cuda.work(50e-6)}, **options)["a"]
     assert read.launch_floor_s is not None and seen == ["kernel"] * len(read.seconds)
@@ -174,7 +174,7 @@ def test_a_flush_by_writing_is_named():
 
 
 def graphs(cuda, **options):
-    return GraphTimer(CPU, cuda=cuda, **options)
+    return GraphTimer(cuda, **options)
 
 
 class Turns:

@@ -418,7 +418,7 @@ def test_peak_memory_of_a_gpu_is_that_of_its_allocator(monkeypatch):
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     with profiled():  # what the device ran is then left open
-        assert observed_on_cuda(lambda: None, CPU, FakeCuda()) == Observed(500.0)
+        assert observed_on_cuda(lambda: None, FakeCuda()) == Observed(500.0)
 
 
 CORES = {0: "a", 1: "a", 2: "b", 3: "b"}

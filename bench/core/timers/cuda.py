@@ -43,8 +43,22 @@ _broken: list[Any] = []
 it; so they must not be freed."""
 WARM_UPS = 3
 """Calls on the capturing stream before a capture, in which libraries make their handles and workspaces."""
-EMPTY = "CUDA Graph is empty"
-"""Torch's warning for an empty capture (`CUDAGraph.capture_end`)."""
+MIN_BACKLOG_S, MAX_BACKLOG_S = 1e-4, 0.02
+"""Shortest and longest wait before a sample; a function with longer host work is taken to wait for the device."""
+SAFETY = 2.0
+"""Ratio of the wait to the longest host time of the last samples."""
+REMEMBERED = 8
+"""Number of last samples whose host time sets the wait; an outlier has no effect after this many samples."""
+CALIBRATION_CYCLES = 2_000_000
+WAKE_UP_S = 0.05
+"""Work after which an idle card's clock has risen."""
+FLOOR_READINGS = 15
+GRID = tuple(1000 + 40 * turn for turn in range(64))
+"""Cycles of waits whose lengths differ by more than the coarsest grid, so that at least two readings differ."""
+COARSE_STEP_S = 1.024e-6
+"""Step of event times, assumed where no two readings differ: the coarsest published for these cards."""
+T = TypeVar("T")
+"""What a sample returns."""
 
 
 class NotCaptured(Exception):
@@ -55,7 +69,7 @@ class CudaCalls:
     """One CUDA device, as the timers use it: all on its current stream."""
 
     def __init__(self, device: torch.device):
-        self._device = device
+        self.device = device
 
     def clock(self) -> float:
         """The host's time in seconds."""
@@ -63,16 +77,16 @@ class CudaCalls:
 
     def use(self) -> AbstractContextManager[Any]:
         """Makes the device the current one, inside `with`."""
-        context: AbstractContextManager[Any] = _cuda.device(self._device)
+        context: AbstractContextManager[Any] = _cuda.device(self.device)
         return context
 
     def l2_bytes(self) -> int:
-        return int(_cuda.get_device_properties(self._device).L2_cache_size)
+        return int(_cuda.get_device_properties(self.device).L2_cache_size)
 
     def event(self) -> Any:
         """A new event with its time, recorded now."""
         event = _Event(enable_timing=True)
-        _record(event, _current_stream(self._device))
+        _record(event, _current_stream(self.device))
         return event
 
     def passed(self, event: Any) -> bool:
@@ -88,17 +102,16 @@ class CudaCalls:
         _sleep(cycles)
 
     def synchronize(self) -> None:
-        _synchronize(self._device)
+        _synchronize(self.device)
 
     def capture(self, function: Callable[[], object], calls: int) -> Callable[[], None]:
         """Captures `calls` calls of `function` and returns their replay.  Raises `NotCaptured` where capture fails.
 
         After a failure the stream is restored, which torch's own context manager does not do.
         """
-        graph, side, pool = _Graph(), self._side_stream(), _new_pool()
-        _synchronize(self._device)
-        problem: RuntimeError | None = None
-        with _in_stream(side), warnings.catch_warnings(record=True) as warned:
+        graph, pool, errors = _Graph(), _new_pool(), list[RuntimeError]()
+        _synchronize(self.device)
+        with _in_stream(self._side_stream()), warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             # Captures this thread only; other threads may use CUDA meanwhile.
             _capture_begin(graph, pool=pool, capture_error_mode="thread_local")
@@ -106,21 +119,21 @@ class CudaCalls:
                 for _ in range(calls):
                     function()
             except RuntimeError as error:
-                problem = error
+                errors.append(error)
             finally:
                 try:
                     _capture_end(graph)
                 except RuntimeError as error:
-                    problem = problem or error
+                    errors.append(error)
                     self._mend(graph, pool)
-        _synchronize(self._device)
-        if isinstance(problem, torch.cuda.OutOfMemoryError):
-            raise problem
-        if problem is not None:
+        _synchronize(self.device)
+        for error in errors:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise error
             with contextlib.suppress(RuntimeError):
                 graph.reset()
-            raise NotCaptured(first_line(problem)) from problem
-        if any(EMPTY in str(warning.message) for warning in warned):
+            raise NotCaptured(first_line(error)) from error
+        if any("CUDA Graph is empty" in str(warning.message) for warning in warned):  # as `CUDAGraph.capture_end` warns
             raise NotCaptured("it enqueued nothing on the current stream")
         return lambda: _replay(graph)
 
@@ -143,114 +156,56 @@ class CudaCalls:
             _capture_end(empty)
 
     def _index(self) -> int:
-        return int(_current_device()) if self._device.index is None else self._device.index
+        return int(_current_device()) if self.device.index is None else self.device.index
 
     def _side_stream(self) -> Any:
-        index = self._index()
-        if index not in _sides:
-            _sides[index] = _Stream(self._device)
-        return _sides[index]
+        if self._index() not in _sides:
+            _sides[self._index()] = _Stream(self.device)
+        return _sides[self._index()]
 
     def warm_up(self, function: Callable[[], object]) -> None:
-        side = self._side_stream()
-        _synchronize(self._device)
-        with _in_stream(side):
+        _synchronize(self.device)
+        with _in_stream(self._side_stream()):
             for _ in range(WARM_UPS):
                 function()
-        _synchronize(self._device)
+        _synchronize(self.device)
 
 
-MIN_BACKLOG_S, MAX_BACKLOG_S = 1e-4, 0.02
-"""Shortest and longest wait before a sample; a function with longer host work is taken to wait for the device."""
-SAFETY = 2.0
-"""Ratio of the wait to the longest host time of the last samples."""
-REMEMBERED = 8
-"""Number of last samples whose host time sets the wait; an outlier has no effect after this many samples."""
-CALIBRATION_CYCLES = 2_000_000
-WAKE_UP_S = 0.05
-"""Work after which an idle card's clock has risen."""
-FLOOR_READINGS = 15
-GRID = tuple(1000 + 40 * turn for turn in range(64))
-"""Cycles of waits whose lengths differ by more than the coarsest grid, so that at least two readings differ."""
-COARSE_STEP_S = 1.024e-6
-"""Step of event times, assumed where no two readings differ: the coarsest published for these cards."""
-T = TypeVar("T")
-"""What a sample returns."""
+class EventTimer(Timer):
+    """Reads pairs of CUDA events, enqueued behind a wait on the device; each wait is as long as its function needs."""
 
+    title = "cuda events"
 
-class Backlog:
-    """Waits on the device before each sample; each wait is as long as its function needs."""
-
-    def __init__(self, cuda: CudaCalls):
-        self._cuda = cuda
+    def __init__(self, cuda: CudaCalls, cold: bool = True, flush: FlushBy = "read"):
+        self.cuda = cuda
+        self.gaps: set[str] = set()
+        """Functions that wait for the device inside, so that no wait of ours can hide the gaps between launches."""
         self._host: dict[str, deque[float]] = {}
-        self.waiting: set[str] = set()
-        """Functions that wait for the device inside, so that no backlog can hide their launches."""
-        self.cycles_per_s = self._calibrate()
-        """Of the clock that the wait counts."""
+        self._floors: dict[int, float] = {}
+        with cuda.use():
+            self.flush = Flush(cuda.device, cuda.l2_bytes() if cold else 0, flush)
+            self.cycles_per_s = self._calibrate()
+            """Of the clock that the wait counts."""
+            self._grid = self._read_grid()
 
     def _calibrate(self) -> float:
         """Cycles per second, read after work, because an idle card's clock is low."""
         rates: list[float] = []
         worked_s = 0.0
         while len(rates) < 3 or worked_s < WAKE_UP_S:
-            start = self._cuda.event()
-            self._cuda.sleep(CALIBRATION_CYCLES)
-            end = self._cuda.event()
-            self._cuda.synchronize()
-            took = self._cuda.seconds(start, end)
+            start = self.cuda.event()
+            self.cuda.sleep(CALIBRATION_CYCLES)
+            end = self.cuda.event()
+            self.cuda.synchronize()
+            took = self.cuda.seconds(start, end)
             worked_s += took
             rates.append(CALIBRATION_CYCLES / took)
         return max(rates[-3:])
 
-    def wait(self, seconds: float) -> None:
-        self._cuda.sleep(int(seconds * self.cycles_per_s))
-
-    def length_s(self, name: str) -> float:
-        longest = max(self._host.get(name, (0.0,)))
-        return min(max(SAFETY * longest, MIN_BACKLOG_S), MAX_BACKLOG_S)
-
-    def enqueue(
-        self, name: str, sample: Callable[[], T], ours: Callable[[], AbstractContextManager[None]] = nullcontext
-    ) -> tuple[bool, T]:
-        """Enqueues `sample` behind a wait; whether the wait was long enough, and what `sample` returned.
-
-        A function that waits for the device inside needs no wait.  The wait itself is enqueued inside `ours()`.
-        """
-        if name in self.waiting:
-            return True, sample()
-        length_s = self.length_s(name)
-        began = self._cuda.clock()
-        with ours():
-            self.wait(length_s)
-        released = self._cuda.event()
-        result = sample()
-        late = self._cuda.passed(released)
-        took = self._cuda.clock() - began
-        # A wait that ran out although it was long enough by this clock was shorter than it was meant to be.
-        self._host.setdefault(name, deque(maxlen=REMEMBERED)).append(max(took, length_s) if late else took)
-        if late and length_s >= MAX_BACKLOG_S:
-            self.waiting.add(name)
-        return not late or name in self.waiting, result
-
-
-class EventTimer(Timer):
-    """Reads pairs of CUDA events, enqueued behind a wait on the device."""
-
-    title = "cuda events"
-
-    def __init__(self, device: torch.device, cold: bool = True, flush: FlushBy = "read", cuda: CudaCalls | None = None):
-        self.cuda = cuda or CudaCalls(device)
-        self._floors: dict[int, float] = {}
-        with self.cuda.use():
-            self.flush = Flush(device, self.cuda.l2_bytes() if cold else 0, flush)
-            self.backlog = Backlog(self.cuda)
-            self._grid = self._read_grid()
-
     def _read_grid(self) -> float | None:
         """The step of event times, read from waits of slowly increasing length."""
         pairs = []
-        self.backlog.wait(MAX_BACKLOG_S)
+        self.cuda.sleep(int(MAX_BACKLOG_S * self.cycles_per_s))
         for cycles in GRID:
             start = self.cuda.event()
             self.cuda.sleep(cycles)
@@ -258,13 +213,40 @@ class EventTimer(Timer):
         self.cuda.synchronize()
         return grid_of([self.cuda.seconds(start, end) for start, end in pairs])
 
+    def wait_s(self, name: str) -> float:
+        """The length of the next wait."""
+        return min(max(SAFETY * max(self._host.get(name, (0.0,))), MIN_BACKLOG_S), MAX_BACKLOG_S)
+
+    def enqueue(
+        self, name: str, sample: Callable[[], T], ours: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> tuple[bool, T]:
+        """Enqueues `sample` behind a wait; whether the wait was long enough, and what `sample` returned.
+
+        A function that waits for the device inside gets no wait.  The wait itself is enqueued inside `ours()`.
+        """
+        if name in self.gaps:
+            return True, sample()
+        wait_s = self.wait_s(name)
+        began = self.cuda.clock()
+        with ours():
+            self.cuda.sleep(int(wait_s * self.cycles_per_s))
+        released = self.cuda.event()
+        result = sample()
+        late = self.cuda.passed(released)
+        took = self.cuda.clock() - began
+        # A wait that ran out although it was long enough by this clock was shorter than it was meant to be.
+        self._host.setdefault(name, deque(maxlen=REMEMBERED)).append(max(took, wait_s) if late else took)
+        if late and wait_s >= MAX_BACKLOG_S:
+            self.gaps.add(name)
+        return not late or name in self.gaps, result
+
     def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
         """Reads every function once, in this order; a function whose wait ran out is read again."""
         read: dict[str, float] = {}
         pending = list(calls)
         with self.cuda.use():
             while pending:
-                taken = {call[0]: self.backlog.enqueue(call[0], partial(self._sample, call)) for call in pending}
+                taken = {call[0]: self.enqueue(call[0], partial(self._sample, call)) for call in pending}
                 if observe:
                     observe()
                 self.cuda.synchronize()
@@ -300,7 +282,7 @@ class EventTimer(Timer):
         return self._floors[calls]
 
     def method(self, name: str) -> str:
-        gaps = "included" if name in self.backlog.waiting else "hidden"
+        gaps = "included" if name in self.gaps else "hidden"
         return f"{self.title}, launch gaps {gaps}{self.flush.note}"
 
 
@@ -315,8 +297,8 @@ class GraphTimer(EventTimer):
 
     title = "cuda graph replay"
 
-    def __init__(self, device: torch.device, cold: bool = True, flush: FlushBy = "read", cuda: CudaCalls | None = None):
-        super().__init__(device, cold, flush, cuda)
+    def __init__(self, cuda: CudaCalls, cold: bool = True, flush: FlushBy = "read"):
+        super().__init__(cuda, cold, flush)
         self._graphs: dict[tuple[str, int], Function] = {}
 
     def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:

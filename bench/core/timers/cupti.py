@@ -10,11 +10,13 @@ same kernels as a flush.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import struct
 import sys
 import tempfile
-from collections import Counter
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -73,9 +75,8 @@ class TracedCall(NamedTuple):
     @property
     def span_s(self) -> float:
         """Seconds from the first kernel's start to the last kernel's end; 0 without a kernel."""
-        if not self.kernels:
-            return 0.0
-        return (max(kernel.end_ns for kernel in self.kernels) - min(kernel.start_ns for kernel in self.kernels)) * 1e-9
+        ends_ns = [kernel.end_ns for kernel in self.kernels]
+        return (max(ends_ns) - self.kernels[0].start_ns) * 1e-9 if ends_ns else 0.0
 
     @property
     def busy_s(self) -> float:
@@ -99,11 +100,14 @@ class DeviceTrace:
 
 
 @contextmanager
-def recorded() -> Iterator[DeviceTrace]:
+def recorded(cuda: CudaCalls) -> Iterator[DeviceTrace]:
     """Records the CUDA kernels that run inside `with`.  Raises `NotRecorded` where torch's profiler runs already."""
     trace = DeviceTrace()
     with profiled("cuda") as recording:
         yield trace
+        with trace.ours():
+            cuda.sleep(0)
+        cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         recording.export_chrome_trace(str(path))
@@ -111,77 +115,37 @@ def recorded() -> Iterator[DeviceTrace]:
         trace.events = json.loads(path.read_text(errors="replace"), parse_float=Decimal)["traceEvents"]
 
 
-def record_calls(calls: Sequence[Function], cuda: CudaCalls) -> list[TracedCall]:
-    """The device's work for each of `calls`, in order."""
-    with recorded() as trace:
-        for call in calls:
-            with trace.ours(CALL):
-                cuda.sleep(0)
-            call()
-        with trace.ours():
-            cuda.sleep(0)
-        cuda.synchronize()
-    return cut(trace.events)
-
-
 def cut(events: Iterable[Mapping[str, Any]]) -> list[TracedCall]:
     """The calls of a trace in Chrome's format.
 
     Raises `NotRecorded` where an annotated stretch of ours has no kernel in the trace: calls cannot be separated then.
     """
-    complete = [event for event in events if event.get("ph") == "X"]
-    wanted = {str(event["name"]) for event in complete if _is_ours(event, "user_annotation")}
-    stretches = sorted((event for event in complete if _is_ours(event, "gpu_user_annotation")), key=_start)
-    missing = wanted - {str(event["name"]) for event in stretches}
+    spans = [(int(event["ts"] * 1000), int(event["dur"] * 1000), event) for event in events if event.get("ph") == "X"]
+    spans.sort(key=lambda span: span[:2])
+    ours = [span for span in spans if str(span[2]["name"]).startswith(OURS)]
+    wanted = {event["name"] for _, _, event in ours if event["cat"] == "user_annotation"}
+    stretches = [span for span in ours if span[2]["cat"] == "gpu_user_annotation"]
+    missing = wanted - {event["name"] for _, _, event in stretches}
     if missing or not wanted:
         raise NotRecorded(
             f"cupti: expected the profiler to record the device's work, and it recorded none of {len(missing)} of "
             f"{len(wanted)} launches of ours; CUPTI must be there, and no other profiler attached"
         )
-    theirs = [event for event in complete if event.get("cat") in DEVICE_EVENTS]
-    theirs = [event for event in theirs if not any(_inside(event, stretch) for stretch in stretches)]
-    ends = [_start(stretch) for stretch in stretches[1:]] + [None]
-    return [
-        TracedCall(_between(theirs, _start(stretch), end))
-        for stretch, end in zip(stretches, ends, strict=True)
-        if str(stretch["name"]).endswith(CALL)
-    ]
-
-
-def _is_ours(event: Mapping[str, Any], category: str) -> bool:
-    return event.get("cat") == category and str(event["name"]).startswith(OURS)
-
-
-def _inside(event: Mapping[str, Any], stretch: Mapping[str, Any]) -> bool:
-    """Whether a kernel belongs to a stretch: it ran on the stretch's stream and within its interval."""
-    same = (event["pid"], event["tid"]) == (stretch["pid"], stretch["tid"])
-    return same and _start(stretch) <= _start(event) and _end(event) <= _end(stretch)
-
-
-def _between(events: Iterable[Mapping[str, Any]], start: int, end: int | None) -> tuple[DeviceKernel, ...]:
-    found = (event for event in events if start <= _start(event) and (end is None or _start(event) < end))
-    return tuple(sorted(map(_kernel, found), key=lambda kernel: (kernel.start_ns, kernel.end_ns)))
-
-
-def _kernel(event: Mapping[str, Any]) -> DeviceKernel:
-    args = event["args"]
-    return DeviceKernel(
-        name=str(event["name"]),
-        start_ns=_start(event),
-        end_ns=_end(event),
-        grid=tuple(int(size) for size in args.get("grid", ())),
-        block=tuple(int(size) for size in args.get("block", ())),
-        shared_bytes=int(args.get("shared memory", 0)),
-        nbytes=int(args.get("bytes", 0)),
-    )
-
-
-def _start(event: Mapping[str, Any]) -> int:
-    return int(event["ts"] * 1000)
-
-
-def _end(event: Mapping[str, Any]) -> int:
-    return _start(event) + int(event["dur"] * 1000)
+    starts = [start for start, _, _ in stretches]
+    found: list[list[DeviceKernel]] = [[] for _ in stretches]
+    for start, took, event in spans:
+        place = bisect_right(starts, start) - 1  # of the last stretch that has begun; stretches do not overlap
+        if event.get("cat") not in DEVICE_EVENTS or place < 0:
+            continue
+        began, lasted, stretch = stretches[place]
+        on_its_stream = (event["pid"], event["tid"]) == (stretch["pid"], stretch["tid"])
+        if not (on_its_stream and start + took <= began + lasted):
+            args = event["args"]
+            grid, block = (tuple(map(int, args.get(name, ()))) for name in ("grid", "block"))
+            sizes = int(args.get("shared memory", 0)), int(args.get("bytes", 0))
+            found[place].append(DeviceKernel(str(event["name"]), start, start + took, grid, block, *sizes))
+    calls = [str(event["name"]).endswith(CALL) for _, _, event in stretches]
+    return [TracedCall(tuple(kernels)) for kernels in itertools.compress(found, calls)]
 
 
 class CuptiTimer(EventTimer):
@@ -198,12 +162,14 @@ class CuptiTimer(EventTimer):
     rounds_at_once = 8  # a recording takes some milliseconds to start and to read
     title = "cuda cupti, first kernel's start to last kernel's end"
 
-    def __init__(self, device: torch.device, cold: bool = True, flush: FlushBy = "read", cuda: CudaCalls | None = None):
-        super().__init__(device, cold, flush, cuda)
-        self._traced: dict[str, list[TracedCall]] = {}
+    def __init__(self, cuda: CudaCalls, cold: bool = True, flush: FlushBy = "read"):
+        self.traced: defaultdict[str, list[TracedCall]] = defaultdict(list)
+        """The readings of each function, in time order."""
+        super().__init__(cuda, cold, flush)
 
     def _read_grid(self) -> float | None:
-        return grid_of([call.span_s for call in record_calls([partial(self.cuda.sleep, n) for n in GRID], self.cuda)])
+        waits = self.rounds([[("a wait", partial(self.cuda.sleep, cycles), 1)] for cycles in GRID])
+        return grid_of([seconds for read in waits for seconds in read.values()])
 
     def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
         return self.rounds([calls], observe)[0]
@@ -214,35 +180,26 @@ class CuptiTimer(EventTimer):
         pending = [(turn, call) for turn, calls in enumerate(orders) for call in calls]
         with self.cuda.use():
             while pending:
-                traced, late = self._record(pending, observe)
-                for (turn, (name, _, _)), call in zip(pending, traced, strict=True):
-                    found[turn][name] = call
+                late = []
+                with recorded(self.cuda) as trace:
+                    for turn, group in itertools.groupby(pending, key=lambda one: one[0]):
+                        for _, call in group:
+                            sample = partial(self._sample_in, trace, call)
+                            if not self.enqueue(call[0], sample, trace.ours)[0]:
+                                late.append((turn, call))
+                        if observe:
+                            with trace.ours():
+                                observe()
+                                self.cuda.sleep(0)
+                for (turn, call), traced in zip(pending, cut(trace.events), strict=True):
+                    found[turn][call[0]] = traced
                 pending, observe = late, None
-        for calls in found:
-            for name, call in calls.items():
-                self._traced.setdefault(name, []).append(call)
-        return [{name: found[turn][name].span_s for name, _, _ in calls} for turn, calls in enumerate(orders)]
+        for read in found:
+            for name, traced in read.items():
+                self.traced[name].append(traced)
+        return [{name: read[name].span_s for name, _, _ in calls} for read, calls in zip(found, orders, strict=True)]
 
-    def _record(
-        self, pending: Sequence[tuple[int, Call]], observe: Function | None
-    ) -> tuple[list[TracedCall], list[tuple[int, Call]]]:
-        """One recording of these samples: the kernels that ran, and the samples whose wait ran out."""
-        late = []
-        with recorded() as trace:
-            for place, (turn, call) in enumerate(pending):
-                if not self.backlog.enqueue(call[0], partial(self._enqueue, trace, call), trace.ours)[0]:
-                    late.append((turn, call))
-                ends_round = place + 1 == len(pending) or pending[place + 1][0] != turn
-                if observe and ends_round:
-                    with trace.ours():
-                        observe()
-                        self.cuda.sleep(0)
-            with trace.ours():
-                self.cuda.sleep(0)
-            self.cuda.synchronize()
-        return cut(trace.events), late
-
-    def _enqueue(self, trace: DeviceTrace, call: Call) -> None:
+    def _sample_in(self, trace: DeviceTrace, call: Call) -> None:
         with trace.ours(CALL):
             self.flush()
             self.cuda.sleep(0)
@@ -251,7 +208,7 @@ class CuptiTimer(EventTimer):
 
     def completed(self, name: str, samples: Samples) -> Samples:
         """The samples with the kernels of a call, the sum of their times, and their fault."""
-        last = self._traced[name][-len(samples.seconds) :]
+        last = self.traced[name][-len(samples.seconds) :]
         usual = Counter(call.names for call in last).most_common(1)[0][0]
         busy_s = float(np.median([call.busy_s for call in last]))
         return replace(samples, kernels=usual, busy_s=busy_s, fault=fault(usual, [call.names for call in last]))
@@ -278,24 +235,27 @@ def _shown(names: Counter[str]) -> str:
     return ", ".join(listed[:SHOWN]) + (f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else "")
 
 
-def observed_on_cuda(call: Function, device: torch.device, cuda: CudaCalls | None = None) -> Observed:
-    """The peak memory and the device's work of one `call`, after a first one, which may compile and tune.
+def observed_on_cuda(call: Function, cuda: CudaCalls) -> Observed:
+    """The peak memory of one `call` and the device's work of the next: the first one may compile and tune.
 
     The peak is that of torch's allocator, minus the bytes of the result, which is alive until the peak is read.  There
     are no kernels and no hash where CUPTI records nothing.  Raises whatever `call` raises.
     """
-    cuda = cuda or CudaCalls(device)
     with cuda.use():
-        _cuda.synchronize(device)
-        _cuda.reset_peak_memory_stats(device)
-        before = _cuda.memory_allocated(device)
+        cuda.synchronize()
+        _cuda.reset_peak_memory_stats(cuda.device)
+        before = _cuda.memory_allocated(cuda.device)
         result = call()
-        _cuda.synchronize(device)
-        peak, after = _cuda.max_memory_allocated(device), _cuda.memory_allocated(device)
+        cuda.synchronize()
+        peak, after = _cuda.max_memory_allocated(cuda.device), _cuda.memory_allocated(cuda.device)
         del result
         seen = Observed(float(max(0, peak - max(after, before))))
-        with suppress(NotRecorded), launched_code() as launched:
-            (traced,) = record_calls([call], cuda)
+        with suppress(NotRecorded):
+            with launched_code() as launched, recorded(cuda) as trace:
+                with trace.ours(CALL):
+                    cuda.sleep(0)
+                call()
+            (traced,) = cut(trace.events)
             seen = replace(seen, device_kernels=traced.names, activity_hash=activity_hash(traced.kernels, launched))
     return seen
 
@@ -308,11 +268,11 @@ def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str,
     if not kernels:
         return None
     runs = Counter(kernel.name for kernel in kernels)
-    codes: dict[str, list[str]] = {}
+    codes: defaultdict[str, list[str]] = defaultdict(list)
     for name, code in launched:
-        codes.setdefault(name, []).append(code)
+        codes[name].append(code)
     known = {name: iter(found) for name, found in codes.items() if len(found) == runs[name]}
-    rows = [[kernel.name, next(known.get(kernel.name, iter(("",)))), *kernel[3:]] for kernel in kernels]
+    rows = [[kernel.name, next(known[kernel.name]) if kernel.name in known else "", *kernel[3:]] for kernel in kernels]
     return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -320,29 +280,25 @@ def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str,
 def launched_code() -> Iterator[list[tuple[str, str]]]:
     """Gathers name and code hash of every Triton, Gluon and CUDA C++ kernel launched inside `with`, in order."""
     launched: list[tuple[str, str]] = []
+
+    def noting(owner: Any, method: str, code_of: Callable[..., tuple[str, str] | None]) -> AbstractContextManager[Any]:
+        original = getattr(owner, method)
+
+        def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            launched.extend(filter(None, [code_of(self, result, kwargs)]))
+            return result
+
+        return patch.object(owner, method, launch)
+
+    triton = sys.modules.get("triton.runtime.jit")
+    cuda = sys.modules.get("rooflab.kernels._cuda")  # present only where a kernel has imported it: needs CuPy
     with ExitStack() as stack:
-        triton = sys.modules.get("triton.runtime.jit")
         if triton is not None and not interpreting():
-            stack.enter_context(_noting(triton.JITFunction, "run", _of_triton, launched))
-        cuda = sys.modules.get("rooflab.kernels._cuda")  # present only where a kernel has imported it: needs CuPy
+            stack.enter_context(noting(triton.JITFunction, "run", _of_triton))
         if cuda is not None:
-            stack.enter_context(_noting(cuda.CudaKernel, "__call__", _of_cuda, launched))
+            stack.enter_context(noting(cuda.CudaKernel, "__call__", _of_cuda))
         yield launched
-
-
-def _noting(
-    owner: Any, method: str, note: Callable[..., tuple[str, str] | None], launched: list[tuple[str, str]]
-) -> AbstractContextManager[Any]:
-    """Wraps `owner`'s method: each call appends what `note` returns for self, the result and the keywords."""
-    original = getattr(owner, method)
-
-    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        if found := note(self, result, kwargs):
-            launched.append(found)
-        return result
-
-    return patch.object(owner, method, noting)
 
 
 def _of_triton(function: Any, kernel: Any, options: Mapping[str, Any]) -> tuple[str, str] | None:

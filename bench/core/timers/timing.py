@@ -64,13 +64,11 @@ def timer_for(device: torch.device, method: str | None = None, cold: bool = True
     method = check_timer(method, device.type)
     if method == "perf_counter":
         return CpuTimer(cold, flush)
-    if method == "cupti":
-        from rooflab.bench.core.timers.cupti import CuptiTimer
+    from rooflab.bench.core.timers.cuda import CudaCalls, EventTimer, GraphTimer
+    from rooflab.bench.core.timers.cupti import CuptiTimer
 
-        return CuptiTimer(device, cold, flush)
-    from rooflab.bench.core.timers.cuda import EventTimer, GraphTimer
-
-    return (GraphTimer if method == "graph" else EventTimer)(device, cold, flush)
+    kind = {"events": EventTimer, "graph": GraphTimer, "cupti": CuptiTimer}[method]
+    return kind(CudaCalls(device), cold, flush)
 
 
 def observed(call: Function, device: torch.device) -> Observed:
@@ -80,9 +78,10 @@ def observed(call: Function, device: torch.device) -> Observed:
     """
     if device.type == "cpu":
         return observed_on_cpu(call)
+    from rooflab.bench.core.timers.cuda import CudaCalls
     from rooflab.bench.core.timers.cupti import observed_on_cuda
 
-    return observed_on_cuda(call, device)
+    return observed_on_cuda(call, CudaCalls(device))
 
 
 class FirstCall:
