@@ -157,4 +157,4 @@ def test_a_gpu_that_is_in_no_table_has_no_ceilings(monkeypatch):
     limits = limits_for(device, replace(SLOW, l2_bytes_per_s=6e12))
     above = partial(above_limits, Samples((1e-6,), "cuda events", "cold"))
     assert above(Cost(5e6, 0, {"bf16": 1e15}, 1e15), limits) is None
-    assert above(Cost(12e6, 0), limits).part == "L2"
+    assert above(Cost(12e6, 0), limits)[0] == "L2"

@@ -220,7 +220,7 @@ class Measurement:
             return
         above = samples.median_s > 0 and above_limits(samples, cost, known)
         in_cache = self.device.type == "cpu" and cost.bytes <= last_level_cache_bytes()
-        if above and not (above.part == "memory" and in_cache):
+        if above and not (above[0] == "memory" and in_cache):
             on_cuda = self.device.type == "cuda"
             again = raise_cuda_ceilings(known, self.device, RAISE_CUDA_S) if on_cuda else raise_cpu_ceilings(known)
             self.ceilings, self.raised = again, True

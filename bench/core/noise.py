@@ -8,35 +8,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from rooflab.bench.core.record import L2State, pack_samples
-from rooflab.roofline.model import Bound, Ceilings, Cost, Limiter, bound
+from rooflab.roofline.model import Bound, Ceilings, Cost, bound
 
 WAITING = 0.05
-"""Highest ratio of the time that threads waited for a processor to the time that they ran.
-
-On a quiet 2-core EPYC 0.001 to 0.01; with one of the two cores busy 0.34 to 0.47, with both busy 1.0.
-"""
+"""Highest ratio of the time that threads waited for a processor to the time that they ran: on a quiet 2-core EPYC 0.001
+to 0.01; with one of the two cores busy 0.34 to 0.47, with both busy 1.0."""
 SPREAD = 2.0
-"""Highest ratio of the 80th percentile to the 20th: 1.05 to 1.7 there when quiet, up to 200 with both cores busy.
-
-It also finds what the threads' waiting cannot: other guests of the same host, and other work on a GPU.
-"""
+"""Highest ratio of the 80th percentile to the 20th: 1.05 to 1.7 there when quiet, up to 200 with both cores busy.  It
+finds what the threads' waiting cannot: other guests of the same host, and other work on a GPU."""
 DRIFT = 1.5
 """Highest ratio, up or down, of the later half's median to the earlier half's: up to 1.4 there when quiet."""
 FEWEST = 0.25
-"""Lowest share of the samples that the reading's time has room for: its time divided by the median sample.
-
-A first call of 300 ms in a budget of 150 ms left 5 of 80, and their median was 6% too long.
-"""
+"""Lowest share of the samples that the reading's time has room for: its time divided by the median sample.  A first
+call of 300 ms in a budget of 150 ms left 5 of 80, and their median was 6% too long."""
 ABOVE = 1.05
 """A reading beyond a limit by more than this factor is not noise."""
 RATES = ("flops_per_s", "bytes_per_s", "bound_fraction")
 """A record's fields that are ratios to its latency."""
-CAUSES: dict[Limiter | Literal["L2"], str] = {
+CAUSES = {
     "memory": "a cache held the data, or the cost counts bytes that the op need not touch",
     "tensor": "the cost counts work that these inputs do not need, or it was done in a lower precision",
     "vector": "the cost counts work that these inputs do not need",
@@ -48,7 +42,7 @@ CAUSES: dict[Limiter | Literal["L2"], str] = {
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of one function."""
+    """The samples of one function; what a method does not record is None or empty."""
 
     seconds: tuple[float, ...]
     """Seconds per call of every sample, in time order; no sample is dropped."""
@@ -60,19 +54,19 @@ class Samples:
     resolved: bool = True
     """Whether the median sample is at least `timing.STEPS_PER_SAMPLE` steps of the timer; else it is UNRESOLVED."""
     noise: str = ""
-    """Why the reading says little: the machine was busy, or the samples spread, drift or are few; else empty."""
+    """Why the reading says little: the machine was busy, or the samples spread, drift or are few."""
     few: str = ""
-    """Why the samples are too few, which makes the reading noise too; empty where they are not."""
+    """Why the samples are too few, which makes the reading noise too."""
     first_call_s: float | None = None
     """Seconds of the longest first call, with what it compiles, tunes and loads; no sample, and not in the budget."""
     fault: str = ""
-    """Why the reading must not be published (a replaced clock, dropped kernels); empty where it may be."""
+    """Why the reading must not be published (a replaced clock, dropped kernels)."""
     launch_floor_s: float | None = None
     """Time per call of an empty kernel by this method, with the same calls per sample; None on a CPU."""
     kernels: tuple[str, ...] = ()
-    """Names of the kernels that a call runs, where the method records them."""
+    """Names of the kernels that a call runs."""
     busy_s: float | None = None
-    """Median over the calls of the sum of the kernels' times, where the method records them."""
+    """Median over the calls of the sum of the kernels' times."""
 
     @property
     def median_s(self) -> float:
@@ -116,15 +110,8 @@ def shared(clocks: Mapping[str, Any] | None) -> str:
     return f"other processes were on the card: {others}" if others else ""
 
 
-class Above(NamedTuple):
-    """A limit, and the factor by which a reading exceeds it."""
-
-    part: Limiter | Literal["L2"]
-    times: float
-
-
-def above_limits(samples: Samples, cost: Cost, limits: Ceilings) -> Above | None:
-    """The limit that a reading exceeds most, or None where it exceeds no limit.
+def above_limits(samples: Samples, cost: Cost, limits: Ceilings) -> tuple[str, float] | None:
+    """The limit that a reading exceeds most and the factor, or None where it exceeds no limit.
 
     On a GPU, written data may still be in L2 when the clock stops.  So HBM's rate bounds only the bytes read, and only
     where L2 was cold; L2's rate bounds all bytes.  A matrix product of a dtype without a rate sets no limit.
@@ -136,11 +123,11 @@ def above_limits(samples: Samples, cost: Cost, limits: Ceilings) -> Above | None
         read_bytes = 0.0 if samples.l2_state == "warm" else cost.read_bytes
         bounded = replace(bounded, write_bytes=0.0, read_bytes=read_bytes)
     found = bound(bounded, limits)
-    above = Above(found.limiter, found.fraction(samples.median_s))
+    times: dict[str, float] = {found.limiter: found.fraction(samples.median_s)}
     if limits.l2_bytes_per_s and on_gpu:
-        in_l2 = Above("L2", cost.bytes / limits.l2_bytes_per_s / samples.median_s)
-        above = max(above, in_l2, key=lambda limit: limit.times)
-    return above if above.times > ABOVE else None
+        times["L2"] = cost.bytes / limits.l2_bytes_per_s / samples.median_s
+    most = max(times, key=lambda part: times[part])
+    return (most, times[most]) if times[most] > ABOVE else None
 
 
 def why_invalid(
@@ -169,7 +156,7 @@ def why_invalid(
     if not samples.resolved:
         return f"UNRESOLVED: the {method} timer is too coarse for it"
     above = above_limits(samples, cost, limits) if cost and limits else None
-    return f"{above.times:.2f} times the {above.part} ceiling; likely cause: {CAUSES[above.part]}" if above else None
+    return f"{above[1]:.2f} times the {above[0]} ceiling; likely cause: {CAUSES[above[0]]}" if above else None
 
 
 def reading_fields(samples: Samples, cost: Cost, moved: float, limit: Bound | None) -> dict[str, Any]:
@@ -177,11 +164,8 @@ def reading_fields(samples: Samples, cost: Cost, moved: float, limit: Bound | No
 
     A latency of zero gives no rates, and non-finite samples give no latency either; the samples are kept.
     """
-    parts_ms = {
-        "launch_floor_ms": samples.launch_floor_s,
-        "kernel_busy_ms": samples.busy_s,
-        "first_call_ms": samples.first_call_s,
-    }
+    more = {"launch_floor": samples.launch_floor_s, "kernel_busy": samples.busy_s, "first_call": samples.first_call_s}
+    metrics = {f"{name}_ms": value * 1e3 for name, value in more.items() if value is not None}
     p20_s, p80_s = np.percentile(samples.seconds, (20, 80)).tolist()
     times = {"p20": p20_s, "median": samples.median_s, "p80": p80_s}
     median_s = samples.median_s if math.isfinite(samples.median_s) and samples.median_s > 0 else None
@@ -195,6 +179,5 @@ def reading_fields(samples: Samples, cost: Cost, moved: float, limit: Bound | No
         "flops_per_s": cost.flops / median_s if median_s else None,
         "bytes_per_s": moved / median_s if median_s else None,
         "bound_fraction": limit.fraction(median_s) if limit and median_s else None,
-        "metrics": {"calls_per_sample": float(samples.calls_per_sample)}
-        | {name: value * 1e3 for name, value in parts_ms.items() if value is not None},
+        "metrics": {"calls_per_sample": float(samples.calls_per_sample), **metrics},
     }

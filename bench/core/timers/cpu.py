@@ -6,13 +6,12 @@ that two concurrent measuring processes do not choose the same processor.  Only 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,7 @@ from rooflab.bench.core.system_time import time
 from rooflab.bench.core.timers import Call, Flush, Function, NotRecorded, Observed, Timer, bound
 from rooflab.kernels._waiting import BUSY_SHARE, run_times, waiting_since
 
-_TASKS = Path("/proc/self/task")
-_CPUS = Path("/sys/devices/system/cpu")
-_PROCESSOR = 36
-"""Index, in a thread's `stat` after the name, of the processor that last ran the thread (proc(5), field 39)."""
+_TASKS, _CPUS = Path("/proc/self/task"), Path("/sys/devices/system/cpu")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Settings of mallopt(3)."""
 _known: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -62,7 +58,9 @@ def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
     if len(threads) != count:
         return f"{len(threads)} of {count} were found"
     try:
-        places = assign([_processor(thread) for thread in threads], allowed, {cpu: _core(cpu) for cpu in allowed})
+        # The processor that last ran the thread: proc(5), field 39 of `stat`, of which two come before the name's end.
+        stats = [(_TASKS / str(thread) / "stat").read_text().rpartition(")")[2].split() for thread in threads]
+        places = assign([int(stat[36]) for stat in stats], allowed, {cpu: _core(cpu) for cpu in allowed})
         for thread, place in zip(threads, places, strict=True):
             os.sched_setaffinity(thread, {place})
     except OSError as error:
@@ -79,25 +77,22 @@ def assign(wanted: Sequence[int], allowed: Collection[int], core_of: Mapping[int
         return {core_of[cpu] for cpu in free} - {core_of[cpu] for cpu in chosen.values()}
 
     for index, cpu in enumerate(wanted):
-        if cpu in free and (core_of[cpu] in (idle := idle_cores()) or not idle):
+        idle = idle_cores()
+        if cpu in free and (core_of[cpu] in idle or not idle):
             chosen[index] = cpu
             free.remove(cpu)
-    for index in range(len(wanted)):
-        if index not in chosen:
-            idle = idle_cores()
-            chosen[index] = next((cpu for cpu in free if core_of[cpu] in idle), free[0])
-            free.remove(chosen[index])
+    for index in sorted(set(range(len(wanted))) - chosen.keys()):
+        idle = idle_cores()
+        chosen[index] = next((cpu for cpu in free if core_of[cpu] in idle), free[0])
+        free.remove(chosen[index])
     return [chosen[index] for index in range(len(wanted))]
 
 
 def _threads(count: int) -> tuple[int, ...]:
     """The calling thread and the threads that were busy during its parallel op."""
-    own = threading.get_native_id()
-    key = (own, count)
+    key = own, _ = threading.get_native_id(), count
     if key in _known and all((_TASKS / str(thread)).is_dir() for thread in _known[key]):
         return _known[key]
-    if count == 1:
-        return _known.setdefault(key, (own,))
     values = torch.ones(2**22)
     values.add_(1.0)  # starts the threads
     before = run_times()
@@ -112,10 +107,6 @@ def _threads(count: int) -> tuple[int, ...]:
     return found
 
 
-def _processor(thread: int) -> int:
-    return int((_TASKS / str(thread) / "stat").read_text().rpartition(")")[2].split()[_PROCESSOR])
-
-
 def _core(cpu: int) -> object:
     topology = _CPUS / f"cpu{cpu}" / "topology"
     try:
@@ -126,9 +117,9 @@ def _core(cpu: int) -> object:
 
 def _affinities() -> dict[int, set[int]]:
     """Where each thread of this process may run, without those that have ended; none if the system does not tell."""
-    found = {}
+    found: dict[int, set[int]] = {}
     for task in _TASKS.iterdir() if hasattr(os, "sched_setaffinity") and _TASKS.is_dir() else ():
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             found[int(task.name)] = os.sched_getaffinity(int(task.name))
     return found
 
@@ -138,7 +129,7 @@ def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
     for thread, now in _affinities().items():
         wanted = before.get(thread, allowed)
         if now != wanted:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.sched_setaffinity(thread, wanted)
 
 
@@ -149,10 +140,9 @@ def keep_freed_memory() -> str:
     by page.  In some processes each call did, in others none: softmax of 16 x 1,024 took 210 or 120 us.  Blocks above
     32 MiB, glibc's limit, are given back as before.  An empty note where the allocator has no such setting.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or not all([mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_MMAP_THRESHOLD, 2**25)]):
-        return ""
-    return ", freed memory kept"
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *of: 0)
+    kept = [mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_MMAP_THRESHOLD, 2**25)]
+    return ", freed memory kept" if all(kept) else ""
 
 
 class CpuTimer(Timer):
@@ -161,7 +151,7 @@ class CpuTimer(Timer):
     def __init__(self, cold: bool = True, flush: FlushBy = "read", clock: Callable[[], float] = time.perf_counter):
         self._clock = clock
         self.flush = Flush("cpu", last_level_cache_bytes() if cold else 0, flush)
-        self._step = min(_steps(clock, 1000))
+        self._step = min(_step(clock) for _ in range(1000))
         self._memory = keep_freed_memory()
         self._threads = ""
         self._began: dict[int, tuple[int, int]] = {}
@@ -197,12 +187,11 @@ class CpuTimer(Timer):
         return f"cpu perf_counter{self._memory}{self._threads}{self.flush.note}"
 
 
-def _steps(clock: Callable[[], float], count: int) -> Iterator[float]:
-    for _ in range(count):
-        began = now = clock()
-        while now <= began:
-            now = clock()
-        yield now - began
+def _step(clock: Callable[[], float]) -> float:
+    began = now = clock()
+    while now <= began:
+        now = clock()
+    return now - began
 
 
 @contextmanager

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -34,11 +35,8 @@ CLOSING_ROUNDS = 3
 STEADY = 0.95
 """The warm-up goes on while a round lowers a function's fastest time below this share of its value before."""
 TIMERS: Mapping[str, tuple[str, ...]] = {"cpu": ("perf_counter",), "cuda": ("events", "graph", "cupti")}
-"""Timing methods by device type, the default first.
-
-`events` is CUDA's default: it needs no capture, so that it can time every function, and unlike a profiler it adds no
-work to the device.  For the methods `graph` and `cupti` see `cuda.GraphTimer` and `cupti.py`.
-"""
+"""Timing methods by device type, the default first: `events` needs no capture, so that it can time every function, and
+unlike a profiler it adds no work to the device.  See `cuda.EventTimer`, `cuda.GraphTimer` and `cupti.CuptiTimer`."""
 
 
 def check_timer(timer: str | None, device_type: str) -> str:
@@ -57,13 +55,11 @@ def check_timer(timer: str | None, device_type: str) -> str:
 
 
 def timer_for(device: torch.device, method: str | None = None, cold: bool = True, flush: FlushBy = "read") -> Timer:
-    """The timer of a device and method, which empties the cache if `cold`.  Raises `ValueError` as `check_timer` does.
-
-    What times and observes a GPU is imported where a GPU is timed or observed.
-    """
+    """The timer of a method on a device, which empties the cache if `cold`; raises as `check_timer` does."""
     method = check_timer(method, device.type)
     if method == "perf_counter":
         return CpuTimer(cold, flush)
+    # What times and observes a GPU is imported where there is one.
     from rooflab.bench.core.timers.cuda import CudaCalls, EventTimer, GraphTimer
     from rooflab.bench.core.timers.cupti import CuptiTimer
 
@@ -153,7 +149,9 @@ def time_functions(
     8. Afterwards the clock functions and the number of threads are checked: a change is the fault of every reading.
 
     `observe` is called once per round of samples, between samples, and never in the warm-up; on CUDA while the device
-    works.  Raises `ValueError` on no functions, a budget that is not positive, fewer than one sample, or a timer that
+    works.  `timer` is one of `TIMERS`, or of `timer_for`: then `device` and `flush` are its own.
+
+    Raises `ValueError` on no functions, a budget that is not positive, fewer than one sample, or a timer that
     the device does not have.
     """
     _check_arguments(functions, budget_s, min_samples)
@@ -175,7 +173,10 @@ def time_functions(
         lacking = few(min(map(len, readings.values())), _room(ends, watch.rounds_at_once, budget_s))
         return lacking, {name: noise(values, waiting) or lacking for name, values in readings.items()}
 
-    with _collector_resting():
+    with ExitStack() as stack:
+        if gc.isenabled():
+            stack.callback(gc.enable)
+            gc.disable()
         first_calls = {name: _first_call_s(watch, name, function) for name, function in functions.items()}
         began = perf_counter()
         fastest = _warm_up(watch, functions, began + WARM_UP_SHARE * budget_s)
@@ -243,27 +244,23 @@ def _samples(watch: Timer, name: str, values: Sequence[float], calls: int, cold:
 
 
 def _orders(names: list[str], seed: int) -> Iterator[list[str]]:
-    base = list(names)
-    random.Random(seed).shuffle(base)
-    turn = 0
-    while True:
-        start = turn // 2 % len(base)
-        order = base[start:] + base[:start]
+    random.Random(seed).shuffle(names)
+    for turn in itertools.count():
+        start = turn // 2 % len(names)
+        order = names[start:] + names[:start]
         yield order if turn % 2 == 0 else order[::-1]
-        turn += 1
 
 
 def _warm_up(watch: Timer, functions: Mapping[str, Function], deadline: float) -> dict[str, float]:
     """The fastest reading of each function."""
     fastest = dict.fromkeys(functions, math.inf)
-    rounds = 0
-    while True:
+    for rounds in itertools.count(1):
         (read,) = watch.rounds([[(name, function, 1) for name, function in functions.items()]])
         steady = all(seconds >= STEADY * fastest[name] for name, seconds in read.items())
         fastest = {name: min(seconds, fastest[name]) for name, seconds in read.items()}
-        rounds += 1
         if (steady and rounds >= 3) or perf_counter() > deadline:
-            return fastest
+            break
+    return fastest
 
 
 def _calls_per_sample(watch: Timer, seconds: float) -> int:
@@ -272,14 +269,3 @@ def _calls_per_sample(watch: Timer, seconds: float) -> int:
         return 1
     # A call of zero measured time gets the most calls that a sample may have.
     return min(MAX_CALLS_PER_SAMPLE, math.ceil(2 * wanted / seconds)) if seconds > 0 else MAX_CALLS_PER_SAMPLE
-
-
-@contextmanager
-def _collector_resting() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
