@@ -22,7 +22,6 @@ from rooflab.bench.core.running import ContextBroken, note
 from rooflab.bench.core.select import Selection, default_scheme, pick_device
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.system_time import time
-from rooflab.bench.core.timers.clocks import locked_clocks
 from rooflab.bench.core.timers.timing import check_timer
 from rooflab.bench.report.figures import Drawing, bounds_on, placed_on
 from rooflab.kernels import registry
@@ -156,6 +155,7 @@ def _locked(device: torch.device) -> AbstractContextManager[float]:
     gpu = snapshot(device.index or 0).gpu if device.type == "cuda" else None
     if gpu is None:
         raise ValueError(f"lock-clocks: expected a CUDA device, got {device.type}")
+    from rooflab.bench.core.timers.card import locked_clocks
     from rooflab.bench.core.timers.sm_clock import sm_clock_under_load  # imports Triton
 
     return locked_clocks(gpu.uuid, partial(sm_clock_under_load, device))

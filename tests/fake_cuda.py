@@ -1,4 +1,4 @@
-"""A CUDA device made of Python, for the stopwatches: a queue that works behind the host.  Times in seconds."""
+"""A CUDA device made of Python, for the timers: a queue that works behind the host.  Times in seconds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+import torch
+
 from rooflab.bench.core.timers.cuda import NotCaptured
-from rooflab.bench.core.timers.trace import OURS, REST, DeviceTrace
+from rooflab.bench.core.timers.cupti import OURS, REST, DeviceTrace
 
 
 @dataclass
@@ -30,6 +32,7 @@ class FakeCuda:
     HOST_S = 5e-6
     """What the host needs for each call into CUDA."""
     LAUNCH_S = 0.0
+    device = torch.device("cpu")
 
     def __init__(self, step_s: float = 0.0):
         self.step_s = step_s
@@ -139,13 +142,16 @@ class FakeTrace(DeviceTrace):
 
 
 def recorder(cuda: FakeCuda, lose: Callable[[Work], bool] = lambda work: False) -> Callable[..., Any]:
-    """Stands for `trace.recorded`; counts its recordings in `recorder.count`."""
+    """Stands for `cupti.recorded`; counts its recordings in `recorder.count`."""
 
     @contextmanager
-    def recorded(device_type: str, memory: bool = False) -> Iterator[FakeTrace]:
+    def recorded(_: Any) -> Iterator[FakeTrace]:
         trace = FakeTrace(cuda, lose)
         recorded.count += 1  # type: ignore[attr-defined]
         yield trace
+        with trace.ours():
+            cuda.sleep(0)
+        cuda.synchronize()
         trace.finish()
 
     recorded.count = 0  # type: ignore[attr-defined]

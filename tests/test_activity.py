@@ -2,7 +2,6 @@ import hashlib
 import json
 import struct
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -11,25 +10,24 @@ import torch
 from fake_cuda import FakeCuda, recorder
 from op_kernels import python_without_interpreter
 
-from rooflab.bench.core.timers import trace
-from rooflab.bench.core.timers.trace import (
-    Activity,
+from rooflab.bench.core.timers import Observed, cupti
+from rooflab.bench.core.timers.cupti import (
     DeviceKernel,
-    NotRecorded,
     activity_hash,
     code_hash,
-    device_activity,
     elf_sections,
     launched_code,
+    observed_on_cuda,
 )
 from rooflab.kernels import _cuda
 
+CPU = torch.device("cpu")
 GEMM = DeviceKernel("gemm", 100, 200, (8, 2, 1), (128, 1, 1), 4096)
 FILL = DeviceKernel("Memset (Device)", 210, 215, nbytes=64)
 
 
 def test_the_hash_knows_neither_times_nor_places():
-    later = [replace(kernel, start_ns=kernel.start_ns * 7, end_ns=kernel.end_ns * 9) for kernel in (GEMM, FILL)]
+    later = [kernel._replace(start_ns=kernel.start_ns * 7, end_ns=kernel.end_ns * 9) for kernel in (GEMM, FILL)]
     assert activity_hash([GEMM, FILL]) == activity_hash(later)
     assert activity_hash([GEMM, FILL], [("gemm", "c0de")]) == activity_hash(later, [("gemm", "c0de")])
     assert activity_hash([]) is None
@@ -38,11 +36,11 @@ def test_the_hash_knows_neither_times_nor_places():
 def test_the_hash_changes_with_everything_that_the_device_does():
     base = [GEMM, FILL]
     others = [
-        [replace(GEMM, name="gemm2"), FILL],
-        [replace(GEMM, grid=(8, 3, 1)), FILL],
-        [replace(GEMM, block=(256, 1, 1)), FILL],
-        [replace(GEMM, shared_bytes=8192), FILL],
-        [GEMM, replace(FILL, nbytes=128)],
+        [GEMM._replace(name="gemm2"), FILL],
+        [GEMM._replace(grid=(8, 3, 1)), FILL],
+        [GEMM._replace(block=(256, 1, 1)), FILL],
+        [GEMM._replace(shared_bytes=8192), FILL],
+        [GEMM, FILL._replace(nbytes=128)],
         [FILL, GEMM],
         [GEMM],
         [GEMM, GEMM, FILL],
@@ -61,7 +59,11 @@ def test_code_counts_where_every_launch_of_the_name_was_seen():
 @pytest.fixture
 def card(monkeypatch):
     card = FakeCuda()
-    monkeypatch.setattr(trace, "recorded", recorder(card))
+    monkeypatch.setattr(cupti, "recorded", recorder(card))
+    for name in ("synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: None)
+    for name in ("memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 0)
     return card
 
 
@@ -73,17 +75,16 @@ def test_a_call_is_observed_after_one_that_may_compile(card):
         calls.append(1)
         card.work(5e-6, "gemm", grid=(4, 1, 1))
 
-    found = device_activity(function, torch.device("cpu"), card)
-    again = device_activity(function, torch.device("cpu"), card)
-    assert found == again == Activity(("gemm",), found.hash) and len(calls) == 4
-    other = device_activity(lambda: card.work(5e-6, "gemm", grid=(5, 1, 1)), torch.device("cpu"), card)
-    assert other.kernels == found.kernels and other.hash != found.hash
+    found = observed_on_cuda(function, card)
+    again = observed_on_cuda(function, card)
+    assert found == again == Observed(0.0, ("gemm",), found.activity_hash) and len(calls) == 4
+    other = observed_on_cuda(lambda: card.work(5e-6, "gemm", grid=(5, 1, 1)), card)
+    assert other.device_kernels == found.device_kernels and other.activity_hash != found.activity_hash
 
 
 def test_an_activity_that_cupti_does_not_show_is_not_made_up(card, monkeypatch):
-    monkeypatch.setattr(trace, "recorded", recorder(card, lambda work: True))
-    with pytest.raises(NotRecorded):
-        device_activity(lambda: card.work(1e-6), torch.device("cpu"), card)
+    monkeypatch.setattr(cupti, "recorded", recorder(card, lambda work: True))
+    assert observed_on_cuda(lambda: card.work(1e-6), card) == Observed(0.0)
 
 
 def elf(sections):
@@ -120,14 +121,14 @@ def test_launches_of_triton_are_noted_and_its_method_is_put_back(monkeypatch):
     jit = ModuleType("triton.runtime.jit")
     jit.JITFunction = JITFunction
     monkeypatch.setitem(sys.modules, "triton.runtime.jit", jit)
-    monkeypatch.setattr(trace, "interpreting", lambda: False)
+    monkeypatch.setattr(cupti, "interpreting", lambda: False)
     run = JITFunction.run
     with pytest.raises(ZeroDivisionError), launched_code() as launched:
         JITFunction().run(b"a", grid=(1,), warmup=False)
         JITFunction().run(b"b", grid=(1,), warmup=True)
         raise ZeroDivisionError
     assert launched == [("kernel", code_hash(elf({".text.kernel": b"a"})))] and JITFunction.run is run
-    monkeypatch.setattr(trace, "interpreting", lambda: True)
+    monkeypatch.setattr(cupti, "interpreting", lambda: True)
     with launched_code() as launched:
         JITFunction().run(b"a", grid=(1,), warmup=False)
     assert launched == []
@@ -149,7 +150,7 @@ COMPILE = """
 import importlib, json, sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from rooflab.bench.core.timers.trace import code_hash
+from rooflab.bench.core.timers.cupti import code_hash
 
 found = []
 for place in sys.argv[1:]:
@@ -166,7 +167,7 @@ print(json.dumps(found))
 @pytest.mark.more
 def test_compiled_triton_code_hashes_alike_in_two_checkouts(tmp_path, monkeypatch):
     """Of the device clock, which reads counters inside its loops, the last cycle count after the last time."""
-    text = Path(trace.__file__).with_name("sm_clock.py").read_text()
+    text = Path(cupti.__file__).with_name("sm_clock.py").read_text()
     changed = text.replace("sub.u64 $0, last, first", "sub.u64 $0, first, last")
     places = [tmp_path / name for name in ("one", "two", "three")]
     for place, source in zip(places, (text, "# moved\n\n" + text, changed), strict=True):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rooflab.bench.core.environment import Gpu, snapshot
-from rooflab.bench.core.timers import card_lock as module
+from rooflab.bench.core.timers import card as module
 
 HOLDS = """
 import fcntl, os, sys

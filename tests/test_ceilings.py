@@ -17,8 +17,8 @@ from rooflab.bench.core.ceilings.ceilings import (
     raise_ceilings,
 )
 from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.noise import Samples, above_limits, why_invalid
 from rooflab.bench.core.record import Record
-from rooflab.bench.core.timers.reading import above_limits, implausible
 from rooflab.roofline.device import get_device
 from rooflab.roofline.model import Ceilings, Cost
 
@@ -194,10 +194,10 @@ def test_a_gpu_has_its_data_sheet_and_no_reading_passes_its_highest_clock(monkey
     # What a method reads of a launch is no limit of the card: the data sheet's floor is a graph's; CUPTI reads less.
     assert found.launch_floor_s == 1.3e-6 and limits.launch_floor_s == 0.0
     cost = Cost(4096, 4096, launches=1)
-    assert implausible(0.9e-6, cost, limits, method="cuda cupti", launch_floor_s=0.8e-6) is None
+    assert why_invalid(Samples((0.9e-6,), "cuda cupti", "cold", launch_floor_s=0.8e-6), cost, limits) is None
     # The measured rate of L2 bounds what no data sheet does.
     assert limits_for(device, l2).l2_bytes_per_s == 6e12 and limits_for(device, SLOW).l2_bytes_per_s is None
-    reason = implausible(1e-6, Cost(6e6, 6e6), limits_for(device, l2), method="cuda events", l2_state="warm")
+    reason = why_invalid(Samples((1e-6,), "cuda events", "warm"), Cost(6e6, 6e6), limits_for(device, l2))
     assert reason.startswith("2.00 times the L2 ceiling")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
     assert limits_for(device, l2).l2_bytes_per_s == pytest.approx(7.2192e12), "the data sheet has one"
@@ -209,6 +209,6 @@ def test_a_gpu_that_is_in_no_table_has_no_ceilings(monkeypatch):
     assert ceilings_for(device) is None
     assert limits_for(device, SLOW) is None, "a measured rate is no physical limit"
     limits = limits_for(device, replace(SLOW, l2_bytes_per_s=6e12))
-    above = partial(above_limits, method="cuda events", l2_state="cold")
-    assert above(1e-6, Cost(5e6, 0, {"bf16": 1e15}, 1e15), limits) is None
-    assert above(1e-6, Cost(12e6, 0), limits).part == "L2"
+    above = partial(above_limits, Samples((1e-6,), "cuda events", "cold"))
+    assert above(Cost(5e6, 0, {"bf16": 1e15}, 1e15), limits) is None
+    assert above(Cost(12e6, 0), limits)[0] == "L2"

@@ -11,8 +11,8 @@ from rooflab.bench.core.ceilings.ceilings import assemble, best_of, value_of
 from rooflab.bench.core.ceilings.cuda_limits import measure_cuda
 from rooflab.bench.core.ceilings.microkernel import Card, Microkernel
 from rooflab.bench.core.environment import Gpu, snapshot
+from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.record import Record, pack_samples
-from rooflab.bench.core.timers.timing import Samples
 from rooflab.kernels._cuda import CudaCompileError
 
 CARD = Card(torch.device("cpu"), sm=90, sms=132, l2_bytes=2**20)

@@ -21,7 +21,7 @@ from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.poison import guard
 from rooflab.bench.core.timed import Unseen
-from rooflab.bench.core.timers import tamper
+from rooflab.bench.core.timers import tampered
 from rooflab.bench.core.timers.timing import time_functions
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, get_scheme
@@ -41,7 +41,7 @@ def test_a_cheat_is_caught_and_named(make, spec, status, words):
     result = check(make(), spec)
     assert result.status == status, result.describe()
     assert all(word in result.reason for word in words), result.reason
-    assert tamper.tampered() is None, "what one kernel replaced is not laid on the next"
+    assert tampered() is None, "what one kernel replaced is not laid on the next"
 
 
 def test_a_kernel_that_takes_strides_for_granted_is_told_so():
@@ -93,8 +93,8 @@ def test_a_function_replaced_at_import_fails_a_check_and_is_put_back(monkeypatch
 def test_a_replacement_that_equals_the_original_and_one_that_is_gone_are_seen(monkeypatch):
     monkeypatch.setattr(torch, "equal", MagicMock(__eq__=lambda self, other: True))
     monkeypatch.delattr(torch, "isfinite")
-    assert tamper.tampered() == "torch.equal was replaced; torch.isfinite was replaced"
-    assert tamper.tampered() is None and torch.isfinite(torch.ones(1)).all()
+    assert tampered() == "torch.equal was replaced; torch.isfinite was replaced"
+    assert tampered() is None and torch.isfinite(torch.ones(1)).all()
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,14 @@ def test_a_function_under_the_timer_that_was_replaced_is_named_and_put_back(owne
     for name in names.split():
         was = getattr(owner, name)
         setattr(owner, name, lambda *arguments: 0.0)
-        assert f".{name} was replaced (test_cheats.py:" in tamper.tampered()
-        assert tamper.tampered() is None and getattr(owner, name) is was
+        assert f".{name} was replaced (test_cheats.py:" in tampered()
+        assert tampered() is None and getattr(owner, name) is was
 
 
 def test_torchs_own_replacements_are_no_tampering():
     import torch._dynamo  # replaces torch.manual_seed
 
-    assert torch._dynamo and tamper.tampered() is None
+    assert torch._dynamo and tampered() is None
 
 
 # Right while it is checked.

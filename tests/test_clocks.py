@@ -10,8 +10,8 @@ from test_environment import FakeNvml, install
 
 from rooflab.bench.core import environment as nvml_module
 from rooflab.bench.core import timed
-from rooflab.bench.core.timed import open_clock
-from rooflab.bench.core.timers.clocks import ClockWatch, locked_clocks
+from rooflab.bench.core.timed import watched
+from rooflab.bench.core.timers.card import ClockWatch, locked_clocks
 
 
 class LockableNvml(FakeNvml):
@@ -180,11 +180,13 @@ def test_the_clock_that_the_device_reads_stands_beside_nvmls(nvml):
 
 
 def test_no_clock_is_read_on_a_cpu_and_a_clock_that_cannot_be_read_says_why(monkeypatch):
-    assert open_clock(torch.device("cpu")) == (None, {})
+    with watched(torch.device("cpu"), None) as watch:
+        assert watch is None
     monkeypatch.setattr(timed, "interpreting", lambda: False)
-    clock, note = open_clock(torch.device("cuda"))  # there is none here
+    with watched(torch.device("cuda"), None) as watch:  # there is none here
+        watch.read()
     if not torch.cuda.is_available():
-        assert clock is None and "sm_clock_unread" in note
+        assert watch.summary().keys() == {"sm_clock_unread"}
 
 
 def test_other_processes_on_the_card_are_counted_and_our_own_are_not(nvml):

@@ -1,31 +1,33 @@
+import json
 from decimal import Decimal
 
 import pytest
 import torch
 from fake_cuda import FakeCuda, recorder
 
-from rooflab.bench.core.timers import cupti, trace
-from rooflab.bench.core.timers.cupti import CuptiStopwatch, fault
+from rooflab.bench.core.noise import Samples
+from rooflab.bench.core.timers import NotRecorded, cupti
+from rooflab.bench.core.timers.cpu import profiled
+from rooflab.bench.core.timers.cupti import CALL, CuptiTimer, DeviceTrace, TracedCall, cut, fault
 from rooflab.bench.core.timers.timing import time_functions
-from rooflab.bench.core.timers.trace import CALL, NotRecorded, TracedCall, cut, record_calls, recorded
 
 CPU = torch.device("cpu")
+SAMPLES = Samples((1.0,), "script", "cold")
 
 
 @pytest.fixture
 def card(monkeypatch):
-    """A device and a stopwatch on it; `card.lose` decides which of its kernels the profiler drops."""
+    """A device and a timer on it; `card.lose` decides which of its kernels the profiler drops."""
 
     class Card(FakeCuda):
         lose = staticmethod(lambda work: False)
 
-        def stopwatch(self, **options):
-            return CuptiStopwatch(CPU, cuda=self, clock=self.clock, **options)
+        def timer(self):
+            return CuptiTimer(self)
 
     card = Card()
     card.recorded = recorder(card, lambda work: card.lose(work))
     monkeypatch.setattr(cupti, "recorded", card.recorded)
-    monkeypatch.setattr(trace, "recorded", card.recorded)
     return card
 
 
@@ -35,7 +37,7 @@ def test_a_call_takes_from_its_first_kernels_start_to_its_last_ones_end(card):
         card.device_s += 3e-6  # what the device needs between two kernels
         card.work(5e-6, "second")
 
-    read = time_functions({"two": two_kernels}, min_samples=4, budget_s=1e-9, stopwatch=card.stopwatch())["two"]
+    read = time_functions({"two": two_kernels}, min_samples=4, budget_s=1e-9, timer=card.timer())["two"]
     assert read.median_s == pytest.approx(18e-6) and read.busy_s == pytest.approx(15e-6)
     assert read.kernels == ("first", "second") and read.fault == "" and read.l2_state == "cold"
     assert read.method == "cuda cupti, first kernel's start to last kernel's end, launch gaps hidden"
@@ -46,10 +48,10 @@ def test_our_own_kernels_are_told_apart_also_from_the_same_kernels_of_the_functi
         card.sleep(20_000)
         card.work(4e-6, "flush")
 
-    watch = card.stopwatch()
+    watch = card.timer()
     watch.flush = lambda: card.work(30e-6, "flush")
     assert watch.round([("a", spins, 1), ("b", spins, 1)]) == pytest.approx({"a": 24e-6, "b": 24e-6})
-    assert watch.details("a", 1)["kernels"] == ("spin", "flush")
+    assert watch.completed("a", SAMPLES).kernels == ("spin", "flush")
 
 
 def test_samples_are_put_behind_a_wait_and_taken_again_where_it_ran_out(card):
@@ -58,14 +60,14 @@ def test_samples_are_put_behind_a_wait_and_taken_again_where_it_ran_out(card):
             card.host_s += 200e-6
             card.work(10e-6)
 
-    watch = card.stopwatch()
+    watch = card.timer()
     assert watch.round([("slow", slow_host, 1)])["slow"] == pytest.approx(30e-6)
-    assert watch.backlog.length_s("slow") > 600e-6
-    assert len(watch._traced["slow"]) == 1, "what was taken too early counts for nothing"
+    assert watch.wait_s("slow") > 600e-6
+    assert len(watch.traced["slow"]) == 1, "what was taken too early counts for nothing"
 
 
 def test_several_rounds_share_one_recording(card):
-    watch = card.stopwatch()
+    watch = card.timer()
     order = [("a", lambda: card.work(5e-6), 1), ("b", lambda: card.work(7e-6), 1)]
     before = card.recorded.count
     read = watch.rounds([order, order[::-1], order])
@@ -80,7 +82,7 @@ def test_a_dropped_kernel_is_named(card):
 
     runs = []
     card.lose = lambda work: work.name == "reduce" and (runs.append(1) or len(runs) % 4 == 0)
-    read = time_functions({"two": two}, min_samples=8, budget_s=1e-9, stopwatch=card.stopwatch())["two"]
+    read = time_functions({"two": two}, min_samples=8, budget_s=1e-9, timer=card.timer())["two"]
     assert read.fault == "kernels changed between samples: 2 of 8 ran without reduce"
 
 
@@ -97,13 +99,13 @@ def test_what_changed_between_samples_is_said():
 
 def test_a_kernel_that_nobody_recorded_is_no_reading(card):
     card.lose = lambda work: work.name == "hidden"
-    watch = card.stopwatch()
+    watch = card.timer()
     assert watch.round([("a", lambda: card.work(5e-6, "hidden"), 1)]) == {"a": 0.0}
-    assert "no kernel of it was recorded" in watch.details("a", 1)["fault"]
+    assert "no kernel of it was recorded" in watch.completed("a", SAMPLES).fault
 
 
 def test_without_cupti_there_is_one_sentence(card):
-    watch = card.stopwatch()
+    watch = card.timer()
     card.lose = lambda work: True
     with pytest.raises(NotRecorded, match="cupti: expected the profiler to record the device's work.*none of 3 of 3"):
         watch.round([("a", lambda: card.work(5e-6), 1)])
@@ -111,26 +113,24 @@ def test_without_cupti_there_is_one_sentence(card):
 
 def test_the_grid_and_the_floor_are_the_devices_own(card):
     card.LAUNCH_S = 0.9e-6
-    watch = card.stopwatch()
+    watch = card.timer()
     assert watch.step_s([]) == pytest.approx(40e-9, rel=0.03) and not watch.batches
     assert watch.launch_floor_s(1) == pytest.approx(0.9e-6)
 
 
 def test_the_observer_looks_at_samples_alone(card):
     seen = []
-    watch = card.stopwatch(observe=lambda: seen.append(card.log[-1].name))
-    read = time_functions({"a": lambda: card.work(50e-6)}, min_samples=4, budget_s=1e-9, stopwatch=watch)["a"]
+    options = {"min_samples": 4, "budget_s": 1e-9, "timer": card.timer()}
+    options["observe"] = lambda: seen.append(card.log[-1].name)
+    read = time_functions({"a": lambda: card.work(50e-6)}, **options)["a"]
     assert read.launch_floor_s is not None and seen == ["kernel"] * len(read.seconds)
 
 
 def test_kernels_of_another_stream_count_where_they_started(card):
-    calls = record_calls(
-        [lambda: card.work(5e-6, "here"), lambda: card.work(9e-6, "there", stream=20)],
-        card,
-        before=lambda: card.work(1e-6, "ours"),
-    )
-    assert [call.names for call in calls] == [("here",), ("there",)]
-    assert calls[1].span_s == pytest.approx(9e-6)
+    watch = card.timer()
+    calls = [("here", lambda: card.work(5e-6, "here"), 1), ("there", lambda: card.work(9e-6, "there", stream=20), 1)]
+    assert watch.round(calls)["there"] == pytest.approx(9e-6)
+    assert [watch.completed(name, SAMPLES).kernels for name in ("here", "there")] == [("here",), ("there",)]
 
 
 def event(category, name, ts, dur, tid=7, **args):
@@ -162,18 +162,17 @@ def test_a_trace_without_our_marks_is_refused():
     assert TracedCall().span_s == 0.0
 
 
-def test_the_real_profiler_writes_what_is_read_here():
-    """On a CPU: host annotations and allocations; the device's part needs a GPU."""
-    with recorded("cpu", memory=True) as real:
-        with real.ours():
-            kept = torch.ones(1000)
-    names = {(found.get("cat"), str(found["name"])) for found in real.events}
-    assert ("user_annotation", "rooflab: 1 rest") in names
-    assert 4000 in [found["args"]["Bytes"] for found in real.events if found["name"] == "[memory]"]
+def test_the_real_profiler_writes_what_is_read_here(tmp_path):
+    """On a CPU: host annotations; the device's part needs a GPU."""
+    with profiled() as real, DeviceTrace().ours():
+        kept = torch.ones(1000)
+    real.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert ("user_annotation", "rooflab: 1 rest") in {(event.get("cat"), str(event["name"])) for event in events}
     assert kept.numel() == 1000
 
 
 def test_a_profiler_that_runs_already_is_a_sentence():
-    with recorded("cpu"), pytest.raises(NotRecorded, match="one of torch's runs already"):
-        with recorded("cpu"):
+    with profiled(), pytest.raises(NotRecorded, match="one of torch's runs already"):
+        with profiled():
             pass

@@ -1,4 +1,4 @@
-"""The stopwatches of CUDA events and of graph replay, on a device made of Python."""
+"""The timers of CUDA events and of graph replay, on a device made of Python."""
 
 import contextlib
 import warnings
@@ -13,22 +13,22 @@ from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.timed import time_together
 from rooflab.bench.core.timers import cuda as cuda_calls
 from rooflab.bench.core.timers.cuda import (
+    COARSE_STEP_S,
     MAX_BACKLOG_S,
     MIN_BACKLOG_S,
     REMEMBERED,
     CudaCalls,
-    EventStopwatch,
-    GraphStopwatch,
+    EventTimer,
+    GraphTimer,
     NotCaptured,
 )
-from rooflab.bench.core.timers.stopwatch import COARSE_STEP_S
 from rooflab.bench.core.timers.timing import time_functions
 
 CPU = torch.device("cpu")
 
 
-def stopwatch(cuda, **options):
-    return EventStopwatch(CPU, cuda=cuda, clock=cuda.clock, **options)
+def timer_on(cuda, **options):
+    return EventTimer(cuda, **options)
 
 
 def test_the_launches_are_hidden_behind_a_wait():
@@ -39,30 +39,30 @@ def test_the_launches_are_hidden_behind_a_wait():
             cuda.host_s += 100e-6  # host work that a device without a backlog would wait for
             cuda.work(10e-6)
 
-    watch = stopwatch(cuda)
-    assert watch.flush.nbytes == 8000
+    watch = timer_on(cuda)
+    assert watch.flush.buffer.nbytes == 8000
     read = watch.round([("three", three_launches, 1), ("one", lambda: cuda.work(20e-6), 1)])
     assert read == pytest.approx({"three": 30e-6, "one": 20e-6})
-    assert watch.backlog.length_s("three") > 300e-6, "the wait grew until it outlasted the host"
-    assert watch.backlog.length_s("one") == MIN_BACKLOG_S, "and nobody else's with it"
-    assert watch.method("three", 1) == "cuda events, launch gaps hidden"
+    assert watch.wait_s("three") > 300e-6, "the wait grew until it outlasted the host"
+    assert watch.wait_s("one") == MIN_BACKLOG_S, "and nobody else's with it"
+    assert watch.method("three") == "cuda events, launch gaps hidden"
 
 
 def test_a_hiccup_of_the_host_is_forgotten():
     cuda = FakeCuda()
-    hiccups = [0.0, 0.0, 5e-3]
+    hiccups = [0.0, 5e-3]
 
     def stumbles():
         cuda.host_s += hiccups.pop(0) if hiccups else 0.0
         cuda.work(10e-6)
 
-    watch = stopwatch(cuda)
+    watch = timer_on(cuda)
     for _ in range(2):
         assert watch.round([("a", stumbles, 1)])["a"] == pytest.approx(10e-6)
-    assert watch.backlog.length_s("a") == pytest.approx(10e-3, rel=0.1)
+    assert watch.wait_s("a") == pytest.approx(10e-3, rel=0.1)
     for _ in range(REMEMBERED):
         watch.round([("a", stumbles, 1)])
-    assert watch.backlog.length_s("a") == MIN_BACKLOG_S
+    assert watch.wait_s("a") == MIN_BACKLOG_S
 
 
 def test_a_function_that_waits_for_the_device_is_named_so_and_holds_up_no_other():
@@ -73,13 +73,13 @@ def test_a_function_that_waits_for_the_device_is_named_so_and_holds_up_no_other(
         cuda.synchronize()
         cuda.work(10e-6)
 
-    watch = stopwatch(cuda)
+    watch = timer_on(cuda)
     calls = [("synchronous", synchronous, 1), ("plain", lambda: cuda.work(20e-6), 1)]
     for _ in range(2):
         read = watch.round(calls)
     assert read["plain"] == pytest.approx(20e-6) and read["synchronous"] > 20e-6
-    assert watch.method("synchronous", 1) == "cuda events, launch gaps included"
-    assert watch.method("plain", 1) == "cuda events, launch gaps hidden"
+    assert watch.method("synchronous") == "cuda events, launch gaps included"
+    assert watch.method("plain") == "cuda events, launch gaps hidden"
     before = cuda.device_s
     watch.round(calls[:1])
     assert cuda.device_s - before < MAX_BACKLOG_S, "it is no longer put behind a wait"
@@ -94,13 +94,13 @@ def test_a_card_that_wakes_up_is_waited_for():
             self.work(cycles / hz, "spin")
 
     cuda = Waking()
-    assert stopwatch(cuda).backlog._cycles_per_s == pytest.approx(1.98e9, rel=0.02)
+    assert timer_on(cuda).cycles_per_s == pytest.approx(1.98e9, rel=0.02)
 
 
-@pytest.mark.parametrize(("timer", "warm_up"), [(EventStopwatch, 1), (GraphStopwatch, 3)])
+@pytest.mark.parametrize(("timer", "warm_up"), [(EventTimer, 0), (GraphTimer, 1)])
 def test_the_flush_lies_in_front_of_the_clock_and_behind_the_wait(timer, warm_up):
     cuda = FakeCuda()
-    watch = timer(CPU, cuda=cuda, clock=cuda.clock)
+    watch = timer(cuda)
     watch.flush = lambda: cuda.work(30e-6, "flush")
     first = len(cuda.log)
     assert watch.round([("a", lambda: cuda.work(10e-6), 2)])["a"] == pytest.approx(20e-6)
@@ -109,14 +109,14 @@ def test_the_flush_lies_in_front_of_the_clock_and_behind_the_wait(timer, warm_up
 
 def test_the_grid_is_read_from_the_card_also_where_all_samples_are_one():
     for step in [0.5e-6, 1.024e-6]:
-        watch = stopwatch(FakeCuda(step_s=step))
+        watch = timer_on(FakeCuda(step_s=step))
         assert watch.step_s([9 * step] * 5) == pytest.approx(step)
 
 
 def test_a_card_whose_waits_all_read_the_same_is_taken_to_be_coarse():
     cuda = FakeCuda()
     cuda.seconds = lambda start, end: 5e-3
-    assert stopwatch(cuda).step_s([5e-6]) == COARSE_STEP_S
+    assert timer_on(cuda).step_s([5e-6]) == COARSE_STEP_S
 
 
 def test_a_call_shorter_than_ten_steps_is_batched_and_its_cache_is_warm():
@@ -125,7 +125,7 @@ def test_a_call_shorter_than_ten_steps_is_batched_and_its_cache_is_warm():
         {"short": lambda: cuda.work(3e-6), "long": lambda: cuda.work(50e-6)},
         min_samples=3,
         budget_s=1e-9,
-        stopwatch=stopwatch(cuda),
+        timer=timer_on(cuda),
     )
     short, long = read["short"], read["long"]
     assert short.calls_per_sample > 1 and short.l2_state == "warm" and short.resolved
@@ -134,11 +134,11 @@ def test_a_call_shorter_than_ten_steps_is_batched_and_its_cache_is_warm():
     assert long.calls_per_sample == 1 and long.l2_state == "cold" and long.resolved
 
 
-@pytest.mark.parametrize("timer", [EventStopwatch, GraphStopwatch])
+@pytest.mark.parametrize("timer", [EventTimer, GraphTimer])
 def test_the_launch_floor_is_what_an_empty_kernel_reads(timer):
     cuda = FakeCuda()
     cuda.LAUNCH_S = 2e-6
-    watch = timer(CPU, cuda=cuda, clock=cuda.clock)
+    watch = timer(cuda)
     assert watch.launch_floor_s(1) == pytest.approx(2e-6) == watch.launch_floor_s(8)
     taken = len(cuda.log)
     watch.launch_floor_s(1)
@@ -148,34 +148,34 @@ def test_the_launch_floor_is_what_an_empty_kernel_reads(timer):
 def test_observers_look_once_a_round_while_the_device_works():
     cuda = FakeCuda()
     seen = []
-    watch = stopwatch(cuda, observe=lambda: seen.append(cuda.device_s > cuda.host_s))
-    slow = [0.0, 1e-3]
+    watch = timer_on(cuda)
+    slow = [1e-3]
 
     def late_once():
         cuda.host_s += slow.pop(0) if slow else 0.0
         cuda.work(10e-6)
 
-    with watch.sampling():
-        watch.round([("late", late_once, 1), ("b", lambda: cuda.work(20e-6), 1)])
+    calls = [("late", late_once, 1), ("b", lambda: cuda.work(20e-6), 1)]
+    watch.round(calls, lambda: seen.append(cuda.device_s > cuda.host_s))
     assert seen == [True], "once, although one sample was taken again"
 
 
-@pytest.mark.parametrize("timer", [EventStopwatch, GraphStopwatch])
+@pytest.mark.parametrize("timer", [EventTimer, GraphTimer])
 def test_nobody_looks_at_a_warm_up_or_at_empty_kernels(timer):
     """A clock read there is that of a card without load, and there are more of those than of samples."""
     cuda, seen = FakeCuda(), []
-    watch = timer(CPU, cuda=cuda, clock=cuda.clock, observe=lambda: seen.append(cuda.log[-1].name))
-    options = {"min_samples": 3, "budget_s": 1e-9, "stopwatch": watch}
+    options = {"min_samples": 3, "budget_s": 1e-9, "timer": timer(cuda)}
+    options["observe"] = lambda: seen.append(cuda.log[-1].name)
     read = time_functions({"a": lambda: cuda.work(50e-6)}, **options)["a"]
     assert read.launch_floor_s is not None and seen == ["kernel"] * len(read.seconds)
 
 
 def test_a_flush_by_writing_is_named():
-    assert stopwatch(FakeCuda(), flush="write").method("a", 1).endswith("hidden, flushed by writing")
+    assert timer_on(FakeCuda(), flush="write").method("a").endswith("hidden, flushed by writing")
 
 
 def graphs(cuda, **options):
-    return GraphStopwatch(CPU, cuda=cuda, clock=cuda.clock, **options)
+    return GraphTimer(cuda, **options)
 
 
 class Turns:
@@ -207,12 +207,12 @@ def test_one_graph_for_each_set_of_inputs_is_replayed_in_turn():
     assert sorted(replayed[:3]) == ["set 0", "set 1", "set 2"] and replayed[:3] == replayed[3:]
     assert sorted(read[:3]) == pytest.approx([10e-6, 11e-6, 12e-6])
     assert cuda.host_s - host < 6 * 300e-6, "the function's host work is not replayed"
-    assert watch.method("turns", 1) == "cuda graph replay, launch gaps hidden"
+    assert watch.method("turns") == "cuda graph replay, launch gaps hidden"
 
 
 def test_short_calls_share_one_graph():
     cuda = FakeCuda(step_s=1e-6)
-    options = {"min_samples": 3, "budget_s": 1e-9, "stopwatch": graphs(cuda)}
+    options = {"min_samples": 3, "budget_s": 1e-9, "timer": graphs(cuda)}
     read = time_functions({"short": lambda: cuda.work(2e-6)}, **options)["short"]
     assert read.calls_per_sample == 10 and read.l2_state == "warm"
     assert read.median_s == pytest.approx(2e-6)
@@ -226,7 +226,7 @@ def test_a_function_that_cannot_be_captured_is_refused_by_name_and_takes_no_othe
         cuda.synchronize()
 
     def fake(functions, **options):
-        return time_functions(functions, min_samples=2, budget_s=1e-9, stopwatch=graphs(cuda))
+        return time_functions(functions, min_samples=2, budget_s=1e-9, timer=graphs(cuda))
 
     with pytest.raises(ValueError, match="UNSUPPORTED: bad cannot be captured in a CUDA graph .*; time it with events"):
         fake({"bad": synchronous})

@@ -7,12 +7,11 @@ import torch
 from bars.flush import compare_flushes
 
 from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.timers.clocks import ClockWatch, locked_clocks
-from rooflab.bench.core.timers.reading import implausible
+from rooflab.bench.core.noise import why_invalid
+from rooflab.bench.core.timers import tampered
+from rooflab.bench.core.timers.card import ClockWatch, locked_clocks
 from rooflab.bench.core.timers.sm_clock import DeviceClock, sm_clock_under_load
-from rooflab.bench.core.timers.tamper import tampered
-from rooflab.bench.core.timers.timing import TIMERS, stopwatch_for, time_functions
-from rooflab.bench.core.timers.trace import device_activity, peak_memory_bytes
+from rooflab.bench.core.timers.timing import TIMERS, observed, time_functions, timer_for
 from rooflab.roofline.model import Cost
 
 pytestmark = pytest.mark.gpu
@@ -41,8 +40,7 @@ def test_a_product_and_a_small_kernel_take_plausible_times(product, small, timer
     for name, samples in read.items():
         assert samples.fault == "" and samples.resolved, (name, samples)
         assert samples.method.startswith("cuda ") and "launch gaps hidden" in samples.method
-        read_of = {"method": samples.method, "launch_floor_s": samples.launch_floor_s, "samples": samples.seconds}
-        assert implausible(samples.median_s, Cost(0, 0), None, **read_of) is None
+        assert why_invalid(samples, Cost(0, 0), None) is None
     assert 2 * SIZE**3 / read["mm"].median_s < 2.5e15
     assert read["small"].median_s < read["mm"].median_s and read["mm"].l2_state == "cold"
     assert 2e-7 < read["mm"].launch_floor_s < 2e-5
@@ -83,19 +81,19 @@ def test_cupti_sees_the_kernels_and_not_ours(product):
 
 
 def test_the_grid_of_event_times_is_found():
-    step = stopwatch_for(DEVICE, True, None).step_s([5e-6, 5e-6])
+    step = timer_for(DEVICE).step_s([5e-6, 5e-6])
     assert 1e-9 < step <= 1.03e-6
 
 
 def test_the_activity_of_a_call_is_the_same_twice_and_another_for_another(product, small):
-    first, again, other = (device_activity(function, DEVICE) for function in (product, product, small))
-    assert first == again and first.kernels and first.hash != other.hash
+    first, again, other = (observed(function, DEVICE) for function in (product, product, small))
+    assert first == again and first.device_kernels and first.activity_hash != other.activity_hash
 
 
 def test_peak_memory_is_the_allocators():
     a = torch.randn(1024, 1024, device="cuda")
-    assert peak_memory_bytes(lambda: a + 1, DEVICE) == 0.0
-    assert peak_memory_bytes(lambda: (a + 1).mul_(2).sum(), DEVICE) == pytest.approx(a.nbytes, abs=2**16)
+    assert observed(lambda: a + 1, DEVICE).peak_memory_bytes == 0.0
+    assert observed(lambda: (a + 1).mul_(2).sum(), DEVICE).peak_memory_bytes == pytest.approx(a.nbytes, abs=2**16)
 
 
 def test_the_device_reads_its_own_clock(product):

@@ -13,7 +13,7 @@ from rooflab.bench.compile.static import CompileRequest, compile_kernels
 from rooflab.bench.compile.worker import read_cubin
 from rooflab.bench.core import record_files
 from rooflab.bench.core.ceilings import streams
-from rooflab.bench.core.timers.timing import Samples
+from rooflab.bench.core.noise import Samples
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.predict.chip import chip_of, span_cycles

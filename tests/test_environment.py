@@ -13,7 +13,7 @@ from git_repository import git
 
 from rooflab.bench.core import environment as nvml_module
 from rooflab.bench.core.environment import Gpu, git_state, last_level_cache_bytes, machine_key, snapshot
-from rooflab.bench.core.timers.clocks import ClockWatch
+from rooflab.bench.core.timers.card import ClockWatch
 from rooflab.kernels.precision import pin_matmul_precision
 
 GPU = Gpu("NVIDIA H200", "GPU-1", 141 * 10**9, 132, 60 * 2**20, power_limit_w=700.0)

@@ -10,14 +10,13 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from test_timing import FakeStopwatch, nothing
+from test_timing import FakeTimer, nothing
 
 from rooflab.bench.ab import pairs, worker
 from rooflab.bench.ab.compare import compare
-from rooflab.bench.core.timers import timing
-from rooflab.bench.core.timers.cpu import CpuStopwatch
-from rooflab.bench.core.timers.noise import few
-from rooflab.bench.core.timers.stopwatch import Flush
+from rooflab.bench.core.noise import few
+from rooflab.bench.core.timers import Flush, cpu, timing
+from rooflab.bench.core.timers.cpu import CpuTimer
 from rooflab.bench.core.timers.timing import time_functions
 
 
@@ -44,20 +43,21 @@ class Clock:
 def clock(monkeypatch):
     """The clock of the budget and of `watch_on`."""
     simulated = Clock()
-    monkeypatch.setattr(timing.tamper, "perf_counter", simulated)
+    monkeypatch.setattr(timing, "perf_counter", simulated)
+    monkeypatch.setattr(cpu, "pinned_threads", contextlib.nullcontext)
     monkeypatch.setattr(timing, "few", few)
     return simulated
 
 
 def watch_on(clock):
-    """The stopwatch of a CPU whose flush takes 1.5 ms."""
+    """The timer of a CPU whose flush takes 1.5 ms."""
 
     class SlowFlush(Flush):
         def __call__(self):
             clock.work(1.5e-3)
 
-    watch = CpuStopwatch(cold=False, clock=clock, pinned=contextlib.nullcontext)
-    watch._flush = SlowFlush("cpu", 0)
+    watch = CpuTimer(cold=False, clock=clock)
+    watch.flush = SlowFlush("cpu", 0)
     return watch
 
 
@@ -65,8 +65,7 @@ def watch_on(clock):
 def test_a_slow_first_call_takes_no_samples_away_and_is_reported_by_itself(clock, slow):
     """A second call too: it may compile for inputs that are not those of the first."""
     plain, late = (
-        time_functions({"f": clock.kernel(*first)}, budget_s=0.15, stopwatch=watch_on(clock))["f"]
-        for first in ((), slow)
+        time_functions({"f": clock.kernel(*first)}, budget_s=0.15, timer=watch_on(clock))["f"] for first in ((), slow)
     )
     assert len(plain.seconds) == len(late.seconds) == 76 and plain.noise == late.noise == ""
     assert late.seconds == pytest.approx(plain.seconds, rel=1e-3)
@@ -75,7 +74,7 @@ def test_a_slow_first_call_takes_no_samples_away_and_is_reported_by_itself(clock
 
 def test_a_slow_first_call_is_not_the_estimate_of_a_short_function(clock):
     late, plain = (
-        time_functions({"f": clock.kernel(*first, then=1e-8)}, budget_s=0.15, stopwatch=watch_on(clock))["f"]
+        time_functions({"f": clock.kernel(*first, then=1e-8)}, budget_s=0.15, timer=watch_on(clock))["f"]
         for first in ((0.3, 0.3), ())
     )
     assert late.calls_per_sample == plain.calls_per_sample > 1 and late.resolved
@@ -84,7 +83,7 @@ def test_a_slow_first_call_is_not_the_estimate_of_a_short_function(clock):
 def test_the_first_call_of_each_function_is_its_own(clock):
     functions = {"late": clock.kernel(0.3), "plain": clock.kernel(), "known": clock.kernel()}
     functions["known"].first_call_s = 2.0
-    read = time_functions(functions, budget_s=0.15, stopwatch=watch_on(clock))
+    read = time_functions(functions, budget_s=0.15, timer=watch_on(clock))
     found = {name: samples.first_call_s for name, samples in read.items()}
     assert found == pytest.approx({"late": 0.3, "plain": 400e-6, "known": 2.0}, rel=1e-3)
     assert len({len(samples.seconds) for samples in read.values()}) == 1 and len(read["late"].seconds) > 20
@@ -93,7 +92,7 @@ def test_the_first_call_of_each_function_is_its_own(clock):
 def test_a_reading_of_fewer_samples_than_its_time_has_room_for_is_noisy(clock):
     def timed(*first, then=400e-6, **options):
         watch = watch_on(clock)
-        return time_functions({"f": clock.kernel(*first, then=then)}, budget_s=0.15, stopwatch=watch, **options)["f"]
+        return time_functions({"f": clock.kernel(*first, then=then)}, budget_s=0.15, timer=watch, **options)["f"]
 
     once = timed(*[400e-6] * 8, 0.15)  # a call that compiles again is the whole budget
     assert len(once.seconds) >= 14 and once.noise == once.few == "", "it goes on until it has enough"
@@ -108,7 +107,7 @@ def test_a_reading_of_fewer_samples_than_its_time_has_room_for_is_noisy(clock):
 
 def test_a_caller_who_wants_more_samples_than_the_protocol_gets_them():
     wanted = timing.MAX_SAMPLES + 5
-    read = time_functions({"f": nothing}, budget_s=1e-9, min_samples=wanted, stopwatch=FakeStopwatch(), renew=nothing)
+    read = time_functions({"f": nothing}, budget_s=1e-9, min_samples=wanted, timer=FakeTimer(), renew=nothing)
     assert len(read["f"].seconds) == wanted and read["f"].few == ""
 
 
@@ -147,8 +146,9 @@ def test_a_slow_first_call_makes_no_function_slower(monkeypatch, late_is):
         return worker.answer(json.loads(json.dumps(asdict(job))))
 
     monkeypatch.setattr(pairs, "_answers", process)
-    monkeypatch.setattr(timing.tamper, "perf_counter", CLOCK)
-    monkeypatch.setattr(timing, "stopwatch_for", lambda *of: watch_on(CLOCK))
+    monkeypatch.setattr(timing, "perf_counter", CLOCK)
+    monkeypatch.setattr(cpu, "pinned_threads", contextlib.nullcontext)
+    monkeypatch.setattr(timing, "timer_for", lambda *of: watch_on(CLOCK))
     functions = (slow_first, plain) if late_is == "mine" else (plain, slow_first)
     found = compare(*functions, ones, pairs=8, kernel_s=0.15, progress=lambda text: None)
     assert found.verdict == "SAME", str(found)

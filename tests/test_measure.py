@@ -16,8 +16,8 @@ from rooflab.bench.core.check import BROKEN
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.measure import Measurement
+from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.settings import Settings
-from rooflab.bench.core.timers.timing import Samples
 from rooflab.kernels.registry import Kernel
 from rooflab.kernels.tuning import Tuning
 from rooflab.reference.compare import ErrorStats

@@ -14,9 +14,9 @@ from rooflab.bench import lab, show
 from rooflab.bench.checks import listed_checks
 from rooflab.bench.cli.app import exit_for
 from rooflab.bench.core import measure
+from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.record_files import read
 from rooflab.bench.core.select import Selection
-from rooflab.bench.core.timers.timing import Samples
 from rooflab.bench.engine import runs
 from rooflab.bench.report.figures import as_ceilings, bench_row
 from rooflab.bench.report.findings import findings

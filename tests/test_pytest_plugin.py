@@ -17,9 +17,8 @@ from rooflab.bench import bench_kernels
 from rooflab.bench.core import functions as fixture
 from rooflab.bench.core.ceilings import ceilings
 from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.noise import Samples, with_reading
 from rooflab.bench.core.record import Record, unpack_samples
-from rooflab.bench.core.timers.reading import with_reading
-from rooflab.bench.core.timers.timing import Samples
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark
 from rooflab.bench.plugin import timing as plugin_timing
 from rooflab.bench.plugin.plugin import Replay

@@ -9,10 +9,9 @@ import torch
 
 from rooflab.bench.core import functions as fixture
 from rooflab.bench.core import measure
+from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.record import unpack_samples
-from rooflab.bench.core.timed import Observed
-from rooflab.bench.core.timers import tamper as check_tools
-from rooflab.bench.core.timers.timing import Samples
+from rooflab.bench.core.timers import Observed, tampered
 from rooflab.bench.plugin import timing as plugin_timing
 from rooflab.roofline.model import Ceilings, Cost, Traffic
 
@@ -82,7 +81,7 @@ def test_the_gate_names_what_shows_of_a_cheat():
     ):
         checked = fixture.check(fn, [torch.ones(4)], None)
         assert words in checked.fault
-        assert check_tools.tampered() is None
+        assert tampered() is None
 
 
 def _time(fn, x, reference):

@@ -16,14 +16,14 @@ from rooflab.bench.commands import run_benches
 from rooflab.bench.core import measure as module
 from rooflab.bench.core import timed
 from rooflab.bench.core.environment import file_state, kernel_record, snapshot
+from rooflab.bench.core.noise import CAUSES, Samples, above_limits, why_invalid
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.select import Selection
 from rooflab.bench.core.settings import Settings
-from rooflab.bench.core.timed import Observed, observe
-from rooflab.bench.core.timers.reading import CAUSES, above_limits, implausible
-from rooflab.bench.core.timers.timing import Samples
-from rooflab.bench.core.timers.trace import NotRecorded
+from rooflab.bench.core.timed import observe
+from rooflab.bench.core.timers import Observed
+from rooflab.bench.core.timers.cpu import profiled
 from rooflab.kernels import registry
 from rooflab.roofline.model import Ceilings, Cost
 
@@ -34,14 +34,18 @@ EVENTS = "cuda events, launch gaps hidden"
 L2 = replace(CARD, l2_bytes_per_s=5e12, launch_floor_s=0.0)
 
 
-def judge(seconds, cost=None, limits=None, **options):
-    return implausible(seconds, cost, limits, **({"method": EVENTS} | options))
+def read(seconds, method=EVENTS, l2_state="cold", **options):
+    return Samples((seconds,) * 3, method, l2_state, **options)
+
+
+def judge(seconds, cost=None, limits=None, clocks=None, **options):
+    return why_invalid(read(seconds, **options), cost, limits, clocks)
 
 
 def test_a_plausible_reading_is_none():
     cost = Cost(1e9, 1e6, {"bf16": 1e12}, 1e9, 1e8)
     clocks = {"throttled": [], "throttle_names": ["software power cap"]}
-    assert judge(2e-3, cost, CARD, launch_floor_s=3e-6, samples=[2e-3, 3e-3], clocks=clocks) is None
+    assert judge(2e-3, cost, CARD, launch_floor_s=3e-6, clocks=clocks) is None
     assert judge(1e-3 / 1.04, cost, CARD) is None, "a little above the roof is noise"
 
 
@@ -83,14 +87,14 @@ def test_below_what_an_empty_kernel_takes_nothing_was_launched():
 
 def test_a_timer_of_zero_stands_still():
     for seconds in [0.0, -1e-6]:
-        assert "likely cause: the clock stands still, or nothing was launched" in judge(seconds, samples=[seconds] * 3)
-        assert "timer read" in judge(1e-3, samples=[1e-3, -1e-3])
+        assert "likely cause: the clock stands still, or nothing was launched" in judge(seconds)
+    assert "timer read" in why_invalid(Samples((1e-3, 1e-3, -1e-3), EVENTS, "cold"), None, None)
 
 
 def test_the_part_furthest_above_is_the_one_reported():
-    above = above_limits(1e-3, Cost(2e9, 0, {"bf16": 5e12}), CARD, method=EVENTS)
-    assert above.part == "tensor" and above.times == pytest.approx(5.0)
-    assert above_limits(1e-3, Cost(12e9, 0), L2, method=EVENTS).part == "memory"
+    above = above_limits(read(1e-3), Cost(2e9, 0, {"bf16": 5e12}), CARD)
+    assert above == ("tensor", pytest.approx(5.0))
+    assert above_limits(read(1e-3), Cost(12e9, 0), L2)[0] == "memory"
 
 
 GOOD = {"seconds": (1.0, 1.0, 1.0), "method": "cuda events, launch gaps hidden", "l2_state": "cold"}
@@ -165,7 +169,7 @@ def test_a_call_that_breaks_off_while_it_is_observed_publishes_nothing(monkeypat
     def breaks(call, device):
         raise RuntimeError("illegal memory access")
 
-    monkeypatch.setattr(timed, "peak_memory_bytes", breaks)
+    monkeypatch.setattr(timed, "observed", breaks)
     (record,) = run(kernel())
     assert record.status == "RUNTIME_ERROR" and "after timing: RuntimeError: illegal" in record.reason
     assert record.latency_median_ms is None
@@ -191,17 +195,13 @@ def test_a_gpus_measured_ceilings_are_measured_again_once(samples, monkeypatch):
     assert "tensor ceiling" in run_._timed(bare, faster, cost, None, Observed()).reason and len(again) == 1
 
 
-def test_what_the_profiler_does_not_show_is_left_open(monkeypatch):
+def test_what_another_profiler_hides_is_left_open():
     class Ready:
         first = staticmethod(lambda: None)
 
-    def hidden(*_):
-        raise NotRecorded("cupti: none")
-
-    monkeypatch.setattr(timed, "peak_memory_bytes", lambda call, device: 7.0)
-    monkeypatch.setattr(timed, "device_activity", hidden)
-    seen, failures = observe({"a": Ready()}, torch.device("cuda"))
-    assert seen == {"a": Observed(7.0)} and failures == {}
+    with profiled():
+        seen, failures = observe({"a": Ready()}, torch.device("cpu"))
+    assert seen == {"a": Observed()} and failures == {}
 
 
 @pytest.mark.usefixtures("own_registry")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tiny_model import write_config
 
+from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.record_files import RunWriter, read
-from rooflab.bench.core.timers.timing import Samples
 from rooflab.bench.latency.pages import run_study, write_page
 from rooflab.bench.latency.records import study_record
 from rooflab.bench.latency.studies import STUDIES, batch_invariance, fusion

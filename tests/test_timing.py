@@ -1,4 +1,4 @@
-"""The timer, the stopwatch of a CPU with its pinned threads, the flush and what is said of it, peak memory."""
+"""The timer, the timer of a CPU with its pinned threads, the flush and what is said of it, peak memory."""
 
 import contextlib
 import gc
@@ -18,17 +18,19 @@ import pytest
 import torch
 from bars import flush
 from bars.flush import compare_flushes
+from fake_cuda import FakeCuda
 
-from rooflab.bench.core.timers import cpu, timing
-from rooflab.bench.core.timers.cpu import CpuStopwatch, assign, pinned_threads
-from rooflab.bench.core.timers.noise import noise
-from rooflab.bench.core.timers.stopwatch import Flush, Stopwatch, grid_of
-from rooflab.bench.core.timers.timing import Samples, check_timer, time_functions
-from rooflab.bench.core.timers.trace import peak_memory_bytes
+from rooflab.bench.core import timers
+from rooflab.bench.core.noise import Samples, noise, with_reading
+from rooflab.bench.core.record import Record
+from rooflab.bench.core.timers import Flush, Observed, Timer, cpu, grid_of, tampered, timing
+from rooflab.bench.core.timers.cpu import CpuTimer, assign, pinned_threads, profiled
+from rooflab.bench.core.timers.cupti import observed_on_cuda
+from rooflab.bench.core.timers.timing import check_timer, observed, time_functions
 from rooflab.kernels import _waiting as waiting
 
 
-class FakeStopwatch(Stopwatch):
+class FakeTimer(Timer):
     """Reads what a script says and remembers in which order it was asked."""
 
     batches = True
@@ -38,14 +40,14 @@ class FakeStopwatch(Stopwatch):
         self.step = step
         self.rounds_seen = []
 
-    def round(self, calls):
+    def round(self, calls, observe=None):
         self.rounds_seen.append([(name, count) for name, _, count in calls])
         return {name: self.script(name, len(self.rounds_seen)) * count for name, _, count in calls}
 
     def step_s(self, readings):
         return self.step
 
-    def method(self, name, calls):
+    def method(self, name):
         return "script"
 
     def rounds_of(self, name):
@@ -77,20 +79,21 @@ def test_noise_is_waiting_threads_spread_or_drift(seconds, waiting, why):
 def test_a_noisy_reading_gets_more_samples_until_it_is_none(monkeypatch):
     monkeypatch.setattr(timing, "noise", noise)
     now = itertools.count(step=0.01)
-    monkeypatch.setattr(timing.tamper, "perf_counter", lambda: next(now))
-    quiet = time_functions({"f": nothing}, budget_s=1.0, more_s=9.0, stopwatch=FakeStopwatch())["f"]
+    monkeypatch.setattr(timing, "perf_counter", lambda: next(now))
+    quiet = time_functions({"f": nothing}, budget_s=1.0, more_s=9.0, timer=FakeTimer())["f"]
     assert len(quiet.seconds) < 120 and quiet.noise == ""
-    settling = FakeStopwatch(lambda name, turn: 1.0 if turn > 60 else 4.0)
-    settled = time_functions({"f": nothing}, budget_s=1.0, more_s=9.0, stopwatch=settling)["f"]
+    settling = FakeTimer(lambda name, turn: 1.0 if turn > 60 else 4.0)
+    settled = time_functions({"f": nothing}, budget_s=1.0, more_s=9.0, timer=settling)["f"]
     assert 120 < len(settled.seconds) < 400 and settled.seconds[0] == 4.0 and settled.noise == ""
-    endless = FakeStopwatch(lambda name, turn: 1.0 + 3.0 * (turn % 2))
-    noisy = time_functions({"f": nothing}, budget_s=1.0, more_s=1.0, stopwatch=endless)["f"]
+    endless = FakeTimer(lambda name, turn: 1.0 + 3.0 * (turn % 2))
+    noisy = time_functions({"f": nothing}, budget_s=1.0, more_s=1.0, timer=endless)["f"]
     assert len(noisy.seconds) > 1.5 * len(quiet.seconds) and "4 times their 20th" in noisy.noise
 
 
 @pytest.mark.skipif(not waiting.run_times(), reason="this system does not tell how long threads wait")
-def test_threads_that_wait_for_a_processor_are_seen():
-    watch, allowed = CpuStopwatch(cold=False, pinned=contextlib.nullcontext), os.sched_getaffinity(0)
+def test_threads_that_wait_for_a_processor_are_seen(monkeypatch):
+    monkeypatch.setattr(cpu, "pinned_threads", contextlib.nullcontext)
+    watch, allowed = CpuTimer(cold=False), os.sched_getaffinity(0)
 
     def work(until):
         while time.perf_counter() < until:
@@ -112,7 +115,9 @@ def test_threads_that_wait_for_a_processor_are_seen():
 
 def test_percentiles_are_per_call():
     samples = Samples((5.0, 1.0, 3.0, 2.0, 4.0), "script", "cold")
-    assert (samples.median_s, samples.p20_s, samples.p80_s) == pytest.approx((3.0, 1.8, 4.2))
+    made = with_reading(Record(kind="bench", run_id="r", status="OK", environment={}), samples, None)
+    found = [made.latency_p20_ms, made.latency_median_ms, made.latency_p80_ms]
+    assert samples.median_s == 3.0 and found == pytest.approx([1800.0, 3000.0, 4200.0])
 
 
 def test_a_sleeping_function_takes_the_time_that_it_sleeps():
@@ -124,8 +129,8 @@ def test_a_sleeping_function_takes_the_time_that_it_sleeps():
 
 
 def test_functions_are_interleaved_and_every_one_takes_every_place():
-    watch = FakeStopwatch()
-    time_functions(dict.fromkeys("abc", nothing), min_samples=12, budget_s=1e-9, stopwatch=watch)
+    watch = FakeTimer()
+    time_functions(dict.fromkeys("abc", nothing), min_samples=12, budget_s=1e-9, timer=watch)
     measured = [[name for name, _ in order] for order in watch.rounds_seen[1:]]
     assert len(measured) == 12 and all(sorted(order) == ["a", "b", "c"] for order in measured)
     for place in range(3):
@@ -135,23 +140,23 @@ def test_functions_are_interleaved_and_every_one_takes_every_place():
 
 def test_the_order_comes_from_the_seed():
     def order(seed):
-        watch = FakeStopwatch()
-        time_functions(dict.fromkeys("abcdefgh", nothing), min_samples=2, budget_s=1e-9, seed=seed, stopwatch=watch)
+        watch = FakeTimer()
+        time_functions(dict.fromkeys("abcdefgh", nothing), min_samples=2, budget_s=1e-9, seed=seed, timer=watch)
         return watch.rounds_seen[-1]
 
     assert order(1) == order(1) != order(2)
 
 
 def test_samples_are_kept_raw_and_in_time_order():
-    watch = FakeStopwatch(lambda name, turn: 100.0 if turn == 6 else float(turn))
-    read = time_functions({"a": nothing}, min_samples=5, budget_s=1e-9, stopwatch=watch)
+    watch = FakeTimer(lambda name, turn: 100.0 if turn == 6 else float(turn))
+    read = time_functions({"a": nothing}, min_samples=5, budget_s=1e-9, timer=watch)
     assert read["a"].seconds == (2.0, 3.0, 4.0, 5.0, 100.0)
 
 
 def test_warming_up_ends_when_nothing_gets_faster():
     speeds = [8.0, 4.0, 2.0, 1.0, 0.99, 0.98]
-    watch = FakeStopwatch(lambda name, turn: speeds[min(turn, len(speeds)) - 1] if name == "late" else 1.0)
-    read = time_functions({"late": nothing, "early": nothing}, min_samples=3, budget_s=0.2, stopwatch=watch)
+    watch = FakeTimer(lambda name, turn: speeds[min(turn, len(speeds)) - 1] if name == "late" else 1.0)
+    read = time_functions({"late": nothing, "early": nothing}, min_samples=3, budget_s=0.2, timer=watch)
     assert read["late"].seconds[0] == 0.98, "rounds 1 to 4 get faster, round 5 does not and ends the warm-up"
 
 
@@ -160,8 +165,8 @@ def test_warming_up_ends_with_its_share_of_the_budget():
         time.sleep(0.03)
         return 1.0 / turn
 
-    watch = FakeStopwatch(slow)
-    read = time_functions({"a": nothing}, min_samples=1, budget_s=0.1, stopwatch=watch)
+    watch = FakeTimer(slow)
+    read = time_functions({"a": nothing}, min_samples=1, budget_s=0.1, timer=watch)
     assert len(watch.rounds_seen) - len(read["a"].seconds) <= 2
 
 
@@ -170,13 +175,13 @@ def test_the_budget_ends_the_sampling_but_not_before_the_least_samples():
     read = time_functions({"a": lambda: time.sleep(0.01)}, budget_s=0.3, cold=False)
     assert 10 <= len(read["a"].seconds) <= 30 and time.perf_counter() - began < 1.5
     assert len(time_functions({"a": lambda: time.sleep(0.01)}, budget_s=0.001, min_samples=7)["a"].seconds) == 7
-    many = FakeStopwatch()
-    assert len(time_functions({"a": nothing}, budget_s=5, stopwatch=many)["a"].seconds) == timing.MAX_SAMPLES
+    many = FakeTimer()
+    assert len(time_functions({"a": nothing}, budget_s=5, timer=many)["a"].seconds) == timing.MAX_SAMPLES
 
 
 def test_calls_too_short_for_the_clock_share_a_sample():
-    watch = FakeStopwatch(lambda name, turn: 1e-3 if name == "short" else 1.0, step=1e-3)
-    read = time_functions({"short": nothing, "long": nothing}, min_samples=2, budget_s=1e-9, stopwatch=watch)
+    watch = FakeTimer(lambda name, turn: 1e-3 if name == "short" else 1.0, step=1e-3)
+    read = time_functions({"short": nothing, "long": nothing}, min_samples=2, budget_s=1e-9, timer=watch)
     assert dict(watch.rounds_seen[-1]) == {"short": 20, "long": 1}
     assert read["short"].median_s == pytest.approx(1e-3)
     assert (read["short"].calls_per_sample, read["short"].l2_state, read["short"].resolved) == (20, "warm", True)
@@ -184,29 +189,27 @@ def test_calls_too_short_for_the_clock_share_a_sample():
 
 
 def test_what_the_clock_cannot_see_is_unresolved():
-    invisible = time_functions(
-        {"a": nothing}, min_samples=2, budget_s=1e-9, stopwatch=FakeStopwatch(lambda name, turn: 0.0)
-    )
+    invisible = time_functions({"a": nothing}, min_samples=2, budget_s=1e-9, timer=FakeTimer(lambda name, turn: 0.0))
     assert not invisible["a"].resolved and invisible["a"].calls_per_sample == timing.MAX_CALLS_PER_SAMPLE
-    single = FakeStopwatch(lambda name, turn: 5e-3)
+    single = FakeTimer(lambda name, turn: 5e-3)
     single.batches = False
-    assert not time_functions({"a": nothing}, min_samples=2, budget_s=1e-9, stopwatch=single)["a"].resolved
+    assert not time_functions({"a": nothing}, min_samples=2, budget_s=1e-9, timer=single)["a"].resolved
 
 
 def test_a_coarse_clock_is_seen_to_be_coarse():
     ticks = (tick // 4 * 0.25 for tick in itertools.count())
-    watch = CpuStopwatch(cold=False, clock=lambda: next(ticks))
+    watch = CpuTimer(cold=False, clock=lambda: next(ticks))
     assert watch.step_s([]) == 0.25
-    assert watch.method("a", 1).startswith("cpu perf_counter") and "8 calls" in watch.method("a", 8)
+    assert watch.method("a").startswith("cpu perf_counter")
 
 
 def test_where_the_allocator_gives_memory_back_the_methods_name_lacks_the_note(monkeypatch):
     asked = []
     monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(mallopt=lambda *of: asked.append(of) or 1))
-    assert CpuStopwatch(cold=False).method("a", 1) == "cpu perf_counter, freed memory kept" and len(asked) == 2
+    assert CpuTimer(cold=False).method("a") == "cpu perf_counter, freed memory kept" and len(asked) == 2
     for libc in (SimpleNamespace(), SimpleNamespace(mallopt=lambda *of: 0)):
         monkeypatch.setattr("ctypes.CDLL", lambda name, libc=libc: libc)
-        assert CpuStopwatch(cold=False).method("a", 1) == "cpu perf_counter"
+        assert CpuTimer(cold=False).method("a") == "cpu perf_counter"
 
 
 def test_the_grid_is_the_least_difference_that_is_no_rounding():
@@ -217,9 +220,9 @@ def test_the_grid_is_the_least_difference_that_is_no_rounding():
 def test_the_cache_is_emptied_by_twice_its_size_before_each_sample(monkeypatch):
     monkeypatch.setattr(cpu, "last_level_cache_bytes", lambda: 4000)
     log = []
-    watch = CpuStopwatch(clock=lambda: log.append("clock") or float(len(log)))
-    assert watch._flush.nbytes == 8000
-    watch._flush = lambda: log.append("flush")
+    watch = CpuTimer(clock=lambda: log.append("clock") or float(len(log)))
+    assert watch.flush.buffer.nbytes == 8000
+    watch.flush = lambda: log.append("flush")
     del log[:]
     watch.round([("a", lambda: log.append("a"), 2), ("b", lambda: log.append("b"), 1)])
     assert log == ["flush", "clock", "a", "a", "clock", "flush", "clock", "b", "clock"]
@@ -262,16 +265,16 @@ def test_every_device_has_a_default_timer():
         check_timer("perf_counter", "cuda")
 
 
-def test_a_stopwatch_may_read_several_rounds_together():
-    class Together(FakeStopwatch):
+def test_a_timer_may_read_several_rounds_together():
+    class Together(FakeTimer):
         rounds_at_once = 4
 
-        def rounds(self, orders):
+        def rounds(self, orders, observe=None):
             self.asked = [*getattr(self, "asked", []), len(orders)]
-            return super().rounds(orders)
+            return super().rounds(orders, observe)
 
     watch = Together()
-    read = time_functions({"a": nothing, "b": nothing}, min_samples=6, budget_s=1e-9, stopwatch=watch)
+    read = time_functions({"a": nothing, "b": nothing}, min_samples=6, budget_s=1e-9, timer=watch)
     assert watch.asked[-2:] == [4, 4] and len(read["a"].seconds) == len(read["b"].seconds) == 8
     assert sorted(watch.rounds_of("a")) == sorted(watch.rounds_of("b"))
 
@@ -283,14 +286,14 @@ def test_a_clock_replaced_while_it_is_read_is_the_fault_of_every_reading(monkeyp
     read = time_functions({"cheats": cheats, "honest": nothing}, budget_s=1e-6, min_samples=2, cold=False)
     assert read["cheats"].fault == read["honest"].fault
     assert read["honest"].fault.startswith("time.perf_counter was replaced (test_timing.py:")
-    assert all(sample > 0 for sample in read["honest"].seconds), "the stopwatch keeps the clock that it began with"
+    assert all(sample > 0 for sample in read["honest"].seconds), "the timer keeps the clock that it began with"
     monkeypatch.undo()
     assert time_functions({"honest": nothing}, budget_s=1e-6, min_samples=2, cold=False)["honest"].fault == ""
 
 
 @pytest.mark.parametrize("clock", ["lambda: 0.0", "lambda: real() / 10", "time.process_time"])
 def test_a_clock_replaced_before_the_first_import_changes_no_reading_and_is_named(clock):
-    """A frozen one would let the stopwatch wait for ever, a slowed one would publish a tenth."""
+    """A frozen one would let the timer wait for ever, a slowed one would publish a tenth."""
     lines = f"""
         import time
         real, sleep = time.perf_counter, time.sleep
@@ -307,14 +310,14 @@ def test_a_clock_replaced_before_the_first_import_changes_no_reading_and_is_name
 def test_a_clock_that_is_changed_from_inside_is_named(monkeypatch):
     """As time-machine does it: the function is Python's own, and only the system knows better."""
     libc = SimpleNamespace(clock_gettime=lambda number, reading: reading.__setitem__(0, 0))
-    monkeypatch.setattr(timing.tamper, "_libc", libc)
-    assert "time.time was replaced: it is" in timing.tamper.tampered()
+    monkeypatch.setattr(timers, "_libc", libc)
+    assert "time.time was replaced: it is" in tampered()
 
 
 def test_whatever_times_in_bench_takes_the_clock_that_nobody_else_has():
     """The emulator has limits and no times."""
     rooms = Path(timing.__file__).parents[2]
-    named = {"core/system_time.py", "core/timers/tamper.py"}
+    named = {"core/system_time.py", "core/timers/__init__.py"}
     own = {path.relative_to(rooms).as_posix() for path in rooms.rglob("*.py")
            if re.search(r"^\s*(import time\b|from time import)", path.read_text(), re.MULTILINE)}  # fmt: skip
     assert {path for path in own if not path.startswith("emulator/")} == named
@@ -325,16 +328,16 @@ CPU = torch.device("cpu")
 
 def test_a_flush_reads_or_writes_twice_the_cache():
     read, write = Flush("cpu", 4000, "read"), Flush("cpu", 4000, "write")
-    assert read.nbytes == write.nbytes == 8000
+    assert read.buffer.nbytes == write.buffer.nbytes == 8000
     for emptying in (read, write):
-        emptying._buffer.fill_(math.pi)
+        emptying.buffer.fill_(math.pi)
         emptying()
-    assert float(read._sink) == pytest.approx(2000 * math.pi) and bool((read._buffer == math.pi).all())
-    assert bool((write._buffer == 1.0).all())
+    assert float(read.sink) == pytest.approx(2000 * math.pi) and bool((read.buffer == math.pi).all())
+    assert bool((write.buffer == 1.0).all())
     assert read.note == "" and write.note == ", flushed by writing"
     nothing_to_empty = Flush("cpu", 0, "write")
     nothing_to_empty()
-    assert nothing_to_empty.nbytes == 0 and nothing_to_empty.note == ""
+    assert nothing_to_empty.buffer.nbytes == 0 and nothing_to_empty.note == ""
 
 
 @pytest.fixture
@@ -401,7 +404,7 @@ def test_peak_memory_is_what_a_call_holds_beyond_what_it_returns():
         (lambda: (X + 1, X + 2), 0),
         (lambda: X.mul(1.0) is None, BYTES),
     ]:
-        assert peak_memory_bytes(call, CPU) == pytest.approx(peak, abs=256)
+        assert observed(call, CPU).peak_memory_bytes == pytest.approx(peak, abs=256)
 
 
 def test_peak_memory_of_a_gpu_is_that_of_its_allocator(monkeypatch):
@@ -414,7 +417,8 @@ def test_peak_memory_of_a_gpu_is_that_of_its_allocator(monkeypatch):
         "max_memory_allocated": lambda device: 900.0,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    assert peak_memory_bytes(lambda: None, torch.device("cuda")) == 500.0
+    with profiled():  # what the device ran is then left open
+        assert observed_on_cuda(lambda: None, FakeCuda()) == Observed(500.0)
 
 
 CORES = {0: "a", 1: "a", 2: "b", 3: "b"}

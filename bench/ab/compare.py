@@ -29,7 +29,7 @@ from rooflab.bench.ab.sides import Comparison, Reading, Side
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
 from rooflab.bench.core.functions import KEY, AsKernel, Function, FunctionOp, copied, op_of
 from rooflab.bench.core.record import Verdict
-from rooflab.bench.core.timers.stopwatch import FirstCall
+from rooflab.bench.core.timers.timing import FirstCall
 from rooflab.kernels._user_files import import_file
 from rooflab.reference.spec import as_tuple
 from rooflab.roofline.numbers import change

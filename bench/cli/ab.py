@@ -73,7 +73,7 @@ def ab(
     from rooflab.bench.ab.verdict import Rules
     from rooflab.bench.core.process import terminated_as_exception
     from rooflab.bench.core.select import pick_device
-    from rooflab.bench.core.timers.card_lock import card_lock
+    from rooflab.bench.core.timers.card import card_lock
     from rooflab.bench.core.timers.timing import check_timer
 
     place = str(pick_device(device))

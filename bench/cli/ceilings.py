@@ -71,7 +71,7 @@ def ceilings(
 
 def _shown(records: list[Record], columns: list[str]) -> tuple[str, str, list[str]]:
     """The device's name, what it was measured under, and the columns of its table."""
-    from rooflab.bench.core.timers.clocks import SET_BY_USER
+    from rooflab.bench.core.timers.card import SET_BY_USER
 
     environment, gpu = records[0].environment, records[0].environment["gpu"]
     if records[0].device == "cpu":

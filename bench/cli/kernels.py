@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from rooflab.bench.core.check_data import CheckResult
     from rooflab.bench.core.outside import CheckTask
-    from rooflab.bench.core.timers.stopwatch import FlushBy
+    from rooflab.bench.core.settings import FlushBy
 
 
 @app.command("list")
@@ -227,7 +227,7 @@ def bench(
         from rooflab.bench.core.running import ContextBroken
         from rooflab.bench.core.select import Selection
         from rooflab.bench.core.settings import Settings
-        from rooflab.bench.core.timers.card_lock import card_lock
+        from rooflab.bench.core.timers.card import card_lock
         from rooflab.bench.report.figures import bench_row, draw_records
         from rooflab.bench.tune.choose import write_choices
 

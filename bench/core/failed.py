@@ -69,3 +69,8 @@ def failure(error: BaseException, where: str) -> Failed:
     reason = f"{where + ': ' if where else ''}{type(error).__name__}: {text} ({place})"
     compile_time = isinstance(error, CompilationError | OutOfResources | PTXASError | CudaCompileError)
     return Failed("COMPILE_ERROR" if compile_time else "RUNTIME_ERROR", reason)
+
+
+def first_line(error: BaseException) -> str:
+    """The first non-blank line of an error's text; CUDA's errors continue with advice."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -15,8 +15,8 @@ import torch
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.poison import same_bits
-from rooflab.bench.core.timers.stopwatch import FirstCall
-from rooflab.bench.core.timers.tamper import tampered
+from rooflab.bench.core.timers import tampered
+from rooflab.bench.core.timers.timing import FirstCall
 from rooflab.bench.core.trial import PLAIN, Layout, Runner
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats, elementwise

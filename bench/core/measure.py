@@ -17,16 +17,15 @@ from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.check_runs import KEPT
 from rooflab.bench.core.environment import kernel_record, last_level_cache_bytes, snapshot
 from rooflab.bench.core.failed import Failed, failed_by, failure, known_errors
+from rooflab.bench.core.noise import ABOVE, Samples, above_limits, shared, why_invalid, with_reading
 from rooflab.bench.core.outside import CheckTask, check_outside
 from rooflab.bench.core.record import DeviceType, Record, Status, new_run_id
 from rooflab.bench.core.running import note
 from rooflab.bench.core.select import first_case
 from rooflab.bench.core.settings import Settings
-from rooflab.bench.core.timed import INTERPRETED, Observed, Unseen, observe, time_together
-from rooflab.bench.core.timers.clocks import shared
-from rooflab.bench.core.timers.reading import ABOVE, above_limits, why_invalid, with_reading
-from rooflab.bench.core.timers.stopwatch import FirstCall, Function
-from rooflab.bench.core.timers.timing import Samples, check_timer
+from rooflab.bench.core.timed import INTERPRETED, Unseen, observe, time_together
+from rooflab.bench.core.timers import Function, Observed
+from rooflab.bench.core.timers.timing import FirstCall, check_timer
 from rooflab.kernels import registry
 from rooflab.kernels.configs import config_for
 from rooflab.kernels.precision import pin_matmul_precision
@@ -304,8 +303,7 @@ class Measurement:
         known = self.ceilings
         if self.raised or known is None or known.kind != "measured" or not samples.resolved or samples.fault:
             return
-        seconds = samples.median_s
-        above = seconds > 0 and above_limits(seconds, cost, known, method=samples.method, l2_state=samples.l2_state)
+        above = samples.median_s > 0 and above_limits(samples, cost, known)
         in_cache = self.device.type == "cpu" and cost.bytes <= last_level_cache_bytes()
-        if above and not (above.part == "memory" and in_cache):
+        if above and not (above[0] == "memory" and in_cache):
             self.ceilings, self.raised = raise_ceilings(known, self.device), True

@@ -31,7 +31,7 @@ from rooflab.bench.core.process import Child, ChildFailed, TimedOut, emulators, 
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.select import file_of
 from rooflab.bench.core.system_time import time
-from rooflab.bench.core.timers import tamper
+from rooflab.bench.core.timers import tampered
 from rooflab.bench.core.trial import PLAIN, Layout, Runner, Seen
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
@@ -155,7 +155,7 @@ class Outside(Runner):
         self._folder.cleanup()
 
     def begin(self) -> None:
-        if tampering := tamper.tampered():  # by the import of its file
+        if tampering := tampered():  # by the import of its file
             raise Failed("INVALID", f"{tampering}, before the check began")
         file = file_of(self.kernel)
         words = self.spec.name, self.kernel.name, str(file) if file else None, self.scheme.name, str(self.device)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
-from rooflab.bench.core.timers.stopwatch import FlushBy
+FlushBy = Literal["read", "write"]
 
 
 @dataclass(frozen=True)

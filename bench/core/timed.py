@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,28 +14,18 @@ import torch
 from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.check_data import CheckData
 from rooflab.bench.core.failed import Failed, failure, known_errors
+from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.poison import alike, kept_names, same_bits
 from rooflab.bench.core.settings import Settings
-from rooflab.bench.core.timers.clocks import ClockWatch
-from rooflab.bench.core.timers.stopwatch import Function
-from rooflab.bench.core.timers.timing import Samples, time_functions
-from rooflab.bench.core.timers.trace import Activity, NotRecorded, device_activity, peak_memory_bytes
+from rooflab.bench.core.timers import Function, Observed
+from rooflab.bench.core.timers.timing import observed, time_functions
 from rooflab.kernels.registry import interpreting
 from rooflab.reference.spec import Case, Inputs, OpSpec, Scheme
 
-if TYPE_CHECKING:  # `sm_clock` imports Triton
-    from rooflab.bench.core.timers.sm_clock import DeviceClock
+if TYPE_CHECKING:  # a CPU does without it
+    from rooflab.bench.core.timers.card import ClockWatch
 
 INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the kernel's; `rooflab check` emulates it"
-
-
-@dataclass(frozen=True)
-class Observed:
-    """Observations of one call other than its time."""
-
-    peak_memory_bytes: float | None = None
-    device_kernels: tuple[str, ...] = ()
-    activity_hash: str | None = None
 
 
 def time_together(
@@ -53,21 +43,19 @@ def time_together(
     """
     if not ready:
         return {}, {}, None
-    device_clock, note = open_clock(device)
-    with ClockWatch(gpu_uuid, device_clock) as watch:
+    with watched(device, gpu_uuid) as watch:
         read = partial(
             time_functions,
             device=device,
             min_samples=settings.min_samples,
             seed=settings.seed,
-            observe=watch.read,
+            observe=watch.read if watch else None,
             timer=settings.timer,
             flush=settings.flush,
             renew=renew,
         )
         timed, failures = _together_or_alone(read, ready, settings.budget_s, not settings.paired)
-        clocks = watch.summary()
-        return timed, failures, {**(clocks or {}), **note} or None
+        return timed, failures, watch.summary() if watch else None
 
 
 def _together_or_alone(
@@ -98,16 +86,20 @@ def _together_or_alone(
     return alone, failures
 
 
-def open_clock(device: torch.device) -> tuple[DeviceClock | None, dict[str, str]]:
-    """The reader of a CUDA device's SM clock; or None, and the reason under the record's key `sm_clock_unread`."""
-    if device.type != "cuda" or interpreting():
-        return None, {}
+def watched(device: torch.device, gpu_uuid: str | None) -> AbstractContextManager[ClockWatch | None]:
+    """The watch of a GPU's clocks; the device itself reads its SM clock too, or the summary says why not."""
+    if device.type == "cpu":
+        return nullcontext()
+    from rooflab.bench.core.timers.card import ClockWatch
+
+    if interpreting():
+        return ClockWatch(gpu_uuid)
     try:
         from rooflab.bench.core.timers.sm_clock import DeviceClock  # imports Triton
 
-        return DeviceClock(device), {}
+        return ClockWatch(gpu_uuid, DeviceClock(device))
     except known_errors() as error:
-        return None, {"sm_clock_unread": f"{type(error).__name__}: {error}"}
+        return ClockWatch(gpu_uuid, unread=f"{type(error).__name__}: {error}")
 
 
 def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[str, Observed], dict[str, Failed]]:
@@ -120,12 +112,7 @@ def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[s
     failures: dict[str, Failed] = {}
     for name, rotation in timed.items():
         try:
-            peak, activity = None, Activity((), None)
-            with suppress(NotRecorded):  # another profiler runs, or CUPTI is absent: the record then lacks both
-                peak = peak_memory_bytes(rotation.first, device)
-                if device.type == "cuda":
-                    activity = device_activity(rotation.first, device)
-            seen[name] = Observed(peak, activity.kernels, activity.hash)
+            seen[name] = observed(rotation.first, device)
         except known_errors() as error:
             failures[name] = failure(error, "after timing")
     return seen, failures

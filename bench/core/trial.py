@@ -34,7 +34,7 @@ from rooflab.bench.core.poison import (
     wipe,
 )
 from rooflab.bench.core.record import CheckedBy
-from rooflab.bench.core.timers import tamper
+from rooflab.bench.core.timers import tampered
 from rooflab.kernels import _device
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.kernels.registry import Kernel, interpreting
@@ -204,7 +204,7 @@ class Runner:
                 if layout.twice and self.seen().by in ("gpu", "torch", "cpu"):
                     kernel.fn(**accepted)
                 returned = kernel.fn(**accepted)
-            if tampering := tamper.tampered(cpu_threads):
+            if tampering := tampered(cpu_threads):
                 raise Failed("INVALID", tampering)
             read_only = {name: tensor for name, tensor in guarded.items() if name not in free}
             with self._errors_of_the_kernel(inputs, refuses):

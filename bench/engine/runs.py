@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.noise import noise
 from rooflab.bench.core.record import DeviceType, Record
 from rooflab.bench.core.record_files import RunWriter
-from rooflab.bench.core.timers.noise import noise
-from rooflab.bench.core.timers.tamper import tampered
+from rooflab.bench.core.timers import tampered
 from rooflab.engine.llm import LLM, RequestOutput, SamplingParams
 from rooflab.engine.metrics import LatencySummary, Timeline, TokenEvent, summarize
 from rooflab.engine.tokenizer import Prompt

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.core.timers.noise import noise
+from rooflab.bench.core.noise import noise
 from rooflab.bench.core.timers.timing import time_functions
 from rooflab.bench.latency.ledger import Ledger, LedgerRow, measured, seconds_of, stepping
 from rooflab.engine.llm import LLM

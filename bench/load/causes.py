@@ -16,7 +16,7 @@ LONG = 1.5
 KINDS = ("prefill", "preemption", "page fault", "another process", "unknown")
 """What a cause begins with."""
 WAITED = 0.05
-"""Share of a step from which on its threads waited for a core; as in `bench/core/timers/noise.py`."""
+"""Share of a step from which on its threads waited for a core; as in `bench/core/noise.py`."""
 
 
 @dataclass(frozen=True)

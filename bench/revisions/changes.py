@@ -13,8 +13,8 @@ from rooflab.bench.revisions.trees import git
 MEASURED = ("kernels", "reference", "roofline")
 SETTINGS = ("pyproject.toml", "constraints.txt")
 DECIDES = (
-    "bench/ab/worker.py", "bench/core/call.py", "bench/core/timed.py", "bench/core/timed.py",
-    "bench/core/boot.py", "bench/core/timers/",
+    "bench/ab/worker.py", "bench/core/call.py", "bench/core/measure.py", "bench/core/timed.py",
+    "bench/core/boot.py", "bench/core/noise.py", "bench/core/timers/",
 )  # fmt: skip
 """Beginnings of the paths of what decides a reading."""
 
@@ -65,7 +65,7 @@ def _ops_imported(file: Path, ops: Collection[str]) -> Iterator[str]:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    """Modules imported anywhere in a file, also inside functions: a function imports the stopwatch of its device."""
+    """Modules imported anywhere in a file, also inside functions: a function imports the timer of its device."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

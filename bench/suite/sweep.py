@@ -21,7 +21,7 @@ from typing import Any
 import ray
 
 from rooflab.bench.core.environment import ROOT, snapshot, tree_hash
-from rooflab.bench.core.timers.cuda import first_line
+from rooflab.bench.core.failed import first_line
 from rooflab.bench.suite.plan import make_plan
 from rooflab.bench.suite.runner import SuiteSettings, run_suite
 from rooflab.kernels._files import write_whole

@@ -22,7 +22,7 @@ from rooflab.bench.core.record import Record, Status
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.system_time import time
-from rooflab.bench.core.timers.timing import stopwatch_for, time_functions
+from rooflab.bench.core.timers.timing import time_functions, timer_for
 from rooflab.bench.tune.search import SearchResult, Seconds, least_s, search
 from rooflab.kernels.configs import config_for, legal_configs, tuning_of, with_config
 from rooflab.kernels.registry import Kernel
@@ -49,7 +49,7 @@ class DeviceTimes:
         self._kernel, self._spec, self._device, self._seed = kernel, spec, device, seed
         self._cases, self._scheme = cases, scheme
         self._compiled: set[Any] = set()
-        self._watch = stopwatch_for(device, True, None)
+        self._timer = timer_for(device)
         self._inputs = [copies_of(spec, case, scheme, device, seed) for case in cases]
 
     def __call__(self, configs: Sequence[Any]) -> dict[Any, Seconds | str]:
@@ -74,7 +74,7 @@ class DeviceTimes:
                 budget_s=QUICK_S * len(ready),
                 min_samples=QUICK_SAMPLES,
                 seed=self._seed,
-                stopwatch=self._watch,
+                timer=self._timer,
             )
             for config in configs:
                 before = found[config]

@@ -18,10 +18,9 @@ import torch
 from bars.bar import Bar
 
 from rooflab.bench.core.environment import last_level_cache_bytes
-from rooflab.bench.core.timers import tamper
-from rooflab.bench.core.timers.cuda import CudaCalls
-from rooflab.bench.core.timers.stopwatch import FlushBy
-from rooflab.bench.core.timers.timing import Samples, time_functions
+from rooflab.bench.core.noise import Samples
+from rooflab.bench.core.settings import FlushBy
+from rooflab.bench.core.timers.timing import time_functions
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels._files import write_whole
 
@@ -45,7 +44,7 @@ def compare_flushes(
     `budget_s` is for all of it.  Raises `ValueError` where no size counts.
     """
     device = torch.device(device)
-    cache = cache_bytes or (CudaCalls(device).l2_bytes() if device.type == "cuda" else last_level_cache_bytes())
+    cache = cache_bytes or (last_level_cache_bytes() if device.type == "cpu" else _l2_bytes(device))
     sizes = [int(share * cache) // 4 * 4 for share in SHARES]
     found: dict[FlushBy | None, list[dict[str, Samples]]] = {"read": [], "write": [], None: []}
     for way in ORDER:
@@ -79,6 +78,11 @@ def compare_flushes(
     }
 
 
+def _l2_bytes(device: torch.device) -> int:
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.L2_cache_size)
+
+
 def _problem(samples: Samples) -> str:
     """Why a reading is not usable for the comparison, or an empty text."""
     if samples.fault:
@@ -95,7 +99,7 @@ class _Reads:
         self.sets = max(2, int(TURN * cache / size) + 1) if cache else 1
         buffers = [torch.ones(size // 4, device=device) for _ in range(self.sets)]
         sink = torch.empty((), device=device)
-        self._turns = itertools.cycle([partial(tamper.tensor_sum, buffer, dim=0, out=sink) for buffer in buffers])
+        self._turns = itertools.cycle([partial(torch.sum, buffer, dim=0, out=sink) for buffer in buffers])
 
     def __call__(self) -> object:
         return next(self._turns)()

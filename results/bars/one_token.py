@@ -14,14 +14,13 @@ from bars.measures import KERNEL_S, answer, cases_of, measure, unmeasured, usabl
 from rooflab.bench.core.call import Rotation, copies_of
 from rooflab.bench.core.ceilings import streams
 from rooflab.bench.core.check import already_broken
+from rooflab.bench.core.noise import Samples, why_invalid, with_reading
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.running import ContextBroken, note
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.timed import time_together
-from rooflab.bench.core.timers.reading import why_invalid, with_reading
-from rooflab.bench.core.timers.stopwatch import Function
-from rooflab.bench.core.timers.timing import Samples
+from rooflab.bench.core.timers import Function
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels import _cuda, registry
 from rooflab.reference.spec import Case, get_scheme

@@ -19,11 +19,11 @@ from rooflab.bench.core.ceilings.compute import mma_sync, vector, wgmma
 from rooflab.bench.core.ceilings.microkernel import HERE, Card, Microkernel
 from rooflab.bench.core.ceilings.streams import empty, streams
 from rooflab.bench.core.environment import Environment
+from rooflab.bench.core.failed import first_line
+from rooflab.bench.core.noise import ABOVE, Samples
 from rooflab.bench.core.record import Record, Status, new_run_id, pack_samples
-from rooflab.bench.core.timers.clocks import ClockWatch
-from rooflab.bench.core.timers.cuda import first_line
-from rooflab.bench.core.timers.reading import ABOVE
-from rooflab.bench.core.timers.timing import TIMERS, Samples, time_functions
+from rooflab.bench.core.timers.card import ClockWatch
+from rooflab.bench.core.timers.timing import TIMERS, time_functions
 from rooflab.kernels import _cuda
 from rooflab.kernels._cuda import CudaCompileError
 from rooflab.roofline.device import identify

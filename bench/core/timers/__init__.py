@@ -1,1 +1,207 @@
-"""Timing: the docstring of `timing.time_functions` is the protocol; `reading.py` says which readings are possible."""
+"""What every timer is made of, and the functions under the timers and the judge, which are watched.
+
+Kernels that replaced `perf_counter` or an event's `elapsed_time` have been submitted to public contests.  The timers
+call what is bound here at import, so a replaced function does not change a reading; `tampered` names it, because a
+kernel that replaces one is not to be trusted.  Of the clocks it also names one that was replaced before this file was
+imported; of other functions that is not seen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import BuiltinFunctionType
+from typing import Any, get_args
+
+import numpy as np
+import torch
+
+from rooflab.bench.core.noise import Samples
+from rooflab.bench.core.settings import FlushBy
+from rooflab.bench.core.system_time import time as system
+from rooflab.reference import compare
+
+_library: Any = torch.nn.functional
+_cuda: Any = torch.cuda
+"""Untyped, because torch leaves most of it without annotations."""
+_WATCHED: tuple[tuple[str, Any, str], ...] = (
+    ("time", time, "perf_counter perf_counter_ns monotonic monotonic_ns time time_ns process_time"),
+    ("torch", torch, "sum equal allclose isclose isnan isfinite where empty full randn"),
+    ("torch.Tensor", torch.Tensor, "__le__ le abs double float clone copy_ fill_"),
+    ("torch.cuda", _cuda, "Event ExternalStream Stream _sleep current_stream default_stream stream synchronize"),
+    ("torch.cuda.Event", _cuda.Event, "record query elapsed_time synchronize wait"),
+    ("torch.cuda.Stream", _cuda.Stream, "synchronize wait_event wait_stream record_event"),
+    ("torch.cuda.CUDAGraph", _cuda.CUDAGraph, "capture_begin capture_end replay"),
+    ("torch.autograd.profiler", torch.autograd.profiler, "profile record_function"),
+    ("torch.nn.functional", _library, " ".join(key for key in vars(_library) if callable(vars(_library)[key]))),
+    ("numpy", np, "median percentile quantile sort mean"),
+    ("rooflab.reference.compare", compare, "elementwise"),
+)
+"""Timer, flush and comparison, and the library's calls, whose times a kernel's are compared with."""
+_TORCH = Path(torch.__file__).parent
+_libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+APART_S = 2.0
+"""A process that waits for a core between two readings is not taken for a replaced clock."""
+
+
+def _genuine(owner: Any, name: str, function: Any) -> bool:
+    """Whether a clock is Python's or torch's own; other functions are taken for it."""
+    if owner is time:
+        return isinstance(function, BuiltinFunctionType) and function.__name__ == name
+    code = getattr(function, "__code__", None)
+    return owner is not _cuda.Event or code is None or _TORCH in Path(code.co_filename).parents
+
+
+_BOUND = {
+    f"{place}.{name}": (owner, name, getattr(owner if _genuine(owner, name, getattr(owner, name)) else system, name))
+    for place, owner, names in _WATCHED
+    for name in names.split()
+    if hasattr(owner, name)  # a build of torch without CUDA lacks some
+}
+
+
+def bound(place: str, names: str) -> list[Any]:
+    """Watched functions as they were at import: `bound("torch.cuda.Event", "record query")` gives two."""
+    return [_BOUND[f"{place}.{name}"][2] for name in names.split()]
+
+
+def tampered(threads: int | None = None) -> str | None:
+    """The functions that are others than at import (`time.perf_counter was replaced (mine.py:3)`), or None.
+
+    With `threads` it also says that torch has another number of threads now.  It undoes all of it, so that the next
+    kernel is not blamed for the last one's change.
+    """
+    found = []
+    if threads is not None and (now := torch.get_num_threads()) != threads:
+        torch.set_num_threads(threads)
+        found.append(f"the number of torch's threads changed from {threads} to {now}")
+    for full, (owner, name, function) in _BOUND.items():
+        new = getattr(owner, name, None)
+        if new is not function and not (owner is time and _genuine(owner, name, new)):
+            setattr(owner, name, function)
+            code = getattr(new, "__code__", None)
+            place = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
+            found.append(f"{full} was replaced{place}")
+    reading = (ctypes.c_long * 2)()
+    # time-machine changes Python's own clocks from inside: only the system's time shows it.
+    for name, number in (("time", 0), ("perf_counter", 1)) if _libc else ():
+        _libc.clock_gettime(number, reading)
+        if (apart := abs(getattr(time, name)() - reading[0] - 1e-9 * reading[1])) > APART_S:
+            found.append(f"time.{name} was replaced: it is {apart:.0f} s from the system's clock")
+    return "; ".join(found) or None
+
+
+Function = Callable[[], object]
+Call = tuple[str, Function, int]
+"""Name, function, and how often it is called within one sample."""
+ROUNDING_S = 1e-9
+"""Differences below it are the rounding of event times, which come as fp32 milliseconds."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Observations of one call other than its time."""
+
+    peak_memory_bytes: float | None = None
+    """Peak bytes that the call held, minus the bytes of its result."""
+    device_kernels: tuple[str, ...] = ()
+    activity_hash: str | None = None
+    """SHA-256 over the kernels' names, code, grids, blocks and shared memory in order."""
+
+
+class NotRecorded(ValueError):
+    """The profiler did not record a call."""
+
+
+class Timer(ABC):
+    """How one kind of device reads times; `timing.time_functions` decides what is read and in which order."""
+
+    batches = True
+    """Whether several calls may share a sample where one is too short for the clock."""
+    rounds_at_once = 1
+    """How many rounds are best read together."""
+
+    @abstractmethod
+    def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
+        """Reads every function once, in this order; seconds of all calls of its sample together.
+
+        `observe` is called once, on a GPU while the device works.
+        """
+
+    def rounds(self, orders: Sequence[Sequence[Call]], observe: Function | None = None) -> list[dict[str, float]]:
+        """Reads several rounds."""
+        return [self.round(calls, observe) for calls in orders]
+
+    def first_call(self, name: str, function: Function) -> None:
+        """Calls a function outside any reading, and waits until it has ended: a first call may compile."""
+        function()
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """The context in which samples are taken, after the warm-up."""
+        return nullcontext()
+
+    @abstractmethod
+    def step_s(self, readings: Sequence[float]) -> float:
+        """The timer's resolution in seconds."""
+
+    def launch_floor_s(self, calls: int) -> float | None:
+        """Time per call of an empty kernel by this method, with `calls` per sample; None on a CPU."""
+        return None
+
+    @abstractmethod
+    def method(self, name: str) -> str:
+        """How `name` was timed."""
+
+    def waiting(self) -> float | None:
+        """Time that the process's threads have waited for a processor since `sampling` began, over the time that they
+        ran; None where a device does the work, or if the system does not tell."""
+        return None
+
+    def completed(self, name: str, samples: Samples) -> Samples:
+        """The samples of `name`, which are its last, with what else the timer has recorded of them."""
+        return samples
+
+
+def grid_of(readings: Sequence[float]) -> float | None:
+    """The smallest difference between readings above rounding; None where all are equal."""
+    distinct = sorted(set(readings))
+    differences = (b - a for a, b in zip(distinct, distinct[1:], strict=False))
+    return min((difference for difference in differences if difference > ROUNDING_S), default=None)
+
+
+class Flush:
+    """Empties a cache of `cache_bytes` on `device` when called; of 0 bytes it does nothing.
+
+    A flush by reading leaves clean lines, which the next kernel's data displaces at no cost.  A flush by writing leaves
+    dirty lines, which are written back inside the timed kernel; but no card guarantees that reading displaces
+    everything.  `compare_flushes` of `results/bars/flush.py` measures which flush is cleaner on a card.
+
+    Raises `ValueError` on a way that is neither `read` nor `write`.
+    """
+
+    def __init__(self, device: torch.device | str, cache_bytes: int, by: FlushBy = "read"):
+        if by not in get_args(FlushBy):
+            raise ValueError(f"flush: expected one of {', '.join(get_args(FlushBy))}, got {by!r}")
+        # Of twice the cache's size.  Ones, because on a CPU all unwritten pages of zeros map to one physical page.
+        self.buffer = torch.ones(2 * cache_bytes // 4, device=device)
+        self.note = ", flushed by writing" if by == "write" and cache_bytes else ""
+        """The flush's part of a timing method's name: empty for the default."""
+        self.sink = torch.empty((), device=device)
+        self._by = by
+
+    def __call__(self) -> None:
+        if not self.buffer.numel():
+            return
+        if self._by == "read":
+            _sum(self.buffer, dim=0, out=self.sink)
+        else:
+            _fill(self.buffer, 1.0)
+
+
+(_sum,), (_fill,) = bound("torch", "sum"), bound("torch.Tensor", "fill_")

@@ -1,4 +1,4 @@
-"""The stopwatch of a CPU; it pins each of torch's threads to one processor during timing.
+"""The timer of a CPU; it pins each of torch's threads to one processor during timing.
 
 A thread that the system moves to another core has cache misses there.  Each thread is pinned where it runs already, so
 that two concurrent measuring processes do not choose the same processor.  Only threads that share a core are moved.
@@ -6,26 +6,26 @@ that two concurrent measuring processes do not choose the same processor.  Only 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import itertools
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from rooflab.bench.core.environment import last_level_cache_bytes
-from rooflab.bench.core.timers import tamper
-from rooflab.bench.core.timers.stopwatch import Call, Flush, FlushBy, Stopwatch
+from rooflab.bench.core.settings import FlushBy
+from rooflab.bench.core.system_time import time
+from rooflab.bench.core.timers import Call, Flush, Function, NotRecorded, Observed, Timer, bound
 from rooflab.kernels._waiting import BUSY_SHARE, run_times, waiting_since
 
-_TASKS = Path("/proc/self/task")
-_CPUS = Path("/sys/devices/system/cpu")
-_PROCESSOR = 36
-"""Index, in a thread's `stat` after the name, of the processor that last ran the thread (proc(5), field 39)."""
-
+_TASKS, _CPUS = Path("/proc/self/task"), Path("/sys/devices/system/cpu")
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Settings of mallopt(3)."""
 _known: dict[tuple[int, int], tuple[int, ...]] = {}
 """Cached threads of torch by (calling thread, number of threads): a search for them takes 10 ms or more."""
 
@@ -36,26 +36,10 @@ def pinned_threads() -> Iterator[str]:
 
     At the end each thread may again run where it could before.  This includes threads that were started meanwhile.
     """
-    if not hasattr(os, "sched_setaffinity") or not _TASKS.is_dir():
-        yield "threads not pinned: this system does not offer it"
-        return
-    allowed = os.sched_getaffinity(0)
-    count = torch.get_num_threads()
-    if count > len(allowed):
-        yield f"threads not pinned: {count} on {len(allowed)} processors"
-        return
-    threads = _threads(count)
-    if len(threads) != count:
-        yield f"threads not pinned: {len(threads)} of {count} were found"
-        return
     before = _affinities()
-    try:
-        places = assign([_processor(thread) for thread in threads], allowed, {cpu: _core(cpu) for cpu in allowed})
-        for thread, place in zip(threads, places, strict=True):
-            os.sched_setaffinity(thread, {place})
-    except OSError as error:
-        _release(before, allowed)
-        yield f"threads not pinned: {error.strerror}"
+    allowed = before.get(threading.get_native_id(), set())
+    if why := _pin(before, allowed):
+        yield f"threads not pinned: {why}"
         return
     try:
         yield "threads pinned"
@@ -63,32 +47,52 @@ def pinned_threads() -> Iterator[str]:
         _release(before, allowed)
 
 
+def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
+    """Pins torch's threads to processors among `allowed`; the reason where it cannot."""
+    count = torch.get_num_threads()
+    if not allowed:
+        return "this system does not offer it"
+    if count > len(allowed):
+        return f"{count} on {len(allowed)} processors"
+    threads = _threads(count)
+    if len(threads) != count:
+        return f"{len(threads)} of {count} were found"
+    try:
+        # The processor that last ran the thread: proc(5), field 39 of `stat`, of which two come before the name's end.
+        stats = [(_TASKS / str(thread) / "stat").read_text().rpartition(")")[2].split() for thread in threads]
+        places = assign([int(stat[36]) for stat in stats], allowed, {cpu: _core(cpu) for cpu in allowed})
+        for thread, place in zip(threads, places, strict=True):
+            os.sched_setaffinity(thread, {place})
+    except OSError as error:
+        _release(before, allowed)
+        return str(error.strerror)
+    return ""
+
+
 def assign(wanted: Sequence[int], allowed: Collection[int], core_of: Mapping[int, object]) -> list[int]:
     """A processor for each thread: the wanted one if free, else one on an idle core, else any free processor."""
-    free = sorted(allowed)
-    chosen: list[int | None] = [None] * len(wanted)
+    free, chosen = sorted(allowed), dict[int, int]()
+
+    def idle_cores() -> set[object]:
+        return {core_of[cpu] for cpu in free} - {core_of[cpu] for cpu in chosen.values()}
+
     for index, cpu in enumerate(wanted):
-        idle_cores = {core_of[other] for other in free} - {core_of[taken] for taken in chosen if taken is not None}
-        if cpu in free and (core_of[cpu] in idle_cores or not idle_cores):
+        idle = idle_cores()
+        if cpu in free and (core_of[cpu] in idle or not idle):
             chosen[index] = cpu
             free.remove(cpu)
-    for index in range(len(chosen)):
-        if chosen[index] is None:
-            used = {core_of[taken] for taken in chosen if taken is not None}
-            place = next((other for other in free if core_of[other] not in used), free[0])
-            chosen[index] = place
-            free.remove(place)
-    return [cpu for cpu in chosen if cpu is not None]
+    for index in sorted(set(range(len(wanted))) - chosen.keys()):
+        idle = idle_cores()
+        chosen[index] = next((cpu for cpu in free if core_of[cpu] in idle), free[0])
+        free.remove(chosen[index])
+    return [chosen[index] for index in range(len(wanted))]
 
 
 def _threads(count: int) -> tuple[int, ...]:
     """The calling thread and the threads that were busy during its parallel op."""
-    own = threading.get_native_id()
-    key = (own, count)
-    if all((_TASKS / str(thread)).is_dir() for thread in _known.get(key, ())) and key in _known:
+    key = own, _ = threading.get_native_id(), count
+    if key in _known and all((_TASKS / str(thread)).is_dir() for thread in _known[key]):
         return _known[key]
-    if count == 1:
-        return _known.setdefault(key, (own,))
     values = torch.ones(2**22)
     values.add_(1.0)  # starts the threads
     before = run_times()
@@ -103,10 +107,6 @@ def _threads(count: int) -> tuple[int, ...]:
     return found
 
 
-def _processor(thread: int) -> int:
-    return int((_TASKS / str(thread) / "stat").read_text().rpartition(")")[2].split()[_PROCESSOR])
-
-
 def _core(cpu: int) -> object:
     topology = _CPUS / f"cpu{cpu}" / "topology"
     try:
@@ -116,10 +116,10 @@ def _core(cpu: int) -> object:
 
 
 def _affinities() -> dict[int, set[int]]:
-    """Where each thread of this process may run; threads that have ended are left out."""
-    found = {}
-    for task in _TASKS.iterdir():
-        with contextlib.suppress(OSError):
+    """Where each thread of this process may run, without those that have ended; none if the system does not tell."""
+    found: dict[int, set[int]] = {}
+    for task in _TASKS.iterdir() if hasattr(os, "sched_setaffinity") and _TASKS.is_dir() else ():
+        with suppress(OSError):
             found[int(task.name)] = os.sched_getaffinity(int(task.name))
     return found
 
@@ -129,7 +129,7 @@ def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
     for thread, now in _affinities().items():
         wanted = before.get(thread, allowed)
         if now != wanted:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.sched_setaffinity(thread, wanted)
 
 
@@ -140,54 +140,38 @@ def keep_freed_memory() -> str:
     by page.  In some processes each call did, in others none: softmax of 16 x 1,024 took 210 or 120 us.  Blocks above
     32 MiB, glibc's limit, are given back as before.  An empty note where the allocator has no such setting.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or not all([mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_MMAP_THRESHOLD, 2**25)]):
-        return ""
-    return ", freed memory kept"
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *of: 0)
+    kept = [mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_MMAP_THRESHOLD, 2**25)]
+    return ", freed memory kept" if all(kept) else ""
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Settings of mallopt(3)."""
-
-
-class CpuStopwatch(Stopwatch):
+class CpuTimer(Timer):
     """Reads `perf_counter` around synchronous calls, with each of torch's threads pinned to one processor."""
 
-    batches = True
-
-    def __init__(
-        self,
-        cold: bool = True,
-        observe: Callable[[], None] | None = None,
-        clock: Callable[[], float] = tamper.perf_counter,
-        flush: FlushBy = "read",
-        pinned: Callable[[], AbstractContextManager[str]] = pinned_threads,
-    ):
-        self._observe = observe
+    def __init__(self, cold: bool = True, flush: FlushBy = "read", clock: Callable[[], float] = time.perf_counter):
         self._clock = clock
-        self._flush = Flush("cpu", last_level_cache_bytes() if cold else 0, flush)
-        self._step = min(_steps(clock, 1000))
+        self.flush = Flush("cpu", last_level_cache_bytes() if cold else 0, flush)
+        self._step = min(_step(clock) for _ in range(1000))
         self._memory = keep_freed_memory()
-        self._pinned = pinned
         self._threads = ""
         self._began: dict[int, tuple[int, int]] = {}
 
-    def round(self, calls: Sequence[Call]) -> dict[str, float]:
+    def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
         read = {}
         for name, function, count in calls:
-            self._flush()
+            self.flush()
             began = self._clock()
             for _ in range(count):
                 function()
             read[name] = self._clock() - began
-        if observe := self.observer():
+        if observe:
             observe()
         return read
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """Pins the threads: after the warm-up, in which libraries start theirs, and these must not start pinned."""
-        with super().sampling(), self._pinned() as note:
+        with pinned_threads() as note:
             self._threads = f", {note}"
             self._began = run_times()
             yield
@@ -199,14 +183,41 @@ class CpuStopwatch(Stopwatch):
         """The smallest difference that the clock was seen to make."""
         return self._step
 
-    def method(self, name: str, calls: int) -> str:
-        batch = f", {calls} calls per sample" if calls > 1 else ""
-        return f"cpu perf_counter{self._memory}{self._threads}{self._flush.note}{batch}"
+    def method(self, name: str) -> str:
+        return f"cpu perf_counter{self._memory}{self._threads}{self.flush.note}"
 
 
-def _steps(clock: Callable[[], float], count: int) -> Iterator[float]:
-    for _ in range(count):
-        began = now = clock()
-        while now <= began:
-            now = clock()
-        yield now - began
+def _step(clock: Callable[[], float]) -> float:
+    began = now = clock()
+    while now <= began:
+        now = clock()
+    return now - began
+
+
+@contextmanager
+def profiled(use_device: str | None = None) -> Iterator[Any]:
+    """Runs Kineto, the recorder behind `torch.profiler`: all allocations on a CPU, or the kernels of the device `cuda`.
+
+    `torch.profiler` itself imports torch's compiler and thereby Triton: that import would fix Triton's mode for the
+    process, and takes 1 s.  Leaving the block waits for the device.  Raises `NotRecorded` where another profiler runs.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else Kineto writes two lines to standard error per recording
+    if torch._C._autograd._profiler_enabled():
+        raise NotRecorded("profiler: expected no other, and one of torch's runs already")
+    (profile,) = bound("torch.autograd.profiler", "profile")
+    with profile(use_device=use_device, use_kineto=True, profile_memory=use_device is None) as recording:
+        yield recording
+
+
+def observed_on_cpu(call: Function) -> Observed:
+    """The peak memory of one `call`, whose result is alive until the peak is read; None where a profiler runs."""
+    try:
+        with profiled() as recording:
+            result = call()
+    except NotRecorded:
+        return Observed()
+    events = [event for event in recording.kineto_results.events() if event.name() == "[memory]"]
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.device_type().name == "CPU")
+    held = list(itertools.accumulate((change for _, change in changes), initial=0))
+    del result
+    return Observed(float(max(0, max(held) - max(held[-1], 0))))

@@ -1,109 +1,217 @@
-"""The timer that reads kernel times from CUPTI, and therefore knows which kernels ran.
+"""The timer that reads kernel times from CUPTI, which kernels a call ran, and what their code was.
 
-A call's time runs from its first kernel's start to its last kernel's end.  It is not the sum of the kernels' times: the
-gaps belong to the cost of several launches, and a sum would count overlapping kernels twice.  The sum is kept too
-(`busy_s`), because CUPTI itself may widen the gaps.  Where a sample's kernels differ by name or order from the other
-samples' kernels, the reading is invalid and names them: profilers have silently dropped kernels, and then the remaining
-time looks like a speedup.  Samples are enqueued behind a wait, as for events; several rounds share one recording.
+Kineto, the recorder behind `torch.profiler`, writes a trace, which is read and split into calls.  How kernels are
+assigned to calls: the bench enqueues its own flushes and waits inside annotated stretches of host time.  CUPTI reports
+the kernels of each stretch as an interval of device time on our stream.  Every other kernel belongs to the timed
+function, and to the call after whose stretch it started.  Kernel names are not used, because a function may call the
+same kernels as a flush.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+import hashlib
+import itertools
+import json
+import struct
+import sys
+import tempfile
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
+import torch
 
-from rooflab.bench.core.timers.cuda import GRID_CYCLES, GRID_READINGS, EventStopwatch
-from rooflab.bench.core.timers.stopwatch import Call, grid_of
-from rooflab.bench.core.timers.trace import CALL, DeviceTrace, TracedCall, record_calls, recorded
+from rooflab.bench.core.noise import Samples
+from rooflab.bench.core.settings import FlushBy
+from rooflab.bench.core.timers import Call, Function, NotRecorded, Observed, bound, grid_of
+from rooflab.bench.core.timers.cpu import profiled
+from rooflab.bench.core.timers.cuda import GRID, CudaCalls, EventTimer
+from rooflab.kernels.registry import interpreting
 
+DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Kineto's categories of device work."""
+OURS = "rooflab: "
+"""Prefix of our annotations' names; a number and then `CALL` or `REST` follow."""
+CALL, REST = " call follows", " rest"
 SHOWN = 3
 """Kernel names, joined for a sentence."""
+CODE_SECTIONS = (".text.", ".nv.constant", ".nv.global.init", ".rodata")
+"""Name prefixes of the cubin sections that hold instructions and constants."""
+(_record_function,) = bound("torch.autograd.profiler", "record_function")
+_cuda: Any = torch.cuda
 
 
-class CuptiStopwatch(EventStopwatch):
-    """Reads the device's kernels from CUPTI, enqueued behind a wait on the device."""
+class DeviceKernel(NamedTuple):
+    """One kernel, copy or fill that the device ran."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    grid: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
+    shared_bytes: int = 0
+    """Shared memory per block, static and dynamic, in bytes."""
+    nbytes: int = 0
+    """Bytes of a copy or fill."""
+
+
+class TracedCall(NamedTuple):
+    """The device's work for one call, in time order."""
+
+    kernels: tuple[DeviceKernel, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(kernel.name for kernel in self.kernels)
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first kernel's start to the last kernel's end; 0 without a kernel."""
+        ends_ns = [kernel.end_ns for kernel in self.kernels]
+        return (max(ends_ns) - self.kernels[0].start_ns) * 1e-9 if ends_ns else 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """Sum of the kernels' times in seconds, without the gaps between kernels."""
+        return sum(kernel.end_ns - kernel.start_ns for kernel in self.kernels) * 1e-9
+
+
+class DeviceTrace:
+    """A recording; `events` is filled when the recording ends."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._stretches = 0
+
+    @contextmanager
+    def ours(self, kind: str = REST) -> Iterator[None]:
+        """Annotates host time in which the bench enqueues its own work: at least one kernel."""
+        self._stretches += 1
+        with _record_function(f"{OURS}{self._stretches}{kind}"):
+            yield
+
+
+@contextmanager
+def recorded(cuda: CudaCalls) -> Iterator[DeviceTrace]:
+    """Records the CUDA kernels that run inside `with`.  Raises `NotRecorded` where torch's profiler runs already."""
+    trace = DeviceTrace()
+    with profiled("cuda") as recording:
+        yield trace
+        with trace.ours():
+            cuda.sleep(0)
+        cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        recording.export_chrome_trace(str(path))
+        # Parsed as decimals: timestamps in microseconds have more digits than a float holds.
+        trace.events = json.loads(path.read_text(errors="replace"), parse_float=Decimal)["traceEvents"]
+
+
+def cut(events: Iterable[Mapping[str, Any]]) -> list[TracedCall]:
+    """The calls of a trace in Chrome's format.
+
+    Raises `NotRecorded` where an annotated stretch of ours has no kernel in the trace: calls cannot be separated then.
+    """
+    spans = [(int(event["ts"] * 1000), int(event["dur"] * 1000), event) for event in events if event.get("ph") == "X"]
+    spans.sort(key=lambda span: span[:2])
+    ours = [span for span in spans if str(span[2]["name"]).startswith(OURS)]
+    wanted = {event["name"] for _, _, event in ours if event["cat"] == "user_annotation"}
+    stretches = [span for span in ours if span[2]["cat"] == "gpu_user_annotation"]
+    missing = wanted - {event["name"] for _, _, event in stretches}
+    if missing or not wanted:
+        raise NotRecorded(
+            f"cupti: expected the profiler to record the device's work, and it recorded none of {len(missing)} of "
+            f"{len(wanted)} launches of ours; CUPTI must be there, and no other profiler attached"
+        )
+    starts = [start for start, _, _ in stretches]
+    found: list[list[DeviceKernel]] = [[] for _ in stretches]
+    for start, took, event in spans:
+        place = bisect_right(starts, start) - 1  # of the last stretch that has begun; stretches do not overlap
+        if event.get("cat") not in DEVICE_EVENTS or place < 0:
+            continue
+        began, lasted, stretch = stretches[place]
+        on_its_stream = (event["pid"], event["tid"]) == (stretch["pid"], stretch["tid"])
+        if not (on_its_stream and start + took <= began + lasted):
+            args = event["args"]
+            grid, block = (tuple(map(int, args.get(name, ()))) for name in ("grid", "block"))
+            sizes = int(args.get("shared memory", 0)), int(args.get("bytes", 0))
+            found[place].append(DeviceKernel(str(event["name"]), start, start + took, grid, block, *sizes))
+    calls = [str(event["name"]).endswith(CALL) for _, _, event in stretches]
+    return [TracedCall(tuple(kernels)) for kernels in itertools.compress(found, calls)]
+
+
+class CuptiTimer(EventTimer):
+    """Reads the device's kernels from CUPTI, enqueued behind a wait on the device; several rounds share a recording.
+
+    A call's time runs from its first kernel's start to its last kernel's end.  It is not the sum of the kernels' times:
+    the gaps belong to the cost of several launches, and a sum would count overlapping kernels twice.  The sum is kept
+    too (`busy_s`), because CUPTI itself may widen the gaps.  Where a sample's kernels differ by name or order from the
+    other samples' kernels, the reading is invalid and names them: profilers have silently dropped kernels, and then the
+    remaining time looks like a speedup.
+    """
 
     batches = False  # a kernel's own time is as fine as the device's clock
     rounds_at_once = 8  # a recording takes some milliseconds to start and to read
     title = "cuda cupti, first kernel's start to last kernel's end"
 
-    def __init__(self, *arguments: Any, **named: Any):
-        self._traced: dict[str, list[TracedCall]] = {}  # set before the clock's step is read
-        super().__init__(*arguments, **named)
+    def __init__(self, cuda: CudaCalls, cold: bool = True, flush: FlushBy = "read"):
+        self.traced: defaultdict[str, list[TracedCall]] = defaultdict(list)
+        """The readings of each function, in time order."""
+        super().__init__(cuda, cold, flush)
 
     def _read_grid(self) -> float | None:
-        waits = [self._wait(1000 + GRID_CYCLES * turn) for turn in range(GRID_READINGS)]
-        return grid_of([call.span_s for call in record_calls(waits, self.cuda)])
+        waits = self.rounds([[("a wait", partial(self.cuda.sleep, cycles), 1)] for cycles in GRID])
+        return grid_of([seconds for read in waits for seconds in read.values()])
 
-    def _wait(self, cycles: int) -> Callable[[], None]:
-        return lambda: self.cuda.sleep(cycles)
+    def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
+        return self.rounds([calls], observe)[0]
 
-    def round(self, calls: Sequence[Call]) -> dict[str, float]:
-        return self.rounds([calls])[0]
-
-    def rounds(self, orders: Sequence[Sequence[Call]]) -> list[dict[str, float]]:
+    def rounds(self, orders: Sequence[Sequence[Call]], observe: Function | None = None) -> list[dict[str, float]]:
         """Reads every function once in each order; a function whose wait ran out is read again."""
         found: list[dict[str, TracedCall]] = [{} for _ in orders]
+        pending = [(turn, call) for turn, calls in enumerate(orders) for call in calls]
         with self.cuda.use():
-            for name, function, _ in orders[0]:
-                self.compile(name, function)
-            pending = [(turn, call) for turn, calls in enumerate(orders) for call in calls]
-            look = self.observer()
             while pending:
-                traced, late = self._record(pending, look)
-                for (turn, (name, _, _)), call in zip(pending, traced, strict=True):
-                    found[turn][name] = call
-                pending, look = late, None
-        for calls in found:
-            for name, call in calls.items():
-                self._traced.setdefault(name, []).append(call)
-        return [{name: found[turn][name].span_s for name, _, _ in calls} for turn, calls in enumerate(orders)]
+                late = []
+                with recorded(self.cuda) as trace:
+                    for turn, group in itertools.groupby(pending, key=lambda one: one[0]):
+                        for _, call in group:
+                            sample = partial(self._sample_in, trace, call)
+                            if not self.enqueue(call[0], sample, trace.ours)[0]:
+                                late.append((turn, call))
+                        if observe:
+                            with trace.ours():
+                                observe()
+                                self.cuda.sleep(0)
+                for (turn, call), traced in zip(pending, cut(trace.events), strict=True):
+                    found[turn][call[0]] = traced
+                pending, observe = late, None
+        for read in found:
+            for name, traced in read.items():
+                self.traced[name].append(traced)
+        return [{name: read[name].span_s for name, _, _ in calls} for read, calls in zip(found, orders, strict=True)]
 
-    def _record(
-        self, pending: Sequence[tuple[int, Call]], look: Callable[[], None] | None
-    ) -> tuple[list[TracedCall], list[tuple[int, Call]]]:
-        """One recording of these samples: the kernels that ran, and the samples whose wait ran out."""
-        late = []
-        with recorded("cuda") as trace:
-            for place, (turn, call) in enumerate(pending):
-                if not self._enqueue(trace, call):
-                    late.append((turn, call))
-                ends_round = place + 1 == len(pending) or pending[place + 1][0] != turn
-                if look and ends_round:
-                    with trace.ours():
-                        look()
-                        self.cuda.sleep(0)
-            with trace.ours():
-                self.cuda.sleep(0)
-            self.cuda.synchronize()
-        return trace.calls(), late
+    def _sample_in(self, trace: DeviceTrace, call: Call) -> None:
+        with trace.ours(CALL):
+            self.flush()
+            self.cuda.sleep(0)
+        for _ in range(call[2]):
+            call[1]()
 
-    def _enqueue(self, trace: DeviceTrace, call: Call) -> bool:
-        name, function, count = call
-
-        def sample() -> None:
-            with trace.ours(CALL):
-                self.flush()
-                self.cuda.sleep(0)
-            for _ in range(count):
-                function()
-
-        return self.backlog.enqueue(name, sample, trace.ours)
-
-    def details(self, name: str, samples: int) -> dict[str, Any]:
-        """The kernels of a call, the sum of their times, and their fault."""
-        last = self._traced.get(name, [])[-samples:]
-        if not last:
-            return {}
+    def completed(self, name: str, samples: Samples) -> Samples:
+        """The samples with the kernels of a call, the sum of their times, and their fault."""
+        last = self.traced[name][-len(samples.seconds) :]
         usual = Counter(call.names for call in last).most_common(1)[0][0]
-        return {
-            "kernels": usual,
-            "busy_s": float(np.median([call.busy_s for call in last])),
-            "fault": fault(usual, [call.names for call in last]),
-        }
+        busy_s = float(np.median([call.busy_s for call in last]))
+        return replace(samples, kernels=usual, busy_s=busy_s, fault=fault(usual, [call.names for call in last]))
 
 
 def fault(usual: tuple[str, ...], samples: Sequence[tuple[str, ...]]) -> str:
@@ -125,3 +233,108 @@ def fault(usual: tuple[str, ...], samples: Sequence[tuple[str, ...]]) -> str:
 def _shown(names: Counter[str]) -> str:
     listed = list(names.elements())
     return ", ".join(listed[:SHOWN]) + (f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else "")
+
+
+def observed_on_cuda(call: Function, cuda: CudaCalls) -> Observed:
+    """The peak memory of one `call` and the device's work of the next: the first one may compile and tune.
+
+    The peak is that of torch's allocator, minus the bytes of the result, which is alive until the peak is read.  There
+    are no kernels and no hash where CUPTI records nothing.  Raises whatever `call` raises.
+    """
+    with cuda.use():
+        cuda.synchronize()
+        _cuda.reset_peak_memory_stats(cuda.device)
+        before = _cuda.memory_allocated(cuda.device)
+        result = call()
+        cuda.synchronize()
+        peak, after = _cuda.max_memory_allocated(cuda.device), _cuda.memory_allocated(cuda.device)
+        del result
+        seen = Observed(float(max(0, peak - max(after, before))))
+        with suppress(NotRecorded):
+            with launched_code() as launched, recorded(cuda) as trace:
+                with trace.ours(CALL):
+                    cuda.sleep(0)
+                call()
+            (traced,) = cut(trace.events)
+            seen = replace(seen, device_kernels=traced.names, activity_hash=activity_hash(traced.kernels, launched))
+    return seen
+
+
+def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str, str]] = ()) -> str | None:
+    """The hash over `kernels`, None without any; `launched` holds, in order, name and code hash of known launches.
+
+    A kernel's code enters the hash if every launch of its name was seen; else only the kernel's name does.
+    """
+    if not kernels:
+        return None
+    runs = Counter(kernel.name for kernel in kernels)
+    codes: defaultdict[str, list[str]] = defaultdict(list)
+    for name, code in launched:
+        codes[name].append(code)
+    known = {name: iter(found) for name, found in codes.items() if len(found) == runs[name]}
+    rows = [[kernel.name, next(known[kernel.name]) if kernel.name in known else "", *kernel[3:]] for kernel in kernels]
+    return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+
+
+@contextmanager
+def launched_code() -> Iterator[list[tuple[str, str]]]:
+    """Gathers name and code hash of every Triton, Gluon and CUDA C++ kernel launched inside `with`, in order."""
+    launched: list[tuple[str, str]] = []
+
+    def noting(owner: Any, method: str, code_of: Callable[..., tuple[str, str] | None]) -> AbstractContextManager[Any]:
+        original = getattr(owner, method)
+
+        def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(self, *args, **kwargs)
+            launched.extend(filter(None, [code_of(self, result, kwargs)]))
+            return result
+
+        return patch.object(owner, method, launch)
+
+    triton = sys.modules.get("triton.runtime.jit")
+    cuda = sys.modules.get("rooflab.kernels._cuda")  # present only where a kernel has imported it: needs CuPy
+    with ExitStack() as stack:
+        if triton is not None and not interpreting():
+            stack.enter_context(noting(triton.JITFunction, "run", _of_triton))
+        if cuda is not None:
+            stack.enter_context(noting(cuda.CudaKernel, "__call__", _of_cuda))
+        yield launched
+
+
+def _of_triton(function: Any, kernel: Any, options: Mapping[str, Any]) -> tuple[str, str] | None:
+    if kernel is None or options.get("warmup"):
+        return None
+    return str(kernel.metadata.name), code_hash(kernel.asm["cubin"])
+
+
+def _of_cuda(kernel: Any, result: None, options: Mapping[str, Any]) -> tuple[str, str]:
+    from rooflab.kernels._cuda import architecture, cubin_file
+
+    file = cubin_file(kernel.source, arch=architecture(), options=kernel.options)  # already compiled and cached
+    return kernel.name, code_hash(file.read_bytes())
+
+
+def code_hash(cubin: bytes) -> str:
+    """SHA-256 over a cubin's instructions and constants.  Raises `ValueError` unless it is a 64-bit ELF file."""
+    sections = elf_sections(cubin)
+    digest = hashlib.sha256()
+    for name in sorted(sections):
+        if name.startswith(CODE_SECTIONS):
+            digest.update(f"{name}:{len(sections[name])}:".encode() + sections[name])
+    return digest.hexdigest()
+
+
+def elf_sections(binary: bytes) -> Mapping[str, bytes]:
+    """The sections of a little-endian 64-bit ELF file by name (System V ABI, "Sections")."""
+    if binary[:6] != b"\x7fELF\x02\x01":
+        raise ValueError(f"cubin: expected a little-endian 64-bit ELF file, got {binary[:6]!r}")
+    (table,) = struct.unpack_from("<Q", binary, 0x28)
+    entry, count, names_index = struct.unpack_from("<HHH", binary, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", binary, table + entry * index) for index in range(count)]
+    _, _, _, _, names_at, names_size = headers[names_index]
+    names = binary[names_at : names_at + names_size]
+    found = {}
+    for name_at, kind, _, _, offset, size in headers:
+        name = names[name_at : names.index(b"\0", name_at)].decode()
+        found[name] = b"" if kind == 8 else binary[offset : offset + size]  # 8 (NOBITS): no bytes in the file
+    return found

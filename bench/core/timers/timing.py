@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from rooflab.bench.core.record import L2State
-from rooflab.bench.core.timers import tamper
-from rooflab.bench.core.timers.cpu import CpuStopwatch
-from rooflab.bench.core.timers.cuda import EventStopwatch, GraphStopwatch
-from rooflab.bench.core.timers.cupti import CuptiStopwatch
-from rooflab.bench.core.timers.noise import few, noise
-from rooflab.bench.core.timers.stopwatch import FlushBy, Function, Stopwatch
+from rooflab.bench.core.noise import Samples, few, noise
+from rooflab.bench.core.settings import FlushBy
+from rooflab.bench.core.system_time import time
+from rooflab.bench.core.timers import Function, Observed, Timer, tampered
+from rooflab.bench.core.timers.cpu import CpuTimer, observed_on_cpu
 
+perf_counter = time.perf_counter
 STEPS_PER_SAMPLE = 10
 """Fewest timer steps per sample; a shorter sample measures the timer's resolution, not the function."""
 MAX_CALLS_PER_SAMPLE = 1000
@@ -32,58 +34,9 @@ CLOSING_ROUNDS = 3
 """The last rounds, in which each set of inputs of a `calls.Rotation` is used once more, with the same values."""
 STEADY = 0.95
 """The warm-up goes on while a round lowers a function's fastest time below this share of its value before."""
-
-
 TIMERS: Mapping[str, tuple[str, ...]] = {"cpu": ("perf_counter",), "cuda": ("events", "graph", "cupti")}
-"""Timing methods by device type, the default first.
-
-`events` is CUDA's default: it needs no capture, so that it can time every function, and unlike a profiler it adds no
-work to the device.  For the methods `graph` and `cupti` see `cuda.GraphStopwatch` and `cupti.py`.
-"""
-
-
-@dataclass(frozen=True)
-class Samples:
-    """The samples of one function."""
-
-    seconds: tuple[float, ...]
-    """Seconds per call of every sample, in time order; no sample is dropped."""
-    method: str
-    """Name of the timing method."""
-    l2_state: L2State
-    """Whether the last-level cache held the function's data when a sample began."""
-    calls_per_sample: int = 1
-    resolved: bool = True
-    """Whether the median sample is at least `STEPS_PER_SAMPLE` steps of the timer; else the reading is UNRESOLVED."""
-    noise: str = ""
-    """Why the reading says little: the machine was busy, or the samples spread, drift or are few; else empty."""
-    few: str = ""
-    """Why the samples are too few, which makes the reading noise too; empty where they are not."""
-    first_call_s: float | None = None
-    """Seconds of the longest first call, with what it compiles, tunes and loads; no sample, and not in the budget."""
-    fault: str = ""
-    """Why the reading must not be published (a replaced clock, dropped kernels); empty where it may be."""
-    launch_floor_s: float | None = None
-    """Time per call of an empty kernel by this method, with the same calls per sample; None on a CPU."""
-    kernels: tuple[str, ...] = ()
-    """Names of the kernels that a call runs, where the method records them."""
-    busy_s: float | None = None
-    """Median over the calls of the sum of the kernels' times, where the method records them."""
-
-    @property
-    def p20_s(self) -> float:
-        """20th percentile, seconds per call."""
-        return float(np.percentile(self.seconds, 20))
-
-    @property
-    def median_s(self) -> float:
-        """Median, seconds per call."""
-        return float(np.median(self.seconds))
-
-    @property
-    def p80_s(self) -> float:
-        """80th percentile, seconds per call."""
-        return float(np.percentile(self.seconds, 80))
+"""Timing methods by device type, the default first: `events` needs no capture, so that it can time every function, and
+unlike a profiler it adds no work to the device.  See `cuda.EventTimer`, `cuda.GraphTimer` and `cupti.CuptiTimer`."""
 
 
 def check_timer(timer: str | None, device_type: str) -> str:
@@ -101,19 +54,53 @@ def check_timer(timer: str | None, device_type: str) -> str:
     return timer or TIMERS[device_type][0]
 
 
-def stopwatch_for(
-    device: torch.device,
-    cold: bool,
-    observe: Callable[[], None] | None,
-    timer: str | None = None,
-    flush: FlushBy = "read",
-) -> Stopwatch:
-    """The stopwatch of a device and method.  Raises `ValueError` as `check_timer` does."""
-    method = check_timer(timer, device.type)
+def timer_for(device: torch.device, method: str | None = None, cold: bool = True, flush: FlushBy = "read") -> Timer:
+    """The timer of a method on a device, which empties the cache if `cold`; raises as `check_timer` does."""
+    method = check_timer(method, device.type)
     if method == "perf_counter":
-        return CpuStopwatch(cold, observe, flush=flush)
-    kind = {"events": EventStopwatch, "graph": GraphStopwatch, "cupti": CuptiStopwatch}[method]
-    return kind(device, cold, observe, flush)
+        return CpuTimer(cold, flush)
+    # What times and observes a GPU is imported where there is one.
+    from rooflab.bench.core.timers.cuda import CudaCalls, EventTimer, GraphTimer
+    from rooflab.bench.core.timers.cupti import CuptiTimer
+
+    kind = {"events": EventTimer, "graph": GraphTimer, "cupti": CuptiTimer}[method]
+    return kind(CudaCalls(device), cold, flush)
+
+
+def observed(call: Function, device: torch.device) -> Observed:
+    """Peak memory and device kernels of one call, and None for what another profiler that runs hides.
+
+    Call it after timing: it attaches a profiler, which may slow all later launches.  Raises whatever `call` raises.
+    """
+    if device.type == "cpu":
+        return observed_on_cpu(call)
+    from rooflab.bench.core.timers.cuda import CudaCalls
+    from rooflab.bench.core.timers.cupti import observed_on_cuda
+
+    return observed_on_cuda(call, CudaCalls(device))
+
+
+class FirstCall:
+    """A function that notes its first call, and with `due` set the next one, for calls that are made before its timing.
+
+    It costs time at each call, so it is not the function that is timed.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        functools.update_wrapper(self, function, updated=())
+        self._function = function
+        self.due = True
+        self.first_call_s = 0.0
+        """Seconds of the longest call that was noted."""
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if not self.due:
+            return self._function(*args, **named)
+        self.due = False
+        began = perf_counter()
+        result = self._function(*args, **named)
+        self.first_call_s = max(self.first_call_s, perf_counter() - began)
+        return result
 
 
 def time_functions(
@@ -125,11 +112,10 @@ def time_functions(
     min_samples: int = 5,
     seed: int = 0,
     cold: bool = True,
-    observe: Callable[[], None] | None = None,
-    stopwatch: Stopwatch | None = None,
-    timer: str | None = None,
+    observe: Function | None = None,
+    timer: str | Timer | None = None,
     flush: FlushBy = "read",
-    renew: Callable[[], None] | None = None,
+    renew: Function | None = None,
 ) -> dict[str, Samples]:
     """Times functions of no arguments against each other.  The protocol:
 
@@ -163,57 +149,59 @@ def time_functions(
     8. Afterwards the clock functions and the number of threads are checked: a change is the fault of every reading.
 
     `observe` is called once per round of samples, between samples, and never in the warm-up; on CUDA while the device
-    works.  Raises `ValueError` on no functions, a budget that is not positive, fewer than one sample, or a timer that
+    works.  `timer` is one of `TIMERS`, or of `timer_for`: then `device` and `flush` are its own.
+
+    Raises `ValueError` on no functions, a budget that is not positive, fewer than one sample, or a timer that
     the device does not have.
     """
     _check_arguments(functions, budget_s, min_samples)
-    watch = stopwatch or stopwatch_for(torch.device(device), cold, observe, timer, flush)
-    threads = torch.get_num_threads()
-    with _collector_resting():
+    watch = timer if isinstance(timer, Timer) else timer_for(torch.device(device), timer, cold, flush)
+    threads, closing, most = torch.get_num_threads(), CLOSING_ROUNDS if renew else 0, max(MAX_SAMPLES, min_samples)
+    readings: dict[str, list[float]] = {name: [] for name in functions}
+    ends: list[float] = []
+    orders = _orders(list(functions), seed)
+
+    def take(rounds: int) -> None:
+        batch = [[(name, functions[name], calls[name]) for name in next(orders)] for _ in range(rounds)]
+        for read in watch.rounds(batch, observe):
+            for name, seconds in read.items():
+                readings[name].append(seconds)
+
+    def judged() -> tuple[str, dict[str, str]]:
+        """Why there are too few samples, and for each function why its samples are noise."""
+        waiting = watch.waiting()
+        lacking = few(min(map(len, readings.values())), _room(ends, watch.rounds_at_once, budget_s))
+        return lacking, {name: noise(values, waiting) or lacking for name, values in readings.items()}
+
+    with ExitStack() as stack:
+        if gc.isenabled():
+            stack.callback(gc.enable)
+            gc.disable()
         first_calls = {name: _first_call_s(watch, name, function) for name, function in functions.items()}
-        began = tamper.perf_counter()
+        began = perf_counter()
         fastest = _warm_up(watch, functions, began + WARM_UP_SHARE * budget_s)
         calls = {name: _calls_per_sample(watch, fastest[name]) for name in functions}
-        readings: dict[str, list[float]] = {name: [] for name in functions}
-        ends: list[float] = []
-        orders = _orders(list(functions), seed)
-
-        def take(rounds: int) -> None:
-            batch = [next(orders) for _ in range(rounds)]
-            for read in watch.rounds([[(name, functions[name], calls[name]) for name in o] for o in batch]):
-                for name, seconds in read.items():
-                    readings[name].append(seconds)
-
-        def too_few() -> str:
-            return few(min(map(len, readings.values())), _room(ends, watch.rounds_at_once, budget_s))
-
-        closing = CLOSING_ROUNDS if renew else 0
-        most = max(MAX_SAMPLES, min_samples)
         with watch.sampling():
             while (taken := min(map(len, readings.values()))) < most - closing:
-                ends.append(tamper.perf_counter())
+                ends.append(perf_counter())
                 spent = ends[-1] - began
                 if taken >= min_samples - closing and spent > budget_s:
-                    waiting, lacking = watch.waiting(), too_few()
-                    noisy = lacking or any(noise(values, waiting) for values in readings.values())
-                    if spent > budget_s + max(more_s, budget_s if lacking else 0.0) or not noisy:
+                    lacking, noisy = judged()
+                    if spent > budget_s + max(more_s, budget_s if lacking else 0.0) or not any(noisy.values()):
                         break
                 if renew:
                     renew()
                 take(min(watch.rounds_at_once, most - closing - taken))
-            if closing:
+            if renew:
                 take(closing)
-            waiting = watch.waiting()
-        replaced = tamper.tampered(threads)
-        lacking = too_few()
-        return {
-            name: replace(
-                _samples(watch, name, values, calls[name], cold, replaced, noise(values, waiting) or lacking),
-                few=lacking,
-                first_call_s=first_calls[name],
-            )
-            for name, values in readings.items()
-        }
+            lacking, noisy = judged()
+        replaced = tampered(threads)
+        found = {}
+        for name, values in readings.items():
+            samples = watch.completed(name, _samples(watch, name, values, calls[name], cold))
+            fault = replaced or samples.fault
+            found[name] = replace(samples, noise=noisy[name], few=lacking, first_call_s=first_calls[name], fault=fault)
+        return found
 
 
 def _check_arguments(functions: Mapping[str, Function], budget_s: float, min_samples: int) -> None:
@@ -225,13 +213,13 @@ def _check_arguments(functions: Mapping[str, Function], budget_s: float, min_sam
         raise ValueError(f"min_samples: expected at least 1, got {min_samples}")
 
 
-def _first_call_s(watch: Stopwatch, name: str, function: Function) -> float:
+def _first_call_s(watch: Timer, name: str, function: Function) -> float:
     """Makes the first calls of a function; seconds of the longest, or of an earlier one that the function noted."""
     longest = float(getattr(function, "first_call_s", 0.0))
     for _ in range(FIRST_CALLS):
-        began = tamper.perf_counter()
+        began = perf_counter()
         watch.first_call(name, function)
-        longest = max(longest, tamper.perf_counter() - began)
+        longest = max(longest, perf_counter() - began)
     return longest
 
 
@@ -244,62 +232,40 @@ def _room(ends: Sequence[float], rounds: int, budget_s: float) -> int:
     return min(MAX_SAMPLES, int((1 - WARM_UP_SHARE) * budget_s / median_s)) if median_s > 0 else 0
 
 
-def _samples(
-    watch: Stopwatch, name: str, values: Sequence[float], calls: int, cold: bool, replaced: str | None, noisy: str
-) -> Samples:
-    details = watch.details(name, len(values))
-    if replaced:
-        details = details | {"fault": replaced}
+def _samples(watch: Timer, name: str, values: Sequence[float], calls: int, cold: bool) -> Samples:
     return Samples(
         seconds=tuple(value / calls for value in values),
-        method=watch.method(name, calls),
+        method=watch.method(name) + (f", {calls} calls per sample" if calls > 1 else ""),
         l2_state="cold" if cold and calls == 1 else "warm",
         calls_per_sample=calls,
         resolved=float(np.median(values)) >= STEPS_PER_SAMPLE * watch.step_s(values),
-        noise=noisy,
         launch_floor_s=watch.launch_floor_s(calls),
-        **details,
     )
 
 
 def _orders(names: list[str], seed: int) -> Iterator[list[str]]:
-    base = list(names)
-    random.Random(seed).shuffle(base)
-    turn = 0
-    while True:
-        start = turn // 2 % len(base)
-        order = base[start:] + base[:start]
+    random.Random(seed).shuffle(names)
+    for turn in itertools.count():
+        start = turn // 2 % len(names)
+        order = names[start:] + names[:start]
         yield order if turn % 2 == 0 else order[::-1]
-        turn += 1
 
 
-def _warm_up(watch: Stopwatch, functions: Mapping[str, Function], deadline: float) -> dict[str, float]:
+def _warm_up(watch: Timer, functions: Mapping[str, Function], deadline: float) -> dict[str, float]:
     """The fastest reading of each function."""
     fastest = dict.fromkeys(functions, math.inf)
-    rounds = 0
-    while True:
+    for rounds in itertools.count(1):
         (read,) = watch.rounds([[(name, function, 1) for name, function in functions.items()]])
         steady = all(seconds >= STEADY * fastest[name] for name, seconds in read.items())
         fastest = {name: min(seconds, fastest[name]) for name, seconds in read.items()}
-        rounds += 1
-        if (steady and rounds >= 3) or tamper.perf_counter() > deadline:
-            return fastest
+        if (steady and rounds >= 3) or perf_counter() > deadline:
+            break
+    return fastest
 
 
-def _calls_per_sample(watch: Stopwatch, seconds: float) -> int:
+def _calls_per_sample(watch: Timer, seconds: float) -> int:
     wanted = STEPS_PER_SAMPLE * watch.step_s([seconds])
     if not watch.batches or seconds >= wanted:
         return 1
     # A call of zero measured time gets the most calls that a sample may have.
     return min(MAX_CALLS_PER_SAMPLE, math.ceil(2 * wanted / seconds)) if seconds > 0 else MAX_CALLS_PER_SAMPLE
-
-
-@contextmanager
-def _collector_resting() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

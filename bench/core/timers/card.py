@@ -1,24 +1,22 @@
-"""Watches a GPU's clocks while it works, reports throttling, and locks the clocks where that is permitted.
-
-The device itself reads the SM clock that the bench uses (`sm_clock.DeviceClock`).  NVML adds power, temperature and
-the reasons for a lower clock.
-"""
+"""One GPU: its clocks while it works and whether it was throttled, a lock of the clocks, and a lock of the card."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import statistics
-from collections.abc import Callable, Collection, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import torch
 
-from rooflab.bench.core.environment import ask, nvml_of, power
+from rooflab.bench.core.environment import ask, nvml_of, power, snapshot
 from rooflab.bench.core.process import terminated_as_exception
 
 if TYPE_CHECKING:  # it imports Triton
@@ -43,33 +41,29 @@ THROTTLED = 0x008 | 0x020 | 0x040 | 0x080
 power limit under a large matrix product.  That is normal operation: the summary names it, the reading stays valid."""
 TOLERANCE = 0.02
 """Allowed relative difference between two readings of a locked clock under load."""
+RANGES = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
+"""Readings of NVML whose minimum and maximum a summary has."""
 
 
-def reason_names(bits: int | None, among: int = 0x1FF) -> list[str]:
-    """The names of the reasons in `bits` that are also in `among`."""
-    return [name for bit, name in REASONS.items() if (bits or 0) & bit & among]
+class ClockWatch(ExitStack):
+    """Reads a GPU's clocks while it works, inside `with`; without NVML, or with `uuid` None, no NVML call is made.
 
+    The device itself reads the SM clock that the bench uses (`sm_clock.DeviceClock`).  NVML adds power, temperature and
+    the reasons for a lower clock.
+    """
 
-class ClockWatch:
-    """Reads a GPU's clocks while it works, inside `with`; without NVML, or with `uuid` None, no NVML call is made."""
-
-    def __init__(self, uuid: str | None, device_clock: DeviceClock | None = None):
+    def __init__(self, uuid: str | None, device_clock: DeviceClock | None = None, unread: str = ""):
+        super().__init__()
+        self._unread = {"sm_clock_unread": unread} if unread else {}
         self._uuid = uuid
         self._device_clock = device_clock
-        self._open = ExitStack()
         self._nvml: tuple[Any, Any] | None = None
         self._readings: list[dict[str, Any]] = []
 
     def __enter__(self) -> ClockWatch:
         if self._uuid is not None:
-            self._nvml = self._open.enter_context(nvml_of(self._uuid))
+            self._nvml = self.enter_context(nvml_of(self._uuid))
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
-        self._nvml = None
 
     def read(self) -> None:
         if self._device_clock is not None:
@@ -86,7 +80,7 @@ class ClockWatch:
                 "power_w": None if power_mw is None else power_mw / 1000,
                 "temperature_c": ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
                 "throttle_reasons": ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle),
-                "processes": {one.pid for one in ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()},
+                "processes": [one.pid for one in ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()],
             }
         )
 
@@ -96,28 +90,32 @@ class ClockWatch:
         It holds the minimum and maximum of NVML's readings; every throttle bit and its name; the reasons that make a
         reading invalid (`throttled`; None, with the cause in `throttle_unread`, where NVML did not answer); the number
         of `other_processes` on the card (None where NVML does not know this one, as in some containers); the source of
-        the power reading; and the median, minimum and maximum of the SM clock that the device itself read.
+        the power reading; and the median, minimum and maximum of the SM clock that the device itself read, or
+        `sm_clock_unread`, why it did not.
         """
         held = self._device_clock.readings_hz() if self._device_clock is not None else []
         if not self._readings and not held:
-            return None
-        result: dict[str, Any] = {"readings": len(self._readings)}
-        for name in ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c"):
-            values = [reading[name] for reading in self._readings if reading[name] is not None]
-            result[name] = [min(values), max(values)] if values else None
-        seen = [reading["throttle_reasons"] for reading in self._readings if reading["throttle_reasons"] is not None]
-        bits = reduce(or_, seen) if seen else None
-        result["throttle_reasons"] = bits
-        result["throttle_names"] = reason_names(bits)
-        result["throttled"] = None if bits is None else reason_names(bits, THROTTLED)
-        if bits is None:
-            result["throttle_unread"] = "NVML gave no reasons" if self._readings else "NVML was not asked"
-        if sources := sorted({reading["power_by"] for reading in self._readings if reading["power_by"]}):
-            result["power_by"] = ", ".join(sources)
-        result["other_processes"] = others_among({pid for reading in self._readings for pid in reading["processes"]})
-        result["sm_clock_hz"] = statistics.median(held) if held else None
-        result["sm_clock_range_hz"] = [min(held), max(held)] if held else None
-        return result
+            return self._unread or None
+
+        def read(name: str) -> list[Any]:
+            return [reading[name] for reading in self._readings if reading[name] is not None]
+
+        bits = reduce(or_, read("throttle_reasons")) if read("throttle_reasons") else None
+        unread = "NVML gave no reasons" if self._readings else "NVML was not asked"
+        power_by = ", ".join(sorted(set(read("power_by"))))
+        return {
+            "readings": len(self._readings),
+            **{name: [min(read(name)), max(read(name))] if read(name) else None for name in RANGES},
+            "throttle_reasons": bits,
+            "throttle_names": [name for bit, name in REASONS.items() if (bits or 0) & bit],
+            "throttled": None if bits is None else [name for bit, name in REASONS.items() if bits & bit & THROTTLED],
+            **({"throttle_unread": unread} if bits is None else {}),
+            **({"power_by": power_by} if power_by else {}),
+            "other_processes": others_among({pid for pids in read("processes") for pid in pids}),
+            "sm_clock_hz": statistics.median(held) if held else None,
+            "sm_clock_range_hz": [min(held), max(held)] if held else None,
+            **self._unread,
+        }
 
 
 def others_among(pids: Collection[int]) -> int | None:
@@ -131,12 +129,6 @@ def others_among(pids: Collection[int]) -> int | None:
     while (parent := first.parent()) is not None and Path(parent.exe() or "").name.startswith("python"):
         first = parent
     return len(set(pids) - {first.pid, *(child.pid for child in first.children(recursive=True))})
-
-
-def shared(clocks: Mapping[str, Any] | None) -> str:
-    """Why a reading beside other work on its card is noise; empty if there was none, or where NVML does not say."""
-    others = (clocks or {}).get("other_processes")
-    return f"other processes were on the card: {others}" if others else ""
 
 
 @contextmanager
@@ -160,8 +152,13 @@ def locked_clocks(uuid: str, read_hz: Callable[[], float]) -> Iterator[float]:
                     f"lock-clocks: NVML answers {error}; locking needs root, and a card that permits it"
                 ) from error
             try:
-                held_hz = _verified(read_hz(), read_hz())
-                yield float(ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM) or held_hz / 1e6)
+                first, held = read_hz(), read_hz()
+                if abs(held - first) > TOLERANCE * first:
+                    raise ValueError(
+                        f"lock-clocks: expected a clock that holds, and the device read {first / 1e6:.0f} and then "
+                        f"{held / 1e6:.0f} MHz under load"
+                    )
+                yield float(ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM) or held / 1e6)
             finally:
                 try:
                     nvml.nvmlDeviceResetGpuLockedClocks(handle)
@@ -171,10 +168,28 @@ def locked_clocks(uuid: str, read_hz: Callable[[], float]) -> Iterator[float]:
                     ) from error
 
 
-def _verified(first: float, second: float) -> float:
-    if abs(second - first) > TOLERANCE * first:
-        raise ValueError(
-            f"lock-clocks: expected a clock that holds, and the device read {first / 1e6:.0f} and then "
-            f"{second / 1e6:.0f} MHz under load"
-        )
-    return second
+@contextmanager
+def card_lock(device: torch.device, say: Callable[[str], None]) -> Iterator[None]:
+    """Holds the lock of the GPU `device` inside `with`; waits for it, and then says so once.
+
+    The lock is on a file of the machine's temporary folder, named by the card; the system frees it when the process
+    ends, however it ends.  Raises `ValueError` for a device that is no GPU.
+    """
+    gpu = snapshot(device.index or 0).gpu if device.type == "cuda" else None
+    if gpu is None:
+        raise ValueError(f"wait-for-gpu: expected a CUDA device, got {device}")
+    path = Path(tempfile.gettempdir()) / f"rooflab-{gpu.uuid}.lock"
+    try:  # without O_CREAT, which Linux refuses for another user's file in a shared temporary folder
+        handle = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        os.fchmod(handle, 0o666)  # whatever the umask says: every user may open it
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another run on {gpu.name} ({path})")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

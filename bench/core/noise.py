@@ -1,0 +1,178 @@
+"""The samples of a function, and what they are worth: when a reading is NOISY or INVALID, and a record's fields of it.
+
+A reading is NOISY if its median says little, because the machine did other work or the samples are few.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rooflab.bench.core.record import L2State, Record, pack_samples
+from rooflab.roofline.model import Ceilings, Cost, bound
+
+WAITING = 0.05
+"""Highest ratio of the time that threads waited for a processor to the time that they ran: on a quiet 2-core EPYC 0.001
+to 0.01; with one of the two cores busy 0.34 to 0.47, with both busy 1.0."""
+SPREAD = 2.0
+"""Highest ratio of the 80th percentile to the 20th: 1.05 to 1.7 there when quiet, up to 200 with both cores busy.  It
+finds what the threads' waiting cannot: other guests of the same host, and other work on a GPU."""
+DRIFT = 1.5
+"""Highest ratio, up or down, of the later half's median to the earlier half's: up to 1.4 there when quiet."""
+FEWEST = 0.25
+"""Lowest share of the samples that the reading's time has room for: its time divided by the median sample.  A first
+call of 300 ms in a budget of 150 ms left 5 of 80, and their median was 6% too long."""
+ABOVE = 1.05
+"""A reading beyond a limit by more than this factor is not noise."""
+CAUSES = {
+    "memory": "a cache held the data, or the cost counts bytes that the op need not touch",
+    "tensor": "the cost counts work that these inputs do not need, or it was done in a lower precision",
+    "vector": "the cost counts work that these inputs do not need",
+    "sfu": "the cost counts special functions that these inputs do not need",
+    "launch": "launches were merged, or the clock stopped before they ended",
+    "L2": "kernels were not timed, or the cost counts bytes that the op need not touch",
+}
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of one function; what a method does not record is None or empty."""
+
+    seconds: tuple[float, ...]
+    """Seconds per call of every sample, in time order; no sample is dropped."""
+    method: str
+    """Name of the timing method."""
+    l2_state: L2State
+    """Whether the last-level cache held the function's data when a sample began."""
+    calls_per_sample: int = 1
+    resolved: bool = True
+    """Whether the median sample is at least `timing.STEPS_PER_SAMPLE` steps of the timer; else it is UNRESOLVED."""
+    noise: str = ""
+    """Why the reading says little: the machine was busy, or the samples spread, drift or are few."""
+    few: str = ""
+    """Why the samples are too few, which makes the reading noise too."""
+    first_call_s: float | None = None
+    """Seconds of the longest first call, with what it compiles, tunes and loads; no sample, and not in the budget."""
+    fault: str = ""
+    """Why the reading must not be published (a replaced clock, dropped kernels)."""
+    launch_floor_s: float | None = None
+    """Time per call of an empty kernel by this method, with the same calls per sample; None on a CPU."""
+    kernels: tuple[str, ...] = ()
+    """Names of the kernels that a call runs."""
+    busy_s: float | None = None
+    """Median over the calls of the sum of the kernels' times."""
+
+    @property
+    def median_s(self) -> float:
+        """Median, seconds per call."""
+        return float(np.median(self.seconds))
+
+
+def few(samples: int, room: int) -> str:
+    """Why a reading has too few samples, in one sentence; empty if it has not."""
+    if samples >= FEWEST * room:
+        return ""
+    return f"it has {samples} samples, and its time has room for {room}: some calls were far slower than the others"
+
+
+def noise(seconds: Sequence[float], waiting: float | None) -> str:
+    """Why samples in time order are noise, in one sentence; empty if they are not.
+
+    `waiting` is the time that the process's threads waited for a processor, over the time that they ran; None if the
+    system does not tell.  Without samples only that decides.
+    """
+    if waiting is not None and waiting > WAITING:
+        return f"other processes were running: for each second of work, the threads waited {waiting:.2f} s for a core"
+    if not len(seconds):
+        return ""
+    p20, p80 = np.percentile(seconds, (20, 80))
+    if p80 > SPREAD * p20:
+        return f"the samples' 80th percentile is {p80 / p20:.2g} times their 20th" if p20 > 0 else "a sample is zero"
+    half = len(seconds) // 2
+    early, late = (float(np.median(part)) for part in (seconds[: half or 1], seconds[half:]))
+    if max(early, late) > DRIFT * min(early, late):
+        return f"the median of the later half of the samples is {late / early:.2g} times that of the earlier half"
+    return ""
+
+
+def shared(clocks: Mapping[str, Any] | None) -> str:
+    """Why a reading beside other work on its card is noise; empty if there was none, or where NVML does not say.
+
+    `clocks` is `ClockWatch.summary()`.
+    """
+    others = (clocks or {}).get("other_processes")
+    return f"other processes were on the card: {others}" if others else ""
+
+
+def above_limits(samples: Samples, cost: Cost, limits: Ceilings) -> tuple[str, float] | None:
+    """The limit that a reading exceeds most and the factor, or None where it exceeds no limit.
+
+    On a GPU, written data may still be in L2 when the clock stops.  So HBM's rate bounds only the bytes read, and only
+    where L2 was cold; L2's rate bounds all bytes.  A matrix product of a dtype without a rate sets no limit.
+    """
+    known = {dtype: flops for dtype, flops in cost.tensor_flops.items() if dtype in limits.tensor_flops_per_s}
+    bounded = replace(cost, tensor_flops=known)
+    on_gpu = samples.method.startswith("cuda")
+    if on_gpu:
+        read_bytes = 0.0 if samples.l2_state == "warm" else cost.read_bytes
+        bounded = replace(bounded, write_bytes=0.0, read_bytes=read_bytes)
+    found = bound(bounded, limits)
+    times: dict[str, float] = {found.limiter: found.fraction(samples.median_s)}
+    if limits.l2_bytes_per_s and on_gpu:
+        times["L2"] = cost.bytes / limits.l2_bytes_per_s / samples.median_s
+    most = max(times, key=lambda part: times[part])
+    return (most, times[most]) if times[most] > ABOVE else None
+
+
+def why_invalid(
+    samples: Samples, cost: Cost | None, limits: Ceilings | None, clocks: Mapping[str, Any] | None = None
+) -> str | None:
+    """Why a reading is INVALID, in one sentence with its likely cause, or None.
+
+    Checked in this order: a fault that the timer found, a timer that did not advance, a throttled card, a time below
+    that of an empty kernel, a clock too coarse (`UNRESOLVED: ...`), and a reading above `limits`, the rates that the
+    device cannot exceed at its highest clock.  An argument that is None is not checked.
+    """
+    seconds, method, floor_s = samples.median_s, samples.method, samples.launch_floor_s
+    if samples.fault:
+        return samples.fault
+    if broken := sum(not math.isfinite(sample) for sample in (*samples.seconds, seconds)):
+        return f"{broken} readings are not finite numbers; likely cause: the timer failed"
+    if seconds <= 0 or min(samples.seconds) < 0:
+        return f"the {method} timer read {seconds:g} s; likely cause: the clock stands still, or nothing was launched"
+    if throttled := (clocks or {}).get("throttled"):
+        return f"the card was throttled ({', '.join(throttled)}); likely cause: cooling or power supply"
+    if floor_s is not None and seconds * ABOVE < floor_s:
+        return (
+            f"{seconds * 1e6:.2f} us is below the {floor_s * 1e6:.2f} us that an empty kernel takes by {method}; "
+            f"likely cause: nothing was launched, as by a cached answer, or another stream did the work"
+        )
+    if not samples.resolved:
+        return f"UNRESOLVED: the {method} timer is too coarse for it"
+    above = above_limits(samples, cost, limits) if cost and limits else None
+    return f"{above[1]:.2f} times the {above[0]} ceiling; likely cause: {CAUSES[above[0]]}" if above else None
+
+
+def with_reading(record: Record, samples: Samples, clocks: Mapping[str, Any] | None) -> Record:
+    """The record with a reading, but for its rates.  Non-finite samples give no latency; they are kept."""
+    more = {"launch_floor": samples.launch_floor_s, "kernel_busy": samples.busy_s, "first_call": samples.first_call_s}
+    metrics = {f"{name}_ms": value * 1e3 for name, value in more.items() if value is not None}
+    times = (*np.percentile(samples.seconds, (20, 80)).tolist(), samples.median_s)
+    p20, p80, median = (seconds * 1e3 if math.isfinite(seconds) else None for seconds in times)
+    return replace(
+        record,
+        basis="measured",
+        timer=samples.method,
+        l2_state=samples.l2_state,
+        latency_p20_ms=p20,
+        latency_median_ms=median,
+        latency_p80_ms=p80,
+        samples=pack_samples(samples.seconds),
+        sample_count=len(samples.seconds),
+        clocks=clocks,
+        metrics={"calls_per_sample": float(samples.calls_per_sample), **metrics},
+    )
