@@ -26,9 +26,15 @@ SLOW = Ceilings("cpu", "measured", 10e9, {"fp32": 1e9, "bf16": 4e9}, 1e9)
 CPU = torch.device("cpu")
 
 
-def cpu_records(memory, fp32=1e9, bf16=4e9, noise=""):
+def cpu_records(memory, fp32=1e9, bf16=4e9, noise="", run_id="r"):
     """The records of a CPU with these rates."""
-    fields = {"kind": "ceiling", "run_id": "r", "device": "cpu", "status": "NOISY" if noise else "OK", "reason": noise}
+    fields = {
+        "kind": "ceiling",
+        "run_id": run_id,
+        "device": "cpu",
+        "status": "NOISY" if noise else "OK",
+        "reason": noise,
+    }
     fields |= snapshot().record_fields()
     rates = {"fp32 matrix": ("fp32", fp32), "bf16 matrix": ("bf16", bf16), "fp32 vector": ("fp32", fp32)}
     found = [Record(kernel=limit, scheme=dtype, flops_per_s=rate, **fields) for limit, (dtype, rate) in rates.items()]
@@ -51,7 +57,7 @@ def measured(monkeypatch, tmp_path):
 
     def measure(environment, budget_s):
         found.calls += 1
-        return cpu_records(2.0**found.calls * 1e9, noise=found.noise)
+        return cpu_records(2.0**found.calls * 1e9, noise=found.noise, run_id=str(found.calls))
 
     monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "measure_cpu", measure)

@@ -218,10 +218,10 @@ def reading(limit, rate=1e12, *, dtype=None, status="OK", seconds=(1.0, 1.0), cl
     metrics = {"work": rate * seconds[0] if seconds else 0.0}
     metrics |= {"sm_clock_hz": clock_hz} if clock_hz else {}
     if status == "OK":
-        metrics |= {"launch": {"launch_floor_s": min(seconds)}, "op": {"ops_per_s": rate}}.get(unit, {})
+        metrics |= {"s": {"launch_floor_s": min(seconds)}, "op/s": {"ops_per_s": rate}}.get(unit, {})
     return Record(
         kind="ceiling",
-        run_id="r",
+        run_id=fields.pop("run_id", "r"),
         status=status,
         reason=fields.pop("reason", "" if status == "OK" else "why"),
         **(ON_H200.record_fields() | {"environment": ON_H200.to_dict() | {"microkernels": module.microkernels_hash()}}),
@@ -233,8 +233,8 @@ def reading(limit, rate=1e12, *, dtype=None, status="OK", seconds=(1.0, 1.0), cl
         basis="measured" if seconds else "bound",
         latency_median_ms=1e3 * seconds[0] if seconds else None,
         samples=pack_samples(seconds) if seconds else None,
-        bytes_per_s=rate if unit == "byte" and status == "OK" else None,
-        flops_per_s=rate if unit == "flop" and status == "OK" else None,
+        bytes_per_s=rate if unit == "B/s" and status == "OK" else None,
+        flops_per_s=rate if unit == "FLOP/s" and status == "OK" else None,
         metrics=metrics,
         **fields,
     )

@@ -1,5 +1,6 @@
 """A GPU's measured ceilings: kept, used where they still hold, shown beside the data sheet."""
 
+import itertools
 import json
 from dataclasses import asdict, replace
 
@@ -36,13 +37,13 @@ READINGS = (
 OK = [found for found in READINGS if found.status == "OK"]
 
 
-def scaled(records, factor):
+def scaled(records, factor, **fields):
     """The records of a card that is faster by this factor."""
 
     def by(value):
         return value and value * factor
 
-    return [replace(r, bytes_per_s=by(r.bytes_per_s), flops_per_s=by(r.flops_per_s)) for r in records]
+    return [replace(r, bytes_per_s=by(r.bytes_per_s), flops_per_s=by(r.flops_per_s), **fields) for r in records]
 
 
 @pytest.fixture
@@ -57,13 +58,13 @@ def card(monkeypatch, tmp_path, hopper):  # noqa: F811
         folder = tmp_path / "cache" / "ceilings"
 
     found = Measured()
-    found.budgets = []
+    found.budgets, found.run_ids = [], map(str, itertools.count())
 
     def measure(device, environment, budget_s, advance):
         if found.error is not None:
             raise found.error
         found.budgets.append(budget_s)
-        return scaled(found.readings, 1 + 0.1 * (len(found.budgets) - 1))
+        return scaled(found.readings, 1 + 0.1 * (len(found.budgets) - 1), run_id=next(found.run_ids))
 
     monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -86,7 +87,7 @@ def test_what_is_kept_comes_back_whole(card):
     records, reason = keep(card, READINGS)
     found, _ = assemble(READINGS, CUDA)
     assert kept_limits(CUDA) == (records, reason) == (records, "") and len(records) == len(READINGS)
-    assert [replace(record, ceilings=None) for record in records] == list(READINGS)
+    assert [replace(record, ceilings=None, run_id="r") for record in records] == list(READINGS)
     assert [record.ceilings for record in records] == [json.loads(json.dumps(asdict(found)))] * len(READINGS)
     assert len(list(card.folder.iterdir())) == 1, "no temporary file is left"
 
@@ -270,9 +271,10 @@ def test_what_is_shown_makes_what_is_used(again):
 
 def test_of_each_limit_the_better_measurement_stays_whole():
     first = [reading("fma", 50e12), reading("fma", 60e12), reading("launch cupti", seconds=(2e-3, 2e-3))]
-    second = [reading("fma", 55e12), reading("launch cupti", seconds=(1e-3, 2e-3))]
-    assert better(first, second) == [*first[:2], second[1]] == better(second, first)
-    failed = reading("fma", status="INVALID")
+    second = [reading("fma", 55e12, run_id="s"), reading("launch cupti", seconds=(1e-3, 2e-3), run_id="s")]
+    assert better(first, second) == [*first[:2], second[1]]
+    assert better(second, first) == [second[1], *first[:2]]
+    failed = reading("fma", status="INVALID", run_id="s")
     assert better(first, [failed]) == first and better([], [failed]) == [failed]
 
 

@@ -31,7 +31,6 @@ NO_TENSOR_CEILING = range(100, 120)
 NO_CPU_UNIT = ("fp8_e4m3", "tf32")
 """Operand dtypes that no CPU multiplies as they are: torch widens them first."""
 LOG = logging.getLogger(__name__)
-"""Python shows its warnings on standard error, unless a program that imports this says otherwise."""
 _noisy: dict[tuple[Path, int], list[Record]] = {}
 """NOISY limits of this process, by the file in which they are not kept and the number of threads."""
 
@@ -81,7 +80,7 @@ def kept_limits(device: torch.device) -> tuple[list[Record], str]:
     and the microkernels; on a CPU torch and its threads.  NVML cannot report a locked clock (`nvidia-smi -lgc`): a lock
     during the measurement shows in the records' throttle reasons, a later one in the clocks of each record.
     """
-    environment, path = _environment(device), _file(device)
+    environment, path = _here(device)
     noisy = _noisy.get((path, environment.threads), [])
     if not path.is_file():
         return noisy, "none were measured on this device"
@@ -95,21 +94,18 @@ def kept_limits(device: torch.device) -> tuple[list[Record], str]:
     return (noisy, f"they were measured with {other[0]}") if other else (records, assemble(records, device)[1])
 
 
-def _environment(device: torch.device) -> Environment:
-    return replace(_snapshot(device.index or 0), threads=torch.get_num_threads())
-
-
 _snapshot = cache(snapshot)
 """Once per process: it calls git and NVML, and driver and clock limits do not change during a process."""
 
 
-def _file(device: torch.device) -> Path:
-    environment = _environment(device)
+def _here(device: torch.device) -> tuple[Environment, Path]:
+    """The present environment, and the file that keeps the limits of `device`."""
+    environment = replace(_snapshot(device.index or 0), threads=torch.get_num_threads())
     name = environment.machine_key
     if device.type == "cuda":
         uuid = environment.gpu.uuid if environment.gpu else ""
         name += f".cuda-{hashlib.sha256(uuid.encode()).hexdigest()[:8]}"
-    return cache_folder() / "ceilings" / f"{name}.jsonl"
+    return environment, cache_folder() / "ceilings" / f"{name}.jsonl"
 
 
 def _conditions(environment: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -132,11 +128,10 @@ def measure_limits(
     cache folder cannot be written to.
     """
     check_writable("ROOFLAB_CACHE", cache_folder())
-    environment, path = _environment(device), _file(device)
-    if device.type == "cpu":
-        records = measure_cpu(environment, budget_s or BUDGET_S["cpu"])
-    else:
-        records = measure_cuda(device, environment, budget_s or BUDGET_S["cuda"], advance)
+    environment, path = _here(device)
+    budget_s = budget_s or BUDGET_S[device.type]
+    on_cpu = device.type == "cpu"
+    records = measure_cpu(environment, budget_s) if on_cpu else measure_cuda(device, environment, budget_s, advance)
     _, reason = assemble(records, device)
     before, missing = kept_limits(device)
     if raising:
@@ -164,8 +159,7 @@ def raise_ceilings(known: Ceilings, device: torch.device) -> Ceilings:
         missing = str(error)
     if missing:
         LOG.warning("ceilings: measuring again failed (%s); what was measured before still counts", missing)
-    found = ceilings_for(device)
-    return found if found and found.kind == "measured" else known
+    return ceilings_for(device) or known
 
 
 def better(before: Sequence[Record], again: Sequence[Record]) -> list[Record]:
@@ -173,11 +167,8 @@ def better(before: Sequence[Record], again: Sequence[Record]) -> list[Record]:
 
     A NOISY rate is at least a rate that was reached, so beside a quiet measurement it is OK.
     """
-
-    sides = [_by_limit(again), _by_limit(before)]
-    found: list[Record] = []
-    for limit in _by_limit((*before, *again)):
-        found += max((side.get(limit, []) for side in sides), key=lambda side: max(map(_merit, side), default=-1.0))
+    best = best_of([*again, *before])
+    found = [record for record in (*before, *again) if record.run_id == best[str(record.kernel)].run_id]
     if all(record.status != "OK" for record in (*before, *again)):
         return found
     return [replace(record, status="OK", reason="") if record.status == "NOISY" else record for record in found]
@@ -189,21 +180,19 @@ def value_of(record: Record) -> float | None:
     return record.bytes_per_s or record.flops_per_s or metrics.get("ops_per_s") or metrics.get("launch_floor_s")
 
 
-def _merit(record: Record) -> float:
-    value = value_of(record) or 0.0
-    return 1 / value if "launch_floor_s" in record.metrics else value
-
-
-def _by_limit(records: Sequence[Record]) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        found.setdefault(str(record.kernel), []).append(record)
-    return found
-
-
 def best_of(records: Sequence[Record]) -> dict[str, Record]:
     """The fastest record of each limit, else a failed one, in order of first appearance."""
-    return {limit: max(found, key=_merit) for limit, found in _by_limit(records).items()}
+
+    def merit(record: Record) -> float:
+        value = value_of(record) or 0.0
+        return 1 / value if "launch_floor_s" in record.metrics else value
+
+    best: dict[str, Record] = {}
+    for record in records:
+        known = best.setdefault(str(record.kernel), record)
+        if merit(record) > merit(known):
+            best[str(record.kernel)] = record
+    return best
 
 
 def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings | None, str]:
@@ -214,12 +203,11 @@ def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings 
     """
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     sm = 10 * major + minor
-    best = best_of(records)
-    values = {limit: value for limit, record in best.items() if (value := value_of(record))}
+    values = {limit: value for limit, record in best_of(records).items() if (value := value_of(record))}
     tensor: dict[str, float] = {}
-    for limit, record in best.items():
-        if record.scheme is not None and limit in values:
-            tensor[record.scheme] = max(tensor.get(record.scheme, 0.0), values[limit])
+    for record in records:
+        if record.scheme is not None and record.flops_per_s:
+            tensor[record.scheme] = max(tensor.get(record.scheme, 0.0), record.flops_per_s)
 
     def named(start: str) -> dict[str, float]:
         return {limit.removeprefix(start): value for limit, value in values.items() if limit.startswith(start)}
@@ -263,10 +251,8 @@ def limit_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 def _row(record: Record) -> dict[str, Any]:
     limit, measured, clock_hz = str(record.kernel), value_of(record), record.metrics.get("sm_clock_hz")
-    count, _ = kind_of(limit)
-    letter, scale = ("G", 1e9) if record.device == "cpu" else ("T", 1e12)
-    unit = {"byte": f"{letter}B/s", "flop": f"{letter}FLOP/s", "op": f"{letter}op/s", "launch": "us"}[count]
-    scale = 1e-6 if count == "launch" else scale
+    unit, _ = kind_of(limit)
+    letter, scale = ("u", 1e-6) if unit == "s" else ("G", 1e9) if record.device == "cpu" else ("T", 1e12)
     known = identify(record.environment["gpu"]["name"]) if record.device == "cuda" else None
     sheet = value_in(known.ceilings(), record) if known else None
     held = known.ceilings(min(clock_hz, known.max_clock_hz)) if known and clock_hz is not None else None
@@ -277,8 +263,8 @@ def _row(record: Record) -> dict[str, Any]:
         "measured": measured and measured / scale,
         "datasheet": sheet and sheet / scale,
         "at_clock": at_clock and at_clock / scale,
-        "unit": unit,
-        "reached": f"{measured / beside:.0%}" if measured and beside and count != "launch" else None,
+        "unit": letter + unit,
+        "reached": f"{measured / beside:.0%}" if measured and beside and unit != "s" else None,
         "clock_ghz": clock_hz and clock_hz / 1e9,
         "how": ", ".join(f"{name}={value}" for name, value in (record.config or {}).items()),
         "status": record.status,

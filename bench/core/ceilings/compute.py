@@ -12,8 +12,6 @@ from rooflab.bench.core.ceilings.microkernel import Card, Load, Microkernel, com
 
 TURN = 0.0625
 """Each step rotates a point by about this angle in radians.  The value is exact in fp32."""
-FMA_FLOPS_PER_STEP = 4
-"""FLOPs of one step of one point: two fused multiply-adds."""
 FMA_TOLERANCE = 0.01
 """Covers the roundings of tens of thousands of steps; one step too many or too few is an error of 0.06."""
 SPECIAL_TOLERANCE = 2e-3
@@ -54,14 +52,14 @@ def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
         return start.double().sum(0) @ whole.T
 
     return summing(
-        compiled(load, "arithmetic", "fma_fp32", shape._asdict(), '#define SPECIAL "ex2"'),
+        compiled(load, "arithmetic.cu", "fma_fp32", shape._asdict(), '#define SPECIAL "ex2"'),
         [start],
         sums,
         expected,
         FMA_TOLERANCE,
         limit="fma",
         config=shape._asdict(),
-        work=float(sums.numel() // 2 * shape.pairs * shape.steps * FMA_FLOPS_PER_STEP),
+        work=2.0 * sums.numel() * shape.pairs * shape.steps,  # two fused multiply-adds of a point (x, y)
         scalars=lambda rounds: (np.float32(TURN), np.uint32(rounds)),
     )
 
@@ -84,7 +82,7 @@ def _special(card: Card, load: Load, shape: VectorShape, name: str) -> Microkern
         return total
 
     return summing(
-        compiled(load, "arithmetic", "special_function", shape._asdict(), f'#define SPECIAL "{name}"'),
+        compiled(load, "arithmetic.cu", "special_function", shape._asdict(), f'#define SPECIAL "{name}"'),
         [first],
         sums,
         expected,
@@ -180,10 +178,10 @@ def _wgmma(card: Card, load: Load, dtype: str, shape: WgmmaLaunch, a_from: Sourc
     def expected(passes: int) -> torch.Tensor:
         since_restart = (passes - 1) % RESTART + 1
         # A warp holds 16 rows of the product.
-        return since_restart * per_thread(_product(a, b).reshape(-1, 16, shape.n)).flatten()
+        return since_restart * per_thread((a.double() @ b.double().T).reshape(-1, 16, shape.n)).flatten()
 
     return summing(
-        compiled(load, "wgmma", f"wgmma_{a_from}", macros, prelude),
+        compiled(load, "wgmma.cu", f"wgmma_{a_from}", macros, prelude),
         [a, b],
         torch.zeros(card.sms, 128 * shape.warpgroups, device=card.device),
         expected,
@@ -202,11 +200,11 @@ def _mma_sync(card: Card, load: Load, dtype: str, shape: MmaShape) -> Microkerne
     a, b = operands(dtype, m, n, shape.steps * STEP_BYTES, card.device)
 
     def expected(restarts: int) -> torch.Tensor:
-        sums = per_thread(_product(a, b).reshape(shape.m_tiles, 16, n)).sum(0)
+        sums = per_thread((a.double() @ b.double().T).reshape(shape.m_tiles, 16, n)).sum(0)
         return RESTART * sums.repeat(shape.threads // 32)
 
     return summing(
-        compiled(load, "mma_sync", "mma_registers", {**shape._asdict(), "restart": RESTART}, _mma_macro(dtype)),
+        compiled(load, "mma_sync.cu", "mma_registers", {**shape._asdict(), "restart": RESTART}, _mma_macro(dtype)),
         [a, b],
         torch.zeros(blocks, shape.threads, device=card.device),
         expected,
@@ -263,11 +261,6 @@ def operands(dtype: str, m: int, n: int, k_bytes: int, device: torch.device) -> 
         values = ((value.view(torch.int32) & ~0x1FFF).view(torch.float32) for value in values)
     a, b = (value.to(kind) for value in values)
     return a, b
-
-
-def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a b^T in fp64: (M, N)."""
-    return a.double() @ b.double().T
 
 
 def per_thread(product: torch.Tensor) -> torch.Tensor:

@@ -57,10 +57,10 @@ class Microkernel:
     the timer choose the repeats."""
 
 
-def compiled(load: Load, name: str, kernel: str, macros: Mapping[str, int], prelude: str = "") -> Launchable:
-    """The kernel of `common.cu`, `prelude` and `<name>.cu`, compiled with `macros`, whose names are in lower case."""
-    text = f"{(HERE / 'common.cu').read_text()}\n{prelude}\n{(HERE / f'{name}.cu').read_text()}"
-    return load(text, kernel, options=tuple(f"-D{macro.upper()}={value}" for macro, value in macros.items()))
+def compiled(load: Load, file: str, name: str, macros: Mapping[str, int], prelude: str) -> Launchable:
+    """The kernel `name` of `common.cu`, `prelude` and `file`; `macros` have their names in lower case."""
+    text = f"{(HERE / 'common.cu').read_text()}\n{prelude}\n{(HERE / file).read_text()}"
+    return load(text, name, options=tuple(f"-D{macro.upper()}={value}" for macro, value in macros.items()))
 
 
 def summing(

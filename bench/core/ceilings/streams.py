@@ -81,8 +81,8 @@ def _stream(
     macros = {"threads": threads, "blocks_per_sm": blocks_per_sm, "unroll": unroll}
     # HBM: through the read-only path, with nothing kept in L1.  L2: past L1.
     instruction = "ld.global.nc.L1::no_allocate" if passes else "ld.global.cg"
-    kernel = compiled(load, "memory", f"stream_{access}", macros, f'#define LOAD "{instruction}"')
-    if access == "triad":  # the same count as its launch bounds
+    kernel = compiled(load, "memory.cu", f"stream_{access}", macros, f'#define LOAD "{instruction}"')
+    if access == "triad":  # as in its launch bounds
         blocks_per_sm = (blocks_per_sm + 1) // 2
     a, b, c = arrays
     chunks, blocks = a.numel() // 4 // (threads * unroll), card.sms * blocks_per_sm
@@ -103,19 +103,12 @@ def _stream(
         for start in range(0, a.numel(), SLICE):
             differ = differs(access, start, *(array[start : start + SLICE] for array in arrays)).nonzero()
             if len(differ):
-                return (
-                    f"word {start + int(differ[0])} is not what was written there, and {len(differ) - 1} more are not"
-                )
+                return f"word {start + int(differ[0])} and {len(differ) - 1} more are not what was written there"
         return ""
 
     return Microkernel(
         limit=f"{'hbm' if passes else 'l2'}_{access}",
-        config={
-            "threads": threads,
-            "blocks_per_sm": 0 if every_chunk else blocks_per_sm,
-            "unroll": unroll,
-            "array_bytes": a.nbytes,
-        },
+        config=macros | {"blocks_per_sm": 0 if every_chunk else blocks_per_sm, "array_bytes": a.nbytes},
         work=float(ACCESSES[access] * a.nbytes),
         launch=launch,
         wrong=wrong,
