@@ -136,7 +136,7 @@ def extra_info(timed: Timed, cost: Cost | None) -> dict[str, Any]:
         "clocks": timed.clocks,
         "others": timed.others,
         "probe_s": timed.probe_s,
-        "device_kernels": list(timed.seen.device_kernels or samples.kernels),
+        "device_kernels": list(timed.seen.device_kernels),
         "activity_hash": timed.seen.activity_hash,
         **({"cost": asdict(cost)} if cost else {}),
     }

@@ -1,10 +1,8 @@
-"""CUDA events behind a backlog, the default timer of a GPU, and CUDA graphs' replay.
+"""The timers of a GPU by CUDA events, the default, and by the replay of CUDA graphs.
 
 A kernel of a few microseconds ends before the host has launched the next one, so a pair of events would time the host.
 Therefore each sample is enqueued behind a wait on the device (a thread that counts cycles) that outlasts the host's
 work.  When the wait ends, the flush, the events and the launches are all enqueued, and they run back to back.
-
-The timers use CUDA only through `CudaCalls`, so that tests can replace the device by Python code.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ class NotCaptured(Exception):
 
 
 class CudaCalls:
-    """One CUDA device, as the timers use it: all on its current stream."""
+    """One CUDA device, as the timers use it, all on its current stream; tests replace it by Python code."""
 
     def __init__(self, device: torch.device):
         self.device = device
