@@ -1,8 +1,7 @@
 """The timers of a GPU by CUDA events, the default, and by the replay of CUDA graphs.
 
 A kernel of a few microseconds ends before the host has launched the next one, so a pair of events would time the host.
-Therefore each sample is enqueued behind a wait on the device (a thread that counts cycles) that outlasts the host's
-work.  When the wait ends, the flush, the events and the launches are all enqueued, and they run back to back.
+Therefore each sample is enqueued behind a wait on the device, of a thread that counts cycles.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -34,8 +33,6 @@ _capture_begin, _capture_end, _replay = bound("torch.cuda.CUDAGraph", "capture_b
 _current_device, _new_pool = _cuda.current_device, _cuda.graph_pool_handle
 # Of `torch.cuda.memory`, which has them from 2.8 on, and a build without CUDA stand-ins for them.
 _end_allocations, _release_pool = _cuda.memory._cuda_endAllocateToPool, _cuda.memory._cuda_releasePool
-_sides: dict[int, Any] = {}
-"""One stream per device for warm-ups and captures: libraries keep one workspace for each stream they use."""
 _broken: list[Any] = []
 """Graphs whose capture failed.  torch's pinned-memory allocator keeps querying these graphs, and no Python call stops
 it; so they must not be freed."""
@@ -57,6 +54,12 @@ COARSE_STEP_S = 1.024e-6
 """Step of event times, assumed where no two readings differ: the coarsest published for these cards."""
 T = TypeVar("T")
 """What a sample returns."""
+
+
+@cache
+def side_stream(index: int) -> Any:
+    """One stream per device for warm-ups and captures: libraries keep one workspace for each stream they use."""
+    return _Stream(index)
 
 
 class NotCaptured(Exception):
@@ -109,7 +112,7 @@ class CudaCalls:
         """
         graph, pool, errors = _Graph(), _new_pool(), list[RuntimeError]()
         _synchronize(self.device)
-        with _in_stream(self._side_stream()), warnings.catch_warnings(record=True) as warned:
+        with _in_stream(side_stream(self._index())), warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             # Captures this thread only; other threads may use CUDA meanwhile.
             _capture_begin(graph, pool=pool, capture_error_mode="thread_local")
@@ -156,14 +159,9 @@ class CudaCalls:
     def _index(self) -> int:
         return int(_current_device()) if self.device.index is None else self.device.index
 
-    def _side_stream(self) -> Any:
-        if self._index() not in _sides:
-            _sides[self._index()] = _Stream(self.device)
-        return _sides[self._index()]
-
     def warm_up(self, function: Callable[[], object]) -> None:
         _synchronize(self.device)
-        with _in_stream(self._side_stream()):
+        with _in_stream(side_stream(self._index())):
             for _ in range(WARM_UPS):
                 function()
         _synchronize(self.device)
