@@ -6,12 +6,11 @@ Therefore each sample is enqueued behind a wait on the device, of a thread that 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -128,12 +127,12 @@ class CudaCalls:
                     errors.append(error)
                     self._mend(graph, pool)
         _synchronize(self.device)
-        for error in errors:
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                raise error
-            with contextlib.suppress(RuntimeError):
+        if errors:
+            if isinstance(errors[0], torch.cuda.OutOfMemoryError):
+                raise errors[0]
+            with suppress(RuntimeError):
                 graph.reset()
-            raise NotCaptured(first_line(error)) from error
+            raise NotCaptured(first_line(errors[0])) from errors[0]
         if any("CUDA Graph is empty" in str(warning.message) for warning in warned):  # as `CUDAGraph.capture_end` warns
             raise NotCaptured("it enqueued nothing on the current stream")
         return lambda: _replay(graph)
@@ -145,12 +144,12 @@ class CudaCalls:
         every draw as `outside graph capture` until a later capture succeeds, so this captures an empty kernel.
         """
         _broken.append(graph)
-        with contextlib.suppress(RuntimeError):
+        with suppress(RuntimeError):
             graph.reset()
-        with contextlib.suppress(RuntimeError):  # what fails after the end of the allocations has ended them
+        with suppress(RuntimeError):  # what fails after the end of the allocations has ended them
             _end_allocations(self._index(), pool)
             _release_pool(self._index(), pool)
-        with contextlib.suppress(RuntimeError):  # on a device that is lost, where the next call says so
+        with suppress(RuntimeError):  # on a device that is lost, where the next call says so
             empty = _Graph()
             _capture_begin(empty, pool=_new_pool(), capture_error_mode="thread_local")
             _sleep(0)
