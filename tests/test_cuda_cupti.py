@@ -8,7 +8,7 @@ from fake_cuda import FakeCuda, recorder
 from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.timers import NotRecorded, cupti
 from rooflab.bench.core.timers.cpu import profiled
-from rooflab.bench.core.timers.cupti import CALL, CuptiTimer, DeviceTrace, TracedCall, cut, fault
+from rooflab.bench.core.timers.cupti import CALL, CuptiTimer, DeviceTrace, cut, fault, names, span_s
 from rooflab.bench.core.timers.timing import time_functions
 
 CPU = torch.device("cpu")
@@ -37,9 +37,10 @@ def test_a_call_takes_from_its_first_kernels_start_to_its_last_ones_end(card):
         card.device_s += 3e-6  # what the device needs between two kernels
         card.work(5e-6, "second")
 
-    read = time_functions({"two": two_kernels}, min_samples=4, budget_s=1e-9, timer=card.timer())["two"]
+    watch = card.timer()
+    read = time_functions({"two": two_kernels}, min_samples=4, budget_s=1e-9, timer=watch)["two"]
     assert read.median_s == pytest.approx(18e-6) and read.busy_s == pytest.approx(15e-6)
-    assert read.kernels == ("first", "second") and read.fault == "" and read.l2_state == "cold"
+    assert names(watch.traced["two"][-1]) == ("first", "second") and read.fault == "" and read.l2_state == "cold"
     assert read.method == "cuda cupti, first kernel's start to last kernel's end, launch gaps hidden"
 
 
@@ -51,7 +52,7 @@ def test_our_own_kernels_are_told_apart_also_from_the_same_kernels_of_the_functi
     watch = card.timer()
     watch.flush = lambda: card.work(30e-6, "flush")
     assert watch.round([("a", spins, 1), ("b", spins, 1)]) == pytest.approx({"a": 24e-6, "b": 24e-6})
-    assert watch.completed("a", SAMPLES).kernels == ("spin", "flush")
+    assert names(watch.traced["a"][-1]) == ("spin", "flush")
 
 
 def test_samples_are_put_behind_a_wait_and_taken_again_where_it_ran_out(card):
@@ -88,13 +89,13 @@ def test_a_dropped_kernel_is_named(card):
 
 def test_what_changed_between_samples_is_said():
     usual = ("gemm", "reduce")
-    assert fault(usual, [usual] * 5) == ""
-    assert fault(usual, [usual, ("gemm", "split", "split", "split", "split")]).endswith(
+    assert fault([usual] * 5) == ""
+    assert fault([usual, ("gemm", "split", "split", "split", "split")]).endswith(
         "1 of 2 ran without reduce and with split, split, split and 1 more"
     )
-    assert fault(usual, [usual, ("gemm", "split", "split", "split")]).endswith("with split, split, split")
-    assert fault(usual, [usual, ("reduce", "gemm")]).endswith("the same kernels in another order")
-    assert fault((), [(), usual]).startswith("no kernel of it was recorded")
+    assert fault([usual, ("gemm", "split", "split", "split")]).endswith("with split, split, split")
+    assert fault([usual, ("reduce", "gemm")]).endswith("the same kernels in another order")
+    assert fault([(), usual]).startswith("no kernel of it was recorded")
 
 
 def test_a_kernel_that_nobody_recorded_is_no_reading(card):
@@ -130,7 +131,7 @@ def test_kernels_of_another_stream_count_where_they_started(card):
     watch = card.timer()
     calls = [("here", lambda: card.work(5e-6, "here"), 1), ("there", lambda: card.work(9e-6, "there", stream=20), 1)]
     assert watch.round(calls)["there"] == pytest.approx(9e-6)
-    assert [watch.completed(name, SAMPLES).kernels for name in ("here", "there")] == [("here",), ("there",)]
+    assert [names(watch.traced[name][-1]) for name in ("here", "there")] == [("here",), ("there",)]
 
 
 def event(category, name, ts, dur, tid=7, **args):
@@ -151,15 +152,15 @@ def test_times_are_exact_to_the_nanosecond_however_late_the_epoch():
         ]
     )
     (call,) = calls
-    assert call.span_s == pytest.approx(37e-9, rel=1e-9) and call.busy_s == pytest.approx(35e-9, rel=1e-9)
-    gemm, fill = call.kernels
+    assert span_s(call) == pytest.approx(37e-9, rel=1e-9)
+    gemm, fill = call
     assert (gemm.grid, gemm.block, gemm.shared_bytes, fill.nbytes) == ((8, 2, 1), (128, 1, 1), 96, 64)
 
 
 def test_a_trace_without_our_marks_is_refused():
     with pytest.raises(NotRecorded):
         cut([event("kernel", "gemm", "1", "1")])
-    assert TracedCall().span_s == 0.0
+    assert span_s(()) == 0.0
 
 
 def test_the_real_profiler_writes_what_is_read_here(tmp_path):

@@ -293,12 +293,13 @@ def torch_cuda(monkeypatch):
         "_end_allocations": end_allocations,
         "_release_pool": lambda index, pool: log.held.remove(pool),
         "_replay": note("replay"),
-        "_sides": {},
         "_broken": [],
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(cuda_calls, name, fake)
-    return log
+    cuda_calls.side_stream.cache_clear()
+    yield log
+    cuda_calls.side_stream.cache_clear()
 
 
 def test_a_capture_is_made_on_another_stream_and_replayed(torch_cuda):
@@ -362,7 +363,7 @@ def test_all_share_one_stream_of_a_device(torch_cuda):
     for _ in range(2):
         CudaCalls(CPU).capture(lambda: None, 1)
         CudaCalls(torch.device("cuda", 0)).warm_up(lambda: None)
-    assert torch_cuda.streams == 1 and list(cuda_calls._sides) == [0]
+    assert torch_cuda.streams == 1 and cuda_calls.side_stream.cache_info().currsize == 1
     CudaCalls(torch.device("cuda", 1)).warm_up(lambda: None)
     assert torch_cuda.streams == 2
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -381,3 +383,24 @@ def test_the_rest_is_timed_together_again_where_one_broke_off(monkeypatch):
     lonely[2] = True
     read_, failures, _ = together(dict.fromkeys(("a", "b"), print))
     assert not failures and {samples.method for samples in read_.values()} == {"script, timed alone"}
+
+
+ON_A_CPU = """
+import sys, torch
+from rooflab.bench.core.measure import Measurement
+from rooflab.bench.core.settings import Settings
+from rooflab.kernels import registry
+from rooflab.reference.spec import get_scheme
+from rooflab.roofline.model import Ceilings
+
+spec, roofs = registry.get_op("rmsnorm"), Ceilings("this", "measured", 1e15, {"fp32": 1e15}, 1e15)
+run = Measurement(spec, get_scheme("fp32"), torch.device("cpu"), Settings(budget_s=0.01), ceilings=roofs)
+(made,) = run.records([registry.get_kernel("rmsnorm", "naive")], spec.cases["smoke"][:1])
+assert made.latency_median_ms > 0 and made.peak_memory_bytes is not None, made
+print(*(name for name in sys.modules if ".timers." in name or name.startswith("rooflab.engine")))
+"""
+
+
+def test_a_measurement_on_a_cpu_imports_nothing_that_times_a_gpu_and_no_engine():
+    done = subprocess.run([sys.executable, "-c", ON_A_CPU], check=True, capture_output=True, text=True, timeout=100)
+    assert {name.rpartition(".")[2] for name in done.stdout.split()} == {"cpu", "timing"}

@@ -114,7 +114,7 @@ def samples(monkeypatch):
 
 
 def test_a_record_names_the_method_its_floor_and_what_a_call_held(samples):
-    samples["samples"] |= {"launch_floor_s": 2e-6, "busy_s": 0.5, "calls_per_sample": 20, "kernels": ("scale",)}
+    samples["samples"] |= {"launch_floor_s": 2e-6, "busy_s": 0.5, "calls_per_sample": 20}
     samples["samples"] |= {"first_call_s": 3.0}
     samples["clocks"] = {"throttled": [], "sm_clock_hz": 1.755e9}
     asked = Settings(budget_s=1e-4, timer="perf_counter", flush="write")

@@ -61,8 +61,6 @@ class Samples:
     """Why the reading must not be published (a replaced clock, dropped kernels)."""
     launch_floor_s: float | None = None
     """Time per call of an empty kernel by this method, with the same calls per sample; None on a CPU."""
-    kernels: tuple[str, ...] = ()
-    """Names of the kernels that a call runs."""
     busy_s: float | None = None
     """Median over the calls of the sum of the kernels' times."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +20,6 @@ from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.running import ContextBroken, note
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.timed import time_together
-from rooflab.bench.core.timers import Function
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels import _cuda, registry
 from rooflab.reference.spec import Case, get_scheme
@@ -64,7 +63,7 @@ def one_token(context: Context, op: str, case: str, depth: int, most: float) -> 
     return answer(context, ratio <= most, needed, figures)
 
 
-def _floor(context: Context, depth: int) -> tuple[Function | None, str]:
+def _floor(context: Context, depth: int) -> tuple[Callable[[], object] | None, str]:
     """A launch of the floor; or None and the reason."""
     device = torch.device(context.device)
     if context.dry_run:
@@ -85,13 +84,13 @@ def _indexing(following: torch.Tensor, at: torch.Tensor, depth: int) -> torch.Te
 
 
 def _beside(
-    context: Context, op: str, good: Sequence[Record], case: Case, floor: Function
+    context: Context, op: str, good: Sequence[Record], case: Case, floor: Callable[[], object]
 ) -> tuple[dict[str, Samples], list[str]]:
     """Samples of the floor and of the kernels whose records are `good`, and the faults of the kernels left out."""
     spec, device = registry.get_op(op), torch.device(context.device)
     copies = copies_of(spec, case, get_scheme(str(good[0].scheme)), device, context.seed)
     kernels = {str(record.kernel): registry.get_kernel(op, str(record.kernel)) for record in good}
-    ready: dict[str, Function] = {name: Rotation(kernel, spec, copies) for name, kernel in kernels.items()}
+    ready: dict[str, Callable[[], object]] = {name: Rotation(kernel, spec, copies) for name, kernel in kernels.items()}
     note([kernel.id for kernel in kernels.values()])
     gpu = (good[0].environment.get("gpu") or {}).get("uuid")
     timed, failures, _ = time_together(ready | {FLOOR: floor}, device, Settings(context.seed, KERNEL_S), gpu)

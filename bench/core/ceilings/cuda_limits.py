@@ -22,7 +22,6 @@ from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.failed import first_line
 from rooflab.bench.core.noise import ABOVE, Samples
 from rooflab.bench.core.record import Record, Status, new_run_id, pack_samples
-from rooflab.bench.core.timers.card import ClockWatch
 from rooflab.bench.core.timers.timing import TIMERS, time_functions
 from rooflab.kernels import _cuda
 from rooflab.kernels._cuda import CudaCompileError
@@ -153,6 +152,8 @@ def _shapes(kernels: Sequence[Microkernel], blank: Record, time: Time, share_s: 
     usable = [kernel for kernel, record in zip(kernels, checked, strict=True) if record.status == "OK"]
     if not usable:
         return failed
+    from rooflab.bench.core.timers.card import ClockWatch  # a CPU does without it
+
     with ClockWatch((blank.environment["gpu"] or {}).get("uuid")) as watch:
         try:
             repeats = _repeats(usable, time)

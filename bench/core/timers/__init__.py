@@ -142,9 +142,13 @@ class Timer(ABC):
         """Calls a function outside any reading, and waits until it has ended: a first call may compile."""
         function()
 
-    def sampling(self) -> AbstractContextManager[None]:
-        """The context in which samples are taken, after the warm-up."""
-        return nullcontext()
+    def sampling(self) -> AbstractContextManager[Callable[[], float | None]]:
+        """The context in which samples are taken, after the warm-up.
+
+        It yields a function: the time that the process's threads have waited for a processor since then, over the time
+        that they ran; None where a device does the work, or if the system does not tell.
+        """
+        return nullcontext(lambda: None)
 
     @abstractmethod
     def step_s(self, readings: Sequence[float]) -> float:
@@ -157,11 +161,6 @@ class Timer(ABC):
     @abstractmethod
     def method(self, name: str) -> str:
         """How `name` was timed."""
-
-    def waiting(self) -> float | None:
-        """Time that the process's threads have waited for a processor since `sampling` began, over the time that they
-        ran; None where a device does the work, or if the system does not tell."""
-        return None
 
     def completed(self, name: str, samples: Samples) -> Samples:
         """The samples of `name`, which are its last, with what else the timer has recorded of them."""
@@ -178,11 +177,8 @@ def grid_of(readings: Sequence[float]) -> float | None:
 class Flush:
     """Empties a cache of `cache_bytes` on `device` when called; of 0 bytes it does nothing.
 
-    A flush by reading leaves clean lines, which the next kernel's data displaces at no cost.  A flush by writing leaves
-    dirty lines, which are written back inside the timed kernel; but no card guarantees that reading displaces
-    everything.  `compare_flushes` of `results/bars/flush.py` measures which flush is cleaner on a card.
-
-    Raises `ValueError` on a way that is neither `read` nor `write`.
+    It reads, or writes where reading does not displace everything: `results/bars/flush.py` finds out.  Raises
+    `ValueError` on a way that is neither `read` nor `write`.
     """
 
     def __init__(self, device: torch.device | str, cache_bytes: int, by: FlushBy = "read"):

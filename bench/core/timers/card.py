@@ -139,33 +139,29 @@ def locked_clocks(uuid: str, read_hz: Callable[[], float]) -> Iterator[float]:
     block always unlocks the clocks: after an exception, an interrupt, a termination signal or the end of its terminal.
     Raises `ValueError` where NVML is missing or does not permit locking, and where the two readings differ.
     """
-    with nvml_of(uuid) as found:
+    with nvml_of(uuid) as found, terminated_as_exception():
         if found is None or found[1] is None:
             raise ValueError("lock-clocks: expected NVML with this GPU, got none; install nvidia-ml-py")
         nvml, handle = found
-        wanted = nvml.NVML_CLOCK_LIMIT_ID_TDP
-        with terminated_as_exception():
+
+        def change(function: str, *clocks: int, failed: str) -> None:
             try:
-                nvml.nvmlDeviceSetGpuLockedClocks(handle, wanted, wanted)
+                getattr(nvml, function)(handle, *clocks)
             except nvml.NVMLError as error:
+                raise ValueError(f"lock-clocks: NVML answers {error}{failed}") from error
+
+        wanted = [nvml.NVML_CLOCK_LIMIT_ID_TDP] * 2
+        change("nvmlDeviceSetGpuLockedClocks", *wanted, failed="; locking needs root, and a card that permits it")
+        try:
+            first, held = read_hz(), read_hz()
+            if abs(held - first) > TOLERANCE * first:
                 raise ValueError(
-                    f"lock-clocks: NVML answers {error}; locking needs root, and a card that permits it"
-                ) from error
-            try:
-                first, held = read_hz(), read_hz()
-                if abs(held - first) > TOLERANCE * first:
-                    raise ValueError(
-                        f"lock-clocks: expected a clock that holds, and the device read {first / 1e6:.0f} and then "
-                        f"{held / 1e6:.0f} MHz under load"
-                    )
-                yield float(ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM) or held / 1e6)
-            finally:
-                try:
-                    nvml.nvmlDeviceResetGpuLockedClocks(handle)
-                except nvml.NVMLError as error:
-                    raise ValueError(
-                        f"lock-clocks: NVML answers {error} to setting the clocks free; run `nvidia-smi -rgc`"
-                    ) from error
+                    f"lock-clocks: expected a clock that holds, and the device read {first / 1e6:.0f} and then "
+                    f"{held / 1e6:.0f} MHz under load"
+                )
+            yield float(ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM) or held / 1e6)
+        finally:
+            change("nvmlDeviceResetGpuLockedClocks", failed=" to setting the clocks free; run `nvidia-smi -rgc`")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,6 @@ class CpuTimer(Timer):
         self._step = min(_step(clock) for _ in range(1000))
         self._memory = keep_freed_memory()
         self._threads = ""
-        self._began: dict[int, tuple[int, int]] = {}
 
     def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
         read = {}
@@ -169,15 +169,11 @@ class CpuTimer(Timer):
         return read
 
     @contextmanager
-    def sampling(self) -> Iterator[None]:
+    def sampling(self) -> Iterator[Callable[[], float | None]]:
         """Pins the threads: after the warm-up, in which libraries start theirs, and these must not start pinned."""
         with pinned_threads() as note:
             self._threads = f", {note}"
-            self._began = run_times()
-            yield
-
-    def waiting(self) -> float | None:
-        return waiting_since(self._began)
+            yield partial(waiting_since, run_times())
 
     def step_s(self, readings: Sequence[float]) -> float:
         """The smallest difference that the clock was seen to make."""

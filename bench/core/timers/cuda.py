@@ -1,21 +1,17 @@
-"""CUDA events behind a backlog, the default timer of a GPU, and CUDA graphs' replay.
+"""The timers of a GPU by CUDA events, the default, and by the replay of CUDA graphs.
 
 A kernel of a few microseconds ends before the host has launched the next one, so a pair of events would time the host.
-Therefore each sample is enqueued behind a wait on the device (a thread that counts cycles) that outlasts the host's
-work.  When the wait ends, the flush, the events and the launches are all enqueued, and they run back to back.
-
-The timers use CUDA only through `CudaCalls`, so that tests can replace the device by Python code.
+Therefore each sample is enqueued behind a wait on the device, of a thread that counts cycles.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -36,8 +32,6 @@ _capture_begin, _capture_end, _replay = bound("torch.cuda.CUDAGraph", "capture_b
 _current_device, _new_pool = _cuda.current_device, _cuda.graph_pool_handle
 # Of `torch.cuda.memory`, which has them from 2.8 on, and a build without CUDA stand-ins for them.
 _end_allocations, _release_pool = _cuda.memory._cuda_endAllocateToPool, _cuda.memory._cuda_releasePool
-_sides: dict[int, Any] = {}
-"""One stream per device for warm-ups and captures: libraries keep one workspace for each stream they use."""
 _broken: list[Any] = []
 """Graphs whose capture failed.  torch's pinned-memory allocator keeps querying these graphs, and no Python call stops
 it; so they must not be freed."""
@@ -61,12 +55,18 @@ T = TypeVar("T")
 """What a sample returns."""
 
 
+@cache
+def side_stream(index: int) -> Any:
+    """One stream per device for warm-ups and captures: libraries keep one workspace for each stream they use."""
+    return _Stream(index)
+
+
 class NotCaptured(Exception):
     """A function cannot be captured in a CUDA graph; the text is the reason."""
 
 
 class CudaCalls:
-    """One CUDA device, as the timers use it: all on its current stream."""
+    """One CUDA device, as the timers use it, all on its current stream; tests replace it by Python code."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -111,7 +111,7 @@ class CudaCalls:
         """
         graph, pool, errors = _Graph(), _new_pool(), list[RuntimeError]()
         _synchronize(self.device)
-        with _in_stream(self._side_stream()), warnings.catch_warnings(record=True) as warned:
+        with _in_stream(side_stream(self._index())), warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             # Captures this thread only; other threads may use CUDA meanwhile.
             _capture_begin(graph, pool=pool, capture_error_mode="thread_local")
@@ -127,12 +127,12 @@ class CudaCalls:
                     errors.append(error)
                     self._mend(graph, pool)
         _synchronize(self.device)
-        for failed in errors:
-            if isinstance(failed, torch.cuda.OutOfMemoryError):
-                raise failed
-            with contextlib.suppress(RuntimeError):
+        if errors:
+            if isinstance(errors[0], torch.cuda.OutOfMemoryError):
+                raise errors[0]
+            with suppress(RuntimeError):
                 graph.reset()
-            raise NotCaptured(first_line(failed)) from failed
+            raise NotCaptured(first_line(errors[0])) from errors[0]
         if any("CUDA Graph is empty" in str(warning.message) for warning in warned):  # as `CUDAGraph.capture_end` warns
             raise NotCaptured("it enqueued nothing on the current stream")
         return lambda: _replay(graph)
@@ -144,12 +144,12 @@ class CudaCalls:
         every draw as `outside graph capture` until a later capture succeeds, so this captures an empty kernel.
         """
         _broken.append(graph)
-        with contextlib.suppress(RuntimeError):
+        with suppress(RuntimeError):
             graph.reset()
-        with contextlib.suppress(RuntimeError):  # what fails after the end of the allocations has ended them
+        with suppress(RuntimeError):  # what fails after the end of the allocations has ended them
             _end_allocations(self._index(), pool)
             _release_pool(self._index(), pool)
-        with contextlib.suppress(RuntimeError):  # on a device that is lost, where the next call says so
+        with suppress(RuntimeError):  # on a device that is lost, where the next call says so
             empty = _Graph()
             _capture_begin(empty, pool=_new_pool(), capture_error_mode="thread_local")
             _sleep(0)
@@ -158,14 +158,9 @@ class CudaCalls:
     def _index(self) -> int:
         return int(_current_device()) if self.device.index is None else self.device.index
 
-    def _side_stream(self) -> Any:
-        if self._index() not in _sides:
-            _sides[self._index()] = _Stream(self.device)
-        return _sides[self._index()]
-
     def warm_up(self, function: Callable[[], object]) -> None:
         _synchronize(self.device)
-        with _in_stream(self._side_stream()):
+        with _in_stream(side_stream(self._index())):
             for _ in range(WARM_UPS):
                 function()
         _synchronize(self.device)

@@ -63,25 +63,8 @@ class DeviceKernel(NamedTuple):
     """Bytes of a copy or fill."""
 
 
-class TracedCall(NamedTuple):
-    """The device's work for one call, in time order."""
-
-    kernels: tuple[DeviceKernel, ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(kernel.name for kernel in self.kernels)
-
-    @property
-    def span_s(self) -> float:
-        """Seconds from the first kernel's start to the last kernel's end; 0 without a kernel."""
-        ends_ns = [kernel.end_ns for kernel in self.kernels]
-        return (max(ends_ns) - self.kernels[0].start_ns) * 1e-9 if ends_ns else 0.0
-
-    @property
-    def busy_s(self) -> float:
-        """Sum of the kernels' times in seconds, without the gaps between kernels."""
-        return sum(kernel.end_ns - kernel.start_ns for kernel in self.kernels) * 1e-9
+Traced = tuple[DeviceKernel, ...]
+"""The device's work for one call, in time order."""
 
 
 class DeviceTrace:
@@ -115,7 +98,7 @@ def recorded(cuda: CudaCalls) -> Iterator[DeviceTrace]:
         trace.events = json.loads(path.read_text(errors="replace"), parse_float=Decimal)["traceEvents"]
 
 
-def cut(events: Iterable[Mapping[str, Any]]) -> list[TracedCall]:
+def cut(events: Iterable[Mapping[str, Any]]) -> list[Traced]:
     """The calls of a trace in Chrome's format.
 
     Raises `NotRecorded` where an annotated stretch of ours has no kernel in the trace: calls cannot be separated then.
@@ -145,7 +128,17 @@ def cut(events: Iterable[Mapping[str, Any]]) -> list[TracedCall]:
             sizes = int(args.get("shared memory", 0)), int(args.get("bytes", 0))
             found[place].append(DeviceKernel(str(event["name"]), start, start + took, grid, block, *sizes))
     calls = [str(event["name"]).endswith(CALL) for _, _, event in stretches]
-    return [TracedCall(tuple(kernels)) for kernels in itertools.compress(found, calls)]
+    return [tuple(kernels) for kernels in itertools.compress(found, calls)]
+
+
+def span_s(call: Traced) -> float:
+    """Seconds from the first kernel's start to the last kernel's end; 0 without a kernel."""
+    return (max(kernel.end_ns for kernel in call) - call[0].start_ns) * 1e-9 if call else 0.0
+
+
+def names(call: Traced) -> tuple[str, ...]:
+    """The kernels' names."""
+    return tuple(kernel.name for kernel in call)
 
 
 class CuptiTimer(EventTimer):
@@ -163,7 +156,7 @@ class CuptiTimer(EventTimer):
     title = "cuda cupti, first kernel's start to last kernel's end"
 
     def __init__(self, cuda: CudaCalls, cold: bool = True, flush: FlushBy = "read"):
-        self.traced: defaultdict[str, list[TracedCall]] = defaultdict(list)
+        self.traced: defaultdict[str, list[Traced]] = defaultdict(list)
         """The readings of each function, in time order."""
         super().__init__(cuda, cold, flush)
 
@@ -176,7 +169,7 @@ class CuptiTimer(EventTimer):
 
     def rounds(self, orders: Sequence[Sequence[Call]], observe: Function | None = None) -> list[dict[str, float]]:
         """Reads every function once in each order; a function whose wait ran out is read again."""
-        found: list[dict[str, TracedCall]] = [{} for _ in orders]
+        found: list[dict[str, Traced]] = [{} for _ in orders]
         pending = [(turn, call) for turn, calls in enumerate(orders) for call in calls]
         with self.cuda.use():
             while pending:
@@ -197,7 +190,7 @@ class CuptiTimer(EventTimer):
         for read in found:
             for name, traced in read.items():
                 self.traced[name].append(traced)
-        return [{name: read[name].span_s for name, _, _ in calls} for read, calls in zip(found, orders, strict=True)]
+        return [{name: span_s(read[name]) for name, _, _ in calls} for read, calls in zip(found, orders, strict=True)]
 
     def _sample_in(self, trace: DeviceTrace, call: Call) -> None:
         with trace.ours(CALL):
@@ -207,18 +200,18 @@ class CuptiTimer(EventTimer):
             call[1]()
 
     def completed(self, name: str, samples: Samples) -> Samples:
-        """The samples with the kernels of a call, the sum of their times, and their fault."""
+        """The samples with the sum of the kernels' times, and their fault."""
         last = self.traced[name][-len(samples.seconds) :]
-        usual = Counter(call.names for call in last).most_common(1)[0][0]
-        busy_s = float(np.median([call.busy_s for call in last]))
-        return replace(samples, kernels=usual, busy_s=busy_s, fault=fault(usual, [call.names for call in last]))
+        busy_s = [sum(kernel.end_ns - kernel.start_ns for kernel in call) * 1e-9 for call in last]
+        return replace(samples, busy_s=float(np.median(busy_s)), fault=fault([names(call) for call in last]))
 
 
-def fault(usual: tuple[str, ...], samples: Sequence[tuple[str, ...]]) -> str:
-    """The fault of the kernels recorded for a function's samples, or an empty text."""
+def fault(samples: Sequence[tuple[str, ...]]) -> str:
+    """The fault of the kernels whose names were recorded for a function's samples, or an empty text."""
+    usual = Counter(samples).most_common(1)[0][0]
     if not usual:
         return "no kernel of it was recorded in most samples; likely cause: another device, or the profiler dropped it"
-    others = [names for names in samples if names != usual]
+    others = [ran for ran in samples if ran != usual]
     if not others:
         return ""
     dropped = _shown(Counter(usual) - Counter(others[0]))
@@ -230,8 +223,8 @@ def fault(usual: tuple[str, ...], samples: Sequence[tuple[str, ...]]) -> str:
     )
 
 
-def _shown(names: Counter[str]) -> str:
-    listed = list(names.elements())
+def _shown(kernels: Counter[str]) -> str:
+    listed = list(kernels.elements())
     return ", ".join(listed[:SHOWN]) + (f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else "")
 
 
@@ -256,7 +249,7 @@ def observed_on_cuda(call: Function, cuda: CudaCalls) -> Observed:
                     cuda.sleep(0)
                 call()
             (traced,) = cut(trace.events)
-            seen = replace(seen, device_kernels=traced.names, activity_hash=activity_hash(traced.kernels, launched))
+            seen = replace(seen, device_kernels=names(traced), activity_hash=activity_hash(traced, launched))
     return seen
 
 

@@ -1,8 +1,7 @@
 """Reads a GPU's SM clock on the device itself: it counts cycles against the nanosecond timer.
 
-NVML reports a sample of the past milliseconds; this reads the clock at one place in the stream of work.  It uses
-Triton, which is installed wherever Triton kernels run; CuPy need not be.  This module imports Triton, which fixes the
-mode of its interpreter for the process: import it where a GPU is about to be used.
+NVML reports a sample of the past milliseconds; this reads the clock at one place in the stream of work.  Import this
+module where a GPU is about to be used: it imports Triton, which fixes the mode of its interpreter for the process.
 """
 
 from __future__ import annotations
@@ -59,7 +58,6 @@ class DeviceClock:
 
     def __init__(self, device: torch.device):
         self._counts = torch.zeros(MAX_READINGS, 2, dtype=torch.int64, device=device)
-        self._device = device
         self._taken = 0
         self.enqueue()  # compiles; not kept as a reading
         torch.cuda.synchronize(device)
@@ -68,7 +66,7 @@ class DeviceClock:
     def enqueue(self) -> None:
         """Enqueues one reading, of `SPAN_NS`, behind the device's present work."""
         if self._taken < MAX_READINGS:
-            with torch.cuda.device(self._device):
+            with torch.cuda.device(self._counts.device):
                 _count_cycles[(1,)](self._counts[self._taken], SPAN=SPAN_NS, num_warps=1)
             self._taken += 1
 

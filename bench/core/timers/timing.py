@@ -167,11 +167,10 @@ def time_functions(
             for name, seconds in read.items():
                 readings[name].append(seconds)
 
-    def judged() -> tuple[str, dict[str, str]]:
+    def judged(waited: float | None) -> tuple[str, dict[str, str]]:
         """Why there are too few samples, and for each function why its samples are noise."""
-        waiting = watch.waiting()
         lacking = few(min(map(len, readings.values())), _room(ends, watch.rounds_at_once, budget_s))
-        return lacking, {name: noise(values, waiting) or lacking for name, values in readings.items()}
+        return lacking, {name: noise(values, waited) or lacking for name, values in readings.items()}
 
     with ExitStack() as stack:
         if gc.isenabled():
@@ -181,12 +180,12 @@ def time_functions(
         began = perf_counter()
         fastest = _warm_up(watch, functions, began + WARM_UP_SHARE * budget_s)
         calls = {name: _calls_per_sample(watch, fastest[name]) for name in functions}
-        with watch.sampling():
+        with watch.sampling() as waiting:
             while (taken := min(map(len, readings.values()))) < most - closing:
                 ends.append(perf_counter())
                 spent = ends[-1] - began
                 if taken >= min_samples - closing and spent > budget_s:
-                    lacking, noisy = judged()
+                    lacking, noisy = judged(waiting())
                     if spent > budget_s + max(more_s, budget_s if lacking else 0.0) or not any(noisy.values()):
                         break
                 if renew:
@@ -194,7 +193,7 @@ def time_functions(
                 take(min(watch.rounds_at_once, most - closing - taken))
             if renew:
                 take(closing)
-            lacking, noisy = judged()
+            lacking, noisy = judged(waiting())
         replaced = tampered(threads)
         found = {}
         for name, values in readings.items():
