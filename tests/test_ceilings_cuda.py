@@ -147,7 +147,7 @@ def test_a_rate_that_the_card_cannot_have_is_found_out(world, monkeypatch):
 def test_a_throttled_card_and_a_replaced_clock_spoil_the_reading(world, monkeypatch):
     watch = MagicMock()
     watch.return_value.__enter__.return_value.summary.return_value = {"throttled": ["power brake"]}
-    monkeypatch.setattr(module, "ClockWatch", watch)
+    monkeypatch.setattr("rooflab.bench.core.timers.card.ClockWatch", watch)
     (reading,) = measure(world, monkeypatch, [world.kernel()], gpu=GPU)
     watch.assert_called_once_with("GPU-1")
     assert reading.status == "INVALID" and reading.reason == "the card was throttled (power brake)"
