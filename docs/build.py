@@ -32,6 +32,7 @@ MENU: dict[str, list[str]] = {
     "Kernels": ["kernels", "check", "bench", "emulate", "predict", "ab", "own_kernel", "own_op", "published"],
     "Engine": ["engine", "models", "speculate", "serve", "latency"],
     "Numbers": ["card", "numbers", "limits", "results", "missed", "unmeasured", "rehearsal"],
+    "Inside": ["architecture"],
     "Reference": ["names", "command_line", "python"],
 }
 PUBLIC = {
@@ -41,8 +42,7 @@ PUBLIC = {
     "rooflab.bench.emulator": ("emulating", "emulate", "PtxLaunch"),
     "rooflab.bench.ab": ("compare",),
     "rooflab.engine.llm": ("LLM", "SamplingParams"),
-    "rooflab.bench.core.record_files": ("read", "read_all"),
-    "rooflab.bench.core.record": ("Record",),
+    "rooflab.bench.core": ("Record", "read", "read_all", "Measurement", "Settings"),
     "rooflab.reference.spec": ("OpSpec", "Case", "Scheme"),
     "rooflab.reference.contract": ("Contract", "Argument", "Result"),
     "rooflab.kernels.launcher": ("kernel",),

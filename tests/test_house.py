@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 LAYERS = ("roofline", "reference", "kernels", "engine", "bench")
 ROOMS = (
-    "core show.py revisions compile emulator predict emulate tune ab "
+    "core records show.py revisions compile emulator predict emulate tune ab "
     "suite report plugin exchange engine load latency checks.py commands.py lab.py cli __main__.py bench_kernels.py "
     "bench_sampling.py run_from_checkout.py"
 ).split()

@@ -4,12 +4,17 @@ import math
 import os
 import random
 import resource
+import subprocess
+import sys
+import textwrap
 import threading
 
 import pytest
 
+from rooflab.bench import core
 from rooflab.bench.ab.output import write_junit, write_markdown
 from rooflab.bench.ab.verdict import Outcome
+from rooflab.bench.core import record as schema
 from rooflab.bench.core import record_files
 from rooflab.bench.core.plain import number_in
 from rooflab.bench.core.record import Record, pack_samples, unpack_samples
@@ -17,7 +22,9 @@ from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.report.figures import Drawing, draw
 from rooflab.bench.report.page import write_report
 from rooflab.bench.suite.state import pack
+from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
+from rooflab.reference.spec import Scalar
 from rooflab.roofline.model import Ceilings
 from rooflab.roofline.points import Point
 
@@ -222,3 +229,19 @@ def test_every_field_is_documented():
         if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr)
     }
     assert documented == {field.name for field in dataclasses.fields(Record)}
+
+
+def test_a_record_is_read_without_torch_also_from_its_old_place():
+    lines = """
+    import sys
+    from rooflab.bench.core import Record, read
+    from rooflab.bench.records.files import read as before
+    from rooflab.bench.records.record import Record as known
+    assert before is read and known is Record and "torch" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(lines)], check=True, timeout=60)
+    for name in ("Role", "Backend", "CPU_BACKENDS"):
+        assert getattr(schema, name) == getattr(registry, name), (
+            "the schema has its own, for the registry imports torch"
+        )
+    assert schema.Scalar == Scalar and all(getattr(core, name) for name in core.__all__)

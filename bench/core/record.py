@@ -20,13 +20,16 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 
 from rooflab.bench.core.plain import plain
-from rooflab.kernels.registry import CPU_BACKENDS, Backend, Role
-from rooflab.reference.spec import Scalar
 from rooflab.roofline.model import Basis as TrafficBasis
 from rooflab.roofline.model import Limiter
 
 SCHEMA_VERSION = "1.3"
 
+# As in `registry` and `spec`, whose import takes a second, because they import torch.
+Scalar = bool | int | float | str
+Role = Literal["naive", "library", "optimized", "peer"]
+Backend = Literal["torch", "triton", "gluon", "cuda", "cpp"]
+CPU_BACKENDS = ("torch", "cpp")
 Kind = Literal["check", "bench", "ceiling", "engine", "ab", "static"]
 Failure = Literal["INCORRECT", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT", "INVALID"]
 Status = Literal["OK", "NOISY", Failure, "UNSUPPORTED", "UNAVAILABLE"]

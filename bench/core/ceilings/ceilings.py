@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.core import record_files
 from rooflab.bench.core.ceilings.cpu_limits import measure_cpu
 from rooflab.bench.core.ceilings.cuda_limits import kind_of, measure_cuda, microkernels_hash, value_in
 from rooflab.bench.core.environment import Environment, snapshot
 from rooflab.bench.core.record import Record
+from rooflab.bench.core.record_files import read
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
 from rooflab.roofline.device import identify
@@ -85,7 +85,7 @@ def kept_limits(device: torch.device) -> tuple[list[Record], str]:
     if not path.is_file():
         return noisy, "none were measured on this device"
     try:
-        records = record_files.read(path)
+        records = read(path)
         then = _conditions(records[0].environment, device)
         here = _conditions(environment.to_dict() | {"microkernels": microkernels_hash()}, device)
         other = [f"{name} {then[name]}, and it is {value}" for name, value in here.items() if then[name] != value]
