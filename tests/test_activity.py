@@ -11,14 +11,7 @@ from fake_cuda import FakeCuda, recorder
 from op_kernels import python_without_interpreter
 
 from rooflab.bench.core.timers import Observed, cupti
-from rooflab.bench.core.timers.cupti import (
-    DeviceKernel,
-    activity_hash,
-    code_hash,
-    elf_sections,
-    launched_code,
-    observed_on_cuda,
-)
+from rooflab.bench.core.timers.cupti import DeviceKernel, activity_hash, code_hash, launched_code, observed_on_cuda
 from rooflab.kernels import _cuda
 
 CPU = torch.device("cpu")
@@ -104,7 +97,6 @@ def elf(sections):
 def test_the_code_is_the_instructions_and_constants():
     sections = {".text.k": b"instructions", ".nv.constant0.k": b"constants", ".debug_line": b"/home/a/kernel.py:7"}
     base = elf(sections)
-    assert elf_sections(base)[".text.k"] == b"instructions"
     assert code_hash(base) == code_hash(elf(sections | {".debug_line": b"/srv/b/kernel.py:9"}))
     assert code_hash(base) != code_hash(elf(sections | {".text.k": b"others"}))
     assert code_hash(base) != code_hash(elf(sections | {".nv.constant0.k": b"others"}))

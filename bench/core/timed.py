@@ -88,7 +88,7 @@ def _together_or_alone(
 
 def watched(device: torch.device, gpu_uuid: str | None) -> AbstractContextManager[ClockWatch | None]:
     """The watch of a GPU's clocks; the device itself reads its SM clock too, or the summary says why not."""
-    if device.type == "cpu":
+    if device.type != "cuda":
         return nullcontext()
     from rooflab.bench.core.timers.card import ClockWatch
 

@@ -115,7 +115,7 @@ def least_s(cost: Cost, ceilings: Ceilings, footprint: Footprint | None, sms: in
 
     The GPU gives CTAs to SMs one by one, so some SM runs ceil(`ctas` / `sms`) CTAs at its full rate, whatever its
     occupancy.  Only the bytes read count for the op's bound: written bytes may still be in L2 when the clock stops
-    (`reading.above_limits`).
+    (`noise.above_limits`).
     """
     seconds = bound(replace(cost, write_bytes=0.0), ceilings).seconds
     if footprint is None or not footprint.tensor_flops or len(cost.tensor_flops) != 1:

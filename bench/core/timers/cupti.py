@@ -295,9 +295,8 @@ def launched_code() -> Iterator[list[tuple[str, str]]]:
 
 
 def _of_triton(function: Any, kernel: Any, options: Mapping[str, Any]) -> tuple[str, str] | None:
-    if kernel is None or options.get("warmup"):
-        return None
-    return str(kernel.metadata.name), code_hash(kernel.asm["cubin"])
+    only_compiled = kernel is None or options.get("warmup")
+    return None if only_compiled else (str(kernel.metadata.name), code_hash(kernel.asm["cubin"]))
 
 
 def _of_cuda(kernel: Any, result: None, options: Mapping[str, Any]) -> tuple[str, str]:
@@ -308,26 +307,21 @@ def _of_cuda(kernel: Any, result: None, options: Mapping[str, Any]) -> tuple[str
 
 
 def code_hash(cubin: bytes) -> str:
-    """SHA-256 over a cubin's instructions and constants.  Raises `ValueError` unless it is a 64-bit ELF file."""
-    sections = elf_sections(cubin)
-    digest = hashlib.sha256()
-    for name in sorted(sections):
-        if name.startswith(CODE_SECTIONS):
-            digest.update(f"{name}:{len(sections[name])}:".encode() + sections[name])
-    return digest.hexdigest()
+    """SHA-256 over a cubin's instructions and constants, which are sections of an ELF file (System V ABI, "Sections").
 
-
-def elf_sections(binary: bytes) -> Mapping[str, bytes]:
-    """The sections of a little-endian 64-bit ELF file by name (System V ABI, "Sections")."""
-    if binary[:6] != b"\x7fELF\x02\x01":
-        raise ValueError(f"cubin: expected a little-endian 64-bit ELF file, got {binary[:6]!r}")
-    (table,) = struct.unpack_from("<Q", binary, 0x28)
-    entry, count, names_index = struct.unpack_from("<HHH", binary, 0x3A)
-    headers = [struct.unpack_from("<IIQQQQ", binary, table + entry * index) for index in range(count)]
-    _, _, _, _, names_at, names_size = headers[names_index]
-    names = binary[names_at : names_at + names_size]
-    found = {}
+    Raises `ValueError` unless it is a little-endian 64-bit ELF file.
+    """
+    if cubin[:6] != b"\x7fELF\x02\x01":
+        raise ValueError(f"cubin: expected a little-endian 64-bit ELF file, got {cubin[:6]!r}")
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    entry, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", cubin, table + entry * index) for index in range(count)]
+    names_at = headers[names_index][4]
+    sections = {}
     for name_at, kind, _, _, offset, size in headers:
-        name = names[name_at : names.index(b"\0", name_at)].decode()
-        found[name] = b"" if kind == 8 else binary[offset : offset + size]  # 8 (NOBITS): no bytes in the file
-    return found
+        name = cubin[names_at + name_at : cubin.index(b"\0", names_at + name_at)].decode()
+        sections[name] = b"" if kind == 8 else cubin[offset : offset + size]  # 8 (NOBITS): no bytes in the file
+    digest = hashlib.sha256()
+    for name in sorted(filter(lambda name: name.startswith(CODE_SECTIONS), sections)):
+        digest.update(f"{name}:{len(sections[name])}:".encode() + sections[name])
+    return digest.hexdigest()
