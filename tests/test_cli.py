@@ -268,7 +268,6 @@ def test_a_fault_far_from_the_op_s_own_cases_is_found_and_made_small(rooflab, tm
     assert rooflab(*command)[0] == 11
 
 
-@pytest.mark.more
 @pytest.mark.usefixtures("own_registry")
 def test_a_right_kernel_from_a_file_is_checked_timed_and_drawn(rooflab, tmp_path):
     file = tmp_path / "mine2.py"

@@ -160,8 +160,8 @@ def _timed(
 ) -> Reading:
     share = job["slow_down"]
     settings = Settings(
-        job["seed"],
-        job["budget_s"],
+        seed=job["seed"],
+        budget_s=job["budget_s"],
         timer=job["timer"],
         checked=True,
         judge=job["judge"],

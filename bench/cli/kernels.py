@@ -236,7 +236,14 @@ def bench(
         raise ValueError("choose: expected --device cuda; on a CPU the engine times its kernels itself")
     writer, records = begin_run(out, resume)
     folder, count, interrupted = writer.path.parent, count_benches(chosen), False
-    settings = Settings(seed, budget_s, seconds or math.inf, timer, cast("FlushBy", flush), lock_clocks)
+    settings = Settings(
+        seed=seed,
+        budget_s=budget_s,
+        limit_s=seconds or math.inf,
+        timer=timer,
+        flush=cast("FlushBy", flush),
+        lock_clocks=lock_clocks,
+    )
     try:
         with (
             card_lock(chosen.device, show.note) if wait_for_gpu else nullcontext(),

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 FlushBy = Literal["read", "write"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """Made once, from the command line, and handed on whole.
 

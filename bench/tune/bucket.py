@@ -241,7 +241,7 @@ class TuningState:
         budget_s = min(FINAL_S, max(LEAST_FINAL_S, seconds / 2 / (len(contenders) * len(cases))))
         own = {kernel.name: kernel for kernel in self.kernels}
         found = []
-        settings = Settings(self.seed, budget_s)
+        settings = Settings(seed=self.seed, budget_s=budget_s)
         run = Measurement(self.spec, self.scheme, self.device, settings, self.writer.run_id)
         for record in run.records(contenders, cases):
             if record.kernel in variants:

@@ -81,7 +81,7 @@ def measure(
     budget_s = DRY_KERNEL_S if context.dry_run else min(KERNEL_S, max(LEAST_S, share))
     planted = passed_on_card(kernels, name, device)
     run = Measurement(
-        spec, get_scheme(name), device, Settings(context.seed, budget_s), writer.run_id,
+        spec, get_scheme(name), device, Settings(seed=context.seed, budget_s=budget_s), writer.run_id,
         ceilings=NO_LIMITS if context.dry_run else None, planted_before=planted,
     )  # fmt: skip
     new = 0

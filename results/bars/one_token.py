@@ -92,8 +92,9 @@ def _beside(
     kernels = {str(record.kernel): registry.get_kernel(op, str(record.kernel)) for record in good}
     ready: dict[str, Callable[[], object]] = {name: Rotation(kernel, spec, copies) for name, kernel in kernels.items()}
     note([kernel.id for kernel in kernels.values()])
+    settings = Settings(seed=context.seed, budget_s=KERNEL_S)
     gpu = (good[0].environment.get("gpu") or {}).get("uuid")
-    timed, failures, _ = time_together(ready | {FLOOR: floor}, device, Settings(context.seed, KERNEL_S), gpu)
+    timed, failures, _ = time_together(ready | {FLOOR: floor}, device, settings, gpu)
     if broken := already_broken(device):
         raise ContextBroken(broken)
     note(())
