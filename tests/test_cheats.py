@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
+import textwrap
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -113,6 +116,16 @@ def test_a_function_under_the_timer_that_was_replaced_is_named_and_put_back(owne
         setattr(owner, name, lambda *arguments: 0.0)
         assert f".{name} was replaced (test_cheats.py:" in tampered()
         assert tampered() is None and getattr(owner, name) is was
+
+
+def test_an_events_clock_that_was_replaced_before_the_first_import_is_named_for_good():
+    lines = """
+        import torch
+        torch.cuda.Event.elapsed_time = lambda start, end: 1e-3
+        from rooflab.bench.core.timers import tampered
+        assert [tampered() for _ in range(2)] == ["torch.cuda.Event.elapsed_time was replaced (<string>:3)"] * 2
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(lines)], check=True, timeout=100)
 
 
 def test_torchs_own_replacements_are_no_tampering():

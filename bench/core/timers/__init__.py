@@ -44,26 +44,16 @@ _WATCHED: tuple[tuple[str, Any, str], ...] = (
     ("rooflab.reference.compare", compare, "elementwise"),
 )
 """Timer, flush and comparison, and the library's calls, whose times a kernel's are compared with."""
-_TORCH = Path(torch.__file__).parent
-_libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
-APART_S = 2.0
-"""A process that waits for a core between two readings is not taken for a replaced clock."""
-
-
-def _genuine(owner: Any, name: str, function: Any) -> bool:
-    """Whether a clock is Python's or torch's own; other functions are taken for it."""
-    if owner is time:
-        return isinstance(function, BuiltinFunctionType) and function.__name__ == name
-    code = getattr(function, "__code__", None)
-    return owner is not _cuda.Event or code is None or _TORCH in Path(code.co_filename).parents
-
-
 _BOUND = {
-    f"{place}.{name}": (owner, name, getattr(owner if _genuine(owner, name, getattr(owner, name)) else system, name))
+    f"{place}.{name}": (owner, name, getattr(system if owner is time else owner, name))
     for place, owner, names in _WATCHED
     for name in names.split()
     if hasattr(owner, name)  # a build of torch without CUDA lacks some
 }
+_TORCH = Path(torch.__file__).parent
+_libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+APART_S = 2.0
+"""A process that waits for a core between two readings is not taken for a replaced clock."""
 
 
 def bound(place: str, names: str) -> list[Any]:
@@ -83,9 +73,11 @@ def tampered(threads: int | None = None) -> str | None:
         found.append(f"the number of torch's threads changed from {threads} to {now}")
     for full, (owner, name, function) in _BOUND.items():
         new = getattr(owner, name, None)
-        if new is not function and not (owner is time and _genuine(owner, name, new)):
+        pythons_own = owner is time and isinstance(new, BuiltinFunctionType) and new.__name__ == name
+        code = getattr(new, "__code__", None)
+        foreign = owner is _cuda.Event and code is not None and _TORCH not in Path(code.co_filename).parents
+        if foreign or (new is not function and not pythons_own):
             setattr(owner, name, function)
-            code = getattr(new, "__code__", None)
             place = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
             found.append(f"{full} was replaced{place}")
     reading = (ctypes.c_long * 2)()
