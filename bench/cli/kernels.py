@@ -221,7 +221,7 @@ def bench(
     """Check and time kernels; records and figures go to --out.  Exit status 11: wrong; 12: no time; 13: NOISY."""
     if choose and kernel:
         raise ValueError("choose: expected all kernels of an op, got --kernel")
-    kernel_processes(device != "cuda" and not cuda_device_present()).begin()  # it imports torch while this process does
+    kernel_processes(device == "cpu" or not cuda_device_present()).begin()  # it imports torch while this process does
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.commands import count_benches, run_benches
         from rooflab.bench.core.running import ContextBroken
@@ -236,14 +236,8 @@ def bench(
         raise ValueError("choose: expected --device cuda; on a CPU the engine times its kernels itself")
     writer, records = begin_run(out, resume)
     folder, count, interrupted = writer.path.parent, count_benches(chosen), False
-    settings = Settings(
-        seed=seed,
-        budget_s=budget_s,
-        limit_s=seconds or math.inf,
-        timer=timer,
-        flush=cast("FlushBy", flush),
-        lock_clocks=lock_clocks,
-    )
+    limit_s, by = seconds or math.inf, cast("FlushBy", flush)
+    settings = Settings(seed=seed, budget_s=budget_s, limit_s=limit_s, timer=timer, flush=by, lock_clocks=lock_clocks)
     try:
         with (
             card_lock(chosen.device, show.note) if wait_for_gpu else nullcontext(),
