@@ -4,7 +4,6 @@ import pytest
 from junitparser import JUnitXml
 
 from rooflab.bench.ab import output
-from rooflab.bench.ab.pairs import Batch
 from rooflab.bench.ab.run import AbResult, AbSettings
 from rooflab.bench.ab.self_test import SelfTest
 from rooflab.bench.ab.sides import Comparison, Side
@@ -84,7 +83,7 @@ def test_junit_and_markdown_say_what_the_table_says(tmp_path):
 
 def result(found):
     side = Side("A", {})
-    return AbResult(Comparison(side, side, ()), AbSettings(), tuple(found), {}, Batch(), Batch(), 0.0)
+    return AbResult(Comparison(side, side), AbSettings(), tuple(found), {}, [])
 
 
 def self_tested(same, slowed, floor=0.01):

@@ -9,12 +9,13 @@ import torch
 
 from rooflab.bench.ab import commands, pairs, self_test, worker
 from rooflab.bench.ab.compare import pack, prepare_functions
-from rooflab.bench.ab.records import compare_files, save
-from rooflab.bench.ab.run import AbSettings, run
-from rooflab.bench.ab.sides import ROOT, Comparison, Reading, Side, Target, Wanted
+from rooflab.bench.ab.records import compare_files
+from rooflab.bench.ab.run import AbSettings, run, save
+from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target, Wanted
 from rooflab.bench.ab.verdict import BOUNDED_PAIRS, Rules, exit_status
 from rooflab.bench.core.environment import git_state
 from rooflab.bench.core.process import Died
+from rooflab.bench.core.record import pack_samples
 from rooflab.bench.core.record_files import read
 from rooflab.bench.exchange.files import timed
 from rooflab.bench.report.trends.points import why_not
@@ -25,12 +26,12 @@ MS = 1e-3
 
 @dataclass
 class Fake:
-    """What the processes of a test answer, by side and kernel."""
+    """What the processes of a test answer, by side and kernel; a check is a status and a reason."""
 
     seconds: dict = field(default_factory=dict)
     checks: dict = field(default_factory=dict)
     more: dict = field(default_factory=dict)
-    """Other fields of readings."""
+    """Other fields of records."""
     minute: int = 0
 
     def __call__(self, comparison, *settings):
@@ -41,19 +42,26 @@ class Fake:
         return side, self.comparison.side(side).targets[key].kernel
 
     def check(self, side, keys):
-        found = {key: self.checks.get(self._name(side, key), Reading("OK")) for key in keys}
-        return {key: reading for key, reading in found.items() if reading is not None}
+        answers = {key: self.checks.get(self._name(side, key), ("OK", "")) for key in keys}
+        return {key: self._record(side, key, status=status, reason=why) for key, (status, why) in answers.items()}
+
+    def _record(self, side, key, **values):
+        return replace(self.comparison.side(side).targets[key].record("cpu", 0), **values)
 
     def measure(self, side, keys):
         self.minute += 1
         wobble = 1 + 0.001 * (-1) ** (self.minute // 2)
         found = {}
         for key in keys:
-            seconds = self.seconds.get(self._name(side, key), MS) * wobble
-            time = f"2026-01-01T{self.minute // 60:02}:{self.minute % 60:02}:00+00:00"
-            reading = Reading("OK", "", (seconds,) * 3, seconds, "cpu perf_counter", "cold", timestamp=time)
-            found[key] = replace(reading, **self.more.get(self._name(side, key), {}))
+            values = timed_in(self.seconds.get(self._name(side, key), MS) * wobble)
+            values["timestamp"] = f"2026-01-01T{self.minute // 60:02}:{self.minute % 60:02}:00+00:00"
+            found[key] = self._record(side, key, **values | self.more.get(self._name(side, key), {}))
         return found
+
+
+def timed_in(seconds):
+    samples = {"samples": pack_samples([seconds] * 3), "sample_count": 3, "latency_median_ms": seconds * 1e3}
+    return samples | {"basis": "measured", "timer": "cpu perf_counter", "l2_state": "cold"}
 
 
 @pytest.fixture
@@ -73,7 +81,7 @@ def compared(*names, gone=(), **how):
     left = {name: target for name, target in targets.items() if name not in gone}
     side = Side("base", targets, commit="a" * 40, dirty=False)
     other = Side("head", left, commit="b" * 40, dirty=False)
-    return run(Comparison(side, other, names), AbSettings(), floors={}, **how)
+    return run(Comparison(side, other), AbSettings(), floors={}, **how)
 
 
 def verdicts(result):
@@ -83,14 +91,14 @@ def verdicts(result):
 @pytest.mark.parametrize(
     ("more", "reason"),
     (
-        ({"l2_state": "warm", "method": "cpu perf_counter, 4 calls per sample"}, "perf_counter, cold and cpu"),
-        ({"method": "cuda events, launch gaps included"}, "launch gaps included"),
+        ({"l2_state": "warm", "timer": "cpu perf_counter, 4 calls per sample"}, "perf_counter, cold and cpu"),
+        ({"timer": "cuda events, launch gaps included"}, "launch gaps included"),
     ),
 )
 def test_sides_that_were_timed_by_different_methods_are_not_compared(fake, more, reason):
     fake.more["B", "one"] = more
-    fake.more["A", "two"] = {"method": "cpu, threads pinned, 4 calls per sample"}
-    fake.more["B", "two"] = {"method": "cpu, threads not pinned: 1 of 2 were found, 5 calls per sample"}
+    fake.more["A", "two"] = {"timer": "cpu, threads pinned, 4 calls per sample"}
+    fake.more["B", "two"] = {"timer": "cpu, threads not pinned: 1 of 2 were found, 5 calls per sample"}
     found = verdicts(compared("one", "two"))
     assert found["one"][0] == "INVALID" and reason in found["one"][1] and found["two"][0] == "SAME"
 
@@ -100,7 +108,7 @@ def test_a_budget_too_short_for_a_verdict_says_before_it_starts_what_it_takes(fa
     """The checks and the pairs take two processes each, of 2 s to start and 0.3 s."""
     fake.start_s, said = lambda: 2.0, []
     side = Side("base", {"one": target("one")})
-    run(Comparison(side, side, ("one",)), AbSettings(budget_s=budget_s), said.append, floors={})
+    run(Comparison(side, side), AbSettings(budget_s=budget_s), said.append, floors={})
     need = 2 * 2 + 2 * 2 * BOUNDED_PAIRS * 2.3
     short = f"the budget of 5 s is too short for a verdict on this machine, which takes at least {need:.0f} s"
     assert said[0] == (short if budget_s < need else "check, side A")
@@ -110,16 +118,16 @@ def test_what_a_crash_left_to_a_second_process_is_judged_there_too(monkeypatch):
     asked = []
 
     def answers(side, job, limit_s):
-        asked.append((list(job.targets), job.judge))
-        yield {"start": next(iter(job.targets))}
-        if "dies" in job.targets:
+        asked.append((list(job["targets"]), job["judge"]))
+        yield {"start": next(iter(job["targets"]))}
+        if "dies" in job["targets"]:
             raise Died(7, "")
-        for key in job.targets:
-            yield {"key": key, "reading": {"status": "OK", "seconds": [1.0], "median_s": 1.0, "device_kernels": []}}
+        for key in job["targets"]:
+            yield {"key": key, "record": replace(target(key).record("cpu", 0), **timed_in(1.0)).to_json()}
 
     monkeypatch.setattr(pairs, "_answers", answers)
     side = Side("A", {name: target(name) for name in ("dies", "honest")})
-    runner = pairs.JobRunner(Comparison(side, side, ("dies", "honest")))
+    runner = pairs.JobRunner(Comparison(side, side))
     read = runner.measure("A", ("dies", "honest"))
     assert {key: reading.status for key, reading in read.items()} == {"dies": "RUNTIME_ERROR", "honest": "OK"}
     runner.measure("A", ("honest",))
@@ -128,14 +136,15 @@ def test_what_a_crash_left_to_a_second_process_is_judged_there_too(monkeypatch):
 
 def test_a_pair_with_a_noisy_reading_is_not_counted(fake, tmp_path):
     """Neither now nor from the records; a comparison of such pairs alone is INVALID."""
-    few = {"status": "NOISY", "reason": "it has 5 samples, and its time has room for 55", "first_call_s": 0.3}
-    fake.more["B", "all"], fake.more["A", "some"] = few, {"first_call_s": 0.2}
+    few = {"status": "NOISY", "reason": "it has 5 samples, and its time has room for 55", "latency_median_ms": None}
+    few["metrics"] = {"first_call_ms": 300.0}
+    fake.more["B", "all"], fake.more["A", "some"] = few, {"metrics": {"first_call_ms": 200.0}}
     measure = fake.measure
 
     def sometimes(side, keys):
         found = measure(side, keys)
         if 9 <= fake.minute <= 11 and "some" in keys:
-            found["some"] = replace(found["some"], seconds=(9.0,), median_s=9.0, **few)
+            found["some"] = replace(found["some"], **few)
         return found
 
     fake.measure = sometimes
@@ -153,17 +162,19 @@ def test_a_pair_with_a_noisy_reading_is_not_counted(fake, tmp_path):
 
 
 def test_code_that_an_earlier_run_has_checked_is_only_measured(fake):
-    fake.checks["B", "one"] = Reading("INCORRECT", "must not be asked")
+    fake.checks["B", "one"] = "INCORRECT", "must not be asked"
     assert verdicts(compared("one", checked=True))["one"][0] == "SAME" and fake.judged == {"A", "B"}
 
 
-def test_a_check_without_an_answer_is_none_that_passed(fake):
-    fake.checks["B", "one"] = None
-    assert verdicts(compared("one", "two"))["one"] == ("FAILED", "head: RUNTIME_ERROR: its check gave no answer")
+def test_a_check_without_an_answer_is_none_that_passed(monkeypatch):
+    monkeypatch.setattr(pairs, "_answers", lambda side, job, limit_s: iter(()))
+    side = Side("head", {"one": target("one")})
+    found = pairs.JobRunner(Comparison(side, side)).check("B", ["one"])["one"]
+    assert (found.status, found.reason) == ("RUNTIME_ERROR", "its process gave no answer about it")
 
 
 def test_what_neither_side_can_run_is_left_out_with_its_reason(fake, monkeypatch):
-    refused = Reading("UNSUPPORTED", "rmsnorm/fp4 takes no H=32")
+    refused = "UNSUPPORTED", "rmsnorm/fp4 takes no H=32"
     fake.checks |= {("A", "fp4"): refused, ("B", "fp4"): refused, ("A", "mine"): refused}
     result = compared("fp4", "mine", "fine")
     assert {key: verdict for key, (verdict, _) in verdicts(result).items()} == {"mine": "FAILED", "fine": "SAME"}
@@ -173,13 +184,13 @@ def test_what_neither_side_can_run_is_left_out_with_its_reason(fake, monkeypatch
     assert "not timed: fp4: rmsnorm/fp4 takes no H=32" in notes
     # Of two kernels one alone may have no time here; none of them has failed.
     sides = Side("fp4", {"k": target("fp4")}), Side("mine", {"k": target("fine")})
-    result = run(Comparison(*sides, ("k",)), AbSettings(), floors={})
+    result = run(Comparison(*sides), AbSettings(), floors={})
     assert (result.outcomes, result.left_out) == ((), {"k": "fp4: rmsnorm/fp4 takes no H=32"})
 
 
 def test_records_of_a_run_are_judged_as_it_was(fake, tmp_path):
-    fake.checks |= {("B", "wrong"): Reading("INCORRECT", "error 3.0"), ("A", "broken"): Reading("TIMEOUT", "8 s")}
-    fake.checks |= {(side, "fp4"): Reading("UNSUPPORTED", "needs sm100") for side in "AB"}
+    fake.checks |= {("B", "wrong"): ("INCORRECT", "error 3.0"), ("A", "broken"): ("TIMEOUT", "8 s")}
+    fake.checks |= {(side, "fp4"): ("UNSUPPORTED", "needs sm100") for side in "AB"}
     fake.seconds |= {("B", "slow"): 1.1 * MS, ("B", "fast"): 0.9 * MS}
     fake.more["B", "warm"] = {"l2_state": "warm"}
     names = ("wrong", "broken", "fp4", "slow", "fast", "same", "warm")
@@ -219,7 +230,7 @@ def slowed_measure(measure):
     def slower(self, side, keys):
         share = 1 + self.comparison.side(side).slow_down
         found = measure(self, side, keys)
-        return {key: replace(each, median_s=each.median_s * share) for key, each in found.items()}
+        return {key: replace(one, latency_median_ms=one.latency_median_ms * share) for key, one in found.items()}
 
     return slower
 

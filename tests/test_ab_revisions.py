@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from commands_in_process import run_command
 from git_repository import git
 
 from rooflab.bench.ab import pairs
-from rooflab.bench.ab.sides import Reading
+from rooflab.bench.ab.sides import Target
 from rooflab.bench.revisions import trees
 from rooflab.bench.revisions.changes import touched_files
 from rooflab.bench.revisions.trees import changed_files, check_contract, checked_out, pins, working_tree
@@ -163,8 +163,9 @@ def test_another_repository_is_compared_by_its_own_files(own, monkeypatch):
             "schemes": ["fp32"],
         }
         yield {"list": {"rmsnorm": entry | {"files": [f"{name}.py" for name in names]}} if names else {}}
-        for key in job.targets:
-            yield {"key": key, "reading": asdict(Reading("OK", seconds=(1.0,), median_s=1.0))}
+        for key, values in job["targets"].items():
+            record = replace(Target(**values).record("cpu", 0), basis="measured", latency_median_ms=1e3)
+            yield {"key": key, "record": record.to_json()}
 
     def compared(*words):
         status, found, err = run_command(["ab", "--base", "HEAD", "--pairs", "1", "--json", *words])

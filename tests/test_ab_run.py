@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,8 @@ from commands_in_process import run_command
 
 from rooflab.bench.ab import compare, pairs
 from rooflab.bench.ab.compare import check_functions, pack
-from rooflab.bench.ab.records import compare_files, save
-from rooflab.bench.ab.run import AbSettings, _floor, difference, run
+from rooflab.bench.ab.records import compare_files, difference, evidence_of
+from rooflab.bench.ab.run import AbSettings, run, save
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
 from rooflab.bench.ab.verdict import Rules
 from rooflab.bench.ab.worker import answer, check
@@ -37,7 +37,7 @@ def case_of(key):
 
 def here(side, job, limit_s):
     """What a process of this tree would answer, from this one."""
-    return answer(json.loads(json.dumps(asdict(job))))
+    return answer(json.loads(json.dumps(job)))
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +45,12 @@ def result():
     """Each kernel of the file against the library's, in one run of one pair; side A, which is right, needs no process
     of its own."""
     a = Side("library", {name: target("library", case_of(name)) for name in (*NAMES, "renamed")})
-    b = Side("mine", {name: target(name, case_of(name)) for name in (*NAMES, "absent")}, files=(KERNELS,))
+    b = Side("mine", {name: target(name, case_of(name)) for name in NAMES}, files=(KERNELS,))
     process = pairs._answers
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairs, "CHECK_S", 6.0)
         patch.setattr(pairs, "_answers", lambda side, *job: (process if side is b else here)(side, *job))
-        return run(Comparison(a, b, (*NAMES, "renamed", "absent")), AbSettings(pairs=1, kernel_s=0.05))
+        return run(Comparison(a, b), AbSettings(pairs=1, kernel_s=0.05))
 
 
 def outcome(result, key):
@@ -67,7 +67,6 @@ def test_each_kernel_has_its_own_verdict(result):
         ("dies_later", "FAILED", "mine: RUNTIME_ERROR: its process ended with status 7"),
         ("hangs", "FAILED", "mine: TIMEOUT: took longer than 6 s"),
         ("renamed", "MISSING", "library has rmsnorm/library .* mine has not: removed or renamed"),
-        ("absent", "MISSING", "there is no baseline"),
     ):
         found = outcome(result, key)
         assert found.verdict == verdict and re.search(why, found.reason), (key, found.reason)
@@ -95,12 +94,15 @@ def test_the_run_is_kept_and_can_be_judged_again(result, tmp_path):
 
 
 def test_the_floor_of_a_kernel_is_found_also_where_two_kernels_are_compared():
-    a, b = Side("A", {"k": target("library")}), Side("B", {"k": target("honest")})
-    comparison = Comparison(a, b, ("k",))
+    def floor(known):
+        sides = ([target(name).record("cpu", 0)] for name in ("library", "honest"))
+        timed = ([replace(one, basis="measured", latency_median_ms=1.0) for one in side] for side in sides)
+        return evidence_of("k", *timed, ("A", "B"), Rules(), known).noise_floor
+
     known = {target("library").id: 0.02, target("honest").id: 0.05, "k": 9.0}
-    assert _floor(comparison, "k", known) == 0.05
-    assert _floor(comparison, "k", {target("library").id: 0.02}) == 0.02
-    assert _floor(comparison, "k", {}) is None
+    assert floor(known) == 0.05
+    assert floor({target("library").id: 0.02}) == 0.02
+    assert floor({}) is None
 
 
 def test_other_hardware_or_drivers_are_named():
@@ -115,8 +117,8 @@ def test_a_tree_that_cannot_be_imported_fails_by_its_own_words(tmp_path):
     for folder in ("kernels", "reference", "roofline"):
         (tmp_path / folder).mkdir()
     side = Side("old", {"k": target("library")}, tree=tmp_path)
-    found = pairs.JobRunner(Comparison(side, side, ("k",))).check("A", ["k"])["k"]
-    assert found.status == "RUNTIME_ERROR" and found.reason.startswith("old: ") and "No module named" in found.reason
+    found = pairs.JobRunner(Comparison(side, side)).check("A", ["k"])["k"]
+    assert found.status == "RUNTIME_ERROR" and "No module named" in found.reason
 
 
 @pytest.mark.needs("checkout")
@@ -136,9 +138,9 @@ def test_a_kernel_that_does_not_take_the_small_case_is_checked_on_its_own(monkey
     monkeypatch.setitem(registry._kernels, "rmsnorm", dict(registry.kernels("rmsnorm")))  # no other test meets them
     registry.load_file(KERNELS)
     job = {"seed": 0}
-    nine = {"op": "rmsnorm", "kernel": "picky", "case_id": "T=9,H=32,eps=1e-06", "scheme": "fp32"}
-    assert check(nine, job, torch.device("cpu")).status == "OK"
-    assert check({**nine, "case_id": CASE}, job, torch.device("cpu")).status == "UNSUPPORTED"
+    for case, status in (("T=9,H=32,eps=1e-06", "OK"), (CASE, "UNSUPPORTED")):
+        blank = target("picky", case).record("cpu", 0)
+        assert check(target("picky", case), blank, job, torch.device("cpu")).status == status
 
 
 @pytest.mark.more
@@ -152,8 +154,8 @@ def test_two_revisions_are_measured_each_in_its_own_tree(tmp_path, monkeypatch, 
     process, listed = pairs._answers, []
 
     def answers(side, job, limit_s):
-        listed.extend([side.tree] if job.mode == "list" else [])
-        own = all_processes or (job.mode == "list" and side.tree != ROOT)
+        listed.extend([side.tree] if job["mode"] == "list" else [])
+        own = all_processes or (job["mode"] == "list" and side.tree != ROOT)
         return (process if own else here)(side, job, limit_s)
 
     monkeypatch.setattr(pairs, "_answers", answers)

@@ -1,12 +1,15 @@
 """From evidence to verdicts and exit statuses: nothing that was not compared passes."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from rooflab.bench.ab.pairs import run_pairs
-from rooflab.bench.ab.sides import Reading
+from rooflab.bench.ab.records import evidence_of
+from rooflab.bench.ab.sides import Target
 from rooflab.bench.ab.verdict import Evidence, Rules, exit_status, judge
+from rooflab.bench.core.record import pack_samples
 
 RULES = Rules()
 MS = 1e-3
@@ -130,11 +133,21 @@ class Machine:
 
     def __call__(self, side, keys):
         self.asked.append((side, tuple(keys)))
-        return {key: self.readings[side](key) for key in keys if self.readings[side](key) is not None}
+        return {key: self.readings[side](key) for key in keys}
+
+
+def reading(seconds=1.0, **values):
+    values = {"basis": "measured", "latency_median_ms": seconds * 1e3, "samples": pack_samples([seconds])} | values
+    return replace(Target("op", "kernel", "M=1", "fp32").record("cpu", 0), **values)
 
 
 def reads(seconds):
-    return lambda key: Reading("OK", seconds=(seconds,), median_s=seconds)
+    return lambda key: reading(seconds)
+
+
+def evidence_in(batch, key):
+    sides = ([record for where, name, record in batch.read if (where, name) == (side, key)] for side in "AB")
+    return evidence_of(key, *sides, ("A", "B"), RULES, {})
 
 
 def test_pairs_are_taken_in_abba_order_from_the_seed():
@@ -146,7 +159,7 @@ def test_pairs_are_taken_in_abba_order_from_the_seed():
     again = Machine(A=reads(1.0), B=reads(1.1))
     run_pairs(again, ["k"], 40, seed=3)
     assert again.asked == machine.asked
-    assert batch.pairs["k"] == [(1.0, 1.1)] * 40 and not batch.stopped
+    assert evidence_in(batch, "k").first == ((1.0, 1.1),) * 40 and not batch.stopped
 
 
 def test_the_budget_ends_a_run_before_a_pair_that_would_not_fit():
@@ -154,10 +167,10 @@ def test_the_budget_ends_a_run_before_a_pair_that_would_not_fit():
 
     def measure(side, keys):
         now[0] += 5.0
-        return {key: Reading("OK", seconds=(1.0,), median_s=1.0) for key in keys}
+        return {key: reading() for key in keys}
 
     batch = run_pairs(measure, ["k"], 12, deadline=35.0, clock=lambda: now[0])
-    assert len(batch.pairs["k"]) == 3 and now[0] == 30.0
+    assert len(batch.read) // 2 == 3 and now[0] == 30.0
     assert batch.stopped == "the budget ended after 3 of 12 pairs"
     now[0] = 0.0
     batch = run_pairs(measure, ["k"], 12, deadline=80.0, least=5, later=5, clock=lambda: now[0])
@@ -165,7 +178,7 @@ def test_the_budget_ends_a_run_before_a_pair_that_would_not_fit():
     assert now[0] == 10.0 and batch.stopped == f"the budget is too short: {wanted}"
     now[0] = 0.0
     batch = run_pairs(measure, ["k"], 12, deadline=125.0, least=5, later=5, clock=lambda: now[0])
-    assert len(batch.pairs["k"]) == 7, "five more have room"
+    assert len(batch.read) // 2 == 7, "five more have room"
 
 
 def test_the_two_times_and_the_effect_are_one_statement():
@@ -173,20 +186,22 @@ def test_the_two_times_and_the_effect_are_one_statement():
     assert found.baseline_s == 1.0 and found.candidate_s == pytest.approx(1 + found.effect)
 
 
+NOTHING = {"latency_median_ms": None, "samples": None}
+
+
 @pytest.mark.parametrize(
-    ("reading", "status", "why"),
+    ("values", "verdict", "why"),
     (
-        (Reading("INCORRECT", "wrong"), "INCORRECT", "wrong"),
-        (Reading("OK", seconds=(0.0,), median_s=0.0), "INVALID", "timer did not move"),
-        (Reading("OK", seconds=(1.0, math.nan), median_s=1.0), "INVALID", "not a finite number"),
-        (Reading("OK"), "INVALID", "no time was read"),
-        (None, "RUNTIME_ERROR", "no reading"),
+        (NOTHING | {"status": "INCORRECT", "reason": "wrong"}, "INCORRECT", "wrong"),
+        ({"latency_median_ms": 0.0}, "INVALID", "timer did not move"),
+        ({"samples": pack_samples([1.0, math.nan])}, "INVALID", "not a finite number"),
+        (NOTHING, "INVALID", "no time was measured"),
     ),
 )
-def test_a_reading_that_cannot_be_compared_takes_its_kernel_out_and_no_other(reading, status, why):
-    machine = Machine(A=reads(1.0), B=lambda key: reading if key == "bad" else Reading("OK", "", (1.0,), 1.0))
+def test_a_reading_that_cannot_be_compared_takes_its_kernel_out_and_no_other(values, verdict, why):
+    machine = Machine(A=reads(1.0), B=lambda key: reading(**values) if key == "bad" else reading())
     batch = run_pairs(machine, ["bad", "good"], 3)
-    side, fault = batch.broken["bad"]
-    assert (side, fault.status) == ("B", status) and why in fault.reason
-    assert len(batch.pairs["good"]) == 3 and not batch.pairs["bad"]
+    found, reason = evidence_in(batch, "bad").broken
+    assert found == verdict and reason.startswith("B: ") and why in reason
+    assert len(evidence_in(batch, "good").first) == 3 and not evidence_in(batch, "bad").first
     assert all(keys == ("good",) for _, keys in machine.asked[2:])

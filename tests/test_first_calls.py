@@ -6,7 +6,6 @@ The clock is simulated.
 import contextlib
 import itertools
 import json
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -143,7 +142,7 @@ def test_a_slow_first_call_makes_no_function_slower(monkeypatch, late_is):
 
     def process(side, job, limit_s):
         CALLED.update(dict.fromkeys(CALLED, 0))
-        return worker.answer(json.loads(json.dumps(asdict(job))))
+        return worker.answer(json.loads(json.dumps(job)))
 
     monkeypatch.setattr(pairs, "_answers", process)
     monkeypatch.setattr(timing, "perf_counter", CLOCK)
@@ -152,9 +151,9 @@ def test_a_slow_first_call_makes_no_function_slower(monkeypatch, late_is):
     functions = (slow_first, plain) if late_is == "mine" else (plain, slow_first)
     found = compare(*functions, ones, pairs=8, kernel_s=0.15, progress=lambda text: None)
     assert found.verdict == "SAME", str(found)
-    readings = [(side, reading) for _, side, _, reading in found.result.first.readings]
-    assert all(len(reading.seconds) in (76, 79) for _, reading in readings), "79 where the outputs are judged"
-    first = {side: reading.first_call_s for side, reading in readings}
+    readings = [(side, record) for side, _, record in found.result.read]
+    assert all(record.sample_count in (76, 79) for _, record in readings), "79 where the outputs are judged"
+    first = {side: record.metrics["first_call_ms"] / 1e3 for side, record in readings}
     late, other = ("B", "A") if late_is == "mine" else ("A", "B")
     assert first[late] == pytest.approx(0.3005, abs=1e-3) and first[other] < 1e-3
     ms = ("301 ms", "0.52 ms") if late_is == "mine" else ("0.52 ms", "301 ms")

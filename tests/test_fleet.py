@@ -7,6 +7,7 @@ import signal
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,16 @@ from commands_in_process import run_command
 from needs import skip_without
 
 from rooflab.bench.suite import sweep as module
-from rooflab.bench.suite.sweep import FILE, Shard, Sweep, SweepWorker, sweep
+from rooflab.bench.suite.entries import EntryOutcome
+from rooflab.bench.suite.runner import SuiteSettings
+from rooflab.bench.suite.state import Progress, write_summary
+from rooflab.bench.suite.sweep import Sweep, SweepWorker, sweep
 
-SHARDS = [Shard("environment", 120.0, dry_run=True), Shard("flush", 120.0, dry_run=True)]
+NAMES = ["environment", "flush"]
+
+
+def settings(out, resume=False, budget_s=120.0):
+    return SuiteSettings(out, budget_s, True, resume)
 
 
 @pytest.fixture
@@ -36,32 +44,33 @@ def test_a_killed_worker_costs_no_shard(cluster, tmp_path):
     def kill():
         ends = time.monotonic() + 120
         while time.monotonic() < ends and not killed:
-            state = json.loads((tmp_path / FILE).read_text()) if (tmp_path / FILE).is_file() else {"id": "none"}
-            if any(Path(tempfile.gettempdir()).glob(f"rooflab-sweep-{state['id']}-*/plan.json")):
-                killed.append(state["workers"][0]["pid"])
+            if any(Path(tempfile.gettempdir()).glob("rooflab-sweep-*-environment/plan.json")):
+                killed.append(
+                    next(int(line.partition("process ")[2].rstrip(")")) for line in said if "process" in line)
+                )
                 os.kill(killed[0], signal.SIGKILL)
             time.sleep(0.02)
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    state = sweep(None, SHARDS[:1], tmp_path, 1, False, said.append)
+    state = sweep(None, NAMES[:1], settings(tmp_path), 1, said.append)
     killer.join(10)
     assert len(killed) == 1 and state.complete, state.shards
     ((name, found),) = state.shards.items()
     key = state.workers[0]["machine_key"]
     assert name == f"{key}/environment" and said[-1] == f"{name}: DONE"
-    assert found["worker_pid"] != killed[0], "begun again in another process"
-    assert not list(Path(tempfile.gettempdir()).glob(f"rooflab-sweep-{state.id}-*"))
+    assert found["reason"] == "", "done by another process"
+    assert not list(Path(tempfile.gettempdir()).glob("rooflab-sweep-*-environment"))
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [key], "records lie by machine key"
     assert json.loads((tmp_path / name / "environment.json").read_text())["machine_key"] == key
     assert not list(tmp_path.rglob("*.part"))
     with pytest.raises(ValueError, match="holds a sweep; add --resume"):
-        sweep(None, SHARDS, tmp_path, 1, False, lambda text: None)
+        sweep(None, NAMES, settings(tmp_path), 1, lambda text: None)
 
 
 def test_a_worker_with_other_sources_or_that_does_not_start_is_refused(monkeypatch, tmp_path):
     here = module.tree_hash(module.ROOT)
-    answers = [{"machine_key": "m", "device": "d", "tree": tree} for tree in (here, "another")]
+    answers = [{"machine_key": "m", "device": "d", "tree": tree, "pid": 1} for tree in (here, "another")]
     answers.append(ray.exceptions.RayError("no memory\nadvice"))
     asked, killed = iter(answers), []
 
@@ -85,36 +94,43 @@ def test_a_worker_with_other_sources_or_that_does_not_start_is_refused(monkeypat
     monkeypatch.setattr(module.ray, "kill", killed.append)
     state, said = Sweep(), []
     assert module._start(3, True, state, said.append) == [(actors[0], "m")] and killed == actors[1:]
-    assert state.workers == answers[:1] and said == ["worker on d (m)", *state.refused]
+    assert state.workers == answers[:1] and said == ["worker on d (m, process 1)", *state.refused]
     assert "m has other source files (another, here" in said[1] and said[2] == "a worker did not start: no memory"
     monkeypatch.setattr(module, "_start", lambda *args: [])
     monkeypatch.setattr(module, "_cluster", lambda address: contextlib.nullcontext())
     with pytest.raises(ValueError, match="ray: no worker can be used"):
-        sweep(None, SHARDS, tmp_path, 1, False, lambda text: None)
+        sweep(None, NAMES, settings(tmp_path), 1, lambda text: None)
 
 
-def test_a_shard_that_cannot_run_says_why():
+def test_a_shard_that_cannot_run_says_why(tmp_path):
+    def shard(budget_s):
+        return replace(settings(tmp_path, budget_s=budget_s), only=("rope",))
+
     key = SweepWorker().identify()["machine_key"]
     for budget_s, where, why in ((-1.0, key, "budget: expected seconds above 0"), (1.0, "m", "expected a machine m")):
-        assert why in SweepWorker().run(Shard("rope", budget_s, dry_run=True), where, {}, "rooflab-sweep-test")["error"]
+        assert why in SweepWorker().run(shard(budget_s), where, {}, "rooflab-sweep-test")[0]
 
 
-def test_a_damaged_state_is_refused(tmp_path):
-    (tmp_path / FILE).write_text("{")
-    with pytest.raises(ValueError, match="expected the state of a sweep"):
-        sweep(None, SHARDS, tmp_path, 1, True, lambda text: None)
+def ended(folder, stopped="", **entries):
+    """A suite's folder as it leaves it."""
+    progress = Progress({name: EntryOutcome(status) for name, status in entries.items()}, stopped)
+    write_summary(folder, progress, {}, {})
+    return folder
 
 
-def test_a_shard_is_done_where_its_entries_are():
-    for end, status, reason in [
-        ({"entries": {"a": "DONE", "b": "UNSUPPORTED"}, "stopped": ""}, "DONE", ""),
-        ({"entries": {"a": "FAILED", "b": "BLOCKED"}}, "FAILED", "FAILED: a; BLOCKED: b"),
-        ({"entries": {"a": "DONE", "b": "BLOCKED"}}, "FAILED", "BLOCKED: b"),
-        ({"entries": {"a": "DONE", "b": "NOT_REACHED", "c": "PARTIAL"}}, "PARTIAL", "NOT_REACHED: b; PARTIAL: c"),
-        ({"entries": {"a": "DONE"}, "stopped": "the device is gone"}, "FAILED", "the device is gone"),
-        ({"error": "ValueError: no"}, "FAILED", "ValueError: no"),
-    ]:
-        assert module._verdict(end) == (status, reason)
+def test_a_shard_is_done_where_its_entries_are(tmp_path):
+    for number, (entries, stopped, status, reason) in enumerate([
+        ({"a": "DONE", "b": "UNSUPPORTED"}, "", "DONE", ""),
+        ({"a": "FAILED", "b": "BLOCKED"}, "", "FAILED", "FAILED: a; BLOCKED: b"),
+        ({"a": "DONE", "b": "BLOCKED"}, "", "FAILED", "BLOCKED: b"),
+        ({"a": "DONE", "b": "NOT_REACHED", "c": "PARTIAL"}, "", "PARTIAL", "NOT_REACHED: b; PARTIAL: c"),
+        ({"a": "DONE"}, "the device is gone", "FAILED", "the device is gone"),
+    ]):  # fmt: skip
+        ended(tmp_path / "m" / f"shard{number}", stopped, **entries)
+        with pytest.raises(ValueError, match="holds a sweep; add --resume"):
+            sweep(None, NAMES, settings(tmp_path), 1, lambda text: None)
+        found = module._row(tmp_path / "m" / f"shard{number}")
+        assert found == {"status": status, "reason": reason, "excluded": {}}
 
 
 def test_a_sweep_ends_with_what_it_found(tmp_path, monkeypatch):
@@ -136,12 +152,13 @@ def test_workers_of_each_kind_do_all_shards_and_a_lost_one_costs_its_shard_alone
         run = property(lambda self: self)
 
         def remote(self, shard, key, files, place):
-            return shard.name, key, place
+            return shard.only[0], key, place
 
     def get(answer):
         if answer[0] == "flush":
             raise ray.exceptions.RayError("the worker died\nadvice")
-        return {"entries": {"x": "DONE"}, "files": {"made.txt": answer[1].encode()}}
+        made = ended(tmp_path / "made", x="DONE") / "summary.json"
+        return "", {"made.txt": answer[1].encode(), "summary.json": made.read_bytes()}
 
     killed = []
     monkeypatch.setattr(module.ray, "get", get)
@@ -149,9 +166,10 @@ def test_workers_of_each_kind_do_all_shards_and_a_lost_one_costs_its_shard_alone
     monkeypatch.setattr(module.ray, "kill", killed.append)
     state = Sweep(shards={"m/environment": {"status": "DONE"}})
     actors = [Actor(), Actor(), Actor()]
-    module._hand_out(SHARDS, list(zip(actors, "mmn", strict=True)), tmp_path, state, lambda text: None)
+    out = settings(tmp_path / "out")
+    module._hand_out(NAMES, out, list(zip(actors, "mmn", strict=True)), state, lambda text: None)
     assert {name: found["status"] for name, found in state.shards.items()} == {
         "m/environment": "DONE", "m/flush": "LOST", "n/environment": "DONE", "n/flush": "LOST",
     }  # fmt: skip
     assert state.shards["m/flush"]["reason"] == "the worker died" and killed == actors
-    assert [path.read_text() for path in tmp_path.rglob("made.txt")] == ["n"], "what was done is not done again"
+    assert [path.read_text() for path in out.out.rglob("made.txt")] == ["n"], "what was done is not done again"

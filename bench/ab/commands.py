@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rooflab.bench.ab import output, records
 from rooflab.bench.ab.pairs import JobRunner
-from rooflab.bench.ab.run import AbResult, AbSettings, run
+from rooflab.bench.ab.run import AbResult, AbSettings, run, save
 from rooflab.bench.ab.self_test import KERNELS, SelfTest, self_test
 from rooflab.bench.ab.sides import ROOT, Comparison, Listed, Side, SideName, Wanted, check_names, two_kernels, two_trees
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
@@ -99,7 +99,7 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: AbSettings, out: Pa
                 replace(side, tree=ROOT, files=found, within=side.tree, import_path=import_path(repository, side.tree))
                 for side, found in zip((first, second), places, strict=True)
             )
-        runner = JobRunner(Comparison(first, second, ()), settings.device, settings.seed)
+        runner = JobRunner(Comparison(first, second), settings.device, settings.seed)
         listed = _listing(runner, "A", "base", wanted), _listing(runner, "B", "head", wanted)
         if repository and not any(listed):
             raise ValueError(f"kernel: expected a file, or an installed package, of {root.name} with kernels, got none")
@@ -120,7 +120,7 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: AbSettings, out: Pa
 
 def _listing(runner: JobRunner, name: SideName, option: str, wanted: Wanted) -> dict[str, Any]:
     try:
-        return runner.list(name, wanted.ops, wanted.suite_name, wanted.cases)
+        return runner.list(name, wanted)
     except ChildFailed as failed:
         label = runner.comparison.side(name).label
         raise ValueError(f"{option}: expected a tree that can be imported, got {label}: {failed}") from failed
@@ -169,7 +169,7 @@ def of_self_test(
     )
     if out is not None:
         for result in found.repeats:  # A reading of a kernel that was slowed on purpose is not kept.
-            records.save(result, out)
+            save(result, out)
     tables: list[tuple[str, Sequence[Outcome]]] = [
         (f"A against A, run {number + 1}", result.outcomes) for number, result in enumerate(found.repeats)
     ]
@@ -194,7 +194,7 @@ def _ran(comparison: Comparison, settings: AbSettings, out: Path | None, say: Sa
     result: AbResult = run(comparison, settings, say)
     notes = [*notes, *(f"not timed: {key}: {reason}" for key, reason in result.left_out.items())]
     if out is not None:
-        notes = [*notes, *(f"records: {path}" for path in records.save(result, out))]
+        notes = [*notes, *(f"records: {path}" for path in save(result, out))]
     if result.stopped:
         notes = [*notes, result.stopped]
     if not any(outcome.noise_floor is not None for outcome in result.outcomes) and result.outcomes:

@@ -25,9 +25,11 @@ import torch
 
 from rooflab.bench.ab.output import power
 from rooflab.bench.ab.run import AbResult, AbSettings, run
-from rooflab.bench.ab.sides import Comparison, Reading, Side
+from rooflab.bench.ab.sides import Comparison, Side, SideName, Target
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
-from rooflab.bench.core.functions import KEY, AsKernel, Function, FunctionOp, copied, op_of
+from rooflab.bench.core.check import check_kernel
+from rooflab.bench.core.check_data import CheckResult
+from rooflab.bench.core.functions import KEY, SCHEME, AsKernel, Function, FunctionOp, copied, op_of
 from rooflab.bench.core.record import Verdict
 from rooflab.bench.core.timers.timing import FirstCall
 from rooflab.kernels._user_files import import_file
@@ -65,11 +67,12 @@ class Compared:
 
     def _first_calls(self) -> str:
         """One sentence with the median first call of each function; empty if no process has reported one."""
-        read = [(side, reading.first_call_s) for _, side, _, reading in self.result.first.readings]
-        mine, reference = ([s for side, s in read if side == name and s is not None] for name in ("B", "A"))
+        sides: tuple[SideName, ...] = ("B", "A")
+        read = [[record.metrics.get("first_call_ms") for record in self.result.read_of(side, KEY)] for side in sides]
+        mine, reference = ([ms for ms in side if ms is not None] for side in read)
         if not mine or not reference:
             return ""
-        return f" First call, not in these times: {median(mine) * 1e3:.3g} ms against {median(reference) * 1e3:.3g} ms."
+        return f" First call, not in these times: {median(mine):.3g} ms against {median(reference):.3g} ms."
 
 
 def compare(
@@ -106,11 +109,15 @@ def compare(
     packed = {name: pack(function) for name, function in (("reference", ref_fn), ("make_inputs", make_inputs))}
     path = [entry for entry in sys.path if entry]
     sides = [
-        Side(_label(function, other), {}, functions={**packed, "fn": pack(function), "path": path})
+        Side(
+            label := _label(function, other),
+            {KEY: Target(KEY, label, "", SCHEME)},
+            functions={**packed, "fn": pack(function), "path": path},
+        )
         for function, other in ((ref_fn, "reference"), (my_fn, "mine"))
     ]
     settings = AbSettings(rules, pairs, budget_s, kernel_s, seed, str(tensors[0].device))
-    result = run(Comparison(sides[0], sides[1], (KEY,)), settings, progress or note)
+    result = run(Comparison(sides[0], sides[1]), settings, progress or note)
     return Compared(result.outcomes[0], result)
 
 
@@ -141,13 +148,9 @@ def prepare_functions(functions: Mapping[str, Any], seed: int) -> FunctionOp:
     return op_of(kernel, called(reference), lambda seed: named(make(make_inputs, seed)), dtypes, tensors[0].device)
 
 
-def check_functions(functions: Mapping[str, Any], seed: int) -> Reading:
+def check_functions(functions: Mapping[str, Any], seed: int) -> CheckResult:
     """A kernel's check without planted inputs: poisoned memory, other data, repeated calls, aliases."""
-    from rooflab.bench.core.check import check_kernel
-
-    kernel, spec, case, scheme, device = prepare_functions(functions, seed)
-    result = check_kernel(kernel, spec, case, scheme, device, seed)
-    return Reading(result.status, result.reason, checked_by=result.checked_by)
+    return check_kernel(*prepare_functions(functions, seed), seed)
 
 
 SCRIPT = "__rooflab_script__"

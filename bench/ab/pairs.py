@@ -7,31 +7,28 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from rooflab.bench.ab.sides import Comparison, Job, Mode, Reading, Readings, Side, SideName
+from rooflab.bench.ab.records import CONFIRMS, fault_of
+from rooflab.bench.ab.sides import Comparison, Side, SideName, Wanted
+from rooflab.bench.core.plain import plain
 from rooflab.bench.core.process import Child, ChildFailed, TimedOut, command_for, environment_without
-from rooflab.bench.core.record import Status, now
+from rooflab.bench.core.record import Record, Status
 from rooflab.bench.core.system_time import time
 from rooflab.roofline.numbers import counted
 
-Measure = Callable[[SideName, Collection[str]], Readings]
-"""Starts one process of a side, which measures these comparisons, and returns its readings by key."""
+Measure = Callable[[SideName, Collection[str]], dict[str, Record]]
+"""Starts one process of a side, which measures these comparisons, and returns a record of each by key."""
 
 
 @dataclass
 class Batch:
-    """The result of a run of pairs, by comparison."""
+    """The result of a run of pairs."""
 
-    pairs: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    """Medians (A, B) of each pair, in time order."""
-    readings: list[tuple[int, SideName, str, Reading]] = field(default_factory=list)
-    """Every reading with the number of its pair, its side and its key, in time order."""
-    broken: dict[str, tuple[SideName, Reading]] = field(default_factory=dict)
-    """The first reading of each comparison that was not OK; this comparison is not measured again.  A NOISY reading
-    takes only its pair away, unless there is no other pair."""
+    read: list[tuple[SideName, str, Record]] = field(default_factory=list)
+    """Side, key and record of every reading, in time order."""
     stopped: str = ""
     """Why the run has fewer pairs than the caller asked for."""
 
@@ -54,6 +51,7 @@ def run_pairs(
     deadline: float = math.inf,
     least: int = 0,
     later: int = 0,
+    confirms: bool = False,
     clock: Callable[[], float] = time.monotonic,
     done: Callable[[str], None] = lambda text: None,
 ) -> Batch:
@@ -61,14 +59,15 @@ def run_pairs(
     that it takes as long as the longest pair so far.  It leaves time for `later` pairs.
 
     If `least` pairs and the later ones do not fit, the first pair is the last: the others could decide nothing.  A
-    comparison whose reading is not OK leaves the run; the remaining comparisons continue.  A pair with a NOISY reading
-    is not counted.
+    comparison whose reading cannot be compared leaves the run; the remaining comparisons continue.  A NOISY reading
+    takes only its pair away.
     """
-    batch = Batch(pairs={key: [] for key in keys})
-    order = orders(seed)
+    batch, order = Batch(), orders(seed)
+    broken: set[str] = set()
+    noisy: dict[tuple[str, int], str] = {}
     longest = 0.0
     for number in range(pairs):
-        alive = [key for key in keys if key not in batch.broken]
+        alive = [key for key in keys if key not in broken]
         began = clock()
         if not alive:
             break
@@ -80,59 +79,22 @@ def run_pairs(
         if number and began + (1 + later) * longest > deadline:
             batch.stopped = f"the budget ended after {number} of {pairs} pairs"
             break
-        read: dict[SideName, Readings] = {}
         for side in next(order):
-            read[side] = measure(side, alive)
+            for key, record in measure(side, alive).items():
+                metrics = {"pair": float(number), CONFIRMS: float(confirms)}
+                name = f"{'second' if confirms else 'first'}-{number}{side}"
+                record = replace(record, run_id=name, metrics={**record.metrics, **metrics})
+                batch.read.append((side, key, record))
+                if record.status == "NOISY":
+                    noisy.setdefault((key, number), record.reason)
+                elif fault_of(record) is not None:
+                    broken.add(key)
             done(f"pair {number + 1} of {pairs}, side {side}")
-        for key in alive:
-            _keep(batch, number, key, read["A"], read["B"])
         longest = max(longest, clock() - began)
-    _leave_noisy_out(batch)
+    lost = [reason for (key, _), reason in noisy.items() if key not in broken]
+    if lost and not batch.stopped:
+        batch.stopped = f"{counted(len(lost), 'pair')} not counted, because a reading is NOISY: {lost[0]}"
     return batch
-
-
-def _leave_noisy_out(batch: Batch) -> None:
-    """Says how many pairs are not counted; a comparison of such pairs alone is broken."""
-    noisy: dict[tuple[str, int], tuple[SideName, Reading]] = {}
-    for number, side, key, reading in batch.readings:
-        if reading.status == "NOISY" and key not in batch.broken:
-            noisy.setdefault((key, number), (side, reading))
-    for (key, _), found in noisy.items():
-        if not batch.pairs[key]:
-            batch.broken.setdefault(key, found)
-    if noisy and not batch.stopped:
-        reason = next(iter(noisy.values()))[1].reason
-        batch.stopped = f"{counted(len(noisy), 'pair')} not counted, because a reading is NOISY: {reason}"
-
-
-def _keep(batch: Batch, number: int, key: str, first: Readings, second: Readings) -> None:
-    nothing = Reading("RUNTIME_ERROR", "the process gave no reading of it")
-    medians = []
-    noisy = False
-    sides: tuple[tuple[SideName, Reading], ...] = (("A", first.get(key, nothing)), ("B", second.get(key, nothing)))
-    for side, reading in sides:
-        batch.readings.append((number, side, key, reading))
-        fault = fault_of(reading)
-        if reading.status == "NOISY":
-            noisy = True
-        elif fault is not None:
-            batch.broken.setdefault(key, (side, fault))
-        medians.append(reading.median_s)
-    if key not in batch.broken and not noisy and medians[0] is not None and medians[1] is not None:
-        batch.pairs[key].append((medians[0], medians[1]))
-
-
-def fault_of(reading: Reading) -> Reading | None:
-    """Why a reading cannot be compared: it is not OK, or no clock can show its time.  None if it can be compared."""
-    if reading.status != "OK":
-        return reading
-    if reading.median_s is None:
-        return Reading("INVALID", "no time was read")
-    if not math.isfinite(reading.median_s) or not all(math.isfinite(value) for value in reading.seconds):
-        return Reading("INVALID", "a sample is not a finite number")
-    if reading.median_s <= 0 or any(value < 0 for value in reading.seconds):
-        return Reading("INVALID", "the timer did not move while the kernel ran")
-    return None
 
 
 WORKER = "rooflab.bench.ab.worker"
@@ -140,6 +102,9 @@ CHECK_S = 300.0
 """Time limit for the check of one kernel, in seconds."""
 MEASURE_S = 60.0
 """Time limit for one kernel's reading on top of its budget: compilation, inputs and judging the outputs; in seconds."""
+
+
+Mode = Literal["check", "measure", "list"]
 
 
 @dataclass
@@ -153,11 +118,11 @@ class JobRunner:
     """Seconds for one kernel in one process."""
     timer: str | None = None
     judged: set[SideName] = field(default_factory=set)
-    """Sides whose outputs after timing have been judged."""
+    """Sides whose outputs after timing have been judged: once for each, because an fp64 oracle can take 8 s."""
     environments: dict[SideName, dict[str, Any]] = field(default_factory=dict)
     """What the first process of each side said of the machine."""
 
-    def measure(self, name: SideName, keys: Collection[str]) -> Readings:
+    def measure(self, name: SideName, keys: Collection[str]) -> dict[str, Record]:
         """`Measure`: one process measures these kernels; if a kernel ends it, another process measures the rest."""
         readings = self._run_all(name, "measure", keys, MEASURE_S + 10 * self.budget_s)
         self.judged.add(name)
@@ -169,51 +134,42 @@ class JobRunner:
         self._run("A", "measure", [], MEASURE_S)
         return time.monotonic() - began
 
-    def check(self, name: SideName, keys: Collection[str]) -> Readings:
+    def check(self, name: SideName, keys: Collection[str]) -> dict[str, Record]:
         """One process checks these kernels; if a kernel ends the process, another process checks the rest."""
         return self._run_all(name, "check", keys, CHECK_S)
 
-    def list(self, name: SideName, ops: Collection[str], suite: str, cases: Collection[str]) -> dict[str, Any]:
-        """Ops, kernels and cases of one side's tree, and which of `cases` it has.
+    def list(self, name: SideName, wanted: Wanted) -> dict[str, Any]:
+        """Ops, kernels and cases of one side's tree, and which of the wanted cases it has.
 
         Raises `ChildFailed` if the tree cannot be imported.
         """
         side = self.comparison.side(name)
-        within = str(side.within or "")
-        asked: dict[str, Any] = {"ops": tuple(ops), "suite": suite, "cases": tuple(cases)}
-        job = Job("list", self.device, self.seed, 0.0, {}, _texts(side), within, **asked)
-        answers = list(_answers(side, job, CHECK_S))
+        asked = {"ops": wanted.ops, "suite": wanted.suite_name, "cases": wanted.cases}
+        answers = list(_answers(side, self._job(side, "list", ()) | asked, CHECK_S))
         listed: dict[str, Any] = next(answer["list"] for answer in answers if "list" in answer)
         return listed
 
-    def _run_all(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> Readings:
+    def _job(self, side: Side, mode: Mode, keys: Collection[str]) -> dict[str, Any]:
+        """The work of one fresh process as JSON values: the side, with the targets of `keys`, and the settings."""
+        job: dict[str, Any] = plain(replace(side, targets={key: side.targets[key] for key in keys}))
+        settings = {"device": self.device, "seed": self.seed, "budget_s": self.budget_s, "timer": self.timer}
+        return job | settings | {"mode": mode}
+
+    def _run_all(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> dict[str, Record]:
+        readings: dict[str, Record] = {}
         left = list(keys)
-        readings: dict[str, Reading] = {}
-        while left:
-            readings |= self._run(name, mode, left, limit_s)
-            after = [key for key in left if key not in readings]
-            if len(after) == len(left):
-                break
-            left = after
+        while left and (found := self._run(name, mode, left, limit_s)):
+            readings |= found
+            left = [key for key in left if key not in readings]
+        for key in left:
+            readings[key] = self._failed(name, key, "RUNTIME_ERROR", "its process gave no answer about it")
         return readings
 
-    def _run(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> dict[str, Reading]:
+    def _run(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> dict[str, Record]:
         """The readings that one process finished; the kernel that ended the process gets a failure as its reading."""
         side = self.comparison.side(name)
-        job = Job(
-            mode=mode,
-            device=self.device,
-            seed=self.seed,
-            budget_s=self.budget_s,
-            targets={key: asdict(side.targets[key]) for key in keys if key in side.targets},
-            files=_texts(side),
-            within=str(side.within or ""),
-            slow_down=side.slow_down,
-            functions=side.functions,
-            timer=self.timer,
-            judge=name not in self.judged,
-        )
-        readings: dict[str, Reading] = {}
+        job = self._job(side, mode, keys) | {"judge": name not in self.judged}
+        readings: dict[str, Record] = {}
         begun: str | None = None
         try:
             for answer in _answers(side, job, limit_s):
@@ -221,28 +177,23 @@ class JobRunner:
                 if "environment" in answer:
                     self.environments.setdefault(name, answer["environment"])
                 elif "key" in answer:
-                    readings[answer["key"]] = _reading(answer["reading"])
+                    readings[answer["key"]] = Record.from_json(answer["record"])
         except ChildFailed as failed:
             status: Status = "TIMEOUT" if isinstance(failed, TimedOut) else "RUNTIME_ERROR"
             unread = [key for key in keys if key not in readings]
             for key in [begun] if begun in unread else unread:
-                readings[key] = Reading(status, f"{side.label}: {failed}")
+                readings[key] = self._failed(name, key, status, str(failed))
         return readings
 
-
-def _texts(side: Side) -> tuple[str, ...]:
-    return tuple(str(file) for file in side.files)
-
-
-def _reading(values: Mapping[str, Any]) -> Reading:
-    seconds, kernels = tuple(values["seconds"]), tuple(values["device_kernels"])
-    return Reading(**{**values, "timestamp": now(), "seconds": seconds, "device_kernels": kernels})
+    def _failed(self, name: SideName, key: str, status: Status, reason: str) -> Record:
+        blank = self.comparison.side(name).targets[key].record(self.device, self.seed)
+        return replace(blank, status=status, reason=reason)
 
 
-def _answers(side: Side, job: Job, limit_s: float) -> Iterator[dict[str, Any]]:
+def _answers(side: Side, job: dict[str, Any], limit_s: float) -> Iterator[dict[str, Any]]:
     """The answers of one fresh process.  Raises `ChildFailed` if it ends early, or is silent for `limit_s`."""
     command = command_for(WORKER, tree=side.tree)
     # Not in the interpreter's mode: an interpreted kernel has no time.  Hash seeds differ between processes on purpose
     path = {"PYTHONPATH": side.import_path} if side.within else {}
     with Child(command, environment_without("TRITON_INTERPRET", "PYTHONHASHSEED") | path) as child:
-        yield from child.stream(asdict(job), limit_s)
+        yield from child.stream(job, limit_s)

@@ -1,4 +1,5 @@
-"""An A/B as records, and two record files or folders as its sides: missing, wrong or foreign records never pass.
+"""From records to the evidence of an A/B, of a run as of two files or folders: what is missing, wrong or foreign never
+passes.
 
 A record is the reading of one process.  Records of two sides that alternate in time are pairs.  If one side was
 measured only after the other, the machine may have drifted: such an effect has a verdict only where it is far beyond
@@ -10,14 +11,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from rooflab.bench.ab.pairs import fault_of
-from rooflab.bench.ab.run import AbResult, difference, one_activity, several_methods
-from rooflab.bench.ab.sides import SIDES, Reading, SideName
 from rooflab.bench.ab.verdict import (
     BOUNDED_PAIRS,
     EXIT_STATUS,
@@ -28,24 +28,15 @@ from rooflab.bench.ab.verdict import (
     load_floors,
     wants_confirmation,
 )
-from rooflab.bench.core.record import (
-    NOT_RUN,
-    DeviceType,
-    Record,
-    Status,
-    Verdict,
-    new_run_id,
-    now,
-    pack_samples,
-    paired_method_of,
-)
-from rooflab.bench.core.record_files import read, write
+from rooflab.bench.core.record import NOT_RUN, Record, Verdict, paired_method_of
+from rooflab.bench.core.record_files import read
 from rooflab.bench.core.statuses import ExitStatus
-from rooflab.kernels.registry import Backend, Role
-from rooflab.reference.spec import Case
 
 NO_MACHINE = ("unknown", "imported-unknown-")
 """Prefixes of the keys of unknown machines."""
+CONFIRMS = "confirms"
+"""Name of a metric of an A/B's reading: 1 if its pair is in the second batch, 0 if in the first."""
+SAME_HARDWARE = ("machine_key", "cpu", "cores", "threads")
 APART = "the sides were not measured in turn, so that a drift of the machine may be all that they show"
 
 
@@ -62,11 +53,17 @@ def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -
     sides = [_by_key(read(path), kernel) for path, kernel in zip((a, b), named, strict=True)]
     labels = (str(a), str(b))
     evidence = []
-    for key in sides[0]:
-        _check_apart(key, sides[0][key], sides[1].get(key, []), labels)
-        found = _evidence_of(key, sides[0][key], sides[1].get(key, []), labels, rules)
-        if found is not None:
-            evidence.append(found)
+    for key, first in sides[0].items():
+        second = sides[1].get(key, [])
+        _check_apart(key, first, second, labels)
+        if not second:
+            gone = f"{labels[0]} has it, {labels[1]} has not: removed or renamed"
+            evidence.append(Evidence(key, broken=("MISSING", gone)))
+        elif any(record.status not in NOT_RUN for record in (*first, *second)):
+            floors = load_floors(str(second[0].environment.get("machine_key")))
+            found = evidence_of(key, first, second, labels, rules, floors)
+            foreign = None if found.broken else _foreign(first, second, labels)
+            evidence.append(replace(found, broken=("INVALID", foreign)) if foreign else found)
     return judge(evidence, rules)
 
 
@@ -102,47 +99,111 @@ def _check_apart(key: str, first: Sequence[Record], second: Sequence[Record], la
             raise ValueError(f"records: expected one commit in {label}, got {', '.join(names)} of {key}")
 
 
-def _evidence_of(
-    key: str, first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str], rules: Rules
-) -> Evidence | None:
-    if not second:
-        return Evidence(key, broken=("MISSING", f"{labels[0]} has it, {labels[1]} has not: removed or renamed"))
-    if all(record.status in NOT_RUN for record in (*first, *second)):
-        return None  # the kernel can run on neither side
+def _foreign(first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> str:
+    """Why the records are not of one machine; empty if they are."""
+    for records, label in zip((first, second), labels, strict=True):
+        if any(str(record.environment.get("machine_key") or "unknown").startswith(NO_MACHINE) for record in records):
+            return f"{label}: a record does not say of which machine it is"
+    reasons = (difference(a.environment, b.environment) for a, b in product(first, second))
+    return next(filter(None, reasons), "")
+
+
+def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    """How two environments differ in what decides a time and is not part of a change; empty if they do not differ."""
+    gpus = a.get("gpu") or {}, b.get("gpu") or {}
+    for name in ("name", "driver", "max_sm_clock_mhz", "power_limit_w", "mig"):
+        if gpus[0].get(name) != gpus[1].get(name):
+            return f"the sides ran on different GPUs or drivers: {name} {gpus[0].get(name)} and {gpus[1].get(name)}"
+    for name in SAME_HARDWARE:
+        if a.get(name) != b.get(name):
+            return f"the sides ran on different machines or settings: {name} {a.get(name)} and {b.get(name)}"
+    return ""
+
+
+def evidence_of(
+    key: str,
+    first: Sequence[Record],
+    second: Sequence[Record],
+    labels: tuple[str, str],
+    rules: Rules,
+    floors: Mapping[str, float],
+    *,
+    stopped: str = "",
+    by_activity: bool = True,
+) -> Evidence:
+    """What the records of side A (`first`) and of side B say of one comparison.
+
+    `floors` are noise floors by kernel; an A/A stores its floor by kernel, also for two kernels.  `stopped` says why a
+    confirmation has fewer pairs than were asked for.  Without `by_activity`, only the times count, even if both sides
+    ran the same device code.
+    """
     first, second = _counted(first, second)
-    faults = [
-        fault
-        for records, label in ((first, labels[0]), (second, labels[1]))
-        for record in records
-        if (fault := _fault(record, label)) is not None
-    ]
-    # The worst fault: if one side broke, the other side was not measured.
-    broken = min(faults, key=lambda fault: list(ExitStatus).index(EXIT_STATUS[fault[0]]), default=None)
-    broken = broken or _differ(first, second)
-    if broken is not None:
+    both = [*first, *second]
+    if broken := _broken(first, second, labels):
         return Evidence(key, broken=broken)
     a, b = _runs(first), _runs(second)
     pairs, again = _batches(a, b, rules)
     count = len(pairs) + len(again)
     few = f"{count} runs of each side; at least {2 * BOUNDED_PAIRS} are needed, half of them to confirm"
+    known = {floors.get(f"{record.op}/{record.kernel} {record.case_id} {record.scheme}") for record in both}
+    calling = {record.activity_hash for record in both if not record.metrics.get(CONFIRMS)}
     return Evidence(
         key=key,
         first=pairs,
         second=again,
         drifting="" if _in_turn([run.timestamp for run in a], [run.timestamp for run in b]) else APART,
         drift=drift(*([(run.timestamp, run.seconds) for run in side] for side in (a, b))),
-        noise_floor=_floor_of_records(first[0], second[0]),
-        identical=one_activity(record.activity_hash for record in (*first, *second)),
-        unconfirmed=few if count < 2 * BOUNDED_PAIRS else "",
+        noise_floor=max((floor for floor in known if floor is not None), default=None),
+        identical=by_activity and len(calling) == 1 and None not in calling,
+        unconfirmed=f"seen once and not confirmed: {stopped}" if stopped else few if count < 2 * BOUNDED_PAIRS else "",
     )
 
 
-def _counted(first: Sequence[Record], second: Sequence[Record]) -> tuple[Sequence[Record], Sequence[Record]]:
-    """Both sides without the pairs of an A/B that have a NOISY reading, which the A/B itself does not count either."""
+def _counted(first: Sequence[Record], second: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+    """Both sides without the times of an A/B's pairs that have a NOISY reading, unless a batch has no other pair."""
     pairs = {id(record): record.run_id[:-1] for record in (*first, *second) if "pair" in record.metrics}
     noisy = {pairs.get(id(record)) for record in (*first, *second) if record.status == "NOISY"} - {None}
-    kept = tuple([record for record in side if pairs.get(id(record)) not in noisy] for side in (first, second))
-    return (kept[0], kept[1]) if all(kept) else (first, second)
+    timed = [record for record in (*first, *second) if record.status in ("OK", "NOISY")]
+    kept = {record.metrics.get(CONFIRMS) for record in timed if pairs.get(id(record)) not in noisy}
+    out = {id(record) for record in timed if pairs.get(id(record)) in noisy and record.metrics.get(CONFIRMS) in kept}
+    a, b = ([record for record in side if id(record) not in out] for side in (first, second))
+    return a, b
+
+
+def _broken(first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> tuple[Verdict, str] | None:
+    """Why the records cannot be compared: the worst fault of one, or several methods.
+
+    Warm and cold L2 are two methods, whatever the kernel.  A kernel that is wrong on one side is named before one that
+    was not run on the other.
+    """
+    faults = []
+    for records, label in zip((first, second), labels, strict=True):
+        for record in records:
+            if (fault := fault_of(record)) is not None:
+                rank = list(ExitStatus).index(EXIT_STATUS[fault[0]]), record.status in NOT_RUN
+                faults.append((rank, (fault[0], f"{label}: {fault[1]}")))
+    if faults:
+        return min(faults, key=lambda fault: fault[0])[1]
+    names = dict.fromkeys(paired_method_of(record.timer, record.l2_state) for record in (*first, *second))
+    return ("INVALID", f"it was timed by different methods: {' and '.join(names)}") if len(names) > 1 else None
+
+
+def fault_of(record: Record) -> tuple[Verdict, str] | None:
+    """Why a reading cannot be compared: it is not OK, or no clock can show its time.  None if it can be compared."""
+    median, samples = record.latency_median_ms, record.samples_s
+    if record.status == "INCORRECT":
+        return "INCORRECT", record.reason
+    if record.status in ("INVALID", "NOISY"):
+        return "INVALID", record.reason
+    if record.status != "OK":
+        return "FAILED", f"{record.status}: {record.reason}"
+    if median is None or record.basis != "measured":
+        return "INVALID", "no time was measured"
+    if not all(map(math.isfinite, (median, *samples))):
+        return "INVALID", "a sample is not a finite number"
+    if median <= 0 or any(value < 0 for value in samples):
+        return "INVALID", "the timer did not move while the kernel ran"
+    return None
 
 
 class _Run(NamedTuple):
@@ -174,32 +235,6 @@ def _batches(a: Sequence[_Run], b: Sequence[_Run], rules: Rules) -> tuple[_Pairs
 
 def _paired(a: Sequence[_Run], b: Sequence[_Run]) -> _Pairs:
     return tuple((one.seconds, other.seconds) for one, other in zip(a, b, strict=False))
-
-
-def _fault(record: Record, label: str) -> tuple[Verdict, str] | None:
-    """Why a record cannot be compared."""
-    reason = f"{label}: {record.reason}"
-    if record.status in ("INCORRECT", "INVALID", "NOISY"):
-        return ("INCORRECT" if record.status == "INCORRECT" else "INVALID"), reason
-    if record.status != "OK":
-        return "FAILED", f"{label}: {record.status}: {record.reason}"
-    machine = record.environment.get("machine_key")
-    if not machine or str(machine).startswith(NO_MACHINE):
-        return "INVALID", f"{label}: a record does not say of which machine it is"
-    if record.latency_median_ms is None or record.basis != "measured":
-        return "INVALID", f"{label}: no time was measured"
-    seconds = record.latency_median_ms * 1e-3
-    fault = fault_of(Reading("OK", seconds=tuple(record.samples_s), median_s=seconds))
-    return None if fault is None else ("INVALID", f"{label}: {fault.reason}")
-
-
-def _differ(first: Sequence[Record], second: Sequence[Record]) -> tuple[Verdict, str] | None:
-    for a in first:
-        for b in second:
-            reason = difference(a.environment, b.environment)
-            if reason:
-                return "INVALID", reason
-    return several_methods(paired_method_of(record.timer, record.l2_state) for record in (*first, *second))
 
 
 def _runs(records: Sequence[Record]) -> list[_Run]:
@@ -238,150 +273,3 @@ def drift(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> flo
     seen = max(math.log(max(seconds) / min(seconds)) for seconds in ([value for _, value in side] for side in (a, b)))
     apart = abs(statistics.fmean(times[1]) - statistics.fmean(times[0]))
     return seen * math.sqrt(max(1.0, apart / span))
-
-
-def _floor_of_records(first: Record, second: Record) -> float | None:
-    """The larger noise floor of the two compared kernels, on the machine of both."""
-    known = load_floors(str(second.environment.get("machine_key")))
-    names = {f"{record.op}/{record.kernel} {record.case_id} {record.scheme}" for record in (first, second)}
-    return max((known[name] for name in names if name in known), default=None)
-
-
-METRICS = (
-    "effect effect_low effect_high smallest_visible_effect pairs_for_1_percent p_value noise_floor pairs"
-).split()
-CONFIRMS = "confirms"
-"""Name of a metric of a reading: 1 if its pair is in the second batch, 0 if in the first."""
-_STATUS: dict[str, Status] = {
-    "INCORRECT": "INCORRECT",
-    "FAILED": "RUNTIME_ERROR",
-    "INVALID": "INVALID",
-    "MISSING": "INVALID",
-}
-
-
-def save(result: AbResult, folder: Path) -> list[Path]:
-    """Writes `<run>.jsonl` with the verdicts, and `<run>-A.jsonl` and `<run>-B.jsonl` with every process' readings.
-
-    `rooflab ab --records <run>-A.jsonl --records <run>-B.jsonl` judges these readings again.
-    """
-    run_id = new_run_id()
-    paths = [folder / f"{run_id}{part}.jsonl" for part in ("", "-A", "-B")]
-    write(paths[0], *(_verdict(result, outcome, run_id) for outcome in result.outcomes))
-    for side, path in zip(SIDES, paths[1:], strict=True):
-        write(path, *_readings(result, side, run_id))
-    return [path for path in paths if path.is_file()]
-
-
-def _verdict(result: AbResult, outcome: Outcome, run_id: str) -> Record:
-    a, b = result.comparison.a, result.comparison.b
-    baseline = a.targets.get(outcome.key)
-    pairs = (*outcome.evidence.first, *outcome.evidence.second) if outcome.evidence else ()
-    read = [found for _, side, key, found in result.first.readings if key == outcome.key and side == "B"]
-    numbers = {name: getattr(outcome, name) for name in METRICS}
-    status = _STATUS.get(outcome.verdict, "OK")
-    return Record(
-        kind="ab",
-        run_id=run_id,
-        status=status,
-        reason=outcome.reason or ("" if status == "OK" else outcome.verdict),
-        environment=result.environments.get("B") or result.environments.get("A") or {},
-        commit=b.commit,
-        dirty=b.dirty,
-        **_names(result, "B", outcome.key),
-        seed=result.settings.seed,
-        basis="measured" if pairs and status == "OK" else "bound",
-        latency_median_ms=_ms(outcome.candidate_s) if status == "OK" else None,
-        samples=pack_samples([second for _, second in pairs]) if pairs else None,
-        sample_count=len(pairs) or None,
-        **(_observed(read[0]) if read else {}),
-        baseline={
-            "label": a.label,
-            "kernel": baseline.kernel if baseline else None,
-            "commit": a.commit,
-            "dirty": a.dirty,
-            "latency_median_ms": _ms(outcome.baseline_s),
-            "samples": pack_samples([first for first, _ in pairs]) if pairs else None,
-        },
-        verdict=outcome.verdict,
-        metrics={name: float(value) for name, value in numbers.items() if value is not None},
-    )
-
-
-def _readings(result: AbResult, side: SideName, run_id: str) -> Iterator[Record]:
-    """One bench record for each process and kernel; a process is a run.
-
-    A kernel that was not measured has a record too; otherwise a later judge of the files would not know of it.
-    """
-    own = result.comparison.side(side)
-    batches = (("first", result.first), ("second", result.second))
-    found = [
-        (f"{name}-{pair}", {"pair": float(pair), CONFIRMS: float(name == "second")}, key, reading)
-        for name, batch in batches
-        for pair, where, key, reading in batch.readings
-        if where == side
-    ]
-    measured = {key for _, _, key, _ in found}
-    unmeasured = [key for key in result.comparison.keys if key not in measured and key in own.targets]
-    found += [("check-", {}, key, _not_measured(result, side, key)) for key in unmeasured]
-    for name, metrics, key, reading in found:
-        timed = reading.status == "OK" and reading.median_s is not None
-        first = {} if reading.first_call_s is None else {"first_call_ms": reading.first_call_s * 1e3}
-        yield Record(
-            kind="bench",
-            run_id=f"{run_id}-{name}{side}",
-            status=reading.status,
-            reason=reading.reason,
-            timestamp=reading.timestamp or now(),
-            environment=result.environments.get(side, {}),
-            commit=own.commit,
-            dirty=own.dirty,
-            **_names(result, side, key),
-            seed=result.settings.seed,
-            basis="measured" if timed else "bound",
-            latency_median_ms=_ms(reading.median_s) if timed else None,
-            samples=pack_samples(reading.seconds) if timed else None,
-            sample_count=len(reading.seconds) or None,
-            metrics=metrics | first,
-            **_observed(reading),
-        )
-
-
-def _not_measured(result: AbResult, side: SideName, key: str) -> Reading:
-    """The reading of a kernel that no process has timed: its check, or the reason why there was nothing to time."""
-    outcome = next((found for found in result.outcomes if found.key == key), None)
-    reason = outcome.reason if outcome else result.left_out.get(key, "")
-    return result.checks.get((side, key)) or Reading("INVALID", f"not measured: {reason}")
-
-
-def _names(result: AbResult, side: SideName, key: str) -> dict[str, Any]:
-    targets = result.comparison.side(side).targets
-    target = targets.get(key) or result.comparison.a.targets.get(key)
-    device = cast(DeviceType, result.settings.device.split(":")[0])
-    if target is None:
-        return {"op": key, "kernel": result.comparison.side(side).label, "device": device}
-    return {
-        "op": target.op,
-        "kernel": target.kernel,
-        "case_id": target.case_id,
-        "case": dict(Case.parse(target.case_id)) if target.case_id else {},
-        "scheme": target.scheme,
-        "device": device,
-    }
-
-
-def _observed(reading: Reading) -> dict[str, Any]:
-    return {
-        "role": cast(Role | None, reading.role),
-        "backend": cast(Backend | None, reading.backend),
-        "timer": reading.method or None,
-        "l2_state": reading.l2_state,
-        "flops": reading.flops,
-        "least_bytes": reading.least_bytes,
-        "device_kernels": reading.device_kernels,
-        "activity_hash": reading.activity_hash,
-    }
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3

@@ -1,14 +1,17 @@
-"""One A/B from start to end: check both sides, measure pairs of fresh processes, confirm the differences, judge."""
+"""One A/B from start to end: check both sides, measure pairs of fresh processes, confirm the differences and judge."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from rooflab.bench.ab.pairs import Batch, JobRunner, run_pairs
-from rooflab.bench.ab.sides import SIDES, Comparison, Reading, SideName
+from rooflab.bench.ab.pairs import JobRunner, run_pairs
+from rooflab.bench.ab.records import difference, evidence_of
+from rooflab.bench.ab.sides import SIDES, Comparison, SideName
 from rooflab.bench.ab.verdict import (
     BOUNDED_PAIRS,
     SUITE_PAIRS,
@@ -19,10 +22,12 @@ from rooflab.bench.ab.verdict import (
     load_floors,
     wants_confirmation,
 )
-from rooflab.bench.core.record import NOT_RUN, Verdict, paired_method_of
+from rooflab.bench.core.record import NOT_RUN, Record, Status, Verdict, new_run_id, now, pack_samples
+from rooflab.bench.core.record_files import write
 from rooflab.bench.core.system_time import time
 
-SAME_HARDWARE = ("machine_key", "cpu", "cores", "threads")
+Read = list[tuple[SideName, str, Record]]
+"""Side, key and record of readings."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +60,21 @@ class AbResult:
     comparison: Comparison
     settings: AbSettings
     outcomes: tuple[Outcome, ...]
-    environments: Mapping[str, Mapping[str, Any]]
+    environments: Mapping[SideName, Mapping[str, Any]]
     """The environment of each side."""
-    first: Batch
-    second: Batch
-    seconds: float
+    read: Read
+    """The checks that did not end with OK, and every reading, in time order."""
     stopped: str = ""
     """Why the run measured less than the caller asked for."""
-    checks: Mapping[tuple[SideName, str], Reading] = field(default_factory=dict)
-    """Checks that did not end with OK, by side and comparison."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Comparisons that neither side can run here, with the reason: they have no outcome."""
+
+    def read_of(self, side: SideName, key: str) -> list[Record]:
+        return _of(self.read, side, key)
+
+
+def _of(read: Read, side: SideName, key: str) -> list[Record]:
+    return [record for where, name, record in read if (where, name) == (side, key)]
 
 
 def run(
@@ -86,154 +95,160 @@ def run(
     runner = JobRunner(comparison, settings.device, settings.seed, settings.kernel_s, settings.timer)
     runner.judged |= set(SIDES) if checked else set()
     began = time.monotonic()
-    missing = {key: reason for key in comparison.keys if (reason := comparison.missing(key)) is not None}
-    broken: dict[str, tuple[Verdict, str]] = {key: ("MISSING", reason) for key, reason in missing.items()}
-    if settings.budget_s is not None:
-        needed = _needed_s(runner.start_s(), len(comparison.keys), settings, checked)
-        if needed > settings.budget_s:
-            short = f"the budget of {settings.budget_s:g} s is too short for a verdict on this machine"
-            done(f"{short}, which takes at least {needed:.0f} s")
-    checks = {} if checked else _failed_checks(runner, [key for key in comparison.keys if key not in broken], done)
-    left_out = {} if comparison.a.functions else _not_timed(comparison, checks)
+    broken: dict[str, tuple[Verdict, str]] = {
+        key: ("MISSING", reason) for key in comparison.keys if (reason := comparison.missing(key)) is not None
+    }
+    if settings.budget_s is not None and (needed := _needed_s(runner, checked, settings)) > settings.budget_s:
+        short = f"the budget of {settings.budget_s:g} s is too short for a verdict on this machine"
+        done(f"{short}, which takes at least {needed:.0f} s")
+    failed = [] if checked else _failed_checks(runner, [key for key in comparison.keys if key not in broken], done)
+    left_out = {} if comparison.a.functions else _not_timed(comparison, failed)
     keys = [key for key in comparison.keys if key not in left_out]
-    # What is wrong on one side is said before why the other could not be timed.
-    for (name, key), reading in sorted(checks.items(), key=lambda check: check[1].status in NOT_RUN):
-        broken.setdefault(key, _verdict_of(comparison, name, reading))
-    broken |= _other_machine(runner.environments, [key for key in keys if key not in broken])
+    sound = [key for key in keys if key not in broken and key not in {key for _, key, _ in failed}]
+    seen = runner.environments
+    if reason := difference(seen["A"], seen["B"]) if len(seen) == 2 else "":
+        broken |= dict.fromkeys(sound, ("INVALID", reason))
+        sound = []
 
-    def measured(called: Sequence[str], seed: int, least: int = 0, later: int = 0) -> Batch:
-        until = math.inf if settings.budget_s is None else began + settings.budget_s
-        most = settings.pairs
-        least, later = min(least, most), min(later, most)  # as `_needed_s` counts
-        batch = run_pairs(runner.measure, called, most, seed=seed, deadline=until, least=least, later=later, done=done)
-        broken.update({key: _verdict_of(comparison, side, read) for key, (side, read) in batch.broken.items()})
-        return batch
+    until = math.inf if settings.budget_s is None else began + settings.budget_s
+    measured = partial(run_pairs, runner.measure, pairs=settings.pairs, deadline=until, done=done)
 
-    first = measured([key for key in keys if key not in broken], settings.seed, _least(len(keys)), BOUNDED_PAIRS)
-    evidence = [_evidence(key, broken, first, Batch(), by_activity) for key in keys]
-    called = [item.key for item in evidence if wants_confirmation(item, settings.rules)]
-    second = measured(called, settings.seed + 1)
-    known = load_floors(str(runner.environments.get("B", {}).get("machine_key", ""))) if floors is None else floors
-    evidence = [_evidence(key, broken, first, second, by_activity, _floor(comparison, key, known)) for key in keys]
-    return AbResult(
-        comparison=comparison,
-        settings=settings,
-        outcomes=tuple(judge(evidence, settings.rules)),
-        environments={str(name): found for name, found in runner.environments.items()},
-        first=first,
-        second=second,
-        seconds=time.monotonic() - began,
-        stopped=first.stopped or (f"confirmation: {second.stopped}" if second.stopped else ""),
-        checks=checks,
-        left_out=left_out,
-    )
+    def evidence(read: Read, known: Mapping[str, float], stopped: str = "") -> list[Evidence]:
+        found = []
+        for key in keys:
+            sides, labels = (_of(read, "A", key), _of(read, "B", key)), (comparison.a.label, comparison.b.label)
+            of_key = evidence_of(key, *sides, labels, settings.rules, known, stopped=stopped, by_activity=by_activity)
+            found.append(Evidence(key, broken=broken[key]) if key in broken else of_key)
+        return found
+
+    least, later = _pairs_of_a_verdict(len(keys), settings)
+    first = measured(sound, seed=settings.seed, least=least, later=later)
+    read = failed + first.read
+    called = [item.key for item in evidence(read, {}) if wants_confirmation(item, settings.rules)]
+    second = measured(called, seed=settings.seed + 1, confirms=True)
+    read += second.read
+    known = load_floors(str(seen.get("B", {}).get("machine_key", ""))) if floors is None else floors
+    outcomes = tuple(judge(evidence(read, known, second.stopped), settings.rules))
+    stopped = first.stopped or (f"confirmation: {second.stopped}" if second.stopped else "")
+    return AbResult(comparison, settings, outcomes, seen, read, stopped, left_out)
 
 
-def _least(keys: int) -> int:
-    """Pairs of the first batch that a verdict takes."""
-    return SUITE_PAIRS if keys > 1 else BOUNDED_PAIRS
+def _pairs_of_a_verdict(keys: int, settings: AbSettings) -> tuple[int, int]:
+    """Pairs of the first batch that a verdict takes, and of the second."""
+    return min(SUITE_PAIRS if keys > 1 else BOUNDED_PAIRS, settings.pairs), min(BOUNDED_PAIRS, settings.pairs)
 
 
-def _needed_s(start_s: float, keys: int, settings: AbSettings, checked: bool) -> float:
+def _needed_s(runner: JobRunner, checked: bool, settings: AbSettings) -> float:
     """The least seconds of a run that can decide: two processes a pair, and two that check."""
-    pairs = min(_least(keys), settings.pairs) + min(BOUNDED_PAIRS, settings.pairs)
+    keys, start_s = len(runner.comparison.keys), runner.start_s()
+    pairs = sum(_pairs_of_a_verdict(keys, settings))
     return 2 * pairs * (start_s + keys * settings.kernel_s) + (0.0 if checked else 2 * start_s)
 
 
-def _failed_checks(
-    runner: JobRunner, keys: Sequence[str], done: Callable[[str], None]
-) -> dict[tuple[SideName, str], Reading]:
-    """The checks that did not end with OK, by side and comparison; a check without an answer is one of them."""
-    failed: dict[tuple[SideName, str], Reading] = {}
+def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str], None]) -> Read:
+    """The checks that did not end with OK."""
+    failed: Read = []
     for name in SIDES:
         # A kernel that is wrong on side A is not checked on B; one that cannot run on A is, as it may run on neither.
-        left = [key for key in keys if ("A", key) not in failed or failed["A", key].status in NOT_RUN]
-        readings = runner.check(name, left) if left else {}
-        for key in left:
-            reading = readings.get(key, Reading("RUNTIME_ERROR", "its check gave no answer"))
-            if reading.status != "OK":
-                failed[name, key] = reading
+        wrong = {key for _, key, record in failed if record.status not in NOT_RUN}
+        left = [key for key in keys if key not in wrong]
+        found = runner.check(name, left) if left else {}
+        failed += [
+            (name, key, replace(record, run_id=f"check-{name}"))
+            for key, record in found.items()
+            if record.status != "OK"
+        ]
         done(f"check, side {name}")
     return failed
 
 
-def _not_timed(comparison: Comparison, checks: Mapping[tuple[SideName, str], Reading]) -> dict[str, str]:
+def _not_timed(comparison: Comparison, failed: Read) -> dict[str, str]:
     """Comparisons whose kernel can run on neither side, or of two kernels of which one cannot, with the reason."""
-    cannot = {where: reading.reason for where, reading in checks.items() if reading.status in NOT_RUN}
+    cannot = {(side, key): record.reason for side, key, record in failed if record.status in NOT_RUN}
     found = {}
     for (name, key), reason in cannot.items():
-        targets = comparison.a.targets[key], comparison.b.targets[key]
-        if {("A", key), ("B", key)} <= cannot.keys() or targets[0] != targets[1]:
-            found[key] = (
-                f"{comparison.side(name).targets[key].kernel}: {reason}" if targets[0] != targets[1] else reason
-            )
+        two_kernels = comparison.a.targets[key] != comparison.b.targets[key]
+        if two_kernels or {("A", key), ("B", key)} <= cannot.keys():
+            found[key] = f"{comparison.side(name).targets[key].kernel}: {reason}" if two_kernels else reason
     return found
 
 
-def _verdict_of(comparison: Comparison, name: SideName, reading: Reading) -> tuple[Verdict, str]:
-    """The verdict on a comparison that has a reading other than OK."""
-    label = comparison.side(name).label
-    reason = reading.reason.removeprefix(f"{label}: ")
-    if reading.status in ("INCORRECT", "INVALID", "NOISY"):
-        return ("INCORRECT" if reading.status == "INCORRECT" else "INVALID"), f"{label}: {reason}"
-    return "FAILED", f"{label}: {reading.status}: {reason}"
+METRICS = (
+    "effect effect_low effect_high smallest_visible_effect pairs_for_1_percent p_value noise_floor pairs"
+).split()
+_STATUS: dict[str, Status] = {
+    "INCORRECT": "INCORRECT",
+    "FAILED": "RUNTIME_ERROR",
+    "INVALID": "INVALID",
+    "MISSING": "INVALID",
+}
 
 
-def _other_machine(
-    environments: Mapping[SideName, Mapping[str, Any]], keys: Sequence[str]
-) -> dict[str, tuple[Verdict, str]]:
-    """INVALID for every key where the sides' processes saw different machines."""
-    reason = difference(environments["A"], environments["B"]) if len(environments) == 2 else ""
-    return dict.fromkeys(keys, ("INVALID", reason)) if reason else {}
+def save(result: AbResult, folder: Path) -> list[Path]:
+    """Writes `<run>.jsonl` with the verdicts, and `<run>-A.jsonl` and `<run>-B.jsonl` with every process' readings.
+
+    `rooflab ab --records <run>-A.jsonl --records <run>-B.jsonl` judges these readings again.
+    """
+    run_id = new_run_id()
+    paths = [folder / f"{run_id}{part}.jsonl" for part in ("", "-A", "-B")]
+    write(paths[0], *(_verdict(result, outcome, run_id) for outcome in result.outcomes))
+    for name, path in zip(SIDES, paths[1:], strict=True):
+        side, environment = result.comparison.side(name), result.environments.get(name, {})
+        own = [record for where, _, record in result.read if where == name] + _not_measured(result, name)
+        runs = [replace(record, run_id=f"{run_id}-{record.run_id}") for record in own]
+        write(path, *(replace(r, environment=environment, commit=side.commit, dirty=side.dirty) for r in runs))
+    return [path for path in paths if path.is_file()]
 
 
-def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """How two environments differ in what decides a time and is not part of a change; empty if they do not differ."""
-    gpus = a.get("gpu") or {}, b.get("gpu") or {}
-    for name in ("name", "driver", "max_sm_clock_mhz", "power_limit_w", "mig"):
-        if gpus[0].get(name) != gpus[1].get(name):
-            return f"the sides ran on different GPUs or drivers: {name} {gpus[0].get(name)} and {gpus[1].get(name)}"
-    for name in SAME_HARDWARE:
-        if a.get(name) != b.get(name):
-            return f"the sides ran on different machines or settings: {name} {a.get(name)} and {b.get(name)}"
-    return ""
+def _not_measured(result: AbResult, name: SideName) -> list[Record]:
+    """A record of each kernel that no process has read: otherwise a later judge of the files would not know of it."""
+    reasons = {**result.left_out} | {outcome.key: outcome.reason for outcome in result.outcomes}
+    return [
+        replace(
+            target.record(result.settings.device, result.settings.seed),
+            run_id=f"check-{name}",
+            status="INVALID",
+            reason=f"not measured: {reasons.get(key, '')}",
+        )
+        for key, target in result.comparison.side(name).targets.items()
+        if not result.read_of(name, key)
+    ]
 
 
-def _evidence(
-    key: str,
-    broken: Mapping[str, tuple[Verdict, str]],
-    first: Batch,
-    second: Batch,
-    by_activity: bool,
-    noise_floor: float | None = None,
-) -> Evidence:
-    calling = [reading for _, _, name, reading in first.readings if name == key]
-    readings = [*calling, *(reading for _, _, name, reading in second.readings if name == key)]
-    methods = [paired_method_of(reading.method, reading.l2_state) for reading in readings if reading.status == "OK"]
-    return Evidence(
-        key=key,
-        first=tuple(first.pairs.get(key, ())),
-        second=tuple(second.pairs.get(key, ())),
-        broken=broken.get(key) or several_methods(methods),
-        identical=by_activity and one_activity(reading.activity_hash for reading in calling),
-        noise_floor=noise_floor,
-        unconfirmed=f"seen once and not confirmed: {second.stopped}" if second.stopped else "",
+def _verdict(result: AbResult, outcome: Outcome, run_id: str) -> Record:
+    a, b = result.comparison.a, result.comparison.b
+    baseline = a.targets[outcome.key]
+    pairs = (*outcome.evidence.first, *outcome.evidence.second) if outcome.evidence else ()
+    read = [record for record in result.read_of("B", outcome.key) if "pair" in record.metrics]
+    blank = b.targets.get(outcome.key, baseline).record(result.settings.device, result.settings.seed)
+    numbers = {name: getattr(outcome, name) for name in METRICS}
+    status = _STATUS.get(outcome.verdict, "OK")
+    return replace(
+        read[0] if read else blank,
+        kind="ab",
+        run_id=run_id,
+        timestamp=now(),
+        status=status,
+        reason=outcome.reason or ("" if status == "OK" else outcome.verdict),
+        environment=result.environments.get("B") or result.environments.get("A") or {},
+        commit=b.commit,
+        dirty=b.dirty,
+        basis="measured" if pairs and status == "OK" else "bound",
+        latency_median_ms=_ms(outcome.candidate_s) if status == "OK" else None,
+        samples=pack_samples([second for _, second in pairs]) if pairs else None,
+        sample_count=len(pairs) or None,
+        baseline={
+            "label": a.label,
+            "kernel": baseline.kernel,
+            "commit": a.commit,
+            "dirty": a.dirty,
+            "latency_median_ms": _ms(outcome.baseline_s),
+            "samples": pack_samples([first for first, _ in pairs]) if pairs else None,
+        },
+        verdict=outcome.verdict,
+        metrics={name: float(value) for name, value in numbers.items() if value is not None},
     )
 
 
-def several_methods(methods: Iterable[str]) -> tuple[Verdict, str] | None:
-    """INVALID if several methods timed one comparison: warm and cold L2 are two methods, whatever the kernel."""
-    names = list(dict.fromkeys(methods))
-    return ("INVALID", f"it was timed by different methods: {' and '.join(names)}") if len(names) > 1 else None
-
-
-def one_activity(hashes: Iterable[str | None]) -> bool:
-    """Whether every process showed the same device activity."""
-    seen = set(hashes)
-    return len(seen) == 1 and None not in seen
-
-
-def _floor(comparison: Comparison, key: str, known: Mapping[str, float]) -> float | None:
-    """The larger noise floor of the two compared kernels: an A/A stores its floor by kernel, also for two kernels."""
-    names = {side.targets[key].id for side in (comparison.a, comparison.b) if key in side.targets}
-    return max((known[name] for name in names if name in known), default=None)
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3

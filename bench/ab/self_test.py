@@ -93,10 +93,9 @@ def self_test(
         registry.get_kernel(op, name)
         target = Target(op, name, registry.get_op(op).get_cases(suite)[-1].id, scheme)
         targets[target.id] = target
-    keys = tuple(targets)
     commit, dirty = file_state(files[0]) if files else git_state(ROOT)
     plain = Side("A", targets, commit=commit, dirty=dirty, files=files)
-    same = Comparison(plain, replace(plain, label="A again"), keys)
+    same = Comparison(plain, replace(plain, label="A again"))
     # A floor from an earlier run must not change the floors that this run finds.  Nor must the equal device code
     # of both sides replace their times: this run tests the times.
     # One check is enough: all rounds run the same tree, and fp64 oracles took 75 s of a first round's 174 s.
@@ -104,14 +103,14 @@ def self_test(
         run(same, replace(settings, seed=settings.seed + 2 * turn), done, {}, checked=turn > 0, by_activity=False)
         for turn in range(repeats)
     ]
-    slowed = Comparison(plain, replace(plain, label=f"A slowed by {slow_down:.0%}", slow_down=slow_down), keys)
+    slowed = Comparison(plain, replace(plain, label=f"A slowed by {slow_down:.0%}", slow_down=slow_down))
     settings = replace(settings, seed=settings.seed + 2 * repeats)
     injected = run(slowed, settings, done, {}, checked=True, by_activity=False)
     for result in rounds:
         key = result.environments.get("B", {}).get("machine_key")
         if key:
             remember_floors(str(key), result.outcomes)
-    seen = {key: [found for result in rounds for found in result.outcomes if found.key == key] for key in keys}
+    seen = {key: [found for result in rounds for found in result.outcomes if found.key == key] for key in targets}
     return SelfTest(tuple(rounds), injected, slow_down, {key: _floor(found) for key, found in seen.items()})
 
 

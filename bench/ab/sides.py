@@ -1,4 +1,4 @@
-"""What is compared: the two sides of an A/B, the readings of a side's process, and the names on the command line."""
+"""What is compared: the two sides of an A/B, and the names on the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from rooflab.bench.core.environment import file_state, git_state
-from rooflab.bench.core.record import L2State, Status
+from rooflab.bench.core.record import Record
 from rooflab.bench.core.select import choose_kernels
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, OpSpec, get_scheme
@@ -20,31 +20,6 @@ SideName = Literal["A", "B"]
 SIDES: tuple[SideName, ...] = ("A", "B")
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What one fresh process says of one kernel."""
-
-    status: Status
-    reason: str = ""
-    seconds: tuple[float, ...] = ()
-    """All samples, seconds per call, in time order."""
-    median_s: float | None = None
-    method: str = ""
-    l2_state: L2State | None = None
-    checked_by: str = "none"
-    activity_hash: str | None = None
-    device_kernels: tuple[str, ...] = ()
-    least_bytes: float | None = None
-    flops: float | None = None
-    role: str | None = None
-    backend: str | None = None
-    timestamp: str = ""
-    """Time of the reading, UTC."""
-    first_call_s: float | None = None
-    """Seconds of the longest first call in the process, which may compile; it is no sample."""
-
-
-Readings = Mapping[str, Reading]
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout (or installation) of the running program: five folders, of which one is `bench`."""
 
@@ -62,6 +37,22 @@ class Target:
     def id(self) -> str:
         """`gemm/packed M=64,N=48,K=32 fp32`."""
         return f"{self.op}/{self.kernel} {self.case_id} {self.scheme}"
+
+    def record(self, device: str, seed: int) -> Record:
+        """The record of a reading, which lacks its run, its machine and what was found."""
+        return Record(
+            kind="bench",
+            run_id="",
+            status="OK",
+            environment={},
+            op=self.op,
+            kernel=self.kernel,
+            case_id=self.case_id or None,
+            case=dict(Case.parse(self.case_id)) if self.case_id else {},
+            scheme=self.scheme,
+            seed=seed,
+            device="cuda" if device.startswith("cuda") else "cpu",
+        )
 
 
 @dataclass(frozen=True)
@@ -81,7 +72,7 @@ class Side:
     slow_down: float = 0.0
     """Time added to every call, as a share of the call's time: the injected slowdown of a self-test."""
     functions: Mapping[str, Any] = field(default_factory=dict)
-    """For `compare`: the functions to call, in the form of `compare.pack`; then there are no targets."""
+    """For `compare`: the functions to call, in the form of `compare.pack`, in place of a kernel."""
     within: Path | None = None
     """The tree of a repository that is not Rooflab's, of which the kernels are: those that `files` register, if any."""
     import_path: str = ""
@@ -90,50 +81,24 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Sides A (the baseline) and B (the candidate), and the comparisons between them in order."""
+    """Sides A (the baseline) and B (the candidate)."""
 
     a: Side
     b: Side
-    keys: tuple[str, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The comparisons in order: those of side A."""
+        return tuple(self.a.targets)
 
     def side(self, name: SideName) -> Side:
         return self.a if name == "A" else self.b
 
     def missing(self, key: str) -> str | None:
-        """Why `key` cannot be compared: one side lacks the kernel."""
-        if self.a.functions:
+        """Why `key` cannot be compared: side B lacks the kernel."""
+        if key in self.b.targets:
             return None
-        have_a, have_b = key in self.a.targets, key in self.b.targets
-        if have_a and have_b:
-            return None
-        if not have_b:
-            return f"{self.a.label} has {self.a.targets[key].id}, {self.b.label} has not: removed or renamed"
-        return f"{self.b.label} has {self.b.targets[key].id}, {self.a.label} has not: there is no baseline"
-
-
-Mode = Literal["check", "measure", "list"]
-
-
-@dataclass(frozen=True)
-class Job:
-    """The work of one fresh process; travels as JSON."""
-
-    mode: Mode
-    device: str
-    seed: int
-    budget_s: float
-    targets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    files: Sequence[str] = ()
-    within: str = ""
-    slow_down: float = 0.0
-    functions: Mapping[str, Any] = field(default_factory=dict)
-    timer: str | None = None
-    ops: Sequence[str] = ()
-    suite: str | None = None
-    cases: Sequence[str] = ()
-    """Of a listing: the named cases."""
-    judge: bool = True
-    """Whether the outputs of the timed calls are judged: once for each side, because an fp64 oracle can take 8 s."""
+        return f"{self.a.label} has {self.a.targets[key].id}, {self.b.label} has not: removed or renamed"
 
 
 def largest(spec: OpSpec, cases: Sequence[Case]) -> list[Case]:
@@ -156,7 +121,7 @@ def largest(spec: OpSpec, cases: Sequence[Case]) -> list[Case]:
 
 
 Listed = tuple[Mapping[str, Any], Mapping[str, Any]]
-"""What `Runner.list` returns for two trees: kernels, cases and schemes by op."""
+"""What `JobRunner.list` returns for two trees: kernels, cases and schemes by op."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +182,7 @@ def two_kernels(wanted: Wanted) -> Comparison:
         name, (commit, dirty) = kernel.name, file_state(Path(file)) if file else git_state(ROOT)
         targets = {f"{op} {case} {scheme}": Target(op, name, case, scheme) for case in cases for scheme in schemes}
         sides.append(Side(name, targets, commit=commit, dirty=dirty, files=(file,) if file else ()))
-    return Comparison(sides[0], sides[1], tuple(sides[0].targets))
+    return Comparison(sides[0], sides[1])
 
 
 def check_names(listed: Listed, wanted: Wanted) -> None:
@@ -240,8 +205,8 @@ def check_names(listed: Listed, wanted: Wanted) -> None:
 def two_trees(a: Side, b: Side, listed: Listed, wanted: Wanted) -> tuple[Comparison, list[str]]:
     """The kernels of two revisions, whose sides have no targets yet, and why some are left out.
 
-    `listed` is what `Runner.list` returns for each revision.  Side A decides: a kernel, case or op that B no longer has
-    is MISSING.  A kernel that only B has is new, and there is nothing to compare it with.  A kernel that can run on
+    `listed` is what `JobRunner.list` returns for each revision.  Side A decides: a kernel, case or op that B no longer
+    has is MISSING.  A kernel that only B has is new, and there is nothing to compare it with.  A kernel that can run on
     neither side is left out with its name, and so is an op without any comparison.
     """
     targets: tuple[dict[str, Target], dict[str, Target]] = ({}, {})
@@ -272,7 +237,7 @@ def two_trees(a: Side, b: Side, listed: Listed, wanted: Wanted) -> tuple[Compari
                     known = case in (*sides[1]["cases"], *sides[1]["taken"])
                     if name in sides[1]["kernels"] and scheme in sides[1]["schemes"] and known:
                         targets[1][target.id] = target
-    return Comparison(replace(a, targets=targets[0]), replace(b, targets=targets[1]), tuple(targets[0])), notes
+    return Comparison(replace(a, targets=targets[0]), replace(b, targets=targets[1])), notes
 
 
 def _lack(wanted: Wanted, names: Sequence[str], cases: Sequence[str], schemes: Sequence[str]) -> str:

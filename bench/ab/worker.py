@@ -8,19 +8,19 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from rooflab.bench.ab.sides import Reading
+from rooflab.bench.ab.sides import Target
 from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.failed import Failed, failed_by, failure, known_errors
 from rooflab.bench.core.measure import Measurement
+from rooflab.bench.core.record import Record, Status
 from rooflab.bench.core.select import kernels_in
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.system_time import time
@@ -29,14 +29,12 @@ from rooflab.kernels import registry
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 
-Line = dict[str, Any]
-FUNCTION = "function"
-"""The key of the only comparison of `compare`."""
+Job = Mapping[str, Any]
+"""What `pairs.JobRunner` asks of a process: the fields of a `Side`, and how to check, measure or list its kernels."""
 
 
-def answer(job: Mapping[str, Any]) -> Iterator[Line]:
-    """The answers to a job (`sides.Job` as a mapping): one about the process, and for each kernel one at its start and
-    one with its reading."""
+def answer(job: Job) -> Iterator[dict[str, Any]]:
+    """The answers to a job: one about the process, and for each kernel one at its start and one with its record."""
     device = torch.device(job["device"])
     pin_matmul_precision()
     yield {"environment": snapshot(device.index or 0).to_dict()}
@@ -45,17 +43,18 @@ def answer(job: Mapping[str, Any]) -> Iterator[Line]:
     own = kernels_in(Path(job["within"]), tuple(map(Path, job["files"]))) if job["within"] else None
     if job["mode"] == "list":
         yield {"list": listing(job, device, own)}
-    elif job["functions"]:
-        yield {"start": FUNCTION}
-        yield {"key": FUNCTION, "reading": asdict(_function(job))}
-    else:
-        do_one: Callable[..., Reading] = check if job["mode"] == "check" else measure
-        for key, target in job["targets"].items():
-            yield {"start": key}
-            yield {"key": key, "reading": asdict(do_one(target, job, device))}
+    for key, values in job["targets"].items():
+        target = Target(**values)
+        blank = target.record(job["device"], job["seed"])
+        yield {"start": key}
+        if job["functions"]:
+            record = _function(blank, job)
+        else:
+            record = (check if job["mode"] == "check" else measure)(target, blank, job, device)
+        yield {"key": key, "record": record.to_json()}
 
 
-def listing(job: Mapping[str, Any], device: torch.device, own: Mapping[str, str] | None = None) -> dict[str, Any]:
+def listing(job: Job, device: torch.device, own: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What this tree has: the cases of a suite, and kernels by op, each with the reason if it cannot run here.
 
     Of another repository, only its `own` kernels, with their files.
@@ -92,7 +91,7 @@ def _case_of(spec: OpSpec, text: str) -> Case | None:
         return None
 
 
-def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.device) -> Reading:
+def check(target: Target, blank: Record, job: Job, device: torch.device) -> Record:
     """The kernel's check: with the planted inputs on the op's first small case, and without them on this case.
 
     A kernel that does not take the small case gets the planted inputs on this case.
@@ -102,16 +101,20 @@ def check(target: Mapping[str, str], job: Mapping[str, Any], device: torch.devic
 
     spec, kernel, case, scheme = _resolve(target)
     if (refusal := _refusal(kernel, device)) is not None:
-        return _emulated(kernel, spec, scheme, job["seed"]) or Reading(refusal.status, refusal.reason)
+        return _emulated(kernel, spec, scheme, blank, job["seed"]) or _ended(blank, refusal.status, refusal.reason)
     result = check_kernel(kernel, spec, spec.get_cases("smoke")[0], scheme, device, job["seed"])
     if result.status in ("OK", "UNSUPPORTED"):  # a kernel may take this case and not the small one
         planted = result.status == "UNSUPPORTED"
         result = check_kernel(kernel, spec, case, scheme, device, job["seed"], planted=planted)
     KEPT.forget()
-    return Reading(result.status, result.reason, checked_by=result.checked_by)
+    return _ended(blank, result.status, result.reason)
 
 
-def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, seed: int) -> Reading | None:
+def _ended(blank: Record, status: Status, reason: str) -> Record:
+    return replace(blank, status=status, reason=reason)
+
+
+def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, blank: Record, seed: int) -> Record | None:
     """What is wrong with a kernel that has no time here, by its compiled code in the emulator; None if nothing is."""
     from rooflab.bench.core.outside import CheckTask, check_outside
 
@@ -119,8 +122,7 @@ def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, seed: int) 
         return None
     task = CheckTask(kernel, spec.get_cases("smoke")[0], scheme, seed)
     result = check_outside(task, torch.device("cpu"), emulate=True)
-    wrong = result.status in ("INCORRECT", "INVALID")
-    return Reading(result.status, result.reason, checked_by=result.checked_by) if wrong else None
+    return _ended(blank, result.status, result.reason) if result.status in ("INCORRECT", "INVALID") else None
 
 
 def _refusal(kernel: registry.Kernel, device: torch.device) -> Failed | None:
@@ -132,32 +134,34 @@ def _refusal(kernel: registry.Kernel, device: torch.device) -> Failed | None:
     return failed
 
 
-def measure(target: Mapping[str, str], job: Mapping[str, Any], device: torch.device) -> Reading:
+def measure(target: Target, blank: Record, job: Job, device: torch.device) -> Record:
     """The samples of one kernel; the outputs of its timed calls are judged afterwards."""
     spec, kernel, case, scheme = _resolve(target)
     if (refusal := _refusal(kernel, device)) is not None:
-        return Reading(refusal.status, refusal.reason)
-    return _timed(kernel, spec, case, scheme, job, device)
+        return _ended(blank, refusal.status, refusal.reason)
+    return _timed(kernel, spec, case, scheme, blank, job, device)
 
 
-def _function(job: Mapping[str, Any]) -> Reading:
+def _function(blank: Record, job: Job) -> Record:
     """Checks or times the job's function."""
     from rooflab.bench.ab.compare import check_functions, prepare_functions
 
     sys.path[:0] = [entry for entry in job["functions"]["path"] if entry not in sys.path]
     try:
         if job["mode"] == "check":
-            return check_functions(job["functions"], job["seed"])
-        kernel, spec, case, scheme, device = prepare_functions(job["functions"], job["seed"])
+            result = check_functions(job["functions"], job["seed"])
+            return _ended(blank, result.status, result.reason)
+        prepared = prepare_functions(job["functions"], job["seed"])
     except known_errors() as error:
         failed = failure(error, "the functions")
-        return Reading(failed.status, failed.reason)
-    return _timed(kernel, spec, case, scheme, job, device)
+        return _ended(blank, failed.status, failed.reason)
+    kernel, spec, case, scheme, device = prepared
+    return _timed(kernel, spec, case, scheme, blank, job, device)
 
 
 def _timed(
-    kernel: registry.Kernel, spec: OpSpec, case: Case, scheme: Scheme, job: Mapping[str, Any], device: torch.device
-) -> Reading:
+    kernel: registry.Kernel, spec: OpSpec, case: Case, scheme: Scheme, blank: Record, job: Job, device: torch.device
+) -> Record:
     share = job["slow_down"]
     settings = Settings(
         seed=job["seed"],
@@ -171,31 +175,31 @@ def _timed(
     run = Measurement(spec, scheme, device, settings)
     if share:
         run.wrap = lambda rotation: Slowed(rotation, share, device)
-    (record,) = run.records([kernel], [case])
-    if record.samples is None:
-        return Reading(record.status, record.reason)
-    first_call_ms = record.metrics.get("first_call_ms")
-    return Reading(
-        status=record.status,
-        reason=record.reason if record.status != "OK" else "",
-        seconds=tuple(record.samples_s),
-        median_s=float(np.median(record.samples_s)),
-        first_call_s=None if first_call_ms is None else first_call_ms / 1e3,
-        method=record.timer or "",
-        l2_state=record.l2_state,
-        activity_hash=record.activity_hash,
-        device_kernels=record.device_kernels,
-        least_bytes=record.least_bytes,
-        flops=record.flops,
+    (made,) = run.records([kernel], [case])
+    timed = replace(
+        blank,
+        status=made.status,
+        reason=made.reason if made.status != "OK" else "",
+        sample_count=made.sample_count,
+        timer=made.timer,
+        l2_state=made.l2_state,
+        activity_hash=made.activity_hash,
+        device_kernels=made.device_kernels,
+        least_bytes=made.least_bytes,
+        flops=made.flops,
         role=kernel.role,
         backend=kernel.backend,
+        metrics={name: value for name, value in made.metrics.items() if name == "first_call_ms"},
     )
+    if made.status != "OK":
+        return timed
+    return replace(timed, basis="measured", latency_median_ms=made.latency_median_ms, samples=made.samples)
 
 
-def _resolve(target: Mapping[str, str]) -> Any:
-    spec = registry.get_op(target["op"])
-    kernel = _kernel(target["op"], target["kernel"])
-    return spec, kernel, spec.check_case(Case.parse(target["case_id"])), get_scheme(target["scheme"])
+def _resolve(target: Target) -> tuple[OpSpec, registry.Kernel, Case, Scheme]:
+    spec = registry.get_op(target.op)
+    kernel = _kernel(target.op, target.kernel)
+    return spec, kernel, spec.check_case(Case.parse(target.case_id)), get_scheme(target.scheme)
 
 
 def _kernel(op: str, name: str) -> registry.Kernel:

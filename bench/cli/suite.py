@@ -195,14 +195,13 @@ def sweep(
     if importlib.util.find_spec("ray") is None:
         raise ValueError("ray: is not installed; pip install rooflab[fleet]")
     from rooflab.bench.suite.plan import make_plan
-    from rooflab.bench.suite.sweep import Shard
+    from rooflab.bench.suite.runner import SuiteSettings
     from rooflab.bench.suite.sweep import sweep as run
     from rooflab.kernels import registry
 
     names = list(only or registry.ops())
     make_plan(names)  # unknown names are refused before anything is started
-    shards = [Shard(name, budget_s, dry_run, seed) for name in names]
-    state = run(ray, shards, out, workers, resume, show.note)
+    state = run(ray, names, SuiteSettings(out, budget_s, dry_run, resume, seed), workers, show.note)
     rows = [{"part": name, **found} for name, found in sorted(state.shards.items())]
     show.result(asdict(state) | {"complete": state.complete, "excluded": state.excluded})
     show.table(rows, ("part", "status", "reason"))

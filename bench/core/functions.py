@@ -25,6 +25,8 @@ from rooflab.roofline.model import Cost
 
 KEY = "function"
 """The name of a function's op."""
+SCHEME = "as made"
+"""Its only scheme, for its tensors have the dtypes that the caller gives them."""
 Function = Callable[..., Any]
 HALF_EPSILONS = 4
 """Allowed roundings in a dtype of 16 bits or fewer, the reference's own included."""
@@ -140,10 +142,10 @@ def op_of(
         cases={"smoke": (Case(),)},
         tolerance=limits,
         output_dtypes=dict(zip(outputs, dtypes, strict=True)),
-        schemes=("as made",),
+        schemes=(SCHEME,),
     )
     kernel = Kernel(KEY, "fn", "optimized", "torch", fn, unsupported=unsupported)
-    return FunctionOp(kernel, spec, Case(), Scheme("as made", torch.float32, torch.float32, torch.float32), device)
+    return FunctionOp(kernel, spec, Case(), Scheme(SCHEME, torch.float32, torch.float32, torch.float32), device)
 
 
 def _to_meta(value: Any) -> Any:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from typing import Any
 
 import torch
 
 from rooflab.bench.core.environment import snapshot, tree_hash
 from rooflab.bench.suite.entries import Context, EntryOutcome
-from rooflab.bench.suite.step import context_of, end, parser
-from rooflab.kernels._files import write_whole
+from rooflab.bench.suite.state import ENVIRONMENT
+from rooflab.bench.suite.step import context_of, end, parser, write_json
 from rooflab.roofline.device import identify
 
-FILE = "environment.json"
 PACKAGES = ("cupy", "pynvml", "junitparser", "pytest_benchmark", "gguf", "transformers")
 """Packages that some commands need in addition to torch and triton."""
 
@@ -24,8 +22,7 @@ def environment(context: Context) -> EntryOutcome:
     found = snapshot()
     if context.device == "cuda" and found.gpu is None:
         return EntryOutcome("FAILED", "torch finds no CUDA device")
-    text = json.dumps(found.to_dict() | {"tree": tree_hash()}, indent=1, allow_nan=False)
-    write_whole(context.run / FILE, text + "\n")
+    write_json(context.run / ENVIRONMENT, found.to_dict() | {"tree": tree_hash()})
     figures: dict[str, Any] = {"python": found.python, "torch": found.torch, "triton": found.triton}
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +15,7 @@ from rooflab.bench.core.system_time import time
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Entry, EntryOutcome
 from rooflab.bench.suite.state import Progress, folder_of
-from rooflab.bench.suite.step import FILE, left_by, told
-from rooflab.kernels._files import write_whole
+from rooflab.bench.suite.step import FILE, left_by, told, write_json
 from rooflab.roofline.device import identify
 
 LEAST_SHARE = 0.4
@@ -94,9 +92,7 @@ class _SuiteRun:
         left = [entry for entry in plan if not self.progress.done(entry.id)]
         if self.before:
             note(f"going on: {len(plan) - len(left)} of {len(plan)} done")
-        write_whole(
-            settings.out / state.PLAN, json.dumps([entry.to_json() for entry in plan], indent=1, allow_nan=False) + "\n"
-        )
+        write_json(settings.out / state.PLAN, [entry.to_json() for entry in plan])
         self._exclude()
 
     def all(self) -> None:
@@ -131,9 +127,7 @@ class _SuiteRun:
             if self.before.get(name) != now.get(name):
                 text = f"the {word} was {self.before.get(name)} and is {now.get(name)}"
                 if name == "machine_key":
-                    write_whole(
-                        self.settings.out / state.ENVIRONMENT, json.dumps(self.before, indent=1, allow_nan=False) + "\n"
-                    )
+                    write_json(self.settings.out / state.ENVIRONMENT, self.before)
                     raise ValueError(f"out: expected a run of this machine, but {text}; take another folder")
                 self.note(f"{text}: what is done stays, and its records name their commit")
         if (self.before.get("gpu") or {}).get("uuid") != (now.get("gpu") or {}).get("uuid"):
@@ -154,9 +148,7 @@ class _SuiteRun:
 
     def _exclude(self) -> None:
         """Tells all processes which kernels must not run any more."""
-        write_whole(
-            self.settings.out / "excluded.json", json.dumps(self.progress.excluded(), indent=1, allow_nan=False) + "\n"
-        )
+        write_json(self.settings.out / "excluded.json", self.progress.excluded())
 
     def _blocked(self, entry: Entry) -> EntryOutcome | None:
         here = {other.id for other in self.plan}

@@ -10,17 +10,18 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, get_args
 
 from rooflab.bench.core.record import NOT_RUN
-from rooflab.bench.suite.entries import FINAL, EntryOutcome, EntryStatus
+from rooflab.bench.suite.entries import FINAL, BarStatus, EntryOutcome, EntryStatus
+from rooflab.bench.suite.step import read_outcome, write_json
 from rooflab.kernels._files import write_whole
 
-RESULT, PLAN, ENVIRONMENT = "result.json", "plan.json", "environment.json"
+RESULT, PLAN, ENVIRONMENT, SUMMARY = "result.json", "plan.json", "environment.json", "summary.json"
 PACK_S = 20.0
 """Seconds between two packings; one takes less than a second."""
 NO_FAULT = ("OK", *NOT_RUN, "INVALID", "NOISY", "OUT_OF_MEMORY")
@@ -57,17 +58,13 @@ def load(run: Path, plan: Sequence[str]) -> Progress:
     for entry_id in plan:
         path = folder_of(run, entry_id) / RESULT
         if path.is_file():
-            try:
-                found.outcomes[entry_id] = EntryOutcome(**json.loads(path.read_text()))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{path}: expected the result of an entry, got {error}") from error
+            found.outcomes[entry_id] = read_outcome(path)
     return found
 
 
 def save(run: Path, entry_id: str, outcome: EntryOutcome) -> None:
     """Writes the result of an entry."""
-    text = json.dumps(asdict(outcome), indent=1, allow_nan=False)
-    write_whole(folder_of(run, entry_id) / RESULT, text + "\n")
+    write_json(folder_of(run, entry_id) / RESULT, outcome)
 
 
 def wrong_in(folder: Path) -> tuple[dict[str, str], Counter[str]]:
@@ -132,25 +129,16 @@ def unpack(archive: Path, folder: Path) -> None:
         raise ValueError(f"archive: expected a .tar.gz of a suite's folder, got {str(archive)!r}: {error}") from error
 
 
-def write_summary(run: Path, progress: Progress, titles: Mapping[str, str], options: Mapping[str, Any]) -> None:
-    """Writes the summary of a run: the outcome of every entry and bar."""
-    found = summarize(run, progress, titles, options)
-    write_whole(run / "summary.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
-
-
 def read_summary(run: Path) -> dict[str, Any]:
     """The summary of the run in a folder, also of a killed run.  Raises `ValueError` if the folder holds no run."""
-    path = run / PLAN
+    path = run / SUMMARY
     if not path.is_file():
         raise ValueError(f"summary: expected a folder with a suite run, got {str(run)!r}")
-    titles = {entry["id"]: entry["title"] for entry in json.loads(path.read_text())}
-    known = run / "summary.json"
-    options = json.loads(known.read_text())["options"] if known.is_file() else {}
-    return summarize(run, load(run, [*titles]), titles, options)
+    return dict(json.loads(path.read_text()))
 
 
-def summarize(run: Path, progress: Progress, titles: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Counts, a row for each entry and a row for each bar."""
+def write_summary(run: Path, progress: Progress, titles: Mapping[str, str], options: Mapping[str, Any]) -> None:
+    """Writes the summary of a run: counts, a row for each entry and a row for each bar."""
     rows = [_row(run, name, outcome, titles.get(name, "")) for name, outcome in progress.outcomes.items()]
     bars = [
         _bar(name, outcome, titles.get(name, ""))
@@ -160,7 +148,7 @@ def summarize(run: Path, progress: Progress, titles: Mapping[str, str], options:
     environment = environment_in(run)
     gpu = environment.get("gpu") or {}
     statuses = Counter(row["status"] for row in rows)
-    return {
+    found = {
         "options": dict(options),
         "machine_key": environment.get("machine_key"),
         "device": "cpu, dry run" if options.get("dry_run") else gpu.get("name"),
@@ -169,12 +157,13 @@ def summarize(run: Path, progress: Progress, titles: Mapping[str, str], options:
         "seconds": round(sum(row["seconds"] for row in rows), 1),
         "stopped": progress.stopped,
         "counts": {status: statuses[status] for status in get_args(EntryStatus) if statuses[status]},
-        "bars": {name: sum(row["outcome"] == name for row in bars) for name in ("MET", "MISSED", "UNMEASURED")},
+        "bars": {name: sum(row["outcome"] == name for row in bars) for name in get_args(BarStatus)},
         "excluded": progress.excluded(),
         "invalid": 0 if options.get("dry_run") else sum(int(row["figures"].get("invalid", 0)) for row in rows),
         "entries": rows,
         "bar_rows": bars,
     }
+    write_json(run / SUMMARY, found)
 
 
 def _row(run: Path, name: str, outcome: EntryOutcome, title: str) -> dict[str, Any]:

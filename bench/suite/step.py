@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rooflab.bench.core.plain import plain
 from rooflab.bench.core.running import ContextBroken
@@ -49,15 +48,28 @@ def end(context: Context, function: Callable[[Context], EntryOutcome]) -> NoRetu
     except ContextBroken as broken:
         print(broken)
         raise SystemExit(ExitStatus.BROKEN) from broken
-    write_whole(context.out / FILE, json.dumps(plain(asdict(outcome)), indent=1, allow_nan=False) + "\n")
+    write_json(context.out / FILE, outcome)
     status = {"PARTIAL": ExitStatus.UNDECIDED, "FAILED": ExitStatus.INCORRECT}.get(outcome.status, ExitStatus.DONE)
     raise SystemExit(status)
+
+
+def read_outcome(path: Path) -> EntryOutcome:
+    """The outcome in a file.  Raises `ValueError` if the file holds none."""
+    try:
+        return EntryOutcome(**json.loads(path.read_text()))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: expected the result of an entry, got {error}") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a value as JSON, the file whole or not at all; numbers that JSON cannot hold become texts."""
+    write_whole(path, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
 
 
 def left_by(folder: Path) -> EntryOutcome | None:
     """The outcome that a step left; None if it left none."""
     path = folder / FILE
-    return EntryOutcome(**json.loads(path.read_text())) if path.is_file() else None
+    return read_outcome(path) if path.is_file() else None
 
 
 def told(words: Sequence[str], dry: bool = False) -> tuple[str, ...]:
