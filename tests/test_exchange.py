@@ -203,7 +203,7 @@ def test_a_malformed_json_is_one_sentence_with_its_place(tmp_path, values, messa
 
 
 def test_an_import_is_kept_once_and_makes_a_history(tmp_path):
-    found = read("pytest-benchmark", [written(tmp_path / "a.json", foreign())]).imported
+    found = read("pytest-benchmark", [written(tmp_path / "a.json", foreign())])
     (path,) = write_records(found.records, tmp_path / "out")
     assert path.name.startswith("20260203T040506Z-") and record_files.read(path) == list(found.records)
     assert len(read_points([tmp_path / "out"]).frame) == 1
@@ -441,7 +441,7 @@ def test_the_operator_comes_from_the_name_or_the_caller(tmp_path):
     path = csv_file(tmp_path, name="results.csv")
     with pytest.raises(ValueError, match=r"^op: expected the operator of results\.csv"):
         read_tritonbench(path)
-    assert {each.op for each in read("tritonbench", [path], ["rms_norm"]).imported.records} == {"rmsnorm"}
+    assert {each.op for each in read("tritonbench", [path], ["rms_norm"]).records} == {"rmsnorm"}
 
 
 METRICS = {

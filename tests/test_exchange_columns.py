@@ -41,7 +41,7 @@ def test_nvbench_has_seconds_and_reaches_a_roofline(rooflab, tmp_path):
     with pytest.raises(ValueError, match="^n.json: expected the JSON of NVBench: "):
         read("nvbench", [written(tmp_path / "n.json", nvbench(summaries={"old": 1}))])
     two = nvbench() | {"benchmarks": nvbench()["benchmarks"] + nvbench(axis_values=None)["benchmarks"]}
-    found = read("nvbench", [written(tmp_path / "n.json", two)], None, ("op==gemm",)).imported
+    found = read("nvbench", [written(tmp_path / "n.json", two)], None, ("op==gemm",))
     reasons = [one.reason.split(",")[0] for one in found.skipped]
     assert reasons == ["case: gemm takes the keys of M=32", "too large", "too large"], "`scheme` is no key of a case"
     assert [record.case_id for record in found.records] == [""], "the rest of the file is imported"
@@ -70,10 +70,10 @@ def test_a_csv_of_named_columns_and_units_reaches_a_roofline(rooflab, tmp_path):
 def test_the_cases_of_a_known_op_are_those_of_its_check_and_an_empty_cell_leaves_a_key_out(tmp_path):
     columns = ("op=op", "kernel==mine", "latency==1:us", "case.T=T", "case.H=H", "case.eps=eps", "scheme==bf16")
     file = written(tmp_path / "a.csv", "op,T,H,eps\nrmsnorm,8,64,1e-5\nsoftmax,8,64,\n")
-    cases = [record.case_id for record in read("csv", [file], None, columns).imported.records]
+    cases = [record.case_id for record in read("csv", [file], None, columns).records]
     assert cases == ["T=8,H=64,eps=1e-05", "T=8,H=64"]
     file = written(tmp_path / "b.csv", "op,T,H,eps\nrmsnorm,8,64,\nsoftmax,8,64,\n")
-    found = read("csv", [file], None, columns).imported
+    found = read("csv", [file], None, columns)
     assert [record.op for record in found.records] == ["softmax"] and [one.place for one in found.skipped] == ["line 2"]
     assert found.skipped[0].reason.startswith("case: rmsnorm takes the keys of T=8,H=64,eps=1e-05 and perhaps")
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from rooflab.bench.ab import output, records
 from rooflab.bench.ab.pairs import JobRunner
-from rooflab.bench.ab.run import AbResult, AbSettings, run, save
-from rooflab.bench.ab.self_test import KERNELS, SelfTest, self_test
+from rooflab.bench.ab.run import AbSettings, run, save
+from rooflab.bench.ab.self_test import KERNELS, self_test
 from rooflab.bench.ab.sides import ROOT, Comparison, Listed, Side, SideName, Wanted, check_names, two_kernels, two_trees
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
 from rooflab.bench.core.process import ChildFailed
@@ -30,15 +30,14 @@ class AbReport:
     """What a command shows to the user."""
 
     title: str
-    tables: list[tuple[str, Sequence[Outcome]]]
+    tables: Sequence[tuple[str, Sequence[Outcome]]]
     notes: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     """What a self-test found to be called wrongly; if not empty, the verdicts themselves decide nothing."""
-    is_self_test: bool = False
     saw_nothing: bool = False
     """Whether a self-test did not see the slowdown that it injected itself."""
-    nothing_to_do: bool = False
-    """Whether the difference touches no kernel; this is not a failure."""
+    judged: bool = True
+    """Whether the outcomes decide the exit status: not in a self-test, nor if the difference touches no kernel."""
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -49,9 +48,9 @@ class AbReport:
         `strict` it is UNDECIDED if it saw nothing."""
         if self.faults:
             return ExitStatus.INCORRECT
-        if self.is_self_test:
-            return ExitStatus.UNDECIDED if strict and self.saw_nothing else ExitStatus.DONE
-        return ExitStatus.DONE if self.nothing_to_do else exit_status(self.outcomes, strict)
+        if self.judged:
+            return exit_status(self.outcomes, strict)
+        return ExitStatus.UNDECIDED if strict and self.saw_nothing else ExitStatus.DONE
 
     def write(self, junit: Path | None, markdown: Path | None, strict: bool) -> None:
         if junit is not None:
@@ -110,7 +109,7 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: AbSettings, out: Pa
             ops = _touched(changed, listed, (a.path, b.path), repository)
             ops = [op for op in ops if not wanted.ops or op in wanted.ops]
             if not ops:
-                return AbReport(title, [], ["the difference touches no kernel"], nothing_to_do=True)
+                return AbReport(title, [], ["the difference touches no kernel"], judged=False)
             wanted = replace(wanted, ops=ops)
         comparison, notes = two_trees(first, second, listed, wanted)
         if pins(a.path) != pins(b.path):
@@ -170,34 +169,23 @@ def of_self_test(
     if out is not None:
         for result in found.repeats:  # A reading of a kernel that was slowed on purpose is not kept.
             save(result, out)
-    tables: list[tuple[str, Sequence[Outcome]]] = [
-        (f"A against A, run {number + 1}", result.outcomes) for number, result in enumerate(found.repeats)
-    ]
-    tables.append((f"A against A slowed by {found.slow_down:.0%}", found.injected.outcomes))
-    report = AbReport(
-        "self-test of the A/B", tables, _floors(found), found.faults, is_self_test=True, saw_nothing=found.saw_nothing
-    )
+    slowed = f"slowed by {found.slow_down:.0%}"
+    tables = [(f"A against A, run {number}", result.outcomes) for number, result in enumerate(found.repeats, 1)]
+    tables.append((f"A against A {slowed}", found.injected.outcomes))
+    floors = {key: "not measured" if floor is None else change(floor) for key, floor in found.floors.items()}
+    notes = [f"noise floor of {key}: {floor}" for key, floor in floors.items()]
     if found.saw_nothing:
-        report.notes.append(f"none slowed by {found.slow_down:.0%} was called SLOWER: these pairs could see nothing")
-    report.notes += [result.stopped for result in (*found.repeats, found.injected) if result.stopped]
-    return report
-
-
-def _floors(found: SelfTest) -> list[str]:
-    return [
-        f"noise floor of {key}: {'not measured' if floor is None else change(floor)}"
-        for key, floor in found.floors.items()
-    ]
+        notes.append(f"none {slowed} was called SLOWER: these pairs could see nothing")
+    notes += [result.stopped for result in (*found.repeats, found.injected) if result.stopped]
+    return AbReport("self-test of the A/B", tables, notes, found.faults, found.saw_nothing, judged=False)
 
 
 def _ran(comparison: Comparison, settings: AbSettings, out: Path | None, say: Say, notes: list[str]) -> AbReport:
-    result: AbResult = run(comparison, settings, say)
-    notes = [*notes, *(f"not timed: {key}: {reason}" for key, reason in result.left_out.items())]
-    if out is not None:
-        notes = [*notes, *(f"records: {path}" for path in save(result, out))]
-    if result.stopped:
-        notes = [*notes, result.stopped]
-    if not any(outcome.noise_floor is not None for outcome in result.outcomes) and result.outcomes:
-        notes = [*notes, "noise floor of this machine: not measured (rooflab ab --self-test measures it)"]
-    title = f"{comparison.a.label} against {comparison.b.label}"
-    return AbReport(title, [(f"A = {comparison.a.label}, B = {comparison.b.label}", result.outcomes)], notes)
+    result = run(comparison, settings, say)
+    notes += [f"not timed: {key}: {reason}" for key, reason in result.left_out.items()]
+    notes += [f"records: {path}" for path in save(result, out)] if out is not None else []
+    notes += [result.stopped] if result.stopped else []
+    if result.outcomes and all(outcome.noise_floor is None for outcome in result.outcomes):
+        notes.append("noise floor of this machine: not measured (rooflab ab --self-test measures it)")
+    a, b = comparison.a.label, comparison.b.label
+    return AbReport(f"{a} against {b}", [(f"A = {a}, B = {b}", result.outcomes)], notes)

@@ -8,7 +8,6 @@ Triton kernel finds its source.  Any other function (a lambda, a notebook's) tra
 from __future__ import annotations
 
 import base64
-import importlib
 import inspect
 import pickle
 import sys
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -56,14 +54,14 @@ class Compared:
 
     def __str__(self) -> str:
         found = self.outcome
-        mine, reference = self.result.comparison.b.label, self.result.comparison.a.label
+        sides = f"{self.result.comparison.b.label} against {self.result.comparison.a.label}: {found.verdict}"
         if found.effect is None:
-            return f"{mine} against {reference}: {found.verdict}: {found.reason}"
+            return f"{sides}: {found.reason}"
         bounds = f"{change(found.effect_low)} to {change(found.effect_high)}"
-        text = f"{mine} against {reference}: {found.verdict}: takes {change(found.effect)} ({bounds}), "
-        text += f"{found.pairs} pairs" + (f": {found.reason}" if found.reason else "")
-        text = f"{text}. {power([found])}{self._first_calls()}"
-        return text + (f" Stopped: {self.result.stopped}." if self.result.stopped else "")
+        text = f"{sides}: takes {change(found.effect)} ({bounds}), {found.pairs} pairs"
+        text += f": {found.reason}" if found.reason else ""
+        stopped = f" Stopped: {self.result.stopped}." if self.result.stopped else ""
+        return f"{text}. {power([found])}{self._first_calls()}{stopped}"
 
     def _first_calls(self) -> str:
         """One sentence with the median first call of each function; empty if no process has reported one."""
@@ -160,14 +158,11 @@ SCRIPT = "__rooflab_script__"
 def pack(function: Function) -> dict[str, str]:
     """What a fresh process needs to rebuild the function.  Raises `ValueError` if the function cannot travel."""
     name = getattr(function, "__qualname__", "")
-    module = sys.modules.get(getattr(function, "__module__", "") or "")
-    if module is not None and "<" not in name and _find(module, name) is function:
-        if module.__name__ != "__main__":
-            return {"module": module.__name__, "name": name}
-        file = getattr(module, "__file__", None)
-        if file is not None and Path(file).is_file():
-            return {"script": str(Path(file).resolve()), "name": name}
-    try:
+    main = sys.modules["__main__"]
+    file = Path(getattr(main, "__file__", None) or "")
+    if name and "<" not in name and _find(main, name) is function and file.is_file():
+        return {"script": str(file.resolve()), "name": name}
+    try:  # by its name if it is at the top of a module, else by value
         return {"pickle": base64.b64encode(cloudpickle.dumps(function)).decode()}
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         wanted = f"{name or function!r} at the top of a module or script, so that a fresh process can import it"
@@ -179,17 +174,10 @@ def unpack(packed: Mapping[str, str]) -> Function:
     if "pickle" in packed:
         function: Function = pickle.loads(base64.b64decode(packed["pickle"]))
         return function
-    if "module" in packed:
-        module = importlib.import_module(packed["module"])
-    else:
-        module = sys.modules.get(SCRIPT) or _load_script(Path(packed["script"]))
-    found: Function = _find(module, packed["name"])
+    if SCRIPT not in sys.modules:
+        sys.modules[SCRIPT] = import_file(Path(packed["script"]))
+    found: Function = _find(sys.modules[SCRIPT], packed["name"])
     return found
-
-
-def _load_script(path: Path) -> ModuleType:
-    module = sys.modules[SCRIPT] = import_file(path)
-    return module
 
 
 def _find(module: Any, name: str) -> Any:

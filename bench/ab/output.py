@@ -24,15 +24,12 @@ COLUMNS = ("comparison", "verdict", "A_ms", "B_ms", "effect", "from", "to", "vis
 
 
 def row(outcome: Outcome) -> dict[str, Any]:
-    """One row of the table."""
-    baseline, candidate = (
-        None if value is None else value * 1e3 for value in (outcome.baseline_s, outcome.candidate_s)
-    )
+    """One row of the table; the terminal and Markdown show it."""
     return {
         "comparison": outcome.key,
         "verdict": outcome.verdict,
-        "A_ms": baseline,
-        "B_ms": candidate,
+        "A_ms": outcome.baseline_s and outcome.baseline_s * 1e3,
+        "B_ms": outcome.candidate_s and outcome.candidate_s * 1e3,
         "effect": change(outcome.effect),
         "from": change(outcome.effect_low),
         "to": change(outcome.effect_high),
@@ -117,10 +114,10 @@ def _table(outcomes: Sequence[Outcome]) -> list[str]:
     columns = ("comparison", "verdict", "A ms:", "B ms:", "B over A:", "95% bounds", "visible:", "pairs:", "why")
     rows = []
     for cells in map(row, outcomes):
-        times = [("" if cells[name] is None else f"{cells[name]:.4g}") for name in ("A_ms", "B_ms")]
+        times = ["" if cells[name] is None else f"{cells[name]:.4g}" for name in ("A_ms", "B_ms")]
         bounds = f"{cells['from']} to {cells['to']}" if cells["from"] and cells["to"] else ""
-        values = [markdown_code(cells["comparison"]), cells["verdict"], *times, cells["effect"], bounds]
-        rows.append([*values, cells["visible"], cells["pairs"] or None, cells["reason"]])
+        shown = [cells[name] for name in ("visible", "pairs", "reason")]
+        rows.append([markdown_code(cells["comparison"]), cells["verdict"], *times, cells["effect"], bounds, *shown])
     return markdown_table(columns, rows)
 
 

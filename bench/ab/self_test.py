@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rooflab.bench.ab.run import AbResult, AbSettings, run
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
-from rooflab.bench.ab.verdict import Outcome, effects_of, floor_of, remember_floors
+from rooflab.bench.ab.verdict import effects_of, floor_of, remember_floors
 from rooflab.bench.core.environment import file_state, git_state
 from rooflab.kernels import registry
 
@@ -43,11 +43,6 @@ class SelfTest:
     """Noise floors by comparison, from these A/A runs alone."""
 
     @property
-    def false_alarms(self) -> list[Outcome]:
-        """A/A comparisons that were called FASTER or SLOWER."""
-        return [found for result in self.repeats for found in result.outcomes if found.verdict in ("FASTER", "SLOWER")]
-
-    @property
     def saw_nothing(self) -> bool:
         """Whether no slowed kernel was called SLOWER: then identical code that was not called SLOWER proves nothing."""
         return not any(outcome.verdict == "SLOWER" for outcome in self.injected.outcomes)
@@ -55,19 +50,20 @@ class SelfTest:
     @property
     def faults(self) -> list[str]:
         """What was called wrongly, one sentence each."""
-        found = [f"{outcome.key}: A against A is called {outcome.verdict}" for outcome in self.false_alarms]
-        for outcome in (*(found for result in self.repeats for found in result.outcomes), *self.injected.outcomes):
+        same = [outcome for result in self.repeats for outcome in result.outcomes]
+        alarms = [outcome for outcome in same if outcome.verdict in ("FASTER", "SLOWER")]
+        found = [f"{outcome.key}: A against A is called {outcome.verdict}" for outcome in alarms]
+        for outcome in (*same, *self.injected.outcomes):
             if outcome.verdict in ("INCORRECT", "FAILED", "MISSING", "INVALID"):
                 found.append(f"{outcome.key}: {outcome.verdict}: {outcome.reason}")
         for outcome in self.injected.outcomes:
             floor = self.floors.get(outcome.key)
             quiet = floor is not None and floor < QUIET * self.slow_down
+            called = f"{outcome.key}: slowed by {self.slow_down:.0%} and called {outcome.verdict}"
             if outcome.verdict in ("SAME", "FASTER"):
-                found.append(f"{outcome.key}: slowed by {self.slow_down:.0%} and called {outcome.verdict}")
+                found.append(called)
             elif quiet and outcome.verdict == "UNRESOLVED":
-                found.append(
-                    f"{outcome.key}: slowed by {self.slow_down:.0%} and called UNRESOLVED, at a floor of {floor:.1%}"
-                )
+                found.append(f"{called}, at a floor of {floor:.1%}")
         return found
 
 
@@ -106,13 +102,10 @@ def self_test(
     slowed = Comparison(plain, replace(plain, label=f"A slowed by {slow_down:.0%}", slow_down=slow_down))
     settings = replace(settings, seed=settings.seed + 2 * repeats)
     injected = run(slowed, settings, done, {}, checked=True, by_activity=False)
+    seen: dict[str, list[tuple[float, float]]] = {key: [] for key in targets}
     for result in rounds:
-        key = result.environments.get("B", {}).get("machine_key")
-        if key:
+        if key := result.environments.get("B", {}).get("machine_key"):
             remember_floors(str(key), result.outcomes)
-    seen = {key: [found for result in rounds for found in result.outcomes if found.key == key] for key in targets}
-    return SelfTest(tuple(rounds), injected, slow_down, {key: _floor(found) for key, found in seen.items()})
-
-
-def _floor(outcomes: Sequence[Outcome]) -> float | None:
-    return floor_of([effects for outcome in outcomes if (effects := effects_of(outcome)) is not None])
+        for outcome in result.outcomes:
+            seen[outcome.key] += effects_of(outcome)
+    return SelfTest(tuple(rounds), injected, slow_down, {key: floor_of(effects) for key, effects in seen.items()})

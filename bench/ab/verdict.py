@@ -262,10 +262,10 @@ def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
     return float(np.percentile([effect for effect, _ in effects], 95))
 
 
-def effects_of(outcome: Outcome) -> tuple[float, float] | None:
-    """The unsigned (effect, furthest bound) of an A/A outcome, as `floor_of` takes it; None if the outcome has none."""
+def effects_of(outcome: Outcome) -> list[tuple[float, float]]:
+    """The unsigned (effect, furthest bound) of an A/A outcome, as `floor_of` takes it; none if the outcome has none."""
     effects = [abs(value) for value in (outcome.effect, outcome.effect_low, outcome.effect_high) if value is not None]
-    return (effects[0], max(effects)) if len(effects) == 3 and math.isfinite(max(effects)) else None
+    return [(effects[0], max(effects))] if len(effects) == 3 and math.isfinite(max(effects)) else []
 
 
 def load_floors(machine_key: str) -> dict[str, float]:
@@ -278,9 +278,8 @@ def remember_floors(machine_key: str, outcomes: Sequence[Outcome]) -> None:
     """Adds the outcomes of an A/A run to the kept outcomes of the machine; an unmeasured comparison adds nothing."""
     known = _known_effects(machine_key)
     for outcome in outcomes:
-        effects = effects_of(outcome)
-        if effects is not None:
-            known[outcome.key] = [*known.get(outcome.key, []), effects][-KEPT:]
+        if effects := effects_of(outcome):
+            known[outcome.key] = [*known.get(outcome.key, []), *effects][-KEPT:]
     write_whole(_floors_file(machine_key), json.dumps(known, indent=1, allow_nan=False))
 
 

@@ -48,24 +48,25 @@ def import_results(
     Published kernel times are kept as tables with their sources, the form of results/published.
     """
     from rooflab.bench.exchange import commands
+    from rooflab.bench.exchange.files import write_records
 
     if tool == "published":
         _import_published(paths or [], out, whole)
         return
     found = commands.read(tool, paths or [], op, column or ())
-    files = commands.keep(found.imported, out)
-    show.result(found.summary() | {"written": files})
+    files = write_records(found.records, out) if out is not None else []
+    show.result(commands.summary(found) | {"written": files})
     if found.definitions:
         show.table(found.definitions, DEFINED)
-    if found.imported.records:
-        show.bench_table(found.rows())
-    for skipped in found.imported.skipped:
+    if found.records:
+        show.bench_table(commands.rows(found))
+    for skipped in found.skipped:
         show.line(f"not imported: {skipped.place}: {skipped.reason}", "dim")
-    left = len(found.imported.skipped)
-    show.line(f"{counted(len(found.imported.records), 'result')}{f', {left} not imported' if left else ''}")
+    left = len(found.skipped)
+    show.line(f"{counted(len(found.records), 'result')}{f', {left} not imported' if left else ''}")
     for path in files:
         show.line(f"  {path}")
-    if found.imported.records and not files:
+    if found.records and not files:
         show.note("nothing was written: --out FOLDER keeps them as records")
 
 

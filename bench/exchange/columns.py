@@ -30,17 +30,17 @@ Places = Mapping[str, tuple[str, float]]
 def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
     """One record per row; `places_of` says what `columns` are.  Raises `ValueError` on a row without a named cell."""
     text, places = files.read_text(path), places_of(columns)
-    shared, rows = _shared(path, "csv", text, columns), csv.DictReader(StringIO(text))
+    source, rows = _source(path, "csv", text, columns), csv.DictReader(StringIO(text))
     if lacking := [name for name in ("op", "kernel", "latency") if name not in places]:
         raise ValueError(f"column: expected one for {', '.join(lacking)}, got {', '.join(columns) or 'none'}")
-    return _imported([_record(path, shared, f"line {rows.line_num}", row, places) for row in rows])
+    return files.imported(_record(path, source, f"line {rows.line_num}", row, places) for row in rows)
 
 
 def read_nvbench(path: Path, columns: Sequence[str]) -> files.Imported:
     """One record per state: its axes are the case, and op and kernel have the benchmark's name, where `columns` do not
     say otherwise.  Raises `ValueError` if it is not a file of NVBench."""
     text, own = files.read_text(path), places_of(columns)
-    values, shared = files.parse_json(text, path.name), _shared(path, "nvbench", text, columns)
+    values, source = files.parse_json(text, path.name), _source(path, "nvbench", text, columns)
     found: list[Record | files.Skipped] = []
     try:
         gpus = {each["id"]: each["name"] for each in values["devices"]}
@@ -59,15 +59,14 @@ def read_nvbench(path: Path, columns: Sequence[str]) -> files.Imported:
                 known.append(f"bytes=={float(rate) * float(mean)}:B")  # NVBench's rate is over the mean time
             taken = {column for column, _ in own.values()}
             known += [f"case.{axis}=={value}" for axis, value in axes.items() if axis not in taken]
-            found.append(_record(path, shared, place, axes, {**places_of(known), **own}))
+            found.append(_record(path, source, place, axes, {**places_of(known), **own}))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path.name}: expected the JSON of NVBench: {error!r}") from error
-    return _imported(found)
+    return files.imported(found)
 
 
-def _shared(path: Path, tool: str, text: str, columns: Sequence[str]) -> dict[str, str]:
-    time = files.file_time(path)
-    return {"timestamp": time, "run_id": files.run_id(time, text + str(columns)), "timer": f"imported: {tool}"}
+def _source(path: Path, tool: str, text: str, columns: Sequence[str]) -> files.ResultFile:
+    return files.ResultFile(tool, files.file_time(path), text + str(columns), {})
 
 
 def places_of(columns: Sequence[str]) -> Places:
@@ -85,13 +84,8 @@ def places_of(columns: Sequence[str]) -> Places:
     return found
 
 
-def _imported(found: Sequence[Record | files.Skipped]) -> files.Imported:
-    skipped = tuple(one for one in found if isinstance(one, files.Skipped))
-    return files.Imported(tuple(one for one in found if isinstance(one, Record)), skipped)
-
-
 def _record(
-    path: Path, shared: Mapping[str, Any], where: str, row: Mapping[str, Any], places: Places
+    path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any], places: Places
 ) -> Record | files.Skipped:
     """The record of a row; the row is skipped where an op of the lab does not have its case."""
     cells: dict[str, Any] = {}
@@ -112,11 +106,8 @@ def _record(
     flops, moved, gpu = cells.get("flops"), cells.get("bytes"), cells.get("gpu")
     with suppress(ValueError):  # of another GPU than those of `--gpu`
         gpu = gpu and get_device(gpu).full_name
-    values = files.no_time(latency) or {"status": "OK", "basis": "measured", "latency_median_ms": latency}
-    if values["status"] == "OK":
+    values = {name: cells.get(name) for name in ("op", "kernel", "scheme", "flops")} | {"least_bytes": moved}
+    if latency:
         values["flops_per_s"], values["bytes_per_s"] = (one and one / latency * 1e3 for one in (flops, moved))
-    values |= {name: cells.get(name) for name in ("op", "kernel", "scheme", "flops")} | {"least_bytes": moved}
-    values |= {"case": dict(case), "case_id": case.id, **shared}
-    tool = shared["timer"].rpartition(" ")[2]
-    values |= {"environment": files.environment(tool, gpu or "unknown", gpu, file=path.name)}
-    return files.make_record(values, f"{path.name}, {where}")
+    values["environment"] = files.environment(source.tool, gpu or "unknown", gpu, file=path.name)
+    return source.record(f"{path.name}, {where}", case, latency, values)

@@ -32,10 +32,65 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Imported:
-    """The records from a file, and the parts that were skipped."""
+    """The records from files, the parts that were skipped, and of a data set what it defines."""
 
-    records: tuple[Record, ...]
+    records: tuple[Record, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    definitions: tuple[Mapping[str, Any], ...] = ()
+
+    def __add__(self, other: Imported) -> Imported:
+        return Imported(
+            self.records + other.records, self.skipped + other.skipped, self.definitions + other.definitions
+        )
+
+
+def imported(found: Iterable[Record | Skipped]) -> Imported:
+    """Records and skipped parts, each in their order."""
+    every = tuple(found)
+    records = tuple(one for one in every if isinstance(one, Record))
+    return Imported(records, tuple(one for one in every if isinstance(one, Skipped)))
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    """What all records of one file share."""
+
+    tool: str
+    timestamp: str
+    content: str
+    """What tells two files of one time apart."""
+    environment: Mapping[str, Any]
+
+    def record(self, place: str, case: Case, latency_ms: float | None, values: Mapping[str, Any]) -> Record:
+        """A bench record; `values` are its other fields.  A latency that is no time makes it INVALID.
+
+        Its run is named by the time and content of the file, so that a second import gives the same file of records.
+        Raises `ValueError` with the place if a value does not fit its field.
+        """
+        moment = datetime.fromisoformat(self.timestamp)
+        known: dict[str, Any] = {
+            "run_id": f"{moment:%Y%m%dT%H%M%SZ}-{hashlib.sha256(self.content.encode()).hexdigest()[:8]}",
+            "timestamp": self.timestamp,
+            "environment": self.environment,
+            "timer": f"imported: {self.tool}",
+            "status": "OK",
+            "basis": "bound" if latency_ms is None else "measured",
+            "latency_median_ms": latency_ms,
+            "case": dict(case),
+            "case_id": case.id,
+        } | {**values}
+        if latency_ms is not None and not is_time(latency_ms):
+            known |= {"status": "INVALID", "reason": f"a latency of {latency_ms:g} ms", "basis": "bound"}
+            known |= dict.fromkeys(("latency_median_ms", "flops_per_s", "bytes_per_s"))
+        try:
+            return Record(kind="bench", **known)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+
+
+def is_time(latency_ms: float) -> bool:
+    """Whether a number is a time that a kernel can take."""
+    return math.isfinite(latency_ms) and latency_ms > 0
 
 
 def read_text(path: Path) -> str:
@@ -67,10 +122,10 @@ def get(values: Mapping[str, Any], key: str, kind: type | tuple[type, ...], plac
     if key not in values:
         raise ValueError(f"{place}: expected {key!r}, got an object without it")
     value = values[key]
+    kinds = kind if isinstance(kind, tuple) else (kind,)
     # In JSON `true` is not a number; in Python `True` is an int.
-    wrong_bool = isinstance(value, bool) and bool not in (kind if isinstance(kind, tuple) else (kind,))
-    if not isinstance(value, kind) or wrong_bool:
-        names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = " or ".join(each.__name__ for each in kinds)
         raise ValueError(f"{place}: expected {key!r} as {names}, got {type(value).__name__}")
     return value
 
@@ -78,13 +133,6 @@ def get(values: Mapping[str, Any], key: str, kind: type | tuple[type, ...], plac
 def get_object(values: Mapping[str, Any], key: str, place: str) -> Mapping[str, Any]:
     """`values[key]`, or an empty object if it is absent or null.  Raises `ValueError` if it is not an object."""
     return {} if values.get(key) is None else cast(Mapping[str, Any], get(values, key, dict, place))
-
-
-def no_time(latency_ms: float) -> dict[str, Any]:
-    """The fields of a record whose latency is no time, because it is not finite or not above 0; empty for a time."""
-    if math.isfinite(latency_ms) and latency_ms > 0:
-        return {}
-    return {"status": "INVALID", "reason": f"a latency of {latency_ms:g} ms", "basis": "bound"}
 
 
 def finite(values: Mapping[str, Any], place: str, skipped: list[Skipped]) -> dict[str, float]:
@@ -132,12 +180,6 @@ def file_time(path: Path) -> str:
     return datetime.fromtimestamp(int(path.stat().st_mtime), UTC).isoformat(timespec="seconds")
 
 
-def run_id(timestamp: str, content: str) -> str:
-    """An id made from the file's time and content: a second import of the file gives the same file of records."""
-    moment = datetime.fromisoformat(timestamp)
-    return f"{moment:%Y%m%dT%H%M%SZ}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
-
-
 _ESCAPED = str.maketrans({"%": "%25", ",": "%2C", "=": "%3D"})
 
 
@@ -157,29 +199,19 @@ def make_case(values: Mapping[str, Any]) -> Case:
     return Case(**kept)
 
 
-def make_record(values: Mapping[str, Any], place: str) -> Record:
-    """A bench record.  Raises `ValueError` with the place if a value does not fit its field."""
-    try:
-        return Record(kind="bench", **values)
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
-
-
 def write_records(records: Iterable[Record], folder: Path) -> list[Path]:
     """Writes one file `<run_id>.jsonl` for each run, each file whole or not at all; returns their paths.
 
     Raises `ValueError` if one of the files already exists: it was imported before.
     """
-    runs: dict[str, list[Record]] = {}
+    runs: dict[Path, str] = {}
     for record in records:
-        runs.setdefault(record.run_id, []).append(record)
-    paths = [Path(folder) / f"{name}.jsonl" for name in runs]
-    for path in paths:
+        path = Path(folder) / f"{record.run_id}.jsonl"
+        runs[path] = f"{runs.get(path, '')}{record.to_json()}\n"
+    for path in runs:
         if path.exists():
             raise ValueError(f"out: {path.name} is there already, so this was imported before")
-    for path, own in zip(paths, runs.values(), strict=True):
-        write_whole(path, "".join(f"{record.to_json()}\n" for record in own))
-    return paths
+    return [write_whole(path, text) for path, text in runs.items()]
 
 
 def timed(records: Sequence[Record]) -> tuple[list[Record], list[Skipped]]:
@@ -221,11 +253,9 @@ def write_csv(records: Sequence[Record], path: Path) -> list[Skipped]:
     table = csv.DictWriter(text, rows[0])
     table.writeheader()
     for row in rows:
-        table.writerow(
-            {
-                key: json.dumps(value, allow_nan=False) if isinstance(value, list | dict) else value
-                for key, value in row.items()
-            }
-        )
+        inner = {
+            key: json.dumps(value, allow_nan=False) for key, value in row.items() if isinstance(value, list | dict)
+        }
+        table.writerow(row | inner)
     write_whole(path, text.getvalue())
     return []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -154,10 +154,11 @@ class DataSet:
             rows.append(row | {"traces": traces, "reason": reason})
         return rows
 
-    def records(self) -> files.Imported:
-        """One record for each trace.  Skipped with its reason: a trace without its definition in the data set, and a
-        workload that lacks an axis or has one of size 0, such as no pages: nothing is computed there.
+    def records(self, ops: Sequence[str] = ()) -> files.Imported:
+        """One record for each trace, and the definitions, of `ops` alone if any are named.
 
+        Skipped with its reason: a trace without its definition in the data set, and a workload that lacks an axis or
+        has one of size 0, such as no pages: nothing is computed there.
         Workloads with equal sizes, whose inputs differ, are cases of their own: such a case has the workload's id too.
         Raises `ValueError` with the file and line of a malformed evaluation.
         """
@@ -166,7 +167,7 @@ class DataSet:
             files.when(files.get(trace.evaluation, "timestamp", str, trace.place), trace.place) for trace in self.traces
         ]
         content = json.dumps([(trace.uuid, trace.solution, trace.evaluation) for trace in self.traces], allow_nan=False)
-        run = files.run_id(max(times), content) if times else ""
+        source = files.ResultFile(TOOL, max(times, default=""), content, {})
         taken: list[tuple[FlashInferTrace, str, Definition, Case]] = []
         for trace, timestamp in zip(self.traces, times, strict=True):
             definition = self.definitions.get(trace.definition)
@@ -182,8 +183,9 @@ class DataSet:
         for trace, timestamp, definition, case in taken:
             several = len(workloads[definition.op[0], case.id]) > 1
             own = case.but(**files.make_case({"workload": trace.uuid})) if several else case
-            records.append(_record(trace, definition, own, run, timestamp, skipped))
-        return files.Imported(tuple(records), tuple(skipped))
+            records.append(_record(trace, definition, own, source, timestamp, skipped))
+        rows = [row for row in self.rows() if not ops or row["op"] in ops]
+        return files.Imported(tuple(records), tuple(skipped), tuple(rows))
 
 
 def read_dataset(root: Path) -> DataSet:
@@ -274,42 +276,36 @@ def _trace(values: Any, place: str) -> FlashInferTrace:
 
 
 def _record(
-    trace: FlashInferTrace, definition: Definition, case: Case, run: str, timestamp: str, skipped: list[files.Skipped]
+    trace: FlashInferTrace,
+    definition: Definition,
+    case: Case,
+    source: files.ResultFile,
+    timestamp: str,
+    skipped: list[files.Skipped],
 ) -> Record:
     place, evaluation = f"{trace.place}, evaluation", trace.evaluation
     theirs = files.get(evaluation, "status", str, place)
     if theirs not in STATUSES:
         raise ValueError(f"{place}.status: expected one of {', '.join(STATUSES)}, got {theirs!r}")
-    status = STATUSES[theirs]
     performance = files.get_object(evaluation, "performance", place)
-    latency: float | None = None
-    fault: dict[str, Any] = {}
-    if status == "OK":
-        number = float(files.get(performance, "latency_ms", (int, float), f"{place}.performance"))
-        fault = files.no_time(number)
-        latency = None if fault else number
+    latency, reason = None, ""
+    if STATUSES[theirs] == "OK":
+        latency = float(files.get(performance, "latency_ms", (int, float), f"{place}.performance"))
+    else:
+        log = str(evaluation.get("log") or "").strip() or "no log"
+        reason = f"{theirs}: {log.splitlines()[-1].strip()}"
     both = {**performance, **files.get_object(evaluation, "correctness", place)}
-    log = str(evaluation.get("log") or "").strip() or "no log"
-    result: dict[str, Any] = {
-        "status": status,
-        "reason": "" if status == "OK" else f"{theirs}: {log.splitlines()[-1].strip()}",
-        "basis": "measured" if status == "OK" else "bound",
+    values = {
+        "timestamp": timestamp,
+        "status": STATUSES[theirs],
+        "reason": reason,
+        "environment": _environment(evaluation, place, trace.uuid),
+        "op": definition.op[0] or definition.op_type,
+        "kernel": trace.solution,
+        "scheme": definition.scheme,
+        "metrics": files.finite({name: both[name] for name in METRICS if both.get(name) is not None}, place, skipped),
     }
-    return Record(
-        kind="bench",
-        run_id=run,
-        timestamp=timestamp,
-        **(result | fault),
-        environment=_environment(evaluation, place, trace.uuid),
-        op=definition.op[0] or definition.op_type,
-        kernel=trace.solution,
-        case=dict(case),
-        case_id=case.id,
-        scheme=definition.scheme,
-        timer=f"imported: {TOOL}",
-        latency_median_ms=latency,
-        metrics=files.finite({name: both[name] for name in METRICS if both.get(name) is not None}, place, skipped),
-    )
+    return source.record(place, case, latency, values)
 
 
 def _environment(evaluation: Mapping[str, Any], place: str, workload: str) -> dict[str, Any]:

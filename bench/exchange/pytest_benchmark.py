@@ -23,18 +23,17 @@ from pytest_benchmark.stats import Stats
 from rooflab.bench.core.record import Record, pack_samples
 from rooflab.bench.exchange.files import (
     Imported,
+    ResultFile,
     Skipped,
     benchmark_name,
     environment,
     finite,
     get,
     get_object,
+    is_time,
     make_case,
-    make_record,
-    no_time,
     parse_json,
     read_text,
-    run_id,
     timed,
     when,
 )
@@ -65,7 +64,7 @@ def read_pytest_benchmark(path: Path) -> Imported:
     timestamp = when(get(values, "datetime", str, path.name), f"{path.name}, datetime")
     commit = get_object(values, "commit_info", path.name)
     around = _environment(machine, commit, str(values.get("version")), path.name)
-    shared = {"run_id": run_id(timestamp, text), "timestamp": timestamp, "environment": around, **_commit(commit)}
+    source = ResultFile(TOOL, timestamp, text, around)
     records, skipped = [], []
     for number, benchmark in enumerate(benchmarks):
         place = f"{path.name}, benchmarks[{number}]"
@@ -74,12 +73,14 @@ def read_pytest_benchmark(path: Path) -> Imported:
         if not stats:
             skipped.append(Skipped(name, "it has no statistics: it failed or was disabled"))
             continue
-        values = shared | _what(benchmark, place) | _reading(benchmark, stats, place, skipped)
-        values = _rooflined(values, get_object(benchmark, "extra_info", place), f"{place}.extra_info")
+        case, what = _what(benchmark, place)
+        latency_ms, reading = _reading(benchmark, stats, place, skipped)
+        values = _commit(commit) | what | reading
+        values = _rooflined(values, latency_ms, get_object(benchmark, "extra_info", place), f"{place}.extra_info")
         if not _OF_SUITE.fullmatch(name):
             names = {key: benchmark.get(key) for key in NAMES}
             values["environment"] = around | {"imported": around["imported"] | {"benchmark": names}}
-        records.append(make_record(values, place))
+        records.append(source.record(place, case, latency_ms, values))
     return Imported(tuple(records), tuple(skipped))
 
 
@@ -111,30 +112,30 @@ def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"commit": commit if known else None, "dirty": dirty if known and isinstance(dirty, bool) else None}
 
 
-def _what(benchmark: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Op, kernel and case: from our exporter's values, or from the test names of `bench_kernels.py`; for a file without
-    ops, the group or the function, the full name without parameters, and the parameters."""
+def _what(benchmark: Mapping[str, Any], place: str) -> tuple[Case, dict[str, Any]]:
+    """The case, and op and kernel: from our exporter's values, or from the test names of `bench_kernels.py`; for a file
+    without ops, the group or the function, the full name without parameters, and the parameters."""
     extra = get_object(benchmark, "extra_info", place)
     ours = get_object(extra, OURS, f"{place}.extra_info")
     if ours:
         names = ("op", "kernel", "role", "backend", "case_id", "scheme", "device", "l2_state")
         found = {key: get(ours, key, (str, NoneType), f"{place}.extra_info.{OURS}") for key in names}
         found |= _commit(ours) if "commit" in ours else {}
-        return found | {"case": get(ours, "case", dict, place), "seed": get(ours, "seed", (int, NoneType), place)}
+        return Case(), found | {
+            "case": get(ours, "case", dict, place),
+            "seed": get(ours, "seed", (int, NoneType), place),
+        }
     name, fullname = str(get(benchmark, "name", str, place)), str(benchmark["fullname"])
     around = {"l2_state": extra.get("l2_state"), "device": extra.get("device_type")} if "timer" in extra else {}
     if named := _OF_SUITE.fullmatch(fullname):
         text, _, scheme = named[3].rpartition("-")
         text, known = (text, scheme) if scheme in SCHEMES else (named[3], None)  # older names have no scheme
         if _CASE.fullmatch(text):
-            case = Case.parse(text)
-            found = {"op": named[1], "kernel": named[2], "case": dict(case), "case_id": case.id, "scheme": known}
-            return around | found
+            return Case.parse(text), around | {"op": named[1], "kernel": named[2], "scheme": known}
     function, bracket, rest = name.partition("[")
-    kernel = fullname.removesuffix(bracket + rest)
     case = _case(benchmark.get("params") or {}, rest.removesuffix("]"))
-    op = str(benchmark.get("group") or function)
-    return around | {"op": op, "kernel": kernel, "case": dict(case), "case_id": case.id}
+    names_of_test = {"op": str(benchmark.get("group") or function), "kernel": fullname.removesuffix(bracket + rest)}
+    return case, around | names_of_test
 
 
 def _case(params: object, test_id: str) -> Case:
@@ -151,8 +152,8 @@ def _case(params: object, test_id: str) -> Case:
 
 def _reading(
     benchmark: Mapping[str, Any], stats: Mapping[str, Any], place: str, skipped: list[Skipped]
-) -> dict[str, Any]:
-    """The record's fields for status, times and samples; a median that is no time makes the record INVALID."""
+) -> tuple[float | None, dict[str, Any]]:
+    """The latency, None where a sample is no time, and the record's fields for status, samples and statistics."""
     median_s = float(get(stats, "median", (int, float), f"{place}.stats"))
     extra = get_object(benchmark, "extra_info", place)
     ours = get_object(extra, OURS, f"{place}.extra_info")
@@ -162,31 +163,30 @@ def _reading(
     data = stats.get("data") or []
     if not isinstance(data, list) or not all(_number(value) for value in data):
         raise ValueError(f"{place}.stats.data: expected a list of numbers")
-    bad = [f"a sample of {value:g} s" for value in data if not (math.isfinite(value) and value >= 0)]
-    fault = no_time(median_ms) or ({"status": "INVALID", "reason": bad[0], "basis": "bound"} if bad else {})
+    names = {f"{name}_s": name for name in SUMMARY} | {name: name for name in COUNTS}
+    given = {ours_too: stats[name] for ours_too, name in names.items() if stats.get(name) is not None}
     result: dict[str, Any] = {
-        "basis": "measured",
         "timer": f"imported: {TOOL}, {original}" if original else f"imported: {TOOL}",
-        "latency_median_ms": None if fault else median_ms,
-        "metrics": finite({f"{name}_s": stats[name] for name in SUMMARY if stats.get(name) is not None}, place, skipped)
-        | finite({name: stats[name] for name in COUNTS if stats.get(name) is not None}, place, skipped),
+        "metrics": finite(given, place, skipped),
+        "status": "OK",
     }
     verdict, _, reason = str(extra.get("status")).partition(": ")
-    known = verdict in ("INVALID", "NOISY") and reason  # our plugin's form; any other text has no known meaning
-    result |= {"status": verdict, "reason": reason} if known else {"status": "OK"}
-    result |= fault
-    if not data or bad:
-        return result
-    p20, p80 = (float(np.percentile(data, share)) * 1e3 for share in (20, 80))
-    return result | {
-        "samples": pack_samples(data),
-        "sample_count": len(data),
-        "latency_p20_ms": _latency(ours, "latency_p20_ms", p20, place),
-        "latency_p80_ms": _latency(ours, "latency_p80_ms", p80, place),
-    }
+    if verdict in ("INVALID", "NOISY") and reason:  # our plugin's form; any other text has no known meaning
+        result |= {"status": verdict, "reason": reason}
+    bad = [f"a sample of {value:g} s" for value in data if not (math.isfinite(value) and value >= 0)]
+    if bad:
+        return None if is_time(median_ms) else median_ms, result | {"status": "INVALID", "reason": bad[0]}
+    if data:
+        p20, p80 = (float(np.percentile(data, share)) * 1e3 for share in (20, 80))
+        result |= {"samples": pack_samples(data), "sample_count": len(data)}
+        result["latency_p20_ms"] = _latency(ours, "latency_p20_ms", p20, place)
+        result["latency_p80_ms"] = _latency(ours, "latency_p80_ms", p80, place)
+    return median_ms, result
 
 
-def _rooflined(values: dict[str, Any], extra: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _rooflined(
+    values: dict[str, Any], latency_ms: float | None, extra: Mapping[str, Any], place: str
+) -> dict[str, Any]:
     """`values` with the cost that the fixture `kernel_benchmark` was given, the rates, and the bound with its
     ceilings."""
     cost = get_object(extra, "cost", place)
@@ -194,12 +194,11 @@ def _rooflined(values: dict[str, Any], extra: Mapping[str, Any], place: str) -> 
         return values
     try:
         values["metrics"] |= cost_metrics(cost)
-        if values["status"] != "OK":
+        if values["status"] != "OK" or latency_ms is None or not is_time(latency_ms):
             return values
-        seconds, flops, moved = values["latency_median_ms"] / 1e3, float(extra["flops"]), float(extra["bytes"])
-        rates = {"flops_per_s": flops / seconds, "bytes_per_s": moved / seconds}
-        found = {"flops": flops, "least_bytes": moved, **rates}
-        found["intensity"] = flops / moved if moved else None
+        seconds, flops, moved = latency_ms / 1e3, float(extra["flops"]), float(extra["bytes"])
+        found = {"flops": flops, "least_bytes": moved, "intensity": flops / moved if moved else None}
+        found |= {"flops_per_s": flops / seconds, "bytes_per_s": moved / seconds}
         if "ceilings" in extra:
             bound_s, ceilings = float(extra["bound_s"]), as_ceilings(extra["ceilings"])
             found |= {"bound_ms": bound_s * 1e3, "limiter": extra["limiter"], "ceilings": asdict(ceilings)}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import csv
 import io
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -27,6 +26,8 @@ TOOL = "tritonbench"
 MODES = ("fwd_no_grad", "fwd_bwd", "fwd", "bwd")
 OPS = {"rms_norm": "rmsnorm", "rope": "rope", "gemm": "gemm", "embedding": "embedding"}
 """tritonbench's operators that compute the same as one of our ops, and that op."""
+FIELDS = {"tflops": ("flops_per_s", 1e12), "gbps": ("bytes_per_s", 1e9), "gpu_peak_mem": ("peak_memory_bytes", 1e9)}
+"""By metric: the field of a record, and the factor of the metric's unit."""
 AVERAGE = "an average over inputs of different sizes"
 _KEY = re.compile(r"tritonbench_(?P<name>[^\[]+)\[x_(?P<x>.*)-(?P<provider>[^-\]]*)\]_(?P<metric>.+)", re.DOTALL)
 _MEAN_KEY = re.compile(r"tritonbench_[^\[]+\[[^\]]*\]-.+-avg")
@@ -66,12 +67,8 @@ def read_tritonbench(path: Path, op: str | None = None) -> files.Imported:
         readings = _from_csv(text, path.name, op or _op_of(path), skipped)
     date = around.get("benchmark_date")
     timestamp = files.when(_iso(str(date)), f"{path.name}, benchmark_date") if date else files.file_time(path)
-    shared = {
-        "timestamp": timestamp,
-        "run_id": files.run_id(timestamp, text),
-        "environment": _environment(around, path.name),
-    }
-    records = [record for reading in readings if (record := _record(reading, shared, skipped)) is not None]
+    source = files.ResultFile(TOOL, timestamp, text, _environment(around, path.name))
+    records = [record for reading in readings if (record := _record(reading, source, skipped)) is not None]
     if not records and not skipped:
         raise ValueError(f"{path.name}: expected results of tritonbench, got none")
     return files.Imported(tuple(records), tuple(skipped))
@@ -178,37 +175,27 @@ def _case(text: str, label: str) -> Case:
     return files.make_case(dict(zip(names, values, strict=True)))
 
 
-def _record(reading: _Values, shared: Mapping[str, Any], skipped: list[files.Skipped]) -> Record | None:
+def _record(reading: _Values, source: files.ResultFile, skipped: list[files.Skipped]) -> Record | None:
     """The record of a reading; None if the reading holds neither a time nor a failure."""
-    metrics = dict(reading.metrics)
+    metrics: dict[str, float] = dict(reading.metrics)
     latency = metrics.pop("latency", None)
     metrics = files.finite(metrics, reading.place, skipped)
-    status, reason = _status(reading, latency)
+    status, reason = _status(reading)
     if latency is None and status == "OK":
         listed = ", ".join(sorted({*reading.metrics, *reading.words})) or "nothing"
         skipped.append(files.Skipped(reading.place, f"it has no latency, only {listed}"))
         return None
-    return Record(
-        kind="bench",
-        **shared,
-        status=status,
-        reason=reason,
-        op=OPS.get(reading.op, reading.op),
-        kernel=reading.provider,
-        case=dict(reading.case),
-        case_id=reading.case.id,
-        basis="measured" if status == "OK" else "bound",
-        timer=f"imported: {TOOL}",
-        latency_median_ms=latency if status == "OK" else None,
-        flops_per_s=_scaled(metrics.pop("tflops", None), 1e12) if status == "OK" else None,
-        bytes_per_s=_scaled(metrics.pop("gbps", None), 1e9) if status == "OK" else None,
-        peak_memory_bytes=_scaled(metrics.pop("gpu_peak_mem", None), 1e9),
-        metrics=metrics,
-    )
+    values: dict[str, Any] = {"status": status, "reason": reason}
+    values |= {"op": OPS.get(reading.op, reading.op), "kernel": reading.provider}
+    for name, (field_name, factor) in FIELDS.items():
+        if name in metrics and (status == "OK" or name == "gpu_peak_mem"):
+            values[field_name] = metrics.pop(name) * factor
+    latency = latency if status == "OK" else None
+    return source.record(reading.place, reading.case, latency, values | {"metrics": metrics})
 
 
-def _status(reading: _Values, latency: float | None) -> tuple[Status, str]:
-    """Status and reason from accuracy, latency and texts: tritonbench writes an error in place of the first metric."""
+def _status(reading: _Values) -> tuple[Status, str]:
+    """Status and reason from accuracy and texts: tritonbench writes an error in place of the first metric."""
     message = reading.words.get("error_msg") or reading.words.get("latency")
     if message is None and not reading.metrics and reading.words:
         message = next(iter(reading.words.values()))
@@ -217,10 +204,4 @@ def _status(reading: _Values, latency: float | None) -> tuple[Status, str]:
         return ("OUT_OF_MEMORY" if memory else "RUNTIME_ERROR"), " ".join(message.split())
     if reading.metrics.get("accuracy") == 0.0:
         return "INCORRECT", "tritonbench found its result to differ from the baseline's"
-    if latency is not None and not (math.isfinite(latency) and latency > 0):
-        return "INVALID", f"a latency of {latency} ms"
     return "OK", ""
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
