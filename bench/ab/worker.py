@@ -176,7 +176,7 @@ def _timed(
         return _ended(blank, failed.status, failed.reason)
     unseen = Unseen(spec, case, scheme, device, copies, job["seed"]) if job["judge"] else None
     timed, failures, clocks = time_together(
-        {"fn": function}, device, job["budget_s"], job["seed"], _gpu_uuid(device), timer=job["timer"], renew=unseen
+        {"fn": function}, device, job["kernel_s"], job["seed"], _gpu_uuid(device), timer=job["timer"], renew=unseen
     )
     if failures:
         return _ended(blank, failures["fn"].status, failures["fn"].reason)
