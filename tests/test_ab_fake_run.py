@@ -9,8 +9,9 @@ import torch
 
 from rooflab.bench.ab import commands, pairs, self_test, worker
 from rooflab.bench.ab.compare import pack, prepare_functions
+from rooflab.bench.ab.pairs import AbSettings
 from rooflab.bench.ab.records import compare_files
-from rooflab.bench.ab.run import AbSettings, run, save
+from rooflab.bench.ab.run import run, save
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target, Wanted
 from rooflab.bench.ab.verdict import BOUNDED_PAIRS, Rules, exit_status
 from rooflab.bench.core.environment import git_state
@@ -34,8 +35,8 @@ class Fake:
     """Other fields of records."""
     minute: int = 0
 
-    def __call__(self, comparison, *settings):
-        self.comparison, self.judged, self.environments = comparison, set(), {"A": ENVIRONMENT, "B": ENVIRONMENT}
+    def __call__(self, comparison, settings, judged):
+        self.comparison, self.judged, self.environments = comparison, judged, {"A": ENVIRONMENT, "B": ENVIRONMENT}
         return self
 
     def _name(self, side, key):

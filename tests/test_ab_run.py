@@ -11,8 +11,9 @@ from commands_in_process import run_command
 
 from rooflab.bench.ab import compare, pairs
 from rooflab.bench.ab.compare import check_functions, pack
+from rooflab.bench.ab.pairs import AbSettings
 from rooflab.bench.ab.records import compare_files, difference, evidence_of
-from rooflab.bench.ab.run import AbSettings, run, save
+from rooflab.bench.ab.run import run, save
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
 from rooflab.bench.ab.verdict import Rules
 from rooflab.bench.ab.worker import answer, check

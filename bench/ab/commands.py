@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rooflab.bench.ab import output, records
-from rooflab.bench.ab.pairs import JobRunner
-from rooflab.bench.ab.run import AbSettings, run, save
+from rooflab.bench.ab.pairs import AbSettings, JobRunner
+from rooflab.bench.ab.run import run, save
 from rooflab.bench.ab.self_test import KERNELS, self_test
 from rooflab.bench.ab.sides import ROOT, Comparison, Listed, Side, SideName, Wanted, check_names, two_kernels, two_trees
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
@@ -98,7 +98,7 @@ def of_revisions(trees: Revisions, wanted: Wanted, settings: AbSettings, out: Pa
                 replace(side, tree=ROOT, files=found, within=side.tree, import_path=import_path(repository, side.tree))
                 for side, found in zip((first, second), places, strict=True)
             )
-        runner = JobRunner(Comparison(first, second), settings.device, settings.seed)
+        runner = JobRunner(Comparison(first, second), settings)
         listed = _listing(runner, "A", "base", wanted), _listing(runner, "B", "head", wanted)
         if repository and not any(listed):
             raise ValueError(f"kernel: expected a file, or an installed package, of {root.name} with kernels, got none")

@@ -13,11 +13,36 @@ from typing import Any, Literal
 
 from rooflab.bench.ab.records import CONFIRMS, fault_of
 from rooflab.bench.ab.sides import Comparison, Side, SideName, Wanted
+from rooflab.bench.ab.verdict import Rules
 from rooflab.bench.core.plain import plain
 from rooflab.bench.core.process import Child, ChildFailed, TimedOut, command_for, environment_without
 from rooflab.bench.core.record import Record, Status
 from rooflab.bench.core.system_time import time
 from rooflab.roofline.numbers import counted
+
+
+@dataclass(frozen=True)
+class AbSettings:
+    """How long to measure, and how to judge."""
+
+    rules: Rules = field(default_factory=Rules)
+    pairs: int = 12
+    budget_s: float | None = None
+    """Seconds for the whole run, which ends early with the pairs that it has.  None sets no limit."""
+    kernel_s: float = 0.3
+    """Seconds for one kernel in one process."""
+    seed: int = 0
+    device: str = "cpu"
+    timer: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.pairs < 1:
+            raise ValueError(f"pairs: expected at least 1, got {self.pairs}")
+        if self.budget_s is not None and not self.budget_s > 0:
+            raise ValueError(f"budget: expected a positive number of seconds, got {self.budget_s}")
+        if not 0 < self.kernel_s < math.inf:
+            raise ValueError(f"kernel-seconds: expected a positive number of seconds, got {self.kernel_s}")
+
 
 Measure = Callable[[SideName, Collection[str]], dict[str, Record]]
 """Starts one process of a side, which measures these comparisons, and returns a record of each by key."""
@@ -112,11 +137,7 @@ class JobRunner:
     """Runs jobs of one comparison, each in a fresh process."""
 
     comparison: Comparison
-    device: str = "cpu"
-    seed: int = 0
-    budget_s: float = 0.3
-    """Seconds for one kernel in one process."""
-    timer: str | None = None
+    settings: AbSettings = field(default_factory=AbSettings)
     judged: set[SideName] = field(default_factory=set)
     """Sides whose outputs after timing have been judged: once for each, because an fp64 oracle can take 8 s."""
     environments: dict[SideName, dict[str, Any]] = field(default_factory=dict)
@@ -124,7 +145,7 @@ class JobRunner:
 
     def measure(self, name: SideName, keys: Collection[str]) -> dict[str, Record]:
         """`Measure`: one process measures these kernels; if a kernel ends it, another process measures the rest."""
-        readings = self._run_all(name, "measure", keys, MEASURE_S + 10 * self.budget_s)
+        readings = self._run_all(name, "measure", keys, MEASURE_S + 10 * self.settings.kernel_s)
         self.judged.add(name)
         return readings
 
@@ -152,8 +173,8 @@ class JobRunner:
     def _job(self, side: Side, mode: Mode, keys: Collection[str]) -> dict[str, Any]:
         """The work of one fresh process as JSON values: the side, with the targets of `keys`, and the settings."""
         job: dict[str, Any] = plain(replace(side, targets={key: side.targets[key] for key in keys}))
-        settings = {"device": self.device, "seed": self.seed, "budget_s": self.budget_s, "timer": self.timer}
-        return job | settings | {"mode": mode}
+        how = {name: getattr(self.settings, name) for name in ("device", "seed", "kernel_s", "timer")}
+        return job | how | {"mode": mode}
 
     def _run_all(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> dict[str, Record]:
         readings: dict[str, Record] = {}
@@ -186,7 +207,7 @@ class JobRunner:
         return readings
 
     def _failed(self, name: SideName, key: str, status: Status, reason: str) -> Record:
-        blank = self.comparison.side(name).targets[key].record(self.device, self.seed)
+        blank = self.comparison.side(name).targets[key].record(self.settings.device, self.settings.seed)
         return replace(blank, status=status, reason=reason)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.ab.pairs import JobRunner, run_pairs
+from rooflab.bench.ab.pairs import AbSettings, JobRunner, run_pairs
 from rooflab.bench.ab.records import difference, evidence_of
 from rooflab.bench.ab.sides import SIDES, Comparison, SideName
 from rooflab.bench.ab.verdict import (
@@ -17,7 +17,6 @@ from rooflab.bench.ab.verdict import (
     SUITE_PAIRS,
     Evidence,
     Outcome,
-    Rules,
     judge,
     load_floors,
     wants_confirmation,
@@ -28,29 +27,6 @@ from rooflab.bench.core.system_time import time
 
 Read = list[tuple[SideName, str, Record]]
 """Side, key and record of readings."""
-
-
-@dataclass(frozen=True)
-class AbSettings:
-    """How long to measure, and how to judge."""
-
-    rules: Rules = field(default_factory=Rules)
-    pairs: int = 12
-    budget_s: float | None = None
-    """Seconds for the whole run, which ends early with the pairs that it has.  None sets no limit."""
-    kernel_s: float = 0.3
-    """Seconds for one kernel in one process."""
-    seed: int = 0
-    device: str = "cpu"
-    timer: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.pairs < 1:
-            raise ValueError(f"pairs: expected at least 1, got {self.pairs}")
-        if self.budget_s is not None and not self.budget_s > 0:
-            raise ValueError(f"budget: expected a positive number of seconds, got {self.budget_s}")
-        if not 0 < self.kernel_s < math.inf:
-            raise ValueError(f"kernel-seconds: expected a positive number of seconds, got {self.kernel_s}")
 
 
 @dataclass(frozen=True)
@@ -92,8 +68,7 @@ def run(
     says that an earlier run has checked this very code and judged its timed outputs, so that this run only measures.
     Without `by_activity`, only the times are judged, even if both sides ran the same device code.
     """
-    runner = JobRunner(comparison, settings.device, settings.seed, settings.kernel_s, settings.timer)
-    runner.judged |= set(SIDES) if checked else set()
+    runner = JobRunner(comparison, settings, set(SIDES) if checked else set())
     began = time.monotonic()
     broken: dict[str, tuple[Verdict, str]] = {
         key: ("MISSING", reason) for key in comparison.keys if (reason := comparison.missing(key)) is not None

@@ -165,7 +165,7 @@ def _timed(
     share = job["slow_down"]
     settings = Settings(
         seed=job["seed"],
-        budget_s=job["budget_s"],
+        budget_s=job["kernel_s"],
         timer=job["timer"],
         checked=True,
         judge=job["judge"],

@@ -68,7 +68,7 @@ def ab(
 ) -> None:
     """The command; `HELP` is its text."""
     from rooflab.bench.ab import commands
-    from rooflab.bench.ab.run import AbSettings
+    from rooflab.bench.ab.pairs import AbSettings
     from rooflab.bench.ab.sides import Wanted
     from rooflab.bench.ab.verdict import Rules
     from rooflab.bench.core.process import terminated_as_exception

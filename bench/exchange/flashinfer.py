@@ -119,10 +119,8 @@ class Definition:
             return Case(M=sizes[m], N=sizes[n], K=sizes[k], layout=layout, bias=False)
         if op in ("rmsnorm", "fused_add_rmsnorm") and self.eps is not None and "eps" not in self.inputs:
             rows, hidden = next(shape for shape in shapes.values() if len(shape) == 2)
-            # Gemma's norm adds one to the weight.
-            return Case(
-                T=sizes[rows], H=sizes[hidden], eps=self.eps, **{"weight_offset": 1.0} if "gemma" in self.name else {}
-            )
+            offset = {"weight_offset": 1.0} if "gemma" in self.name else {}  # Gemma's norm adds one to the weight
+            return Case(T=sizes[rows], H=sizes[hidden], eps=self.eps, **offset)
         return files.make_case({"definition": self.name, **axes})
 
 
@@ -134,6 +132,7 @@ class FlashInferTrace(NamedTuple):
     uuid: str
     axes: Mapping[str, int]
     evaluation: Mapping[str, Any]
+    timestamp: str
     place: str
 
 
@@ -163,27 +162,24 @@ class DataSet:
         Raises `ValueError` with the file and line of a malformed evaluation.
         """
         records, skipped = [], list[files.Skipped]()
-        times = [
-            files.when(files.get(trace.evaluation, "timestamp", str, trace.place), trace.place) for trace in self.traces
-        ]
-        content = json.dumps([(trace.uuid, trace.solution, trace.evaluation) for trace in self.traces], allow_nan=False)
-        source = files.ResultFile(TOOL, max(times, default=""), content, {})
-        taken: list[tuple[FlashInferTrace, str, Definition, Case]] = []
-        for trace, timestamp in zip(self.traces, times, strict=True):
+        taken: list[tuple[FlashInferTrace, Definition, Case]] = []
+        for trace in self.traces:
             definition = self.definitions.get(trace.definition)
             if definition is None:
                 skipped.append(files.Skipped(trace.place, f"no definition called {trace.definition!r} is there"))
             elif empty := [axis for axis in definition.variables if not trace.axes.get(axis)]:
                 skipped.append(files.Skipped(trace.place, f"its workload has no {', '.join(empty)}"))
             else:
-                taken.append((trace, timestamp, definition, definition.case(trace.axes)))
+                taken.append((trace, definition, definition.case(trace.axes)))
+        content = json.dumps([(trace.uuid, trace.solution, trace.evaluation) for trace in self.traces], allow_nan=False)
+        source = files.ResultFile(TOOL, max((trace.timestamp for trace in self.traces), default=""), content, {})
         workloads: dict[tuple[str | None, str], set[str]] = {}
-        for trace, _, definition, case in taken:
+        for trace, definition, case in taken:
             workloads.setdefault((definition.op[0], case.id), set()).add(trace.uuid)
-        for trace, timestamp, definition, case in taken:
+        for trace, definition, case in taken:
             several = len(workloads[definition.op[0], case.id]) > 1
             own = case.but(**files.make_case({"workload": trace.uuid})) if several else case
-            records.append(_record(trace, definition, own, source, timestamp, skipped))
+            records.append(_record(trace, definition, own, source, skipped))
         rows = [row for row in self.rows() if not ops or row["op"] in ops]
         return files.Imported(tuple(records), tuple(skipped), tuple(rows))
 
@@ -217,19 +213,18 @@ def _definition(values: Any, place: str) -> Definition:
             constants[name] = _size(axis, "value", f"{place}, axes.{name}")
         elif kind != "var":
             raise ValueError(f"{place}, axes.{name}: expected the type const or var, got {kind!r}")
-    reference = files.get(values, "reference", str, place)
+    name, op_type, reference = (files.get(values, key, str, place) for key in ("name", "op_type", "reference"))
     try:
         tree = ast.parse(reference)
     except SyntaxError as error:
         raise ValueError(f"{place}, reference, line {error.lineno}: not Python: {error.msg}") from error
     inputs, outputs = (
         {
-            name: _tensor(tensor, axes, f"{place}, {side}.{name}")
-            for name, tensor in files.get(values, side, dict, place).items()
+            key: _tensor(tensor, axes, f"{place}, {side}.{key}")
+            for key, tensor in files.get(values, side, dict, place).items()
         }
         for side in ("inputs", "outputs")
     )
-    name, op_type = files.get(values, "name", str, place), files.get(values, "op_type", str, place)
     variables = tuple(axis for axis in axes if axis not in constants)
     return Definition(name, op_type, constants, variables, inputs, outputs, _epsilon(tree))
 
@@ -272,16 +267,13 @@ def _trace(values: Any, place: str) -> FlashInferTrace:
         _size(axes, axis, f"{place}, workload.axes")
     uuid = files.get(workload, "uuid", str, f"{place}, workload")
     evaluation = files.get(values, "evaluation", dict, place)
-    return FlashInferTrace(name, files.get(values, "solution", str, place), uuid, axes, evaluation, place)
+    timestamp = files.when(files.get(evaluation, "timestamp", str, place), place)
+    solution = files.get(values, "solution", str, place)
+    return FlashInferTrace(name, solution, uuid, axes, evaluation, timestamp, place)
 
 
 def _record(
-    trace: FlashInferTrace,
-    definition: Definition,
-    case: Case,
-    source: files.ResultFile,
-    timestamp: str,
-    skipped: list[files.Skipped],
+    trace: FlashInferTrace, definition: Definition, case: Case, source: files.ResultFile, skipped: list[files.Skipped]
 ) -> Record:
     place, evaluation = f"{trace.place}, evaluation", trace.evaluation
     theirs = files.get(evaluation, "status", str, place)
@@ -296,7 +288,7 @@ def _record(
         reason = f"{theirs}: {log.splitlines()[-1].strip()}"
     both = {**performance, **files.get_object(evaluation, "correctness", place)}
     values = {
-        "timestamp": timestamp,
+        "timestamp": trace.timestamp,
         "status": STATUSES[theirs],
         "reason": reason,
         "environment": _environment(evaluation, place, trace.uuid),

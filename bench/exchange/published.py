@@ -102,11 +102,10 @@ def _described(path: Path) -> tuple[Mapping[str, Any], Iterator[tuple[str, bytes
     """A path's description, and its files with their content."""
     if path.suffix == ".toml" and path.is_file():
         own = _description(path)
-        return own, _in_folder(path.parent, own["files"])
+        return own, _inside(path.parent, own["files"])
     if path.is_dir() or path.suffix == ".whl":
         packaged = _description(SOURCES / "aiconfigurator.toml")
-        inside = _in_folder if path.is_dir() else _in_wheel
-        return packaged, inside(path, packaged["files"])
+        return packaged, _inside(path, packaged["files"])
     for file in sorted(SOURCES.glob("*.toml")):
         known = _description(file)
         if path.is_file() and _matches(path.name, known["files"]):
@@ -142,13 +141,13 @@ def _matches(name: str, pattern: str) -> bool:
     return any(_matches(name, pattern.replace(braces[0], each)) for each in braces[1].split(","))
 
 
-def _in_folder(folder: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
-    for file in sorted(folder.rglob("*")):
-        if file.is_file() and _matches(file.relative_to(folder).as_posix(), pattern):
-            yield file.relative_to(folder).as_posix(), file.read_bytes()
-
-
-def _in_wheel(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
+def _inside(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each file in a folder or a wheel whose path fits the pattern."""
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            if file.is_file() and _matches(name := file.relative_to(path).as_posix(), pattern):
+                yield name, file.read_bytes()
+        return
     try:
         with zipfile.ZipFile(path) as wheel:
             for name in sorted(wheel.namelist()):

@@ -197,7 +197,7 @@ def _rooflined(
         if values["status"] != "OK" or latency_ms is None or not is_time(latency_ms):
             return values
         seconds, flops, moved = latency_ms / 1e3, float(extra["flops"]), float(extra["bytes"])
-        found = {"flops": flops, "least_bytes": moved, "intensity": flops / moved if moved else None}
+        found: dict[str, Any] = {"flops": flops, "least_bytes": moved, "intensity": flops / moved if moved else None}
         found |= {"flops_per_s": flops / seconds, "bytes_per_s": moved / seconds}
         if "ceilings" in extra:
             bound_s, ceilings = float(extra["bound_s"]), as_ceilings(extra["ceilings"])

@@ -13,9 +13,8 @@ import io
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rooflab.bench.core.plain import number_in
 from rooflab.bench.core.record import Record, Status
@@ -35,17 +34,15 @@ _SPREAD = re.compile(r"\s*\(.*%\)\s*")
 """What may stand behind a number."""
 
 
-@dataclass
-class _Values:
-    """The values of one implementation on one input."""
+class _Cells(NamedTuple):
+    """What the file says of one implementation on one input."""
 
     op: str
     provider: str
     case: Case
     place: str
-    metrics: dict[str, float] = field(default_factory=dict)
-    words: dict[str, str] = field(default_factory=dict)
-    """Metrics whose value is a text, such as an error message or a config."""
+    cells: dict[str, object]
+    """By metric: a number, or a text that may be one, an error message or a config."""
 
 
 def read_tritonbench(path: Path, op: str | None = None) -> files.Imported:
@@ -66,7 +63,8 @@ def read_tritonbench(path: Path, op: str | None = None) -> files.Imported:
     else:
         readings = _from_csv(text, path.name, op or _op_of(path), skipped)
     date = around.get("benchmark_date")
-    timestamp = files.when(_iso(str(date)), f"{path.name}, benchmark_date") if date else files.file_time(path)
+    iso = re.sub(r"^(\d{8})(\d{6})$", r"\1T\2", str(date))  # tritonbench writes `20250815103000`, or ISO 8601
+    timestamp = files.when(iso, f"{path.name}, benchmark_date") if date else files.file_time(path)
     source = files.ResultFile(TOOL, timestamp, text, _environment(around, path.name))
     records = [record for reading in readings if (record := _record(reading, source, skipped)) is not None]
     if not records and not skipped:
@@ -81,12 +79,6 @@ def _op_of(path: Path) -> str:
     return found[1]
 
 
-def _iso(date: str) -> str:
-    """A date in ISO 8601; tritonbench writes either this form or `20250815103000`."""
-    found = re.fullmatch(r"(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)", date)
-    return "{}-{}-{}T{}:{}:{}".format(*found.groups()) if found else date
-
-
 def _environment(around: Mapping[str, Any], name: str) -> dict[str, Any]:
     known = {key: str(value) for key, value in around.items() if value and value != "unknown"}
     device = known.get("device")
@@ -97,7 +89,7 @@ def _environment(around: Mapping[str, Any], name: str) -> dict[str, Any]:
     )
 
 
-def _from_csv(text: str, name: str, op: str, skipped: list[files.Skipped]) -> list[_Values]:
+def _from_csv(text: str, name: str, op: str, skipped: list[files.Skipped]) -> list[_Cells]:
     rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=";"))
     if not rows or len(rows[0]) < 2:
         raise ValueError(f"{name}, line 1: expected columns separated by ';', the first of them the input")
@@ -106,7 +98,7 @@ def _from_csv(text: str, name: str, op: str, skipped: list[files.Skipped]) -> li
     if twice:
         raise ValueError(f"{name}, line 1: expected each column once, got {twice[0]!r} twice")
     inputs: Counter[str] = Counter()
-    readings: list[_Values] = []
+    readings: list[_Cells] = []
     for line, row in enumerate(rows[1:], 2):
         place = f"{name}, line {line}"
         if not row:
@@ -120,19 +112,19 @@ def _from_csv(text: str, name: str, op: str, skipped: list[files.Skipped]) -> li
         case = _case(row[0], header[0])
         if inputs[row[0]] > 1:  # of another input that is written in the same way
             case = case.but(number=inputs[row[0]])
-        found: dict[str, _Values] = {}
+        found: dict[str, _Cells] = {}
         for column, cell in zip(header[1:], row[1:], strict=True):
             provider, separator, metric = column.rpartition("-")
             if not separator:  # a column of the input, not of an implementation
                 continue
-            reading = found.setdefault(provider, _Values(op, provider, case, f"{place}, {provider}"))
-            _add(reading, metric, cell)
+            reading = found.setdefault(provider, _Cells(op, provider, case, f"{place}, {provider}", {}))
+            reading.cells[metric] = cell
         readings += found.values()
     return readings
 
 
-def _from_json(metrics: Mapping[str, Any], name: str, skipped: list[files.Skipped]) -> list[_Values]:
-    found: dict[tuple[str, str, str], _Values] = {}
+def _from_json(metrics: Mapping[str, Any], name: str, skipped: list[files.Skipped]) -> list[_Cells]:
+    found: dict[tuple[str, str, str], _Cells] = {}
     for key, value in metrics.items():
         parts = _KEY.fullmatch(key)
         if _MEAN_KEY.fullmatch(key) or (parts and parts["x"] in ("average", "hashes")):
@@ -146,20 +138,9 @@ def _from_json(metrics: Mapping[str, Any], name: str, skipped: list[files.Skippe
         place = f"{parts['name']}[{parts['x']}-{parts['provider']}]"
         case = _case(parts["x"], "x")
         case = case.but(mode=mode) if mode == "fwd_no_grad" else case  # the op of `fwd` and of this mode is the same
-        reading = _Values(op, parts["provider"], case, place)
-        _add(found.setdefault((parts["name"], parts["x"], parts["provider"]), reading), parts["metric"], value)
+        reading = _Cells(op, parts["provider"], case, place, {})
+        found.setdefault((parts["name"], parts["x"], parts["provider"]), reading).cells[parts["metric"]] = value
     return list(found.values())
-
-
-def _add(reading: _Values, metric: str, value: object) -> None:
-    if value is None or value == "":
-        return
-    number = float(value) if isinstance(value, int | float) else None
-    number = number_in(_SPREAD.sub("", str(value)), f"{reading.place}, {metric}") if number is None else number
-    if number is None:
-        reading.words[metric] = str(value)
-    else:
-        reading.metrics[metric] = number
 
 
 def _case(text: str, label: str) -> Case:
@@ -175,33 +156,38 @@ def _case(text: str, label: str) -> Case:
     return files.make_case(dict(zip(names, values, strict=True)))
 
 
-def _record(reading: _Values, source: files.ResultFile, skipped: list[files.Skipped]) -> Record | None:
+def _record(reading: _Cells, source: files.ResultFile, skipped: list[files.Skipped]) -> Record | None:
     """The record of a reading; None if the reading holds neither a time nor a failure."""
-    metrics: dict[str, float] = dict(reading.metrics)
-    latency = metrics.pop("latency", None)
-    metrics = files.finite(metrics, reading.place, skipped)
-    status, reason = _status(reading)
-    if latency is None and status == "OK":
-        listed = ", ".join(sorted({*reading.metrics, *reading.words})) or "nothing"
+    metrics: dict[str, float] = {}
+    words: dict[str, str] = {}
+    for name, value in reading.cells.items():
+        number = float(value) if isinstance(value, int | float) else None
+        if number is None and value not in (None, ""):
+            number = number_in(_SPREAD.sub("", str(value)), f"{reading.place}, {name}")
+            words |= {name: str(value)} if number is None else {}
+        metrics |= {} if number is None else {name: number}
+    status, reason = _status(metrics, words)
+    if "latency" not in metrics and status == "OK":
+        listed = ", ".join(sorted({*metrics, *words})) or "nothing"
+        files.finite(metrics, reading.place, skipped)
         skipped.append(files.Skipped(reading.place, f"it has no latency, only {listed}"))
         return None
+    latency = metrics.pop("latency", None)
+    metrics = files.finite(metrics, reading.place, skipped)
     values: dict[str, Any] = {"status": status, "reason": reason}
-    values |= {"op": OPS.get(reading.op, reading.op), "kernel": reading.provider}
-    for name, (field_name, factor) in FIELDS.items():
+    values |= {"op": OPS.get(reading.op, reading.op), "kernel": reading.provider, "metrics": metrics}
+    for name, (field, factor) in FIELDS.items():
         if name in metrics and (status == "OK" or name == "gpu_peak_mem"):
-            values[field_name] = metrics.pop(name) * factor
-    latency = latency if status == "OK" else None
-    return source.record(reading.place, reading.case, latency, values | {"metrics": metrics})
+            values[field] = metrics.pop(name) * factor
+    return source.record(reading.place, reading.case, latency if status == "OK" else None, values)
 
 
-def _status(reading: _Values) -> tuple[Status, str]:
+def _status(metrics: Mapping[str, float], words: Mapping[str, str]) -> tuple[Status, str]:
     """Status and reason from accuracy and texts: tritonbench writes an error in place of the first metric."""
-    message = reading.words.get("error_msg") or reading.words.get("latency")
-    if message is None and not reading.metrics and reading.words:
-        message = next(iter(reading.words.values()))
+    message = words.get("error_msg") or words.get("latency") or ("" if metrics else next(iter(words.values()), ""))
     if message:
         memory = re.search(r"out of memory|\bOOM\b", message, re.IGNORECASE)
         return ("OUT_OF_MEMORY" if memory else "RUNTIME_ERROR"), " ".join(message.split())
-    if reading.metrics.get("accuracy") == 0.0:
+    if metrics.get("accuracy") == 0.0:
         return "INCORRECT", "tritonbench found its result to differ from the baseline's"
     return "OK", ""

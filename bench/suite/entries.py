@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,16 +68,14 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """The entry as JSON values, without what has its default value."""
-        return {name: value for name, value in asdict(self).items() if value != _DEFAULTS.get(name, ...)}
+        values = ((item, getattr(self, item.name)) for item in fields(self))
+        return {item.name: value for item, value in values if value != item.default}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Entry:
         """An entry from its JSON.  Raises `TypeError` on a field that it does not have."""
         found: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
         return cls(**found)
-
-
-_DEFAULTS = {name: getattr(Entry, name) for name in Entry.__dataclass_fields__ if hasattr(Entry, name)}
 
 
 @dataclass(frozen=True)

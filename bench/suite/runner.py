@@ -100,7 +100,7 @@ class _SuiteRun:
             if self.progress.done(entry.id) and entry.id != "environment":
                 self.advance(entry.id)
                 continue
-            outcome = self._blocked(entry) or self._unaffordable(entry) or self._one(entry)
+            outcome = self._refused(entry) or self._one(entry)
             self._keep(entry, outcome)
             self.advance(f"{entry.id}: {outcome.status}")
             if entry.id == "environment":
@@ -150,25 +150,20 @@ class _SuiteRun:
         """Tells all processes which kernels must not run any more."""
         write_json(self.settings.out / "excluded.json", self.progress.excluded())
 
-    def _blocked(self, entry: Entry) -> EntryOutcome | None:
+    def _refused(self, entry: Entry) -> EntryOutcome | None:
+        """The outcome of an entry that is not run: what it needs is not done, or the budget has no time for it."""
+        known = self.progress.outcomes
         here = {other.id for other in self.plan}
         for name in entry.needs:
-            known = self.progress.outcomes.get(name)
-            if name in here and (known is None or known.status not in ("DONE", "PARTIAL")):
-                return EntryOutcome("BLOCKED", f"needs {name}, which is {known.status if known else 'not done'}")
-        return None
-
-    def _unaffordable(self, entry: Entry) -> EntryOutcome | None:
-        left = self.ends - self.clock()
-        cost_s = 1.0 if self.settings.dry_run else entry.cost_s
-        known = self.progress.outcomes.get(entry.id)
-        if left < LEAST_SHARE * cost_s:
-            if known is not None and known.status == "PARTIAL":
-                return known
-            return EntryOutcome(
-                "NOT_REACHED", f"{max(left, 0.0):.0f} s of the budget were left, and it takes {cost_s:.0f}"
-            )
-        return None
+            status = known[name].status if name in known else "not done"
+            if name in here and status not in ("DONE", "PARTIAL"):
+                return EntryOutcome("BLOCKED", f"needs {name}, which is {status}")
+        left, cost_s = self.ends - self.clock(), 1.0 if self.settings.dry_run else entry.cost_s
+        if left >= LEAST_SHARE * cost_s:
+            return None
+        if entry.id in known and known[entry.id].status == "PARTIAL":
+            return known[entry.id]
+        return EntryOutcome("NOT_REACHED", f"{max(left, 0.0):.0f} s of the budget were left, and it takes {cost_s:.0f}")
 
     def _one(self, entry: Entry) -> EntryOutcome:
         """Runs one entry.  If a kernel breaks the process, the kernel is excluded and a fresh process does the rest."""
@@ -331,8 +326,6 @@ def _during(at: Running, why: str) -> str:
 
 
 def _why(failed: ChildFailed) -> str:
-    if isinstance(failed, Died):
-        return str(failed)
     if isinstance(failed, TimedOut):
         return f"TIMEOUT: it had not answered after {failed.limit_s:.0f} s and was ended"
-    return f"TIMEOUT: {failed}"
+    return str(failed) if isinstance(failed, Died) else f"TIMEOUT: {failed}"

@@ -141,9 +141,16 @@ def write_summary(run: Path, progress: Progress, titles: Mapping[str, str], opti
     """Writes the summary of a run: counts, a row for each entry and a row for each bar."""
     rows = [_row(run, name, outcome, titles.get(name, "")) for name, outcome in progress.outcomes.items()]
     bars = [
-        _bar(name, outcome, titles.get(name, ""))
-        for name, outcome in progress.outcomes.items()
-        if name.startswith("bar:")
+        {
+            "bar": row["entry"].removeprefix("bar:"),
+            "text": row["title"],
+            "outcome": outcome.bar or "UNMEASURED",
+            "needed": outcome.needed,
+            "figures": row["figures"],
+            "reason": outcome.reason if outcome.bar else outcome.reason or outcome.status,
+        }
+        for row, outcome in zip(rows, progress.outcomes.values(), strict=True)
+        if row["entry"].startswith("bar:")
     ]
     environment = environment_in(run)
     gpu = environment.get("gpu") or {}
@@ -177,17 +184,6 @@ def _row(run: Path, name: str, outcome: EntryOutcome, title: str) -> dict[str, A
         "reason": reason,
         "figures": dict(outcome.figures),
         "files": sorted(str(path.relative_to(run)) for path in folder.rglob("*") if path.is_file()),
-    }
-
-
-def _bar(name: str, outcome: EntryOutcome, title: str) -> dict[str, Any]:
-    return {
-        "bar": name.removeprefix("bar:"),
-        "text": title,
-        "outcome": outcome.bar or "UNMEASURED",
-        "needed": outcome.needed,
-        "figures": dict(outcome.figures),
-        "reason": outcome.reason if outcome.bar else outcome.reason or outcome.status,
     }
 
 
