@@ -183,7 +183,7 @@ def test_no_clock_is_read_on_a_cpu_and_a_clock_that_cannot_be_read_says_why(monk
     with watched(torch.device("cpu"), None) as watch:
         assert watch is None
     monkeypatch.setattr(timed, "interpreting", lambda: False)
-    with watched(torch.device("cuda"), None) as watch:  # there is none here
+    with watched(torch.device("cuda"), None) as watch:  # this machine has no card
         watch.read()
     if not torch.cuda.is_available():
         assert watch.summary().keys() == {"sm_clock_unread"}

@@ -129,7 +129,7 @@ BROKEN = "the CUDA context was already broken"
 
 
 def already_broken(device: torch.device) -> str:
-    """The CUDA error after which nothing can run on `device` in this process; empty if there is none.  Waits for it."""
+    """The CUDA error after which nothing can run on `device` in this process; empty without one.  Waits for it."""
     if device.type != "cuda":
         return ""
     try:

@@ -50,7 +50,7 @@ class CheckTask(NamedTuple):
     seed: int = 0
     planted: Planted = True
     principle: str = ""
-    """What it was drawn for, by a name of `inputs.py`; empty for no one of them."""
+    """What it was drawn for: one of `inputs.PRINCIPLES`, or an empty text."""
     schemes: tuple[Scheme, ...] = ()
     """Of a drawn check: its scheme, and then those to which it may go if the kernel refuses an option of it."""
 
@@ -196,7 +196,7 @@ class Outside(Runner):
 
 
 def kernel_of(op: str, name: str, file: str | None) -> Kernel:
-    """The kernel of that name, which `file` registers.  Raises `ValueError` if there is none."""
+    """The kernel of that name, which `file` registers.  Raises `ValueError` on an unknown name."""
     known = op in registry.ops() and name in registry.kernels(op)
     if file and not known:
         registry.load_file(Path(file))

@@ -120,7 +120,7 @@ def kind_of(limit: str) -> tuple[str, str]:
 
 
 def value_in(ceilings: Ceilings, record: Record) -> float | None:
-    """The value of a record's limit in `ceilings`; None where there is none."""
+    """The value of a record's limit in `ceilings`; None if they lack it."""
     if record.scheme is not None:
         return ceilings.tensor_flops_per_s.get(record.scheme)
     return getattr(ceilings, kind_of(str(record.kernel))[1]) or None
