@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from rooflab.bench.core.call import Rotation
-from rooflab.bench.core.check_data import CheckData
+from rooflab.bench.core.check_data import CheckData, CheckTask
 from rooflab.bench.core.functions import copied
-from rooflab.bench.core.outside import CheckTask, check_outside
+from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.select import default_scheme, pick_device
 from rooflab.bench.core.timed import Unseen
 from rooflab.bench.plugin.plugin import SKIPPED, asked
@@ -81,7 +81,7 @@ def gate(op: str, name: str) -> tuple[str, str]:
     """Status and reason of the check on the op's first small case, planted inputs included; runs once per kernel."""
     spec, kernel = get_op(op), get_kernel(op, name)
     case, scheme = spec.get_cases("smoke")[0], get_scheme(scheme_here(spec))
-    result = check_outside(CheckTask(kernel, case, scheme, SEED), pick_device(None))
+    result = Checkers(pick_device(None))(CheckTask(kernel, case, scheme, SEED))
     return result.status, result.reason
 
 

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench import show
-from rooflab.bench.checks import listed_checks, summarize_checks
+from rooflab.bench.checks.checking import summarize_checks
+from rooflab.bench.checks.drawn import listed_checks
 from rooflab.bench.commands import count_benches, run_benches
-from rooflab.bench.core.check import check_record
-from rooflab.bench.core.check_data import CheckResult
+from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.outside import Checkers, CheckTask, in_turn
+from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.plain import plain
-from rooflab.bench.core.process import cores
 from rooflab.bench.core.record import NOT_RUN, Record
 from rooflab.bench.core.record_files import RunWriter, result_folder
 from rooflab.bench.core.select import Selection, default_scheme, first_case, largest_case, pick_device
@@ -118,7 +117,6 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
     """Checks and times every kernel, op by op, and shows a line for each op as soon as both are done."""
     device, environment = pick_device(None), snapshot()
     suite, budget_s = ("smoke", 0.1) if smoke else ("smollm2_135m", BENCH_S)
-    workers = cores() if device.type == "cpu" else 1
     results: list[CheckResult] = []
     records: list[Record] = []
     show.line("\n2 kernels   against the fp64 oracle, then timed", "bold")
@@ -131,8 +129,8 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
         benched = Selection.of(op, None, [], [case.id], [scheme], None)
         with show.progress(op, len(asked) + count_benches(benched), ended=False) as advance:
             own = []
-            for place, result in in_turn(asked, check, workers):
-                writer.write(check_record(result, asked[place].kernel, writer.run_id, environment))
+            for place, result in check.each(asked):
+                writer.write(result.record(asked[place].kernel, writer.run_id, environment))
                 own.append(result)
                 advance(result.kernel)
             wrong = {result.kernel for result in own if result.status not in ("OK", *NOT_RUN)}

@@ -27,15 +27,16 @@ from statistics import median
 
 import torch
 
-from rooflab.bench.checks import drawn_checks, turns_of
+from rooflab.bench.checks.drawn import drawn_checks, turns_of
 from rooflab.bench.cli.kernels import CHECK_S
-from rooflab.bench.core.check_data import CheckResult
+from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.outside import Checkers, CheckTask
+from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.plain import markdown_table
 from rooflab.bench.core.process import cores
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.select import Selection
+from rooflab.bench.emulate import emulators
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import Kernel
@@ -101,7 +102,7 @@ def busy_cores() -> Iterator[None]:
 
 def outcomes(kernels: Sequence[Kernel], seed: int, limit_s: float) -> list[Outcome]:
     """The kernel of each core has `limit_s` seconds."""
-    check = Checkers(CPU, emulate=True)
+    check = Checkers(CPU, emulators())
     with ThreadPoolExecutor(cores()) as pool:
         return [*pool.map(lambda kernel: first_fault(kernel, seed, check, limit_s), kernels)]
 

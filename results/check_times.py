@@ -13,24 +13,23 @@ import json
 from pathlib import Path
 from time import monotonic
 
-from rooflab.bench.checks import drawn_checks, turns_of
-from rooflab.bench.core.check_data import CheckResult
-from rooflab.bench.core.outside import Checkers, CheckTask, in_turn
-from rooflab.bench.core.process import cores
+from rooflab.bench.checks.drawn import drawn_checks, turns_of
+from rooflab.bench.core.check_data import CheckResult, CheckTask
+from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.select import Selection
+from rooflab.bench.emulate import emulators
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 
 
 class Timed(Checkers):
-    """Makes the checks of others, and keeps their seconds."""
+    """Makes checks, and keeps their seconds."""
 
-    def __init__(self, made: Checkers):
-        self.made, self.over, self.rows = made, made.over, list[tuple[object, ...]]()
+    rows: list[tuple[object, ...]]
 
     def __call__(self, item: CheckTask) -> CheckResult:
         began = monotonic()
-        found = self.made(item)
+        found = super().__call__(item)
         what = item.kernel.op, item.kernel.name, item.case.id, item.scheme.name, str(item.planted), found.status
         self.rows.append((*what, round(monotonic() - began, 4)))
         return found
@@ -49,10 +48,10 @@ def main() -> None:
         asked = drawn_checks(chosen)
         turns = turns_of(asked)
         asked = [asked[place] for place in sorted(range(len(asked)), key=turns.__getitem__)]
-        check = Checkers(chosen.device, emulate=True)
-        check.start(asked, cores())
-        timed = Timed(check)
-        for _ in in_turn(asked, timed, cores(), given.seconds):
+        timed = Timed(chosen.device, emulators())
+        timed.rows = list[tuple[object, ...]]()
+        timed.start(asked)
+        for _ in timed.each(asked, given.seconds):
             pass
         lines += map(json.dumps, timed.rows)
     write_whole(given.out, "\n".join(lines) + "\n")

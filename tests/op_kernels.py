@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from rooflab.bench.core.check_data import CheckResult
-from rooflab.bench.core.outside import CheckTask, check_outside
-from rooflab.bench.core.process import emulators
+from rooflab.bench.core.check_data import CheckResult, CheckTask
+from rooflab.bench.core.outside import Checkers
+from rooflab.bench.emulate import emulators
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel, kernels
 from rooflab.reference.spec import Inputs, OpSpec, Scheme
@@ -38,7 +38,7 @@ def here(op: str, backend: str | None = None) -> list[Kernel]:
 
 def check_emulated(asked: Sequence[CheckTask]) -> list[CheckResult]:
     """Makes the checks on all cores, the kernels' compiled code in the emulator; gives their results in order."""
-    return [*emulators().threads.map(lambda item: check_outside(item, CPU, emulate=True), asked)]
+    return [*emulators().threads.map(Checkers(CPU, emulators()), asked)]
 
 
 def each(every: Iterable[Kernel]) -> pytest.MarkDecorator:

@@ -11,7 +11,7 @@ from typing import Any
 from packaging.version import Version
 from ptx_kernels.cases import Case
 
-from rooflab.bench.core.process import Child, ChildFailed, Died, command_for, environment_without
+from rooflab.bench.core.process import Child, ChildFailed
 
 LIMIT_S = 280.0
 OLD_TRITON = Version(version("triton")) < Version("3.7.1")
@@ -29,8 +29,8 @@ def races(answer: Mapping[str, Any]) -> list[str]:
 @cache
 def _child(sms: int | None) -> Child:
     """One for each number of SMs: kernels' modules read it when they are imported.  Ends with this process."""
-    given = {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    return Child(command_for("ptx_worker"), environment_without("TRITON_INTERPRET") | given, own_session=False)
+    given = {"TRITON_INTERPRET": None, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    return Child("ptx_worker", environment=given, own_session=False)
 
 
 def asked(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,5 +47,7 @@ def emulated(case: Case, seed: int) -> dict[str, Any]:
     """The answer about a case of `ptx_kernels`; where the process ends, as `failed` with its last words."""
     try:
         return asked({**vars(case), "seed": seed})
-    except Died as died:
+    except ChildFailed as died:
+        if died.status is None:
+            raise
         return {"failed": died.words, "compiler": False}

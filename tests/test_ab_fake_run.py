@@ -15,7 +15,7 @@ from rooflab.bench.ab.run import run, save
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target, Wanted
 from rooflab.bench.ab.verdict import BOUNDED_PAIRS, Rules, exit_status
 from rooflab.bench.core.environment import git_state
-from rooflab.bench.core.process import Died
+from rooflab.bench.core.process import ChildFailed
 from rooflab.bench.core.record import pack_samples
 from rooflab.bench.core.record_files import read
 from rooflab.bench.exchange.files import timed
@@ -122,7 +122,7 @@ def test_what_a_crash_left_to_a_second_process_is_judged_there_too(monkeypatch):
         asked.append((list(job["targets"]), job["judge"]))
         yield {"start": next(iter(job["targets"]))}
         if "dies" in job["targets"]:
-            raise Died(7, "")
+            raise ChildFailed.died(7, "")
         for key in job["targets"]:
             yield {"key": key, "record": replace(target(key).record("cpu", 0), **timed_in(1.0)).to_json()}
 

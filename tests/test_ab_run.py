@@ -17,7 +17,7 @@ from rooflab.bench.ab.run import run, save
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
 from rooflab.bench.ab.verdict import Rules
 from rooflab.bench.ab.worker import answer, check
-from rooflab.bench.core.process import Died
+from rooflab.bench.core.process import ChildFailed
 from rooflab.bench.core.record_files import read
 from rooflab.kernels import registry
 
@@ -126,7 +126,7 @@ def test_a_tree_that_cannot_be_imported_fails_by_its_own_words(tmp_path):
 def test_a_change_that_cannot_be_imported_is_named_with_its_place(monkeypatch):
     def answers(side, job, limit_s):
         if side.tree == ROOT:
-            raise Died(1, 'Traceback:\n  File "fused.py", line 3\n    def (\nSyntaxError: invalid syntax')
+            raise ChildFailed.died(1, 'Traceback:\n  File "fused.py", line 3\n    def (\nSyntaxError: invalid syntax')
         return [{"list": {}}]
 
     monkeypatch.setattr(pairs, "_answers", answers)

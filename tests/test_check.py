@@ -12,12 +12,12 @@ import pytest
 import torch
 from triton.compiler.errors import CompilationError
 
+from rooflab.bench.checks.drawn import of_several_tiles
 from rooflab.bench.core import check as check_module
 from rooflab.bench.core import poison
 from rooflab.bench.core.check import BROKEN, check_kernel
 from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.check_runs import KEPT
-from rooflab.bench.core.inputs import of_several_tiles
 from rooflab.bench.core.poison import bits, guard, guard_output, poisoned_allocations, wipe
 from rooflab.bench.core.trial import INTERPRETER_BF16
 from rooflab.kernels.registry import Kernel, get_kernel, get_op

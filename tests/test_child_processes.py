@@ -1,15 +1,15 @@
 """Child processes: what one answers, and what becomes of one that hangs, dies or leaves others behind."""
 
-import os
 import subprocess
 import sys
 import time
+from unittest.mock import patch
 
 import psutil
 import pytest
 
 from rooflab.bench.core import process as child
-from rooflab.bench.core.process import Child, Died, Pool, TimedOut, command_for, kill_whole, run_whole
+from rooflab.bench.core.process import Child, ChildFailed, Pool, kill_whole
 from rooflab.bench.predict import ncu
 
 START = """
@@ -36,7 +36,8 @@ def answer(request):
 
 
 def script(text, **options):
-    return Child([sys.executable, "-c", text], **options)
+    with patch.object(child, "command_for", lambda *of: [sys.executable, "-c", text]):
+        return Child(**options)
 
 
 def assert_gone(pid):
@@ -58,45 +59,48 @@ def test_one_that_hangs_is_ended_in_time_with_what_it_has_started():
     with script(READY + PARTS + "time.sleep(600)") as asked:
         answers = asked.stream(None, 60.0)
         left = next(answers)
-        with pytest.raises(TimedOut, match="^took longer than 1 s, and was ended$"):
+        with pytest.raises(ChildFailed, match="^took longer than 1 s, and was ended$"):
             asked.ask(None, 1.0)
         assert_gone(left)
 
 
 def test_one_that_died_is_known_by_its_status_though_a_child_holds_its_output():
-    with script(READY + FORKS + "os._exit(7)") as asked, pytest.raises(Died) as died:
+    with script(READY + FORKS + "os._exit(7)") as asked, pytest.raises(ChildFailed) as died:
         list(asked.stream(None, 1.0))
     assert died.value.status == 7 and str(died.value) == "its process ended with status 7: it said nothing"
 
 
 def test_an_answer_that_was_cut_short_is_the_end_of_its_process():
     words = "sys.stderr.write('first\\na last word')\nprint('{\"key\": \"gem', end='', flush=True)\nos._exit(3)\n"
-    with script(READY + words) as asked, pytest.raises(Died, match="^its process ended with status 3: a last word$"):
+    with (
+        script(READY + words) as asked,
+        pytest.raises(ChildFailed, match="^its process ended with status 3: a last word$"),
+    ):
         asked.ask(None, 60.0)
 
 
 def test_a_signal_is_named_and_the_log_holds_what_was_said(tmp_path):
     (tmp_path / "log").write_text("earlier\n")
     aborts = script(READY + "sys.stderr.write('last words')\nsys.stderr.flush()\nos.abort()", log=tmp_path / "log")
-    with aborts, pytest.raises(Died) as died:
+    with aborts, pytest.raises(ChildFailed) as died:
         aborts.ask(None, 60.0)
-    assert (died.value.signal, died.value.words) == ("SIGABRT", "last words")
+    assert (died.value.how, died.value.words) == ("signal SIGABRT", "last words")
     assert (tmp_path / "log").read_text() == "earlier\nlast words"
 
 
 def test_silence_at_the_start_has_a_limit_of_its_own(monkeypatch):
     monkeypatch.setattr(child, "START_S", 1.0)
-    with script("import time; time.sleep(600)") as asked, pytest.raises(TimedOut, match="^took longer than 1 s"):
+    with script("import time; time.sleep(600)") as asked, pytest.raises(ChildFailed, match="^took longer than 1 s"):
         asked.ask(None, 77.0)
 
 
 def test_a_module_answers_and_nothing_that_is_printed_is_an_answer(tmp_path):
     (tmp_path / "answers.py").write_text(ANSWERS)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    with Child(command_for("json", "answers"), environment) as asked:
+    environment = {"PYTHONPATH": str(tmp_path)}
+    with Child("json", "answers", environment=environment) as asked:
         assert list(asked.stream("several", 60.0)) == ["one", "two"]
         assert asked.ask({"x": 1}, 60.0)["request"] == {"x": 1}
-    pool = Pool(command_for("answers"), environment, 60.0)
+    pool = Pool("answers", environment=environment, limit_s=60.0)
     assert [found["request"] for found in pool.ask_all(range(5))] == list(range(5))
     first = pool.ask("which")["pid"]
     assert pool.ask("which")["pid"] == first, "a child is kept for the next request"
@@ -106,22 +110,22 @@ def test_a_module_answers_and_nothing_that_is_printed_is_an_answer(tmp_path):
 
 def test_a_pool_has_a_child_for_the_next_request_where_one_died(tmp_path):
     (tmp_path / "dies.py").write_text("import os\ndef answer(request):\n    return request or os._exit(7)\n")
-    pool = Pool(command_for("dies"), {**os.environ, "PYTHONPATH": str(tmp_path)}, 60.0)
+    pool = Pool("dies", environment={"PYTHONPATH": str(tmp_path)}, limit_s=60.0)
     one, failed, three = pool.ask_all([1, 0, 3])
-    assert (one, three) == (1, 3) and isinstance(failed, Died) and failed.status == 7
+    assert (one, three) == (1, 3) and failed.status == 7
     pool.stop()
 
 
 def test_a_program_that_holds_the_pipes_is_ended_too(tmp_path):
     text = START + PARTS.replace("say(left.pid)", "open(sys.argv[1], 'w').write(str(left.pid))") + "left.wait()"
-    for run in (lambda line: run_whole(line, 1.5, {}), lambda line: ncu.watch("x", line, 1.5, "")):
+    for run in (lambda line: ncu.run_whole(line, 1.5, {}), lambda line: ncu.watch("x", line, 1.5, "")):
         with pytest.raises((subprocess.TimeoutExpired, ValueError)):
             run([sys.executable, "-c", text, str(tmp_path / "pid")])
         assert_gone(int((tmp_path / "pid").read_text()))
 
 
 def test_what_ends_by_itself_says_what_it_printed():
-    found = run_whole([sys.executable, "-c", "import sys; print('out'); sys.exit('err')"], 60.0, {})
+    found = ncu.run_whole([sys.executable, "-c", "import sys; print('out'); sys.exit('err')"], 60.0, {})
     assert (found.stdout, found.stderr, found.returncode) == ("out\n", "err\n", 1)
 
 

@@ -6,7 +6,6 @@ import re
 import struct
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -23,6 +22,7 @@ from rooflab.bench import show
 from rooflab.bench.cli.app import app
 from rooflab.bench.compile.static import own_compilers
 from rooflab.bench.core.check_data import CheckResult
+from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.record_files import kept_results, local_results, read, result_folder, write
 from rooflab.kernels import registry
 from rooflab.kernels._native import compiler
@@ -183,15 +183,13 @@ def test_check_passes_and_says_so(rooflab):
     assert {row["checked_by"] for row in rows if row["status"] == "OK"} == {"torch", "emulator"} | native
 
 
-class Made:
-    """Makes the checks of the first kernels at once, each with its status, and stands in for `Checkers`."""
+class Made(Checkers):
+    """Makes the checks of the first kernels at once, one after the other, each with its status."""
 
     statuses: dict = {}
+    workers = 1
 
-    def __init__(self, device, own):
-        self.over, self.own = threading.Event(), own
-
-    def start(self, checks, workers):
+    def start(self, checks):
         time.sleep(0.4)  # longer than the limit, against which it does not count
 
     def __call__(self, item):
@@ -218,9 +216,8 @@ class Made:
 )
 def test_what_was_left_out_decides_the_status(rooflab, monkeypatch, statuses, ended, said):
     """A limit of 0.3 s, in which each kernel without a status makes its worker wait to the end."""
-    monkeypatch.setattr("rooflab.bench.checks.Checkers", Made)
-    monkeypatch.setattr("rooflab.bench.checks.cores", lambda: 1)
-    monkeypatch.setattr("rooflab.bench.checks.smallest_failures", lambda *failures: iter(()))
+    monkeypatch.setattr("rooflab.bench.core.outside.Checkers", Made)
+    monkeypatch.setattr("rooflab.bench.checks.checking.smallest_failures", lambda *failures: iter(()))
     monkeypatch.setattr("rooflab.bench.core.outside.LATE_S", 0.1)
     monkeypatch.setattr(Made, "statuses", statuses)
     kernels = [word for name in ("naive", "library", "native") for word in ("--kernel", name)]

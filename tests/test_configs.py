@@ -17,7 +17,7 @@ from op_kernels import own_registry, slow  # noqa: F401
 
 from rooflab.bench.compile.static import CompileRequest
 from rooflab.bench.core.check import check_kernel
-from rooflab.bench.core.process import emulators
+from rooflab.bench.emulate import emulators
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import choices, registry

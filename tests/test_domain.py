@@ -10,9 +10,9 @@ import pytest
 import torch
 from op_kernels import here
 
+from rooflab.bench.checks.drawn import IN_SOFTWARE, ON_HARDWARE, drawn_points, own_numbers
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.check_data import CheckData
-from rooflab.bench.core.inputs import IN_SOFTWARE, ON_HARDWARE, drawn_points, own_numbers
 from rooflab.kernels.registry import Kernel, get_kernel, get_op, kernels, ops
 from rooflab.reference import domain as domain_module
 from rooflab.reference.domain import Domain, Sizes, shrunk

@@ -19,7 +19,7 @@ from compiled_sizes import assert_is_its_footprint, compiled
 from op_kernels import CPU, META, check_emulated, is_right, python_without_interpreter, refuses, slow
 
 from rooflab.bench.compile.static import CompileRequest
-from rooflab.bench.core.outside import CheckTask
+from rooflab.bench.core.check_data import CheckTask
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import configs

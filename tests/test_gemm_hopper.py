@@ -20,7 +20,7 @@ from op_kernels import META, check_emulated, refuses, slow
 from test_ptx_mutants import asked
 
 from rooflab.bench.compile.static import CompileRequest
-from rooflab.bench.core.outside import CheckTask
+from rooflab.bench.core.check_data import CheckTask
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate

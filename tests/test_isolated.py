@@ -7,8 +7,9 @@ import pytest
 import torch
 from test_child_processes import assert_gone
 
+from rooflab.bench.core.check_data import CheckTask
 from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.outside import CheckTask, check_outside
+from rooflab.bench.core.outside import Checkers
 from rooflab.bench.suite import passed
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel, get_op
@@ -37,7 +38,7 @@ def first_of(tmp_path, monkeypatch):
         (tmp_path / "mine.py").write_text(KERNEL.replace("BODY", body))
         (kernel,) = registry.load_file(tmp_path / "mine.py")
         task = CheckTask(kernel, CASE, SCHEMES["fp32"], planted=False)
-        result = check_outside(task, torch.device("cpu"), limit_s=timeout_s)
+        result = Checkers(torch.device("cpu"), limit_s=timeout_s)(task)
         return result.status, result.reason
 
     return first_of

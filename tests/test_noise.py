@@ -11,7 +11,7 @@ from test_history import record
 from tiny_model import write_config
 
 from rooflab.bench import lab, show
-from rooflab.bench.checks import listed_checks
+from rooflab.bench.checks.drawn import listed_checks
 from rooflab.bench.cli.app import exit_for
 from rooflab.bench.core import measure
 from rooflab.bench.core.noise import Samples

@@ -1,7 +1,5 @@
 """Checks on all cores: each result comes with its place, and a process that dies costs its own check alone."""
 
-import os
-import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,14 +8,21 @@ import pytest
 import torch
 from op_kernels import own_registry  # noqa: F401
 
-from rooflab.bench.checks import drawn_checks, principles_tried, turns_of
+from rooflab.bench.checks.checking import in_common
+from rooflab.bench.checks.drawn import (
+    OFFSETS,
+    VALUES,
+    drawn_checks,
+    principles_first,
+    principles_tried,
+    shown_by,
+    turns_of,
+)
 from rooflab.bench.core import outside
-from rooflab.bench.core.check_data import CheckResult
-from rooflab.bench.core.inputs import OFFSETS, VALUES, principles_first, shown_by
-from rooflab.bench.core.outside import Checkers, CheckTask, in_turn
-from rooflab.bench.core.process import Pool, TimedOut, command_for
+from rooflab.bench.core.check_data import CheckResult, CheckTask
+from rooflab.bench.core.outside import Checkers
+from rooflab.bench.core.process import ChildFailed, Pool
 from rooflab.bench.core.select import Selection
-from rooflab.bench.core.why import in_common
 from rooflab.kernels import registry
 from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import SCHEMES, Case
@@ -77,18 +82,19 @@ def test_results_have_their_places_and_a_death_costs_one(tmp_path):
     registry.load_file(file)
     names = ("dies", "copies", "naive", "copies", "copies")
     asked = [CheckTask(registry.get_kernel("rmsnorm", name), CASE, SCHEMES["fp32"], planted=False) for name in names]
-    results = dict(in_turn(asked, Checkers(torch.device("cpu")), workers=2))
+    results = dict(Checkers(torch.device("cpu")).each(asked))
     assert [results[place].kernel for place in range(5)] == list(names)
     statuses = "RUNTIME_ERROR INCORRECT OK INCORRECT INCORRECT".split()
     assert [results[place].status for place in range(5)] == statuses
     assert results[0].reason.startswith("first data: its process ended with signal SIGKILL")
 
 
-class Waiting:
+class Waiting(Checkers):
     """Makes a check at once where its seed is 0; else it takes until it is ended, or until one of the two has begun."""
 
     def __init__(self):
-        self.over, self.began = threading.Event(), []
+        super().__init__(torch.device("cpu"))
+        self.began = []
 
     def __call__(self, item):
         self.began.append(item.seed)
@@ -99,12 +105,13 @@ class Waiting:
 def test_what_runs_at_the_limit_is_ended_and_left_out_and_nothing_begins_later(monkeypatch, workers):
     monkeypatch.setattr(outside, "LATE_S", 0.1)
     asked = [CheckTask(registry.get_kernel("rmsnorm", "naive"), CASE, SCHEMES["fp32"], seed) for seed in (0, 1, 2, 3)]
-    assert list(in_turn(asked, Waiting(), workers, -1.0)) == []
+    monkeypatch.setattr(Checkers, "workers", workers)
+    assert list(Waiting().each(asked, -1.0)) == []
     make = Waiting()
-    assert list(in_turn(asked, make, workers, 0.3)) == [(0, 0)] and make.over.is_set()
+    assert list(make.each(asked, 0.3)) == [(0, 0)] and make.over.is_set()
     assert sorted(make.began) == list(range(workers + 1))
     make = Waiting()
-    turns = in_turn(asked, make, workers)
+    turns = make.each(asked)
     assert next(turns) == (0, 0)
     while len(make.began) < 2:
         time.sleep(0.01)
@@ -114,10 +121,10 @@ def test_what_runs_at_the_limit_is_ended_and_left_out_and_nothing_begins_later(m
 
 def test_children_are_started_before_they_are_asked_and_end_when_they_are_told_to(tmp_path):
     (tmp_path / "slow.py").write_text("import time\ndef start(): global told; told = 'ready'\n" + SLOW)
-    pool = Pool(command_for("slow"), {**os.environ, "PYTHONPATH": str(tmp_path)}, 60.0, 2)
+    pool = Pool("slow", environment={"PYTHONPATH": str(tmp_path)}, limit_s=60.0, size=2)
     pool.start(5)
     assert pool.idle.qsize() == 2 and pool.ask(0) == "ready"
-    with pytest.raises(TimedOut):
+    with pytest.raises(ChildFailed, match="^took longer than"):
         pool.ask(60, lambda: True)
     pool.stop()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from op_kernels import META, check_emulated, python_without_interpreter, slow
 
-from rooflab.bench.core.outside import CheckTask
+from rooflab.bench.core.check_data import CheckTask
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.paged_attention import tma_pages
 from rooflab.kernels.paged_attention._configs import TMA_PAGES, tile_columns

@@ -290,7 +290,7 @@ def test_an_entry_point_is_loaded_and_a_broken_one_is_unavailable_by_its_name(mo
 def test_a_check_imports_the_kernels_of_its_op_and_neither_engine_nor_emulator():
     code = (
         "import sys; from rooflab.bench.core.select import Selection;"
-        "from rooflab.bench.checks import drawn_checks;"
+        "from rooflab.bench.checks.drawn import drawn_checks;"
         "drawn_checks(Selection.of('rmsnorm', ['native'], ['smoke'], None, None, 'cpu'));"
         "print(*(name for name in sys.modules if name.startswith('rooflab.')))"
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rooflab.bench.core.process import Child, command_for
+from rooflab.bench.core.process import Child
 from rooflab.bench.suite import ahead
 from rooflab.bench.suite.plan import make_plan
 from rooflab.kernels import registry
@@ -25,19 +24,18 @@ RUNGS = {"gemm": ["tma"], "rmsnorm": [], "paged_attention": ["split_kv"]}
 @pytest.mark.more
 def test_launches_on_guarded_tensors_compile_nothing_anew(tmp_path: Path) -> None:
     folders = {"TRITON_CACHE_DIR": str(tmp_path / "triton"), "ROOFLAB_CACHE": str(tmp_path / "own")}
-    variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    variables |= folders | {"PYTHONPATH": str(TESTS)}
+    variables = {"TRITON_INTERPRET": None, **folders, "PYTHONPATH": str(TESTS)}
 
     def code() -> set[Path]:
         return {path for path in tmp_path.rglob("*") if path.suffix in (".cubin", ".ttir")}
 
-    with Child(command_for(ahead.ITSELF), variables) as compiler:
+    with Child(ahead.ITSELF, environment=variables) as compiler:
         for op, case in CASES.items():
             told = compiler.ask({"launches": [{"op": op, "cases": [case], "kernels": RUNGS[op]}]}, 300.0)
             assert told["kernels"] > 0
     before = code()
     assert before
-    with Child(command_for("guarded_launches"), variables) as launcher:
+    with Child("guarded_launches", environment=variables) as launcher:
         launched = sum(launcher.ask([op, case, RUNGS[op]], 300.0) for op, case in CASES.items())
     assert launched > 2 and code() == before
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from test_child_processes import assert_gone
 
-from rooflab.bench.core.process import Child, Stuck
+from rooflab.bench.core.process import Child, ChildFailed
 from rooflab.bench.suite import runner, state
 from rooflab.bench.suite.entries import Entry, EntryOutcome
 from rooflab.bench.suite.runner import SuiteSettings, run_suite
@@ -131,7 +131,7 @@ def test_a_process_that_does_not_end_keeps_its_answer_and_the_device_is_asked(tm
     def hangs(self):
         stop(self)
         monkeypatch.setattr(Child, "stop", stop)
-        raise Stuck
+        raise ChildFailed("its process does not end, and holds the device")
 
     monkeypatch.setattr(Child, "stop", hangs)
     progress, notes = run([entry("a"), entry("b")], tmp_path)
@@ -210,7 +210,7 @@ def test_a_run_that_is_ended_leaves_its_archive(tmp_path, ended_by):
     code = f"""
 import time
 from pathlib import Path
-from rooflab.bench.core.process import terminated_as_exception
+from rooflab.bench.cli.app import terminated_as_exception
 from rooflab.bench.suite.state import packed
 out = Path({str(tmp_path)!r}) / "run"
 out.mkdir()

@@ -15,7 +15,7 @@ from rooflab.bench.ab.records import CONFIRMS, fault_of
 from rooflab.bench.ab.sides import Comparison, Side, SideName, Wanted
 from rooflab.bench.ab.verdict import Rules
 from rooflab.bench.core.plain import plain
-from rooflab.bench.core.process import Child, ChildFailed, TimedOut, command_for, environment_without
+from rooflab.bench.core.process import Child, ChildFailed
 from rooflab.bench.core.record import Record, Status
 from rooflab.bench.core.system_time import time
 from rooflab.roofline.numbers import counted
@@ -200,7 +200,7 @@ class JobRunner:
                 elif "key" in answer:
                     readings[answer["key"]] = Record.from_json(answer["record"])
         except ChildFailed as failed:
-            status: Status = "TIMEOUT" if isinstance(failed, TimedOut) else "RUNTIME_ERROR"
+            status: Status = "TIMEOUT" if failed.limit_s is not None else "RUNTIME_ERROR"
             unread = [key for key in keys if key not in readings]
             for key in [begun] if begun in unread else unread:
                 readings[key] = self._failed(name, key, status, str(failed))
@@ -213,8 +213,8 @@ class JobRunner:
 
 def _answers(side: Side, job: dict[str, Any], limit_s: float) -> Iterator[dict[str, Any]]:
     """The answers of one fresh process.  Raises `ChildFailed` if it ends early, or is silent for `limit_s`."""
-    command = command_for(WORKER, tree=side.tree)
-    # Not in the interpreter's mode: an interpreted kernel has no time.  Hash seeds differ between processes on purpose
-    path = {"PYTHONPATH": side.import_path} if side.within else {}
-    with Child(command, environment_without("TRITON_INTERPRET", "PYTHONHASHSEED") | path) as child:
+    # Not in the interpreter's mode: an interpreted kernel has no time.  Hash seeds differ between processes on purpose.
+    environment: dict[str, str | None] = {"TRITON_INTERPRET": None, "PYTHONHASHSEED": None}
+    environment |= {"PYTHONPATH": side.import_path} if side.within else {}
+    with Child(WORKER, environment=environment, tree=side.tree) as child:
         yield from child.stream(job, limit_s)

@@ -116,12 +116,14 @@ def _ended(blank: Record, status: Status, reason: str) -> Record:
 
 def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, blank: Record, seed: int) -> Record | None:
     """What is wrong with a kernel that has no time here, by its compiled code in the emulator; None if nothing is."""
-    from rooflab.bench.core.outside import CheckTask, check_outside
+    from rooflab.bench.core.check_data import CheckTask
+    from rooflab.bench.core.outside import Checkers
+    from rooflab.bench.emulate import emulators
 
     if not kernel.has_code or torch.cuda.is_available():
         return None
-    task = CheckTask(kernel, spec.get_cases("smoke")[0], scheme, seed)
-    result = check_outside(task, torch.device("cpu"), emulate=True)
+    check = Checkers(torch.device("cpu"), emulators())
+    result = check(CheckTask(kernel, spec.get_cases("smoke")[0], scheme, seed))
     return _ended(blank, result.status, result.reason) if result.status in ("INCORRECT", "INVALID") else None
 
 

@@ -10,7 +10,7 @@ import typer
 
 from rooflab.bench import show
 from rooflab.bench.cli import option
-from rooflab.bench.cli.app import app
+from rooflab.bench.cli.app import app, terminated_as_exception
 
 HELP = """Compare two kernels, two git revisions, or two record files, in pairs of fresh processes.
 
@@ -71,7 +71,6 @@ def ab(
     from rooflab.bench.ab.pairs import AbSettings
     from rooflab.bench.ab.sides import Wanted
     from rooflab.bench.ab.verdict import Rules
-    from rooflab.bench.core.process import terminated_as_exception
     from rooflab.bench.core.select import pick_device
     from rooflab.bench.core.timers.card import card_lock
     from rooflab.bench.core.timers.timing import check_timer

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from shutil import which
 from traceback import extract_tb
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -104,6 +108,29 @@ def run() -> NoReturn:
     except MemoryError as error:
         show.error(f"rooflab: out of memory: {error}")
     raise SystemExit(ExitStatus.USAGE)
+
+
+@contextmanager
+def terminated_as_exception() -> Iterator[None]:
+    """Makes a termination signal, and that of a terminal that has gone, raise `SystemExit`, so that what is in
+    `finally` runs; elsewhere than on the main thread, which alone can, they are left alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # One that is ignored, as under nohup, does not end the process; None is what no Python code has set.
+    caught = {n: handler for n, handler in before.items() if handler is not None and handler != signal.SIG_IGN}
+    for number in caught:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in caught.items():
+            signal.signal(number, handler)
 
 
 def exit_for(statuses: set[str], undecided: bool = False) -> None:

@@ -15,7 +15,7 @@ import typer
 
 from rooflab.bench import show
 from rooflab.bench.cli import option
-from rooflab.bench.cli.app import app, begin_run, exit_for
+from rooflab.bench.cli.app import app, begin_run, exit_for, terminated_as_exception
 from rooflab.bench.core.names import cuda_device_present
 from rooflab.bench.core.process import kernel_processes
 from rooflab.bench.core.statuses import ExitStatus
@@ -25,10 +25,8 @@ CHECK_S = 90.0
 """Seconds after which no check of an op begins, by default."""
 
 if TYPE_CHECKING:
-    import torch
-
-    from rooflab.bench.core.check_data import CheckResult
-    from rooflab.bench.core.outside import CheckTask
+    from rooflab.bench.core.check_data import CheckResult, CheckTask
+    from rooflab.bench.core.outside import Checkers
     from rooflab.bench.core.settings import FlushBy
 
 
@@ -91,8 +89,11 @@ def check(
     """
     _check_options(op, by, every, seconds)
     with show.waiting("loading torch and the kernels"):
-        from rooflab.bench.checks import drawn_checks, listed_checks, run_checks, summarize_checks
+        from rooflab.bench.checks.checking import run_checks, summarize_checks
+        from rooflab.bench.checks.drawn import drawn_checks, listed_checks
+        from rooflab.bench.core.outside import Checkers
         from rooflab.bench.core.select import Selection
+        from rooflab.bench.emulate import emulators
 
         seed = secrets.randbelow(2**31) if seed is None else seed
         chosen = Selection.of(op, kernel, suite or ["smoke", "edge"], case, scheme, device, seed)
@@ -109,12 +110,12 @@ def check(
     names = [kernel.id for own in chosen.kernels.values() for kernel in own]
     of_kernels = ", ".join(names) if len(chosen.kernels) == 1 else counted(len(names), "kernel")
     show.note(f"{counted(len(asked), 'check')} of {of_kernels}; first their processes start")
-    made: dict[int, CheckResult] = {}
+    check, made = Checkers(chosen.device, emulators() if emulate else None), dict[int, CheckResult]()
     interrupted = False
     try:
         with show.progress("check", len(asked), lines=True) as advance:
             show_one = lambda found: advance(found.line)
-            run_checks(asked, chosen.device, writer, show_one, emulate=emulate, limit_s=limit_s, into=made)
+            run_checks(asked, check, writer, show_one, limit_s=limit_s, into=made)
     except KeyboardInterrupt:
         interrupted = True
     results = [made[place] for place in sorted(made)]
@@ -129,7 +130,7 @@ def check(
         show.note(f"{part}; left out after {limit_s:g} s: {left_out}; --all makes them")
     if drawn:
         _show_drawn(asked, made)
-    _show_faults(results, chosen.device, emulate, limit_s / 3)
+    _show_faults(results, check, limit_s / 3)
     if unknown := [f"{row['op']}/{row['kernel']}" for row in rows if row["unknown"]]:
         show.error(f"not checked at all: {', '.join(unknown)}")
     statuses: set[str] = {*(result.status for result in results), *(record.status for record in before)}
@@ -146,31 +147,30 @@ def _check_options(op: str | None, by: str | None, every: bool, seconds: float |
 
 
 def _show_drawn(asked: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> None:
-    from rooflab.bench.checks import principles_tried
+    from rooflab.bench.checks.drawn import principles_tried
 
     if len(made) == len(asked):
         show.note("all of the plan was run")
     show.note(principles_tried(asked, made))
 
 
-def _show_faults(results: Sequence[CheckResult], device: torch.device, emulate: bool, limit_s: float) -> None:
-    from rooflab.bench.checks import looking_again, size_of, smallest_failures
+def _show_faults(results: Sequence[CheckResult], check: Checkers, limit_s: float) -> None:
+    from rooflab.bench.checks.checking import in_common, looking_again, size_of, smallest_failures
     from rooflab.bench.core.record import NOT_RUN
-    from rooflab.bench.core.why import in_common
 
     smallest: dict[tuple[str, str], CheckResult] = {}
     for row in sorted((row for row in results if row.status not in ("OK", *NOT_RUN)), key=size_of):
         smallest.setdefault((row.op, row.kernel), row)
-    again = looking_again(device, emulate, limit_s)
+    again = looking_again(check, limit_s)
     for op, name in smallest:
         if text := in_common([one for one in results if (one.op, one.kernel) == (op, name)], again):
             show.line(f"{op}/{name}: {text}", "red")
-    for command in smallest_failures([*smallest.values()], device, again):
+    for command in smallest_failures([*smallest.values()], check.device, again):
         show.note(f"again: {command}")
 
 
 def _show_checks(results: Sequence[CheckResult], rows: Sequence[dict[str, Any]]) -> None:
-    from rooflab.bench.checks import check_rows
+    from rooflab.bench.checks.checking import check_rows
     from rooflab.bench.core.record import NOT_RUN
 
     show.result(check_rows(results))
@@ -241,6 +241,7 @@ def bench(
     try:
         with (
             card_lock(chosen.device, show.note) if wait_for_gpu else nullcontext(),
+            terminated_as_exception() if lock_clocks else nullcontext(),
             show.progress("bench", count - len(records)) as advance,
         ):
             run_benches(chosen, settings, writer, advance, records)

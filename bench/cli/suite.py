@@ -12,7 +12,7 @@ import typer
 
 from rooflab.bench import show
 from rooflab.bench.cli import option
-from rooflab.bench.cli.app import app, exit_for
+from rooflab.bench.cli.app import app, exit_for, terminated_as_exception
 from rooflab.bench.core.statuses import ExitStatus
 
 
@@ -55,7 +55,6 @@ def suite(
     if trust is not None and not trust.is_dir():
         raise ValueError(f"trust: expected a folder of records, got {str(trust)!r}")
     from rooflab.bench.core.environment import own_state
-    from rooflab.bench.core.process import terminated_as_exception
     from rooflab.bench.core.record_files import result_folder
     from rooflab.bench.core.select import pick_device
     from rooflab.bench.suite.plan import make_plan

@@ -17,7 +17,7 @@ from rooflab.bench.compile import sass
 from rooflab.bench.compile.cases import can_keep, check_backend
 from rooflab.bench.compile.flow import Loop, find_loops
 from rooflab.bench.compile.store import Store, tree_hash
-from rooflab.bench.core.process import ChildFailed, Died, Pool, command_for, environment_without
+from rooflab.bench.core.process import ChildFailed, Pool
 from rooflab.kernels import registry
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.spec import Case, Scheme
@@ -39,9 +39,8 @@ class CompileFailure(RuntimeError):
 def compilers(tree: Path | None = None, import_path: str | None = None, python: str = sys.executable) -> Pool:
     """Processes that compile the kernels of this tree, or those in the folder `tree`; with this PYTHONPATH, if any."""
     path = {} if import_path is None else {"PYTHONPATH": import_path}
-    return Pool(
-        command_for(WORKER, tree=tree, python=python), environment_without("TRITON_INTERPRET") | path, TIMEOUT_S
-    )
+    environment = {"TRITON_INTERPRET": None, **path}
+    return Pool(WORKER, environment=environment, limit_s=TIMEOUT_S, tree=tree, python=python)
 
 
 @cache
@@ -62,7 +61,7 @@ def own_hash() -> str:
 
 def why_unanswered(failed: ChildFailed) -> str:
     """Why a compiling process gave no answer, with the last lines that it wrote."""
-    return f"the process ended with {failed.how}: {failed.words}" if isinstance(failed, Died) else str(failed)
+    return f"the process ended with {failed.how}: {failed.words}" if failed.status is not None else str(failed)
 
 
 @dataclass(frozen=True)

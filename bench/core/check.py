@@ -23,18 +23,13 @@ not. What a kernel leaves to others, such as a part of L2 or variables for later
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from typing import cast
-
 import torch
 
 from rooflab.bench.core.call import short_of_memory
-from rooflab.bench.core.check_data import CheckResult
+from rooflab.bench.core.check_data import CheckResult, Planted
 from rooflab.bench.core.check_runs import Check
-from rooflab.bench.core.environment import Environment, kernel_record
 from rooflab.bench.core.failed import Failed
-from rooflab.bench.core.inputs import Planted
-from rooflab.bench.core.record import DeviceType, Record, Status
+from rooflab.bench.core.record import Status
 from rooflab.bench.core.trial import Runner, Seen
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, Scheme
@@ -103,24 +98,6 @@ def check_kernel(
         weak=tuple(check.weak),
         races=seen.races,
         bytes=seen.bytes,
-    )
-
-
-def check_record(result: CheckResult, kernel: Kernel, run_id: str, environment: Environment) -> Record:
-    """The record of a check, with the emulator's counted bytes."""
-    moved = result.bytes
-    traffic = None if moved is None else float(moved["hbm_read"] + moved["hbm_write"])
-    status, reason = result.status, result.reason
-    return replace(
-        kernel_record("check", kernel, result.case, result.scheme, environment, run_id, status, reason),
-        seed=result.seed,
-        device=cast(DeviceType, torch.device(result.device).type),
-        checked_by=result.checked_by,
-        errors=tuple(asdict(error) for error in result.errors),
-        weak=result.weak,
-        traffic_bytes=traffic,
-        traffic_basis=None if traffic is None else "counted",
-        metrics={f"{name}_bytes": float(value) for name, value in (moved or {}).items()},
     )
 
 

@@ -2,19 +2,76 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 
 from rooflab.bench.core.call import free_bytes, output_dtypes, output_names
+from rooflab.bench.core.environment import Environment, kernel_record
 from rooflab.bench.core.process import cores
-from rooflab.bench.core.record import CheckedBy, Status
+from rooflab.bench.core.record import CheckedBy, DeviceType, Record, Status
+from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats, all_within, elementwise
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
+
+Otherwise = Literal["apart", "turned", "far", "expanded", "in place", "other options"]
+OTHERWISE: tuple[Otherwise, ...] = get_args(Otherwise)
+"""How the drawn data is passed where inputs are planted too: in another arrangement, with rows of stride 0, with
+outputs over inputs, with other options.  Every check pads."""
+Planted = bool | Otherwise | Literal["planted alone"]
+"""Whether a check has these runs, and planted inputs: all of both, none, or this one and one planted set; or, after the
+first data, all planted sets and nothing else."""
+
+
+class CheckTask(NamedTuple):
+    """One check to make."""
+
+    kernel: Kernel
+    case: Case
+    scheme: Scheme
+    seed: int = 0
+    planted: Planted = True
+    principle: str = ""
+    """A kind of inputs on which kernels go wrong that are right on usual ones, if it was drawn for one."""
+    schemes: tuple[Scheme, ...] = ()
+    """Of a drawn check: its scheme, and then those to which it may go if the kernel refuses an option of it."""
+
+    def taken(self, spec: OpSpec, refused: Collection[str] = ()) -> CheckTask | None:
+        """The check in the first of `schemes`, or else without optional keys of its case, or in another scheme, as the
+        kernel takes it; None if it takes none.  `refused` are options that the kernel is known not to take."""
+        for scheme in self.schemes:
+            for case in (self.case, *_plainer(spec, self.case)):
+                inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
+                if options_on(spec, inputs).isdisjoint(refused) and self.kernel.why_not_args(inputs, spec) is None:
+                    return self._replace(case=case, scheme=scheme)
+        return None
+
+
+def _plainer(spec: OpSpec, case: Case) -> Iterator[Case]:
+    """The case without one of its optional keys, each in turn, and then without all."""
+    keys = [key for key in case if key in spec.optional]
+    for left_out in [*([key] for key in keys), *([keys] if len(keys) > 1 else [])]:
+        yield Case(**{key: value for key, value in case.items() if key not in left_out})
+
+
+def options_on(spec: OpSpec, inputs: Mapping[str, Any]) -> set[str]:
+    """The arguments that a call may leave out, and that have another value than their default."""
+    known = {each.name: each.default for each in spec.parameters if each.default is not each.empty}
+    return {name for name, default in known.items() if name in inputs and not _is(inputs[name], default)}
+
+
+def _is(value: object, default: object) -> bool:
+    return value is default or (not isinstance(value, torch.Tensor) and value == default)
+
+
+def named_in(text: str, names: Collection[str]) -> set[str]:
+    """Those of the names that a text has as words."""
+    return {name for name in names if re.search(rf"\b{name}\b", text)}
 
 
 @dataclass(frozen=True)
@@ -169,6 +226,22 @@ class CheckResult:
         if self.weak:
             text += f" (not discriminating: {', '.join(self.weak)} would pass)"
         return f"{self.op}/{self.kernel} {self.case.id} {self.scheme}: {self.status}: {text}"
+
+    def record(self, kernel: Kernel, run_id: str, environment: Environment) -> Record:
+        """The record of the check, with the emulator's counted bytes."""
+        moved = self.bytes or {}
+        traffic = float(moved["hbm_read"] + moved["hbm_write"]) if moved else None
+        return replace(
+            kernel_record("check", kernel, self.case, self.scheme, environment, run_id, self.status, self.reason),
+            seed=self.seed,
+            device=cast(DeviceType, torch.device(self.device).type),
+            checked_by=self.checked_by,
+            errors=tuple(asdict(error) for error in self.errors),
+            weak=self.weak,
+            traffic_bytes=traffic,
+            traffic_basis=None if traffic is None else "counted",
+            metrics={f"{name}_bytes": float(value) for name, value in moved.items()},
+        )
 
 
 class KeptData(threading.local):

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.core.check_data import CheckData, KeptData
+from rooflab.bench.core.check_data import OTHERWISE, CheckData, KeptData, Otherwise, Planted
 from rooflab.bench.core.failed import Failed, LayoutRefused
-from rooflab.bench.core.inputs import OFFSETS, OTHERWISE, Otherwise, Planted
 from rooflab.bench.core.poison import FAR, FAR_PAGES, Arrangement, alike, kept_names, same_bits, strides_of
 from rooflab.bench.core.trial import PLAIN, Layout, Runner
 from rooflab.bench.core.why import Earlier, Look
@@ -39,6 +38,8 @@ OPTIONS: Mapping[str, Callable[[Any], Any]] = {
     "window": lambda value: value + 5,
 }
 """What becomes of an option that is a number, if an op has it and a case names it."""
+OFFSETS = "32-bit offsets"
+"""How the labels of runs with far rows begin."""
 SAME, ALL = "same memory", "all planted"
 """Names of kept data; the second says that every planted set is kept."""
 KEPT = KeptData()

@@ -13,12 +13,12 @@ import torch
 from rooflab.bench.core.call import Rotation, copies_of, short_of_memory
 from rooflab.bench.core.ceilings.ceilings import ceilings_for, limits_for, raise_ceilings
 from rooflab.bench.core.check import BROKEN, already_broken, check_kernel
-from rooflab.bench.core.check_data import CheckResult
+from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.check_runs import KEPT
 from rooflab.bench.core.environment import kernel_record, last_level_cache_bytes, snapshot
 from rooflab.bench.core.failed import Failed, failed_by, failure, known_errors
 from rooflab.bench.core.noise import ABOVE, Samples, above_limits, shared, why_invalid, with_reading
-from rooflab.bench.core.outside import CheckTask, check_outside
+from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.record import DeviceType, Record, Status, new_run_id
 from rooflab.bench.core.running import note
 from rooflab.bench.core.select import first_case
@@ -199,7 +199,7 @@ class Measurement:
         """The kernel's first check: in a child process, or here if it is no registered kernel, which no child finds."""
         own, seed = registry.get_op(kernel.op) if kernel.op in registry.ops() else None, self.settings.seed
         if own is self.spec and registry.kernels(kernel.op).get(kernel.name) is kernel:
-            return check_outside(CheckTask(kernel, case, self.scheme, seed), self.device)
+            return Checkers(self.device)(CheckTask(kernel, case, self.scheme, seed))
         return check_kernel(noting, self.spec, case, self.scheme, self.device, seed)
 
     def _function(self, kernel: Kernel, copies: Sequence[Inputs]) -> Rotation:

@@ -18,16 +18,15 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from rooflab.bench.core.call import input_bytes
 from rooflab.bench.core.check import check_kernel
-from rooflab.bench.core.check_data import CheckResult
+from rooflab.bench.core.check_data import CheckResult, CheckTask, named_in, options_on
 from rooflab.bench.core.failed import Failed, LayoutRefused
-from rooflab.bench.core.inputs import Planted, named_in, options_on, taken
-from rooflab.bench.core.process import Child, ChildFailed, TimedOut, emulators, kernel_processes
+from rooflab.bench.core.process import Child, ChildFailed, Pool, cores, kernel_processes
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.select import file_of
 from rooflab.bench.core.system_time import time
@@ -35,111 +34,87 @@ from rooflab.bench.core.timers import tampered
 from rooflab.bench.core.trial import PLAIN, Layout, Runner, Seen
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, get_scheme
+from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme, get_scheme
 
 LATE_S = 10.0
 """A check that began before the limit is ended this many seconds after the limit."""
 
 
-class CheckTask(NamedTuple):
-    """One check to make."""
-
-    kernel: Kernel
-    case: Case
-    scheme: Scheme
-    seed: int = 0
-    planted: Planted = True
-    principle: str = ""
-    """What it was drawn for: one of `inputs.PRINCIPLES`, or an empty text."""
-    schemes: tuple[Scheme, ...] = ()
-    """Of a drawn check: its scheme, and then those to which it may go if the kernel refuses an option of it."""
-
-
-def check_outside(
-    item: CheckTask,
-    device: torch.device,
-    *,
-    emulate: bool = False,
-    limit_s: float | None = None,
-    hangs: Callable[[], bool] = lambda: False,
-) -> CheckResult:
-    """Makes a check whose kernel runs in a child process; on a CPU with one thread.
-
-    It interprets Triton's kernels if this process does; with `emulate`, kernels that have compiled code run in the
-    emulator.  The child is ended when a call takes longer than `limit_s` seconds, by default the pool's limit, or when
-    `hangs` says so.  After a fault it is ended too, because the kernel may have left it in any state; after a wrong
-    answer it only runs the same kernel again.
-    """
-    spec, file = registry.get_op(item.kernel.op), item.kernel.file
-    pool = emulators() if emulate and item.kernel.has_code else kernel_processes(device.type == "cpu")
-    # A file that has changed is imported by another child.
-    own = f"{file} {file.stat().st_mtime_ns} " if file else ""
-    user = f"{own}{item.kernel.id} "
-    with pool.child(user) as child:
-        priced = spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
-        limits, bytes_ = (limit_s or pool.limit_s, hangs), input_bytes(priced)
-        with closing(Outside(child, limits, bytes_, item.kernel, spec, item.scheme, device)) as runner:
-            result = check_kernel(item.kernel, spec, item.case, item.scheme, device, item.seed, item.planted, runner)
-        if result.status not in ("OK", "INCORRECT", *NOT_RUN):
-            child.stop()
-        child.only_for = user if result.status == "INCORRECT" else child.only_for or own
-    return result
-
-
 class Checkers:
-    """Makes checks by `check_outside`.  When `over` is set, the checks that are being made fail.
+    """Makes checks whose kernels run in child processes, on a CPU in one for each core, with one thread each.
 
-    A drawn case with an option that its kernel has refused is checked without the option.
+    They interpret Triton's kernels if this process does; with `emulators`, a pool of such processes, kernels that have
+    compiled code run in the emulator.  A child is ended when a call takes longer than `limit_s` seconds, by default
+    its pool's limit, and when `over` is set.  A drawn case with an option that its kernel has refused is checked
+    without the option.
     """
 
-    def __init__(self, device: torch.device, emulate: bool = False):
-        self.device, self.over, self._emulate = device, threading.Event(), emulate
+    def __init__(self, device: torch.device, emulators: Pool | None = None, limit_s: float | None = None):
+        self.device, self.over, self._emulators, self._limit_s = device, threading.Event(), emulators, limit_s
         self._refused: dict[str, set[str]] = {}
         """Options that a kernel has refused with a `ValueError`."""
 
-    def start(self, checks: Sequence[CheckTask], workers: int) -> None:
-        """Starts the processes for `workers` checks at a time, and waits until they are ready."""
-        kinds = {self._emulate and item.kernel.has_code for item in checks}
-        for emulated in kinds:
-            pool = emulators() if emulated else kernel_processes(self.device.type == "cpu")
-            pool.start(min(len(checks), workers))
+    @property
+    def workers(self) -> int:
+        """Most checks at a time."""
+        return cores() if self.device.type == "cpu" else 1
 
-    def __call__(self, item: CheckTask) -> CheckResult:
-        spec, refused = registry.get_op(item.kernel.op), self._refused.setdefault(item.kernel.id, set())
-        if item.schemes and refused:
-            case, scheme = taken(item.kernel, spec, item.case, item.schemes, refused) or (item.case, item.scheme)
-            item = item._replace(case=case, scheme=scheme)
-        found = check_outside(item, self.device, emulate=self._emulate, hangs=self.over.is_set)
-        if found.not_offered:
-            inputs = spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
-            refused |= named_in(found.reason, options_on(spec, inputs))
-        return found
+    def _pool(self, kernel: Kernel) -> Pool:
+        emulated = self._emulators if kernel.has_code else None
+        return emulated or kernel_processes(self.device.type == "cpu")
 
+    def start(self, checks: Sequence[CheckTask]) -> None:
+        """Starts the processes that these checks take, and waits until they are ready."""
+        for pool in {self._pool(task.kernel) for task in checks}:
+            pool.start(min(len(checks), self.workers))
 
-def in_turn(
-    checks: Sequence[CheckTask], make: Checkers, workers: int, limit_s: float = math.inf
-) -> Iterator[tuple[int, CheckResult]]:
-    """Yields each result as it comes, with its index in `checks`; threads of this process judge.
+    def __call__(self, task: CheckTask) -> CheckResult:
+        """Makes one check.
 
-    No check begins after `limit_s` seconds, and those that run then have `LATE_S` more: the other results are left out.
-    """
-    ends = time.monotonic() + limit_s
+        After a fault its child is ended, because the kernel may have left it in any state; after a wrong answer it
+        only runs the same kernel again.  A file that has changed is imported by another child.
+        """
+        spec, refused = registry.get_op(task.kernel.op), self._refused.setdefault(task.kernel.id, set())
+        if task.schemes and refused:
+            task = task.taken(spec, refused) or task
+        kernel, case, scheme = task.kernel, task.case, task.scheme
+        priced = spec.make_inputs(case, scheme, torch.device("meta"), task.seed)
+        own = f"{kernel.file} {kernel.file.stat().st_mtime_ns} " if kernel.file else ""
+        user, pool = f"{own}{kernel.id} ", self._pool(kernel)
+        with pool.child(user) as child:
+            limits, bytes_ = (self._limit_s or pool.limit_s, self.over.is_set), input_bytes(priced)
+            with closing(Outside(child, limits, bytes_, kernel, spec, scheme, self.device)) as runner:
+                result = check_kernel(kernel, spec, case, scheme, self.device, task.seed, task.planted, runner)
+            if result.status not in ("OK", "INCORRECT", *NOT_RUN):
+                child.stop()
+            child.only_for = user if result.status == "INCORRECT" else child.only_for or own
+        if result.not_offered:
+            refused |= named_in(result.reason, options_on(spec, priced))
+        return result
 
-    def begin(place: int) -> tuple[int, CheckResult] | None:
-        return (place, make(checks[place])) if time.monotonic() < ends else None
+    def each(self, checks: Sequence[CheckTask], limit_s: float = math.inf) -> Iterator[tuple[int, CheckResult]]:
+        """Yields each result as it comes, with its index in `checks`; threads of this process judge.
 
-    one_thread = partial(torch.set_num_threads, 1) if workers > 1 else None  # each judges on a core of its own
-    threads = ThreadPoolExecutor(workers, initializer=one_thread)
-    futures = [threads.submit(begin, place) for place in range(len(checks))]
-    try:
-        with suppress(TimeoutError):  # what still runs then is left out
-            for future in as_completed(futures, None if limit_s == math.inf else limit_s + LATE_S):
-                if (found := future.result()) is not None:
-                    yield found
-    finally:
-        if any(future.running() for future in futures):
-            make.over.set()
-        threads.shutdown(cancel_futures=True)
+        No check begins after `limit_s` seconds, and those that run then have `LATE_S` more: the other results are left
+        out.
+        """
+        ends, workers = time.monotonic() + limit_s, max(1, min(self.workers, len(checks)))
+
+        def begin(place: int) -> tuple[int, CheckResult] | None:
+            return (place, self(checks[place])) if time.monotonic() < ends else None
+
+        one_thread = partial(torch.set_num_threads, 1) if workers > 1 else None  # each judges on a core of its own
+        threads = ThreadPoolExecutor(workers, initializer=one_thread)
+        futures = [threads.submit(begin, place) for place in range(len(checks))]
+        try:
+            with suppress(TimeoutError):  # what still runs then is left out
+                for future in as_completed(futures, None if limit_s == math.inf else limit_s + LATE_S):
+                    if (found := future.result()) is not None:
+                        yield found
+        finally:
+            if any(future.running() for future in futures):
+                self.over.set()
+            threads.shutdown(cancel_futures=True)
 
 
 class Outside(Runner):
@@ -183,10 +158,10 @@ class Outside(Runner):
             raise Failed("OUT_OF_MEMORY", f"for the inputs in shared memory: {full}") from full
         try:
             reply = self._child.ask(request, *self._limits)
-        except TimedOut as late:
-            why = f"no answer within {late.limit_s:g} s: a loop or a barrier without an end"
-            raise Failed("TIMEOUT", why) from late
         except ChildFailed as failed:
+            if failed.limit_s is not None:
+                why = f"no answer within {failed.limit_s:g} s: a loop or a barrier without an end"
+                raise Failed("TIMEOUT", why) from failed
             raise Failed("RUNTIME_ERROR", str(failed)) from failed
         if "failed" in reply:
             raise Failed(*reply["failed"])

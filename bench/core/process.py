@@ -1,7 +1,7 @@
 """Child processes: starts one, asks it, limits its time, and ends it with all processes that it started.
 
 `Child` has one protocol: a request is a line of JSON, and the answer is lines of JSON (`boot.py` is the child's
-program).  If a child does not answer, `TimedOut` or `Died` is raised.
+program).  If a child does not answer, `ChildFailed` is raised.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 
@@ -43,41 +42,39 @@ END_S = 10.0
 
 
 class ChildFailed(RuntimeError):
-    """A child gave no answer."""
+    """A child gave no answer: it took too long (`late`), ended (`died`), or does not end, even after SIGKILL."""
 
+    limit_s: float | None = None
+    """Seconds after which it was ended."""
+    status: int | None = None
+    """With which it ended, as in `subprocess`: a number below 0 is minus the signal."""
+    words = ""
+    """The end of its standard error."""
 
-class TimedOut(ChildFailed):
-    """The child took longer than its limit, and was ended."""
+    @classmethod
+    def late(cls, limit_s: float) -> ChildFailed:
+        failed = cls(f"took longer than {limit_s:.0f} s, and was ended")
+        failed.limit_s = limit_s
+        return failed
 
-    def __init__(self, limit_s: float):
-        super().__init__(f"took longer than {limit_s:.0f} s, and was ended")
-        self.limit_s = limit_s
-
-
-class Died(ChildFailed):
-    """The child ended before it answered."""
-
-    def __init__(self, status: int, words: str):
-        self.status = status
-        """As in `subprocess`: a number below 0 is minus the signal that ended it."""
-        self.words = words
-        """The end of its standard error."""
-        self.signal = signal.Signals(-status).name if status < 0 else ""
-        self.how = f"signal {self.signal}" if self.signal else f"status {status}"
+    @classmethod
+    def died(cls, status: int, words: str) -> ChildFailed:
         lines = [line.strip() for line in words.splitlines() if line.strip()]
         place = next((f" ({line})" for line in reversed(lines) if line.startswith('File "')), "")
         last = lines[-1][-500:] + place if lines else "it said nothing"
-        super().__init__(f"its process ended with {self.how}: {last}")
+        failed = cls()
+        failed.status, failed.words = status, words
+        failed.args = (f"its process ended with {failed.how}: {last}",)
+        return failed
+
+    @property
+    def how(self) -> str:
+        """How it ended, such as `signal SIGSEGV`."""
+        status = self.status or 0
+        return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
 
 
-class Stuck(ChildFailed):
-    """The child does not end, even after SIGKILL."""
-
-    def __init__(self) -> None:
-        super().__init__("its process does not end, and holds the device")
-
-
-def command_for(*modules: str, tree: Path | None = None, python: str = sys.executable) -> list[str]:
+def command_for(modules: Sequence[str], tree: Path | None = None, python: str = sys.executable) -> list[str]:
     """The command of a child that imports `modules` and answers with `answer(request)` of the last one.
 
     With `tree` it takes the kernels from `tree` and `bench` from this one.
@@ -86,37 +83,36 @@ def command_for(*modules: str, tree: Path | None = None, python: str = sys.execu
     return [python, "-P", str(BOOT), *(("--tree", str(tree), str(ROOT)) if tree else ()), *modules]
 
 
-def environment_without(*names: str) -> dict[str, str]:
-    """This process's environment without some variables."""
-    return {name: value for name, value in os.environ.items() if name not in names}
-
-
 class Child:
     """One process that answers requests.  Raises `ValueError` where it could not keep what it compiles.
 
-    It leads its own session, so that all processes that it starts end with it; without `own_session` Ctrl-C also ends
-    it.  Its standard error goes to the file `log`, or is kept for `Died`.
+    It has this process's environment with these changes; None takes a variable away.  It leads its own session, so
+    that all processes that it starts end with it; without `own_session` Ctrl-C also ends it.  Its standard error goes
+    to the file `log`, or is kept for `ChildFailed`.  `modules`, `tree` and `python` are those of `command_for`.
     """
 
     def __init__(
         self,
-        command: Sequence[str],
-        environment: Mapping[str, str] | None = None,
-        *,
+        *modules: str,
+        environment: Mapping[str, str | None] | None = None,
+        tree: Path | None = None,
+        python: str = sys.executable,
         log: Path | None = None,
         folder: Path | None = None,
         own_session: bool = True,
     ):
-        check_caches(os.environ if environment is None else environment)
+        changed = {**os.environ, **(environment or {})}
+        variables = {name: value for name, value in changed.items() if value is not None}
+        check_caches(variables)
         self._log = tempfile.TemporaryFile() if log is None else log.open("ab+")
         self._log_start = self._log.seek(0, os.SEEK_END)
         self._lines: queue.Queue[str] = queue.Queue()
         self._popen = subprocess.Popen(
-            command,
+            command_for(modules, tree, python),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=None if environment is None else dict(environment),
+            env=variables,
             cwd=folder,
             text=True,
             start_new_session=own_session,
@@ -148,9 +144,9 @@ class Child:
     def ask(self, request: Any, limit_s: float, hangs: Callable[[], bool] = lambda: False) -> Any:
         """The answer to a request.
 
-        Raises `TimedOut` without an answer within `limit_s` seconds (the start may take `START_S` more), or before if
-        `hangs`, asked every second, says so; and `Died` if the child ends.  In both cases the child and all processes
-        that it started are then ended.
+        Raises `ChildFailed` without an answer within `limit_s` seconds (the start may take `START_S` more), or before
+        if `hangs`, asked every second, says so, and if the child ends.  The child and all processes that it started
+        are then ended.
         """
         self._send(request, hangs)
         return json.loads(self._line(limit_s, hangs))
@@ -189,7 +185,7 @@ class Child:
                     continue
                 if self._popen.poll() is None:
                     self.stop()
-                    raise TimedOut(limit_s if left <= LOOK_S else time.monotonic() - began) from None
+                    raise ChildFailed.late(limit_s if left <= LOOK_S else time.monotonic() - began) from None
                 line = ""  # the child is dead, and a process that it started holds its output open
         if line.endswith("\n"):
             return line
@@ -197,16 +193,16 @@ class Child:
             self._popen.wait(END_S)  # before `stop`, because a kill would change the status
         self._log.seek(self._log_start)
         words = self._log.read().decode(errors="replace").strip()
-        raise Died(self.stop(), words[-2000:])
+        raise ChildFailed.died(self.stop(), words[-2000:])
 
     def stop(self) -> int:
-        """Ends the process and all that it started; returns its status.  Raises `Stuck` if it does not end."""
+        """Ends the process and all that it started; returns its status.  Raises `ChildFailed` if it does not end."""
         if self._status is None:
             kill_whole(self._popen.pid)
             try:
                 self._status = self._popen.wait(END_S)
             except subprocess.TimeoutExpired:
-                raise Stuck from None
+                raise ChildFailed("its process does not end, and holds the device") from None
             self._log.close()
             assert self._popen.stdin is not None, "Popen was given PIPE"
             with suppress(BrokenPipeError):  # the child ended before it read a request
@@ -225,11 +221,20 @@ class Pool:
     Ctrl-C ends the children too; otherwise this process's threads would wait for their answers.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], limit_s: float, size: int | None = None):
-        self.command, self.environment, self.limit_s = command, environment, limit_s
+    def __init__(
+        self,
+        *modules: str,
+        limit_s: float,
+        environment: Mapping[str, str | None] | None = None,
+        size: int | None = None,
+        tree: Path | None = None,
+        python: str = sys.executable,
+    ):
+        self.limit_s = limit_s
         self.size = size or cores()
         self.idle: queue.LifoQueue[Child] = queue.LifoQueue()
         self.threads = ThreadPoolExecutor(self.size, thread_name_prefix="child")
+        self._new = partial(Child, *modules, environment=environment, tree=tree, python=python, own_session=False)
 
     @contextmanager
     def child(self, user: str = "") -> Iterator[Child]:
@@ -241,7 +246,7 @@ class Pool:
             while not user.startswith((child := self.idle.get_nowait()).only_for):
                 child.stop()
         except queue.Empty:
-            child = Child(self.command, self.environment, own_session=False)
+            child = self._new()
         try:
             yield child
         finally:
@@ -251,7 +256,7 @@ class Pool:
     def begin(self, count: int = 1) -> None:
         """Starts children and does not wait: they import torch while the caller does."""
         for _ in range(count):
-            self.idle.put(Child(self.command, self.environment, own_session=False))
+            self.idle.put(self._new())
 
     def start(self, count: int) -> None:
         """Waits until `count` children can answer; one that does not start is left out."""
@@ -286,14 +291,7 @@ class Pool:
 def kernel_processes(one_thread: bool) -> Pool:
     """The processes in which kernels run, of one thread each or of torch's number; they stay to the end."""
     own, limit_s = ({"OMP_NUM_THREADS": "1"}, IN_SOFTWARE_S) if one_thread else ({}, ON_A_CARD_S)
-    return Pool(command_for("rooflab.bench.core.outside"), {**os.environ, **own}, limit_s)
-
-
-@cache
-def emulators() -> Pool:
-    """The processes that emulate kernels, of one thread each; they do not interpret Triton's, and stay to the end."""
-    environment = environment_without("TRITON_INTERPRET") | {"OMP_NUM_THREADS": "1"}
-    return Pool(command_for("rooflab.bench.emulate.worker"), environment, IN_SOFTWARE_S)
+    return Pool("rooflab.bench.core.outside", environment=own, limit_s=limit_s)
 
 
 def kill_whole(pid: int) -> None:
@@ -321,50 +319,3 @@ def kill_all(processes: Sequence[psutil.Process]) -> None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):  # it ended in the meantime
             process.kill()
-
-
-def run_whole(
-    command: Sequence[str], timeout_s: float, environment: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
-    """Runs `command`; returns its output and status, and ends all processes that it started.
-
-    Raises `subprocess.TimeoutExpired` if it takes longer than `timeout_s`; it is then ended.
-    """
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=dict(environment),
-        start_new_session=True,
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=timeout_s)
-        finally:
-            # Otherwise a child that hangs in the driver would keep the pipes and the card after its parent's death.
-            kill_whole(process.pid)
-    return subprocess.CompletedProcess(command, process.returncode, output, errors)
-
-
-@contextmanager
-def terminated_as_exception() -> Iterator[None]:
-    """Makes a termination signal, and that of a terminal that has gone, raise `SystemExit`, so that what is in
-    `finally` runs; elsewhere than on the main thread, which alone can, they are left alone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        sys.exit(128 + number)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    # One that is ignored, as under nohup, does not end the process; None is what no Python code has set.
-    caught = {n: handler for n, handler in before.items() if handler is not None and handler != signal.SIG_IGN}
-    for number in caught:
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number, handler in caught.items():
-            signal.signal(number, handler)

@@ -15,8 +15,8 @@ import torch
 
 from rooflab.bench.core.call import packed as packed_with
 from rooflab.bench.core.call import planned
+from rooflab.bench.core.check_data import named_in, options_on
 from rooflab.bench.core.failed import Failed, LayoutRefused, failed_by, failure, known_errors
-from rooflab.bench.core.inputs import named_in, options_on
 from rooflab.bench.core.poison import (
     FAR,
     FAR_PAGES,

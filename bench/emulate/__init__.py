@@ -1,5 +1,28 @@
 """Kernels run in the emulator (`emulator/`) where there is no GPU: checks, bytes, golden outputs."""
 
-from rooflab.bench.emulate.ours import emulating
+from __future__ import annotations
 
-__all__ = ["emulating"]
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rooflab.bench.core.process import IN_SOFTWARE_S, Pool
+
+if TYPE_CHECKING:
+    from rooflab.bench.emulate.ours import emulating
+
+__all__ = ["emulating", "emulators"]
+
+
+@cache
+def emulators() -> Pool:
+    """The processes that emulate kernels, of one thread each; they do not interpret Triton's, and stay to the end."""
+    environment = {"TRITON_INTERPRET": None, "OMP_NUM_THREADS": "1"}
+    return Pool("rooflab.bench.emulate.worker", environment=environment, limit_s=IN_SOFTWARE_S)
+
+
+def __getattr__(name: str) -> Any:
+    """`emulating`, whose import takes that of the emulator."""
+    if name != "emulating":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.ours").emulating

@@ -11,10 +11,11 @@ from typing import Any, cast
 import torch
 
 from rooflab.bench.core.environment import kernel_record, snapshot
-from rooflab.bench.core.process import ChildFailed, emulators
+from rooflab.bench.core.process import ChildFailed
 from rooflab.bench.core.record import Status
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.select import choose_kernels
+from rooflab.bench.emulate import emulators
 from rooflab.bench.predict.cases import (
     DEFAULT_GPU,
     KernelCase,

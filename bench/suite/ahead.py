@@ -22,7 +22,7 @@ from rooflab.bench.compile.capture import Launch
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.compile.worker import FAILURES, CaseRefused, launches_of
 from rooflab.bench.core.ceilings.cuda_limits import compile_microkernels
-from rooflab.bench.core.process import Pool, command_for, cores, environment_without
+from rooflab.bench.core.process import Pool, cores
 from rooflab.bench.core.select import default_scheme
 from rooflab.bench.core.statuses import ExitStatus
 from rooflab.bench.core.system_time import time
@@ -44,8 +44,8 @@ compiled: set[str] = set()
 
 def compilers() -> Pool:
     """Processes on half of the cores, at most four; the rest is for the entry that has the card."""
-    environment = environment_without("TRITON_INTERPRET") | {"CUDA_VISIBLE_DEVICES": ""}
-    return Pool(command_for(ITSELF), environment, LIMIT_S, max(1, cores() // 2))
+    environment = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": ""}
+    return Pool(ITSELF, environment=environment, limit_s=LIMIT_S, size=max(1, cores() // 2))
 
 
 def compile_entries(entries: Sequence[Entry]) -> list[dict[str, Any]]:

@@ -15,10 +15,9 @@ from pathlib import Path
 import psutil
 import torch
 
-from rooflab.bench.core.check import check_record
-from rooflab.bench.core.check_data import CheckResult
+from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.outside import CheckTask, check_outside
+from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.select import default_scheme, first_taken
@@ -57,10 +56,10 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
     left = [kernel for kernel in here if kernel not in before]
     asked = [(kernel, taken) for kernel in left if (taken := first_taken(kernel, default_scheme(device)))]
 
+    check = Checkers(device, limit_s=FIRST_CHECK_S)
+
     def attempt(kernel: Kernel, taken: tuple[Case, Scheme]) -> CheckResult | None:
-        if context.left_s < 0:
-            return None
-        return check_outside(CheckTask(kernel, *taken), device, limit_s=FIRST_CHECK_S)
+        return None if context.left_s < 0 else check(CheckTask(kernel, *taken))
 
     excluded: dict[str, str] = {}
     good: list[Kernel] = []
@@ -74,7 +73,7 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
             elif (result := future.result()) is None:
                 late.append(kernel.id)
             else:
-                record = check_record(result, kernel, writer.run_id, found)
+                record = result.record(kernel, writer.run_id, found)
                 code = {CODE: passed.code(kernel)}
                 writer.write(replace(record, environment={**record.environment, **code}))
                 if result.status == "OK":

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rooflab.bench.core import running
-from rooflab.bench.core.process import Child, ChildFailed, Died, Stuck, TimedOut, command_for
+from rooflab.bench.core.process import Child, ChildFailed
 from rooflab.bench.core.running import Running, noted
 from rooflab.bench.core.statuses import ExitStatus
 from rooflab.bench.core.system_time import time
@@ -22,7 +21,7 @@ LEAST_SHARE = 0.4
 """An entry starts only if this share of its cost is left: entries that measure can use less time."""
 ATTEMPTS = 4
 """How often an entry is started; each new attempt excludes the kernel that broke the previous process."""
-IMPORTS = ("rooflab.bench.checks", "rooflab.bench.commands")
+IMPORTS = ("rooflab.bench.checks.checking", "rooflab.bench.commands")
 """What every process imports before it is told its command: torch and Triton take seconds."""
 WORKER = "rooflab.bench.suite.worker"
 PROBE = ("-m", "rooflab.bench.suite.card", "--probe")
@@ -217,7 +216,7 @@ class _SuiteRun:
         except ChildFailed as failed:
             self.current = None
             at = noted(self._note_path())
-            blamed = len(at.kernels) == 1 and (not isinstance(failed, TimedOut) or self._hangs())
+            blamed = len(at.kernels) == 1 and (failed.limit_s is None or self._hangs())
             if left < own_limit and self.clock() >= self.ends and not blamed:
                 return EntryOutcome("NOT_REACHED", "the budget ended under it; what it had recorded is kept"), ""
             self._probe()
@@ -225,7 +224,7 @@ class _SuiteRun:
         at = noted(self._note_path())
         try:
             self._release(process)
-        except Stuck as stuck:  # the answer counts, but the process holds the device
+        except ChildFailed as stuck:  # the answer counts, but the process holds the device
             self.note(f"{entry.id}: {_why(stuck)}")
             self._probe()
         if status == ExitStatus.BROKEN:
@@ -264,14 +263,12 @@ class _SuiteRun:
         return self.settings.out / "running.json"
 
     def _process(self) -> Child:
-        environment = dict(os.environ)
+        environment: dict[str, str | None] = {"TRITON_INTERPRET": None}
         if self.settings.dry_run:
             # A separate cache: ceilings measured for half a second must not be stored as this machine's ceilings.
-            environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+            environment = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
             environment |= {"ROOFLAB_CACHE": str(self.settings.out.resolve() / "cache")}
-        else:
-            environment.pop("TRITON_INTERPRET", None)
-        return Child(command_for(*IMPORTS, WORKER), environment, log=self.log)
+        return Child(*IMPORTS, WORKER, environment=environment, log=self.log)
 
     def _hangs(self) -> bool:
         """Whether one kernel, alone, has run for longer than any may; on a busy CPU, all may be slow."""
@@ -315,7 +312,7 @@ class _SuiteRun:
             if process is not None:
                 try:
                     process.stop()
-                except Stuck as stuck:
+                except ChildFailed as stuck:
                     self.note(_why(stuck))
         self.current = self.spare = None
 
@@ -326,6 +323,6 @@ def _during(at: Running, why: str) -> str:
 
 
 def _why(failed: ChildFailed) -> str:
-    if isinstance(failed, TimedOut):
+    if failed.limit_s is not None:
         return f"TIMEOUT: it had not answered after {failed.limit_s:.0f} s and was ended"
-    return str(failed) if isinstance(failed, Died) else f"TIMEOUT: {failed}"
+    return f"TIMEOUT: {failed}" if failed.status is None else str(failed)

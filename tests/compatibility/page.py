@@ -22,7 +22,7 @@ from typing import Any
 from compatibility.faults import FAULTS
 from compatibility.worker import projects
 from rooflab.bench.core.plain import Marked, markdown_cell, markdown_code, markdown_table
-from rooflab.bench.core.process import Child, ChildFailed, Died, command_for, environment_without
+from rooflab.bench.core.process import Child, ChildFailed
 from rooflab.kernels._files import write_whole
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -34,15 +34,15 @@ Record = dict[str, Any]
 def run(project: str, entry: str, fault: str = "") -> Record:
     """The record of one entry, run in a fresh process with an empty cache of Triton's; `fault` is one to plant."""
     with tempfile.TemporaryDirectory() as cache:
-        environment = environment_without("TRITON_INTERPRET") | {"TRITON_CACHE_DIR": cache, "OMP_NUM_THREADS": "1"}
+        environment = {"TRITON_INTERPRET": None, "TRITON_CACHE_DIR": cache, "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
-        with Child(command_for(f"{__package__}.worker"), environment, folder=Path(cache)) as child:
+        with Child(f"{__package__}.worker", environment=environment, folder=Path(cache)) as child:
             record = {"project": project, "entry": entry, "triton": version("triton")}
             try:
                 answer: Record = child.ask({"project": project, "entry": entry, "fault": fault}, LIMIT_S)
                 return record | answer
             except ChildFailed as failed:
-                words = failed.words.strip().splitlines()[-1] if isinstance(failed, Died) and failed.words else ""
+                words = failed.words.strip().splitlines()[-1] if failed.words else ""
                 return record | {"kernels": [], "failed": words or str(failed)}
 
 

@@ -17,7 +17,6 @@ import psutil
 import torch
 
 from rooflab.bench.core.environment import ask, nvml_of, power, snapshot
-from rooflab.bench.core.process import terminated_as_exception
 
 if TYPE_CHECKING:  # it imports Triton
     from rooflab.bench.core.timers.sm_clock import DeviceClock
@@ -139,7 +138,7 @@ def locked_clocks(uuid: str, read_hz: Callable[[], float]) -> Iterator[float]:
     block always unlocks the clocks: after an exception, an interrupt, a termination signal or the end of its terminal.
     Raises `ValueError` where NVML is missing or does not permit locking, and where the two readings differ.
     """
-    with nvml_of(uuid) as found, terminated_as_exception():
+    with nvml_of(uuid) as found:
         if found is None or found[1] is None:
             raise ValueError("lock-clocks: expected NVML with this GPU, got none; install nvidia-ml-py")
         nvml, handle = found

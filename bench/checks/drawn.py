@@ -1,4 +1,5 @@
-"""Cases that are drawn from an op's domain: a cover of pairs that fits the time, and a failing case made small.
+"""Which checks a command makes: of listed cases, or of cases that a seed draws from an op's domain, a cover of pairs
+that fits the time; and a failing case made small.
 
 A check is drawn for a principle, a kind of inputs on which kernels go wrong that are right on usual ones
 (`CheckTask.principle`, from `DomainPoint.principle` or the case).  A run or a planted set shows one if its label begins
@@ -9,25 +10,23 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import chain, zip_longest
+from itertools import chain, product, zip_longest
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 
+from rooflab.bench.core.check_data import OTHERWISE, CheckResult, CheckTask, Planted
+from rooflab.bench.core.record import NOT_RUN
+from rooflab.bench.core.select import Selection, source_of
+from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.domain import Domain, DomainPoint, shrunk
 from rooflab.reference.spec import Case, OpSpec, Scalar, Scheme, get_scheme
 
-Otherwise = Literal["apart", "turned", "far", "expanded", "in place", "other options"]
-OTHERWISE: tuple[Otherwise, ...] = get_args(Otherwise)
-"""How the drawn data is passed where inputs are planted too: in another arrangement, with rows of stride 0, with
-outputs over inputs, with other options.  Every check pads."""
-Planted = bool | Otherwise | Literal["planted alone"]
-"""Whether a check has these runs, and planted inputs: all of both, none, or this one and one planted set; or, after the
-first data, all planted sets and nothing else."""
 HOW = "otherwise"
 """The axis beside those of the case: which of `OTHERWISE` a check of it has."""
 TRIES = 25
@@ -58,6 +57,77 @@ ON_HARDWARE = Most(48, 2**22, 2.0**28, 2**17, 2**22)
 IN_SOFTWARE = Most(24, 2**17 + 2**12, 2.0**22, 40, 1024)
 """A few seconds for a check in the emulator or in Triton's interpreter; half a minute at most.  A product over 4,771
 rows took three."""
+
+
+def listed_checks(chosen: Selection) -> list[CheckTask]:
+    """Every kernel of a selection on every case of it, in every scheme."""
+    return [
+        CheckTask(kernel, case, scheme, chosen.seed)
+        for op, kernels in chosen.kernels.items()
+        for case in chosen.cases_of(registry.get_op(op))
+        for scheme in chosen.schemes_of(registry.get_op(op))
+        for kernel in kernels
+    ]
+
+
+def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
+    """The kernels of a selection on the domain of their op.
+
+    The smoke cases come first, in every scheme. Then edge cases, the most different first, and cases that the seed
+    draws follow in turn, each in one scheme, the next one in the next scheme. A drawn case is passed in one of the ways
+    of `OTHERWISE` too, and has one planted set; a kernel that runs in software has all sets only on smoke cases: in
+    every scheme on the first, in the last scheme on the others. With `every`, edge cases run in every scheme, and all
+    of the op's own cases with all planted inputs. The first check of each principle comes before the others.
+    """
+    found = []
+    for op, kernels in chosen.kernels.items():
+        spec = registry.get_op(op)
+        schemes = chosen.schemes_of(spec)
+        for kernel in kernels if schemes else ():
+            most = most_work(kernel, chosen.device)
+            drawn = drawn_points(spec, chosen.seed, most, own_numbers(source_of(kernel)))
+            often, own = every or most == ON_HARDWARE, list[CheckTask]()
+            for case, scheme in product(spec.cases["smoke"], schemes):
+                whole = often or case == spec.cases["smoke"][0] or scheme == schemes[-1]
+                own.append(CheckTask(kernel, case, scheme, chosen.seed, whole))
+            if tiled := of_several_tiles(spec):
+                own.append(CheckTask(kernel, tiled, schemes[-1], chosen.seed, "planted alone", TILES))
+            for turn, (edge, point) in enumerate(zip_longest(most_different(spec.cases_in("edge")), drawn)):
+                scheme = schemes[turn % len(schemes)]
+                for each in (schemes if every else (scheme,)) if edge is not None else ():
+                    own.append(CheckTask(kernel, edge, each, chosen.seed, often, _is_empty(spec, edge, each)))
+                if point is not None:
+                    how = cast(Planted, point.values.get(HOW, often))
+                    own.append(CheckTask(kernel, point.case, scheme, chosen.seed, how, point.principle))
+            found += principles_first(_offered(own, spec, schemes), lambda item: item.principle)
+    return found
+
+
+def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]) -> list[CheckTask]:
+    """The checks of one kernel that it takes: without options that it refuses, or in another scheme; and the first one
+    of each kind that it refuses, which says so."""
+    refusals, made = dict[str, CheckTask](), dict[tuple[Case, Scheme, object], CheckTask]()
+    for item in asked:
+        item = item._replace(schemes=(item.scheme, *(scheme for scheme in schemes if scheme != item.scheme)))
+        found = item.taken(spec)
+        if found != item:
+            inputs = spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
+            refusals.setdefault(re.sub(r"\d+", "N", str(item.kernel.why_not_args(inputs, spec))), item)
+        if found is not None:
+            made.setdefault((found.case, found.scheme, found.planted), found)
+    takes = [*made.values()]
+    return [*takes[:1], *refusals.values(), *takes[1:]]
+
+
+def _is_empty(spec: OpSpec, case: Case, scheme: Scheme) -> str:
+    """The principle of a case with a tensor of no elements; empty for any other case."""
+    inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0).values()
+    return EMPTY if any(isinstance(value, torch.Tensor) and not value.numel() for value in inputs) else ""
+
+
+def most_work(kernel: Kernel, device: torch.device) -> Most:
+    """The most that is drawn for a kernel on a device: less where it runs in software."""
+    return IN_SOFTWARE if device.type == "cpu" and kernel.has_code else ON_HARDWARE
 
 
 def drawn_points(spec: OpSpec, seed: int, most: Most, own: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
@@ -165,41 +235,17 @@ def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | Non
     return case if all(found <= limit for found, limit in zip(work, most[1:], strict=True)) else None
 
 
-def options_on(spec: OpSpec, inputs: Mapping[str, Any]) -> set[str]:
-    """The arguments that a call may leave out, and that have another value than their default."""
-    known = {each.name: each.default for each in spec.parameters if each.default is not each.empty}
-    return {name for name, default in known.items() if name in inputs and not _is(inputs[name], default)}
-
-
-def _is(value: object, default: object) -> bool:
-    return value is default or (not isinstance(value, torch.Tensor) and value == default)
-
-
-def named_in(text: str, names: Collection[str]) -> set[str]:
-    """Those of the names that a text has as words."""
-    return {name for name in names if re.search(rf"\b{name}\b", text)}
-
-
-def _plainer(spec: OpSpec, case: Case) -> Iterator[Case]:
-    """The case without one of its optional keys, each in turn, and then without all."""
-    keys = [key for key in case if key in spec.optional]
-    for left_out in [*([key] for key in keys), *([keys] if len(keys) > 1 else [])]:
-        yield Case(**{key: value for key, value in case.items() if key not in left_out})
-
-
-def taken(
-    kernel: Kernel, spec: OpSpec, case: Case, schemes: Sequence[Scheme], refused: Collection[str] = ()
-) -> tuple[Case, Scheme] | None:
-    """The case in the first scheme, or else one without optional keys, or in another scheme, that the kernel takes.
-
-    `refused` are options that the kernel is known not to take.  None if it takes no such case.
-    """
-    for scheme in schemes:
-        for form in (case, *_plainer(spec, case)):
-            inputs = spec.make_inputs(form, scheme, torch.device("meta"), 0)
-            if options_on(spec, inputs).isdisjoint(refused) and kernel.why_not_args(inputs, spec) is None:
-                return form, scheme
-    return None
+def turns_of(checks: Sequence[CheckTask]) -> list[int]:
+    """The turn of each check among those of its kernel, of which the first that the kernel takes comes first."""
+    turns, begun, found = Counter[str](), set[str](), []
+    for item in checks:
+        name, spec = item.kernel.id, registry.get_op(item.kernel.op)
+        inputs = {} if name in begun else spec.make_inputs(item.case, item.scheme, torch.device("meta"), item.seed)
+        first = bool(inputs) and item.kernel.why_not_args(inputs, spec) is None
+        begun |= {name} if first else set()
+        turns[name] += 1
+        found.append(0 if first else turns[name])
+    return found
 
 
 PRINCIPLES = ("32-bit offsets", "sizes of its file", "empty", "uneven rows", "values", "several tiles")
@@ -218,3 +264,14 @@ def principles_first(items: Sequence[Item], principle_of: Callable[[Item], str])
     places = {principle_of(item): place for place, item in reversed([*enumerate(items)])}
     early = {0, *(place for principle, place in places.items() if principle)}
     return [items[place] for place in sorted(range(len(items)), key=lambda place: (place not in early, place))]
+
+
+def principles_tried(checks: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> str:
+    """A line: which of the principles the checks that ran have tried, and which they have not, or, of a whole plan
+    without a fault, which have no case for these kernels."""
+    ran = {place: result for place, result in made.items() if result.status not in NOT_RUN}
+    tried = {checks[place].principle for place in ran} | shown_by(label for one in ran.values() for label in one.labels)
+    named = [", ".join(one for one in PRINCIPLES if (one in tried) == side) or "none" for side in (True, False)]
+    whole = len(made) == len(checks) and all(result.status == "OK" for result in ran.values())  # a fault ends a check
+    left = "without a case here" if whole else "not tried"
+    return f"principles tried: {named[0]}; {left}: {named[1]}"
