@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rooflab.bench.core import record_files
-from rooflab.bench.core.check import BROKEN, already_broken
-from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter, local_results
-from rooflab.bench.core.running import ContextBroken, note
 from rooflab.bench.core.select import Selection, default_scheme, pick_device
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.system_time import time
-from rooflab.bench.core.timers.timing import check_timer
 from rooflab.bench.report.figures import Drawing, bounds_on, placed_on
 from rooflab.kernels import registry
 from rooflab.kernels._folders import check_caches
@@ -113,52 +104,33 @@ def run_benches(
 
     `planted_before` has the ids and schemes of checks with planted inputs that were made before.  What `into` holds at
     the start is not measured again.  With a limit a kernel gets its share of it where that is less than the budget.
-    Raises `ValueError` on a timer that the device does not have, or if its clocks cannot be locked, and `ContextBroken`
-    with a limit, if a kernel has broken the CUDA context.
+    With a limit it raises `ContextBroken` if a kernel has broken the CUDA context.
     """
     check_caches()
-    check_timer(settings.timer, chosen.device.type)
-    records, limited = [] if into is None else into, settings.limit_s < math.inf
+    records = [] if into is None else into
     ends = time.monotonic() + settings.limit_s
     known = {(record.op, record.kernel, record.case_id, record.scheme) for record in records}
     share_s = max(LEAST_S, TIMING_SHARE * settings.limit_s / max(1, count_benches(chosen)))
-    settings = replace(settings, budget_s=min(settings.budget_s, share_s))
-    with _locked(chosen.device) if settings.lock_clocks else nullcontext() as clock_mhz:
-        for op, kernels in _with_baselines(chosen).items():
-            spec = registry.get_op(op)
-            for scheme in chosen.schemes_of(spec, default_scheme(chosen.device)):
-                cases = [
-                    case
-                    for case in chosen.cases_of(spec)
-                    if any((op, kernel.name, case.id, scheme.name) not in known for kernel in kernels)
-                ]
-                if time.monotonic() > ends:
-                    return records
-                planted = frozenset(kernel.name for kernel in kernels if (kernel.id, scheme.name) in planted_before)
-                run = Measurement(spec, scheme, chosen.device, settings, writer.run_id, planted_before=planted)
-                run.locked_sm_clock_mhz = clock_mhz
-                for number, record in enumerate(run.records(kernels, cases)):
-                    if limited and record.reason.startswith(BROKEN):
-                        raise ContextBroken(record.reason)  # by another kernel, of which alone it says something
-                    writer.write(record)
-                    records.append(record)
-                    advance(f"{op}/{record.kernel} {record.case_id}")
-                    if (number + 1) % len(kernels) == 0 and time.monotonic() > ends:
-                        break
-                note(())
-                if limited and (broken := already_broken(chosen.device)):
-                    raise ContextBroken(broken)
+    settings = replace(settings, device=str(chosen.device), budget_s=min(settings.budget_s, share_s))
+    for op, kernels in _with_baselines(chosen).items():
+        spec = registry.get_op(op)
+        for scheme in chosen.schemes_of(spec, default_scheme(chosen.device)):
+            cases = [
+                case
+                for case in chosen.cases_of(spec)
+                if any((op, kernel.name, case.id, scheme.name) not in known for kernel in kernels)
+            ]
+            if time.monotonic() > ends:
+                return records
+            planted = frozenset(kernel.name for kernel in kernels if (kernel.id, scheme.name) in planted_before)
+            run = Measurement(spec, scheme, settings, writer.run_id, planted_before=planted)
+            for number, record in enumerate(run.records(kernels, cases)):
+                writer.write(record)
+                records.append(record)
+                advance(f"{op}/{record.kernel} {record.case_id}")
+                if (number + 1) % len(kernels) == 0 and time.monotonic() > ends:
+                    break
     return records
-
-
-def _locked(device: torch.device) -> AbstractContextManager[float]:
-    gpu = snapshot(device.index or 0).gpu if device.type == "cuda" else None
-    if gpu is None:
-        raise ValueError(f"lock-clocks: expected a CUDA device, got {device.type}")
-    from rooflab.bench.core.timers.card import locked_clocks
-    from rooflab.bench.core.timers.sm_clock import sm_clock_under_load  # imports Triton
-
-    return locked_clocks(gpu.uuid, partial(sm_clock_under_load, device))
 
 
 def newest_records(path: Path | None) -> tuple[list[Record], Path]:

@@ -266,5 +266,5 @@ def make_inputs(seed):
 
 def test_nothing_is_claimed_of_what_a_function_without_a_spec_must_read():
     packed = {"fn": gather, "reference": gather, "make_inputs": make_inputs}
-    _, spec, case, scheme, device = prepare_functions({name: pack(each) for name, each in packed.items()}, 0)
+    _, spec, case, scheme, device, _ = prepare_functions({name: pack(each) for name, each in packed.items()}, 0)
     assert spec.cost_of(spec.make_inputs(case, scheme, device, 0)).bytes == 0

@@ -14,7 +14,6 @@ from bars.measures import against_library, of_bandwidth, ratios, usable
 from tiny_model import with_graphs as add_graphs
 from tiny_model import write_config
 
-from rooflab.bench.core.check import BROKEN
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter, read
 from rooflab.bench.core.running import ContextBroken
@@ -372,34 +371,36 @@ def test_the_hardware_counts_the_best_rung_of_the_worst_bars(tmp_path, monkeypat
     assert found.status == "FAILED" and found.reason == "gemm/tma: rooflab: ncu: ERR_NVGPUCTRPERM"
 
 
-def measured(monkeypatch, *records):
-    """A `Measurement` gives these records; the kernels and cases that it is asked for."""
+def measured(monkeypatch, *records, broken=""):
+    """A `Measurement` gives these records, and says that the context is `broken`; the kernels and cases that it is
+    asked for."""
     asked = []
 
     class Measurement:
-        def __init__(self, spec, scheme, device, settings, run_id, *, planted_before, **options):
+        def __init__(self, spec, scheme, settings, run_id, *, planted_before, **options):
             self.run_id, self.planted_before = run_id, planted_before
 
         def records(self, kernels, cases):
             asked.append(([kernel.name for kernel in kernels], [case.id for case in cases], self.planted_before))
             for one in records:
                 yield dataclasses.replace(one, run_id=self.run_id)
+            if broken:
+                raise ContextBroken(broken)
 
     monkeypatch.setattr(measures, "Measurement", Measurement)
     return asked
 
 
-def test_measuring_goes_on_with_the_cases_that_are_left_and_says_nothing_of_the_innocent(tmp_path, monkeypatch):
+def test_measuring_goes_on_with_the_cases_that_are_left(tmp_path, monkeypatch):
     kernels = [registry.get_kernel("gemm", name) for name in ("naive", "library")]
     cases = [registry.get_op("gemm").check_case(Case.parse(text)) for text in CASES]
     fault, illegal = {"status": "RUNTIME_ERROR", "basis": "bound"}, "CUDA error: an illegal memory access"
     measured(
         monkeypatch,
         *(record(name, CASES[0], 1.0) for name in ("naive", "library")),
-        record("library", CASES[1], None, reason=f"{BROKEN}, by gemm/naive: {illegal}", **fault),
         record("naive", CASES[1], None, reason=illegal, **fault),
+        broken=illegal,
     )
-    monkeypatch.setattr(measures, "already_broken", lambda device: illegal)
     context = Context(tmp_path, "cpu", False, 60.0)
     with pytest.raises(ContextBroken, match="illegal"):
         measures.measure(context, "gemm", kernels, cases)
@@ -407,7 +408,6 @@ def test_measuring_goes_on_with_the_cases_that_are_left_and_says_nothing_of_the_
     assert [(one.kernel, one.status) for one in read(file)[2:]] == [("naive", "RUNTIME_ERROR")]
     with file.open("a") as cut:
         cut.write('{"op": "gemm", "ker')
-    monkeypatch.setattr(measures, "already_broken", lambda device: "")
     asked = measured(monkeypatch, record("library", CASES[1], 1.0))
     found, left = measures.measure(context, "gemm", kernels[1:], cases)
     assert asked == [(["library"], [CASES[1]], frozenset())] and not left
@@ -419,7 +419,6 @@ def test_what_a_first_check_has_planted_is_not_planted_again(tmp_path, monkeypat
     kernels = [registry.get_kernel("gemm", name) for name in ("library", "tma", "pipelined")]
     passed = {"bf16": {"tma"}, "tf32": set()}
     monkeypatch.setattr(measures, "passed_on_card", lambda kernels, scheme, device: passed[scheme])
-    monkeypatch.setattr(measures, "already_broken", lambda device: "")
     for scheme in ("bf16", "tf32"):
         measures.measure(
             Context(tmp_path / scheme), "gemm", kernels, [registry.get_op("gemm").cases["smoke"][0]], scheme

@@ -8,6 +8,7 @@ import pytest
 import torch
 from test_environment import FakeNvml, install
 
+from rooflab.bench.cli.app import terminated_as_exception
 from rooflab.bench.core import environment as nvml_module
 from rooflab.bench.core import timed
 from rooflab.bench.core.timed import watched
@@ -63,7 +64,7 @@ def test_clocks_are_set_free_after_an_exception_and_a_termination(nvml, number):
             raise ZeroDivisionError
         assert nvml.log[-1] == ("reset",)
         nvml.log.clear()
-        with pytest.raises(SystemExit) as stopped, locked_clocks("GPU-1", lambda: 1e9):
+        with pytest.raises(SystemExit) as stopped, terminated_as_exception(), locked_clocks("GPU-1", lambda: 1e9):
             os.kill(os.getpid(), number)
             signal.pause()
         assert stopped.value.code == 128 + number and nvml.log[-1] == ("reset",)
@@ -76,7 +77,7 @@ def test_a_signal_that_is_ignored_stays_so(nvml):
     """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with locked_clocks("GPU-1", lambda: 1e9):
+        with terminated_as_exception(), locked_clocks("GPU-1", lambda: 1e9):
             os.kill(os.getpid(), signal.SIGHUP)
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
@@ -180,10 +181,11 @@ def test_the_clock_that_the_device_reads_stands_beside_nvmls(nvml):
 
 
 def test_no_clock_is_read_on_a_cpu_and_a_clock_that_cannot_be_read_says_why(monkeypatch):
-    with watched(torch.device("cpu"), None) as watch:
+    with watched(torch.device("cpu")) as watch:
         assert watch is None
     monkeypatch.setattr(timed, "interpreting", lambda: False)
-    with watched(torch.device("cuda"), None) as watch:  # this machine has no card
+    monkeypatch.setattr(timed, "gpu_uuid", lambda device: "GPU-1")
+    with watched(torch.device("cuda")) as watch:  # this machine has no card
         watch.read()
     if not torch.cuda.is_available():
         assert watch.summary().keys() == {"sm_clock_unread"}

@@ -231,9 +231,7 @@ def test_a_function_that_cannot_be_captured_is_refused_by_name_and_takes_no_othe
     with pytest.raises(ValueError, match="UNSUPPORTED: bad cannot be captured in a CUDA graph .*; time it with events"):
         fake({"bad": synchronous})
     monkeypatch.setattr(timed, "time_functions", fake)
-    read, failures, _ = time_together(
-        {"bad": synchronous, "good": lambda: cuda.work(9e-6)}, CPU, Settings(budget_s=1e-9), None
-    )
+    read, failures, _ = time_together({"bad": synchronous, "good": lambda: cuda.work(9e-6)}, Settings(budget_s=1e-9))
     assert list(read) == ["good"] and read["good"].median_s == pytest.approx(9e-6)
     assert failures["bad"].status == "UNSUPPORTED" and "stream is capturing" in failures["bad"].reason
 

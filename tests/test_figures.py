@@ -27,7 +27,7 @@ def records():
         spec = registry.get_op(op)
         kernels = list(registry.kernels(op).values())
         cases = spec.cases["smoke"][:1]
-        run = Measurement(spec, SCHEMES["fp32"], torch.device("cpu"), Settings(budget_s=0.02), ceilings=CEILINGS)
+        run = Measurement(spec, SCHEMES["fp32"], Settings(budget_s=0.02), ceilings=CEILINGS)
         found += run.records(kernels, cases)
     return found
 

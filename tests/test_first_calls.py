@@ -6,6 +6,8 @@ The clock is simulated.
 import contextlib
 import itertools
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -146,6 +148,7 @@ def test_a_slow_first_call_makes_no_function_slower(monkeypatch, late_is):
 
     monkeypatch.setattr(pairs, "_answers", process)
     monkeypatch.setattr(timing, "perf_counter", CLOCK)
+    monkeypatch.setattr(sys.modules["rooflab.bench.ab.compare"], "time", SimpleNamespace(perf_counter=CLOCK))
     monkeypatch.setattr(cpu, "pinned_threads", contextlib.nullcontext)
     monkeypatch.setattr(timing, "timer_for", lambda *of: watch_on(CLOCK))
     functions = (slow_first, plain) if late_is == "mine" else (plain, slow_first)

@@ -19,6 +19,7 @@ from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.noise import Samples
+from rooflab.bench.core.running import ContextBroken
 from rooflab.bench.core.settings import Settings
 from rooflab.kernels.registry import Kernel
 from rooflab.kernels.tuning import Tuning
@@ -70,6 +71,7 @@ class Outcome:
     errors: tuple = (ErrorStats("y", True, 0.0, 0.0, 0, 32),)
     reason: str = ""
     weak: tuple = ()
+    first_call_s: float = 0.0
 
 
 def passes(kernel, spec, case, scheme, device, seed):
@@ -81,7 +83,7 @@ CPU, QUICK = torch.device("cpu"), Settings(budget_s=1e-4)
 
 def run(*kernels, check=passes, cases=(CASE,), spec=SPEC, **options):
     options = {"ceilings": CEILINGS, "settings": QUICK, "check": check} | options
-    return list(Measurement(spec, FP32, CPU, **options).records(kernels, cases))
+    return list(Measurement(spec, FP32, **options).records(kernels, cases))
 
 
 @pytest.fixture
@@ -260,13 +262,18 @@ def test_once_a_kernel_has_broken_the_context_nothing_runs_and_it_alone_is_blame
     monkeypatch.setattr(module, "already_broken", lambda device: "illegal access" if told[-1] == ["scale/bad"] else "")
     kernels = [kernel(name) for name in ("first", "bad", "last")]
     found = run(*kernels, cases=(CASE, CASE.but(T=2)), running=lambda ids: told.append(list(ids)))
-    assert told == [["scale/first"], ["scale/bad"]], "nothing is timed, and nothing else is run"
+    assert told == [["scale/first"], ["scale/bad"], []], "nothing is timed, and nothing else is run"
     first, bad, last, *later = found
     assert [(one.case_id, one.kernel) for one in later] == [("T=2,H=8", name) for name in ("first", "bad", "last")]
     assert (bad.status, bad.reason) == ("RUNTIME_ERROR", "illegal access"), "right, and a fault all the same"
     innocent = [first, last, *later]
     assert {one.reason for one in innocent} == {f"{BROKEN}, by scale/bad: illegal access"} and len(later) == 3
     assert all(one.status == "RUNTIME_ERROR" and one.latency_median_ms is None for one in found)
+    guilty, limited = [], Measurement(SPEC, FP32, replace(QUICK, limit_s=60.0), check=passes, ceilings=CEILINGS)
+    limited.running = lambda ids: told.append(list(ids))
+    with pytest.raises(ContextBroken, match="^the CUDA context was already broken, by scale/bad: illegal access$"):
+        guilty.extend(limited.records(kernels, (CASE, CASE.but(T=2))))
+    assert [one.kernel for one in guilty] == ["bad"], "a fresh process does the rest, with what is not to blame"
 
 
 def test_a_time_beside_another_process_on_the_card_is_noise(reading, monkeypatch):
@@ -283,7 +290,7 @@ def test_a_context_broken_among_several_is_nobodys(reading, monkeypatch):
     failed = {name: Failed("RUNTIME_ERROR", "while timed") for name in "ab"}
     monkeypatch.setattr(module, "time_together", lambda *args, **options: ({}, failed, None))
     found = run(kernel("a"), kernel("b"), running=lambda ids: told.append(list(ids)))
-    assert told[-1] == ["scale/a", "scale/b"]
+    assert told[-2:] == [["scale/a", "scale/b"], []]
     assert {one.reason for one in found} == {f"{BROKEN}, by one of a, b: illegal access"}
 
 
@@ -374,7 +381,7 @@ def test_the_rest_is_timed_together_again_where_one_broke_off(monkeypatch):
         return {name: Samples((1.0,) * 3, "script", "cold") for name in functions}
 
     monkeypatch.setattr(timed, "time_functions", read)
-    together = partial(timed.time_together, device=CPU, settings=Settings(budget_s=1.0), gpu_uuid=None)
+    together = partial(timed.time_together, settings=Settings(budget_s=1.0))
     read_, failures, _ = together(dict.fromkeys(("a", "bad", "b"), print))
     assert asked == [(["a", "b", "bad"], 3.0), (["a"], 1.0), (["bad"], 1.0), (["b"], 1.0), (["a", "b"], 2.0)]
     assert list(failures) == ["bad"] and {samples.method for samples in read_.values()} == {"script"}
@@ -388,13 +395,14 @@ def test_the_rest_is_timed_together_again_where_one_broke_off(monkeypatch):
 ON_A_CPU = """
 import sys, torch
 from rooflab.bench.core.measure import Measurement
+from rooflab.bench.core.running import ContextBroken
 from rooflab.bench.core.settings import Settings
 from rooflab.kernels import registry
 from rooflab.reference.spec import get_scheme
 from rooflab.roofline.model import Ceilings
 
 spec, roofs = registry.get_op("rmsnorm"), Ceilings("this", "measured", 1e15, {"fp32": 1e15}, 1e15)
-run = Measurement(spec, get_scheme("fp32"), torch.device("cpu"), Settings(budget_s=0.01), ceilings=roofs)
+run = Measurement(spec, get_scheme("fp32"), Settings(budget_s=0.01), ceilings=roofs)
 (made,) = run.records([registry.get_kernel("rmsnorm", "naive")], spec.cases["smoke"][:1])
 assert made.latency_median_ms > 0 and made.peak_memory_bytes is not None, made
 print(*(name for name in sys.modules if ".timers." in name or name.startswith("rooflab.engine")))

@@ -5,7 +5,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-import torch
 import typer
 from test_history import record
 from tiny_model import write_config
@@ -34,7 +33,7 @@ def test_a_record_of_a_noisy_reading_has_its_time_and_no_rate(monkeypatch):
     case, kernel = spec.cases["smoke"][0], registry.get_kernel("rmsnorm", "naive")
     found = Samples((1.0, 3.0, 9.0), "script", "cold", noise=BUSY)
     monkeypatch.setattr(measure, "time_together", lambda ready, *rest, **options: ({"naive": found}, {}, None))
-    (made,) = measure.Measurement(spec, get_scheme("fp32"), torch.device("cpu")).records([kernel], [case])
+    (made,) = measure.Measurement(spec, get_scheme("fp32")).records([kernel], [case])
     assert (made.status, made.reason, made.latency_median_ms) == ("NOISY", BUSY, 3000.0)
     assert made.samples_s == [1.0, 3.0, 9.0] and made.bound_ms > 0
     assert made.bound_fraction is made.flops_per_s is made.bytes_per_s is None
@@ -45,7 +44,7 @@ def test_a_reading_under_noisy_ceilings_says_so_and_has_no_fraction(monkeypatch,
     found = Samples((1e-3,) * 3, "script", "cold")
     monkeypatch.setattr(measure, "time_together", lambda ready, *rest, **options: ({"naive": found}, {}, None))
     busy = Ceilings("this", "measured", 1e9, {"fp32": 1e9}, 1e9, noise=BUSY)
-    run = measure.Measurement(spec, get_scheme("fp32"), torch.device("cpu"), ceilings=busy)
+    run = measure.Measurement(spec, get_scheme("fp32"), ceilings=busy)
     (made,) = run.records([kernel], spec.cases["smoke"][:1])
     assert (made.status, made.reason, made.bound_fraction) == ("OK", f"its bound is NOISY: {BUSY}", None)
     assert made.bound_ms > 0 and as_ceilings(made.ceilings) == busy

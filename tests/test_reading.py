@@ -12,17 +12,15 @@ from op_kernels import own_registry  # noqa: F401
 from test_measure import CASE, CEILINGS, FP32, SPEC, kernel, passes, run
 
 from rooflab.bench.ab.sides import Wanted, two_kernels
-from rooflab.bench.commands import run_benches
 from rooflab.bench.core import measure as module
 from rooflab.bench.core import timed
 from rooflab.bench.core.environment import file_state, kernel_record, snapshot
 from rooflab.bench.core.noise import CAUSES, Samples, above_limits, why_invalid
 from rooflab.bench.core.record import Record
-from rooflab.bench.core.record_files import RunWriter
-from rooflab.bench.core.select import Selection
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.timed import observe
 from rooflab.bench.core.timers import Observed
+from rooflab.bench.core.timers.card import held_card
 from rooflab.bench.core.timers.cpu import profiled
 from rooflab.kernels import registry
 from rooflab.roofline.model import Ceilings, Cost
@@ -105,7 +103,7 @@ def samples(monkeypatch):
     """Replaces the timer: what it reads, and the clocks that were seen meanwhile."""
     found = {"samples": dict(GOOD), "clocks": None, "options": None}
 
-    def time_together(ready, device, settings, gpu_uuid, renew):
+    def time_together(ready, settings, renew):
         found["options"] = settings, renew
         return {name: Samples(**found["samples"]) for name in ready}, {}, found["clocks"]
 
@@ -117,8 +115,8 @@ def test_a_record_names_the_method_its_floor_and_what_a_call_held(samples):
     samples["samples"] |= {"launch_floor_s": 2e-6, "busy_s": 0.5, "calls_per_sample": 20}
     samples["samples"] |= {"first_call_s": 3.0}
     samples["clocks"] = {"throttled": [], "sm_clock_hz": 1.755e9}
-    asked = Settings(budget_s=1e-4, timer="perf_counter", flush="write")
-    (record,) = run(kernel(), settings=asked, locked_sm_clock_mhz=1755.0)
+    asked = Settings(budget_s=1e-4, timer="perf_counter", flush="write", locked_sm_clock_mhz=1755.0)
+    (record,) = run(kernel(), settings=asked)
     assert samples["options"][0] == asked and samples["options"][1]
     assert record.status == "OK" and record.timer == "cuda events, launch gaps hidden"
     numbers = {"calls_per_sample": 20.0, "launch_floor_ms": 2e-3, "kernel_busy_ms": 500.0, "first_call_ms": 3000.0}
@@ -183,10 +181,9 @@ def test_a_gpus_measured_ceilings_are_measured_again_once(samples, monkeypatch):
         return replace(known, hbm_bytes_per_s=1e12)
 
     monkeypatch.setattr(module, "raise_ceilings", measured_again)
-    monkeypatch.setattr(module, "check_timer", lambda timer, device: "events")
     monkeypatch.setattr(module, "snapshot", lambda gpu: None)
     monkeypatch.setattr(module, "limits_for", lambda device, ceilings: ceilings)
-    run_ = module.Measurement(SPEC, FP32, torch.device("cuda"), check=passes, ceilings=CEILINGS)
+    run_ = module.Measurement(SPEC, FP32, Settings(device="cuda"), check=passes, ceilings=CEILINGS)
     cost = SPEC.cost_of(SPEC.make_inputs(CASE, FP32, torch.device("cpu"), 0))
     fast = Samples(**(GOOD | {"seconds": (80e-9,) * 3}))  # 160 bytes read and 64 FLOP, under 1 GB/s and 1 GFLOP/s
     bare = Record(kind="bench", run_id="r", status="OK", environment={}, device="cuda")
@@ -245,15 +242,12 @@ def test_a_users_file_is_hashed_into_its_record(tmp_path, samples):
     assert ours.commit == ours.environment["commit"] and "rooflab" not in ours.environment
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"timer": "cupti"}, "timer: expected one of perf_counter on cpu, got cupti, which needs a CUDA device"),
-        ({"lock_clocks": True}, "lock-clocks: expected a CUDA device, got cpu"),
-    ],
-)
-def test_bench_refuses_what_this_device_has_not_got_before_it_writes(tmp_path, options, message):
-    chosen = Selection.of("silu_and_mul", None, ["smoke"], None, None, "cpu")
+def test_bench_refuses_what_this_device_has_not_got():
+    message = "timer: expected one of perf_counter on cpu, got cupti, which needs a CUDA device"
     with pytest.raises(ValueError, match=message):
-        run_benches(chosen, Settings(**options), RunWriter(tmp_path), lambda text: None)
-    assert not list(tmp_path.iterdir())
+        Settings(timer="cupti")
+    with (
+        pytest.raises(ValueError, match="lock-clocks: expected a CUDA device, got cpu"),
+        held_card(torch.device("cpu"), None, True),
+    ):
+        pass

@@ -23,10 +23,11 @@ from fake_cuda import FakeCuda
 from rooflab.bench.core import timers
 from rooflab.bench.core.noise import Samples, noise, with_reading
 from rooflab.bench.core.record import Record
+from rooflab.bench.core.settings import check_timer
 from rooflab.bench.core.timers import Flush, Observed, Timer, cpu, grid_of, tampered, timing
 from rooflab.bench.core.timers.cpu import CpuTimer, assign, pinned_threads, profiled
 from rooflab.bench.core.timers.cupti import observed_on_cuda
-from rooflab.bench.core.timers.timing import check_timer, observed, time_functions
+from rooflab.bench.core.timers.timing import observed, time_functions
 from rooflab.kernels import _waiting as waiting
 
 

@@ -17,6 +17,7 @@ from rooflab.bench.ab.verdict import Rules
 from rooflab.bench.core.plain import plain
 from rooflab.bench.core.process import Child, ChildFailed
 from rooflab.bench.core.record import Record, Status
+from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.system_time import time
 from rooflab.roofline.numbers import counted
 
@@ -36,6 +37,7 @@ class AbSettings:
     timer: str | None = None
 
     def __post_init__(self) -> None:
+        Settings(device=self.device, timer=self.timer)  # refuses a timer that the device does not have
         if self.pairs < 1:
             raise ValueError(f"pairs: expected at least 1, got {self.pairs}")
         if self.budget_s is not None and not self.budget_s > 0:

@@ -157,15 +157,22 @@ def _function(blank: Record, job: Job) -> Record:
     except known_errors() as error:
         failed = failure(error, "the functions")
         return _ended(blank, failed.status, failed.reason)
-    kernel, spec, case, scheme, device = prepared
-    return _timed(kernel, spec, case, scheme, blank, job, device)
+    return _timed(*prepared[:4], blank, job, prepared.device, prepared.first_call_s)
 
 
 def _timed(
-    kernel: registry.Kernel, spec: OpSpec, case: Case, scheme: Scheme, blank: Record, job: Job, device: torch.device
+    kernel: registry.Kernel,
+    spec: OpSpec,
+    case: Case,
+    scheme: Scheme,
+    blank: Record,
+    job: Job,
+    device: torch.device,
+    first_call_s: float = 0.0,
 ) -> Record:
     share = job["slow_down"]
     settings = Settings(
+        device=job["device"],
         seed=job["seed"],
         budget_s=job["kernel_s"],
         timer=job["timer"],
@@ -174,7 +181,7 @@ def _timed(
         paired=True,
         roof=device.type == "cuda",  # a CPU has no limits that are known without a measurement
     )
-    run = Measurement(spec, scheme, device, settings)
+    run = Measurement(spec, scheme, settings, first_call_s={kernel.name: first_call_s})
     if share:
         run.wrap = lambda rotation: Slowed(rotation, share, device)
     (made,) = run.records([kernel], [case])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,11 +71,9 @@ def ab(
     from rooflab.bench.ab.sides import Wanted
     from rooflab.bench.ab.verdict import Rules
     from rooflab.bench.core.select import pick_device
-    from rooflab.bench.core.timers.card import card_lock
-    from rooflab.bench.core.timers.timing import check_timer
+    from rooflab.bench.core.timers.card import held_card
 
     place = str(pick_device(device))
-    check_timer(timer, place.split(":")[0])
     settings = AbSettings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, place, timer)
     wanted = Wanted(tuple(op or ()), tuple(kernel or ()), tuple(case or ()), suite, tuple(scheme or ()), place)
     for name, revision in (("base", base), ("head", head)):
@@ -87,7 +84,7 @@ def ab(
         raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(modes)}")
     if not base and (head or changed):
         raise ValueError("head: expected --base with --head and --changed")
-    held = card_lock(pick_device(device), show.note) if wait_for_gpu else nullcontext()
+    held = held_card(pick_device(device), show.note if wait_for_gpu else None)
     with held, show.waiting("comparing"), terminated_as_exception():
         if records:
             report = commands.of_records(records, settings.rules, wanted)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,7 +27,6 @@ CHECK_S = 90.0
 if TYPE_CHECKING:
     from rooflab.bench.core.check_data import CheckResult, CheckTask
     from rooflab.bench.core.outside import Checkers
-    from rooflab.bench.core.settings import FlushBy
 
 
 @app.command("list")
@@ -110,7 +109,8 @@ def check(
     names = [kernel.id for own in chosen.kernels.values() for kernel in own]
     of_kernels = ", ".join(names) if len(chosen.kernels) == 1 else counted(len(names), "kernel")
     show.note(f"{counted(len(asked), 'check')} of {of_kernels}; first their processes start")
-    check, made = Checkers(chosen.device, emulators() if emulate else None), dict[int, CheckResult]()
+    check = Checkers(chosen.device, emulators() if emulate else None)
+    made: dict[int, CheckResult] = {}
     interrupted = False
     try:
         with show.progress("check", len(asked), lines=True) as advance:
@@ -227,7 +227,7 @@ def bench(
         from rooflab.bench.core.running import ContextBroken
         from rooflab.bench.core.select import Selection
         from rooflab.bench.core.settings import Settings
-        from rooflab.bench.core.timers.card import card_lock
+        from rooflab.bench.core.timers.card import held_card
         from rooflab.bench.report.figures import bench_row, draw_records
         from rooflab.bench.tune.choose import write_choices
 
@@ -236,15 +236,16 @@ def bench(
         raise ValueError("choose: expected --device cuda; on a CPU the engine times its kernels itself")
     writer, records = begin_run(out, resume)
     folder, count, interrupted = writer.path.parent, count_benches(chosen), False
-    limit_s, by = seconds or math.inf, cast("FlushBy", flush)
-    settings = Settings(seed=seed, budget_s=budget_s, limit_s=limit_s, timer=timer, flush=by, lock_clocks=lock_clocks)
+    asked = Settings(
+        device=str(chosen.device), seed=seed, budget_s=budget_s, limit_s=seconds or math.inf, timer=timer, flush=flush
+    )
     try:
         with (
-            card_lock(chosen.device, show.note) if wait_for_gpu else nullcontext(),
             terminated_as_exception() if lock_clocks else nullcontext(),
+            held_card(chosen.device, show.note if wait_for_gpu else None, lock_clocks) as clock_mhz,
             show.progress("bench", count - len(records)) as advance,
         ):
-            run_benches(chosen, settings, writer, advance, records)
+            run_benches(chosen, replace(asked, locked_sm_clock_mhz=clock_mhz), writer, advance, records)
     except KeyboardInterrupt:
         interrupted = True
     except ContextBroken as broken:

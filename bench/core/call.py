@@ -30,14 +30,14 @@ class Rotation:
     after timing: a kernel may be right when it is called once and wrong when calls follow one another.
     """
 
-    def __init__(self, kernel: Kernel, spec: OpSpec, copies: Sequence[Inputs]):
+    def __init__(self, kernel: Kernel, spec: OpSpec, copies: Sequence[Inputs], first_call_s: float = 0.0):
         self._spec = spec
         self.own_stream = kernel.nondeterministic is not None
         """Whether a kernel that draws does so from a random stream of its own."""
         self._copies = copies
         self._calls: list[partial[Any]] = []
         self._last: list[Any] = [None] * len(copies)
-        self.first_call_s: float = getattr(kernel.fn, "first_call_s", 0.0)
+        self.first_call_s = first_call_s
         """Seconds of the longest first call that was made before; 0 without one."""
         outputs: Outputs | None = None
         for inputs in copies:

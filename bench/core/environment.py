@@ -194,12 +194,15 @@ def git_says(root: Path, *arguments: str, stdin: str = "") -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
+def gpu_uuid(device: torch.device | int) -> str:
+    """The name of a CUDA device in NVML, whose numbering of GPUs ignores CUDA_VISIBLE_DEVICES."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
 def _gpu(index: int) -> Gpu | None:
     if not torch.cuda.is_available():
         return None
-    device = torch.cuda.get_device_properties(index)
-    # NVML is asked by uuid, because its numbering of GPUs ignores CUDA_VISIBLE_DEVICES.
-    uuid = f"GPU-{device.uuid}"
+    device, uuid = torch.cuda.get_device_properties(index), gpu_uuid(index)
     known = (device.name, uuid, device.total_memory, device.multi_processor_count, device.L2_cache_size)
     with nvml_of(uuid) as found:
         if found is None or found[1] is None:

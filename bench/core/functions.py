@@ -15,8 +15,8 @@ import torch
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.poison import same_bits
+from rooflab.bench.core.system_time import time
 from rooflab.bench.core.timers import tampered
-from rooflab.bench.core.timers.timing import FirstCall
 from rooflab.bench.core.trial import PLAIN, Layout, Runner
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats, elementwise
@@ -89,13 +89,15 @@ class FunctionOp(NamedTuple):
     case: Case
     scheme: Scheme
     device: torch.device
+    first_call_s: float = 0.0
+    """Seconds of its first call, if it was made."""
 
 
 class AsKernel:
     """A function called by keywords, as a kernel is.  `bind(inputs)` is the call alone, which a timer may repeat."""
 
     def __init__(self, bind: Callable[[Inputs], Callable[[], Any]], names: Iterable[str]):
-        self.bind, self.first_call_s = bind, 0.0
+        self.bind = bind
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
@@ -176,11 +178,11 @@ def check(fn: Function, args: Sequence[Any], reference: Function | None) -> Chec
     the result changes later.
     """
     expected = reference(*copied(args)) if reference is not None else None
-    first, own = FirstCall(fn), copied(args)
-    result, interpreted = _watched(partial(first, *own))
-    outputs = _plain(result)
+    own, began = copied(args), time.perf_counter()
+    result, interpreted = _watched(partial(fn, *own))
+    first_call_s, outputs = time.perf_counter() - began, _plain(result)
     op = _op_of_call(fn, args, reference or fn, [output.dtype for output in outputs], device_of(*args, result))
-    op.kernel.fn.first_call_s = first.first_call_s  # type: ignore[attr-defined]
+    op = op._replace(first_call_s=first_call_s)
     fault = f"INVALID: {tampering}" if (tampering := tampered()) else ""
     if reference is not None:
         fault = fault or "; ".join(wrong(result, expected))

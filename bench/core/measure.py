@@ -20,12 +20,11 @@ from rooflab.bench.core.failed import Failed, failed_by, failure, known_errors
 from rooflab.bench.core.noise import ABOVE, Samples, above_limits, shared, why_invalid, with_reading
 from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.record import DeviceType, Record, Status, new_run_id
-from rooflab.bench.core.running import note
+from rooflab.bench.core.running import ContextBroken, note
 from rooflab.bench.core.select import first_case
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.timed import INTERPRETED, Unseen, observe, time_together
 from rooflab.bench.core.timers import Function, Observed
-from rooflab.bench.core.timers.timing import FirstCall, check_timer
 from rooflab.kernels import registry
 from rooflab.kernels.configs import config_for
 from rooflab.kernels.precision import pin_matmul_precision
@@ -39,14 +38,10 @@ Checker = Callable[[Kernel, OpSpec, Case, Scheme, torch.device, int], CheckResul
 
 @dataclass
 class Measurement:
-    """The settings and the state of a measurement, shared by all records of a run.
-
-    Raises `ValueError` on a timer that the device does not have.
-    """
+    """The settings and the state of a measurement, shared by all records of a run."""
 
     spec: OpSpec
     scheme: Scheme
-    device: torch.device
     settings: Settings = Settings()
     run_id: str = field(default_factory=new_run_id)
     check: Checker | None = None
@@ -55,8 +50,6 @@ class Measurement:
     planted inputs, which take seconds at a model's sizes."""
     ceilings: Ceilings | None = None
     """By default the machine's ceilings."""
-    locked_sm_clock_mhz: float | None = None
-    """The SM clock to which the caller has locked the GPU."""
     running: Callable[[Sequence[str]], None] = note
     """Called with the ids of the kernels that run next: one kernel, or all kernels that are timed together."""
     planted_before: frozenset[str] = frozenset()
@@ -72,11 +65,11 @@ class Measurement:
     """Whether the ceilings were measured again in this run, which happens at most once."""
     broken: str = field(default="", init=False)
     """Why no kernel can run any more; empty while kernels can run."""
-    first: dict[str, FirstCall] = field(default_factory=dict, init=False)
-    """Each checked kernel's function, which notes the first calls of its checks on the case."""
+    first_call_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of each kernel's first call, made in its check or before."""
 
     def __post_init__(self) -> None:
-        check_timer(self.settings.timer, self.device.type)
+        self.device = torch.device(self.settings.device)
         if not self.settings.checked:
             pin_matmul_precision()
         self._known = snapshot(self.device.index or 0)
@@ -87,11 +80,19 @@ class Measurement:
         """Yields one record for each kernel of each case, case by case.
 
         Every kernel is checked first; a kernel that fails publishes no time.  A kernel that cannot run here gets a
-        record with the reason and the bound.  Once a kernel has broken the CUDA context, no other kernel runs.  Their
-        records then say so.
+        record with the reason and the bound.  Once a kernel has broken the CUDA context, no other kernel runs: their
+        records say so.  A run with a limit, of which a fresh process can do the rest, raises `ContextBroken` instead.
         """
-        for case in cases:
-            yield from self._of_case(kernels, case)
+        limited = self.settings.limit_s < math.inf
+        try:
+            for case in cases:
+                for record in self._of_case(kernels, case):
+                    if not (limited and record.reason.startswith(BROKEN)):  # it says nothing of its kernel
+                        yield record
+                if limited and (broken := self.broken or already_broken(self.device)):
+                    raise ContextBroken(broken)
+        finally:
+            self.running(())
 
     def _of_case(self, kernels: Sequence[Kernel], case: Case) -> Iterator[Record]:
         seed, cpu_threads = self.settings.seed, torch.get_num_threads()
@@ -148,14 +149,13 @@ class Measurement:
 
     def _checked(self, kernel: Kernel, case: Case) -> CheckResult:
         self.running([kernel.id])
-        first = self.first.setdefault(kernel.name, FirstCall(kernel.fn))
-        first.first_call_s = 0.0
-        noting = replace(kernel, fn=first)
-        found = self._gate(kernel, noting, case)
+        known = kernel.name in self.gated
+        found = self._gate(kernel, case)
+        before_s = found.first_call_s if found and not known else 0.0
         if found is None or found.status == "OK":
-            first.due = True  # another case than the gate's may compile again
             check = self.check or partial(check_kernel, planted=False)
-            found = check(noting, self.spec, case, self.scheme, self.device, self.settings.seed)
+            found = check(kernel, self.spec, case, self.scheme, self.device, self.settings.seed)
+        self.first_call_s[kernel.name] = max(before_s, found.first_call_s)  # each of them may compile
         fault = self._fault(kernel.id)
         return replace(found, status="RUNTIME_ERROR", reason=fault) if fault and found.status == "OK" else found
 
@@ -173,41 +173,38 @@ class Measurement:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
         if ready:
             self.running([f"{self.spec.name}/{name}" for name in ready])
-        gpu = self._known.gpu.uuid if self._known.gpu and self.device.type == "cuda" else None
         functions: dict[str, Function] = {**ready, **self.beside} if ready else {}
-        timed, failures, clocks = time_together(functions, self.device, self.settings, gpu, unseen)
+        timed, failures, clocks = time_together(functions, self.settings, unseen)
         if failures and self._fault(f"one of {', '.join(ready)}") and len(ready) > 1:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
-        if clocks and self.locked_sm_clock_mhz:
-            clocks = clocks | {"locked_sm_clock_mhz": self.locked_sm_clock_mhz}
+        if clocks and self.settings.locked_sm_clock_mhz:
+            clocks = clocks | {"locked_sm_clock_mhz": self.settings.locked_sm_clock_mhz}
         self.beside_s = {name: timed.pop(name).median_s for name in self.beside if name in timed}
         return timed, failures, clocks
 
-    def _gate(self, kernel: Kernel, noting: Kernel, case: Case) -> CheckResult | None:
+    def _gate(self, kernel: Kernel, case: Case) -> CheckResult | None:
         """The kernel's check with planted inputs, once per run: on the first small case that the kernel takes, or else
         on `case`; None if it was made before."""
         if self.check is None and kernel.name not in self.gated and kernel.name not in self.planted_before:
             # `first_case` looks only at shapes; if the kernel refuses the small case's values or addresses, use `case`.
             for small in filter(None, (first_case(kernel, self.spec, self.scheme), case)):
-                found = self._first(kernel, noting, small)
+                found = self._first(kernel, small)
                 if found.status != "UNSUPPORTED":
                     self.gated[kernel.name] = found
                     break
         return self.gated.get(kernel.name)
 
-    def _first(self, kernel: Kernel, noting: Kernel, case: Case) -> CheckResult:
+    def _first(self, kernel: Kernel, case: Case) -> CheckResult:
         """The kernel's first check: in a child process, or here if it is no registered kernel, which no child finds."""
         own, seed = registry.get_op(kernel.op) if kernel.op in registry.ops() else None, self.settings.seed
         if own is self.spec and registry.kernels(kernel.op).get(kernel.name) is kernel:
             return Checkers(self.device)(CheckTask(kernel, case, self.scheme, seed))
-        return check_kernel(noting, self.spec, case, self.scheme, self.device, seed)
+        return check_kernel(kernel, self.spec, case, self.scheme, self.device, seed)
 
     def _function(self, kernel: Kernel, copies: Sequence[Inputs]) -> Rotation:
         """The kernel as a function that cycles through `copies`.  Raises `Failed`."""
         try:
-            rotation = Rotation(kernel, self.spec, copies)
-            if kernel.name in self.first:
-                rotation.first_call_s = max(rotation.first_call_s, self.first[kernel.name].first_call_s)
+            rotation = Rotation(kernel, self.spec, copies, self.first_call_s.get(kernel.name, 0.0))
             if self.device.type == "cuda" and not self.settings.checked:
                 rotation()  # alone: timed together, one kernel's fault would fail all
                 torch.cuda.synchronize(self.device)

@@ -13,6 +13,7 @@ import torch
 
 from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.check_data import CheckData
+from rooflab.bench.core.environment import gpu_uuid
 from rooflab.bench.core.failed import Failed, failure, known_errors
 from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.poison import alike, kept_names, same_bits
@@ -29,11 +30,7 @@ INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the k
 
 
 def time_together(
-    ready: Mapping[str, Function],
-    device: torch.device,
-    settings: Settings,
-    gpu_uuid: str | None,
-    renew: Callable[[], None] | None = None,
+    ready: Mapping[str, Function], settings: Settings, renew: Callable[[], None] | None = None
 ) -> tuple[dict[str, Samples], dict[str, Failed], dict[str, Any] | None]:
     """Each kernel's samples, the failures of failed kernels, and the clocks.  The budget is for each kernel; it doubles
     for kernels with a noisy reading among them, unless the reading is one of a pair.
@@ -43,7 +40,8 @@ def time_together(
     """
     if not ready:
         return {}, {}, None
-    with watched(device, gpu_uuid) as watch:
+    device = torch.device(settings.device)
+    with watched(device) as watch:
         read = partial(
             time_functions,
             device=device,
@@ -86,20 +84,21 @@ def _together_or_alone(
     return alone, failures
 
 
-def watched(device: torch.device, gpu_uuid: str | None) -> AbstractContextManager[ClockWatch | None]:
+def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
     """The watch of a GPU's clocks; the device itself reads its SM clock too, or the summary says why not."""
     if device.type != "cuda":
         return nullcontext()
     from rooflab.bench.core.timers.card import ClockWatch
 
+    uuid = gpu_uuid(device)
     if interpreting():
-        return ClockWatch(gpu_uuid)
+        return ClockWatch(uuid)
     try:
         from rooflab.bench.core.timers.sm_clock import DeviceClock  # imports Triton
 
-        return ClockWatch(gpu_uuid, DeviceClock(device))
+        return ClockWatch(uuid, DeviceClock(device))
     except known_errors() as error:
-        return ClockWatch(gpu_uuid, unread=f"{type(error).__name__}: {error}")
+        return ClockWatch(uuid, unread=f"{type(error).__name__}: {error}")
 
 
 def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[str, Observed], dict[str, Failed]]:

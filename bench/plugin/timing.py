@@ -44,13 +44,14 @@ def time_kernel(
     op, beside = checked.op, {"probe": probe()} if checked.op.device.type == "cpu" else {}
     spec = op.spec if cost is None else replace(op.spec, cost=lambda args: cost)
     settings = Settings(
+        device=str(op.device),
         budget_s=budget_s / (1 + len(beside)),
         min_samples=min_samples,
         checked=True,
         judge=checked.judged,
         roof=cost is not None,
     )
-    run = Measurement(spec, op.scheme, op.device, settings, beside=beside)
+    run = Measurement(spec, op.scheme, settings, beside=beside, first_call_s={op.kernel.name: op.first_call_s})
     began = processor_time()
     (record,) = run.records([op.kernel], [op.case])
     others = others_since(began)

@@ -235,6 +235,6 @@ def measure_here(targets: Sequence[KernelCase], budget_s: float) -> list[Record]
     for op, case, scheme in dict.fromkeys((target.op, target.case, target.scheme) for target in targets):
         names = [target.kernel for target in targets if (target.op, target.case, target.scheme) == (op, case, scheme)]
         kernels = [registry.get_kernel(op, name) for name in names]
-        run = Measurement(registry.get_op(op), scheme, torch.device("cuda"), Settings(budget_s=budget_s))
+        run = Measurement(registry.get_op(op), scheme, Settings(device="cuda", budget_s=budget_s))
         found += run.records(kernels, [case])
     return found

@@ -241,8 +241,8 @@ class TuningState:
         budget_s = min(FINAL_S, max(LEAST_FINAL_S, seconds / 2 / (len(contenders) * len(cases))))
         own = {kernel.name: kernel for kernel in self.kernels}
         found = []
-        settings = Settings(seed=self.seed, budget_s=budget_s)
-        run = Measurement(self.spec, self.scheme, self.device, settings, self.writer.run_id)
+        settings = Settings(device=str(self.device), seed=self.seed, budget_s=budget_s)
+        run = Measurement(self.spec, self.scheme, settings, self.writer.run_id)
         for record in run.records(contenders, cases):
             if record.kernel in variants:
                 kernel, config = variants[record.kernel]

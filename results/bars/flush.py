@@ -19,7 +19,6 @@ from bars.bar import Bar
 
 from rooflab.bench.core.environment import last_level_cache_bytes
 from rooflab.bench.core.noise import Samples
-from rooflab.bench.core.settings import FlushBy
 from rooflab.bench.core.timers.timing import time_functions
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels._files import write_whole
@@ -28,7 +27,7 @@ SHARES = (0.125, 0.5, 2.0)
 """Bytes read by each probe, over those of the cache."""
 TURN = 4.0
 """Bytes of the buffers read in turn together, over those of the cache; never fewer than two buffers."""
-ORDER: tuple[FlushBy | None, ...] = ("read", "write", None, None, "write", "read")
+ORDER: tuple[str | None, ...] = ("read", "write", None, None, "write", "read")
 """None reads buffers in turn.  Each comes once early and once late, so that drift falls on all."""
 
 
@@ -46,7 +45,7 @@ def compare_flushes(
     device = torch.device(device)
     cache = cache_bytes or (last_level_cache_bytes() if device.type == "cpu" else _l2_bytes(device))
     sizes = [int(share * cache) // 4 * 4 for share in SHARES]
-    found: dict[FlushBy | None, list[dict[str, Samples]]] = {"read": [], "write": [], None: []}
+    found: dict[str | None, list[dict[str, Samples]]] = {"read": [], "write": [], None: []}
     for way in ORDER:
         probes = {str(size): _Reads(device, size, cache if way is None else 0) for size in sizes}
         found[way].append(

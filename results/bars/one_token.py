@@ -92,9 +92,8 @@ def _beside(
     kernels = {str(record.kernel): registry.get_kernel(op, str(record.kernel)) for record in good}
     ready: dict[str, Callable[[], object]] = {name: Rotation(kernel, spec, copies) for name, kernel in kernels.items()}
     note([kernel.id for kernel in kernels.values()])
-    settings = Settings(seed=context.seed, budget_s=KERNEL_S)
-    gpu = (good[0].environment.get("gpu") or {}).get("uuid")
-    timed, failures, _ = time_together(ready | {FLOOR: floor}, device, settings, gpu)
+    settings = Settings(device=context.device, seed=context.seed, budget_s=KERNEL_S)
+    timed, failures, _ = time_together(ready | {FLOOR: floor}, settings)
     if broken := already_broken(device):
         raise ContextBroken(broken)
     note(())

@@ -22,7 +22,8 @@ from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.failed import first_line
 from rooflab.bench.core.noise import ABOVE, Samples
 from rooflab.bench.core.record import Record, Status, new_run_id, pack_samples
-from rooflab.bench.core.timers.timing import TIMERS, time_functions
+from rooflab.bench.core.settings import TIMERS
+from rooflab.bench.core.timers.timing import time_functions
 from rooflab.kernels import _cuda
 from rooflab.kernels._cuda import CudaCompileError
 from rooflab.roofline.device import identify

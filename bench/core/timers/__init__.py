@@ -17,13 +17,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import BuiltinFunctionType
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
 
 from rooflab.bench.core.noise import Samples
-from rooflab.bench.core.settings import FlushBy
+from rooflab.bench.core.settings import check_flush
 from rooflab.bench.core.system_time import time as system
 from rooflab.reference import compare
 
@@ -173,9 +173,8 @@ class Flush:
     `ValueError` on a way that is neither `read` nor `write`.
     """
 
-    def __init__(self, device: torch.device | str, cache_bytes: int, by: FlushBy = "read"):
-        if by not in get_args(FlushBy):
-            raise ValueError(f"flush: expected one of {', '.join(get_args(FlushBy))}, got {by!r}")
+    def __init__(self, device: torch.device | str, cache_bytes: int, by: str = "read"):
+        check_flush(by)
         # Of twice the cache's size.  Ones, because on a CPU all unwritten pages of zeros map to one physical page.
         self.buffer = torch.ones(2 * cache_bytes // 4, device=device)
         self.note = ", flushed by writing" if by == "write" and cache_bytes else ""

@@ -8,7 +8,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from rooflab.bench.core.environment import ask, nvml_of, power, snapshot
+from rooflab.bench.core.environment import ask, gpu_uuid, nvml_of, power, snapshot
 
 if TYPE_CHECKING:  # it imports Triton
     from rooflab.bench.core.timers.sm_clock import DeviceClock
@@ -131,11 +131,30 @@ def others_among(pids: Collection[int]) -> int | None:
 
 
 @contextmanager
+def held_card(
+    device: torch.device, say: Callable[[str], None] | None = None, lock_clocks: bool = False
+) -> Iterator[float | None]:
+    """Holds the card inside `with`: with `say`, which a wait is told to, for this process alone; with `lock_clocks`, at
+    one SM clock, which it yields in MHz.  Raises `ValueError` for a device that is no GPU, and as `locked_clocks`."""
+    with ExitStack() as stack:
+        if say:
+            stack.enter_context(card_lock(device, say))
+        if not lock_clocks:
+            yield None
+            return
+        if device.type != "cuda":
+            raise ValueError(f"lock-clocks: expected a CUDA device, got {device.type}")
+        from rooflab.bench.core.timers.sm_clock import sm_clock_under_load  # imports Triton
+
+        yield stack.enter_context(locked_clocks(gpu_uuid(device), partial(sm_clock_under_load, device)))
+
+
+@contextmanager
 def locked_clocks(uuid: str, read_hz: Callable[[], float]) -> Iterator[float]:
     """Locks a GPU's SM clock inside `with` to NVML's base clock, which the GPU holds at its power limit.
 
     `read_hz` reads the clock twice under load.  Yields the clock in MHz from NVML, else from the device.  Leaving the
-    block always unlocks the clocks: after an exception, an interrupt, a termination signal or the end of its terminal.
+    block always unlocks the clocks, after an exception and an interrupt too.
     Raises `ValueError` where NVML is missing or does not permit locking, and where the two readings differ.
     """
     with nvml_of(uuid) as found:

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from rooflab.bench.core.environment import last_level_cache_bytes
-from rooflab.bench.core.settings import FlushBy
 from rooflab.bench.core.system_time import time
 from rooflab.bench.core.timers import Call, Flush, Function, NotRecorded, Observed, Timer, bound
 from rooflab.kernels._waiting import BUSY_SHARE, run_times, waiting_since
@@ -149,7 +148,7 @@ def keep_freed_memory() -> str:
 class CpuTimer(Timer):
     """Reads `perf_counter` around synchronous calls, with each of torch's threads pinned to one processor."""
 
-    def __init__(self, cold: bool = True, flush: FlushBy = "read", clock: Callable[[], float] = time.perf_counter):
+    def __init__(self, cold: bool = True, flush: str = "read", clock: Callable[[], float] = time.perf_counter):
         self._clock = clock
         self.flush = Flush("cpu", last_level_cache_bytes() if cold else 0, flush)
         self._step = min(_step(clock) for _ in range(1000))

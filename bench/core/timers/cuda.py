@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import torch
 
 from rooflab.bench.core.failed import first_line
-from rooflab.bench.core.settings import FlushBy
 from rooflab.bench.core.system_time import time
 from rooflab.bench.core.timers import Call, Flush, Function, Timer, bound, grid_of
 
@@ -171,7 +170,7 @@ class EventTimer(Timer):
 
     title = "cuda events"
 
-    def __init__(self, cuda: CudaCalls, cold: bool = True, flush: FlushBy = "read"):
+    def __init__(self, cuda: CudaCalls, cold: bool = True, flush: str = "read"):
         self.cuda = cuda
         self.gaps: set[str] = set()
         """Functions that wait for the device inside, so that no wait of ours can hide the gaps between launches."""
@@ -292,7 +291,7 @@ class GraphTimer(EventTimer):
 
     title = "cuda graph replay"
 
-    def __init__(self, cuda: CudaCalls, cold: bool = True, flush: FlushBy = "read"):
+    def __init__(self, cuda: CudaCalls, cold: bool = True, flush: str = "read"):
         super().__init__(cuda, cold, flush)
         self._graphs: dict[tuple[str, int], Function] = {}
 

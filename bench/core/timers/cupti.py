@@ -30,7 +30,6 @@ import numpy as np
 import torch
 
 from rooflab.bench.core.noise import Samples
-from rooflab.bench.core.settings import FlushBy
 from rooflab.bench.core.timers import Call, Function, NotRecorded, Observed, bound, grid_of
 from rooflab.bench.core.timers.cpu import profiled
 from rooflab.bench.core.timers.cuda import GRID, CudaCalls, EventTimer
@@ -155,7 +154,7 @@ class CuptiTimer(EventTimer):
     rounds_at_once = 8  # a recording takes some milliseconds to start and to read
     title = "cuda cupti, first kernel's start to last kernel's end"
 
-    def __init__(self, cuda: CudaCalls, cold: bool = True, flush: FlushBy = "read"):
+    def __init__(self, cuda: CudaCalls, cold: bool = True, flush: str = "read"):
         self.traced: defaultdict[str, list[Traced]] = defaultdict(list)
         """The readings of each function, in time order."""
         super().__init__(cuda, cold, flush)

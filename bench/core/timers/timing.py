@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from rooflab.bench.core.noise import Samples, few, noise
-from rooflab.bench.core.settings import FlushBy
+from rooflab.bench.core.settings import check_timer
 from rooflab.bench.core.system_time import time
 from rooflab.bench.core.timers import Function, Observed, Timer, tampered
 from rooflab.bench.core.timers.cpu import CpuTimer, observed_on_cpu
@@ -34,27 +32,9 @@ CLOSING_ROUNDS = 3
 """The last rounds, in which each set of inputs of a `calls.Rotation` is used once more, with the same values."""
 STEADY = 0.95
 """The warm-up goes on while a round lowers a function's fastest time below this share of its value before."""
-TIMERS: Mapping[str, tuple[str, ...]] = {"cpu": ("perf_counter",), "cuda": ("events", "graph", "cupti")}
-"""Timing methods by device type, the default first: `events` needs no capture, so that it can time every function, and
-unlike a profiler it adds no work to the device.  See `cuda.EventTimer`, `cuda.GraphTimer` and `cupti.CuptiTimer`."""
 
 
-def check_timer(timer: str | None, device_type: str) -> str:
-    """The timing method for a device type: `timer`, or the default of `TIMERS`.
-
-    Raises `ValueError` on a method that the device does not have, and on a device that is neither cpu nor cuda.
-    """
-    if device_type not in TIMERS:
-        raise ValueError(f"device: expected cpu or cuda, got {device_type}")
-    if timer is not None and timer not in TIMERS[device_type]:
-        needs = ", which needs a CUDA device" if timer in TIMERS["cuda"] else ""
-        raise ValueError(
-            f"timer: expected one of {', '.join(TIMERS[device_type])} on {device_type}, got {timer}{needs}"
-        )
-    return timer or TIMERS[device_type][0]
-
-
-def timer_for(device: torch.device, method: str | None = None, cold: bool = True, flush: FlushBy = "read") -> Timer:
+def timer_for(device: torch.device, method: str | None = None, cold: bool = True, flush: str = "read") -> Timer:
     """The timer of a method on a device, which empties the cache if `cold`; raises as `check_timer` does."""
     method = check_timer(method, device.type)
     if method == "perf_counter":
@@ -80,29 +60,6 @@ def observed(call: Function, device: torch.device) -> Observed:
     return observed_on_cuda(call, CudaCalls(device))
 
 
-class FirstCall:
-    """A function that notes its first call, and with `due` set the next one, for calls that are made before its timing.
-
-    It costs time at each call, so it is not the function that is timed.
-    """
-
-    def __init__(self, function: Callable[..., Any]):
-        functools.update_wrapper(self, function, updated=())
-        self._function = function
-        self.due = True
-        self.first_call_s = 0.0
-        """Seconds of the longest call that was noted."""
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        if not self.due:
-            return self._function(*args, **named)
-        self.due = False
-        began = perf_counter()
-        result = self._function(*args, **named)
-        self.first_call_s = max(self.first_call_s, perf_counter() - began)
-        return result
-
-
 def time_functions(
     functions: Mapping[str, Function],
     device: torch.device | str = "cpu",
@@ -114,7 +71,7 @@ def time_functions(
     cold: bool = True,
     observe: Function | None = None,
     timer: str | Timer | None = None,
-    flush: FlushBy = "read",
+    flush: str = "read",
     renew: Function | None = None,
 ) -> dict[str, Samples]:
     """Times functions of no arguments against each other.  The protocol:
