@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rooflab.bench.base.system_time import time
 from rooflab.bench.core import record_files
 from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter, local_results
 from rooflab.bench.core.select import Selection, default_scheme, pick_device
 from rooflab.bench.core.settings import Settings
-from rooflab.bench.core.system_time import time
 from rooflab.bench.report.figures import Drawing, bounds_on, placed_on
 from rooflab.kernels import registry
 from rooflab.kernels._folders import check_caches

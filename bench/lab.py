@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench import show
+from rooflab.bench.base.plain import plain
+from rooflab.bench.base.system_time import time
 from rooflab.bench.checks.checking import summarize_checks
 from rooflab.bench.checks.drawn import listed_checks
 from rooflab.bench.commands import count_benches, run_benches
 from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.outside import Checkers
-from rooflab.bench.core.plain import plain
 from rooflab.bench.core.record import NOT_RUN, Record
 from rooflab.bench.core.record_files import RunWriter, result_folder
 from rooflab.bench.core.select import Selection, default_scheme, first_case, largest_case, pick_device
 from rooflab.bench.core.settings import Settings
-from rooflab.bench.core.system_time import time
 from rooflab.bench.engine.runs import (
     PROMPT_SET,
     EngineRun,

@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from rooflab.bench.core.plain import plain
-from rooflab.bench.core.system_time import time
+from rooflab.bench.base.plain import plain
+from rooflab.bench.base.system_time import time
 from rooflab.roofline.names import visible
 from rooflab.roofline.numbers import digits
 

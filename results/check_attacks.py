@@ -27,12 +27,12 @@ from statistics import median
 
 import torch
 
+from rooflab.bench.base.plain import markdown_table
 from rooflab.bench.checks.drawn import drawn_checks, turns_of
 from rooflab.bench.cli.kernels import CHECK_S
 from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.outside import Checkers
-from rooflab.bench.core.plain import markdown_table
 from rooflab.bench.core.process import cores
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.select import Selection

@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from rooflab.bench.__main__ import main as rooflab
-from rooflab.bench.core.statuses import ExitStatus
+from rooflab.bench.base.statuses import ExitStatus
 
 BENCH = str(Path(__file__).resolve().parent.parent / "bench") + "/"
 ON_IMPORT = ("<module>", "<lambda>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.core.plain import markdown_code, markdown_table
+from rooflab.bench.base.plain import markdown_code, markdown_table
 from rooflab.kernels._files import write_whole
 
 HERE = Path(__file__).resolve().parent

@@ -23,7 +23,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from standing import expected
 
-from rooflab.bench.core.plain import markdown_table
+from rooflab.bench.base.plain import markdown_table
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import read_all
 from rooflab.bench.predict.cases import KernelCase

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.base.plain import markdown_table
 from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.plain import markdown_table
 from rooflab.bench.emulate.run import run
 from rooflab.bench.predict.cases import KernelCase, predict_all
 from rooflab.kernels._files import write_whole

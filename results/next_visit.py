@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bars.judge import EVERY
 
-from rooflab.bench.core.plain import markdown_table
+from rooflab.bench.base.plain import markdown_table
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Entry
 from rooflab.bench.suite.plan import make_plan

@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from rooflab.bench.core.plain import markdown_table
+from rooflab.bench.base.plain import markdown_table
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from rooflab.bench.core.plain import markdown_table
+from rooflab.bench.base.plain import markdown_table
 from rooflab.bench.latency.capacity import kv_blocks
 from rooflab.bench.latency.clock import ClockSettings, simulate
 from rooflab.bench.latency.step_model import KernelTimes

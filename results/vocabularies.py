@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from rooflab.bench.core.plain import markdown_table
+from rooflab.bench.base.plain import markdown_table
 from rooflab.engine.gguf_tokenizer import gguf_tokenizer
 from rooflab.kernels._files import write_whole
 

@@ -10,8 +10,9 @@ import torch
 from fake_cuda import FakeCuda, recorder
 from op_kernels import python_without_interpreter
 
+from rooflab.bench.base.cubin import code_hash
 from rooflab.bench.core.timers import Observed, cupti
-from rooflab.bench.core.timers.cupti import DeviceKernel, activity_hash, code_hash, launched_code, observed_on_cuda
+from rooflab.bench.core.timers.cupti import DeviceKernel, activity_hash, launched_code, observed_on_cuda
 from rooflab.kernels import _cuda
 
 CPU = torch.device("cpu")
@@ -142,7 +143,7 @@ COMPILE = """
 import importlib, json, sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from rooflab.bench.core.timers.cupti import code_hash
+from rooflab.bench.base.cubin import code_hash
 
 found = []
 for place in sys.argv[1:]:

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 LAYERS = ("roofline", "reference", "kernels", "engine", "bench")
 ROOMS = (
-    "core records show.py revisions compile emulator predict emulate tune checks ab "
+    "base core records show.py revisions compile emulator predict emulate tune checks ab "
     "suite report plugin exchange engine load latency commands.py lab.py cli __main__.py bench_kernels.py "
     "bench_sampling.py run_from_checkout.py"
 ).split()

@@ -14,9 +14,9 @@ import pytest
 from rooflab.bench import core
 from rooflab.bench.ab.output import write_junit, write_markdown
 from rooflab.bench.ab.verdict import Outcome
+from rooflab.bench.base.plain import number_in
 from rooflab.bench.core import record as schema
 from rooflab.bench.core import record_files
-from rooflab.bench.core.plain import number_in
 from rooflab.bench.core.record import Record, pack_samples, unpack_samples
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.report.figures import Drawing, draw

@@ -318,7 +318,7 @@ def test_a_clock_that_is_changed_from_inside_is_named(monkeypatch):
 def test_whatever_times_in_bench_takes_the_clock_that_nobody_else_has():
     """The emulator has limits and no times."""
     rooms = Path(timing.__file__).parents[2]
-    named = {"core/system_time.py", "core/timers/__init__.py"}
+    named = {"base/system_time.py", "core/timers/__init__.py"}
     own = {path.relative_to(rooms).as_posix() for path in rooms.rglob("*.py")
            if re.search(r"^\s*(import time\b|from time import)", path.read_text(), re.MULTILINE)}  # fmt: skip
     assert {path for path in own if not path.startswith("emulator/")} == named

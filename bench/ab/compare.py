@@ -26,11 +26,11 @@ from rooflab.bench.ab.pairs import AbSettings
 from rooflab.bench.ab.run import AbResult, run
 from rooflab.bench.ab.sides import Comparison, Side, SideName, Target
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
+from rooflab.bench.base.system_time import time
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.functions import KEY, SCHEME, AsKernel, Function, FunctionOp, copied, op_of
 from rooflab.bench.core.record import Verdict
-from rooflab.bench.core.system_time import time
 from rooflab.kernels._user_files import import_file
 from rooflab.reference.spec import as_tuple
 from rooflab.roofline.numbers import change

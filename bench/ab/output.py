@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench.ab.verdict import EXIT_STATUS, Outcome, status_of
-from rooflab.bench.core.plain import markdown_cell, markdown_code, markdown_table
-from rooflab.bench.core.statuses import ExitStatus
+from rooflab.bench.base.plain import markdown_cell, markdown_code, markdown_table
+from rooflab.bench.base.statuses import ExitStatus
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.names import visible
 from rooflab.roofline.numbers import change

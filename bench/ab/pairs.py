@@ -14,11 +14,11 @@ from typing import Any, Literal
 from rooflab.bench.ab.records import CONFIRMS, fault_of
 from rooflab.bench.ab.sides import Comparison, Side, SideName, Wanted
 from rooflab.bench.ab.verdict import Rules
-from rooflab.bench.core.plain import plain
+from rooflab.bench.base.plain import plain
+from rooflab.bench.base.system_time import time
 from rooflab.bench.core.process import Child, ChildFailed
 from rooflab.bench.core.record import Record, Status
 from rooflab.bench.core.settings import Settings
-from rooflab.bench.core.system_time import time
 from rooflab.roofline.numbers import counted
 
 

@@ -28,9 +28,9 @@ from rooflab.bench.ab.verdict import (
     load_floors,
     wants_confirmation,
 )
+from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.core.record import NOT_RUN, Record, Verdict, paired_method_of
 from rooflab.bench.core.record_files import read
-from rooflab.bench.core.statuses import ExitStatus
 
 NO_MACHINE = ("unknown", "imported-unknown-")
 """Prefixes of the keys of unknown machines."""

@@ -21,9 +21,9 @@ from rooflab.bench.ab.verdict import (
     load_floors,
     wants_confirmation,
 )
+from rooflab.bench.base.system_time import time
 from rooflab.bench.core.record import NOT_RUN, Record, Status, Verdict, new_run_id, now, pack_samples
 from rooflab.bench.core.record_files import write
-from rooflab.bench.core.system_time import time
 
 Read = list[tuple[SideName, str, Record]]
 """Side, key and record of readings."""

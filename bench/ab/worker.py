@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.ab.sides import Target
+from rooflab.bench.base.system_time import time
 from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.failed import Failed, failed_by, failure, known_errors
@@ -23,7 +24,6 @@ from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.record import Record, Status
 from rooflab.bench.core.select import kernels_in
 from rooflab.bench.core.settings import Settings
-from rooflab.bench.core.system_time import time
 from rooflab.bench.core.timed import INTERPRETED
 from rooflab.kernels import registry
 from rooflab.kernels.precision import pin_matmul_precision

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.base.system_time import time
 from rooflab.bench.checks.drawn import HOW, drawn_points, most_work, own_numbers, smallest, turns_of
 from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.environment import snapshot
@@ -18,7 +19,6 @@ from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.select import file_of, source_of
-from rooflab.bench.core.system_time import time
 from rooflab.kernels import registry
 from rooflab.kernels._folders import check_caches
 from rooflab.reference.spec import Case, get_scheme, nbytes

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.system_time import time
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
 from rooflab.bench.core.names import parse_swaps
-from rooflab.bench.core.system_time import time
 from rooflab.roofline.numbers import digits
 
 if TYPE_CHECKING:

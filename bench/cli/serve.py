@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app
 from rooflab.bench.core.names import parse_swaps
-from rooflab.bench.core.statuses import ExitStatus
 
 
 @app.command()

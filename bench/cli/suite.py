@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for, terminated_as_exception
-from rooflab.bench.core.statuses import ExitStatus
 
 
 @app.command()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import triton
 
-from rooflab.bench.core.system_time import time
+from rooflab.bench.base.system_time import time
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder, check_writable
 

@@ -21,6 +21,7 @@ import torch
 import triton
 from triton.errors import TritonError
 
+from rooflab.bench.base.cubin import code_hash
 from rooflab.bench.compile import sass
 from rooflab.bench.compile.capture import Launch, recording_cuda, recording_triton
 from rooflab.bench.compile.cases import ARCHITECTURE, SM, properties, select
@@ -28,7 +29,6 @@ from rooflab.bench.compile.launchers import check_named, function_of, inputs_of
 from rooflab.bench.compile.pretended import pretended_card, pretended_gpu
 from rooflab.bench.core.call import arguments_of
 from rooflab.bench.core.select import kernels_in
-from rooflab.bench.core.timers.cupti import code_hash
 from rooflab.kernels import _card, registry
 from rooflab.reference.spec import Case, Scheme, get_scheme
 

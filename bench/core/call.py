@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from rooflab.bench.core.system_time import time
+from rooflab.bench.base.system_time import time
 from rooflab.kernels.configs import make_config
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple, nbytes

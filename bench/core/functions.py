@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rooflab.bench.base.system_time import time
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.poison import same_bits
-from rooflab.bench.core.system_time import time
 from rooflab.bench.core.timers import tampered
 from rooflab.bench.core.trial import PLAIN, Layout, Runner
 from rooflab.kernels.registry import Kernel

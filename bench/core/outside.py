@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.base.system_time import time
 from rooflab.bench.core.call import input_bytes
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.check_data import CheckResult, CheckTask, named_in, options_on
@@ -29,7 +30,6 @@ from rooflab.bench.core.failed import Failed, LayoutRefused
 from rooflab.bench.core.process import Child, ChildFailed, Pool, cores, kernel_processes
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.select import file_of
-from rooflab.bench.core.system_time import time
 from rooflab.bench.core.timers import tampered
 from rooflab.bench.core.trial import PLAIN, Layout, Runner, Seen
 from rooflab.kernels import registry

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 import torch
 
+from rooflab.bench.base.system_time import time
 from rooflab.bench.core.failed import LayoutRefused
-from rooflab.bench.core.system_time import time
 from rooflab.reference.spec import OpSpec, Outputs
 
 GUARD_BYTES = 65536

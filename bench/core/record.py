@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from rooflab.bench.core.plain import plain
+from rooflab.bench.base.plain import plain
 from rooflab.roofline.model import Basis as TrafficBasis
 from rooflab.roofline.model import Limiter
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rooflab.bench.core.system_time import time
+from rooflab.bench.base.system_time import time
 
 VARIABLE = "ROOFLAB_RUNNING"
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.base.system_time import time
 from rooflab.bench.core.call import packed as packed_with
 from rooflab.bench.core.call import planned
 from rooflab.bench.core.check_data import named_in, options_on
@@ -34,7 +35,6 @@ from rooflab.bench.core.poison import (
     wipe,
 )
 from rooflab.bench.core.record import CheckedBy
-from rooflab.bench.core.system_time import time
 from rooflab.bench.core.timers import tampered
 from rooflab.kernels import _device
 from rooflab.kernels.precision import pin_matmul_precision

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.base.system_time import time
 from rooflab.bench.compile.launchers import check_named, function_of, inputs_of, texts_of
 from rooflab.bench.compile.pretended import pretended_card
 from rooflab.bench.core.failed import failure
 from rooflab.bench.core.functions import judge
-from rooflab.bench.core.system_time import time
 from rooflab.bench.emulate.ours import emulating
 from rooflab.bench.emulate.run import Answer, launch_answer
 from rooflab.bench.emulator import EmulationError

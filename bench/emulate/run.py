@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.base.system_time import time
 from rooflab.bench.core.call import arguments_of
 from rooflab.bench.core.failed import failure, known_errors
 from rooflab.bench.core.poison import poisoned_allocations
-from rooflab.bench.core.system_time import time
 from rooflab.bench.emulate.ours import every_launch, pretended_for
 from rooflab.bench.emulator import Checks, EmulationError, Launches, LaunchResult, NotSampled
 from rooflab.kernels import registry

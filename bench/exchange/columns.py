@@ -9,7 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.core.plain import number_in
+from rooflab.bench.base.plain import number_in
 from rooflab.bench.core.record import Record
 from rooflab.bench.exchange import files
 from rooflab.kernels.registry import get_op, ops

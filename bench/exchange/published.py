@@ -23,7 +23,7 @@ from typing import Any
 import pandas as pd
 from packaging.version import Version, parse
 
-from rooflab.bench.core.plain import number_in
+from rooflab.bench.base.plain import number_in
 from rooflab.bench.exchange.files import MS
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.device import identify

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rooflab.bench.core.plain import number_in
+from rooflab.bench.base.plain import number_in
 from rooflab.bench.core.record import Record, Status
 from rooflab.bench.exchange import files
 from rooflab.reference.spec import Case

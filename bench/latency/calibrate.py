@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rooflab.bench.core.system_time import time
+from rooflab.bench.base.system_time import time
 from rooflab.bench.latency.step_model import MeasuredSteps, fitted
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.scheduler import pairs_of

@@ -26,7 +26,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from rooflab.bench.core.system_time import time
+from rooflab.bench.base.system_time import time
 from rooflab.bench.latency.ledger import marked
 from rooflab.kernels.registry import IMPORT_ERRORS
 from rooflab.reference.captured import VERSION

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.base.system_time import time
 from rooflab.bench.core.ceilings.ceilings import ceilings_for
 from rooflab.bench.core.noise import noise
-from rooflab.bench.core.system_time import time
 from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of
 from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.engine.llm import LLM, SamplingParams

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rooflab.bench.base.plain import Marked, markdown_cell, markdown_table
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.noise import noise
-from rooflab.bench.core.plain import Marked, markdown_cell, markdown_table
 from rooflab.bench.latency.study import Lab, Study
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._waiting import run_times, waiting_since

@@ -18,7 +18,7 @@ from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
-from rooflab.bench.core.system_time import time
+from rooflab.bench.base.system_time import time
 from rooflab.bench.load.http import Connection
 
 clock = time.perf_counter

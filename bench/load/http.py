@@ -10,7 +10,7 @@ import asyncio
 import re
 from typing import cast
 
-from rooflab.bench.core.system_time import time
+from rooflab.bench.base.system_time import time
 
 clock = time.perf_counter
 BLANK = b"\r\n\r\n"

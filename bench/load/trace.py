@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from rooflab.bench.core.plain import plain
+from rooflab.bench.base.plain import plain
 from rooflab.kernels._files import write_whole
 
 Phase = Literal["warm-up", "measured", "cool-down"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from rooflab.bench.core.system_time import time
+from rooflab.bench.base.system_time import time
 
 if TYPE_CHECKING:
     from rooflab.bench.emulator import Emulation
@@ -208,7 +208,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
         lines.append(f"NOISY readings are left out of --benchmark-compare-fail: {len(noisy)}")
     result = yield
     if noisy and not any(check.compared for check in checks) and session.exitstatus == pytest.ExitCode.OK:
-        from rooflab.bench.core.statuses import ExitStatus
+        from rooflab.bench.base.statuses import ExitStatus
 
         session.exitstatus = ExitStatus.INVALID
     return result
@@ -277,8 +277,8 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         afterwards: Callable[[], str | None] | None = None,
         **named: Any,
     ) -> Any:
+        from rooflab.bench.base.plain import plain
         from rooflab.bench.core import functions
-        from rooflab.bench.core.plain import plain
         from rooflab.bench.plugin import timing as plugin_timing
         from rooflab.roofline.model import Cost
 

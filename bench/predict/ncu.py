@@ -18,14 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, CompletedProcess, Popen, TimeoutExpired
+from subprocess import CompletedProcess, TimeoutExpired
 from typing import Any
 
 import torch
 
+from rooflab.bench.base.plain import number_in
 from rooflab.bench.core.environment import kernel_record, snapshot
-from rooflab.bench.core.plain import number_in
-from rooflab.bench.core.process import kill_whole
+from rooflab.bench.core.process import run_whole
 from rooflab.bench.core.record import Record, new_run_id
 from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.explain import Explanation
@@ -209,22 +209,6 @@ def watch(tool: str, line: Sequence[str], timeout_s: float, advice: str, **varia
         return run_whole(line, timeout_s, kept | {"LC_ALL": "C"} | variables)
     except TimeoutExpired as error:
         raise ValueError(f"{tool}: expected an end within {timeout_s:.0f} s, got none; {advice}") from error
-
-
-def run_whole(command: Sequence[str], timeout_s: float, environment: Mapping[str, str]) -> CompletedProcess[str]:
-    """Runs `command`; returns its output and status, and ends all processes that it started.
-
-    Raises `TimeoutExpired` if it takes longer than `timeout_s`; it is then ended.
-    """
-    with Popen(
-        command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True, env=dict(environment), start_new_session=True
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=timeout_s)
-        finally:
-            # Otherwise a child that hangs in the driver would keep the pipes and the card after its parent's death.
-            kill_whole(process.pid)
-    return CompletedProcess(command, process.returncode, output, errors)
 
 
 def read(text: str, output: str) -> Profile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rooflab.bench.core.plain import plain
+from rooflab.bench.base.plain import plain
 from rooflab.bench.core.record import Record
 from rooflab.bench.report.facts import Facts, facts_of
 from rooflab.bench.report.sources import Located, Source, machine_of

@@ -18,14 +18,14 @@ import torch
 from triton.backends.nvidia import driver
 
 from rooflab.bench import show
+from rooflab.bench.base.statuses import ExitStatus
+from rooflab.bench.base.system_time import time
 from rooflab.bench.compile.capture import Launch
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.compile.worker import FAILURES, CaseRefused, launches_of
 from rooflab.bench.core.ceilings.cuda_limits import compile_microkernels
 from rooflab.bench.core.process import Pool, cores
 from rooflab.bench.core.select import default_scheme
-from rooflab.bench.core.statuses import ExitStatus
-from rooflab.bench.core.system_time import time
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Entry
 from rooflab.bench.suite.plan import make_plan, read_plan

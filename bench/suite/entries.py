@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from rooflab.bench.core.system_time import time
+from rooflab.bench.base.system_time import time
 
 EntryStatus = Literal["DONE", "PARTIAL", "FAILED", "UNSUPPORTED", "BLOCKED", "NOT_REACHED", "RUNNING"]
 BarStatus = Literal["MET", "MISSED", "UNMEASURED"]

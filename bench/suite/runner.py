@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rooflab.bench.base.statuses import ExitStatus
+from rooflab.bench.base.system_time import time
 from rooflab.bench.core import running
 from rooflab.bench.core.process import Child, ChildFailed
 from rooflab.bench.core.running import Running, noted
-from rooflab.bench.core.statuses import ExitStatus
-from rooflab.bench.core.system_time import time
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Entry, EntryOutcome
 from rooflab.bench.suite.state import Progress, folder_of

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rooflab.bench.core.plain import plain
+from rooflab.bench.base.plain import plain
+from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.core.running import ContextBroken
-from rooflab.bench.core.statuses import ExitStatus
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels._files import write_whole
 

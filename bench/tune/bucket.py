@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.base.system_time import time
 from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
 from rooflab.bench.core.call import Rotation, copies_of
 from rooflab.bench.core.check import check_kernel
@@ -21,7 +22,6 @@ from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.record import Record, Status
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.settings import Settings
-from rooflab.bench.core.system_time import time
 from rooflab.bench.core.timers.timing import time_functions, timer_for
 from rooflab.bench.tune.search import SearchResult, Seconds, least_s, search
 from rooflab.kernels.configs import config_for, legal_configs, tuning_of, with_config

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from statistics import geometric_mean
 from typing import Any
 
-from rooflab.bench.core.system_time import time
+from rooflab.bench.base.system_time import time
 from rooflab.kernels.tuning import Footprint
 from rooflab.roofline.model import Ceilings, Cost, bound
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.base.system_time import time
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.select import Selection, default_scheme, pick_device
-from rooflab.bench.core.system_time import time
 from rooflab.bench.tune.bucket import BucketResult, TuningState
 from rooflab.kernels import registry
 from rooflab.kernels.choices import ROW_KEYS, launch_bucket, rows_of

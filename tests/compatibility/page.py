@@ -21,7 +21,7 @@ from typing import Any
 
 from compatibility.faults import FAULTS
 from compatibility.worker import projects
-from rooflab.bench.core.plain import Marked, markdown_cell, markdown_code, markdown_table
+from rooflab.bench.base.plain import Marked, markdown_cell, markdown_code, markdown_table
 from rooflab.bench.core.process import Child, ChildFailed
 from rooflab.kernels._files import write_whole
 

@@ -8,10 +8,10 @@ from typing import Any
 import psutil
 import torch
 
+from rooflab.bench.base.system_time import time
 from rooflab.bench.core.environment import Environment, last_level_cache_bytes
 from rooflab.bench.core.noise import noise
 from rooflab.bench.core.record import Record, new_run_id
-from rooflab.bench.core.system_time import time
 from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.reference.spec import DTYPE_NAMES
 

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from rooflab.bench.base.system_time import time as system
 from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.settings import check_flush
-from rooflab.bench.core.system_time import time as system
 from rooflab.reference import compare
 
 _library: Any = torch.nn.functional

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.base.system_time import time
 from rooflab.bench.core.environment import last_level_cache_bytes
-from rooflab.bench.core.system_time import time
 from rooflab.bench.core.timers import Call, Flush, Function, NotRecorded, Observed, Timer, bound
 from rooflab.kernels._waiting import BUSY_SHARE, run_times, waiting_since
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import struct
 import sys
 import tempfile
 from bisect import bisect_right
@@ -29,6 +28,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from rooflab.bench.base.cubin import code_hash
 from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.timers import Call, Function, NotRecorded, Observed, bound, grid_of
 from rooflab.bench.core.timers.cpu import profiled
@@ -42,8 +42,6 @@ OURS = "rooflab: "
 CALL, REST = " call follows", " rest"
 SHOWN = 3
 """Kernel names, joined for a sentence."""
-CODE_SECTIONS = (".text.", ".nv.constant", ".nv.global.init", ".rodata")
-"""Name prefixes of the cubin sections that hold instructions and constants."""
 (_record_function,) = bound("torch.autograd.profiler", "record_function")
 _cuda: Any = torch.cuda
 
@@ -303,24 +301,3 @@ def _of_cuda(kernel: Any, result: None, options: Mapping[str, Any]) -> tuple[str
 
     file = cubin_file(kernel.source, arch=architecture(), options=kernel.options)  # already compiled and cached
     return kernel.name, code_hash(file.read_bytes())
-
-
-def code_hash(cubin: bytes) -> str:
-    """SHA-256 over a cubin's instructions and constants, which are sections of an ELF file (System V ABI, "Sections").
-
-    Raises `ValueError` unless it is a little-endian 64-bit ELF file.
-    """
-    if cubin[:6] != b"\x7fELF\x02\x01":
-        raise ValueError(f"cubin: expected a little-endian 64-bit ELF file, got {cubin[:6]!r}")
-    (table,) = struct.unpack_from("<Q", cubin, 0x28)
-    entry, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
-    headers = [struct.unpack_from("<IIQQQQ", cubin, table + entry * index) for index in range(count)]
-    names_at = headers[names_index][4]
-    sections = {}
-    for name_at, kind, _, _, offset, size in headers:
-        name = cubin[names_at + name_at : cubin.index(b"\0", names_at + name_at)].decode()
-        sections[name] = b"" if kind == 8 else cubin[offset : offset + size]  # 8 (NOBITS): no bytes in the file
-    digest = hashlib.sha256()
-    for name in sorted(filter(lambda name: name.startswith(CODE_SECTIONS), sections)):
-        digest.update(f"{name}:{len(sections[name])}:".encode() + sections[name])
-    return digest.hexdigest()

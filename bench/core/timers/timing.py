@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from rooflab.bench.base.system_time import time
 from rooflab.bench.core.noise import Samples, few, noise
 from rooflab.bench.core.settings import check_timer
-from rooflab.bench.core.system_time import time
 from rooflab.bench.core.timers import Function, Observed, Timer, tampered
 from rooflab.bench.core.timers.cpu import CpuTimer, observed_on_cpu
 

@@ -9,7 +9,7 @@ from heapq import heapreplace
 from itertools import islice
 from typing import Any
 
-from rooflab.bench.core.system_time import time
+from rooflab.bench.base.system_time import time
 from rooflab.bench.latency.calibrate import calibrated
 from rooflab.bench.latency.capacity import kv_blocks
 from rooflab.bench.latency.clock import ClockSettings, simulate
