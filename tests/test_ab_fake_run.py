@@ -16,7 +16,7 @@ from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target, Wanted
 from rooflab.bench.ab.verdict import BOUNDED_PAIRS, Rules, exit_status
 from rooflab.bench.core.environment import git_state
 from rooflab.bench.core.process import ChildFailed
-from rooflab.bench.core.record import pack_samples
+from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import read
 from rooflab.bench.exchange.files import timed
 from rooflab.bench.report.trends.points import why_not
@@ -61,7 +61,7 @@ class Fake:
 
 
 def timed_in(seconds):
-    samples = {"samples": pack_samples([seconds] * 3), "sample_count": 3, "latency_median_ms": seconds * 1e3}
+    samples = {"samples": Record.packed([seconds] * 3), "sample_count": 3, "latency_median_ms": seconds * 1e3}
     return samples | {"basis": "measured", "timer": "cpu perf_counter", "l2_state": "cold"}
 
 

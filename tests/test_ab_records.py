@@ -8,7 +8,7 @@ from test_bars import record
 
 from rooflab.bench.ab.records import compare_files, only_in
 from rooflab.bench.ab.verdict import Rules, exit_status
-from rooflab.bench.core.record import pack_samples
+from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import write
 from rooflab.bench.exchange.files import environment
 
@@ -18,7 +18,7 @@ ENVIRONMENT = {"machine_key": "unit-test-machine", "cpu": "none", "cores": 2, "t
 
 
 def reading(minute, seconds, **values):
-    timestamp, samples = f"2026-01-01T00:{minute:02}:00+00:00", pack_samples([seconds] * 3)
+    timestamp, samples = f"2026-01-01T00:{minute:02}:00+00:00", Record.packed([seconds] * 3)
     made = record("tiled", "M=64", seconds * 1e3, run_id=f"run-{minute}", environment=ENVIRONMENT, samples=samples)
     return replace(made, **{"timestamp": timestamp, "timer": "cuda events, launch gaps hidden"} | values)
 
@@ -119,7 +119,7 @@ BROKEN = {
     "above the roof": (A, [reading(1, 1e-3, status="INVALID", reason="1.4 times the memory ceiling")], "INVALID"),
     "noise": (A, [reading(1, 1e-3, status="NOISY", reason="the machine was busy")], "INVALID"),
     "timer of zero": (A, series(1, 2, 0.0), "INVALID"),
-    "NaN samples": (A, b_side(samples=pack_samples([1e-3, math.nan])), "INVALID"),
+    "NaN samples": (A, b_side(samples=Record.packed([1e-3, math.nan])), "INVALID"),
     "another timing method": (A, b_side(timer="cuda graph replay"), "INVALID"),
     "one call a sample against several": (A, b_side(timer=f"{A[0].timer}, 4 calls per sample"), "INVALID"),
     "warm against cold": (series(0, 2, 1e-3, l2_state="warm"), b_side(l2_state="cold"), "INVALID"),

@@ -9,7 +9,7 @@ from rooflab.bench.ab.pairs import run_pairs
 from rooflab.bench.ab.records import evidence_of
 from rooflab.bench.ab.sides import Target
 from rooflab.bench.ab.verdict import Evidence, Rules, exit_status, judge
-from rooflab.bench.core.record import pack_samples
+from rooflab.bench.core.record import Record
 
 RULES = Rules()
 MS = 1e-3
@@ -137,7 +137,7 @@ class Machine:
 
 
 def reading(seconds=1.0, **values):
-    values = {"basis": "measured", "latency_median_ms": seconds * 1e3, "samples": pack_samples([seconds])} | values
+    values = {"basis": "measured", "latency_median_ms": seconds * 1e3, "samples": Record.packed([seconds])} | values
     return replace(Target("op", "kernel", "M=1", "fp32").record("cpu", 0), **values)
 
 
@@ -194,7 +194,7 @@ NOTHING = {"latency_median_ms": None, "samples": None}
     (
         (NOTHING | {"status": "INCORRECT", "reason": "wrong"}, "INCORRECT", "wrong"),
         ({"latency_median_ms": 0.0}, "INVALID", "timer did not move"),
-        ({"samples": pack_samples([1.0, math.nan])}, "INVALID", "not a finite number"),
+        ({"samples": Record.packed([1.0, math.nan])}, "INVALID", "not a finite number"),
         (NOTHING, "INVALID", "no time was measured"),
     ),
 )

@@ -12,7 +12,7 @@ from rooflab.bench.core.ceilings.cuda_limits import measure_cuda
 from rooflab.bench.core.ceilings.microkernel import Card, Microkernel
 from rooflab.bench.core.environment import Gpu, snapshot
 from rooflab.bench.core.noise import Samples
-from rooflab.bench.core.record import Record, pack_samples
+from rooflab.bench.core.record import Record
 from rooflab.kernels._cuda import CudaCompileError
 
 CARD = Card(torch.device("cpu"), sm=90, sms=132, l2_bytes=2**20)
@@ -232,7 +232,7 @@ def reading(limit, rate=1e12, *, dtype=None, status="OK", seconds=(1.0, 1.0), cl
         device="cuda",
         basis="measured" if seconds else "bound",
         latency_median_ms=1e3 * seconds[0] if seconds else None,
-        samples=pack_samples(seconds) if seconds else None,
+        samples=Record.packed(seconds) if seconds else None,
         bytes_per_s=rate if unit == "B/s" and status == "OK" else None,
         flops_per_s=rate if unit == "FLOP/s" and status == "OK" else None,
         metrics=metrics,

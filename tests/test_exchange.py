@@ -12,7 +12,7 @@ import pytest
 from test_history import record
 
 from rooflab.bench.core import record_files
-from rooflab.bench.core.record import Record, pack_samples
+from rooflab.bench.core.record import Record
 from rooflab.bench.exchange.commands import export, read
 from rooflab.bench.exchange.files import make_case, write_csv, write_records
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
@@ -28,7 +28,7 @@ SAMPLES = [3.3e-6, 1.1e-6, 2.0000000000000004e-6, 5e-6, 2.2e-6]
 
 def sampled(number=0, **changes):
     """A time with samples; its median is one that `median(samples) * 1e3` would miss by a bit."""
-    samples = {"samples": pack_samples(SAMPLES), "sample_count": len(SAMPLES)}
+    samples = {"samples": Record.packed(SAMPLES), "sample_count": len(SAMPLES)}
     samples |= {"latency_p20_ms": 2.1e-3, "latency_p80_ms": 2.3e-3}
     return record(number, math.nextafter(2.2e-3, 1), **(samples | changes))
 
@@ -75,7 +75,7 @@ def test_pytest_benchmark_json_keeps_medians_and_samples_bit_for_bit(tmp_path):
 
 def test_pytest_benchmark_compare_reads_the_json(tmp_path):
     for number, factor in ((1, 1), (2, 2)):
-        scaled = [sampled(samples=pack_samples([factor * sample for sample in SAMPLES])), sampled(1, kernel="naive")]
+        scaled = [sampled(samples=Record.packed([factor * sample for sample in SAMPLES])), sampled(1, kernel="naive")]
         write_pytest_benchmark(scaled, tmp_path / "machine" / f"000{number}_run.json")
     storage = ("--storage", str(tmp_path), "compare", "--columns=median,rounds", "--group-by=group,param:kernel")
     command = [sys.executable, "-m", "pytest_benchmark", *storage]

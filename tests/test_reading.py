@@ -12,9 +12,9 @@ from op_kernels import own_registry  # noqa: F401
 from test_measure import CASE, CEILINGS, FP32, SPEC, kernel, passes, run
 
 from rooflab.bench.ab.sides import Wanted, two_kernels
+from rooflab.bench.core import environment, timed
 from rooflab.bench.core import measure as module
-from rooflab.bench.core import timed
-from rooflab.bench.core.environment import file_state, kernel_record, snapshot
+from rooflab.bench.core.environment import git_state, snapshot
 from rooflab.bench.core.noise import CAUSES, Samples, above_limits, why_invalid
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.settings import Settings
@@ -217,7 +217,7 @@ def test_a_users_file_is_hashed_into_its_record(tmp_path, samples):
     for own, arguments in ((True, ("init", "-q")), (True, ("add", ".")), (False, ("commit", "-qm", "a"))):
         git(tmp_path, *arguments)
         (tmp_path / "result.jsonl").write_text("")  # a run's own, in no commit
-        file_state.cache_clear()
+        environment._file_state.cache_clear()
         (record,) = run(kernel(fn=mine.fn), check=passes)
         commit = git(tmp_path, "rev-parse", "HEAD").strip() if not own else None
         assert (record.commit, record.dirty) == (commit, None if own else False)
@@ -226,19 +226,19 @@ def test_a_users_file_is_hashed_into_its_record(tmp_path, samples):
         before = changed.read_text() if changed.exists() else None
         changed.write_text((before or "") + "\n")
         git(tmp_path, "add", "-N", ".")
-        file_state.cache_clear()
-        assert file_state(file) == (commit, True), "it, or a file beside it, changed"
+        environment._file_state.cache_clear()
+        assert git_state(file) == (commit, True), "it, or a file beside it, changed"
         changed.write_text(before) if before is not None else git(tmp_path, "reset", "-q")
     (tmp_path / ".gitignore").write_text("ignored.py")
     (tmp_path / "ignored.py").write_text("")
     (tmp_path / "new.py").write_text("")
-    assert file_state(tmp_path / "ignored.py") == (None, None), "as site-packages are"
-    assert file_state(tmp_path / "new.py") == (commit, True)
+    assert git_state(tmp_path / "ignored.py") == (None, None), "as site-packages are"
+    assert git_state(tmp_path / "new.py") == (commit, True)
     registry._kernels["silu_and_mul"].pop("mine_hashed")
     sides = two_kernels(Wanted(("silu_and_mul",), (str(file), "library"), schemes=("fp32",)))
     assert sides.a.commit == commit != sides.b.commit, "of an A/B too"
     library = registry.get_kernel("silu_and_mul", "library")
-    ours = kernel_record("bench", library, SPEC.cases["smoke"][0], "fp32", snapshot(), "r")
+    ours = snapshot().record("bench", library, SPEC.cases["smoke"][0], "fp32", "r")
     assert ours.commit == ours.environment["commit"] and "rooflab" not in ours.environment
 
 

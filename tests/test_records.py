@@ -17,7 +17,7 @@ from rooflab.bench.ab.verdict import Outcome
 from rooflab.bench.base.plain import number_in
 from rooflab.bench.core import record as schema
 from rooflab.bench.core import record_files
-from rooflab.bench.core.record import Record, pack_samples, unpack_samples
+from rooflab.bench.core.record import Record, unpack_samples
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.report.figures import Drawing, draw
 from rooflab.bench.report.page import write_report
@@ -38,7 +38,7 @@ def measured(**changes):
     values = {
         "op": "gemm", "kernel": "library", "role": "library", "backend": "torch", "device": "cpu",
         "checked_by": "torch", "basis": "measured", "case_id": "M=2,x=0.5,y=true",
-        "case": {"M": 2, "x": 0.5, "y": True}, "latency_median_ms": 0.1, "samples": pack_samples([1e-4, 2e-4]),
+        "case": {"M": 2, "x": 0.5, "y": True}, "latency_median_ms": 0.1, "samples": Record.packed([1e-4, 2e-4]),
         "sample_count": 2, "limiter": "memory", "l2_state": "cold", "traffic_basis": "modelled",
     }  # fmt: skip
     return make(**(values | changes))
@@ -197,7 +197,7 @@ def test_an_output_takes_the_place_of_no_folder_and_no_device(tmp_path):
 
 def test_writers_at_the_same_time_do_not_mix_their_lines(tmp_path):
     path = tmp_path / "a.jsonl"
-    long = pack_samples([float(i) ** 0.5 for i in range(2000)])
+    long = Record.packed([float(i) ** 0.5 for i in range(2000)])
     threads = [
         threading.Thread(target=lambda name=name: record_files.write(path, measured(run_id=name, samples=long)))
         for name in (f"r{i}" for i in range(20))
@@ -211,8 +211,8 @@ def test_writers_at_the_same_time_do_not_mix_their_lines(tmp_path):
 
 def test_samples_keep_order_and_every_bit():
     seconds = [3e-6, 1e-6, 2.0000000000000004e-6, 0.0]
-    assert unpack_samples(pack_samples(seconds)) == seconds
-    assert measured(samples=pack_samples(seconds)).samples_s == seconds
+    assert unpack_samples(Record.packed(seconds)) == seconds
+    assert measured(samples=Record.packed(seconds)).samples_s == seconds
     assert make().samples_s == []
     with pytest.raises(ValueError, match="^samples: "):
         unpack_samples("AAAA")

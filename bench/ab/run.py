@@ -22,8 +22,8 @@ from rooflab.bench.ab.verdict import (
     wants_confirmation,
 )
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core.record import NOT_RUN, Record, Status, Verdict, new_run_id, now, pack_samples
-from rooflab.bench.core.record_files import write
+from rooflab.bench.core.record import NOT_RUN, Record, Status, Verdict
+from rooflab.bench.core.record_files import RunWriter
 
 Read = list[tuple[SideName, str, Record]]
 """Side, key and record of readings."""
@@ -164,15 +164,16 @@ def save(result: AbResult, folder: Path) -> list[Path]:
 
     `rooflab ab --records <run>-A.jsonl --records <run>-B.jsonl` judges these readings again.
     """
-    run_id = new_run_id()
-    paths = [folder / f"{run_id}{part}.jsonl" for part in ("", "-A", "-B")]
-    write(paths[0], *(_verdict(result, outcome, run_id) for outcome in result.outcomes))
-    for name, path in zip(SIDES, paths[1:], strict=True):
+    writer = RunWriter(folder)
+    run_id, writers = writer.run_id, [writer]
+    writer.write(*(_verdict(result, outcome, run_id) for outcome in result.outcomes))
+    for name in SIDES:
         side, environment = result.comparison.side(name), result.environments.get(name, {})
         own = [record for where, _, record in result.read if where == name] + _not_measured(result, name)
         runs = [replace(record, run_id=f"{run_id}-{record.run_id}") for record in own]
-        write(path, *(replace(r, environment=environment, commit=side.commit, dirty=side.dirty) for r in runs))
-    return [path for path in paths if path.is_file()]
+        writers.append(RunWriter(folder, run_id, f"-{name}"))
+        writers[-1].write(*(replace(r, environment=environment, commit=side.commit, dirty=side.dirty) for r in runs))
+    return [one.path for one in writers if one.path.is_file()]
 
 
 def _not_measured(result: AbResult, name: SideName) -> list[Record]:
@@ -202,7 +203,7 @@ def _verdict(result: AbResult, outcome: Outcome, run_id: str) -> Record:
         read[0] if read else blank,
         kind="ab",
         run_id=run_id,
-        timestamp=now(),
+        timestamp="",
         status=status,
         reason=outcome.reason or ("" if status == "OK" else outcome.verdict),
         environment=result.environments.get("B") or result.environments.get("A") or {},
@@ -210,7 +211,7 @@ def _verdict(result: AbResult, outcome: Outcome, run_id: str) -> Record:
         dirty=b.dirty,
         basis="measured" if pairs and status == "OK" else "bound",
         latency_median_ms=_ms(outcome.candidate_s) if status == "OK" else None,
-        samples=pack_samples([second for _, second in pairs]) if pairs else None,
+        samples=Record.packed([second for _, second in pairs]) if pairs else None,
         sample_count=len(pairs) or None,
         baseline={
             "label": a.label,
@@ -218,7 +219,7 @@ def _verdict(result: AbResult, outcome: Outcome, run_id: str) -> Record:
             "commit": a.commit,
             "dirty": a.dirty,
             "latency_median_ms": _ms(outcome.baseline_s),
-            "samples": pack_samples([first for first, _ in pairs]) if pairs else None,
+            "samples": Record.packed([first for first, _ in pairs]) if pairs else None,
         },
         verdict=outcome.verdict,
         metrics={name: float(value) for name, value in numbers.items() if value is not None},

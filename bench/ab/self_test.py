@@ -14,7 +14,7 @@ from rooflab.bench.ab.pairs import AbSettings
 from rooflab.bench.ab.run import AbResult, run
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
 from rooflab.bench.ab.verdict import effects_of, floor_of, remember_floors
-from rooflab.bench.core.environment import file_state, git_state
+from rooflab.bench.core.environment import git_state
 from rooflab.kernels import registry
 
 KERNELS = (
@@ -90,7 +90,7 @@ def self_test(
         registry.get_kernel(op, name)
         target = Target(op, name, registry.get_op(op).get_cases(suite)[-1].id, scheme)
         targets[target.id] = target
-    commit, dirty = file_state(files[0]) if files else git_state(ROOT)
+    commit, dirty = git_state(files[0] if files else ROOT)
     plain = Side("A", targets, commit=commit, dirty=dirty, files=files)
     same = Comparison(plain, replace(plain, label="A again"))
     # A floor from an earlier run must not change the floors that this run finds.  Nor must the equal device code

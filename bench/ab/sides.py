@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from rooflab.bench.core.environment import file_state, git_state
+from rooflab.bench.core.environment import git_state
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.select import choose_kernels
 from rooflab.kernels import registry
@@ -179,7 +179,7 @@ def two_kernels(wanted: Wanted) -> Comparison:
         raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {', '.join(wanted.schemes)}")
     sides = []
     for kernel, file in chosen:
-        name, (commit, dirty) = kernel.name, file_state(Path(file)) if file else git_state(ROOT)
+        name, (commit, dirty) = kernel.name, git_state(Path(file) if file else ROOT)
         targets = {f"{op} {case} {scheme}": Target(op, name, case, scheme) for case in cases for scheme in schemes}
         sides.append(Side(name, targets, commit=commit, dirty=dirty, files=(file,) if file else ()))
     return Comparison(sides[0], sides[1])

@@ -7,6 +7,7 @@ import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,27 @@ def plain(value: Any) -> Any:
     if isinstance(value, Path) or isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+def number_of(name: str, value: Any) -> float:
+    """The number that `plain` wrote, in which `nan` and `inf` are texts.  Raises `ValueError` on anything else."""
+    if isinstance(value, str) and value in ("nan", "inf", "-inf"):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name}: expected a number, got {value!r}")
+    return value
+
+
+def in_utc(text: str) -> str:
+    """A time of ISO 8601 in UTC, so that times sort as their texts do; one without a zone is in UTC.
+
+    Raises `ValueError` if it is another text.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(f"timestamp: expected a time in ISO 8601, got {text!r}") from error
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
 
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|[1-9]\d{0,2}(,\d{3})+(\.\d*)?|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)", re.I)

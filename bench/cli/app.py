@@ -147,8 +147,8 @@ def exit_for(statuses: set[str], undecided: bool = False) -> None:
 
 def begin_run(out: Path | None, resume: bool) -> tuple[RunWriter, list[Record]]:
     """The writer of a run in `out`, and what a run that is resumed has written.  Refuses to resume without a folder."""
-    from rooflab.bench.core.record_files import RunWriter, going_on, result_folder
+    from rooflab.bench.core.record_files import RunWriter, result_folder
 
     if resume and out is None:
         raise ValueError("resume: expected --out, the folder of the run to go on with")
-    return going_on(out) if resume and out else (RunWriter(out or result_folder()), [])
+    return RunWriter.going_on(out) if resume and out else (RunWriter(out or result_folder()), [])

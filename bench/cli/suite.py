@@ -54,7 +54,7 @@ def suite(
         return
     if trust is not None and not trust.is_dir():
         raise ValueError(f"trust: expected a folder of records, got {str(trust)!r}")
-    from rooflab.bench.core.environment import own_state
+    from rooflab.bench.core.environment import snapshot
     from rooflab.bench.core.record_files import result_folder
     from rooflab.bench.core.select import pick_device
     from rooflab.bench.suite.plan import make_plan
@@ -67,7 +67,7 @@ def suite(
         show.table(rows, ("entry", "value", "cost_s", "why"))
         show.line(f"{len(rows)} entries, about {sum(entry.cost_s for entry in entries):.0f} s on a GPU")
         return
-    own_state()  # refuses what names no commit
+    snapshot()  # refuses what names no commit
     if not dry_run and pick_device(None).type != "cuda":
         raise ValueError("suite: torch finds no CUDA device; --dry-run runs the plan on the CPU with small shapes")
     if archive is not None and not archive.name.endswith(".tar.gz"):

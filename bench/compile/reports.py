@@ -13,7 +13,7 @@ from rooflab.bench.compile.cases import ARCHITECTURE, Selected
 from rooflab.bench.compile.static import CompileFailure, CompileRequest, Done, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import COPIES, Summary, summarize
-from rooflab.bench.core.environment import Environment, kernel_record, snapshot
+from rooflab.bench.core.environment import Environment, snapshot
 from rooflab.bench.core.record import Record, Status
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.kernels.configs import config_for, legal_configs, make_config
@@ -173,7 +173,7 @@ def _record(result: CompileResult, run_id: str, environment: Environment) -> Rec
     item = result.selected
     status, reason = result.status, str(result.failure or "")
     return replace(
-        kernel_record("static", item.kernel, item.case, item.scheme.name, environment, run_id, status, reason),
+        environment.record("static", item.kernel, item.case, item.scheme.name, run_id, status, reason),
         config=result.config_values,
         compiled=tuple(launch.to_json() for launch in result.launches),
     )

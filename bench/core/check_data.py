@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 
 from rooflab.bench.core.call import free_bytes, output_dtypes, output_names
-from rooflab.bench.core.environment import Environment, kernel_record
+from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.process import cores
 from rooflab.bench.core.record import CheckedBy, DeviceType, Record, Status
 from rooflab.kernels.registry import Kernel
@@ -234,7 +234,7 @@ class CheckResult:
         moved = self.bytes or {}
         traffic = float(moved["hbm_read"] + moved["hbm_write"]) if moved else None
         return replace(
-            kernel_record("check", kernel, self.case, self.scheme, environment, run_id, self.status, self.reason),
+            environment.record("check", kernel, self.case, self.scheme, run_id, self.status, self.reason),
             seed=self.seed,
             device=cast(DeviceType, torch.device(self.device).type),
             checked_by=self.checked_by,

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import torch
 
-from rooflab.bench.core.record import Kind, Record, Status
+from rooflab.bench.core.record import Kind, Record, Status, new_run_id
 from rooflab.bench.core.select import file_of
 from rooflab.kernels.precision import matmul_precision
 from rooflab.kernels.registry import Kernel
@@ -80,6 +80,46 @@ class Environment:
     def record_fields(self) -> dict[str, Any]:
         """The fields of a record that describe the environment."""
         return {"environment": self.to_dict(), "commit": self.commit, "dirty": self.dirty}
+
+    def record(
+        self,
+        kind: Kind,
+        kernel: Kernel,
+        case: Case,
+        scheme: str,
+        run_id: str | None = None,
+        status: Status = "OK",
+        reason: str = "",
+    ) -> Record:
+        """A record that says which kernel ran here, on which inputs, and in which circumstances; `replace` adds the
+        rest.  Without `run_id` it is a run of its own.
+
+        The commit of a kernel from outside Rooflab is that of its file's repository; Rooflab's version and commit are
+        then in the environment, and `kernel_file_sha256`, the hash of the file. `tree` is the hash of a tree without
+        git.
+        """
+        found, (commit, dirty) = self.to_dict(), (self.commit, self.dirty)
+        if file := file_of(kernel):
+            found["kernel_file_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+            found["rooflab"], (commit, dirty) = _version("rooflab"), git_state(file)
+        if self.commit is None or self.dirty is None:
+            found["tree"] = _own_tree()
+        return Record(
+            kind=kind,
+            run_id=run_id or new_run_id(),
+            status=status,
+            reason=reason,
+            environment=found,
+            commit=commit,
+            dirty=dirty,
+            op=kernel.op,
+            kernel=kernel.name,
+            role=kernel.role,
+            backend=kernel.backend,
+            case_id=case.id,
+            case=dict(case),
+            scheme=scheme,
+        )
 
 
 def snapshot(gpu_index: int = 0) -> Environment:
@@ -155,8 +195,16 @@ def _version(package: str) -> str | None:
         return None
 
 
-def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """Commit of the checkout at `root`, and whether a file outside results/ changed; (None, None) if no checkout."""
+def git_state(path: Path) -> tuple[str | None, bool | None]:
+    """The commit of what lies at `path`, and whether it has changed; (None, None) where git knows of none.
+
+    Of the folder of a checkout: whether a file outside results/ changed.  Of a file: its repository's commit, and
+    whether this file or a file of that commit changed; nothing of one that the repository ignores.
+    """
+    return _file_state(path) if path.is_file() else _folder_state(path)
+
+
+def _folder_state(root: Path) -> tuple[str | None, bool | None]:
     top = git_says(root, "rev-parse", "--show-toplevel")
     # A package that is installed inside another project's checkout must not report that checkout's commit.
     if top is None or Path(top).resolve() != root.resolve():
@@ -286,9 +334,7 @@ _own_tree = cache(tree_hash)
 
 
 @cache  # as the run begins: its own results change the repository
-def file_state(file: Path) -> tuple[str | None, bool | None]:
-    """The commit of the repository that a file belongs to, and whether this file or a file of that commit changed;
-    (None, None) for a file that no repository has, or that it ignores."""
+def _file_state(file: Path) -> tuple[str | None, bool | None]:
     folder, name = file.absolute().parent, file.name
     known = git_says(folder, "ls-files", "--cached", "--others", "--exclude-standard", "--", name)
     commit = git_says(folder, "rev-parse", "--verify", "HEAD") if known else None
@@ -297,42 +343,3 @@ def file_state(file: Path) -> tuple[str | None, bool | None]:
     changes = git_says(folder, "status", "--porcelain", "--untracked-files=no")
     own = git_says(folder, "status", "--porcelain", "--untracked-files=all", "--", name)
     return commit, None if changes is None or own is None else bool(changes or own)
-
-
-def kernel_record(
-    kind: Kind,
-    kernel: Kernel,
-    case: Case,
-    scheme: str,
-    environment: Environment,
-    run_id: str,
-    status: Status = "OK",
-    reason: str = "",
-) -> Record:
-    """A record that says which kernel ran, on which inputs, and in which circumstances; `replace` adds the rest.
-
-    The commit of a kernel from outside Rooflab is that of its file's repository; Rooflab's version and commit are then
-    in the environment, and `kernel_file_sha256`, the hash of the file. `tree` is the hash of a tree without git.
-    """
-    found, (commit, dirty) = environment.to_dict(), (environment.commit, environment.dirty)
-    if file := file_of(kernel):
-        found["kernel_file_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
-        found["rooflab"], (commit, dirty) = _version("rooflab"), file_state(file)
-    if environment.commit is None or environment.dirty is None:
-        found["tree"] = _own_tree()
-    return Record(
-        kind=kind,
-        run_id=run_id,
-        status=status,
-        reason=reason,
-        environment=found,
-        commit=commit,
-        dirty=dirty,
-        op=kernel.op,
-        kernel=kernel.name,
-        role=kernel.role,
-        backend=kernel.backend,
-        case_id=case.id,
-        case=dict(case),
-        scheme=scheme,
-    )

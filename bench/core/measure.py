@@ -15,7 +15,7 @@ from rooflab.bench.core.ceilings.ceilings import ceilings_for, limits_for, raise
 from rooflab.bench.core.check import BROKEN, already_broken, check_kernel
 from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.check_runs import KEPT
-from rooflab.bench.core.environment import kernel_record, last_level_cache_bytes, snapshot
+from rooflab.bench.core.environment import last_level_cache_bytes, snapshot
 from rooflab.bench.core.failed import Failed, failed_by, failure, known_errors
 from rooflab.bench.core.noise import ABOVE, Samples, above_limits, shared, why_invalid, with_reading
 from rooflab.bench.core.outside import Checkers
@@ -223,7 +223,7 @@ class Measurement:
         if limit and roofs and roofs.noise:
             reason = reason or f"its bound is NOISY: {roofs.noise}"
         return replace(
-            kernel_record("bench", kernel, case, self.scheme.name, self._known, self.run_id, status, reason),
+            self._known.record("bench", kernel, case, self.scheme.name, self.run_id, status, reason),
             config=asdict(config) if config is not None else None,
             seed=self.settings.seed,
             device=cast(DeviceType, self.device.type),

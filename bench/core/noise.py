@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rooflab.bench.core.record import L2State, Record, pack_samples
+from rooflab.bench.core.record import L2State, Record
 from rooflab.roofline.model import Ceilings, Cost, bound
 
 WAITING = 0.05
@@ -169,7 +169,7 @@ def with_reading(record: Record, samples: Samples, clocks: Mapping[str, Any] | N
         latency_p20_ms=p20,
         latency_median_ms=median,
         latency_p80_ms=p80,
-        samples=pack_samples(samples.seconds),
+        samples=Record.packed(samples.seconds),
         sample_count=len(samples.seconds),
         clocks=clocks,
         metrics={"calls_per_sample": float(samples.calls_per_sample), **metrics},

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from rooflab.bench.base.plain import plain
+from rooflab.bench.base.plain import in_utc, number_of, plain
 from rooflab.roofline.model import Basis as TrafficBasis
 from rooflab.roofline.model import Limiter
 
@@ -42,23 +42,6 @@ DeviceType = Literal["cpu", "cuda"]
 Verdict = Literal["FASTER", "SLOWER", "SAME", "UNRESOLVED", "INCORRECT", "FAILED", "MISSING", "INVALID"]
 
 
-def now() -> str:
-    """The present time in UTC, in ISO 8601, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def in_utc(text: str) -> str:
-    """A time of ISO 8601 in UTC, so that times sort as their texts do; one without a zone is in UTC.
-
-    Raises `ValueError` if it is another text.
-    """
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ValueError(f"timestamp: expected a time in ISO 8601, got {text!r}") from error
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
-
-
 def new_run_id() -> str:
     """A new id: ids sort by time, and two machines do not make the same id."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
@@ -71,16 +54,16 @@ class Record:
 
     kind: Kind
     """The kind of result."""
-    run_id: str
-    """Names the run and the run's file."""
     status: Status
     """The outcome."""
     environment: Mapping[str, Any]
     """The machine and its software, from `environment.snapshot()`."""
+    run_id: str = field(default_factory=new_run_id)
+    """Names the run and the run's file."""
     schema_version: str = SCHEMA_VERSION
     """`major.minor` of this schema."""
-    timestamp: str = field(default_factory=now)
-    """When the record was made, UTC, ISO 8601."""
+    timestamp: str = ""
+    """When the record was made, UTC, ISO 8601; an empty text becomes the present time."""
     commit: str | None = None
     """Git commit of the Rooflab checkout; None outside a checkout."""
     dirty: bool | None = None
@@ -191,7 +174,7 @@ class Record:
             if isinstance(value, str) and (not value.strip() or _HALF.search(value)):
                 raise ValueError(f"{name}: expected a name that UTF-8 holds, or None, got {value!r}")
         _check_version(self.schema_version)
-        object.__setattr__(self, "timestamp", in_utc(self.timestamp))
+        object.__setattr__(self, "timestamp", in_utc(self.timestamp or datetime.now(UTC).isoformat(timespec="seconds")))
         latency = self.latency_median_ms
         if self.status not in ("OK", "NOISY", "INVALID") and latency is not None:
             raise ValueError(f"latency_median_ms: a record with status {self.status} publishes no latency")
@@ -211,6 +194,21 @@ class Record:
     def samples_s(self) -> list[float]:
         """The samples in time order, in seconds per call; empty if nothing was timed."""
         return unpack_samples(self.samples) if self.samples else []
+
+    @staticmethod
+    def packed(seconds: Sequence[float]) -> str:
+        """Samples as `samples` holds them: float64 little-endian, zlib, base64, without loss."""
+        return base64.b64encode(zlib.compress(np.asarray(seconds, "<f8").tobytes(), 9)).decode()
+
+    @property
+    def method(self) -> str:
+        """The timing method and the L2 state, without the number of calls: `cuda events, launch gaps hidden, cold`.
+
+        The number of calls per sample depends on the kernel's speed, so it would differ for a faster kernel.  The L2
+        state shows that several calls share a sample.
+        """
+        name = re.sub(r"\d+ calls per sample", "several calls per sample", self.timer or "unknown")
+        return f"{name}, {self.l2_state}" if self.l2_state else name
 
     @property
     def stands_alone(self) -> bool:
@@ -282,15 +280,6 @@ def _field(name: str, hint: Any, value: Any) -> Any:
     return value
 
 
-def number_of(name: str, value: Any) -> float:
-    """A number of a record's line, in which `nan` and `inf` are texts.  Raises `ValueError` on anything else."""
-    if isinstance(value, str) and value in ("nan", "inf", "-inf"):
-        return float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name}: expected a number, got {value!r}")
-    return value
-
-
 def _refused(number: str) -> None:
     raise ValueError(f"record: expected the numbers that JSON has, got {number}")
 
@@ -304,34 +293,10 @@ def _check_version(version: str) -> None:
         raise ValueError(f"schema_version: expected {ours}.x, got {version}, which a newer Rooflab wrote")
 
 
-def pack_samples(seconds: Sequence[float]) -> str:
-    """Encodes samples as float64 little-endian, zlib, base64, without loss."""
-    return base64.b64encode(zlib.compress(np.asarray(seconds, "<f8").tobytes(), 9)).decode()
-
-
 def unpack_samples(text: str) -> list[float]:
-    """The inverse of `pack_samples`.  Raises `ValueError` on a text that is not in its form."""
+    """The inverse of `Record.packed`.  Raises `ValueError` on a text that is not in its form."""
     try:
         values: list[float] = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<f8").tolist()
     except (ValueError, zlib.error) as error:
         raise ValueError(f"samples: expected base64 of zlib of float64 values, got {text[:20]!r}") from error
     return values
-
-
-def method_of(timer: str | None, l2_state: str | None) -> str:
-    """The timing method and the L2 state, without the number of calls: `cuda events, launch gaps hidden, cold`.
-
-    The number of calls per sample depends on the kernel's speed, so it would differ for a faster kernel.  The L2 state
-    shows that several calls share a sample.
-    """
-    name = re.sub(r"\d+ calls per sample", "several calls per sample", timer or "unknown")
-    return f"{name}, {l2_state}" if l2_state else name
-
-
-def paired_method_of(timer: str | None, l2_state: str | None) -> str:
-    """`method_of` without the note that a CPU's threads were pinned or not.
-
-    This note may differ between processes of one kernel: under other load, 2 of 12 did not find their threads to pin.
-    Unpinned threads add equal noise to both sides.
-    """
-    return re.sub(r", threads (not )?pinned[^,]*", "", method_of(timer, l2_state))

@@ -64,32 +64,35 @@ def _read_file(path: Path) -> Iterator[Record]:
 
 
 class RunWriter:
-    """Writes a run's records to its own new file, `<folder>/<run_id>.jsonl`, so that two branches' results merge."""
+    """Writes a run's records to its own new file, `<folder>/<run_id>.jsonl`, so that two branches' results merge.
 
-    def __init__(self, folder: Path, run_id: str | None = None):
-        self.run_id = run_id or new_run_id()
-        self.path = Path(folder) / f"{self.run_id}.jsonl"
+    With `part`, to `<folder>/<run_id><part>.jsonl`, which may hold the readings of processes, `<run_id>-first-0A`.
+    """
+
+    def __init__(self, folder: Path, run_id: str | None = None, part: str = ""):
+        self.run_id, self._part = run_id or new_run_id(), part
+        self.path = Path(folder) / f"{self.run_id}{part}.jsonl"
 
     def write(self, *records: Record) -> None:
         """Appends `records`.  Raises `ValueError` on a record of another run."""
         for record in records:
-            if record.run_id != self.run_id:
+            if record.run_id != self.run_id and not (self._part and record.run_id.startswith(f"{self.run_id}-")):
                 raise ValueError(f"run_id: expected {self.run_id!r}, got {record.run_id!r}")
         write(self.path, *records)
 
+    @classmethod
+    def going_on(cls, folder: Path) -> tuple[RunWriter, list[Record]]:
+        """The writer of the newest run in a folder, and the records of that run.  An empty folder gets a new run.
 
-def going_on(folder: Path) -> tuple[RunWriter, list[Record]]:
-    """The writer of the newest run in a folder, and the records of that run.  An empty folder gets a new run.
-
-    Removes the last line if a killed process left it unfinished.
-    """
-    files = sorted(folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
-    if not files:
-        return RunWriter(folder), []
-    text = files[-1].read_text(errors="replace")
-    if not text.endswith("\n"):
-        write_whole(files[-1], text[: text.rfind("\n") + 1])
-    return RunWriter(folder, files[-1].stem), read(files[-1])
+        Removes the last line if a killed process left it unfinished.
+        """
+        files = sorted(folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
+        if not files:
+            return cls(folder), []
+        text = files[-1].read_text(errors="replace")
+        if not text.endswith("\n"):
+            write_whole(files[-1], text[: text.rfind("\n") + 1])
+        return cls(folder, files[-1].stem), read(files[-1])
 
 
 def kept_results() -> Path:

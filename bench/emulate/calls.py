@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from rooflab.bench.core.environment import kernel_record, snapshot
+from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.process import ChildFailed
 from rooflab.bench.core.record import Status
 from rooflab.bench.core.record_files import RunWriter
@@ -176,12 +176,11 @@ def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
         compared = ran and bool(item.answer["errors"])
         writer.write(
             replace(
-                kernel_record(
+                environment.record(
                     "check",
                     kernel,
                     target.case,
                     target.scheme.name,
-                    environment,
                     writer.run_id,
                     cast(Status, item.answer["status"]),
                     item.answer["reason"],

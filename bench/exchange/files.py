@@ -14,7 +14,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, cast
 
-from rooflab.bench.core.record import Record, in_utc
+from rooflab.bench.base.plain import in_utc
+from rooflab.bench.core.record import Record
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Scalar
 

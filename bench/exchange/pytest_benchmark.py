@@ -20,7 +20,7 @@ import numpy as np
 import pytest_benchmark
 from pytest_benchmark.stats import Stats
 
-from rooflab.bench.core.record import Record, pack_samples
+from rooflab.bench.core.record import Record
 from rooflab.bench.exchange.files import (
     Imported,
     ResultFile,
@@ -178,7 +178,7 @@ def _reading(
         return None if is_time(median_ms) else median_ms, result | {"status": "INVALID", "reason": bad[0]}
     if data:
         p20, p80 = (float(np.percentile(data, share)) * 1e3 for share in (20, 80))
-        result |= {"samples": pack_samples(data), "sample_count": len(data)}
+        result |= {"samples": Record.packed(data), "sample_count": len(data)}
         result["latency_p20_ms"] = _latency(ours, "latency_p20_ms", p20, place)
         result["latency_p80_ms"] = _latency(ours, "latency_p80_ms", p80, place)
     return median_ms, result

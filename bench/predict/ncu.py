@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from rooflab.bench.base.plain import number_in
-from rooflab.bench.core.environment import kernel_record, snapshot
+from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.process import run_whole
-from rooflab.bench.core.record import Record, new_run_id
+from rooflab.bench.core.record import Record
 from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.launch_once import MARK, arguments
@@ -353,7 +353,7 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
     metrics |= {f"stall_{name}_warps_per_issue": value for name, value in longest.stalls.items()}
     reason = "; ".join(text for text in (NOT_A_TIME, note) if text)
     return replace(
-        kernel_record("bench", kernel, target.case, target.scheme.name, environment, new_run_id(), reason=reason),
+        environment.record("bench", kernel, target.case, target.scheme.name, reason=reason),
         config=None if config is None else asdict(config),
         seed=seed,
         device="cuda",

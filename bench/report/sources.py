@@ -13,8 +13,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, get_args
 
+from rooflab.bench.base.plain import number_of
 from rooflab.bench.core import record_files
-from rooflab.bench.core.record import NOT_RUN, Record, number_of
+from rooflab.bench.core.record import NOT_RUN, Record
 from rooflab.roofline.model import CeilingKind
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from math import isfinite
 from typing import Any
 
-from rooflab.bench.core.record import in_utc
+from rooflab.bench.base.plain import in_utc
 from rooflab.roofline.numbers import digits, percent, si, whole
 
 _SUFFIXES: tuple[tuple[str, str], ...] = (

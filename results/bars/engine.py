@@ -13,7 +13,7 @@ from bars.bar import Bar
 from bars.measures import answer
 
 from rooflab.bench.core.ceilings.ceilings import ceilings_for
-from rooflab.bench.core.record_files import going_on
+from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.timers.sm_clock import sm_clock_under_load
 from rooflab.bench.engine.runs import EngineRun, engine_record, run_batch, warm_up
 from rooflab.bench.suite.entries import Context, EntryOutcome
@@ -70,7 +70,7 @@ class Runs:
         )
         warm_up(self.llm, prompt_tokens=8)
         self.context = context
-        self.writer, self.before = going_on(context.out)
+        self.writer, self.before = RunWriter.going_on(context.out)
         self.noise: list[str] = []
         """Why latencies are NOISY."""
         self._random = random.Random(context.seed)

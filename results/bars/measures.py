@@ -13,7 +13,7 @@ import torch
 from rooflab.bench.commands import LEAST_S, TIMING_SHARE
 from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.record import Record
-from rooflab.bench.core.record_files import going_on
+from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.select import default_scheme
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.suite.entries import BarStatus, Context, EntryOutcome
@@ -68,7 +68,7 @@ def measure(
     name = default_scheme(device) if scheme is None or context.dry_run else scheme
     if name not in spec.schemes and (context.dry_run or scheme is None):
         name = scheme or spec.schemes[0]
-    writer, before = going_on(context.out)
+    writer, before = RunWriter.going_on(context.out)
     found = [record for record in before if record.op == op]
     if kernels:
         done = {(record.kernel, record.case_id) for record in found}

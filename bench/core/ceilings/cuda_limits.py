@@ -21,7 +21,7 @@ from rooflab.bench.core.ceilings.streams import empty, streams
 from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.failed import first_line
 from rooflab.bench.core.noise import ABOVE, Samples
-from rooflab.bench.core.record import Record, Status, new_run_id, pack_samples
+from rooflab.bench.core.record import Record, Status
 from rooflab.bench.core.settings import TIMERS
 from rooflab.bench.core.timers.timing import time_functions
 from rooflab.kernels import _cuda
@@ -67,9 +67,7 @@ def measure_cuda(
     """
     found: dict[str, Any] = environment.record_fields()
     found["environment"] |= {"microkernels": microkernels_hash()}
-    blank = Record(
-        kind="ceiling", run_id=new_run_id(), status="OK", backend="cuda", device="cuda", checked_by="gpu", **found
-    )
+    blank = Record(kind="ceiling", status="OK", backend="cuda", device="cuda", checked_by="gpu", **found)
     time: Time = partial(time_functions, device=device, min_samples=3)
     share_s = budget_s / GROUPS_OF_HOPPER
     card = card_of(device)
@@ -235,7 +233,7 @@ def _timed(record: Record, samples: Samples, work: float, reason: str) -> Record
         timer=samples.method,
         l2_state=samples.l2_state,
         latency_median_ms=1e3 * samples.median_s,
-        samples=pack_samples(samples.seconds),
+        samples=Record.packed(samples.seconds),
         sample_count=len(samples.seconds),
         flops_per_s=rate if unit == "FLOP/s" else None,
         bytes_per_s=rate if unit == "B/s" else None,

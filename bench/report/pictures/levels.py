@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rooflab.bench.core.environment import Environment, kernel_record, snapshot
+from rooflab.bench.core.environment import Environment, snapshot
 from rooflab.bench.core.record import Record, new_run_id
 from rooflab.bench.core.select import choose_kernels
 from rooflab.bench.emulate import calls as emulated_calls
@@ -243,7 +243,7 @@ def _record(
     metrics = fields["metrics"]
     config = kernel.tuning.heuristic(case, scheme) if kernel.tuning is not None else None
     return replace(
-        kernel_record("check", kernel, case, scheme.name, environment, run_id),
+        environment.record("check", kernel, case, scheme.name, run_id),
         config=None if config is None else asdict(config),
         device="cpu",
         traffic_bytes=metrics[f"{PREFIX}hbm_read_bytes"] + metrics[f"{PREFIX}hbm_write_bytes"],

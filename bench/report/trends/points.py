@@ -17,7 +17,7 @@ import pandas as pd
 
 from rooflab.bench.core import record_files
 from rooflab.bench.core.environment import ROOT, git_says
-from rooflab.bench.core.record import Record, method_of
+from rooflab.bench.core.record import Record
 from rooflab.bench.report.sources import find_files
 
 KEY = ("op", "kernel", "case", "scheme", "machine", "setting", "timer")
@@ -101,7 +101,7 @@ def _row(record: Record, file: object) -> dict[str, Any]:
         "scheme": record.scheme or "",
         "machine": str(environment.get("machine_key") or "unknown"),
         "setting": setting(record),
-        "timer": method_of(record.timer, record.l2_state),
+        "timer": record.method,
         "commit": record.commit,
         "dirty": bool(record.dirty),
         "time": record.timestamp,
