@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from rooflab.bench.core.call import Rotation
-from rooflab.bench.core.check_data import CheckData, CheckTask
-from rooflab.bench.core.functions import copied
+from rooflab.bench.core.check_data import CheckTask
 from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.select import default_scheme, pick_device
 from rooflab.bench.core.timed import Unseen
 from rooflab.bench.plugin.plugin import SKIPPED, asked
 from rooflab.kernels.registry import get_kernel, get_op, interpreting, kernels, ops
-from rooflab.reference.spec import Case, Inputs, OpSpec, get_scheme
+from rooflab.reference.spec import Case, OpSpec, get_scheme
 
 SUITES = ("smoke", "smollm2_135m")
 BUDGET_S = 0.1
@@ -63,19 +63,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(("op", "kernel", "case", "scheme"), parameters)
 
 
-@functools.lru_cache(maxsize=1)
-def expected_of(op: str, case: Case) -> CheckData:
-    """The inputs and the expected outputs of a case; the kernels of a case run one after another and share both."""
-    spec = ops()[op]
-    scheme = get_scheme(scheme_here(spec))
-    return CheckData(spec, spec.make_inputs(case, scheme, pick_device(None), SEED), scheme)
-
-
-def own(inputs: Inputs) -> Inputs:
-    """Copies of the inputs with the same strides: a kernel may change some inputs, and the check writes to others."""
-    return dict(zip(inputs, copied(list(inputs.values())), strict=True))
-
-
 @functools.cache
 def gate(op: str, name: str) -> tuple[str, str]:
     """Status and reason of the check on the op's first small case, planted inputs included; runs once per kernel."""
@@ -87,23 +74,21 @@ def gate(op: str, name: str) -> tuple[str, str]:
 
 def test_kernel(kernel_benchmark: Callable[..., Any], op: str, kernel: str, case: str, scheme: str) -> None:
     """Checks the kernel, times it, and judges the outputs that its timed calls left."""
-    spec, own_kernel, dtypes = get_op(op), get_kernel(op, kernel), get_scheme(scheme)
-    sizes = spec.check_case(Case.parse(case))
-    expected = expected_of(op, sizes)
-    if refusal := own_kernel.why_not_args(expected.inputs):
+    spec, chosen, dtypes = get_op(op), get_kernel(op, kernel), get_scheme(scheme)
+    asked = spec, spec.check_case(Case.parse(case)), dtypes, pick_device(None)
+    if refusal := chosen.why_not_args(spec.make_inputs(*asked[1:3], torch.device("meta"), SEED), spec):
         pytest.skip(str(refusal))
     status, reason = gate(op, kernel)
     assert status in ("OK", "UNSUPPORTED"), f"{status}: {reason}"  # UNSUPPORTED holds for the small case only
-    copies = [own(expected.inputs), own(expected.inputs)]
-    rotation = Rotation(own_kernel, spec, copies)
+    copies = Rotation.copies(*asked, SEED)
+    rotation, first = Rotation(chosen, spec, copies), Unseen(*asked, copies, SEED)
 
     def afterwards() -> str | None:
-        for _, outputs in rotation.outputs():
-            if wrong := expected.faults(outputs, own_kernel.nondeterministic is not None):
-                return wrong
-        unseen = Unseen(spec, sizes, dtypes, pick_device(None), copies, SEED)
+        if wrong := first.wrong({"": rotation}).get(""):
+            return wrong
+        second = Unseen(*asked, copies, SEED)
         for _ in copies:
             rotation()
-        return unseen.wrong({"": rotation}).get("")
+        return second.wrong({"": rotation}).get("")
 
-    kernel_benchmark(rotation, cost=spec.cost_of(expected.inputs), afterwards=afterwards)
+    kernel_benchmark(rotation, cost=spec.cost_of(copies[0]), afterwards=afterwards)

@@ -20,7 +20,7 @@ from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.record import NOT_RUN, Record
 from rooflab.bench.core.record_files import RunWriter, result_folder
-from rooflab.bench.core.select import Selection, default_scheme, first_case, largest_case, pick_device
+from rooflab.bench.core.select import Selection, default_scheme, first_case, pick_device
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.engine.runs import (
     PROMPT_SET,
@@ -32,7 +32,7 @@ from rooflab.bench.engine.runs import (
     stream_one,
     warm_up,
 )
-from rooflab.bench.report.figures import bench_row, draw_records, largest_cases
+from rooflab.bench.report.figures import bench_row, draw_records, largest_case, largest_cases
 from rooflab.bench.report.findings import findings
 from rooflab.bench.report.page import write_report
 from rooflab.engine.llm import LLM, SamplingParams

@@ -23,7 +23,7 @@ from triton.runtime.jit import JITFunction
 
 from rooflab.bench import show
 from rooflab.bench.core.call import packed
-from rooflab.bench.core.select import first_taken
+from rooflab.bench.suite.passed import first_taken
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 

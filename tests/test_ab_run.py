@@ -10,7 +10,7 @@ import torch
 from commands_in_process import run_command
 
 from rooflab.bench.ab import compare, pairs
-from rooflab.bench.ab.compare import check_functions, pack
+from rooflab.bench.ab.compare import pack, prepare_functions
 from rooflab.bench.ab.pairs import AbSettings
 from rooflab.bench.ab.records import compare_files, difference, evidence_of
 from rooflab.bench.ab.run import run, save
@@ -194,7 +194,7 @@ def test_a_function_is_checked_before_it_is_timed():
     scale = 1.01
     functions = {"fn": lambda x: mine(x) * scale, "reference": reference, "make_inputs": make_inputs}
     packed = {name: pack(function) for name, function in functions.items()}
-    found = check_functions(packed, 0)
+    found = prepare_functions(packed, 0).checked(0)
     assert found.status == "INCORRECT" and "elements off" in found.reason and "pickle" in packed["fn"]
 
 

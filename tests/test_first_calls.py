@@ -6,7 +6,6 @@ The clock is simulated.
 import contextlib
 import itertools
 import json
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +14,7 @@ from test_timing import FakeTimer, nothing
 
 from rooflab.bench.ab import pairs, worker
 from rooflab.bench.ab.compare import compare
+from rooflab.bench.core import functions as core_functions
 from rooflab.bench.core.noise import few
 from rooflab.bench.core.timers import Flush, cpu, timing
 from rooflab.bench.core.timers.cpu import CpuTimer
@@ -148,7 +148,7 @@ def test_a_slow_first_call_makes_no_function_slower(monkeypatch, late_is):
 
     monkeypatch.setattr(pairs, "_answers", process)
     monkeypatch.setattr(timing, "perf_counter", CLOCK)
-    monkeypatch.setattr(sys.modules["rooflab.bench.ab.compare"], "time", SimpleNamespace(perf_counter=CLOCK))
+    monkeypatch.setattr(core_functions, "time", SimpleNamespace(perf_counter=CLOCK))
     monkeypatch.setattr(cpu, "pinned_threads", contextlib.nullcontext)
     monkeypatch.setattr(timing, "timer_for", lambda *of: watch_on(CLOCK))
     functions = (slow_first, plain) if late_is == "mine" else (plain, slow_first)

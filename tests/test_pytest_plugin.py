@@ -140,10 +140,11 @@ def test_results_can_be_saved_and_compared(project, pytester):
 def test_noise_decides_no_comparison_and_alone_ends_with_13(project, pytester, monkeypatch):
     here = snapshot().to_dict()
 
-    def time_kernel(fn, args, *_, **limits):
-        samples = Samples((args[0],) * 5, "a fake clock", "cold", noise="busy" if args[0] > 0.01 else "")
-        others = 0.5 if args[0] == 7e-3 else 0.05
-        probe_s = 5e-4 if args[0] == 8e-3 else 4e-4
+    def time_kernel(checked, *_, **limits):
+        seconds = checked.result
+        samples = Samples((seconds,) * 5, "a fake clock", "cold", noise="busy" if seconds > 0.01 else "")
+        others = 0.5 if seconds == 7e-3 else 0.05
+        probe_s = 5e-4 if seconds == 8e-3 else 4e-4
         noisy = ("NOISY", "busy") if samples.noise else ("OK", "")
         made = Record(kind="bench", run_id="r", status=noisy[0], reason=noisy[1], environment=here, device="cpu")
         return plugin_timing.Timed(with_reading(made, samples, None), "", others, probe_s)

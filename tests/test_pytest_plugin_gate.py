@@ -58,7 +58,7 @@ def test_what_cannot_be_compared_is_named():
 
 def test_neither_side_of_the_gate_changes_the_callers_tensors():
     x = torch.ones(4)
-    checked = fixture.check(lambda x: x.add_(1), [x], lambda x: x.add_(1))
+    checked = fixture.Checked.of(lambda x: x.add_(1), [x], lambda x: x.add_(1))
     assert torch.equal(x, torch.ones(4)) and torch.equal(checked.result, torch.full((4,), 2.0))
     assert checked.fault == "" and not checked.interpreted
 
@@ -79,15 +79,15 @@ def test_the_gate_names_what_shows_of_a_cheat():
         (_late, "a thread that finishes later"),
         (_patches, "INVALID: time.perf_counter was replaced (test_pytest_plugin_gate.py:"),
     ):
-        checked = fixture.check(fn, [torch.ones(4)], None)
+        checked = fixture.Checked.of(fn, [torch.ones(4)], None)
         assert words in checked.fault
         assert tampered() is None
 
 
 def _time(fn, x, reference):
-    checked = fixture.check(fn, [x], reference)
+    checked = fixture.Checked.of(fn, [x], reference)
     assert not checked.fault
-    return plugin_timing.time_kernel(fn, [x], checked, budget_s=1e-4, min_samples=5)
+    return plugin_timing.time_kernel(checked, budget_s=1e-4, min_samples=5)
 
 
 def test_results_of_timed_calls_are_judged():
@@ -111,12 +111,12 @@ def info(monkeypatch):
     """What is said of a reading whose ceilings are known."""
     monkeypatch.setattr(measure, "ceilings_for", lambda device: CEILINGS)
     monkeypatch.setattr(measure, "observe", lambda ready, device: ({"fn": Observed(None, ("k1", "k2"), "abc")}, {}))
-    checked = fixture.check(torch.neg, [torch.ones(4)], None)
+    checked = fixture.Checked.of(torch.neg, [torch.ones(4)], None)
 
     def of(seconds, cost=COST, clocks=None, **options):
         samples = Samples((seconds,) * 3, "cuda events, launch gaps hidden", "cold", **options)
         monkeypatch.setattr(measure, "time_together", lambda ready, *_: ({"fn": samples}, {}, clocks))
-        timed = plugin_timing.time_kernel(torch.neg, [torch.ones(4)], checked, cost, budget_s=1.0, min_samples=3)
+        timed = plugin_timing.time_kernel(checked, cost, budget_s=1.0, min_samples=3)
         return plugin_timing.extra_info(timed, cost)
 
     return of

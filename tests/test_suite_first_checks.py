@@ -11,9 +11,9 @@ import pytest
 
 from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.environment import Gpu, snapshot
-from rooflab.bench.core.select import first_taken
 from rooflab.bench.suite import first, passed
 from rooflab.bench.suite.entries import Context
+from rooflab.bench.suite.passed import first_taken
 from rooflab.kernels import registry
 from rooflab.kernels._contract import Refusal
 from rooflab.kernels.registry import Kernel

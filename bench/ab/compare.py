@@ -26,14 +26,13 @@ from rooflab.bench.ab.pairs import AbSettings
 from rooflab.bench.ab.run import AbResult, run
 from rooflab.bench.ab.sides import Comparison, Side, SideName, Target
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
-from rooflab.bench.base.system_time import time
-from rooflab.bench.core.check import check_kernel
-from rooflab.bench.core.check_data import CheckResult
-from rooflab.bench.core.functions import KEY, SCHEME, AsKernel, Function, FunctionOp, copied, op_of
+from rooflab.bench.core.functions import FunctionOp
 from rooflab.bench.core.record import Verdict
 from rooflab.kernels._user_files import import_file
-from rooflab.reference.spec import as_tuple
 from rooflab.roofline.numbers import change
+
+KEY, SCHEME = "function", "as made"
+"""The comparison of two functions, and its scheme: their tensors have the dtypes that the caller gives them."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,9 @@ def compare(
     from rooflab.bench.show import note  # not in the processes that measure
 
     rules = Rules(threshold, floor_s)
-    first = named(make(make_inputs, seed))
-    tensors = [value for value in first.values() if isinstance(value, torch.Tensor)]
+    made = make(make_inputs, seed)
+    values = made.values() if isinstance(made, Mapping) else made if isinstance(made, tuple | list) else (made,)
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if not tensors:
         raise ValueError("make_inputs: expected at least one tensor, got none")
     packed = {name: pack(function) for name, function in (("reference", ref_fn), ("make_inputs", make_inputs))}
@@ -126,38 +126,16 @@ def _label(function: Callable[..., Any], otherwise: str) -> str:
 
 
 def prepare_functions(functions: Mapping[str, Any], seed: int) -> FunctionOp:
-    """The op of packed functions (`fn`, `reference`, `make_inputs`); its outputs have the reference's dtypes.
-
-    Raises `ValueError` if there is no tensor among the inputs.
-    """
+    """The op of packed functions (`fn`, `reference`, `make_inputs`).  Raises as `FunctionOp.of`."""
     fn, reference, make_inputs = (unpack(functions[name]) for name in ("fn", "reference", "make_inputs"))
-    made = make(make_inputs, seed)
-    names, keywords = list(named(made)), isinstance(made, Mapping)
-    tensors = [value for value in named(made).values() if isinstance(value, torch.Tensor)]
-    if not tensors:
-        raise ValueError("make_inputs: expected at least one tensor, got none")
-
-    def called(function: Function) -> AsKernel:
-        return AsKernel(lambda own: partial(function, **own) if keywords else partial(function, *own.values()), names)
-
-    own = dict(zip(names, copied([*named(made).values()]), strict=True))
-    began = time.perf_counter()
-    dtypes = [output.dtype for output in as_tuple(called(reference)(**own))]
-    first_call_s = time.perf_counter() - began if fn is reference else 0.0
-    op = op_of(called(fn), called(reference), lambda seed: named(make(make_inputs, seed)), dtypes, tensors[0].device)
-    return op._replace(first_call_s=first_call_s)
-
-
-def check_functions(functions: Mapping[str, Any], seed: int) -> CheckResult:
-    """A kernel's check without planted inputs: poisoned memory, other data, repeated calls, aliases."""
-    return check_kernel(*prepare_functions(functions, seed)[:5], seed)
+    return FunctionOp.of(fn, reference, partial(make, make_inputs), seed)
 
 
 SCRIPT = "__rooflab_script__"
 """Name of a script's module in the fresh process: not `__main__`, so the code that the script guards does not run."""
 
 
-def pack(function: Function) -> dict[str, str]:
+def pack(function: Callable[..., Any]) -> dict[str, str]:
     """What a fresh process needs to rebuild the function.  Raises `ValueError` if the function cannot travel."""
     name = getattr(function, "__qualname__", "")
     main = sys.modules["__main__"]
@@ -171,14 +149,14 @@ def pack(function: Function) -> dict[str, str]:
         raise ValueError(f"function: expected {wanted}, got one that cannot travel: {error}") from error
 
 
-def unpack(packed: Mapping[str, str]) -> Function:
+def unpack(packed: Mapping[str, str]) -> Callable[..., Any]:
     """Rebuilds in another process the function that `pack` packed."""
     if "pickle" in packed:
-        function: Function = pickle.loads(base64.b64decode(packed["pickle"]))
+        function: Callable[..., Any] = pickle.loads(base64.b64decode(packed["pickle"]))
         return function
     if SCRIPT not in sys.modules:
         sys.modules[SCRIPT] = import_file(Path(packed["script"]))
-    found: Function = _find(sys.modules[SCRIPT], packed["name"])
+    found: Callable[..., Any] = _find(sys.modules[SCRIPT], packed["name"])
     return found
 
 
@@ -188,15 +166,7 @@ def _find(module: Any, name: str) -> Any:
     return module
 
 
-def make(make_inputs: Function, seed: int) -> Any:
+def make(make_inputs: Callable[..., Any], seed: int) -> Any:
     """Inputs for a seed; if `make_inputs` takes no arguments, torch's own generators are seeded before the call."""
     torch.manual_seed(seed)
     return make_inputs(seed) if inspect.signature(make_inputs).parameters else make_inputs()
-
-
-def named(inputs: Any) -> dict[str, Any]:
-    """Inputs by name: a mapping keeps its names; a sequence, or a single argument, gets `arg0`, `arg1`..."""
-    if isinstance(inputs, Mapping):
-        return dict(inputs)
-    values = inputs if isinstance(inputs, tuple | list) else (inputs,)
-    return {f"arg{index}": value for index, value in enumerate(values)}

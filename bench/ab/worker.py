@@ -19,12 +19,11 @@ from rooflab.bench.ab.sides import Target
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.failed import Failed, failed_by, failure, known_errors
+from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.record import Record, Status
-from rooflab.bench.core.select import kernels_in
 from rooflab.bench.core.settings import Settings
-from rooflab.bench.core.timed import INTERPRETED
+from rooflab.bench.revisions.repository import kernels_in
 from rooflab.kernels import registry
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
@@ -69,7 +68,7 @@ def listing(job: Job, device: torch.device, own: Mapping[str, str] | None = None
         chosen = {name: it for name, it in registry.kernels(op).items() if own is None or it.id in own}
         if own is not None and not chosen:
             continue
-        refusals = {name: _refusal(kernel, device) for name, kernel in chosen.items()}
+        refusals = {name: Measurement.why_not(kernel, device) for name, kernel in chosen.items()}
         kernels = {name: f"{why.status}: {why.reason}" if why else None for name, why in refusals.items()}
         cases = spec.cases_in(job["suite"])
         found[op] = {
@@ -97,16 +96,14 @@ def check(target: Target, blank: Record, job: Job, device: torch.device) -> Reco
     A kernel that does not take the small case gets the planted inputs on this case.
     """
     from rooflab.bench.core.check import check_kernel
-    from rooflab.bench.core.check_runs import KEPT
 
     spec, kernel, case, scheme = _resolve(target)
-    if (refusal := _refusal(kernel, device)) is not None:
+    if (refusal := Measurement.why_not(kernel, device)) is not None:
         return _emulated(kernel, spec, scheme, blank, job["seed"]) or _ended(blank, refusal.status, refusal.reason)
     result = check_kernel(kernel, spec, spec.get_cases("smoke")[0], scheme, device, job["seed"])
     if result.status in ("OK", "UNSUPPORTED"):  # a kernel may take this case and not the small one
         planted = result.status == "UNSUPPORTED"
         result = check_kernel(kernel, spec, case, scheme, device, job["seed"], planted=planted)
-    KEPT.forget()
     return _ended(blank, result.status, result.reason)
 
 
@@ -127,35 +124,24 @@ def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, blank: Reco
     return _ended(blank, result.status, result.reason) if result.status in ("INCORRECT", "INVALID") else None
 
 
-def _refusal(kernel: registry.Kernel, device: torch.device) -> Failed | None:
-    """Why the kernel has no time on `device`, in the words of `rooflab bench`; or None."""
-    refusal = kernel.why_not_here(device)
-    failed = failed_by(refusal) if refusal else None
-    if failed and failed.status == "UNSUPPORTED" and (device.type, kernel.backend) == ("cpu", "triton"):
-        return Failed("UNSUPPORTED", INTERPRETED) if "cpu" in kernel.devices else failed
-    return failed
-
-
 def measure(target: Target, blank: Record, job: Job, device: torch.device) -> Record:
     """The samples of one kernel; the outputs of its timed calls are judged afterwards."""
     spec, kernel, case, scheme = _resolve(target)
-    if (refusal := _refusal(kernel, device)) is not None:
-        return _ended(blank, refusal.status, refusal.reason)
     return _timed(kernel, spec, case, scheme, blank, job, device)
 
 
 def _function(blank: Record, job: Job) -> Record:
     """Checks or times the job's function."""
-    from rooflab.bench.ab.compare import check_functions, prepare_functions
+    from rooflab.bench.ab.compare import prepare_functions
 
     sys.path[:0] = [entry for entry in job["functions"]["path"] if entry not in sys.path]
     try:
-        if job["mode"] == "check":
-            result = check_functions(job["functions"], job["seed"])
-            return _ended(blank, result.status, result.reason)
         prepared = prepare_functions(job["functions"], job["seed"])
-    except known_errors() as error:
-        failed = failure(error, "the functions")
+        if job["mode"] == "check":
+            result = prepared.checked(job["seed"])
+            return _ended(blank, result.status, result.reason)
+    except Failed.errors() as error:
+        failed = Failed.of(error, "the functions")
         return _ended(blank, failed.status, failed.reason)
     return _timed(*prepared[:4], blank, job, prepared.device, prepared.first_call_s)
 

@@ -67,6 +67,11 @@ def number_in(text: str, place: str) -> float | None:
     return None
 
 
+def first_line(error: BaseException) -> str:
+    """The first non-blank line of an error's text; CUDA's errors continue with advice."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 class Marked(str):
     """A text that is Markdown already."""
 

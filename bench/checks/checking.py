@@ -18,7 +18,7 @@ from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.record_files import RunWriter
-from rooflab.bench.core.select import file_of, source_of
+from rooflab.bench.core.select import source_of
 from rooflab.kernels import registry
 from rooflab.kernels._folders import check_caches
 from rooflab.reference.spec import Case, get_scheme, nbytes
@@ -88,7 +88,7 @@ def smallest_failures(failures: Sequence[CheckResult], device: torch.device, aga
         for point in drawn_points(spec, failed.seed, most, own_numbers(source_of(kernel))):
             if point.case == failed.case and HOW in point.values:
                 case = smallest(spec, point, most, fails)
-        named = f"--kernel {file_of(kernel) or failed.kernel} --case {case.id} --scheme {failed.scheme}"
+        named = f"--kernel {kernel.file or failed.kernel} --case {case.id} --scheme {failed.scheme}"
         yield f"rooflab check {failed.op} {named} --seed {failed.seed}"
 
 

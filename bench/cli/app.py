@@ -20,7 +20,7 @@ from typer.core import TyperCommand
 
 from rooflab.bench import show
 from rooflab.bench.base.statuses import ExitStatus
-from rooflab.bench.core.names import check_names, cuda_device_present, interpret_without_gpu
+from rooflab.bench.cli.names import check_names, cuda_device_present, interpret_without_gpu
 from rooflab.kernels import _card
 
 if TYPE_CHECKING:

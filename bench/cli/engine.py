@@ -10,7 +10,7 @@ import typer
 from rooflab.bench import show
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
-from rooflab.bench.core.names import parse_swaps
+from rooflab.bench.cli.names import parse_swaps
 
 
 @app.command()

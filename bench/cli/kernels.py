@@ -17,7 +17,7 @@ from rooflab.bench import show
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, begin_run, exit_for, terminated_as_exception
-from rooflab.bench.core.names import cuda_device_present
+from rooflab.bench.cli.names import cuda_device_present
 from rooflab.bench.core.process import kernel_processes
 from rooflab.roofline.numbers import counted
 

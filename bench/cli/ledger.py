@@ -11,7 +11,7 @@ from rooflab.bench import show
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
 from rooflab.bench.cli.clock import kernels
-from rooflab.bench.core.names import parse_swaps
+from rooflab.bench.cli.names import parse_swaps
 from rooflab.roofline.names import values_by_name
 
 if TYPE_CHECKING:

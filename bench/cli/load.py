@@ -14,7 +14,7 @@ from rooflab.bench import show
 from rooflab.bench.base.system_time import time
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
-from rooflab.bench.core.names import parse_swaps
+from rooflab.bench.cli.names import parse_swaps
 from rooflab.roofline.numbers import digits
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from rooflab.bench import show
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app
-from rooflab.bench.core.names import parse_swaps
+from rooflab.bench.cli.names import parse_swaps
 
 
 @app.command()

@@ -53,6 +53,16 @@ class Rotation:
             self._calls.append(bind(arguments) if bind else partial(kernel.fn, **planned(kernel, arguments)))
         self._turns = itertools.cycle(range(len(copies)))
 
+    @staticmethod
+    def copies(spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, seed: int) -> list[Inputs]:
+        """At least one set of a case's inputs, and as many as it takes and memory holds.
+
+        Each set is generated, not cloned, so that strides, views and lengths are those of the case.
+        """
+        priced = spec.make_inputs(case, scheme, torch.device("meta"), seed)
+        fit = int(free_bytes(device) / 4 / max(1, input_bytes(priced)))
+        return [spec.make_inputs(case, scheme, device, seed) for _ in range(max(1, min(COPIES, fit)))]
+
     @property
     def sets(self) -> int:
         """Number of sets of inputs that the calls take in turn."""
@@ -100,16 +110,6 @@ def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
     needed = PER_INPUT_BYTE * input_bytes(priced) + PER_OUTPUT_BYTE * spec.cost_of(priced).write_bytes
     free = free_bytes(device)
     return f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free" if needed > free else ""
-
-
-def copies_of(spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, seed: int) -> list[Inputs]:
-    """At least one set of a case's inputs, and as many as a `Rotation` takes and memory holds.
-
-    Each set is generated, not cloned, so that strides, views and lengths are those of the case.
-    """
-    priced = spec.make_inputs(case, scheme, torch.device("meta"), seed)
-    fit = int(free_bytes(device) / 4 / max(1, input_bytes(priced)))
-    return [spec.make_inputs(case, scheme, device, seed) for _ in range(max(1, min(COPIES, fit)))]
 
 
 def arguments_of(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Mapping[str, Any] | None = None) -> Inputs:

@@ -11,66 +11,61 @@ from rooflab.bench.core.record import Status
 from rooflab.kernels._contract import Refusal
 
 
+class LayoutRefused(Exception):
+    """The launcher refused an arrangement in memory with a `ValueError`, as it may."""
+
+
 class Failed(Exception):
-    """Ends a check, with its status and reason."""
+    """Ends a check or a timing, with its status and reason."""
 
     def __init__(self, status: Status, reason: str):
         super().__init__(reason)
         self.status: Status = status
         self.reason = reason
 
+    @classmethod
+    def by(cls, refusal: Refusal | str) -> Failed:
+        """Of a refusal; a kernel that raises it gives it as a text."""
+        if isinstance(refusal, str):
+            status, _, reason = refusal.partition(": ")
+            return cls("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", reason)
+        return cls(refusal.status, refusal.reason)
 
-def failed_by(refusal: Refusal | str) -> Failed:
-    """The `Failed` of a refusal; a kernel that raises it gives it as a text."""
-    if isinstance(refusal, str):
-        status, _, reason = refusal.partition(": ")
-        return Failed("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", reason)
-    return Failed(refusal.status, refusal.reason)
+    @classmethod
+    def of(cls, error: BaseException, where: str = "") -> Failed:
+        """Of an exception of a kernel; `where` it was raised begins the reason."""
+        from triton.compiler.errors import CompilationError
+        from triton.runtime.errors import OutOfResources, PTXASError
 
+        from rooflab.kernels._cuda import CudaCompileError
 
-class LayoutRefused(Exception):
-    """The launcher refused an arrangement in memory with a `ValueError`, as it may."""
+        text = str(error).strip()
+        if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
+            return cls("OUT_OF_MEMORY", text)
+        if isinstance(error, ValueError) and text.startswith(("UNSUPPORTED: ", "UNAVAILABLE: ")):
+            return cls.by(text)
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        reason = f"{where + ': ' if where else ''}{type(error).__name__}: {text} ({place})"
+        compile_time = isinstance(error, CompilationError | OutOfResources | PTXASError | CudaCompileError)
+        return cls("COMPILE_ERROR" if compile_time else "RUNTIME_ERROR", reason)
 
+    @staticmethod
+    def errors() -> tuple[type[BaseException], ...]:
+        """Exceptions that a kernel may raise; any other is a fault of the checker."""
+        from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
 
-def known_errors() -> tuple[type[BaseException], ...]:
-    """Exceptions that a kernel may raise; any other is a fault of the checker."""
-    from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
-
-    return (
-        TritonError,
-        RuntimeError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        AssertionError,
-        ArithmeticError,
-        MemoryError,
-        ImportError,
-        OSError,
-        SystemExit,
-    )
-
-
-def failure(error: BaseException, where: str) -> Failed:
-    """The `Failed` with status and text for an exception of a kernel."""
-    from triton.compiler.errors import CompilationError
-    from triton.runtime.errors import OutOfResources, PTXASError
-
-    from rooflab.kernels._cuda import CudaCompileError
-
-    text = str(error).strip()
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "can't allocate memory" in text:
-        return Failed("OUT_OF_MEMORY", text)
-    if isinstance(error, ValueError) and text.startswith(("UNSUPPORTED: ", "UNAVAILABLE: ")):
-        return failed_by(text)
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(frame.filename).name}:{frame.lineno}"
-    reason = f"{where + ': ' if where else ''}{type(error).__name__}: {text} ({place})"
-    compile_time = isinstance(error, CompilationError | OutOfResources | PTXASError | CudaCompileError)
-    return Failed("COMPILE_ERROR" if compile_time else "RUNTIME_ERROR", reason)
-
-
-def first_line(error: BaseException) -> str:
-    """The first non-blank line of an error's text; CUDA's errors continue with advice."""
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return (
+            TritonError,
+            RuntimeError,
+            ValueError,
+            TypeError,
+            LookupError,
+            AttributeError,
+            AssertionError,
+            ArithmeticError,
+            MemoryError,
+            ImportError,
+            OSError,
+            SystemExit,
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -14,13 +14,14 @@ import torch
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core.check import check_kernel
+from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.poison import same_bits
 from rooflab.bench.core.timers import tampered
 from rooflab.bench.core.trial import PLAIN, Layout, Runner
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.compare import ErrorStats, elementwise
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple
 from rooflab.roofline.model import Cost
 
 KEY = "function"
@@ -54,7 +55,7 @@ def judge(actual: object, expected: object) -> list[ErrorStats]:
     return verdicts
 
 
-def wrong(actual: object, expected: object) -> list[str]:
+def faults(actual: object, expected: object) -> list[str]:
     """What `judge` finds wrong, one sentence each."""
     try:
         return [stats.describe() for stats in judge(actual, expected) if not stats.passed]
@@ -91,6 +92,41 @@ class FunctionOp(NamedTuple):
     device: torch.device
     first_call_s: float = 0.0
     """Seconds of its first call, if it was made."""
+
+    @classmethod
+    def of(cls, fn: Function, reference: Function, make: Callable[[int], Any], seed: int) -> FunctionOp:
+        """The op of two functions of what `make(seed)` gives: the items of a mapping as keywords, or else in order.
+
+        Its outputs have the reference's dtypes.  Raises `ValueError` if there is no tensor among the inputs.
+        """
+        made = make(seed)
+        names, keywords = list(named(made)), isinstance(made, Mapping)
+        tensors = [value for value in named(made).values() if isinstance(value, torch.Tensor)]
+        if not tensors:
+            raise ValueError("make_inputs: expected at least one tensor, got none")
+
+        def called(function: Function) -> AsKernel:
+            return AsKernel(
+                lambda own: partial(function, **own) if keywords else partial(function, *own.values()), names
+            )
+
+        own, began = dict(zip(names, copied([*named(made).values()]), strict=True)), time.perf_counter()
+        dtypes = [output.dtype for output in as_tuple(called(reference)(**own))]
+        first_call_s = time.perf_counter() - began if fn is reference else 0.0
+        op = op_of(called(fn), called(reference), lambda seed: named(make(seed)), dtypes, tensors[0].device)
+        return op._replace(first_call_s=first_call_s)
+
+    def checked(self, seed: int) -> CheckResult:
+        """A kernel's check without planted inputs: poisoned memory, other data, repeated calls, aliases."""
+        return check_kernel(self.kernel, self.spec, self.case, self.scheme, self.device, seed)
+
+
+def named(inputs: Any) -> dict[str, Any]:
+    """Inputs by name: a mapping keeps its names; a sequence, or a single argument, gets `arg0`, `arg1`..."""
+    if isinstance(inputs, Mapping):
+        return dict(inputs)
+    values = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    return {f"arg{index}": value for index, value in enumerate(values)}
 
 
 class AsKernel:
@@ -159,8 +195,6 @@ class Checked(NamedTuple):
 
     result: Any
     """The function's return value."""
-    expected: Any
-    """The reference's return value; None without a reference."""
     fault: str
     """What is wrong; empty where nothing is."""
     interpreted: bool
@@ -168,28 +202,33 @@ class Checked(NamedTuple):
     op: FunctionOp
     judged: bool
     """Whether its timed calls can be judged: there is a reference, and it changes none of its arguments."""
+    again: Callable[[], str]
+    """Calls it once more, and says what is wrong."""
 
+    @classmethod
+    def of(cls, fn: Function, args: Sequence[Any], reference: Function | None) -> Checked:
+        """Calls `fn` and `reference`, each on copies of `args`, and compares; then checks `fn` as a kernel of its op.
 
-def check(fn: Function, args: Sequence[Any], reference: Function | None) -> Checked:
-    """Calls `fn` and `reference`, each on copies of `args`, and compares; then checks `fn` as a kernel of its op.
+        The other data of that check are the same values, each shifted by one place.  `fn` may change its arguments, and
+        two runs may differ in their bits.  Without a reference only the memory around the arguments is watched, and
+        whether the result changes later.
+        """
+        expected = reference(*copied(args)) if reference is not None else None
+        own, began = copied(args), time.perf_counter()
+        result, interpreted = _watched(partial(fn, *own))
+        first_call_s, outputs = time.perf_counter() - began, _plain(result)
+        op = _op_of_call(fn, args, reference or fn, [output.dtype for output in outputs], device_of(*args, result))
 
-    The other data of that check are the same values, each shifted by one place.  `fn` may change its arguments, and two
-    runs may differ in their bits.  Without a reference only the memory around the arguments is watched, and whether
-    the result changes later.
-    """
-    expected = reference(*copied(args)) if reference is not None else None
-    own, began = copied(args), time.perf_counter()
-    result, interpreted = _watched(partial(fn, *own))
-    first_call_s, outputs = time.perf_counter() - began, _plain(result)
-    op = _op_of_call(fn, args, reference or fn, [output.dtype for output in outputs], device_of(*args, result))
-    op = op._replace(first_call_s=first_call_s)
-    fault = f"INVALID: {tampering}" if (tampering := tampered()) else ""
-    if reference is not None:
-        fault = fault or "; ".join(wrong(result, expected))
-    if not fault and not interpreted and outputs and op.spec.parameters:
-        fault = _fault(op, reference is not None)
-    changes = any(not same_bits(args[place], own[place]) for place in _places(args))
-    return Checked(result, expected, fault, interpreted, op, reference is not None and not changes)
+        def wrong(actual: object) -> str:
+            return "; ".join(faults(actual, expected)) if reference is not None else ""
+
+        fault = f"INVALID: {tampering}" if (tampering := tampered()) else wrong(result)
+        if not fault and not interpreted and outputs and op.spec.parameters:
+            fault = _fault(op, reference is not None)
+        changes = any(not same_bits(args[place], own[place]) for place in _places(args))
+        judged = reference is not None and not changes
+        op = op._replace(first_call_s=first_call_s)
+        return cls(result, fault, interpreted, op, judged, lambda: wrong(fn(*copied(args))))
 
 
 def _places(args: Sequence[Any]) -> list[int]:

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import torch
 
-from rooflab.bench.core.call import Rotation, copies_of, short_of_memory
+from rooflab.bench.core.call import Rotation, short_of_memory
 from rooflab.bench.core.ceilings.ceilings import ceilings_for, limits_for, raise_ceilings
 from rooflab.bench.core.check import BROKEN, already_broken, check_kernel
 from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.check_runs import KEPT
 from rooflab.bench.core.environment import last_level_cache_bytes, snapshot
-from rooflab.bench.core.failed import Failed, failed_by, failure, known_errors
+from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.noise import ABOVE, Samples, above_limits, shared, why_invalid, with_reading
 from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.record import DeviceType, Record, Status, new_run_id
@@ -108,7 +108,7 @@ class Measurement:
                     checked[kernel.name] = found = self._checked(kernel, case)
                     if found.status != "OK":
                         raise Failed(found.status, found.reason)
-                copies = copies or copies_of(self.spec, case, self.scheme, self.device, seed)
+                copies = copies or Rotation.copies(self.spec, case, self.scheme, self.device, seed)
                 ready[kernel.name] = self._function(kernel, copies)
             except Failed as fault:
                 failed[kernel.name] = fault
@@ -136,12 +136,19 @@ class Measurement:
     def _priced(self, case: Case) -> Inputs:
         return self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.settings.seed)
 
+    @staticmethod
+    def why_not(kernel: Kernel, device: torch.device) -> Failed | None:
+        """Why a kernel has no time on a device, whatever its inputs; None where it has one."""
+        refusal = kernel.why_not_here(device)
+        in_software = device.type == "cpu" and kernel.backend not in CPU_BACKENDS
+        if in_software and (refusal is None or (refusal.status == "UNSUPPORTED" and "cpu" in kernel.devices)):
+            return Failed("UNSUPPORTED", INTERPRETED)
+        return Failed.by(refusal) if refusal else None
+
     def _check_runnable(self, kernel: Kernel, short: str) -> None:
         """Raises `Failed` where the kernel cannot run."""
-        if refusal := kernel.why_not_here(self.device):
-            raise failed_by(refusal)
-        if self.device.type == "cpu" and kernel.backend not in CPU_BACKENDS:
-            raise Failed("UNSUPPORTED", INTERPRETED)  # checking here would take minutes and time nothing
+        if refused := self.why_not(kernel, self.device):
+            raise refused
         if short:
             raise Failed("OUT_OF_MEMORY", short)
         if self.broken:
@@ -209,9 +216,9 @@ class Measurement:
                 rotation()  # alone: timed together, one kernel's fault would fail all
                 torch.cuda.synchronize(self.device)
             return self.wrap(rotation)
-        except known_errors() as error:
+        except Failed.errors() as error:
             self._fault(kernel.id)
-            raise failure(error, "before timing") from error
+            raise Failed.of(error, "before timing") from error
 
     def _record(
         self, kernel: Kernel, case: Case, cost: Cost, found: CheckResult | None, fault: Failed | None

@@ -170,20 +170,20 @@ class Outside(Runner):
         return self._reader.read(reply["done"], self.device)
 
 
-def kernel_of(op: str, name: str, file: str | None) -> Kernel:
-    """The kernel of that name, which `file` registers.  Raises `ValueError` on an unknown name."""
-    known = op in registry.ops() and name in registry.kernels(op)
-    if file and not known:
-        registry.load_file(Path(file))
-    return registry.get_kernel(op, name)
-
-
 class Serving:
     """The child's side: it holds the `Runner` of the kernel that was begun last."""
 
     def __init__(self, make: Callable[[Kernel, OpSpec, Scheme, torch.device], Runner] = Runner):
         self._make = make
         self._runner: Runner | None = None
+
+    @staticmethod
+    def kernel(op: str, name: str, file: str | None) -> Kernel:
+        """The kernel of that name, which `file` registers.  Raises `ValueError` on an unknown name."""
+        known = op in registry.ops() and name in registry.kernels(op)
+        if file and not known:
+            registry.load_file(Path(file))
+        return registry.get_kernel(op, name)
 
     def answer(self, request: Mapping[str, Any]) -> Any:
         """`done` with the result, or the fault."""
@@ -202,17 +202,17 @@ class Serving:
         if name == "begin":
             op, kernel, file, scheme, device = arguments
             try:
-                found = kernel_of(op, kernel, file)
+                found = self.kernel(op, kernel, file)
             except (ValueError, ImportError, OSError) as error:
                 raise Failed("RUNTIME_ERROR", str(error)) from error
             self._runner = self._make(found, registry.get_op(op), get_scheme(scheme), torch.device(device))
-            return self._runner.begin()
+            arguments = ()
         assert self._runner is not None, "the first request is `begin`"
         if name == "run":
             forms = tuple((torch.Size(shape), getattr(torch, dtype)) for shape, dtype in arguments[1]["forms"])
-            layout = {**arguments[1], "forms": forms}
-            return self._runner.run(arguments[0], Layout(**layout))
-        result = getattr(self._runner, name)(*arguments)
+            arguments = arguments[0], Layout(**{**arguments[1], "forms": forms})
+        with self._runner.around():
+            result = getattr(self._runner, name)(*arguments)
         return (result.by, result.races, result.bytes) if isinstance(result, Seen) else result
 
 

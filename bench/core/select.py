@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -116,19 +114,6 @@ def file_of(kernel: Kernel) -> Path | None:
     return None if path.is_relative_to(own) else path
 
 
-@cache
-def kernels_in(tree: Path, files: tuple[Path, ...] = ()) -> dict[str, str]:
-    """The kernels that those of the `files` register which a repository's `tree` has, or without files all whose code
-    is in the tree: by id, the file as a path from there."""
-    if files:
-        there = [file for file in files if file.is_file()]
-        return {kernel.id: str(file.relative_to(tree)) for file in there for kernel in registry.load_file(file)}
-    every = [kernel for op in registry.ops() for kernel in registry.kernels(op).values()]
-    places = {kernel.id: place for kernel in every if (place := file_of(kernel))}
-    root = tree.resolve()
-    return {name: str(place.relative_to(root)) for name, place in places.items() if place.is_relative_to(root)}
-
-
 def pick_device(name: str | None) -> torch.device:
     """The device called `name`; without a name, cuda where there is one.  Raises `ValueError` on a missing device."""
     if name not in (None, "cpu", "cuda"):
@@ -146,27 +131,6 @@ def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[st
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
         if kernel.why_not_args(inputs, spec) is None:
             return case
-    return None
-
-
-def largest_case(spec: OpSpec, cases: Sequence[Case], scheme: Scheme, most_flops: float = math.inf) -> Case:
-    """The case with the most FLOPs, then bytes, of those with at most `most_flops`, of which there must be one."""
-
-    def work(case: Case) -> tuple[float, float]:
-        cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
-        return cost.flops, cost.bytes
-
-    return max((case for case in cases if work(case)[0] <= most_flops), key=work)
-
-
-def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
-    """The first case that a kernel takes, smoke and edge cases before model cases, and its scheme: `default` where the
-    kernel takes it.  None where the kernel takes no case."""
-    spec = registry.get_op(kernel.op)
-    for scheme in map(get_scheme, dict.fromkeys((default, *spec.schemes))):
-        case = first_case(kernel, spec, scheme, ("smoke", "edge", *spec.cases))
-        if case is not None:
-            return case, scheme
     return None
 
 

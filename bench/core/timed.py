@@ -14,7 +14,7 @@ import torch
 from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.check_data import CheckData
 from rooflab.bench.core.environment import gpu_uuid
-from rooflab.bench.core.failed import Failed, failure, known_errors
+from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.poison import alike, kept_names, same_bits
 from rooflab.bench.core.settings import Settings
@@ -65,20 +65,20 @@ def _together_or_alone(
 
     try:
         return together(ready), {}
-    except known_errors() as error:
+    except Failed.errors() as error:
         if len(ready) == 1:
-            return {}, {name: failure(error, "while timed") for name in ready}
+            return {}, {name: Failed.of(error, "while timed") for name in ready}
     alone: dict[str, Samples] = {}
     failures: dict[str, Failed] = {}
     for name, function in ready.items():
         try:
             alone |= together({name: function})
-        except known_errors() as error:
-            failures[name] = failure(error, "while timed")
+        except Failed.errors() as error:
+            failures[name] = Failed.of(error, "while timed")
     if len(alone) > 1:
         try:
             return together({name: ready[name] for name in alone}), failures
-        except known_errors():
+        except Failed.errors():
             note = ", timed alone"
             alone = {name: replace(samples, method=samples.method + note) for name, samples in alone.items()}
     return alone, failures
@@ -97,7 +97,7 @@ def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
         from rooflab.bench.core.timers.sm_clock import DeviceClock  # imports Triton
 
         return ClockWatch(uuid, DeviceClock(device))
-    except known_errors() as error:
+    except Failed.errors() as error:
         return ClockWatch(uuid, unread=f"{type(error).__name__}: {error}")
 
 
@@ -112,8 +112,8 @@ def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[s
     for name, rotation in timed.items():
         try:
             seen[name] = observed(rotation.first, device)
-        except known_errors() as error:
-            failures[name] = failure(error, "after timing")
+        except Failed.errors() as error:
+            failures[name] = Failed.of(error, "after timing")
     return seen, failures
 
 

@@ -6,7 +6,7 @@ import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
@@ -17,7 +17,7 @@ from rooflab.bench.base.system_time import time
 from rooflab.bench.core.call import packed as packed_with
 from rooflab.bench.core.call import planned
 from rooflab.bench.core.check_data import named_in, options_on
-from rooflab.bench.core.failed import Failed, LayoutRefused, failed_by, failure, known_errors
+from rooflab.bench.core.failed import Failed, LayoutRefused
 from rooflab.bench.core.poison import (
     FAR,
     FAR_PAGES,
@@ -122,7 +122,7 @@ class Runner:
         pin_matmul_precision()
         refusal = self.kernel.why_not_here(self.device)
         if refusal:
-            raise failed_by(refusal)
+            raise Failed.by(refusal)
         in_bf16 = torch.bfloat16 in (self.scheme.activation, self.scheme.weight, self.scheme.output)
         if self.device.type == "cpu" and self.kernel.backend == "triton" and in_bf16 and not _device.emulated:
             raise Failed("UNSUPPORTED", INTERPRETER_BF16)
@@ -137,15 +137,15 @@ class Runner:
             return self._sets[name][1] is not None
         refusal = self.kernel.why_not_args(inputs, self.spec)
         if refusal:
-            raise failed_by(refusal)
+            raise Failed.by(refusal)
         kept, packed = self.spec.prepared, None
         if self.kernel.prepare is not None and kept is not None and inputs[kept] is not None:
             weight = guard(inputs[kept])
             try:
                 with poisoned_allocations():
                     packed = packed_with(self.kernel.prepare, kept, {**inputs, kept: weight.view})
-            except known_errors() as error:
-                raise failure(error, "prepare") from error
+            except Failed.errors() as error:
+                raise Failed.of(error, "prepare") from error
             damage = weight.damage(may_change=False)
             if damage:
                 raise Failed("INCORRECT", f"prepare: {kept} {damage}")
@@ -197,7 +197,7 @@ class Runner:
         refuses = bool(layout.arranged or layout.in_place) or layout.out not in (None, "plain")
         refusal = kernel.why_not_args({name: value for name, value in arguments.items() if name != "out"}, spec)
         if refusal:
-            failed = failed_by(refusal)
+            failed = Failed.by(refusal)
             raise LayoutRefused(failed.reason) if refuses else failed
         with self._errors_of_the_kernel(inputs, refuses):
             arguments = planned(kernel, arguments)
@@ -226,7 +226,7 @@ class Runner:
     def _called(self, arguments: Inputs, twice: bool) -> Any:
         """What the kernel returns, `twice` of the second call, unless an interpreter runs it."""
         accepted = {name: value for name, value in arguments.items() if name in self.kernel.accepted}
-        if twice and self.seen().by in ("gpu", "torch", "cpu"):
+        if twice and self.by in ("gpu", "torch", "cpu"):
             self.kernel.fn(**accepted)
         began = time.perf_counter()
         returned = self.kernel.fn(**accepted)
@@ -242,13 +242,13 @@ class Runner:
         """
         try:
             yield
-        except known_errors() as error:
+        except Failed.errors() as error:
             if may_refuse and isinstance(error, ValueError):
                 raise LayoutRefused(str(error)) from error
             own = isinstance(error, ValueError) and traceback.extract_tb(error.__traceback__)[-1].filename != CONTRACT
             if own and named_in(str(error), options_on(self.spec, inputs)):
                 raise Failed("UNSUPPORTED", f"{self.kernel.id}: {error}") from error
-            raise failure(error, "") from error
+            raise Failed.of(error, "") from error
 
     def settle(self) -> None:
         """Raises `Failed` if an output of the last call has changed since; then overwrites the outputs."""
@@ -259,11 +259,30 @@ class Runner:
         wipe(outputs)
         self._last = None
 
-    def seen(self) -> Seen:
-        """What ran the kernel, and what it showed."""
+    @property
+    def by(self) -> CheckedBy:
+        """What runs the kernel."""
         if self.kernel.backend in ("triton", "gluon") and interpreting():
-            return Seen("interpreter")
-        return Seen("gpu" if self.device.type == "cuda" else "cpu" if self.kernel.backend == "cpp" else "torch")
+            return "interpreter"
+        return "gpu" if self.device.type == "cuda" else "cpu" if self.kernel.backend == "cpp" else "torch"
+
+    @property
+    def races(self) -> tuple[str, ...]:
+        """Races between threads that the runs showed; only the emulator sees them."""
+        return ()
+
+    @property
+    def bytes(self) -> Mapping[str, int] | None:
+        """Bytes of one call, by the names of `emulator.results.Bytes`; None without the emulator."""
+        return None
+
+    def seen(self) -> Seen:
+        """What the runs showed."""
+        return Seen(self.by, self.races, self.bytes)
+
+    def around(self) -> AbstractContextManager[object]:
+        """The context of each request of another process (`outside.Serving`)."""
+        return nullcontext()
 
 
 def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], known: dict[str, Guarded]) -> dict[str, Guarded]:

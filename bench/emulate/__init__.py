@@ -6,7 +6,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rooflab.bench.core.process import IN_SOFTWARE_S, Pool
+from rooflab.bench.core.process import Pool
 
 if TYPE_CHECKING:
     from rooflab.bench.emulate.ours import emulating
@@ -18,7 +18,7 @@ __all__ = ["emulating", "emulators"]
 def emulators() -> Pool:
     """The processes that emulate kernels, of one thread each; they do not interpret Triton's, and stay to the end."""
     environment = {"TRITON_INTERPRET": None, "OMP_NUM_THREADS": "1"}
-    return Pool("rooflab.bench.emulate.worker", environment=environment, limit_s=IN_SOFTWARE_S)
+    return Pool("rooflab.bench.emulate.worker", environment=environment, limit_s=1800.0)
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ import torch
 from rooflab.bench.base.system_time import time
 from rooflab.bench.compile.launchers import check_named, function_of, inputs_of, texts_of
 from rooflab.bench.compile.pretended import pretended_card
-from rooflab.bench.core.failed import failure
+from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.functions import judge
 from rooflab.bench.emulate.ours import emulating
 from rooflab.bench.emulate.run import Answer, launch_answer
@@ -39,7 +39,7 @@ def run(
         except EmulationError as error:
             status, why = "RUNTIME_ERROR", str(error)
         except TritonError as error:
-            failed = failure(error, "")
+            failed = Failed.of(error, "")
             status, why = failed.status, failed.reason
     if status == "OK" and not found.launched:
         raise ValueError(f"function: expected {function.__name__} to launch a kernel of Triton, got no launch")

@@ -14,7 +14,7 @@ import torch
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core.call import arguments_of
-from rooflab.bench.core.failed import failure, known_errors
+from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.poison import poisoned_allocations
 from rooflab.bench.emulate.ours import every_launch, pretended_for
 from rooflab.bench.emulator import Checks, EmulationError, Launches, LaunchResult, NotSampled
@@ -52,8 +52,8 @@ def run(request: Mapping[str, Any]) -> Answer:
         status, why = "RUNTIME_ERROR", str(error)
     except NotSampled:
         raise
-    except known_errors() as error:
-        failed = failure(error, "")
+    except Failed.errors() as error:
+        failed = Failed.of(error, "")
         status, why = failed.status, failed.reason
     answer: Answer = {
         "seconds": time.perf_counter() - began,

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from rooflab.bench.compile.pretended import pretended_card
-from rooflab.bench.core.outside import Serving, kernel_of
-from rooflab.bench.core.trial import PLAIN, Layout, Runner, Seen
+from rooflab.bench.core.outside import Serving
+from rooflab.bench.core.trial import Runner
 from rooflab.bench.emulate import outside
 from rooflab.bench.emulate import run as emulated_run
 from rooflab.bench.emulate.ours import every_launch, pretended_for
 from rooflab.bench.emulator import QUICK, Checks, Launches
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
+from rooflab.reference.spec import OpSpec, Scheme
 
 
 @dataclass
@@ -51,22 +51,20 @@ class Emulating(Runner):
         counted.__signature__ = inspect.signature(kernel.fn)  # type: ignore[attr-defined]
         super().__init__(replace(kernel, fn=counted), spec, scheme, device)
 
-    def begin(self) -> None:
-        with every_launch(self._launches):
-            super().begin()
+    def around(self) -> AbstractContextManager[object]:
+        return every_launch(self._launches)
 
-    def load(self, name: str, inputs: Inputs, packed_in: str | None = None) -> bool:
-        with every_launch(self._launches):
-            return super().load(name, inputs, packed_in)
+    @property
+    def by(self) -> Literal["emulator", "torch"]:
+        return "emulator" if self._launches.launched else "torch"  # torch alone computed the outputs
 
-    def run(self, name: str, layout: Layout = PLAIN) -> Outputs:
-        with every_launch(self._launches):
-            return super().run(name, layout)
+    @property
+    def races(self) -> tuple[str, ...]:
+        return tuple(self._launches.races)
 
-    def seen(self) -> Seen:
-        if not self._launches.launched:
-            return Seen("torch")  # torch alone computed the outputs
-        return Seen("emulator", self._launches.races, asdict(self._launches.bytes))
+    @property
+    def bytes(self) -> Mapping[str, int] | None:
+        return asdict(self._launches.bytes) if self._launches.launched else None
 
 
 _serving = Serving(Emulating)
@@ -81,7 +79,7 @@ def answer(request: Mapping[str, Any]) -> Any:
         if request["do"] == "outside":
             return outside.answer(request)
         with pretended_card():
-            kernel_of(request["op"], request["kernel"], request["file"])
+            Serving.kernel(request["op"], request["kernel"], request["file"])
         return emulated_run.run(request)
     except (ValueError, ImportError, OSError) as error:
         return {"error": str(error)}

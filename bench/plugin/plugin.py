@@ -278,7 +278,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         **named: Any,
     ) -> Any:
         from rooflab.bench.base.plain import plain
-        from rooflab.bench.core import functions
+        from rooflab.bench.core.functions import Checked
         from rooflab.bench.plugin import timing as plugin_timing
         from rooflab.roofline.model import Cost
 
@@ -292,14 +292,14 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         if named:  # by position, so that their tensors are copied and kept from change as the others are
             fn, args = _by_position(fn, tuple(named)), (*args, *named.values())
             reference = reference and _by_position(reference, tuple(named))
-        checked = _by_fn(benchmark, functions.check, fn, args, reference)
+        checked = _by_fn(benchmark, Checked.of, fn, args, reference)
         if checked.fault:
             _fail(benchmark, checked.fault)
         if benchmark.disabled:
             return benchmark.pedantic(lambda: checked.result)
         if checked.interpreted:
             pytest.skip(INTERPRETED)
-        timed = _by_fn(benchmark, plugin_timing.time_kernel, fn, args, checked, cost, **_limits(item))
+        timed = _by_fn(benchmark, plugin_timing.time_kernel, checked, cost, **_limits(item))
         info = plugin_timing.extra_info(timed, cost)
         if timed.record.status in ("OK", "NOISY") and (wrong := timed.wrong or (afterwards() if afterwards else None)):
             info["status"] = f"INCORRECT: after timing: {wrong}"

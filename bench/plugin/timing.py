@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import torch
 
-from rooflab.bench.core.functions import Checked, copied, wrong
+from rooflab.bench.core.functions import Checked
 from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.settings import Settings
@@ -28,18 +28,11 @@ class Timed(NamedTuple):
     """Median seconds of `probe` in the same rounds, which tells how fast a CPU was meanwhile; None on a GPU."""
 
 
-def time_kernel(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    checked: Checked,
-    cost: Cost | None = None,
-    *,
-    budget_s: float,
-    min_samples: int,
-) -> Timed:
-    """Times `fn(*args)`, which has been checked, on several copies of `args`, and judges one more call.
+def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, min_samples: int) -> Timed:
+    """Times a function that has been checked, on several copies of its arguments, and judges one more call.
 
-    What the timed calls left is judged too, unless `fn` changes its inputs.  On a CPU each round times `probe` too.
+    What the timed calls left is judged too, unless the function changes its inputs.  On a CPU each round times `probe`
+    too.
     """
     op, beside = checked.op, {"probe": probe()} if checked.op.device.type == "cpu" else {}
     spec = op.spec if cost is None else replace(op.spec, cost=lambda args: cost)
@@ -55,8 +48,7 @@ def time_kernel(
     began = processor_time()
     (record,) = run.records([op.kernel], [op.case])
     others = others_since(began)
-    bad = wrong(fn(*copied(args)), checked.expected) if checked.expected is not None else []
-    return Timed(record, "; ".join(bad), others, run.beside_s.get("probe"))
+    return Timed(record, checked.again(), others, run.beside_s.get("probe"))
 
 
 def probe() -> Callable[[], None]:

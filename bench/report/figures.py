@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from rooflab.bench.core.record import Record
-from rooflab.bench.core.select import largest_case
 from rooflab.bench.report.sources import NOT_WRONG, Located, Source, benches_of, choose, latency_ms, machine_of
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import get_op, kernels, ops
-from rooflab.reference.spec import Case, get_scheme
+from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 from rooflab.roofline.device import Device, identify
 from rooflab.roofline.model import Ceilings, Cost, bound
 from rooflab.roofline.plot import roofline_files
@@ -244,6 +243,16 @@ def draw(drawing: Drawing, out: Path, fixed_axes: bool = False) -> list[Path]:
     if (suffix := out.suffix.removeprefix(".")) in files:
         return [write_whole(out, files[suffix])]
     return [write_whole(out / f"roofline-{name}.{suffix}", content) for suffix, content in files.items()]
+
+
+def largest_case(spec: OpSpec, cases: Sequence[Case], scheme: Scheme, most_flops: float = float("inf")) -> Case:
+    """The case with the most FLOPs, then bytes, of those with at most `most_flops`, of which there must be one."""
+
+    def work(case: Case) -> tuple[float, float]:
+        cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
+        return cost.flops, cost.bytes
+
+    return max((case for case in cases if work(case)[0] <= most_flops), key=work)
 
 
 def largest_cases(records: Sequence[Record]) -> list[Record]:

@@ -9,9 +9,12 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
+from rooflab.bench.core.select import file_of
 from rooflab.bench.revisions.trees import git
+from rooflab.kernels import registry
 
 
 def repository_of(files: Sequence[str], own: Path) -> Path | None:
@@ -66,3 +69,16 @@ def import_path(root: Path, tree: Path) -> str:
     """The PYTHONPATH of a process that imports the repository's modules from `tree`, whatever is installed."""
     first = [str(tree / folder) for folder in import_roots(root)]
     return os.pathsep.join([*first, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+@cache
+def kernels_in(tree: Path, files: tuple[Path, ...] = ()) -> dict[str, str]:
+    """The kernels that those of the `files` register which a repository's `tree` has, or without files all whose code
+    is in the tree: by id, the file as a path from there."""
+    if files:
+        there = [file for file in files if file.is_file()]
+        return {kernel.id: str(file.relative_to(tree)) for file in there for kernel in registry.load_file(file)}
+    every = [kernel for op in registry.ops() for kernel in registry.kernels(op).values()]
+    places = {kernel.id: place for kernel in every if (place := file_of(kernel))}
+    root = tree.resolve()
+    return {name: str(place.relative_to(root)) for name, place in places.items() if place.is_relative_to(root)}

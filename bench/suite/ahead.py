@@ -24,7 +24,7 @@ from rooflab.bench.compile.capture import Launch
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.compile.worker import FAILURES, CaseRefused, launches_of
 from rooflab.bench.core.ceilings.cuda_limits import compile_microkernels
-from rooflab.bench.core.process import Pool, cores
+from rooflab.bench.core.process import Pool
 from rooflab.bench.core.select import default_scheme
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Entry
@@ -45,7 +45,9 @@ compiled: set[str] = set()
 def compilers() -> Pool:
     """Processes on half of the cores, at most four; the rest is for the entry that has the card."""
     environment = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": ""}
-    return Pool(ITSELF, environment=environment, limit_s=LIMIT_S, size=max(1, cores() // 2))
+    return Pool(
+        ITSELF, environment=environment, limit_s=LIMIT_S, size=min(4, max(1, len(os.sched_getaffinity(0)) // 2))
+    )
 
 
 def compile_entries(entries: Sequence[Entry]) -> list[dict[str, Any]]:

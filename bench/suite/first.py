@@ -20,9 +20,9 @@ from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.record_files import RunWriter
-from rooflab.bench.core.select import default_scheme, first_taken
+from rooflab.bench.core.select import default_scheme
 from rooflab.bench.suite.entries import Context, EntryOutcome
-from rooflab.bench.suite.passed import CODE, Passed
+from rooflab.bench.suite.passed import CODE, Passed, first_taken
 from rooflab.bench.suite.step import context_of, end, parser
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel

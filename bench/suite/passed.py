@@ -12,11 +12,12 @@ import torch
 
 from rooflab.bench.core import record_files
 from rooflab.bench.core.environment import Environment, snapshot
-from rooflab.bench.core.select import default_scheme, first_taken
+from rooflab.bench.core.select import default_scheme, first_case
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder
 from rooflab.kernels.registry import Kernel
+from rooflab.reference.spec import Case, Scheme, get_scheme
 
 CODE = "kernel_code"
 """The field of a first check's record that `Passed.code` fills."""
@@ -78,6 +79,17 @@ def passed_on_card(kernels: Iterable[Kernel], scheme: str, device: torch.device)
     passed, default = Passed(snapshot(device.index or 0)), default_scheme(device)
     taken = ((kernel, first_taken(kernel, default)) for kernel in kernels if passed.holds(kernel))
     return frozenset(kernel.name for kernel, first in taken if first is not None and first[1].name == scheme)
+
+
+def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
+    """The first case that a kernel takes, smoke and edge cases before model cases, and its scheme: `default` where the
+    kernel takes it.  None where the kernel takes no case."""
+    spec = registry.get_op(kernel.op)
+    for scheme in map(get_scheme, dict.fromkeys((default, *spec.schemes))):
+        case = first_case(kernel, spec, scheme, ("smoke", "edge", *spec.cases))
+        if case is not None:
+            return case, scheme
+    return None
 
 
 def _code_of(kernel: Kernel) -> str:

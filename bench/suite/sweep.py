@@ -19,8 +19,8 @@ from typing import Any
 
 import ray
 
+from rooflab.bench.base.plain import first_line
 from rooflab.bench.core.environment import ROOT, snapshot, tree_hash
-from rooflab.bench.core.failed import first_line
 from rooflab.bench.suite.plan import make_plan
 from rooflab.bench.suite.runner import SuiteSettings, run_suite
 from rooflab.bench.suite.state import read_summary

@@ -15,9 +15,9 @@ import torch
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
-from rooflab.bench.core.call import Rotation, copies_of
+from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.check import check_kernel
-from rooflab.bench.core.failed import failure, known_errors
+from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.record import Record, Status
 from rooflab.bench.core.record_files import RunWriter
@@ -50,7 +50,7 @@ class DeviceTimes:
         self._cases, self._scheme = cases, scheme
         self._compiled: set[Any] = set()
         self._timer = timer_for(device)
-        self._inputs = [copies_of(spec, case, scheme, device, seed) for case in cases]
+        self._inputs = [Rotation.copies(spec, case, scheme, device, seed) for case in cases]
 
     def __call__(self, configs: Sequence[Any]) -> dict[Any, Seconds | str]:
         """For each config, its median seconds on each case, or the reason for its failure."""
@@ -64,8 +64,8 @@ class DeviceTimes:
                     rotation = Rotation(with_config(self._kernel, config), self._spec, inputs)
                     rotation()  # compiles
                     ready[config_name(config)] = rotation
-                except known_errors() as error:
-                    found[config] = failure(error, "").reason
+                except Failed.errors() as error:
+                    found[config] = Failed.of(error, "").reason
             if not ready:
                 break
             samples = time_functions(

@@ -11,7 +11,7 @@ import torch
 from bars.bar import Bar, bar
 from bars.measures import KERNEL_S, answer, cases_of, measure, unmeasured, usable
 
-from rooflab.bench.core.call import Rotation, copies_of
+from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.ceilings import streams
 from rooflab.bench.core.check import already_broken
 from rooflab.bench.core.noise import Samples, why_invalid, with_reading
@@ -88,7 +88,7 @@ def _beside(
 ) -> tuple[dict[str, Samples], list[str]]:
     """Samples of the floor and of the kernels whose records are `good`, and the faults of the kernels left out."""
     spec, device = registry.get_op(op), torch.device(context.device)
-    copies = copies_of(spec, case, get_scheme(str(good[0].scheme)), device, context.seed)
+    copies = Rotation.copies(spec, case, get_scheme(str(good[0].scheme)), device, context.seed)
     kernels = {str(record.kernel): registry.get_kernel(op, str(record.kernel)) for record in good}
     ready: dict[str, Callable[[], object]] = {name: Rotation(kernel, spec, copies) for name, kernel in kernels.items()}
     note([kernel.id for kernel in kernels.values()])

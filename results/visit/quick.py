@@ -209,8 +209,8 @@ def child(name: str, without: Sequence[str], files: Sequence[str], warm: bool, d
     """A group's process: a row for each kernel on each case."""
     import torch
 
-    from rooflab.bench.core.call import Rotation, copies_of
-    from rooflab.bench.core.failed import known_errors
+    from rooflab.bench.core.call import Rotation
+    from rooflab.bench.core.failed import Failed
     from rooflab.kernels import registry
     from rooflab.kernels.precision import pin_matmul_precision
     from rooflab.reference.spec import Case, as_tuple, get_scheme
@@ -227,7 +227,7 @@ def child(name: str, without: Sequence[str], files: Sequence[str], warm: bool, d
     if not dry:
         about["device"] = torch.cuda.get_device_properties(device).name
     for case in cases:
-        inputs = [spec.make_inputs(case, scheme, device, 0)] if warm else copies_of(spec, case, scheme, device, 0)
+        inputs = [spec.make_inputs(case, scheme, device, 0)] if warm else Rotation.copies(spec, case, scheme, device, 0)
         cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
         calls: dict[str, Callable[[], Any]] = {}
         results: dict[str, torch.Tensor] = {}
@@ -251,7 +251,7 @@ def child(name: str, without: Sequence[str], files: Sequence[str], warm: bool, d
                     results[one] = first.float().clone()
                 calls[one] = call
                 say(**row, status="RAN", first_s=round(time.monotonic() - began, 2))
-            except known_errors() as error:
+            except Failed.errors() as error:
                 say(**row, status="ERROR", why=f"{type(error).__name__}: {error}"[:600])
                 timer.wait()  # raises where the context is broken: the parent then begins again without this kernel
         if warm:

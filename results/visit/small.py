@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
-from rooflab.bench.core.select import first_taken
 from rooflab.bench.predict.launch_once import main
+from rooflab.bench.suite.passed import first_taken
 from rooflab.kernels.registry import get_kernel
 
 if __name__ == "__main__":

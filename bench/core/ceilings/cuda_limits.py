@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.base.plain import first_line
 from rooflab.bench.core.ceilings.compute import mma_sync, vector, wgmma
 from rooflab.bench.core.ceilings.microkernel import HERE, Card, Microkernel
 from rooflab.bench.core.ceilings.streams import empty, streams
 from rooflab.bench.core.environment import Environment
-from rooflab.bench.core.failed import first_line
 from rooflab.bench.core.noise import ABOVE, Samples
 from rooflab.bench.core.record import Record, Status
 from rooflab.bench.core.settings import TIMERS

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from rooflab.bench.base.plain import first_line
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core.failed import first_line
 from rooflab.bench.core.timers import Call, Flush, Function, Timer, bound, grid_of
 
 _cuda: Any = torch.cuda
