@@ -4,18 +4,9 @@ from functools import partial
 import pytest
 import torch
 
+from rooflab.bench.core import ceilings as module
 from rooflab.bench.core import record_files
-from rooflab.bench.core.ceilings import ceilings as module
-from rooflab.bench.core.ceilings import cpu_limits
-from rooflab.bench.core.ceilings.ceilings import (
-    assemble,
-    ceilings_for,
-    kept_limits,
-    limit_rows,
-    limits_for,
-    measure_limits,
-    raise_ceilings,
-)
+from rooflab.bench.core.ceilings import MachineLimits, assemble, ceilings_for, cpu_limits, limits_for, raise_ceilings
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.noise import Samples, above_limits, why_invalid
 from rooflab.bench.core.record import Record
@@ -73,9 +64,9 @@ def test_ceilings_are_measured_once_and_kept(measured):
     assert [path.name for path in file.parent.iterdir()] == [file.name], "no temporary file is left"
     records = record_files.read(file)
     assert [record.kernel for record in records] == ["memory copy", "fp32 matrix", "bf16 matrix", "fp32 vector"]
-    assert records == kept_limits(CPU)[0] and records[0].environment["torch"] == torch.__version__
+    assert records == MachineLimits.kept(CPU)[0] and records[0].environment["torch"] == torch.__version__
     assert {record.ceilings["hbm_bytes_per_s"] for record in records} == {2e9}
-    measure_limits(CPU)
+    MachineLimits.measured(CPU)
     assert ceilings_for(CPU).hbm_bytes_per_s == 4e9 and measured.calls == 2
 
 
@@ -85,13 +76,13 @@ def test_what_a_busy_machine_measured_is_noisy_and_not_kept(measured, monkeypatc
     assert first.noise == measured.noise and f"NOISY: {first.noise}" in caplog.text
     assert ceilings_for(CPU) == first and measured.calls == 1, "it counts for this process"
     assert not measured.folder.exists()
-    assert {row["status"] for row in limit_rows(kept_limits(CPU)[0])} == {"NOISY"}
+    assert {row["status"] for row in MachineLimits.kept(CPU).rows} == {"NOISY"}
     monkeypatch.setattr(module, "_noisy", {})
     measured.noise = ""
     assert ceilings_for(CPU).hbm_bytes_per_s == 4e9 and measured.calls == 2
     assert ceilings_for(CPU).hbm_bytes_per_s == 4e9 and measured.calls == 2
     measured.noise = "other processes were running"
-    records, _ = measure_limits(CPU)
+    records, _ = MachineLimits.measured(CPU)
     assert records[0].status == "NOISY" and records[0].bytes_per_s == 8e9
     assert ceilings_for(CPU).hbm_bytes_per_s == 4e9, "what was kept before still counts"
 
@@ -104,7 +95,7 @@ def test_a_rate_is_noisy_where_no_quiet_measurement_is_beside_it(measured, befor
     raised = raise_ceilings(known, CPU)
     assert raised.hbm_bytes_per_s == 4e9 and raised.noise == (before and again)
     assert measured.folder.exists() is not bool(before and again)
-    assert {record.status for record in kept_limits(CPU)[0]} == {"NOISY" if before and again else "OK"}
+    assert {record.status for record in MachineLimits.kept(CPU)[0]} == {"NOISY" if before and again else "OK"}
 
 
 def test_16_bit_operands_may_be_multiplied_in_fp32(monkeypatch):
@@ -121,7 +112,9 @@ def test_16_bit_operands_may_be_multiplied_in_fp32(monkeypatch):
 def test_a_cpu_bounds_fp8_by_its_best_rate(measured):
     found = ceilings_for(CPU)
     assert found.matrix_rate("fp8_e4m3") == found.matrix_rate("tf32") == 4e9
-    assert kept_limits(CPU)[0][0].ceilings["tensor_flops_per_s"] == {"fp32": 1e9, "bf16": 4e9}, "what was measured"
+    assert MachineLimits.kept(CPU)[0][0].ceilings["tensor_flops_per_s"] == {"fp32": 1e9, "bf16": 4e9}, (
+        "what was measured"
+    )
 
 
 @pytest.mark.parametrize("field", ["threads", "torch"])
@@ -144,7 +137,7 @@ def test_a_damaged_file_is_measured_anew(measured, text):
     ceilings_for(CPU)
     (file,) = measured.folder.iterdir()
     file.write_text(text)
-    assert kept_limits(CPU) == ([], "what is kept is damaged or of another version")
+    assert MachineLimits.kept(CPU) == ([], "what is kept is damaged or of another version")
     assert ceilings_for(CPU).hbm_bytes_per_s == 4e9
     assert record_files.read(file)[0].bytes_per_s == 4e9
 

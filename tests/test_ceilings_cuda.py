@@ -6,8 +6,8 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+from rooflab.bench.core.ceilings import assemble, best_of, value_of
 from rooflab.bench.core.ceilings import cuda_limits as module
-from rooflab.bench.core.ceilings.ceilings import assemble, best_of, value_of
 from rooflab.bench.core.ceilings.cuda_limits import measure_cuda
 from rooflab.bench.core.ceilings.microkernel import Card, Microkernel
 from rooflab.bench.core.environment import Gpu, snapshot

@@ -10,15 +10,14 @@ from test_ceilings_cuda import CUDA, GPU, ON_H200, World, hopper, measure, readi
 
 from rooflab.bench import show
 from rooflab.bench.core import call as calls
-from rooflab.bench.core import record_files
-from rooflab.bench.core.ceilings import ceilings, cpu_limits, cuda_limits
-from rooflab.bench.core.ceilings.ceilings import (
+from rooflab.bench.core import ceilings, record_files
+from rooflab.bench.core.ceilings import (
+    MachineLimits,
     assemble,
     better,
     ceilings_for,
-    kept_limits,
-    limit_rows,
-    measure_limits,
+    cpu_limits,
+    cuda_limits,
     raise_ceilings,
 )
 from rooflab.roofline.device import get_device
@@ -80,13 +79,13 @@ def card(monkeypatch, tmp_path, hopper):  # noqa: F811
 def keep(card, readings):
     """Measures these."""
     card.readings, card.budgets = readings, []
-    return measure_limits(CUDA)
+    return MachineLimits.measured(CUDA)
 
 
 def test_what_is_kept_comes_back_whole(card):
     records, reason = keep(card, READINGS)
     found, _ = assemble(READINGS, CUDA)
-    assert kept_limits(CUDA) == (records, reason) == (records, "") and len(records) == len(READINGS)
+    assert MachineLimits.kept(CUDA) == (records, reason) == (records, "") and len(records) == len(READINGS)
     assert [replace(record, ceilings=None, run_id="r") for record in records] == list(READINGS)
     assert [record.ceilings for record in records] == [json.loads(json.dumps(asdict(found)))] * len(READINGS)
     assert len(list(card.folder.iterdir())) == 1, "no temporary file is left"
@@ -97,20 +96,22 @@ def test_another_driver_or_clock_limit_is_another_card(card):
     for field, value in {"driver": "590.2", "max_sm_clock_mhz": 1755, "power_limit_w": 600.0, "mig": True}.items():
         card.be(**{field: value})
         why = f"they were measured with {field} {getattr(GPU, field)}, and it is {value}"
-        assert kept_limits(CUDA) == ([], why)
+        assert MachineLimits.kept(CUDA) == ([], why)
 
 
 def test_two_cards_of_one_machine_do_not_share(card):
     keep(card, READINGS)
     card.be(uuid="GPU-2")
-    assert kept_limits(CUDA) == ([], "none were measured on this device")
+    assert MachineLimits.kept(CUDA) == ([], "none were measured on this device")
     others = [
         replace(record, environment=record.environment | {"gpu": asdict(replace(GPU, uuid="GPU-2"))}) for record in OK
     ]
     keep(card, others)
-    assert kept_limits(CUDA)[0][0].environment["gpu"]["uuid"] == "GPU-2"
+    assert MachineLimits.kept(CUDA)[0][0].environment["gpu"]["uuid"] == "GPU-2"
     card.be()
-    assert kept_limits(CUDA)[0][0].environment["gpu"]["uuid"] == "GPU-1" and len(list(card.folder.iterdir())) == 2
+    assert (
+        MachineLimits.kept(CUDA)[0][0].environment["gpu"]["uuid"] == "GPU-1" and len(list(card.folder.iterdir())) == 2
+    )
 
 
 def test_other_microkernels_measured_something_else(card, monkeypatch, tmp_path):
@@ -120,7 +121,7 @@ def test_other_microkernels_measured_something_else(card, monkeypatch, tmp_path)
         (tmp_path / name).write_text("// changed")
     monkeypatch.setattr(cuda_limits, "HERE", tmp_path)
     now = cuda_limits.microkernels_hash()
-    assert kept_limits(CUDA) == ([], f"they were measured with microkernels {before}, and it is {now}")
+    assert MachineLimits.kept(CUDA) == ([], f"they were measured with microkernels {before}, and it is {now}")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]\n", "{}\n", '{"ceilings": null}\n'])
@@ -128,12 +129,12 @@ def test_a_damaged_file_counts_for_nothing(card, text):
     keep(card, READINGS)
     (file,) = card.folder.iterdir()
     file.write_text(text)
-    assert kept_limits(CUDA) == ([], "what is kept is damaged or of another version")
+    assert MachineLimits.kept(CUDA) == ([], "what is kept is damaged or of another version")
 
 
 def test_bounds_use_what_was_measured_and_else_the_data_sheet(card):
     assert ceilings_for(CUDA) == H200.ceilings() and not card.budgets, "asking for a bound measures nothing"
-    measure_limits(CUDA)
+    MachineLimits.measured(CUDA)
     found = ceilings_for(CUDA)
     assert found.kind == "measured" and found.hbm_bytes_per_s == pytest.approx(4.2e12) and found.device == "h200"
     limits = ceilings.limits_for(CUDA, found)
@@ -144,7 +145,7 @@ def test_bounds_use_what_was_measured_and_else_the_data_sheet(card):
 
 
 def test_rows_stand_beside_the_data_sheet_and_the_clock_held():
-    rows = {row["limit"]: row for row in limit_rows(READINGS)}
+    rows = {row["limit"]: row for row in MachineLimits(READINGS).rows}
     hbm, l2, fma, ex2, bf16, launch = (
         rows[name] for name in ("hbm_read", "l2_read", "fma", "ex2", "bf16 wgmma shared", "launch graph")
     )
@@ -158,7 +159,7 @@ def test_rows_stand_beside_the_data_sheet_and_the_clock_held():
     assert bf16["clock_ghz"] == 1.5 and bf16["how"] == "threads=256"
     assert (launch["measured"], launch["datasheet"], launch["unit"]) == (pytest.approx(1.2), pytest.approx(1.3), "us")
     unknown = ON_H200.to_dict() | {"gpu": asdict(replace(GPU, name="NVIDIA H20"))}
-    rows = limit_rows([replace(record, environment=unknown) for record in READINGS])
+    rows = MachineLimits([replace(record, environment=unknown) for record in READINGS]).rows
     assert len(rows) == 6 and all(row["datasheet"] is None and row["at_clock"] is None for row in rows)
 
 
@@ -179,7 +180,7 @@ def test_the_command_shows_a_gpu_and_writes_its_records(command, card, tmp_path)
     shown = json.loads(out)
     assert status == 0 and shown["used"] == "measured" and len(card.budgets) == 1 and "measuring" not in err
     assert "budget: not spent, because what was measured before still counts" in err
-    assert shown["rows"] == json.loads(json.dumps(limit_rows(OK)))
+    assert shown["rows"] == json.loads(json.dumps(MachineLimits(OK).rows))
     assert len(shown["readings"]) == len(READINGS) - 1 and shown["environment"]["gpu"]["driver"] == "580.1"
     assert "not spent" not in command("--refresh", "--budget", "7")[2]
     assert card.budgets == [60.0, 7.0]
@@ -222,10 +223,10 @@ def test_the_command_on_a_cpu(command, monkeypatch, tmp_path):
 @pytest.mark.gpu
 def test_on_a_gpu_every_microkernel_is_right_and_below_the_data_sheet(monkeypatch, tmp_path):
     monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path))
-    records, reason = measure_limits(CUDA, budget_s=20.0)
+    records, reason = MachineLimits.measured(CUDA, budget_s=20.0)
     assert {r.status for r in records} == {"OK"}, [(r.kernel, r.reason) for r in records if r.reason]
     assert reason == "" and 0 < ceilings_for(CUDA).launch_floor_s < 1e-4
-    rows = {row["limit"]: row for row in limit_rows(records)}
+    rows = {row["limit"]: row for row in MachineLimits(records).rows}
     if torch.cuda.get_device_name() == GPU.name:
         for limit in ("hbm_read", "hbm_copy", "fma", "ex2", "bf16 wgmma shared", "bf16 wgmma registers"):
             assert int(rows[limit]["reached"].rstrip("%")) >= 80, rows[limit]
@@ -235,7 +236,7 @@ def test_on_a_gpu_every_microkernel_is_right_and_below_the_data_sheet(monkeypatc
 @pytest.fixture
 def again(card):
     """Ceilings that are kept; what is set then is measured from then on."""
-    measure_limits(CUDA)
+    MachineLimits.measured(CUDA)
     card.budgets = []
     return card
 
@@ -253,17 +254,17 @@ def test_a_measurement_that_fails_costs_neither_the_run_nor_the_ceilings(again, 
 def test_a_refresh_that_makes_no_ceilings_is_shown_and_keeps_those_there_were(again):
     known = ceilings_for(CUDA)
     again.readings = [found for found in OK if found.kernel != "fma"]
-    shown, reason = measure_limits(CUDA)
+    shown, reason = MachineLimits.measured(CUDA)
     assert shown[0].ceilings is None and reason.startswith("no measured ceilings without fma; those of 20")
     assert reason.endswith(f"those of {OK[0].timestamp} are kept") and len(shown) == len(OK) - 1
-    assert ceilings_for(CUDA) == known and len(kept_limits(CUDA)[0]) == len(OK)
+    assert ceilings_for(CUDA) == known and len(MachineLimits.kept(CUDA)[0]) == len(OK)
 
 
 def test_what_is_shown_makes_what_is_used(again):
     """The table is drawn from the records, and a measurement may be better in one limit and worse in another."""
     again.readings = [*scaled(OK[:2], 0.8), *scaled(OK[2:3], 1.1), *OK[3:]]
     raised = raise_ceilings(ceilings_for(CUDA), CUDA)
-    kept, _ = kept_limits(CUDA)
+    kept, _ = MachineLimits.kept(CUDA)
     assert assemble(kept, CUDA)[0] == raised == ceilings_for(CUDA)
     assert {json.dumps(record.ceilings) for record in kept} == {json.dumps(asdict(raised))}
     assert raised.vector_flops_per_s == pytest.approx(66e12) and raised.hbm_bytes_per_s == pytest.approx(4.2e12)
@@ -280,7 +281,10 @@ def test_of_each_limit_the_better_measurement_stays_whole():
 
 def test_clocks_that_were_set_while_measuring_are_said(again, command):
     assert "clocks set by the user" not in command()[1]
-    keep(again, [replace(found, clocks={"throttle_reasons": 0x2 | 0x4}) for found in OK])
+    keep(
+        again,
+        [replace(found, clocks={"throttle_names": ["clocks set by the user", "software power cap"]}) for found in OK],
+    )
     assert "clocks set by the user" in command()[1]
 
 

@@ -153,7 +153,7 @@ def judged(monkeypatch, tmp_path):
         asked = []
         monkeypatch.setattr(bars, "measure", lambda *args: asked.append(args) or ([one], False))
         monkeypatch.setattr(bars, "_floor", lambda context, depth: (lambda: None, ""))
-        monkeypatch.setattr(bars, "copies_of", lambda *args: [])
+        monkeypatch.setattr(bars.Rotation, "copies", lambda *args: [])
         failed = SimpleNamespace(reason="it broke off")
         left_out = {name: failed for name, us in times.items() if us is None}
         monkeypatch.setattr(bars, "time_together", lambda ready, *args: (samples, left_out, None))

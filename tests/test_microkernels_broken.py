@@ -7,8 +7,7 @@ import pytest
 import torch
 from test_ptx_microkernels import CARD, few_shapes, kernels  # noqa: F401
 
-from rooflab.bench.core.ceilings import compute, cuda_limits
-from rooflab.bench.core.ceilings.ceilings import value_of
+from rooflab.bench.core.ceilings import compute, cuda_limits, value_of
 from rooflab.bench.core.ceilings.compute import mma_sync, vector, wgmma
 from rooflab.bench.core.ceilings.microkernel import disagreement
 from rooflab.bench.core.ceilings.streams import streams

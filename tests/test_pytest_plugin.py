@@ -14,8 +14,8 @@ from test_ceilings import cpu_records
 
 # Held here, because pytester forgets what a run inside this process has imported, and torch's ops register once.
 from rooflab.bench import bench_kernels
+from rooflab.bench.core import ceilings
 from rooflab.bench.core import functions as fixture
-from rooflab.bench.core.ceilings import ceilings
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.noise import Samples, with_reading
 from rooflab.bench.core.record import Record, unpack_samples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,22 +30,22 @@ def ceilings(
     json: option.Json = False,
 ) -> None:
     """Measure this machine's ceilings once, and show them beside the data sheet.  Exit status 11 or 13 on a bad one."""
-    from rooflab.bench.core.ceilings.ceilings import ceilings_for, kept_limits, limit_rows, measure_limits
-    from rooflab.bench.core.ceilings.cuda_limits import GROUPS_OF_HOPPER
+    from rooflab.bench.core.ceilings import MachineLimits, ceilings_for
     from rooflab.bench.core.select import pick_device
 
     chosen = pick_device(device)
-    records, reason = kept_limits(chosen)
-    if records and not refresh:
+    limits = MachineLimits.kept(chosen)
+    if limits.records and not refresh:
         show.note(NOT_SPENT if budget_s is not None else None)
     elif chosen.type == "cpu":
         with show.waiting("measuring this CPU"):
-            records, reason = measure_limits(chosen, budget_s)
+            limits = MachineLimits.measured(chosen, budget_s)
     else:
-        show.note(f"measuring: {'asked for anew' if records else reason}")
-        with show.progress("ceilings", GROUPS_OF_HOPPER) as advance:
-            records, reason = measure_limits(chosen, budget_s, advance)
-    rows, used, noise = limit_rows(records), ceilings_for(chosen), (records[0].ceilings or {}).get("noise")
+        show.note(f"measuring: {'asked for anew' if limits.records else limits.reason}")
+        with show.progress("ceilings", MachineLimits.most()) as advance:
+            limits = MachineLimits.measured(chosen, budget_s, advance)
+    (records, reason), rows, used = limits, limits.rows, ceilings_for(chosen)
+    noise = (records[0].ceilings or {}).get("noise")
     name, conditions, columns = _shown(records, list(rows[0]))
     kind, reason = used.kind if used else "no", f"NOISY, and so not kept: {noise}" if noise else reason
     file = _write(out, records)
@@ -69,21 +70,19 @@ def ceilings(
     exit_for({row["status"] for row in rows} | {record.status for record in records if record.status != "INVALID"})
 
 
-def _shown(records: list[Record], columns: list[str]) -> tuple[str, str, list[str]]:
+def _shown(records: Sequence[Record], columns: list[str]) -> tuple[str, str, list[str]]:
     """The device's name, what it was measured under, and the columns of its table."""
-    from rooflab.bench.core.timers.card import SET_BY_USER
-
     environment, gpu = records[0].environment, records[0].environment["gpu"]
     if records[0].device == "cpu":
         columns = ["limit", "measured", "unit", *(["status"] if records[0].status == "NOISY" else [])]
         return environment["cpu"], f"torch {environment['torch']}, {environment['threads']} threads", columns
-    seen = [(record.clocks or {}).get("throttle_reasons") or 0 for record in records]
-    by_user = ", clocks set by the user" if any(bits & SET_BY_USER for bits in seen) else ""
+    seen = {name for record in records for name in (record.clocks or {}).get("throttle_names", ())}
+    by_user = ", clocks set by the user" if "clocks set by the user" in seen else ""
     made = max(record.timestamp for record in records)
     return gpu["name"], f"driver {gpu['driver']}, {made}{by_user}", columns
 
 
-def _write(out: Path | None, records: list[Record]) -> str | None:
+def _write(out: Path | None, records: Sequence[Record]) -> str | None:
     """The file of records, where one was asked for."""
     from rooflab.bench.core.record_files import RunWriter
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from rooflab.bench.core.call import Rotation, short_of_memory
-from rooflab.bench.core.ceilings.ceilings import ceilings_for, limits_for, raise_ceilings
+from rooflab.bench.core.ceilings import ceilings_for, limits_for, raise_ceilings
 from rooflab.bench.core.check import BROKEN, already_broken, check_kernel
 from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.check_runs import KEPT

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core.ceilings.ceilings import ceilings_for
+from rooflab.bench.core.ceilings import ceilings_for
 from rooflab.bench.core.noise import noise
 from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of
 from rooflab.bench.latency.step_model import KernelTimes

@@ -12,7 +12,7 @@ import torch
 from bars.bar import Bar
 from bars.measures import answer
 
-from rooflab.bench.core.ceilings.ceilings import ceilings_for
+from rooflab.bench.core.ceilings import ceilings_for
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.timers.sm_clock import sm_clock_under_load
 from rooflab.bench.engine.runs import EngineRun, engine_record, run_batch, warm_up

@@ -1,1 +1,289 @@
-"""The measured ceilings of this machine: `ceilings.py` chooses between them and the data sheet, and caches them."""
+"""The limits of this machine, measured and kept as records, and the ceilings that they or a data sheet give."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from rooflab.bench.core.ceilings.cpu_limits import measure_cpu
+from rooflab.bench.core.ceilings.cuda_limits import GROUPS_OF_HOPPER, kind_of, measure_cuda, microkernels_hash, value_in
+from rooflab.bench.core.environment import Environment, snapshot
+from rooflab.bench.core.record import Record
+from rooflab.bench.core.record_files import read
+from rooflab.kernels._files import write_whole
+from rooflab.kernels._folders import cache_folder, check_writable
+from rooflab.roofline.device import identify
+from rooflab.roofline.model import Ceilings
+
+BUDGET_S = {"cpu": 5.0, "cuda": 60.0}
+RAISE_S = {"cpu": 5.0, "cuda": 20.0}
+"""Seconds for measuring again after a reading above the ceilings."""
+NO_TENSOR_CEILING = range(100, 120)
+"""Compute capabilities whose tensor cores reach their rate by tcgen05, for which there is no microkernel here."""
+NO_CPU_UNIT = ("fp8_e4m3", "tf32")
+"""Operand dtypes that no CPU multiplies as they are: torch widens them first."""
+LOG = logging.getLogger(__name__)
+_noisy: dict[tuple[Path, int], list[Record]] = {}
+"""NOISY limits of this process, by the file in which they are not kept and the number of threads."""
+
+
+def ceilings_for(device: torch.device) -> Ceilings | None:
+    """The ceilings that bound a kernel on `device`; their `kind` says whether they were measured.
+
+    On CUDA: the ceilings measured on this card (`rooflab ceilings`) under the present driver and limits, else the data
+    sheet's, None for a GPU that is in no table.  A CPU is measured where its limits are not kept.  It has no unit for
+    fp8 or tf32 products: their rate is the best measured rate of the other dtypes, which no product of widened operands
+    can exceed.
+    """
+    records, _ = MachineLimits.kept(device)
+    if device.type == "cpu":
+        found, _ = assemble(records or MachineLimits.measured(device).records, device)
+        rates = found.tensor_flops_per_s if found else {}
+        return found and replace(found, tensor_flops_per_s={**rates, **dict.fromkeys(NO_CPU_UNIT, max(rates.values()))})
+    if records and (found := assemble(records, device)[0]):
+        return found
+    known = identify(torch.cuda.get_device_name(device))
+    return known.ceilings() if known else None
+
+
+def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
+    """The limits of any reading on `device`: on a CPU `ceilings`, on CUDA the data sheet's rates at the highest clock.
+
+    Where the data sheet has no L2 rate, as for a Hopper, the L2 rate of `ceilings` is used.  For a GPU that is in no
+    table the L2 rate is the only limit; without it the result is None, as of NOISY ceilings.  The launch floor is 0: it
+    comes from `Samples`.
+    """
+    if device.type == "cpu":
+        return None if ceilings.noise else ceilings
+    known = identify(torch.cuda.get_device_name(device))
+    if known is not None:
+        limits = known.ceilings(known.max_clock_hz)
+    elif ceilings.l2_bytes_per_s is not None:
+        limits = Ceilings(ceilings.device, ceilings.kind, math.inf, {}, math.inf)
+    else:
+        return None
+    return replace(limits, launch_floor_s=0.0, l2_bytes_per_s=limits.l2_bytes_per_s or ceilings.l2_bytes_per_s)
+
+
+class MachineLimits(NamedTuple):
+    """The limits of a machine, each with the records of its launch shapes."""
+
+    records: Sequence[Record]
+    reason: str = ""
+    """Why they give no ceilings, or an empty text."""
+
+    @staticmethod
+    def most() -> int:
+        """How often `measured` calls `advance` at most."""
+        return GROUPS_OF_HOPPER
+
+    @classmethod
+    def kept(cls, device: torch.device) -> MachineLimits:
+        """Those of this machine that were measured before; no records where none hold here.
+
+        They hold under the conditions in which they were measured: on CUDA the card, its driver, power limit and
+        clocks, and the microkernels; on a CPU torch and its threads.  NVML cannot report a locked clock (`nvidia-smi
+        -lgc`): a lock during the measurement shows in the records' throttle reasons, a later one in each record's
+        clocks.
+        """
+        environment, path = _here(device)
+        noisy = _noisy.get((path, environment.threads), [])
+        if not path.is_file():
+            return cls(noisy, "none were measured on this device")
+        try:
+            records = read(path)
+            then = _conditions(records[0].environment, device)
+            here = _conditions(environment.to_dict() | {"microkernels": microkernels_hash()}, device)
+            other = [f"{name} {then[name]}, and it is {value}" for name, value in here.items() if then[name] != value]
+        except (ValueError, LookupError, TypeError):
+            return cls(noisy, "what is kept is damaged or of another version")
+        return (
+            cls(noisy, f"they were measured with {other[0]}") if other else cls(records, assemble(records, device)[1])
+        )
+
+    @classmethod
+    def measured(
+        cls,
+        device: torch.device,
+        budget_s: float | None = None,
+        advance: Callable[[str], None] = lambda limit: None,
+        raising: bool = False,
+    ) -> MachineLimits:
+        """Measures those of this machine, and keeps their records.
+
+        Limits of a GPU that give no ceilings replace none that do, and NOISY limits of a CPU count for this process
+        only.  `advance` is called once for each limit of a GPU; `raising` keeps, of each limit, the better of what was
+        kept and what was measured.  Raises `ValueError` where CuPy, which launches the microkernels, is not installed,
+        and if the cache folder cannot be written to.
+        """
+        check_writable("ROOFLAB_CACHE", cache_folder())
+        environment, path = _here(device)
+        budget_s = budget_s or BUDGET_S[device.type]
+        on_cpu = device.type == "cpu"
+        records = measure_cpu(environment, budget_s) if on_cpu else measure_cuda(device, environment, budget_s, advance)
+        _, reason = assemble(records, device)
+        before, missing = cls.kept(device)
+        if raising:
+            records = better(before, records)
+        elif reason and before and not missing:
+            return cls(records, f"{reason}; those of {max(record.timestamp for record in before)} are kept")
+        found, _ = assemble(records, device)
+        records = [replace(record, ceilings=asdict(found) if found else None) for record in records]
+        if found and found.noise:
+            _noisy[path, environment.threads] = records
+            LOG.warning("ceilings: NOISY: %s", found.noise)
+        else:
+            write_whole(path, "".join(f"{record.to_json()}\n" for record in records))
+        return cls(records, reason)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each limit: its best record, and the data sheet's value, None where there is no value.
+
+        `at_clock` is the data sheet's value at the SM clock held during this reading; memory has its own clock.
+        `reached` is the measured value over `at_clock`, or over the data sheet's value where no clock scales it.
+        """
+        return [_row(record) for record in best_of(self.records).values()]
+
+
+_snapshot = cache(snapshot)
+"""Once per process: it calls git and NVML, and driver and clock limits do not change during a process."""
+
+
+def _here(device: torch.device) -> tuple[Environment, Path]:
+    """The present environment, and the file that keeps the limits of `device`."""
+    environment = replace(_snapshot(device.index or 0), threads=torch.get_num_threads())
+    name = environment.machine_key
+    if device.type == "cuda":
+        uuid = environment.gpu.uuid if environment.gpu else ""
+        name += f".cuda-{hashlib.sha256(uuid.encode()).hexdigest()[:8]}"
+    return environment, cache_folder() / "ceilings" / f"{name}.jsonl"
+
+
+def _conditions(environment: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    if device.type == "cuda":
+        return {**environment["gpu"], "microkernels": environment["microkernels"]}
+    return {name: environment[name] for name in ("threads", "torch", "cpu")}
+
+
+def raise_ceilings(known: Ceilings, device: torch.device) -> Ceilings:
+    """Measures again after a reading above the measured ceilings `known`; a busy machine lowers no rate of them.
+
+    Where the measurement yields no ceilings, what was kept still counts, and a note says why.
+    """
+    try:
+        _, missing = MachineLimits.measured(device, RAISE_S[device.type], raising=True)
+    except ValueError as error:
+        missing = str(error)
+    if missing:
+        LOG.warning("ceilings: measuring again failed (%s); what was measured before still counts", missing)
+    return ceilings_for(device) or known
+
+
+def better(before: Sequence[Record], again: Sequence[Record]) -> list[Record]:
+    """For each limit, the records of the measurement with the higher rate or the lower launch floor.
+
+    A NOISY rate is at least a rate that was reached, so beside a quiet measurement it is OK.
+    """
+    best = best_of([*again, *before])
+    found = [record for record in (*before, *again) if record.run_id == best[str(record.kernel)].run_id]
+    if all(record.status != "OK" for record in (*before, *again)):
+        return found
+    return [replace(record, status="OK", reason="") if record.status == "NOISY" else record for record in found]
+
+
+def value_of(record: Record) -> float | None:
+    """A limit's value: bytes, FLOPs or operations per second, of a launch its least seconds; None if it has none."""
+    metrics = record.metrics
+    return record.bytes_per_s or record.flops_per_s or metrics.get("ops_per_s") or metrics.get("launch_floor_s")
+
+
+def best_of(records: Sequence[Record]) -> dict[str, Record]:
+    """The fastest record of each limit, else a failed one, in order of first appearance."""
+
+    def merit(record: Record) -> float:
+        value = value_of(record) or 0.0
+        return 1 / value if "launch_floor_s" in record.metrics else value
+
+    best: dict[str, Record] = {}
+    for record in records:
+        known = best.setdefault(str(record.kernel), record)
+        if merit(record) > merit(known):
+            best[str(record.kernel)] = record
+    return best
+
+
+def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings | None, str]:
+    """The ceilings computed from the records of the limits of `device`, or None with the missing limits.
+
+    A rate is the best of its records: for memory over its four accesses, for a dtype over its instructions and the
+    sources of their operands.
+    """
+    major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    sm = 10 * major + minor
+    values = {limit: value for limit, record in best_of(records).items() if (value := value_of(record))}
+    tensor: dict[str, float] = {}
+    for record in records:
+        if record.scheme is not None and record.flops_per_s:
+            tensor[record.scheme] = max(tensor.get(record.scheme, 0.0), record.flops_per_s)
+
+    def named(start: str) -> dict[str, float]:
+        return {limit.removeprefix(start): value for limit, value in values.items() if limit.startswith(start)}
+
+    access, floors = named("memory ") or named("hbm_"), named("launch ")
+    vector = values.get("fma") or values.get("fp32 vector")
+    missing = [what for what, there in (("HBM", access), ("fma", vector)) if not there]
+    if sm in NO_TENSOR_CEILING:
+        missing.append("a microkernel for this architecture's tensor cores")
+    elif sm >= 80 and not tensor:
+        missing.append("tensor cores")
+    if missing or vector is None:
+        return None, f"no measured ceilings without {', '.join(missing)}"
+    environment = records[0].environment
+    name = environment["gpu"]["name"] if sm else environment["cpu"]
+    known = identify(name)
+    found = Ceilings(
+        device=known.name if known else name,
+        kind="measured",
+        hbm_bytes_per_s=max(access.values()),
+        tensor_flops_per_s=tensor | {"fp32": vector},
+        vector_flops_per_s=vector,
+        sfu_ops_per_s=max((values[name] for name in ("ex2", "rsqrt") if name in values), default=None),
+        launch_floor_s=min(floors.values(), default=0.0),
+        l2_bytes_per_s=max(named("l2_").values(), default=None),
+        access_bytes_per_s=access,
+        launch_floors_s=floors,
+        noise=next((record.reason for record in records if record.status == "NOISY"), ""),
+    )
+    return found, ""
+
+
+def _row(record: Record) -> dict[str, Any]:
+    limit, measured, clock_hz = str(record.kernel), value_of(record), record.metrics.get("sm_clock_hz")
+    unit, _ = kind_of(limit)
+    letter, scale = ("u", 1e-6) if unit == "s" else ("G", 1e9) if record.device == "cpu" else ("T", 1e12)
+    known = identify(record.environment["gpu"]["name"]) if record.device == "cuda" else None
+    sheet = value_in(known.ceilings(), record) if known else None
+    held = known.ceilings(min(clock_hz, known.max_clock_hz)) if known and clock_hz is not None else None
+    at_clock = value_in(held, record) if held else None
+    beside = at_clock or sheet
+    return {
+        "limit": limit,
+        "measured": measured and measured / scale,
+        "datasheet": sheet and sheet / scale,
+        "at_clock": at_clock and at_clock / scale,
+        "unit": letter + unit,
+        "reached": f"{measured / beside:.0%}" if measured and beside and unit != "s" else None,
+        "clock_ghz": clock_hz and clock_hz / 1e9,
+        "how": ", ".join(f"{name}={value}" for name, value in (record.config or {}).items()),
+        "status": record.status,
+        "reason": record.reason,
+    }

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # it imports Triton
 
 REASONS = {
     0x001: "idle",
-    0x002: "clocks set by the user",
+    0x002: "clocks set by the user",  # by `nvidia-smi -ac`; some cards report `-lgc` here too
     0x004: "software power cap",
     0x008: "hardware slowdown",
     0x010: "sync boost",
@@ -33,8 +33,6 @@ REASONS = {
     0x100: "display clocks",
 }
 """NVML's reasons for a clock below the highest (nvml.h, `nvmlClocksEventReason...`)."""
-SET_BY_USER = 0x002
-"""The user set the clocks by `nvidia-smi -ac`; some cards report `-lgc` here too."""
 THROTTLED = 0x008 | 0x020 | 0x040 | 0x080
 """The reasons that make a reading invalid: heat and the power brake.  A software power cap keeps a card within its
 power limit under a large matrix product.  That is normal operation: the summary names it, the reading stays valid."""
