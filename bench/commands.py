@@ -11,7 +11,7 @@ from rooflab.bench.base.system_time import time
 from rooflab.bench.core import record_files
 from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.record import Record
-from rooflab.bench.core.record_files import RunWriter, local_results
+from rooflab.bench.core.record_files import RunWriter, result_folder
 from rooflab.bench.core.select import Selection, default_scheme, pick_device
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.report.figures import Drawing, bounds_on, placed_on
@@ -136,7 +136,7 @@ def run_benches(
 def newest_records(path: Path | None) -> tuple[list[Record], Path]:
     """The records at `path` or, without one, of the newest local run; and the folder for their figures."""
     if path is None:
-        files = sorted(local_results().glob("*/*.jsonl"), key=lambda file: file.stat().st_mtime)
+        files = sorted(result_folder("local").glob("*/*.jsonl"), key=lambda file: file.stat().st_mtime)
         runs = [file.parent for file in files if any(record.kind == "bench" for record in record_files.read(file))]
         if not runs:
             raise ValueError("records: no local run yet; run `rooflab bench` first, or name a GPU with --gpu")

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from rooflab.bench.core.running import ContextBroken, note
+from rooflab.bench.core.running import ContextBroken, Running
 from rooflab.bench.suite.entries import EntryOutcome
 from rooflab.bench.suite.step import context_of, end, parser
 
@@ -106,7 +106,7 @@ def kernels(how, suspects=1):
         for name in ("op/a", "op/b", "op/c"):
             if name in done or name in lost:
                 continue
-            note([name, "op/other"][:suspects])
+            Running.note([name, "op/other"][:suspects])
             if name == "op/b" and how == "dies":
                 os.abort()
             if name == "op/b" and how == "breaks":
@@ -115,7 +115,7 @@ def kernels(how, suspects=1):
                 time.sleep(600)
             with path.open("a") as file:
                 file.write(f"{name}\n")
-        note(())
+        Running.note(())
         return EntryOutcome(figures={"ran": path.read_text().split(), "pid": os.getpid()})
 
     return run

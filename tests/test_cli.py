@@ -23,7 +23,7 @@ from rooflab.bench.cli.app import app
 from rooflab.bench.compile.static import own_compilers
 from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.outside import Checkers
-from rooflab.bench.core.record_files import kept_results, local_results, read, result_folder, write
+from rooflab.bench.core.record_files import read, result_folder, write
 from rooflab.kernels import registry
 from rooflab.kernels._native import compiler
 from rooflab.roofline.numbers import counted
@@ -385,7 +385,7 @@ def test_a_cache_that_cannot_be_written_to_is_one_sentence(rooflab, monkeypatch,
 
 def test_results_stay_out_of_the_way_of_another_repository(rooflab, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert result_folder().parent == local_results() == Path(".rooflab") and not list(Path().glob("results"))
+    assert result_folder().parent == result_folder("local") == Path(".rooflab") and not list(Path().glob("results"))
     assert Path(".rooflab/.gitignore").read_text() == "*\n"
     write(Path(".rooflab/run/a.jsonl"), measured())
     TRACE.save(Path(".rooflab/run/trace.ndjson"))
@@ -394,7 +394,7 @@ def test_results_stay_out_of_the_way_of_another_repository(rooflab, tmp_path, mo
         assert status == 0 and json.loads(out), err
     assert not any(r"\n" in text for text in rooflab("xray")[1:]), "a heading's new line is one"
     monkeypatch.chdir(Path(__file__).parent.parent)
-    assert local_results() == Path("results/local") and kept_results() == Path("results")
+    assert result_folder("local") == Path("results/local") and result_folder("kept") == Path("results")
     monkeypatch.chdir("/proc")
     with pytest.raises(ValueError, match="^out: expected a folder that can be written to, got '.rooflab'"):
         result_folder()

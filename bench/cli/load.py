@@ -254,12 +254,12 @@ def xray(
     json: option.Json = False,
 ) -> None:
     """What vLLM, SGLang, AIPerf, GuideLLM and MLPerf would report of one trace, by their definitions."""
-    from rooflab.bench.core.record_files import local_results
+    from rooflab.bench.core.record_files import result_folder
     from rooflab.bench.load.definitions import texts
     from rooflab.bench.load.definitions import xray as xray_of
     from rooflab.bench.load.trace import load_trace
 
-    rows = xray_of(load_trace(trace or local_results()))
+    rows = xray_of(load_trace(trace or result_folder("local")))
     show.result({"rows": rows, "definitions": texts()})
     _show_xray(rows)
 

@@ -38,11 +38,11 @@ def report(
 
     It judges nothing: a failure in the records is shown first and does not change the exit status.
     """
-    from rooflab.bench.core.record_files import kept_results
+    from rooflab.bench.core.record_files import result_folder
     from rooflab.bench.report.page import write_report
 
     with show.waiting("reading records"):
-        written = write_report(paths or [kept_results()], out, title)
+        written = write_report(paths or [result_folder("kept")], out, title)
     show.result(written)
     content = written.content
     kernels = sum(len(ladder.blocks) for op in content.ops for ladder in op.ladders)
@@ -84,11 +84,13 @@ def history(
 
     The table has a row for each kernel; with --kernel or --case, for each of its cases.
     """
-    from rooflab.bench.core.record_files import kept_results
+    from rooflab.bench.core.record_files import result_folder
     from rooflab.bench.report.trends import output
     from rooflab.bench.report.trends.points import RecordFilter, read_points
 
-    points = read_points(paths or [kept_results()], RecordFilter(op or (), kernel or (), case or (), machine or ()))
+    points = read_points(
+        paths or [result_folder("kept")], RecordFilter(op or (), kernel or (), case or (), machine or ())
+    )
     trends = output.find_trends(points, repo, last, threshold)
     show.result(output.summary(points, trends))
     rows = [_shown(trend.row()) for trend in trends]

@@ -20,7 +20,7 @@ from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.noise import ABOVE, Samples, above_limits, shared, why_invalid, with_reading
 from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.record import DeviceType, Record, Status, new_run_id
-from rooflab.bench.core.running import ContextBroken, note
+from rooflab.bench.core.running import ContextBroken, Running
 from rooflab.bench.core.select import first_case
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.timed import INTERPRETED, Unseen, observe, time_together
@@ -50,7 +50,7 @@ class Measurement:
     planted inputs, which take seconds at a model's sizes."""
     ceilings: Ceilings | None = None
     """By default the machine's ceilings."""
-    running: Callable[[Sequence[str]], None] = note
+    running: Callable[[Sequence[str]], None] = Running.note
     """Called with the ids of the kernels that run next: one kernel, or all kernels that are timed together."""
     planted_before: frozenset[str] = frozenset()
     """Names of kernels whose check with planted inputs was made on this device before."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from rooflab.bench.core.record import Record, new_run_id
 from rooflab.kernels._files import write_whole
@@ -95,21 +96,23 @@ class RunWriter:
         return cls(folder, files[-1].stem), read(files[-1])
 
 
-def kept_results() -> Path:
-    """`results` in a checkout of Rooflab, which has committed records, else `.rooflab`."""
-    return Path("results" if Path("bench/core/record_files.py").is_file() else ".rooflab")
+Place = Literal["kept", "local", "new"]
 
 
-def local_results() -> Path:
-    """`results/local` in a checkout of Rooflab, else `.rooflab`; git ignores both."""
-    kept = kept_results()
-    return kept / "local" if kept.name == "results" else kept
+def result_folder(place: Place = "new") -> Path:
+    """Where results lie.
 
-
-def result_folder() -> Path:
-    """A folder for new results, named by the time, below `local_results`.  Raises `ValueError` if none can be made."""
-    folder = local_results()
+    `kept`: `results` in a checkout of Rooflab, which has committed records, else `.rooflab`; `local`: `results/local`
+    in a checkout, else `.rooflab`, both of which git ignores; `new`: a folder there, named by the time.  Raises
+    `ValueError` if none can be made.
+    """
+    checkout = Path("bench/core/record_files.py").is_file()
+    if place == "kept":
+        return Path("results" if checkout else ".rooflab")
+    folder = Path("results/local" if checkout else ".rooflab")
+    if place == "local":
+        return folder
     check_writable("out", folder)
-    if folder.name == ".rooflab":
+    if not checkout:
         write_whole(folder / ".gitignore", "*\n")
     return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"

@@ -1,4 +1,4 @@
-"""Notes which kernels run now, in the file that `ROOFLAB_RUNNING` names.  Without the variable it writes nothing.
+"""Which kernels run now, in the file that `ROOFLAB_RUNNING` names.
 
 If a process dies, the process that started it reads the note and blames these kernels.
 """
@@ -28,19 +28,24 @@ class Running(NamedTuple):
     began: float = 0.0
     """Unix time at which these kernels were noted."""
 
+    @staticmethod
+    def note(kernels: Sequence[str]) -> None:
+        """Notes which kernels run next; none when the last has ended.  Without the variable it writes nothing."""
+        if path := os.environ.get(VARIABLE):
+            part = Path(f"{path}.part")
+            part.write_text(json.dumps({"kernels": list(kernels), "began": time.time()}))
+            part.replace(path)  # in one step, and not forced to the disk: the note outlives its process alone
 
-def note(kernels: Sequence[str]) -> None:
-    """Notes which kernels run next; none when the last has ended."""
-    if path := os.environ.get(VARIABLE):
-        part = Path(f"{path}.part")
-        part.write_text(json.dumps({"kernels": list(kernels), "began": time.time()}))
-        part.replace(path)  # in one step, and not forced to the disk: the note outlives its process, not the machine
+    @staticmethod
+    def variable(path: Path) -> dict[str, str]:
+        """What a process's environment takes to write its notes to `path`."""
+        return {VARIABLE: str(path)}
 
-
-def noted(path: Path) -> Running:
-    """The note in the file `path`.  It is empty if there is no such file."""
-    try:
-        values = json.loads(path.read_text())
-        return Running(tuple(values["kernels"]), float(values["began"]))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return Running()
+    @classmethod
+    def read(cls, path: Path) -> Running:
+        """The note in the file `path`.  It is empty if there is no such file."""
+        try:
+            values = json.loads(path.read_text())
+            return cls(tuple(values["kernels"]), float(values["began"]))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return cls()

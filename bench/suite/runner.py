@@ -8,9 +8,8 @@ from pathlib import Path
 
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core import running
 from rooflab.bench.core.process import Child, ChildFailed
-from rooflab.bench.core.running import Running, noted
+from rooflab.bench.core.running import Running
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Entry, EntryOutcome
 from rooflab.bench.suite.state import Progress, folder_of
@@ -215,13 +214,13 @@ class _SuiteRun:
             status = process.ask(request, min(own_limit, left), self._hangs)["status"]
         except ChildFailed as failed:
             self.current = None
-            at = noted(self._note_path())
+            at = Running.read(self._note_path())
             blamed = len(at.kernels) == 1 and (failed.limit_s is None or self._hangs())
             if left < own_limit and self.clock() >= self.ends and not blamed:
                 return EntryOutcome("NOT_REACHED", "the budget ended under it; what it had recorded is kept"), ""
             self._probe()
             return EntryOutcome("FAILED", _during(at, _why(failed))), at.kernels[0] if blamed else ""
-        at = noted(self._note_path())
+        at = Running.read(self._note_path())
         try:
             self._release(process)
         except ChildFailed as stuck:  # the answer counts, but the process holds the device
@@ -256,7 +255,7 @@ class _SuiteRun:
         found = list(words)
         for place, value in places.items():
             found = [word.replace(place, value) for word in found]
-        environment = {running.VARIABLE: str(self._note_path()), "ROOFLAB_EXCLUDE": str(settings.out / "excluded.json")}
+        environment = Running.variable(self._note_path()) | {"ROOFLAB_EXCLUDE": str(settings.out / "excluded.json")}
         return {"words": found, "environment": environment}
 
     def _note_path(self) -> Path:
@@ -272,7 +271,7 @@ class _SuiteRun:
 
     def _hangs(self) -> bool:
         """Whether one kernel, alone, has run for longer than any may; on a busy CPU, all may be slow."""
-        at = noted(self._note_path())
+        at = Running.read(self._note_path())
         most_s = DRY_LIMIT_S if self.settings.dry_run else HUNG_S
         return len(at.kernels) == 1 and time.time() - at.began > most_s
 

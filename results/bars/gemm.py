@@ -26,7 +26,7 @@ from bars.measures import (
     without_bandwidth,
 )
 
-from rooflab.bench.core.running import note
+from rooflab.bench.core.running import Running
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.bench.tune.tune import tune_op
 from rooflab.kernels import registry
@@ -146,10 +146,10 @@ def accumulated(context: Context, op: str, case: str, scheme: str, most: float) 
         if reason:
             refused.append(f"{kernel.id}: {reason}")
             continue
-        note([kernel.id])
+        Running.note([kernel.id])
         own = errors(kernel(**inputs), oracle)
         found |= {f"{kernel.name}: {what} over fp32's": off / fp32[what] for what, off in own.items()}
-    note(())
+    Running.note(())
     needed = f"at most {most:g} times the error of fp32 sums"
     if not found or context.dry_run:
         why = "dry run" if context.dry_run else "; ".join(refused) or "no optimized kernel was found right at first"

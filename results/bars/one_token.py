@@ -17,7 +17,7 @@ from rooflab.bench.core.check import already_broken
 from rooflab.bench.core.noise import Samples, why_invalid, with_reading
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter
-from rooflab.bench.core.running import ContextBroken, note
+from rooflab.bench.core.running import ContextBroken, Running
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.timed import time_together
 from rooflab.bench.suite.entries import Context, EntryOutcome
@@ -91,12 +91,12 @@ def _beside(
     copies = Rotation.copies(spec, case, get_scheme(str(good[0].scheme)), device, context.seed)
     kernels = {str(record.kernel): registry.get_kernel(op, str(record.kernel)) for record in good}
     ready: dict[str, Callable[[], object]] = {name: Rotation(kernel, spec, copies) for name, kernel in kernels.items()}
-    note([kernel.id for kernel in kernels.values()])
+    Running.note([kernel.id for kernel in kernels.values()])
     settings = Settings(device=context.device, seed=context.seed, budget_s=KERNEL_S)
     timed, failures, _ = time_together(ready | {FLOOR: floor}, settings)
     if broken := already_broken(device):
         raise ContextBroken(broken)
-    note(())
+    Running.note(())
     faults = [f"{name}: {failed.reason}" for name, failed in failures.items()]
     floor_l2 = timed[FLOOR].l2_state if FLOOR in timed else None
     for name, samples in list(timed.items()):
