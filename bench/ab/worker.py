@@ -95,15 +95,13 @@ def check(target: Target, blank: Record, job: Job, device: torch.device) -> Reco
 
     A kernel that does not take the small case gets the planted inputs on this case.
     """
-    from rooflab.bench.core.check import check_kernel
-
     spec, kernel, case, scheme = _resolve(target)
     if (refusal := Measurement.why_not(kernel, device)) is not None:
         return _emulated(kernel, spec, scheme, blank, job["seed"]) or _ended(blank, refusal.status, refusal.reason)
-    result = check_kernel(kernel, spec, spec.get_cases("smoke")[0], scheme, device, job["seed"])
+    run = Measurement(spec, scheme, Settings(device=str(device), seed=job["seed"], roof=False))
+    result = run.check_here(kernel, spec.get_cases("smoke")[0], planted=True)
     if result.status in ("OK", "UNSUPPORTED"):  # a kernel may take this case and not the small one
-        planted = result.status == "UNSUPPORTED"
-        result = check_kernel(kernel, spec, case, scheme, device, job["seed"], planted=planted)
+        result = run.check_here(kernel, case, planted=result.status == "UNSUPPORTED")
     return _ended(blank, result.status, result.reason)
 
 

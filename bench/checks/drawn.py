@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain, product, zip_longest
 from pathlib import Path
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar
 
 import torch
 
-from rooflab.bench.core.check_data import OTHERWISE, CheckResult, CheckTask, Planted
+from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.select import Selection, source_of
 from rooflab.kernels import registry
@@ -28,7 +28,7 @@ from rooflab.reference.domain import Domain, DomainPoint, shrunk
 from rooflab.reference.spec import Case, OpSpec, Scalar, Scheme, get_scheme
 
 HOW = "otherwise"
-"""The axis beside those of the case: which of `OTHERWISE` a check of it has."""
+"""The axis beside those of the case: which of `CheckTask.ways` a check of it has."""
 TRIES = 25
 """Most checks that make one failing case small."""
 
@@ -74,8 +74,8 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
     """The kernels of a selection on the domain of their op.
 
     The smoke cases come first, in every scheme. Then edge cases, the most different first, and cases that the seed
-    draws follow in turn, each in one scheme, the next one in the next scheme. A drawn case is passed in one of the ways
-    of `OTHERWISE` too, and has one planted set; a kernel that runs in software has all sets only on smoke cases: in
+    draws follow in turn, each in one scheme, the next one in the next scheme. A drawn case is passed in one of
+    `CheckTask.ways` too, and has one planted set; a kernel that runs in software has all sets only on smoke cases: in
     every scheme on the first, in the last scheme on the others. With `every`, edge cases run in every scheme, and all
     of the op's own cases with all planted inputs. The first check of each principle comes before the others.
     """
@@ -97,8 +97,8 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
                 for each in (schemes if every else (scheme,)) if edge is not None else ():
                     own.append(CheckTask(kernel, edge, each, chosen.seed, often, _is_empty(spec, edge, each)))
                 if point is not None:
-                    how = cast(Planted, point.values.get(HOW, often))
-                    own.append(CheckTask(kernel, point.case, scheme, chosen.seed, how, point.principle))
+                    task = CheckTask(kernel, point.case, scheme, chosen.seed, principle=point.principle)
+                    own.append(task.otherwise(point.values.get(HOW, often)))
             found += principles_first(_offered(own, spec, schemes), lambda item: item.principle)
     return found
 
@@ -131,8 +131,8 @@ def most_work(kernel: Kernel, device: torch.device) -> Most:
 
 
 def drawn_points(spec: OpSpec, seed: int, most: Most, own: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
-    """Points of a cover of the op's domain and of `OTHERWISE`, every third one near a kernel's `own` numbers, if there
-    are any; empty for an op that states no domain."""
+    """Points of a cover of the op's domain and of `CheckTask.ways`, every third one near a kernel's `own` numbers, if
+    there are any; empty for an op that states no domain."""
     if spec.domain is None:
         return []
     cover = partial(_wider(spec.domain).cover, seed, partial(_settled, spec, most))
@@ -216,7 +216,7 @@ def _wider(domain: Domain) -> Domain:
     def make(**values: Scalar) -> Mapping[str, Scalar] | None:
         return domain.make(**{name: value for name, value in values.items() if name != HOW})
 
-    return Domain({**domain.axes, HOW: OTHERWISE}, make)
+    return Domain({**domain.axes, HOW: CheckTask.ways()}, make)
 
 
 def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | None:

@@ -18,7 +18,7 @@ from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, begin_run, exit_for, terminated_as_exception
 from rooflab.bench.cli.names import cuda_device_present
-from rooflab.bench.core.process import kernel_processes
+from rooflab.bench.core.process import Pool
 from rooflab.roofline.numbers import counted
 
 CHECK_S = 90.0
@@ -221,7 +221,7 @@ def bench(
     """Check and time kernels; records and figures go to --out.  Exit status 11: wrong; 12: no time; 13: NOISY."""
     if choose and kernel:
         raise ValueError("choose: expected all kernels of an op, got --kernel")
-    kernel_processes(device == "cpu" or not cuda_device_present()).begin()  # it imports torch while this process does
+    Pool.of_kernels(device == "cpu" or not cuda_device_present()).begin()  # it imports torch while this process does
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.commands import count_benches, run_benches
         from rooflab.bench.core.running import ContextBroken

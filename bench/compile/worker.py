@@ -27,7 +27,7 @@ from rooflab.bench.compile.capture import Launch, recording_cuda, recording_trit
 from rooflab.bench.compile.cases import ARCHITECTURE, SM, properties, select
 from rooflab.bench.compile.launchers import check_named, function_of, inputs_of
 from rooflab.bench.compile.pretended import pretended_card, pretended_gpu
-from rooflab.bench.core.call import arguments_of
+from rooflab.bench.core.call import Rotation
 from rooflab.bench.revisions.repository import kernels_in
 from rooflab.kernels import _card, registry
 from rooflab.reference.spec import Case, Scheme, get_scheme
@@ -64,7 +64,7 @@ def launches_of(
         raise CaseRefused(reason)
     # Also lengths and tables: in a GPU run they lie on the GPU, where a launcher's read would wait for the device.
     on_gpu = {name: _to_meta(value) for name, value in inputs.items()}
-    arguments = arguments_of(kernel, spec, on_gpu, config)
+    arguments = Rotation.arguments(kernel, spec, on_gpu, config)
     found: list[Launch] = []
     with recording_triton(SM, properties(), found), recording_cuda(ARCHITECTURE, found):
         kernel.fn(**arguments)

@@ -41,7 +41,7 @@ class Rotation:
         """Seconds of the longest first call that was made before; 0 without one."""
         outputs: Outputs | None = None
         for inputs in copies:
-            arguments = arguments_of(kernel, spec, inputs)
+            arguments = self.arguments(kernel, spec, inputs)
             if kernel.takes_out and not spec.mutates:
                 if outputs is None:
                     began = time.perf_counter()
@@ -52,6 +52,14 @@ class Rotation:
             bind = getattr(kernel.fn, "bind", None)  # of a function that is no kernel
             self._calls.append(bind(arguments) if bind else partial(kernel.fn, **planned(kernel, arguments)))
         self._turns = itertools.cycle(range(len(copies)))
+
+    @staticmethod
+    def arguments(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Mapping[str, Any] | None = None) -> Inputs:
+        """The inputs that the kernel takes, its weight packed where it packs one, and the config with these fields."""
+        found = {name: value for name, value in inputs.items() if name in kernel.accepted}
+        if kernel.prepare is not None and spec.prepared is not None and found.get(spec.prepared) is not None:
+            found[spec.prepared] = packed(kernel.prepare, spec.prepared, found)
+        return found if config is None else found | {"config": make_config(kernel, config)}
 
     @staticmethod
     def copies(spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, seed: int) -> list[Inputs]:
@@ -110,14 +118,6 @@ def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
     needed = PER_INPUT_BYTE * input_bytes(priced) + PER_OUTPUT_BYTE * spec.cost_of(priced).write_bytes
     free = free_bytes(device)
     return f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free" if needed > free else ""
-
-
-def arguments_of(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Mapping[str, Any] | None = None) -> Inputs:
-    """The inputs that the kernel takes, its weight packed where it packs one, and the config with these fields."""
-    found = {name: value for name, value in inputs.items() if name in kernel.accepted}
-    if kernel.prepare is not None and spec.prepared is not None and found.get(spec.prepared) is not None:
-        found[spec.prepared] = packed(kernel.prepare, spec.prepared, found)
-    return found if config is None else found | {"config": make_config(kernel, config)}
 
 
 def packed(prepare: Callable[..., Any], weight: str, inputs: Mapping[str, Any]) -> Any:

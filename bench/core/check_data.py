@@ -41,6 +41,15 @@ class CheckTask(NamedTuple):
     schemes: tuple[Scheme, ...] = ()
     """Of a drawn check: its scheme, and then those to which it may go if the kernel refuses an option of it."""
 
+    @staticmethod
+    def ways() -> tuple[Otherwise, ...]:
+        """What `otherwise` takes."""
+        return OTHERWISE
+
+    def otherwise(self, way: object) -> CheckTask:
+        """The check with the runs of one of `ways` and one planted set; of a truth value with all of them or none."""
+        return self._replace(planted=cast(Planted, way))
+
     def taken(self, spec: OpSpec, refused: Collection[str] = ()) -> CheckTask | None:
         """The check in the first of `schemes`, or else without optional keys of its case, or in another scheme, as the
         kernel takes it; None if it takes none.  `refused` are options that the kernel is known not to take."""

@@ -116,6 +116,11 @@ class FunctionOp(NamedTuple):
         op = op_of(called(fn), called(reference), lambda seed: named(make(seed)), dtypes, tensors[0].device)
         return op._replace(first_call_s=first_call_s)
 
+    @staticmethod
+    def judge(actual: object, expected: object) -> list[ErrorStats]:
+        """As `judge`, of what a function and its reference return."""
+        return judge(actual, expected)
+
     def checked(self, seed: int) -> CheckResult:
         """A kernel's check without planted inputs: poisoned memory, other data, repeated calls, aliases."""
         return check_kernel(self.kernel, self.spec, self.case, self.scheme, self.device, seed)

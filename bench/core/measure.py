@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -154,14 +153,19 @@ class Measurement:
         if self.broken:
             raise Failed("RUNTIME_ERROR", self.broken)
 
+    def check_here(self, kernel: Kernel, case: Case, planted: bool = False) -> CheckResult:
+        """The check of a kernel on a case, in this process, which need not be registered."""
+        seed = self.settings.seed
+        return check_kernel(kernel, self.spec, case, self.scheme, self.device, seed, planted)
+
     def _checked(self, kernel: Kernel, case: Case) -> CheckResult:
         self.running([kernel.id])
         known = kernel.name in self.gated
         found = self._gate(kernel, case)
         before_s = found.first_call_s if found and not known else 0.0
         if found is None or found.status == "OK":
-            check = self.check or partial(check_kernel, planted=False)
-            found = check(kernel, self.spec, case, self.scheme, self.device, self.settings.seed)
+            asked = kernel, self.spec, case, self.scheme, self.device, self.settings.seed
+            found = self.check(*asked) if self.check else self.check_here(kernel, case)
         self.first_call_s[kernel.name] = max(before_s, found.first_call_s)  # each of them may compile
         fault = self._fault(kernel.id)
         return replace(found, status="RUNTIME_ERROR", reason=fault) if fault and found.status == "OK" else found
@@ -206,7 +210,7 @@ class Measurement:
         own, seed = registry.get_op(kernel.op) if kernel.op in registry.ops() else None, self.settings.seed
         if own is self.spec and registry.kernels(kernel.op).get(kernel.name) is kernel:
             return Checkers(self.device)(CheckTask(kernel, case, self.scheme, seed))
-        return check_kernel(kernel, self.spec, case, self.scheme, self.device, seed)
+        return self.check_here(kernel, case, planted=True)
 
     def _function(self, kernel: Kernel, copies: Sequence[Inputs]) -> Rotation:
         """The kernel as a function that cycles through `copies`.  Raises `Failed`."""

@@ -27,7 +27,7 @@ from rooflab.bench.core.call import input_bytes
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.check_data import CheckResult, CheckTask, named_in, options_on
 from rooflab.bench.core.failed import Failed, LayoutRefused
-from rooflab.bench.core.process import Child, ChildFailed, Pool, cores, kernel_processes
+from rooflab.bench.core.process import Child, ChildFailed, Pool, cores
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.core.select import file_of
 from rooflab.bench.core.timers import tampered
@@ -61,7 +61,7 @@ class Checkers:
 
     def _pool(self, kernel: Kernel) -> Pool:
         emulated = self._emulators if kernel.has_code else None
-        return emulated or kernel_processes(self.device.type == "cpu")
+        return emulated or Pool.of_kernels(self.device.type == "cpu")
 
     def start(self, checks: Sequence[CheckTask]) -> None:
         """Starts the processes that these checks take, and waits until they are ready."""

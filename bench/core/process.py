@@ -236,6 +236,13 @@ class Pool:
         self.threads = ThreadPoolExecutor(self.size, thread_name_prefix="child")
         self._new = partial(Child, *modules, environment=environment, tree=tree, python=python, own_session=False)
 
+    @staticmethod
+    @cache
+    def of_kernels(one_thread: bool) -> Pool:
+        """The processes in which kernels run, of one thread each or of torch's number; they stay to the end."""
+        own, limit_s = ({"OMP_NUM_THREADS": "1"}, IN_SOFTWARE_S) if one_thread else ({}, ON_A_CARD_S)
+        return Pool("rooflab.bench.core.outside", environment=own, limit_s=limit_s)
+
     @contextmanager
     def child(self, user: str = "") -> Iterator[Child]:
         """An idle or a new child for the caller alone; if the caller ended it, it is not used again.
@@ -285,13 +292,6 @@ class Pool:
         self.threads.shutdown(cancel_futures=True)
         while not self.idle.empty():
             self.idle.get_nowait().stop()
-
-
-@cache
-def kernel_processes(one_thread: bool) -> Pool:
-    """The processes in which kernels run, of one thread each or of torch's number; they stay to the end."""
-    own, limit_s = ({"OMP_NUM_THREADS": "1"}, IN_SOFTWARE_S) if one_thread else ({}, ON_A_CARD_S)
-    return Pool("rooflab.bench.core.outside", environment=own, limit_s=limit_s)
 
 
 def kill_whole(pid: int) -> None:

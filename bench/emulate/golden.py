@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.compile.cases import has_code
-from rooflab.bench.core.call import arguments_of
+from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.select import first_case
 from rooflab.bench.emulate.calls import call
@@ -64,7 +64,7 @@ def outputs_of(target: KernelCase, device: torch.device) -> Outputs:
         name: value.to(device) if isinstance(value, torch.Tensor) else value
         for name, value in spec.make_inputs(target.case, target.scheme, torch.device("cpu"), SEED).items()
     }
-    given = arguments_of(kernel, spec, inputs)
+    given = Rotation.arguments(kernel, spec, inputs)
     found = kernel.fn(**given)
     outputs = tuple(given[name] for name in spec.outputs) if spec.mutates else found
     outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)

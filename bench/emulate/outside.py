@@ -11,7 +11,7 @@ from rooflab.bench.base.system_time import time
 from rooflab.bench.compile.launchers import check_named, function_of, inputs_of, texts_of
 from rooflab.bench.compile.pretended import pretended_card
 from rooflab.bench.core.failed import Failed
-from rooflab.bench.core.functions import judge
+from rooflab.bench.core.functions import FunctionOp
 from rooflab.bench.emulate.ours import emulating
 from rooflab.bench.emulate.run import Answer, launch_answer
 from rooflab.bench.emulator import EmulationError
@@ -49,7 +49,7 @@ def run(
         exact = {name: value.double() if _is_float(value) else value for name, value in inputs.items()}
         with pretended_card():
             wanted = reference(**exact)
-        verdicts = judge(result, wanted)
+        verdicts = FunctionOp.judge(result, wanted)
         status = "OK" if all(stats.passed for stats in verdicts) else "INCORRECT"
         why = "; ".join(stats.describe() for stats in verdicts if status == "OK" or not stats.passed)
     if status == "OK" and reference is None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core.call import arguments_of
+from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.poison import poisoned_allocations
 from rooflab.bench.emulate.ours import every_launch, pretended_for
@@ -41,7 +41,7 @@ def run(request: Mapping[str, Any]) -> Answer:
     if refusal:
         return {"status": refusal.status, "reason": refusal.reason, "launches": []}
     launches = Launches(checks=Checks(races=request["races"]), seed=request["schedule"], ctas=request["sample"])
-    given = arguments_of(kernel, spec, inputs, request["config"])
+    given = Rotation.arguments(kernel, spec, inputs, request["config"])
     began = time.perf_counter()
     status, why = "OK", ""
     outputs: Any = None

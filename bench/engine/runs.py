@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.noise import noise
-from rooflab.bench.core.record import DeviceType, Record
+from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.timers import tampered
 from rooflab.engine.llm import LLM, RequestOutput, SamplingParams
@@ -114,7 +114,7 @@ def engine_record(llm: LLM, run: EngineRun, name: str, case: Mapping[str, Any], 
         **environment.record_fields(),
         case_id=name,
         case={**case, "model": llm.arch.name, "dtype": llm.dtype_name, **kernel_names(llm)},
-        device=cast(DeviceType, llm.device.type),
+        device="cuda" if llm.device.type == "cuda" else "cpu",
         basis="measured",
         metrics=metrics,
     )

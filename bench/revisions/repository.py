@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from rooflab.bench.core.select import file_of
+from rooflab.bench.core.select import source_of
 from rooflab.bench.revisions.trees import git
 from rooflab.kernels import registry
 
@@ -79,6 +79,7 @@ def kernels_in(tree: Path, files: tuple[Path, ...] = ()) -> dict[str, str]:
         there = [file for file in files if file.is_file()]
         return {kernel.id: str(file.relative_to(tree)) for file in there for kernel in registry.load_file(file)}
     every = [kernel for op in registry.ops() for kernel in registry.kernels(op).values()]
-    places = {kernel.id: place for kernel in every if (place := file_of(kernel))}
-    root = tree.resolve()
-    return {name: str(place.relative_to(root)) for name, place in places.items() if place.is_relative_to(root)}
+    places, root = {kernel.id: source_of(kernel) for kernel in every}, tree.resolve()
+    ours = Path(registry.__file__).resolve().parent  # in an environment that lies in the repository
+    own = {name: at for name, at in places.items() if at.is_relative_to(root) and not at.is_relative_to(ours)}
+    return {name: str(at.relative_to(root)) for name, at in own.items()}

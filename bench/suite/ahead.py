@@ -23,7 +23,7 @@ from rooflab.bench.base.system_time import time
 from rooflab.bench.compile.capture import Launch
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.compile.worker import FAILURES, CaseRefused, launches_of
-from rooflab.bench.core.ceilings.cuda_limits import compile_microkernels
+from rooflab.bench.core.ceilings import MachineLimits
 from rooflab.bench.core.process import Pool
 from rooflab.bench.core.select import default_scheme
 from rooflab.bench.suite import state
@@ -68,7 +68,7 @@ def answer(request: Mapping[str, Any]) -> Any:
     began, before, more, failed = time.monotonic(), len(compiled), 0, dict[str, str]()
     for launches in request["launches"]:
         if launches.get("microkernels"):
-            more += compile_microkernels()
+            more += MachineLimits.compiled()
             continue
         for kernel, case, scheme in launched(launches):
             try:

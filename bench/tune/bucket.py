@@ -16,7 +16,6 @@ import torch
 from rooflab.bench.base.system_time import time
 from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
 from rooflab.bench.core.call import Rotation
-from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.record import Record, Status
@@ -275,9 +274,9 @@ class TuningState:
         """The config with the least made-up time, checked on one small case."""
         small = self.spec.get_cases("smoke")[0]
         config = next(iter(found.finalists(own)), own)
-        outcome = check_kernel(
-            with_config(kernel, config), self.spec, small, self.scheme, self.device, self.seed, planted=False
-        )
+        asked = Settings(device=str(self.device), seed=self.seed, roof=False)
+        run = Measurement(self.spec, self.scheme, asked)
+        outcome = run.check_here(with_config(kernel, config), small)
         reason = "" if outcome.status == "OK" else f"{outcome.status}: {outcome.reason}"
         return BucketResult(**counts, best=asdict(config), reason=reason, status=outcome.status)
 

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 import torch
 
 from rooflab.bench.core.ceilings.cpu_limits import measure_cpu
-from rooflab.bench.core.ceilings.cuda_limits import GROUPS_OF_HOPPER, kind_of, measure_cuda, microkernels_hash, value_in
+from rooflab.bench.core.ceilings.cuda_limits import (
+    GROUPS_OF_HOPPER,
+    compile_microkernels,
+    kind_of,
+    measure_cuda,
+    microkernels_hash,
+    value_in,
+)
 from rooflab.bench.core.environment import Environment, snapshot
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import read
@@ -79,6 +86,11 @@ class MachineLimits(NamedTuple):
     records: Sequence[Record]
     reason: str = ""
     """Why they give no ceilings, or an empty text."""
+
+    @staticmethod
+    def compiled() -> int:
+        """Compiles what measures a Hopper's, with no GPU (`cuda_limits.compile_microkernels`); their number."""
+        return compile_microkernels()
 
     @staticmethod
     def most() -> int:
