@@ -8,11 +8,12 @@ from bars.flush import compare_flushes
 
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.noise import why_invalid
+from rooflab.bench.core.settings import TIMERS
 from rooflab.bench.core.timers import tampered
 from rooflab.bench.core.timers.card import ClockWatch, locked_clocks
 from rooflab.bench.core.timers.cupti import names
 from rooflab.bench.core.timers.sm_clock import DeviceClock, sm_clock_under_load
-from rooflab.bench.core.timers.timing import TIMERS, observed, time_functions, timer_for
+from rooflab.bench.core.timers.timing import observed, time_functions, timer_for
 from rooflab.roofline.model import Cost
 
 pytestmark = pytest.mark.gpu

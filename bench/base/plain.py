@@ -13,10 +13,15 @@ from typing import Any
 
 from rooflab.roofline.names import visible
 
+Json = Any
+"""A value in the types of JSON: of a record, of a row that is shown, or between two processes."""
+JsonObject = Mapping[str, Json]
+Row = dict[str, Json]
+"""A row of a table."""
 _PUNCTUATION = {ord(sign): f"&#{ord(sign)};" for sign in string.punctuation}
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Json:
     """`value` in JSON's types; paths, and numbers that JSON cannot hold, become texts."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
@@ -29,7 +34,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def number_of(name: str, value: Any) -> float:
+def number_of(name: str, value: Json) -> float:
     """The number that `plain` wrote, in which `nan` and `inf` are texts.  Raises `ValueError` on anything else."""
     if isinstance(value, str) and value in ("nan", "inf", "-inf"):
         return float(value)
@@ -76,7 +81,7 @@ class Marked(str):
     """A text that is Markdown already."""
 
 
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """The lines of a Markdown table; a column whose name ends with `:` holds numbers and is aligned to the right.
 
     No character of a cell is markup, except in a `Marked` one; None is an empty cell.
@@ -85,7 +90,7 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> lis
     return [_line(name.removesuffix(":") for name in columns), f"|{rule}", *map(_line, rows)]
 
 
-def _line(cells: Iterable[Any]) -> str:
+def _line(cells: Iterable[object]) -> str:
     shown = ("" if cell is None else cell if isinstance(cell, Marked) else markdown_cell(str(cell)) for cell in cells)
     return f"| {' | '.join(shown)} |"
 

@@ -6,7 +6,7 @@ What users import stands here; it is loaded when it is asked for, so that readin
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rooflab.bench.core.measure import Measurement
@@ -24,7 +24,7 @@ _FILES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _FILES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_FILES[name]}"), name)

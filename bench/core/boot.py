@@ -23,6 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
+Json = Any  # as in `base/plain.py`: an import would come before the trees are chosen
 READY = "ready\n"
 """The first line of output: all modules are imported."""
 HARNESS = ("bench", "engine")
@@ -61,7 +62,7 @@ def make_namespace(tree: Path, harness: Path) -> None:
     sys.meta_path.insert(0, OnlyHere())
 
 
-def serve(answer: Callable[[Any], Any], lines: IO[str], answers: IO[str]) -> None:
+def serve(answer: Callable[[Json], Json], lines: IO[str], answers: IO[str]) -> None:
     """Answers the requests in `lines` until they end.  If they end during an answer, the parent is dead: this process
     then kills itself and all processes that it started."""
     requests: queue.Queue[str | None] = queue.Queue()

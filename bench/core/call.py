@@ -6,7 +6,6 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import psutil
 import torch
@@ -14,12 +13,16 @@ import torch
 from rooflab.bench.base.system_time import time
 from rooflab.kernels.configs import make_config
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scheme, as_tuple, nbytes
+from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scalar, Scheme, as_tuple, nbytes
 
 PER_INPUT_BYTE, PER_OUTPUT_BYTE = 12, 24
 """Most bytes in memory per byte of input and of output: guarded copies, and the oracle and its tolerance in fp64."""
 COPIES = 3
 """Sets of inputs that a kernel's calls take in turn, so that no call uses the memory of the call before."""
+
+
+Result = torch.Tensor | Outputs | None
+"""What a kernel returns; None from one that changes its arguments."""
 
 
 class Rotation:
@@ -35,8 +38,8 @@ class Rotation:
         self.own_stream = kernel.nondeterministic is not None
         """Whether a kernel that draws does so from a random stream of its own."""
         self._copies = copies
-        self._calls: list[partial[Any]] = []
-        self._last: list[Any] = [None] * len(copies)
+        self._calls: list[Callable[[], Result]] = []
+        self._last: list[Result] = [None] * len(copies)
         self.first_call_s = first_call_s
         """Seconds of the longest first call that was made before; 0 without one."""
         outputs: Outputs | None = None
@@ -54,7 +57,7 @@ class Rotation:
         self._turns = itertools.cycle(range(len(copies)))
 
     @staticmethod
-    def arguments(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Mapping[str, Any] | None = None) -> Inputs:
+    def arguments(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Mapping[str, Scalar] | None = None) -> Inputs:
         """The inputs that the kernel takes, its weight packed where it packs one, and the config with these fields."""
         found = {name: value for name, value in inputs.items() if name in kernel.accepted}
         if kernel.prepare is not None and spec.prepared is not None and found.get(spec.prepared) is not None:
@@ -77,11 +80,11 @@ class Rotation:
         return len(self._calls)
 
     @property
-    def first(self) -> Callable[[], Any]:
+    def first(self) -> Callable[[], Result]:
         """The call on the first set; its result is not kept."""
         return self._calls[0]
 
-    def __call__(self) -> Any:
+    def __call__(self) -> Result:
         """The next call's result."""
         turn = next(self._turns)
         self._last[turn] = result = self._calls[turn]()
@@ -120,20 +123,20 @@ def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
     return f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free" if needed > free else ""
 
 
-def packed(prepare: Callable[..., Any], weight: str, inputs: Mapping[str, Any]) -> Any:
+def packed(prepare: Callable[..., object], weight: str, inputs: Inputs) -> object:
     """The packed argument `weight`: the result of `prepare` on `weight` and on other inputs that `prepare` names."""
     beside = list(inspect.signature(prepare).parameters)[1:]
     return prepare(inputs[weight], **{name: inputs[name] for name in beside})
 
 
-def planned(kernel: Kernel, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def planned(kernel: Kernel, arguments: Inputs) -> Inputs:
     """`arguments`, with a new plan where the kernel plans; of float tensors the planner sees only the shape."""
     if kernel.plan is None:
         return dict(arguments)
     return {**arguments, "plan": kernel.plan_of({name: _shape_alone(value) for name, value in arguments.items()})}
 
 
-def _shape_alone(value: Any) -> Any:
+def _shape_alone(value: object) -> object:
     """A float tensor without its memory; any other value unchanged."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 
@@ -68,7 +68,7 @@ def _plainer(spec: OpSpec, case: Case) -> Iterator[Case]:
         yield Case(**{key: value for key, value in case.items() if key not in left_out})
 
 
-def options_on(spec: OpSpec, inputs: Mapping[str, Any]) -> set[str]:
+def options_on(spec: OpSpec, inputs: Inputs) -> set[str]:
     """The arguments that a call may leave out, and that have another value than their default."""
     known = {each.name: each.default for each in spec.parameters if each.default is not each.empty}
     return {name for name, default in known.items() if name in inputs and not _is(inputs[name], default)}
@@ -265,11 +265,11 @@ class KeptData(threading.local):
     """Of the free memory of the device; on a CPU every core's process has its part of that."""
 
     def __init__(self) -> None:
-        self._case: tuple[Any, ...] = ()
+        self._case: tuple[object, ...] = ()
         self._data: dict[str, CheckData] = {}
         self._room = 0.0
 
-    def of(self, device: torch.device, *case: Any) -> dict[str, CheckData]:
+    def of(self, device: torch.device, *case: object) -> dict[str, CheckData]:
         """What is kept of a case, by name; of another one than the last, nothing yet."""
         if (device, *case) != self._case:
             self._data = {}  # before its memory is counted

@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import psutil
 import torch
 
+from rooflab.bench.base.plain import Json
 from rooflab.bench.core.record import Kind, Record, Status, new_run_id
 from rooflab.bench.core.select import file_of
 from rooflab.kernels.precision import matmul_precision
@@ -73,11 +74,11 @@ class Environment:
     commit: str | None
     dirty: bool | None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Json]:
         """The snapshot as JSON values."""
         return asdict(self)
 
-    def record_fields(self) -> dict[str, Any]:
+    def record_fields(self) -> dict[str, Json]:
         """The fields of a record that describe the environment."""
         return {"environment": self.to_dict(), "commit": self.commit, "dirty": self.dirty}
 
@@ -275,7 +276,7 @@ POWER_INSTANT, SUCCESS = 186, 0
 
 
 @contextmanager
-def nvml_of(uuid: str) -> Iterator[tuple[Any, Any] | None]:
+def nvml_of(uuid: str) -> Iterator[tuple[ModuleType, object] | None]:
     """Yields NVML and its handle of the GPU, or None if the package or the driver is not installed.
 
     The handle is None if this machine has no GPU with this uuid.
@@ -296,7 +297,7 @@ def nvml_of(uuid: str) -> Iterator[tuple[Any, Any] | None]:
         pynvml.nvmlShutdown()
 
 
-def ask(nvml: Any, function: str, *arguments: Any) -> Any:
+def ask(nvml: ModuleType, function: str, *arguments: object) -> Json:
     """NVML's answer to a query, or None if this card or driver does not support the query."""
     try:
         return getattr(nvml, function)(*arguments)
@@ -304,7 +305,7 @@ def ask(nvml: Any, function: str, *arguments: Any) -> Any:
         return None
 
 
-def power(nvml: Any, handle: Any) -> tuple[int | None, str | None]:
+def power(nvml: ModuleType, handle: object) -> tuple[int | None, str | None]:
     """The power draw in mW, and the name of the query that NVML answered.
 
     `nvmlDeviceGetPowerUsage` averages over 1 s on most cards, far longer than a kernel runs, so it is called only if

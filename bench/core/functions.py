@@ -28,7 +28,8 @@ KEY = "function"
 """The name of a function's op."""
 SCHEME = "as made"
 """Its only scheme, for its tensors have the dtypes that the caller gives them."""
-Function = Callable[..., Any]
+Result = torch.Tensor | Outputs
+Function = Callable[..., Result]
 HALF_EPSILONS = 4
 """Allowed roundings in a dtype of 16 bits or fewer, the reference's own included."""
 FULL_EPSILONS = 64
@@ -94,7 +95,7 @@ class FunctionOp(NamedTuple):
     """Seconds of its first call, if it was made."""
 
     @classmethod
-    def of(cls, fn: Function, reference: Function, make: Callable[[int], Any], seed: int) -> FunctionOp:
+    def of(cls, fn: Function, reference: Function, make: Callable[[int], object], seed: int) -> FunctionOp:
         """The op of two functions of what `make(seed)` gives: the items of a mapping as keywords, or else in order.
 
         Its outputs have the reference's dtypes.  Raises `ValueError` if there is no tensor among the inputs.
@@ -126,7 +127,7 @@ class FunctionOp(NamedTuple):
         return check_kernel(self.kernel, self.spec, self.case, self.scheme, self.device, seed)
 
 
-def named(inputs: Any) -> dict[str, Any]:
+def named(inputs: object) -> Inputs:
     """Inputs by name: a mapping keeps its names; a sequence, or a single argument, gets `arg0`, `arg1`..."""
     if isinstance(inputs, Mapping):
         return dict(inputs)
@@ -137,12 +138,12 @@ def named(inputs: Any) -> dict[str, Any]:
 class AsKernel:
     """A function called by keywords, as a kernel is.  `bind(inputs)` is the call alone, which a timer may repeat."""
 
-    def __init__(self, bind: Callable[[Inputs], Callable[[], Any]], names: Iterable[str]):
+    def __init__(self, bind: Callable[[Inputs], Callable[[], Result]], names: Iterable[str]):
         self.bind = bind
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
-    def __call__(self, **inputs: Any) -> Any:
+    def __call__(self, **inputs: object) -> Result:
         return self.bind(inputs)()
 
 
@@ -167,7 +168,7 @@ def op_of(
     def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         return tuple(tolerance(dtype, right).to(right.device) for dtype, right in zip(dtypes, oracle, strict=True))
 
-    def unsupported(given: Any) -> str | None:
+    def unsupported(given: object) -> str | None:
         for name, stride in strides.items():
             value = getattr(given, name, None)
             if isinstance(value, torch.Tensor) and value.stride() != stride and value.numel():
@@ -191,7 +192,7 @@ def op_of(
     return FunctionOp(kernel, spec, Case(), Scheme(SCHEME, torch.float32, torch.float32, torch.float32), device)
 
 
-def _to_meta(value: Any) -> Any:
+def _to_meta(value: object) -> object:
     return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
@@ -211,7 +212,7 @@ class Checked(NamedTuple):
     """Calls it once more, and says what is wrong."""
 
     @classmethod
-    def of(cls, fn: Function, args: Sequence[Any], reference: Function | None) -> Checked:
+    def of(cls, fn: Function, args: Sequence[object], reference: Function | None) -> Checked:
         """Calls `fn` and `reference`, each on copies of `args`, and compares; then checks `fn` as a kernel of its op.
 
         The other data of that check are the same values, each shifted by one place.  `fn` may change its arguments, and
@@ -230,29 +231,32 @@ class Checked(NamedTuple):
         fault = f"INVALID: {tampering}" if (tampering := tampered()) else wrong(result)
         if not fault and not interpreted and outputs and op.spec.parameters:
             fault = _fault(op, reference is not None)
-        changes = any(not same_bits(args[place], own[place]) for place in _places(args))
+        before, after = _tensors_of(args), _tensors_of(own)
+        changes = any(not same_bits(value, after[place]) for place, value in before.items())
         judged = reference is not None and not changes
         op = op._replace(first_call_s=first_call_s)
         return cls(result, fault, interpreted, op, judged, lambda: wrong(fn(*copied(args))))
 
 
-def _places(args: Sequence[Any]) -> list[int]:
-    """Of the arguments that are tensors with memory of their own and strides."""
+def _tensors_of(args: Sequence[object]) -> dict[int, torch.Tensor]:
+    """By place, the arguments that are tensors with memory of their own and strides."""
     kinds = (torch.Tensor, torch.nn.Parameter)
-    return [n for n, v in enumerate(args) if type(v) in kinds and v.layout == torch.strided and not v.is_meta]
+    found = {place: value for place, value in enumerate(args) if isinstance(value, torch.Tensor)}
+    return {n: v for n, v in found.items() if type(v) in kinds and v.layout == torch.strided and not v.is_meta}
 
 
 def _op_of_call(
-    fn: Function, args: Sequence[Any], reference: Function, dtypes: Sequence[torch.dtype], device: torch.device
+    fn: Function, args: Sequence[object], reference: Function, dtypes: Sequence[torch.dtype], device: torch.device
 ) -> FunctionOp:
     """The op of one call, whose inputs are the tensors among `args`."""
-    names = {place: f"arg{place}" for place in _places(args)}
+    tensors = _tensors_of(args)
+    names = {place: f"arg{place}" for place in tensors}
 
-    def full(inputs: Inputs) -> list[Any]:
+    def full(inputs: Inputs) -> list[object]:
         return [inputs[names[place]] if place in names else value for place, value in enumerate(args)]
 
     def make(seed: int) -> Inputs:
-        fresh = copied([args[place] for place in names])
+        fresh = map(_same_layout, tensors.values())
         return dict(zip(names.values(), fresh if seed == 0 else map(_shifted, fresh), strict=True))
 
     called = AsKernel(lambda inputs: partial(fn, *full(inputs)), names.values())
@@ -307,7 +311,7 @@ def _plain(result: object) -> tuple[torch.Tensor, ...]:
     return ()
 
 
-def copied(args: Sequence[Any]) -> list[Any]:
+def copied(args: Sequence[object]) -> list[object]:
     """The arguments; tensors are copied with the same strides."""
     return [_same_layout(value) if isinstance(value, torch.Tensor) else value for value in args]
 
@@ -320,7 +324,7 @@ def _same_layout(tensor: torch.Tensor) -> torch.Tensor:
     return strided.copy_(tensor)
 
 
-def device_of(*values: Any) -> torch.device:
+def device_of(*values: object) -> torch.device:
     """The CUDA device of the first CUDA tensor, in containers too; if there is no tensor, the current CUDA device."""
     pending = list(values)
     while pending:
@@ -338,13 +342,13 @@ def device_of(*values: Any) -> torch.device:
     return torch.device("cpu")
 
 
-def _watched(call: Callable[[], Any]) -> tuple[Any, bool]:
+def _watched(call: Callable[[], Result]) -> tuple[Result, bool]:
     """The result of `call`, and whether Triton's interpreter ran a program in it."""
 
-    def builder() -> Any:
+    def builder() -> object:
         return getattr(sys.modules.get("triton.runtime.interpreter"), "interpreter_builder", None)
 
     if known := builder():
-        known.grid_idx = None
+        vars(known)["grid_idx"] = None
     result = call()
     return result, getattr(builder(), "grid_idx", None) is not None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 
+from rooflab.bench.base.plain import JsonObject
 from rooflab.bench.core.call import Rotation, short_of_memory
 from rooflab.bench.core.ceilings import ceilings_for, limits_for, raise_ceilings
 from rooflab.bench.core.check import BROKEN, already_broken, check_kernel
@@ -178,7 +179,7 @@ class Measurement:
 
     def _together(
         self, ready: Mapping[str, Rotation], unseen: Unseen | None
-    ) -> tuple[dict[str, Samples], dict[str, Failed], dict[str, Any] | None]:
+    ) -> tuple[dict[str, Samples], dict[str, Failed], JsonObject | None]:
         """`time_together` of the kernels in `ready`; no samples if one of them has broken the CUDA context."""
         if self.broken:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
@@ -189,7 +190,7 @@ class Measurement:
         if failures and self._fault(f"one of {', '.join(ready)}") and len(ready) > 1:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
         if clocks and self.settings.locked_sm_clock_mhz:
-            clocks = clocks | {"locked_sm_clock_mhz": self.settings.locked_sm_clock_mhz}
+            clocks = {**clocks, "locked_sm_clock_mhz": self.settings.locked_sm_clock_mhz}
         self.beside_s = {name: timed.pop(name).median_s for name in self.beside if name in timed}
         return timed, failures, clocks
 
@@ -253,9 +254,7 @@ class Measurement:
         known = roofs is not None and cost.tensor_flops.keys() <= roofs.tensor_flops_per_s.keys()
         return bound(cost, roofs) if roofs and known else None
 
-    def _timed(
-        self, record: Record, samples: Samples, cost: Cost, clocks: dict[str, Any] | None, seen: Observed
-    ) -> Record:
+    def _timed(self, record: Record, samples: Samples, cost: Cost, clocks: JsonObject | None, seen: Observed) -> Record:
         """The record with a reading: INVALID if the clock cannot resolve it or if it exceeds the machine's limits,
         NOISY if the machine was busy."""
         self._raise_ceilings(samples, cost)

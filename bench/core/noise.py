@@ -6,12 +6,12 @@ A reading is NOISY if its median says little, because the machine did other work
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from rooflab.bench.base.plain import JsonObject
 from rooflab.bench.core.record import L2State, Record
 from rooflab.roofline.model import Ceilings, Cost, bound
 
@@ -97,7 +97,7 @@ def noise(seconds: Sequence[float], waiting: float | None) -> str:
     return ""
 
 
-def shared(clocks: Mapping[str, Any] | None) -> str:
+def shared(clocks: JsonObject | None) -> str:
     """Why a reading beside other work on its card is noise; empty if there was none, or where NVML does not say.
 
     `clocks` is `ClockWatch.summary()`.
@@ -127,7 +127,7 @@ def above_limits(samples: Samples, cost: Cost, limits: Ceilings) -> tuple[str, f
 
 
 def why_invalid(
-    samples: Samples, cost: Cost | None, limits: Ceilings | None, clocks: Mapping[str, Any] | None = None
+    samples: Samples, cost: Cost | None, limits: Ceilings | None, clocks: JsonObject | None = None
 ) -> str | None:
     """Why a reading is INVALID, in one sentence with its likely cause, or None.
 
@@ -155,7 +155,7 @@ def why_invalid(
     return f"{above[1]:.2f} times the {above[0]} ceiling; likely cause: {CAUSES[above[0]]}" if above else None
 
 
-def with_reading(record: Record, samples: Samples, clocks: Mapping[str, Any] | None) -> Record:
+def with_reading(record: Record, samples: Samples, clocks: JsonObject | None) -> Record:
     """The record with a reading, but for its rates.  Non-finite samples give no latency; they are kept."""
     more = {"launch_floor": samples.launch_floor_s, "kernel_busy": samples.busy_s, "first_call": samples.first_call_s}
     metrics = {f"{name}_ms": value * 1e3 for name, value in more.items() if value is not None}

@@ -13,15 +13,16 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from rooflab.bench.base.plain import Json, JsonObject
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core.call import input_bytes
 from rooflab.bench.core.check import check_kernel
@@ -120,8 +121,17 @@ class Checkers:
 class Outside(Runner):
     """A `Runner` in the process `child`; `limits` of each call are those of `Child.ask`.  `close` frees the memory."""
 
-    def __init__(self, child: Child, limits: tuple[float, Callable[[], bool]], bytes_: int, *kernel: Any):
-        super().__init__(*kernel)
+    def __init__(
+        self,
+        child: Child,
+        limits: tuple[float, Callable[[], bool]],
+        bytes_: int,
+        kernel: Kernel,
+        spec: OpSpec,
+        scheme: Scheme,
+        device: torch.device,
+    ):
+        super().__init__(kernel, spec, scheme, device)
         self._child, self._limits = child, limits
         self._folder = shared_folder(bytes_)
         self._writer, self._reader = Writer(self._folder.name), Reader()
@@ -141,16 +151,15 @@ class Outside(Runner):
 
     def run(self, name: str, layout: Layout = PLAIN) -> Outputs:
         forms = tuple((shape, str(dtype).removeprefix("torch.")) for shape, dtype in layout.forms)
-        read: Outputs = self._ask("run", name, {**vars(layout), "forms": forms})
-        return read
+        return cast(Outputs, self._ask("run", name, {**vars(layout), "forms": forms}))
 
     def settle(self) -> None:
         self._ask("settle")
 
     def seen(self) -> Seen:
-        return Seen("none") if self._child.ended else Seen(*self._ask("seen"))
+        return Seen("none") if self._child.ended else Seen(*cast(Iterable[Any], self._ask("seen")))
 
-    def _ask(self, name: str, *arguments: Any) -> Any:
+    def _ask(self, name: str, *arguments: object) -> object:
         """The result of a method of the child's `Runner`.  Raises as that does, and `Failed` without an answer."""
         try:
             request = {"call": name, "arguments": self._writer.write(arguments)}
@@ -185,12 +194,12 @@ class Serving:
             registry.load_file(Path(file))
         return registry.get_kernel(op, name)
 
-    def answer(self, request: Mapping[str, Any]) -> Any:
+    def answer(self, request: JsonObject) -> Json:
         """`done` with the result, or the fault."""
         name, device = request["call"], self._runner.device if self._runner else torch.device("cpu")
         if name == "begin":
             self._reader, self._writer = Reader(), Writer(os.path.dirname(request["arguments"]["file"]))
-        arguments = self._reader.read(request["arguments"], device)
+        arguments = cast("tuple[Any, ...]", self._reader.read(request["arguments"], device))
         try:
             return {"done": self._writer.write(self._call(name, arguments))}
         except Failed as failed:
@@ -198,7 +207,7 @@ class Serving:
         except LayoutRefused as refused:
             return {"refused": str(refused)}
 
-    def _call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+    def _call(self, name: str, arguments: tuple[Json, ...]) -> object:
         if name == "begin":
             op, kernel, file, scheme, device = arguments
             try:
@@ -234,7 +243,7 @@ class Writer:
         self._path = ""
         self._room = torch.empty(0, dtype=torch.uint8)
 
-    def write(self, value: Any) -> Any:
+    def write(self, value: object) -> Json:
         """`value` as JSON values, for `Reader.read`; sequences become tuples.  Raises `OSError` if the disk is full."""
         tensors: list[torch.Tensor] = []
         plain = _without_tensors(value, tensors)
@@ -269,7 +278,7 @@ class Reader:
         self._path = ""
         self._room = torch.empty(0, dtype=torch.uint8)
 
-    def read(self, message: Any, device: torch.device) -> Any:
+    def read(self, message: Json, device: torch.device) -> object:
         """The value of a message; its tensors are copies on `device` with the same strides and alignment."""
         if message["file"] != self._path:
             self._path = message["file"]
@@ -298,7 +307,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().as_strided((extent,), (1,)).view(torch.uint8)
 
 
-def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+def _without_tensors(value: object, tensors: list[torch.Tensor]) -> Json:
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
@@ -309,7 +318,7 @@ def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     return value
 
 
-def _with_tensors(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+def _with_tensors(value: Json, tensors: Sequence[torch.Tensor]) -> object:
     if isinstance(value, list):
         return tuple(_with_tensors(item, tensors) for item in value)
     if not isinstance(value, dict):

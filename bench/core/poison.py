@@ -20,7 +20,7 @@ import torch
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core.failed import LayoutRefused
-from rooflab.reference.spec import OpSpec, Outputs
+from rooflab.reference.spec import Inputs, OpSpec, Outputs
 
 GUARD_BYTES = 65536
 """Bytes of a guard, one on each side of a tensor. A page of a small model's KV cache is smaller, so slot -1 hits it."""
@@ -347,13 +347,13 @@ def _is_poison(output: torch.Tensor) -> bool:
     return fresh or bool((bits(output) == SENTINEL_BYTE).all())
 
 
-def kept_names(spec: OpSpec, inputs: Mapping[str, Any]) -> frozenset[str]:
+def kept_names(spec: OpSpec, inputs: Inputs) -> frozenset[str]:
     """Names of the weights: a kernel may keep what it computes from a weight while it is the same tensor."""
     beside = spec.prepared_with
     return frozenset(name for name in inputs if name in (spec.prepared, *beside, "weight"))
 
 
-def alike(inputs: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+def alike(inputs: Inputs, others: Inputs) -> bool:
     """Whether both have the same shapes and scalars, so that the values of one fit into the memory of the other."""
     return all(
         isinstance(value, torch.Tensor) and value.shape == others[name].shape

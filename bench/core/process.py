@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from rooflab.bench.base.plain import Json
 from rooflab.bench.base.system_time import time
 from rooflab.kernels._folders import check_caches
 
@@ -141,7 +141,7 @@ class Child:
         """Whether `stop` ended it."""
         return self._status is not None
 
-    def ask(self, request: Any, limit_s: float, hangs: Callable[[], bool] = lambda: False) -> Any:
+    def ask(self, request: Json, limit_s: float, hangs: Callable[[], bool] = lambda: False) -> Json:
         """The answer to a request.
 
         Raises `ChildFailed` without an answer within `limit_s` seconds (the start may take `START_S` more), or before
@@ -151,7 +151,7 @@ class Child:
         self._send(request, hangs)
         return json.loads(self._line(limit_s, hangs))
 
-    def stream(self, request: Any, limit_s: float) -> Iterator[Any]:
+    def stream(self, request: Json, limit_s: float) -> Iterator[Json]:
         """The answers to a request with several, each within `limit_s` seconds of the one before.  Raises as `ask`."""
         self._send(request)
         while (answer := json.loads(self._line(limit_s))) is not None:
@@ -163,11 +163,11 @@ class Child:
             self._line(START_S, hangs)
             self._ready = True
 
-    def _send(self, request: Any, hangs: Callable[[], bool] = lambda: False) -> None:
+    def _send(self, request: Json, hangs: Callable[[], bool] = lambda: False) -> None:
         self.start(hangs)
         self.post(request)
 
-    def post(self, request: Any) -> None:
+    def post(self, request: Json) -> None:
         """Sends a request and does not wait: for one whose answer nobody needs, and which ends with `stop`."""
         assert self._popen.stdin is not None, "Popen was given PIPE"
         with suppress(BrokenPipeError):  # the child is dead; reading its answer reports it
@@ -272,16 +272,16 @@ class Pool:
                 with suppress(ChildFailed):
                     child.start()
 
-    def ask(self, request: Any, hangs: Callable[[], bool] = lambda: False) -> Any:
+    def ask(self, request: Json, hangs: Callable[[], bool] = lambda: False) -> Json:
         """The answer of an idle or a new child.  Raises as `Child.ask`."""
         with self.child() as child:
             return child.ask(request, self.limit_s, hangs)
 
-    def ask_all(self, requests: Iterable[Any]) -> Iterator[Any]:
+    def ask_all(self, requests: Iterable[Json]) -> Iterator[Json]:
         """The answers of all children, in the order of the requests; a missing answer is a `ChildFailed`."""
         return self.threads.map(self._attempt, requests)
 
-    def _attempt(self, request: Any) -> Any:
+    def _attempt(self, request: Json) -> Json:
         try:
             return self.ask(request)
         except ChildFailed as failed:

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from rooflab.bench.base.plain import in_utc, number_of, plain
+from rooflab.bench.base.plain import Json, in_utc, number_of, plain
 from rooflab.roofline.model import Basis as TrafficBasis
 from rooflab.roofline.model import Limiter
 
@@ -259,7 +259,7 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
 _HINTS = get_type_hints(Record)
 
 
-def _field(name: str, hint: Any, value: Any) -> Any:
+def _field(name: str, hint: object, value: Json) -> Json:
     """A field of a record from its value in JSON.  Raises `ValueError` if the schema has another type for it."""
     kinds = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
     if value is None and NoneType in get_args(hint):

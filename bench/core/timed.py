@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from rooflab.bench.base.plain import JsonObject
 from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.check_data import CheckData
 from rooflab.bench.core.environment import gpu_uuid
@@ -31,7 +32,7 @@ INTERPRETED = "on a CPU it runs in Triton's interpreter, whose time is not the k
 
 def time_together(
     ready: Mapping[str, Function], settings: Settings, renew: Callable[[], None] | None = None
-) -> tuple[dict[str, Samples], dict[str, Failed], dict[str, Any] | None]:
+) -> tuple[dict[str, Samples], dict[str, Failed], JsonObject | None]:
     """Each kernel's samples, the failures of failed kernels, and the clocks.  The budget is for each kernel; it doubles
     for kernels with a noisy reading among them, unless the reading is one of a pair.
 

@@ -173,7 +173,7 @@ class Runner:
             self._last = outputs, read
         return read
 
-    def _run(self, inputs: Inputs, packed: Any, layout: Layout) -> tuple[Outputs, Outputs]:
+    def _run(self, inputs: Inputs, packed: object, layout: Layout) -> tuple[Outputs, Outputs]:
         """The outputs, and their values as they were read."""
         kernel, spec, device = self.kernel, self.spec, self.device
         if FAR_PAGES in layout.arranged.values():
@@ -223,7 +223,7 @@ class Runner:
             _raise(f"out ({name})", tensor.damage(may_change=True))
         return outputs, read
 
-    def _called(self, arguments: Inputs, twice: bool) -> Any:
+    def _called(self, arguments: Inputs, twice: bool) -> object:
         """What the kernel returns, `twice` of the second call, unless an interpreter runs it."""
         accepted = {name: value for name, value in arguments.items() if name in self.kernel.accepted}
         if twice and self.by in ("gpu", "torch", "cpu"):
@@ -312,7 +312,12 @@ def _raise(name: str, fault: str | None) -> None:
 
 
 def _collect(
-    returned: Any, spec: OpSpec, device: torch.device, packed: Any, guarded: Mapping[str, Guarded], outs: list[Guarded]
+    returned: object,
+    spec: OpSpec,
+    device: torch.device,
+    packed: object,
+    guarded: Mapping[str, Guarded],
+    outs: list[Guarded],
 ) -> Outputs:
     if spec.mutates:
         if returned is not None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from rooflab.bench.base.plain import JsonObject, Row
 from rooflab.bench.core.ceilings.cpu_limits import measure_cpu
 from rooflab.bench.core.ceilings.cuda_limits import (
     GROUPS_OF_HOPPER,
@@ -157,7 +158,7 @@ class MachineLimits(NamedTuple):
         return cls(records, reason)
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """A row for each limit: its best record, and the data sheet's value, None where there is no value.
 
         `at_clock` is the data sheet's value at the SM clock held during this reading; memory has its own clock.
@@ -180,7 +181,7 @@ def _here(device: torch.device) -> tuple[Environment, Path]:
     return environment, cache_folder() / "ceilings" / f"{name}.jsonl"
 
 
-def _conditions(environment: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def _conditions(environment: JsonObject, device: torch.device) -> dict[str, object]:
     if device.type == "cuda":
         return {**environment["gpu"], "microkernels": environment["microkernels"]}
     return {name: environment[name] for name in ("threads", "torch", "cpu")}
@@ -278,7 +279,7 @@ def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings 
     return found, ""
 
 
-def _row(record: Record) -> dict[str, Any]:
+def _row(record: Record) -> Row:
     limit, measured, clock_hz = str(record.kernel), value_of(record), record.metrics.get("sm_clock_hz")
     unit, _ = kind_of(limit)
     letter, scale = ("u", 1e-6) if unit == "s" else ("G", 1e9) if record.device == "cpu" else ("T", 1e12)

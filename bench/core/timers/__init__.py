@@ -56,7 +56,7 @@ APART_S = 2.0
 """A process that waits for a core between two readings is not taken for a replaced clock."""
 
 
-def bound(place: str, names: str) -> list[Any]:
+def bound(place: str, names: str) -> list[Callable[..., object]]:
     """Watched functions as they were at import: `bound("torch.cuda.Event", "record query")` gives two."""
     return [_BOUND[f"{place}.{name}"][2] for name in names.split()]
 

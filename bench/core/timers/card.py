@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
+from rooflab.bench.base.plain import Json, JsonObject
 from rooflab.bench.core.environment import ask, gpu_uuid, nvml_of, power, snapshot
 
 if TYPE_CHECKING:  # it imports Triton
@@ -81,7 +82,7 @@ class ClockWatch(ExitStack):
             }
         )
 
-    def summary(self) -> dict[str, Any] | None:
+    def summary(self) -> JsonObject | None:
         """The readings as JSON values; None where nothing was read.
 
         It holds the minimum and maximum of NVML's readings; every throttle bit and its name; the reasons that make a
@@ -94,7 +95,7 @@ class ClockWatch(ExitStack):
         if not self._readings and not held:
             return self._unread or None
 
-        def read(name: str) -> list[Any]:
+        def read(name: str) -> list[Json]:
             return [reading[name] for reading in self._readings if reading[name] is not None]
 
         bits = reduce(or_, read("throttle_reasons")) if read("throttle_reasons") else None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -190,7 +190,7 @@ def _step(clock: Callable[[], float]) -> float:
 
 
 @contextmanager
-def profiled(use_device: str | None = None) -> Iterator[Any]:
+def profiled(use_device: str | None = None) -> Iterator[torch.autograd.profiler.profile]:
     """Runs Kineto, the recorder behind `torch.profiler`: all allocations on a CPU, or the kernels of the device `cuda`.
 
     `torch.profiler` itself imports torch's compiler and thereby Triton: that import would fix Triton's mode for the
@@ -200,7 +200,8 @@ def profiled(use_device: str | None = None) -> Iterator[Any]:
     if torch._C._autograd._profiler_enabled():
         raise NotRecorded("profiler: expected no other, and one of torch's runs already")
     (profile,) = bound("torch.autograd.profiler", "profile")
-    with profile(use_device=use_device, use_kineto=True, profile_memory=use_device is None) as recording:
+    made = profile(use_device=use_device, use_kineto=True, profile_memory=use_device is None)
+    with cast(torch.autograd.profiler.profile, made) as recording:
         yield recording
 
 
@@ -211,7 +212,7 @@ def observed_on_cpu(call: Function) -> Observed:
             result = call()
     except NotRecorded:
         return Observed()
-    events = [event for event in recording.kineto_results.events() if event.name() == "[memory]"]
+    events = [event for event in cast(Any, recording.kineto_results).events() if event.name() == "[memory]"]
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.device_type().name == "CPU")
     held = list(itertools.accumulate((change for _, change in changes), initial=0))
     del result

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -55,9 +55,9 @@ T = TypeVar("T")
 
 
 @cache
-def side_stream(index: int) -> Any:
+def side_stream(index: int) -> torch.cuda.Stream:
     """One stream per device for warm-ups and captures: libraries keep one workspace for each stream they use."""
-    return _Stream(index)
+    return cast(torch.cuda.Stream, _Stream(index))
 
 
 class NotCaptured(Exception):
@@ -74,27 +74,27 @@ class CudaCalls:
         """The host's time in seconds."""
         return time.perf_counter()
 
-    def use(self) -> AbstractContextManager[Any]:
+    def use(self) -> AbstractContextManager[object]:
         """Makes the device the current one, inside `with`."""
-        context: AbstractContextManager[Any] = _cuda.device(self.device)
+        context: AbstractContextManager[object] = _cuda.device(self.device)
         return context
 
     def l2_bytes(self) -> int:
         return int(_cuda.get_device_properties(self.device).L2_cache_size)
 
-    def event(self) -> Any:
+    def event(self) -> torch.cuda.Event:
         """A new event with its time, recorded now."""
-        event = _Event(enable_timing=True)
+        event = cast(torch.cuda.Event, _Event(enable_timing=True))
         _record(event, _current_stream(self.device))
         return event
 
-    def passed(self, event: Any) -> bool:
+    def passed(self, event: torch.cuda.Event) -> bool:
         """Whether the device has reached `event`."""
         return bool(_query(event))
 
-    def seconds(self, start: Any, end: Any) -> float:
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """Time between two events that the device has reached."""
-        return float(_elapsed_time(start, end)) * 1e-3
+        return cast(float, _elapsed_time(start, end)) * 1e-3
 
     def sleep(self, cycles: int) -> None:
         """Enqueues one thread that counts `cycles` of the SM clock; with 0 it is an empty kernel."""
@@ -110,7 +110,7 @@ class CudaCalls:
         """
         graph, pool, errors = _Graph(), _new_pool(), list[RuntimeError]()
         _synchronize(self.device)
-        with _in_stream(side_stream(self._index())), warnings.catch_warnings(record=True) as warned:
+        with self._on_side(), warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             # Captures this thread only; other threads may use CUDA meanwhile.
             _capture_begin(graph, pool=pool, capture_error_mode="thread_local")
@@ -134,9 +134,9 @@ class CudaCalls:
             raise NotCaptured(first_line(errors[0])) from errors[0]
         if any("CUDA Graph is empty" in str(warning.message) for warning in warned):  # as `CUDAGraph.capture_end` warns
             raise NotCaptured("it enqueued nothing on the current stream")
-        return lambda: _replay(graph)
+        return lambda: cast(None, _replay(graph))
 
-    def _mend(self, graph: Any, pool: Any) -> None:
+    def _mend(self, graph: torch.cuda.CUDAGraph, pool: object) -> None:
         """Cleans up after a capture that torch could not end; without this, later work would fail.
 
         Allocations would still come from the graph's pool.  Before torch 2.13 the default generator would also refuse
@@ -154,12 +154,15 @@ class CudaCalls:
             _sleep(0)
             _capture_end(empty)
 
+    def _on_side(self) -> AbstractContextManager[object]:
+        return cast(AbstractContextManager[object], _in_stream(side_stream(self._index())))
+
     def _index(self) -> int:
         return int(_current_device()) if self.device.index is None else self.device.index
 
     def warm_up(self, function: Callable[[], object]) -> None:
         _synchronize(self.device)
-        with _in_stream(side_stream(self._index())):
+        with self._on_side():
             for _ in range(WARM_UPS):
                 function()
         _synchronize(self.device)
@@ -249,7 +252,7 @@ class EventTimer(Timer):
                 observe = None
         return {name: read[name] for name, _, _ in calls}
 
-    def _sample(self, call: Call) -> tuple[Any, Any]:
+    def _sample(self, call: Call) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """Enqueues the flush and the calls; the events before and after the calls."""
         self.flush()
         start = self.cuda.event()

@@ -22,18 +22,24 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from rooflab.bench.base.cubin import code_hash
+from rooflab.bench.base.plain import JsonObject
 from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.timers import Call, Function, NotRecorded, Observed, bound, grid_of
 from rooflab.bench.core.timers.cpu import profiled
 from rooflab.bench.core.timers.cuda import GRID, CudaCalls, EventTimer
 from rooflab.kernels.registry import interpreting
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
+
+    from rooflab.kernels._cuda import CudaKernel
 
 DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
 """Kineto's categories of device work."""
@@ -75,7 +81,7 @@ class DeviceTrace:
     def ours(self, kind: str = REST) -> Iterator[None]:
         """Annotates host time in which the bench enqueues its own work: at least one kernel."""
         self._stretches += 1
-        with _record_function(f"{OURS}{self._stretches}{kind}"):
+        with cast(AbstractContextManager[object], _record_function(f"{OURS}{self._stretches}{kind}")):
             yield
 
 
@@ -90,12 +96,12 @@ def recorded(cuda: CudaCalls) -> Iterator[DeviceTrace]:
         cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        recording.export_chrome_trace(str(path))
+        cast(Any, recording).export_chrome_trace(str(path))
         # Parsed as decimals: timestamps in microseconds have more digits than a float holds.
         trace.events = json.loads(path.read_text(errors="replace"), parse_float=Decimal)["traceEvents"]
 
 
-def cut(events: Iterable[Mapping[str, Any]]) -> list[Traced]:
+def cut(events: Iterable[JsonObject]) -> list[Traced]:
     """The calls of a trace in Chrome's format.
 
     Raises `NotRecorded` where an annotated stretch of ours has no kernel in the trace: calls cannot be separated then.
@@ -271,10 +277,12 @@ def launched_code() -> Iterator[list[tuple[str, str]]]:
     """Gathers name and code hash of every Triton, Gluon and CUDA C++ kernel launched inside `with`, in order."""
     launched: list[tuple[str, str]] = []
 
-    def noting(owner: Any, method: str, code_of: Callable[..., tuple[str, str] | None]) -> AbstractContextManager[Any]:
+    def noting(
+        owner: type, method: str, code_of: Callable[..., tuple[str, str] | None]
+    ) -> AbstractContextManager[object]:
         original = getattr(owner, method)
 
-        def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def launch(self: object, *args: object, **kwargs: object) -> object:
             result = original(self, *args, **kwargs)
             launched.extend(filter(None, [code_of(self, result, kwargs)]))
             return result
@@ -291,12 +299,15 @@ def launched_code() -> Iterator[list[tuple[str, str]]]:
         yield launched
 
 
-def _of_triton(function: Any, kernel: Any, options: Mapping[str, Any]) -> tuple[str, str] | None:
-    only_compiled = kernel is None or options.get("warmup")
-    return None if only_compiled else (str(kernel.metadata.name), code_hash(kernel.asm["cubin"]))
+def _of_triton(
+    function: object, kernel: CompiledKernel | None, options: Mapping[str, object]
+) -> tuple[str, str] | None:
+    if kernel is None or options.get("warmup"):  # it was only compiled
+        return None
+    return str(kernel.metadata.name), code_hash(kernel.asm["cubin"])
 
 
-def _of_cuda(kernel: Any, result: None, options: Mapping[str, Any]) -> tuple[str, str]:
+def _of_cuda(kernel: CudaKernel, result: None, options: Mapping[str, object]) -> tuple[str, str]:
     from rooflab.kernels._cuda import architecture, cubin_file
 
     file = cubin_file(kernel.source, arch=architecture(), options=kernel.options)  # already compiled and cached
