@@ -14,7 +14,7 @@ from rooflab.engine.llm import LLM, SamplingParams
 
 
 def measure(
-    name: str, options: Mapping[str, Any], input_len: int, output_len: int, count: int, seed: int, out: Path | None
+    name: str, options: Mapping[str, Any], input_len: int, output_len: int, count: int, out: Path | None
 ) -> dict[str, Any]:
     """Runs `count` requests that are all there at once, `latency` as one batch, and writes a record to `out`.
 
@@ -29,7 +29,7 @@ def measure(
     llm = LLM(**{**options, **({"max_num_seqs": count} if latency else {})})
     # The measured prompts are others than those of the warm-up, which the prefix cache may hold.
     warm_up(llm, input_len)
-    draw = random.Random(seed + 1)
+    draw = random.Random(options["seed"] + 1)
     prompts = [draw.choices(range(llm.arch.vocab_size), k=input_len) for _ in range(count)]
     run = run_batch(llm, prompts, SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True))
     if out:

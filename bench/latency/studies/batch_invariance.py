@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from rooflab.bench.latency.engine_calls import watched_ops
 from rooflab.bench.latency.study import Curve, Lab, Study
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.op_times import wrapped_ops
 from rooflab.kernels.choices import bucket_of
 
 
@@ -77,21 +76,16 @@ def _outputs(llm: LLM, prompts: list[list[int]]) -> list[tuple[str, torch.Tensor
     """The first sequence's row of every op's output in its second step, in order, and its logits."""
     seen: list[tuple[str, torch.Tensor]] = []
 
-    def noted(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            result = function(*arguments, **options)
-            for value in result if isinstance(result, tuple) else (result,):
-                if isinstance(value, torch.Tensor) and value.is_floating_point():
-                    seen.append((op, value[0].clone()))
-            return result
-
-        return call
+    def noted(op: str, _: Any, __: Any, result: Any) -> None:
+        for value in result if isinstance(result, tuple) else (result,):
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                seen.append((op, value[0].clone()))
 
     for prompt in prompts:
         llm.add_request(prompt, SamplingParams(max_tokens=3, ignore_eos=True))
     while llm.scheduler.waiting or llm.scheduler.prefilling:
         llm.step()
-    with wrapped_ops(llm.runner, noted):
+    with watched_ops(llm.runner, noted):
         llm.step()
     while llm.has_work:
         llm.step()
