@@ -165,10 +165,11 @@ def draw(folder: Path, plans: list[Plan], rows: list[dict[str, Any]], traces: li
     if len(plans) == 1:
         return [figures.draw_waterfall(traces[0], folder, about)]
     points = [(float(plan.arrivals.rate), row) for plan, row in zip(plans, rows, strict=True) if plan.arrivals]
-    files = [figures.draw_rates(points, folder, about), figures.draw_frontier(points, folder, about)]
-    for plan, trace in zip(plans, traces, strict=True):
-        files.append(figures.draw_waterfall(trace, folder, about, f"waterfall-{name_of(plan)}"))
-    return files
+    files = [figures.draw_rates(points, folder, about, frontier) for frontier in (False, True)]
+    return files + [
+        figures.draw_waterfall(trace, folder, about, f"waterfall-{name_of(plan)}")
+        for plan, trace in zip(plans, traces, strict=True)
+    ]
 
 
 def name_of(plan: Plan) -> str:

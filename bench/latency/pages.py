@@ -21,7 +21,7 @@ def run_study(name: str, lab: Lab) -> Study:
     lab.engines.clear()
     module = importlib.import_module(f"rooflab.bench.latency.studies.{name.replace('-', '_')}")
     began = run_times()
-    study: Study = module.run(lab)
+    study: Study = replace(module.run(lab), name=name)
     # Its steps differ in any case, so that only waiting threads are noise.
     why = noise((), waiting_since(began))
     return replace(study, verdict="NOISY", number=why) if why and study.verdict != "not tested" else study

@@ -16,7 +16,7 @@ from rooflab.engine.scheduler import pairs_of
 from rooflab.roofline.architecture import Architecture
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import bound
-from rooflab.roofline.step_times import step_time
+from rooflab.roofline.step_times import OpTime, step_time
 from rooflab.roofline.steps import ITEM_BYTES, Kind, activation_dtype, all_reduce_s, check_arguments, link, step_ops
 
 WHOLE = 16
@@ -106,16 +106,6 @@ _PUBLISHED = {
 
 
 @dataclass(frozen=True)
-class OpMs:
-    """All calls of one op at one place of a step."""
-
-    op: str
-    site: str
-    ms: float
-    basis: str
-
-
-@dataclass(frozen=True)
 class KernelTimes:
     """Sums of published times of kernels (`roofline/step_times.py`), or of bounds, and the host's time beside them.
 
@@ -198,20 +188,22 @@ class KernelTimes:
             f"published kernel times {where} ({', '.join(parts)}), bounds of the rest" if parts else f"bounds {where}"
         )
 
-    def ops(self, kind: Kind, batch: int, context: int) -> list[OpMs]:
+    def ops(self, kind: Kind, batch: int, context: int) -> Sequence[OpTime]:
         """The ops of a step as `steps.step_ops` has it.  Raises `ValueError` as it does."""
         shape = kind, batch, context, self.weight_dtype, self.kv_dtype, self.gpus
         published = None if self.bounds else step_time(self.arch, self.device, *shape)
         if published is not None:
-            return [OpMs(one.op, one.site, one.ms, one.basis) for one in published.ops]
+            return published.ops
         costs, rows = step_ops(self.arch, *shape), batch * context if kind == "prefill" else batch
-        ceilings = self.device.ceilings()
-        found = [OpMs(x.op, x.site, 1e3 * x.calls * bound(x.cost, ceilings).seconds, "bound") for x in costs]
-        size = rows * self.arch.hidden_size * ITEM_BYTES[activation_dtype(self.weight_dtype)]
-        reduce_s = 2 * self.arch.num_layers * all_reduce_s(size, self.gpus, link(self.device, self.gpus))
-        return found + ([OpMs("all_reduce", "all_reduce", 1e3 * reduce_s, "bound")] if self.gpus > 1 else [])
+        ceilings, calls = self.device.ceilings(), 2 * self.arch.num_layers
+        times = [(x.op, x.site, x.calls, 1e3 * x.calls * bound(x.cost, ceilings).seconds) for x in costs]
+        if self.gpus > 1:
+            size = rows * self.arch.hidden_size * ITEM_BYTES[activation_dtype(self.weight_dtype)]
+            reduce_s = calls * all_reduce_s(size, self.gpus, link(self.device, self.gpus))
+            times.append(("all_reduce", "all_reduce", calls, 1e3 * reduce_s))
+        return [OpTime(*one, "bound", "") for one in times]
 
-    def _sum(self, ops: Iterable[OpMs], sites: Sequence[str], inside: bool) -> float:
+    def _sum(self, ops: Iterable[OpTime], sites: Sequence[str], inside: bool) -> float:
         return sum(one.ms for one in ops if (one.site in sites) == inside)
 
     def head_s(self, rows: int) -> float:

@@ -42,7 +42,6 @@ def run(lab: Lab) -> Study:
     others = [row for row in rows[1:] if row["last_ulps"] > rows[0]["last_ulps"] or row["ulps"] > rows[0]["ulps"]]
     flips = max(row["flipped"] for row in rows) - rows[0]["flipped"]
     return Study(
-        name="batch-invariance",
         claim="The same prompt gives the same tokens whatever else is in the batch",
         source="users of temperature 0; against it He et al., Defeating nondeterminism in LLM inference, 2025",
         rows=rows,
