@@ -130,12 +130,7 @@ def simulate(
         draw(out, plans, rows, traces)
 
 
-@dataclass(frozen=True)
-class LongSpans(option.TokenSpans):
-    """How long prompts and answers are."""
-
-    input_len: option.Span = "1024"
-    output_len: option.Span = "256"
+LONG = option.TokenSpans("1024", "256")
 
 
 @app.command()
@@ -148,7 +143,7 @@ def capacity(
     itl: Annotated[float, typer.Option(help="Limit in ms.")] = 30.0,
     percentile: Annotated[float, typer.Option(help="Which percentile the limits are for.")] = 99.0,
     chunk: Annotated[str, typer.Option(help="N,M,...: most tokens of prompts in a step.")] = "512,2048,8192",
-    lengths: LongSpans,
+    lengths: option.TokenSpans = LONG,
     num_prompts: int = 500,
     max_num_seqs: int = 256,
     seed: option.Seed = 0,

@@ -39,7 +39,7 @@ class StepOptions:
     )
     dummy: option.Dummy = False
     gpu: Annotated[
-        str | None, typer.Option("--gpu", help="PublishedTimes kernel times of this GPU; else, measured here.")
+        str | None, typer.Option("--gpu", help="Published kernel times of this GPU; else, measured here.")
     ] = None
     gpus: Annotated[int, typer.Option(min=1)] = 1
     batch: Annotated[int, typer.Option(help="Sequences that decode.")] = 1

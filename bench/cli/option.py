@@ -53,14 +53,17 @@ def launcher(op: str | None, of_ops: Mapping[str, Any], own: Mapping[str, Any]) 
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with an option for each field of those of its parameters that are dataclasses, in their place."""
+    """`command` with an option for each field of those of its parameters that are dataclasses, in their place.
+
+    Their defaults are those of the parameter, or of the class.
+    """
     parameters, groups = list[Parameter](), dict[str, Any]()
     hints = get_type_hints(command, include_extras=True)
     for name, one in signature(command).parameters.items():
         own = [(name, hints[name], one.default)]
         if is_dataclass(hints[name]):
             groups[name], kinds = hints[name], get_type_hints(hints[name], include_extras=True)
-            own = [(field.name, kinds[field.name], field.default) for field in fields(hints[name])]
+            own = [(x.name, kinds[x.name], getattr(one.default, x.name, x.default)) for x in fields(hints[name])]
         parameters += [
             Parameter(key, Parameter.KEYWORD_ONLY, default=value, annotation=kind) for key, kind, value in own
         ]

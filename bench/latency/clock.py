@@ -22,6 +22,7 @@ from rooflab.bench.load.trace import Request, StreamEvent, Trace, phased
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.core import Core
 from rooflab.engine.model_runner import ModelRunner
+from rooflab.engine.options import check_sizes
 from rooflab.engine.scheduler import Scheduler, Step
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.sequence import Sequence as EngineSequence
@@ -46,16 +47,12 @@ class ClockSettings:
     """The chance that a drafted token is accepted if those before it were."""
 
     def __post_init__(self) -> None:
-        sizes = {"block_size": self.block_size, "max_num_seqs": self.max_num_seqs}
-        sizes |= {} if self.prefill_chunk is None else {"prefill_chunk": self.prefill_chunk}
-        for name, value in sizes.items():
-            if value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+        check_sizes(
+            block_size=self.block_size, max_num_seqs=self.max_num_seqs, prefill_chunk=self.prefill_chunk,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )  # fmt: skip
         if not 0 <= self.acceptance <= 1:
             raise ValueError(f"acceptance: expected a number in [0, 1], got {self.acceptance:g}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            least = f"max_num_seqs, which is {self.max_num_seqs}"
-            raise ValueError(f"max_num_batched_tokens: expected at least {least}, got {self.max_num_batched_tokens}")
 
 
 class _Draw:

@@ -15,7 +15,7 @@ import random
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -282,29 +282,30 @@ def _draw(llm: LLM, count: int, length: int) -> list[list[int]]:
     return [random.choices(range(llm.arch.vocab_size), k=length) for _ in range(count)]
 
 
-def stepping(llm: LLM, kind: Kind, batch: int, context: int, steps: int) -> AbstractContextManager[Callable[[], None]]:
+@contextmanager
+def stepping(llm: LLM, kind: Kind, batch: int, context: int, steps: int) -> Iterator[Callable[[], None]]:
     """Gives a function that runs one decode step of `batch` sequences, or computes one prompt of `context` tokens.
 
     It may be called `steps` times.
     """
-    return _decodes(llm, batch, context, steps) if kind == "decode" else _prefills(llm, context, steps)
+    prompts, ids = _draw(llm, steps if kind == "prefill" else 0, context), list[int]()
 
+    def prefill() -> None:
+        llm.add_request(prompts.pop(), SamplingParams(max_tokens=1, ignore_eos=True))
+        while llm.has_work:
+            llm.step()
 
-@contextmanager
-def _decodes(llm: LLM, batch: int, context: int, steps: int) -> Iterator[Callable[[], None]]:
-    ids: list[int] = []
-
-    def step() -> None:
+    def decode() -> None:
         llm.step()
         assert llm.core.last is not None and llm.core.last.num_decodes == batch, "all decode"
 
     try:
-        for count, length, later in _joining(llm, batch, context):
+        for count, length, later in _joining(llm, batch, context) if kind == "decode" else ():
             params = SamplingParams(max_tokens=steps + 2 + later, ignore_eos=True)
             ids += [llm.add_request(prompt, params) for prompt in _draw(llm, count, length)]
             while llm.scheduler.waiting or llm.scheduler.prefilling:
                 llm.step()
-        yield step
+        yield decode if kind == "decode" else prefill
     finally:
         for one in ids:
             llm.abort(one)
@@ -328,18 +329,6 @@ def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
         room = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - left)
         later += math.ceil(count * length / room)
     return groups[::-1]
-
-
-@contextmanager
-def _prefills(llm: LLM, context: int, steps: int) -> Iterator[Callable[[], None]]:
-    prompts = _draw(llm, steps, context)
-
-    def step() -> None:
-        llm.add_request(prompts.pop(), SamplingParams(max_tokens=1, ignore_eos=True))
-        while llm.has_work:
-            llm.step()
-
-    yield step
 
 
 def _itl_ms(llm: LLM, batch: int, context: int, tokens: int) -> float:

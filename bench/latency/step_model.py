@@ -64,24 +64,18 @@ class StepModel(Protocol):
         ...
 
 
-class _Line:
+def _line(function: Callable[[int], float], most: int) -> Callable[[float], float]:
     """A function of whole numbers, called at few of them: straight lines between, values kept."""
+    known = cache(function)
 
-    def __init__(self, function: Callable[[int], float], most: int):
-        self._function, self._most = function, most
-        self._known: dict[int, float] = {}
-
-    def __call__(self, x: float) -> float:
+    def at(x: float) -> float:
         if x <= 0:
             return 0.0
-        low, high = _neighbours(x, self._most)
-        first = self._at(low)
-        return first if low == high else first + (self._at(high) - first) * (x - low) / (high - low)
+        low, high = _neighbours(x, most)
+        first = known(low)
+        return first if low == high else first + (known(high) - first) * (x - low) / (high - low)
 
-    def _at(self, x: int) -> float:
-        if x not in self._known:
-            self._known[x] = self._function(x)
-        return self._known[x]
+    return at
 
 
 def _neighbours(x: float, most: int) -> tuple[int, int]:
@@ -137,23 +131,16 @@ class KernelTimes:
         return replace(self, bounds=True)
 
     @cached_property
-    def _rest(self) -> _Line:
-        return _Line(lambda tokens: self._sum(self.ops("decode", tokens, 1), (*_ATTENTION, *_HEAD), False), _MOST)
+    def _rest(self) -> Callable[[float], float]:
+        return _line(lambda tokens: self._sum(self.ops("decode", tokens, 1), (*_ATTENTION, *_HEAD), False), _MOST)
 
     @cached_property
-    def _head(self) -> _Line:
-        return _Line(lambda drawn: self._sum(self.ops("decode", drawn, 1), _HEAD, True), _MOST)
+    def _head(self) -> Callable[[float], float]:
+        return _line(lambda drawn: self._sum(self.ops("decode", drawn, 1), _HEAD, True), _MOST)
 
     @cached_property
-    def _prefill_attention(self) -> _Line:
-        return _Line(self._attention("prefill", 1), self.arch.max_position)
-
-    @cached_property
-    def _decode_attention(self) -> Callable[[int], _Line]:
-        def line(batch: int) -> _Line:
-            return _Line(self._attention("decode", batch), self.arch.max_position)
-
-        return cache(line)
+    def _attention_of(self) -> Callable[[Kind, int], Callable[[float], float]]:
+        return cache(lambda kind, batch: _line(self._attention(kind, batch), self.arch.max_position))
 
     def _attention(self, kind: Kind, batch: int) -> Callable[[int], float]:
         """Milliseconds of attention by the length of a sequence."""
@@ -216,10 +203,10 @@ class KernelTimes:
         if work.decodes:
             low, high = _neighbours(work.decodes, _MOST)
             context = work.keys / work.decodes
-            few = self._decode_attention(low)(context)
+            few = self._attention_of("decode", low)(context)
             share = (work.decodes - low) / (high - low) if high > low else 0.0
-            ms += few + (share * (self._decode_attention(high)(context) - few) if share else 0.0)
-        attention = self._prefill_attention
+            ms += few + (share * (self._attention_of("decode", high)(context) - few) if share else 0.0)
+        attention = self._attention_of("prefill", 1)
         return 1e-3 * (ms + sum(attention(end) - attention(start) for start, end in work.chunks))
 
 
