@@ -266,7 +266,7 @@ def latency(
     json: option.Json = False,
 ) -> None:
     """TTFT and ITL of one batch on the engine itself, with no server between."""
-    _in_process("latency", engine, input_len, output_len, batch_size, out)
+    _in_process("latency", engine, {"input_len": input_len, "output_len": output_len, "batch_size": batch_size}, out)
 
 
 @app.command()
@@ -281,16 +281,15 @@ def throughput(
     json: option.Json = False,
 ) -> None:
     """Tokens per second of the engine itself, with all requests there at once."""
-    _in_process("throughput", engine, input_len, output_len, num_prompts, out)
+    sizes = {"input_len": input_len, "output_len": output_len, "num_prompts": num_prompts}
+    _in_process("throughput", engine, sizes, out)
 
 
-def _in_process(
-    name: str, engine: option.EngineOptions, input_len: int, output_len: int, count: int, out: Path | None
-) -> None:
+def _in_process(name: str, engine: option.EngineOptions, sizes: dict[str, int], out: Path | None) -> None:
     from rooflab.bench.load.in_process import measure
 
     with show.waiting(f"{name} of {engine.model}"):
-        result = measure(name, engine.options(), input_len, output_len, count, out)
+        result = measure(name, engine.options(), sizes, out)
     show.result(result)
     show.pairs([(key, digits(value) if isinstance(value, float) else str(value)) for key, value in result.items()])
     exit_for({result["status"]})

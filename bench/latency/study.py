@@ -78,6 +78,11 @@ class Study:
     name: str = ""
     """That of its file."""
 
+    def tables(self) -> Iterator[tuple[tuple[str, ...], list[dict[str, Any]]]]:
+        """Columns and rows of each table: rows with the same columns are one."""
+        for columns in dict.fromkeys(map(tuple, self.rows)):
+            yield columns, [row for row in self.rows if tuple(row) == columns]
+
     @own_settings
     def draw(self, folder: Path) -> Path:
         """Writes the figure, and returns its path."""

@@ -32,12 +32,13 @@ def run(lab: Lab) -> Study:
         rows.append({
             "step": kind, "tokens": batch if kind == "decode" else context, "intensity": flops / moved,
             "gflop": flops / 1e9, "gflops": flops / found.step_ms / 1e6, "step_ms": found.step_ms,
-            "predicted": _roof(ceilings, flops / moved, llm.dtype_name) / 1e9,
+            "predicted": min(ceilings.hbm_bytes_per_s * (flops / moved), _peak(ceilings, llm.dtype_name)) / 1e9,
         })  # fmt: skip
     decodes, prompts = ([row for row in rows if row["step"] == kind] for kind in ("decode", "prefill"))
     last = decodes[2] if len(decodes) > 2 else decodes[-1]
     free = decodes[0]["step_ms"] / last["step_ms"]
     more, longer = (prompts[-1][name] / prompts[0][name] for name in ("gflop", "step_ms"))
+    h100 = lab.h100.device.ceilings()
     ridge = _peak(ceilings, llm.dtype_name) / ceilings.hbm_bytes_per_s
     return Study(
         claim="Decode is bound by memory bandwidth, and prefill by arithmetic",
@@ -48,7 +49,7 @@ def run(lab: Lab) -> Study:
         f"{prompts[-1]['tokens']} tokens takes {longer:.2f} times one of {prompts[0]['tokens']}, with {more:.2f} times "
         f"the arithmetic; the ridge is at {ridge:.0f} FLOP a byte here, decode lies at {decodes[0]['intensity']:.2f} "
         f"to {decodes[-1]['intensity']:.1f}, the longest prompt at {rows[-1]['intensity']:.0f}; on an H100 the ridge "
-        f"is at {_h100_ridge(lab):.0f}",
+        f"is at {_peak(h100, 'bfloat16') / h100.hbm_bytes_per_s:.0f}",
         curves=(
             *curves(decodes, "intensity", {"decode": "gflops"}),
             *curves(prompts, "intensity", {"prefill": "gflops"}),
@@ -62,15 +63,6 @@ def run(lab: Lab) -> Study:
 def _peak(ceilings: Ceilings, dtype: str) -> float:
     names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int8": "bf16"}
     return ceilings.tensor_flops_per_s[names[dtype]]
-
-
-def _roof(ceilings: Ceilings, intensity: float, dtype: str) -> float:
-    return min(ceilings.hbm_bytes_per_s * intensity, _peak(ceilings, dtype))
-
-
-def _h100_ridge(lab: Lab) -> float:
-    ceilings = lab.h100.device.ceilings()
-    return ceilings.tensor_flops_per_s["bf16"] / ceilings.hbm_bytes_per_s
 
 
 def _on_h100(lab: Lab, kind: Kind) -> Iterator[Curve]:
