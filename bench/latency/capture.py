@@ -26,7 +26,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from rooflab.bench.latency.ledger import Mark, mark, seconds_between
+from rooflab.bench.latency.ledger import Mark, clock_of, seconds_between
 from rooflab.kernels.registry import IMPORT_ERRORS
 from rooflab.reference.captured import VERSION
 from rooflab.reference.spec import DTYPE_NAMES, Case
@@ -171,9 +171,10 @@ def _key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | 
 
 
 def _timed(on_gpu: bool, call: Callable[[], Any]) -> tuple[Any, Span]:
-    begin = mark(on_gpu)
+    clock = clock_of(on_gpu)
+    begin = clock()
     result = call()
-    return result, (begin, mark(on_gpu))
+    return result, (begin, clock())
 
 
 def _on_gpu(values: Iterable[Any]) -> bool:
@@ -240,7 +241,7 @@ def _modules(captured: Captured) -> Iterator[None]:
         known = next((key for end, key in _MODULES.items() if type(module).__name__.endswith(end)), None)
         if known is not None and (key := known(module, args)) is not None:
             captured.layers += 1
-            begun.append((module, key, mark(args[0].is_cuda)))
+            begun.append((module, key, clock_of(args[0].is_cuda)()))
 
     def after(module: torch.nn.Module, args: Any, output: Any) -> None:
         tally = captured.now
@@ -248,7 +249,7 @@ def _modules(captured: Captured) -> Iterator[None]:
         if begun and begun[-1][0] is module:
             _, key, begin = begun.pop()
             captured.layers -= 1
-            captured.add(tally, key, (begin, mark(not isinstance(begin, float))))
+            captured.add(tally, key, (begin, clock_of(not isinstance(begin, float))()))
 
     hooks = register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)
     try:

@@ -37,6 +37,7 @@ from rooflab.roofline.steps import Kind, step_ops
 
 Mark = float | torch.cuda.Event
 """A point of time: seconds of the host's clock, or an event on a GPU."""
+Clock = Callable[[], Mark]
 MOST_OPS = 1.05
 """Highest ratio of the ops' medians to the median step that they are parts of."""
 
@@ -170,7 +171,7 @@ def measured(
             with wrapped_ops(llm.runner, lambda op, function: function):
                 plain.append(seconds_of(step))
             spans: list[tuple[Mark, Mark]] = []
-            with wrapped_ops(llm.runner, partial(_timed, spans, llm.device.type == "cuda")):
+            with wrapped_ops(llm.runner, partial(_timed, spans, clock_of(llm.device.type == "cuda"))):
                 whole.append(seconds_of(step))
             each.append([seconds_between(*span) for span in spans])
     rows, places = [], defaultdict[tuple[str, str, str], list[int]](list)
@@ -251,20 +252,22 @@ def seconds_of(step: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def _timed(spans: list[tuple[Mark, Mark]], on_gpu: bool, op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _timed(spans: list[tuple[Mark, Mark]], clock: Clock, op: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
-        begin = mark(on_gpu)
+        begin = clock()
         result = function(*arguments, **options)
-        spans.append((begin, mark(on_gpu)))
+        spans.append((begin, clock()))
         return result
 
     return call
 
 
-def mark(on_gpu: bool) -> Mark:
-    """Now, by the host's clock; on a GPU an event in the current stream."""
-    if not on_gpu:
-        return time.perf_counter()
+def clock_of(on_gpu: bool) -> Clock:
+    """What tells points of time: the host's clock, or on a GPU events in the current stream."""
+    return _event if on_gpu else time.perf_counter
+
+
+def _event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
