@@ -180,14 +180,14 @@ def test_the_commands(rooflab: Any, tmp_path: Any) -> None:
         (("simulate", "llama-3.1-70b"), "gpus: expected room for the weights of llama-3.1-70b, got 1"),
         (("capacity", "--gpus", "1,x"), "gpus: expected numbers joined by commas, got '1,x'"),
         (("simulate", "--steps", trace), "steps: expected at least 50 steps of our server with their keys, got 0"),
-        (("simulate", "--max-num-seqs", "0"), "--max-num-seqs: expected at least 1, got 0"),
+        (("simulate", "--max-num-seqs", "0"), "--max-num-seqs: expected an integer of at least 1, got 0"),
         (("simulate", "--max-num-batched-tokens", "8"), "--max-num-batched-tokens: expected at least max_num_seqs"),
-        (("simulate", "--prefill-chunk", "0"), "--prefill-chunk: expected at least 1, got 0"),
+        (("simulate", "--prefill-chunk", "0"), "--prefill-chunk: expected an integer of at least 1, got 0"),
         (("simulate", "--host-ms", "nan"), "--host-ms: expected a time from 0 ms on, got nan"),
         (("simulate", "smollm2-135m", "--input-len", "8190"), "--input-len: expected with output_len at most 8192"),
         (("simulate", *asked, "--against", trace), "against: expected one rate, and no --sweep"),
         (("capacity", "--gpus", "1,0"), "--gpus: expected one of 1, 2, 4, 8"),
-        (("capacity", "--chunk", "-1"), "--chunk: expected at least 1, got -1"),
+        (("capacity", "--chunk", "-1"), "--chunk: expected an integer of at least 1, got -1"),
         (("capacity", "--ttft", "nan"), "ttft: expected above 0 and below inf, got nan"),
     ):
         status, _, err = rooflab(*arguments)

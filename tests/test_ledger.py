@@ -16,7 +16,7 @@ from rooflab.bench.core.record_files import read
 from rooflab.bench.core.select import Selection
 from rooflab.bench.latency.capture import capturing
 from rooflab.bench.latency.engine_calls import case_of
-from rooflab.bench.latency.ledger import _calls_of, from_kernels, measured, stepping
+from rooflab.bench.latency.ledger import calls_of, from_kernels, measured, stepping
 from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.bench.latency.whatif import PhaseChange, scale, swap
 from rooflab.bench.report.content import gather
@@ -58,7 +58,7 @@ def test_the_engines_calls_are_the_ops_of_the_step(tmp_path: Path, kind: Any, ba
         step()
         calls = [
             (call.kernel.op, call.site, call.cost)
-            for call in _calls_of(llm, step, kind, batch, context)
+            for call in calls_of(llm, step, kind, batch, context)
             if call.cost is not None
         ]
     names = {"flash_attention": "flash_attention_varlen", "rope": "rope_and_cache"}

@@ -11,7 +11,7 @@ from rooflab.bench.load.causes import cause, on_our_clock, page_seconds, spikes
 from rooflab.bench.load.definitions import TOOLS, texts, xray
 from rooflab.bench.load.metrics import check_limits, failures, noise, summarize, times_of
 from rooflab.bench.load.run import Plan
-from rooflab.bench.load.trace import Request, StreamEvent, Trace, load_trace, phases
+from rooflab.bench.load.trace import Request, StreamEvent, Trace, load_trace, phased
 
 ONE = Request(
     index=0, scheduled_s=0.0, free_s=0.1, sent_s=0.1, first_byte_s=0.15, end_s=0.7, prompt_tokens=10, output_tokens=3,
@@ -125,7 +125,7 @@ def test_a_late_client_is_noise():
 
 def test_phases():
     due = [replace(ONE, scheduled_s=at, end_s=at + 1) for at in (0.0, 1.0, 3.0)]
-    assert phases(due, 0.5, 3.0) == ["warm-up", "measured", "cool-down"]
+    assert [request.phase for request in phased(due, 0.5, 3.0)] == ["warm-up", "measured", "cool-down"]
 
 
 def test_a_trace_is_read_as_it_was_written(tmp_path):

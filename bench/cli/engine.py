@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
@@ -10,11 +10,12 @@ import typer
 from rooflab.bench import show
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
-from rooflab.bench.cli.names import parse_swaps
 
 
 @app.command()
+@option.grouped
 def estimate(
+    *,
     model: Annotated[str, typer.Option(help="A preset, or a Hugging Face config.json or its folder.")],
     gpu: Annotated[str, typer.Option(help="A GPU by name, such as h100 or a100-40gb.")] = "h100",
     batch: int = 1,
@@ -23,9 +24,7 @@ def estimate(
     dtype: option.WeightsDtype = "bf16",
     kv_dtype: option.KvDtype = "bf16",
     tensor_parallel: Annotated[int | None, typer.Option("--tp", help="GPUs; without it, the fewest that fit.")] = None,
-    speculate: option.Speculate = None,
-    num_speculative_tokens: option.NumSpeculative = 4,
-    draft: option.Draft = None,
+    drafts: option.Speculative,
     json: option.Json = False,
 ) -> None:
     """What a model needs on a GPU, and the least TTFT and ITL there: bounds by arithmetic, nothing measured."""
@@ -37,14 +36,12 @@ def estimate(
     result = price(get_architecture(model), device, batch, context, dtype, kv_dtype, prompt, tensor_parallel)
     show.note(note)
     prices = {}
-    if speculate:
-        from rooflab.bench.latency.speculation import priced, speculative
+    if drafts.speculate:
+        from rooflab.bench.latency.speculation import priced
         from rooflab.bench.latency.step_model import KernelTimes
-        from rooflab.engine.speculate.drafter import Speculation
 
-        asked = Speculation(speculate, num_speculative_tokens, draft, sized=True)
         steps = KernelTimes(get_architecture(model), device, dtype, kv_dtype, result.tensor_parallel, bounds=True)
-        prices = priced(speculative(asked, steps), batch, context, num_speculative_tokens)
+        prices = priced(drafts.steps(steps), batch, context, drafts.num_speculative_tokens)
     show.result({**asdict(result), "speculation": prices} if prices else result)
     show.pairs([*result.rows(), *((name, _shown(value)) for name, value in prices.items())])
 
@@ -73,28 +70,30 @@ def doctor(
     exit_for({"OK", *("INCORRECT" for row in found if row["differ"])})
 
 
+@dataclass(frozen=True)
+class Generating(option.EngineOptions):
+    """The engine that answers."""
+
+    dummy: Annotated[bool, typer.Option("--dummy", help="Random weights; the prompt's bytes are its ids.")] = False
+    interpret: Annotated[bool, typer.Option("--interpret", help="Allow Triton kernels on the CPU; no times.")] = False
+    max_model_len: Annotated[int | None, typer.Option(help="Longest context; without it, the model's.")] = None
+    enforce_eager: option.Eager = False
+    pdl: Annotated[bool, typer.Option("--pdl", help="Kernels of a graph may start while the one before ends.")] = False
+
+
 @app.command()
+@option.grouped
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to ask.")],
-    model: option.Model = "smollm2-135m",
-    dummy: Annotated[bool, typer.Option("--dummy", help="Random weights; the prompt's bytes are its ids.")] = False,
+    engine: Generating,
+    drafts: option.Speculative,
+    *,
     raw: Annotated[bool, typer.Option("--raw", help="Do not put the prompt through the chat template.")] = False,
     max_tokens: Annotated[int, typer.Option(min=1)] = 128,
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
-    seed: int = 0,
-    swap: option.Swap = None,
-    interpret: Annotated[bool, typer.Option("--interpret", help="Allow Triton kernels on the CPU; no times.")] = False,
-    dtype: option.EngineDtype = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Longest context; without it, the model's.")] = None,
-    device: option.Device = None,
-    enforce_eager: option.Eager = False,
-    speculate: option.Speculate = None,
-    num_speculative_tokens: option.NumSpeculative = 4,
-    draft: option.Draft = None,
-    pdl: Annotated[bool, typer.Option("--pdl", help="Kernels of a graph may start while the one before ends.")] = False,
     ignore_eos: bool = False,
     out: option.Out = None,
     json: option.Json = False,
@@ -104,28 +103,13 @@ def generate(
     from rooflab.engine.llm import LLM, SamplingParams
     from rooflab.engine.tokenizer import check_text
 
-    params = SamplingParams(max_tokens, temperature, top_k, top_p, min_p, seed, ignore_eos)
+    params = SamplingParams(max_tokens, temperature, top_k, top_p, min_p, engine.seed, ignore_eos)
     if not prompt:
         raise ValueError("prompt: expected at least one token, got an empty prompt")
     check_text(prompt)
-    swaps = parse_swaps(swap or [])
+    options = engine.options() | asdict(drafts)
     with show.waiting("loading the model"):
-        llm = LLM(
-            model,
-            dtype=dtype,
-            device=device,
-            dummy=dummy,
-            swap=swaps,
-            interpret=interpret,
-            enforce_eager=enforce_eager,
-            pdl=pdl,
-            max_num_seqs=1,
-            max_model_len=max_model_len,
-            speculate=speculate,
-            num_speculative_tokens=num_speculative_tokens,
-            draft=draft,
-            seed=seed,
-        )
+        llm = LLM(**options, max_num_seqs=1)
     result = generate_one(llm, prompt, params, raw, show=show.piece, out=out)
     show.result(result)
     show.line("\n")

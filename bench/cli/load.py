@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json as json_text
 import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +15,10 @@ from rooflab.bench import show
 from rooflab.bench.base.system_time import time
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
-from rooflab.bench.cli.names import parse_swaps
 from rooflab.roofline.numbers import digits
 
 if TYPE_CHECKING:
+    from rooflab.bench.load.arrivals import Arrivals
     from rooflab.bench.load.run import Plan
     from rooflab.bench.load.trace import Trace
 
@@ -35,8 +36,20 @@ XRAY = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Left:
+    """What a load shows and leaves beside its tables."""
+
+    xray: Annotated[bool, typer.Option("--xray", help="The metrics by other tools' definitions too.")] = False
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Figures beside the records.")] = True
+    vllm_json: Annotated[Path | None, option.file(help="Write a file with the keys of `vllm bench serve`.")] = None
+    out: option.Out = None
+
+
 @app.command()
+@option.grouped
 def load(
+    *,
     url: Annotated[str, typer.Option(help="A server of OpenAI's protocol.")] = "http://127.0.0.1:8000",
     endpoint: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
     model: Annotated[str | None, typer.Option(help="Without it, the first of GET /v1/models.")] = None,
@@ -54,8 +67,7 @@ def load(
     warmup_seconds: Annotated[float, typer.Option(help="Start of the run, which is not counted.")] = 0.0,
     data: option.Data = "random",
     dataset: Annotated[Path | None, typer.Option(help="A file in ShareGPT's format.")] = None,
-    input_len: option.Lengths = "128",
-    output_len: option.Lengths = "64",
+    lengths: option.TokenSpans,
     prefix_len: int = 256,
     groups: Annotated[int, typer.Option(help="Prefixes of --data prefix.")] = 4,
     token_ids: Annotated[str, typer.Option(help="LEAST:MOST: prompts are drawn from these ids.")] = "100:1000",
@@ -67,10 +79,7 @@ def load(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Without it from the clock, so that no cache is warm.")
     ] = None,
-    xray: Annotated[bool, typer.Option("--xray", help="The metrics by other tools' definitions too.")] = False,
-    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Figures beside the records.")] = True,
-    vllm_json: Annotated[Path | None, option.file(help="Write a file with the keys of `vllm bench serve`.")] = None,
-    out: option.Out = None,
+    left: Left,
     json: option.Json = False,
 ) -> None:
     """Load a server and say how long its users wait: TTFT, ITL, throughput, goodput; every chunk's time is kept."""
@@ -80,21 +89,13 @@ def load(
     from rooflab.bench.load.run import PATHS, Plan, first_model
 
     limits = check_limits(goodput or [])
-    ids = None if text or endpoint == "chat" else _span("token_ids", token_ids)
-    asked = Data(
-        data,
-        _span("input_len", input_len),
-        _span("output_len", output_len),
-        prefix_len=prefix_len,
-        groups=groups,
-        ids=ids,
-        dataset=dataset,
-    )
-    laws = _laws(rate, ramp, sweep, concurrency, arrivals, burstiness)
-    if vllm_json and len(laws) > 1:
+    ids = None if text or endpoint == "chat" else option.span("token_ids", token_ids)
+    asked = Data(data, *lengths.spans, prefix_len, groups, ids, dataset)
+    each = laws(rate, sweep, concurrency, ramp, arrivals, burstiness)
+    if left.vllm_json and len(each) > 1:
         raise ValueError("vllm_json: expected one rate with it, got a sweep")
     plan = Plan(
-        arrivals=laws[0], concurrency=concurrency or 1, max_concurrency=max_concurrency, num_prompts=num_prompts,
+        arrivals=each[0], concurrency=concurrency or 1, max_concurrency=max_concurrency, num_prompts=num_prompts,
         duration_s=duration, warmup=warmup, warmup_s=warmup_seconds, data=asked, endpoint=endpoint, model=model or "",
         ignore_eos=dataset is None if ignore_eos is None else ignore_eos, extra=_fields(extra_body),
         seed=time.time_ns() % 2**32 if seed is None else seed,
@@ -103,14 +104,11 @@ def load(
     plan = plan if model else replace(plan, model=first_model(target))
     show.note(f"seed {plan.seed}")
     # A seed for each rate: with the same prompts again, the server would find them in its prefix cache.
-    plans = [replace(plan, arrivals=law, seed=plan.seed + place) for place, law in enumerate(laws)]
-    _load(target, plans, limits, out, plots, xray, vllm_json)
+    plans = [replace(plan, arrivals=law, seed=plan.seed + place) for place, law in enumerate(each)]
+    _load(target, plans, limits, left)
 
 
-def _load(
-    target: Any, plans: list[Plan], limits: dict[str, float], out: Path | None, plots: bool, xray: bool,
-    vllm_json: Path | None,
-) -> None:  # fmt: skip
+def _load(target: Any, plans: list[Plan], limits: dict[str, float], left: Left) -> None:
     from rooflab.bench.core.record_files import RunWriter, result_folder
     from rooflab.bench.load import results
     from rooflab.bench.load.causes import LONG, spikes
@@ -119,26 +117,23 @@ def _load(
     from rooflab.bench.load.run import run_load
     from rooflab.kernels._files import write_whole
 
-    folder = out or result_folder()
+    folder = left.out or result_folder()
     writer, rows, traces, files = RunWriter(folder), list[dict[str, Any]](), list[Any](), list[Path]()
     for plan in plans:
-        name = _name(plan) if len(plans) > 1 else ""
-        with show.waiting(f"load {_name(plan)}"):
+        name = name_of(plan) if len(plans) > 1 else ""
+        with show.waiting(f"load {name_of(plan)}"):
             trace = run_load(target, plan)
         record = results.record_of(trace, limits, writer.run_id)
         writer.write(record)
         files.append(trace.save(results.trace_file(folder, name)))
         traces.append(trace)
-        rows.append({"rate": _name(plan), "status": record.status, "reason": record.reason, **record.metrics})
-    if vllm_json:
-        import json as json_text
-
-        files.append(
-            write_whole(vllm_json, json_text.dumps(results.vllm_json(traces[0], plans[0], limits), allow_nan=False))
-        )
-    plots = plots and any(row["requests"] > row["failed"] for row in rows)
+        rows.append({"rate": name_of(plan), "status": record.status, "reason": record.reason, **record.metrics})
+    if left.vllm_json:
+        keys = results.vllm_json(traces[0], plans[0], limits)
+        files.append(write_whole(left.vllm_json, json_text.dumps(keys, allow_nan=False)))
+    plots = left.plots and any(row["requests"] > row["failed"] for row in rows)
     failed, said = [failures(trace) for trace in traces], [remarks(trace) for trace in traces]
-    tools = [xray_of(trace) if answers(trace) else [] for trace in traces] if xray else []
+    tools = [xray_of(trace) if answers(trace) else [] for trace in traces] if left.xray else []
     for columns in (LOAD, WAITS):
         show.table(rows, columns, filled=True)
     for row, reasons, own in zip(rows, failed, said, strict=True):
@@ -153,15 +148,16 @@ def _load(
             show.line(f"{row['rate']}: {count} gaps of over {LONG} medians: {kind}")
     for table in filter(None, tools):
         _show_xray(table)
-    files += _draw(folder, plans, rows, traces) if plots else []  # after the tables, because it may fail
+    files += draw(folder, plans, rows, traces) if plots else []  # after the tables, because it may fail
     names = [path.name for path in (writer.path, *files)]
     summary = {"seed": plans[0].seed, "folder": folder, "files": names, "rows": rows, "failures": failed}
-    show.result({**summary, "remarks": said, **({"xray": tools} if xray else {})})
+    show.result({**summary, "remarks": said, **({"xray": tools} if left.xray else {})})
     show.note(f"records, traces and figures: {folder}")
     exit_for({results.exit_status(trace) for trace in traces})
 
 
-def _draw(folder: Path, plans: list[Plan], rows: list[dict[str, Any]], traces: list[Trace]) -> list[Path]:
+def draw(folder: Path, plans: list[Plan], rows: list[dict[str, Any]], traces: list[Trace]) -> list[Path]:
+    """Writes the figures of a load: of one run a waterfall; of a sweep also its rates and its frontier."""
     from rooflab.bench.load import figures
 
     case = plans[0].case()
@@ -169,24 +165,19 @@ def _draw(folder: Path, plans: list[Plan], rows: list[dict[str, Any]], traces: l
     if len(plans) == 1:
         return [figures.draw_waterfall(traces[0], folder, about)]
     points = [(float(plan.arrivals.rate), row) for plan, row in zip(plans, rows, strict=True) if plan.arrivals]
-    files = [figures.draw_rates(points, folder, about), figures.draw_frontier(points, folder, about)]
-    for plan, trace in zip(plans, traces, strict=True):
-        files.append(figures.draw_waterfall(trace, folder, about, f"waterfall-{_name(plan)}"))
-    return files
+    files = [figures.draw_rates(points, folder, about, frontier) for frontier in (False, True)]
+    return files + [
+        figures.draw_waterfall(trace, folder, about, f"waterfall-{name_of(plan)}")
+        for plan, trace in zip(plans, traces, strict=True)
+    ]
 
 
-def _name(plan: Plan) -> str:
+def name_of(plan: Plan) -> str:
+    """A run's rate, or its number of users."""
     if plan.arrivals is None:
         return f"{plan.concurrency} at once"
     end = "" if plan.arrivals.ramp_to is None else f"-{plan.arrivals.ramp_to:g}"
     return f"{plan.arrivals.rate:g}{end}"
-
-
-def _span(name: str, text: str) -> tuple[int, int]:
-    low, colon, high = text.partition(":")
-    if not low.isdecimal() or (colon and not high.isdecimal()):
-        raise ValueError(f"{name}: expected N or LEAST:MOST, got {text!r}")
-    return int(low), int(high or low)
 
 
 def _number(name: str, text: str) -> float:
@@ -196,9 +187,10 @@ def _number(name: str, text: str) -> float:
         raise ValueError(f"{name}: expected requests per second, got {text!r}") from error
 
 
-def _laws(
-    rate: float | None, ramp: str | None, sweep: str | None, concurrency: int | None, law: Any, burstiness: float
-) -> list[Any]:
+def laws(
+    rate: float | None, sweep: str | None, concurrency: int | None, ramp: str | None = None, law: str = "poisson",
+    burstiness: float = 1.0,
+) -> list[Arrivals | None]:  # fmt: skip
     """The arrivals of each run; [None] for a closed loop."""
     from rooflab.bench.load.arrivals import Arrivals
 
@@ -222,8 +214,6 @@ def _laws(
 
 
 def _fields(text: str) -> dict[str, Any]:
-    import json as json_text
-
     try:
         value = json_text.loads(text)
     except json_text.JSONDecodeError:
@@ -265,51 +255,41 @@ def xray(
 
 
 @app.command()
+@option.grouped
 def latency(
-    model: option.Model = "smollm2-135m",
-    dummy: option.Dummy = False,
-    dtype: option.EngineDtype = None,
+    engine: option.EngineOptions,
+    *,
     input_len: int = 128,
     output_len: int = 64,
     batch_size: int = 1,
-    swap: option.Swap = None,
-    device: option.Device = None,
-    seed: int = 0,
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
     """TTFT and ITL of one batch on the engine itself, with no server between."""
-    _in_process("latency", model, dummy, dtype, input_len, output_len, batch_size, swap, device, seed, out)
+    _in_process("latency", engine, {"input_len": input_len, "output_len": output_len, "batch_size": batch_size}, out)
 
 
 @app.command()
+@option.grouped
 def throughput(
-    model: option.Model = "smollm2-135m",
-    dummy: option.Dummy = False,
-    dtype: option.EngineDtype = None,
+    engine: option.EngineOptions,
+    *,
     input_len: int = 128,
     output_len: int = 64,
     num_prompts: int = 64,
-    swap: option.Swap = None,
-    device: option.Device = None,
-    seed: int = 0,
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
     """Tokens per second of the engine itself, with all requests there at once."""
-    _in_process("throughput", model, dummy, dtype, input_len, output_len, num_prompts, swap, device, seed, out)
+    sizes = {"input_len": input_len, "output_len": output_len, "num_prompts": num_prompts}
+    _in_process("throughput", engine, sizes, out)
 
 
-def _in_process(
-    name: str, model: str, dummy: bool, dtype: str | None, input_len: int, output_len: int, count: int,
-    swap: list[str] | None, device: str | None, seed: int, out: Path | None,
-) -> None:  # fmt: skip
+def _in_process(name: str, engine: option.EngineOptions, sizes: dict[str, int], out: Path | None) -> None:
     from rooflab.bench.load.in_process import measure
 
-    swaps = parse_swaps(swap or [])
-    options = {"model": model, "dummy": dummy, "dtype": dtype, "swap": swaps, "device": device, "seed": seed}
-    with show.waiting(f"{name} of {model}"):
-        result = measure(name, options, input_len, output_len, count, seed, out)
+    with show.waiting(f"{name} of {engine.model}"):
+        result = measure(name, engine.options(), sizes, out)
     show.result(result)
     show.pairs([(key, digits(value) if isinstance(value, float) else str(value)) for key, value in result.items()])
     exit_for({result["status"]})

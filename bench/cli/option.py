@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import partial, wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from rooflab.bench.cli.names import parse_swaps
 from rooflab.kernels._folders import check_writable
+
+if TYPE_CHECKING:
+    from rooflab.bench.latency.speculation import SpeculativeSteps
+    from rooflab.bench.latency.step_model import StepModel
 
 OTHER_FILES = (".csv", ".gif", ".html", ".jpeg", ".jpg", ".json", ".jsonl", ".md", ".pdf", ".png", ".svg", ".webp")
 
@@ -45,6 +52,40 @@ def launcher(op: str | None, of_ops: Mapping[str, Any], own: Mapping[str, Any]) 
     return found
 
 
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` with an option for each field of those of its parameters that are dataclasses, in their place.
+
+    Their defaults are those of the parameter, or of the class.
+    """
+    parameters, groups = list[Parameter](), dict[str, Any]()
+    hints = get_type_hints(command, include_extras=True)
+    for name, one in signature(command).parameters.items():
+        own = [(name, hints[name], one.default)]
+        if is_dataclass(hints[name]):
+            groups[name], kinds = hints[name], get_type_hints(hints[name], include_extras=True)
+            own = [(x.name, kinds[x.name], getattr(one.default, x.name, x.default)) for x in fields(hints[name])]
+        parameters += [
+            Parameter(key, Parameter.KEYWORD_ONLY, default=value, annotation=kind) for key, kind, value in own
+        ]
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
+        command(**made, **given)
+
+    called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    return called
+
+
+def span(name: str, text: str) -> tuple[int, int]:
+    """Both numbers of `N` or `LEAST:MOST`.  Raises `ValueError` on another text."""
+    low, colon, high = text.partition(":")
+    if not low.isdecimal() or (colon and not high.isdecimal()):
+        raise ValueError(f"{name}: expected N or LEAST:MOST, got {text!r}")
+    return int(low), int(high or low)
+
+
 place = partial(typer.Option, callback=check_place)
 """An option with a folder to write to."""
 file = partial(place, metavar="FILE")
@@ -73,22 +114,10 @@ OnlyCase = Annotated[Names, typer.Option("--case", help="Only this case; repeata
 OnlyMachine = Annotated[Names, typer.Option("--machine", help="Part of a machine key; repeatable.")]
 Out = Annotated[Path | None, place("--out", help="Folder for records and figures.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; without it, a GPU if there is one.")]
-Model = Annotated[str, typer.Option("--model", help="smollm2-135m, a GGUF file, or a Hugging Face folder.")]
 Dummy = Annotated[bool, typer.Option("--dummy", help="Random weights.")]
 Swap = Annotated[Names, typer.Option("--swap", help="OP=KERNEL: use this kernel; repeatable.")]
 EngineDtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16, float16 or, on a CPU, int8.")]
 Eager = Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs: kernel by kernel.")]
-Speculate = Annotated[
-    str | None,
-    typer.Option("--speculate", help="Draft tokens, and verify several in a step: ngram, draft, medusa or eagle."),
-]
-Draft = Annotated[
-    str | None, typer.Option("--draft", help="A model, a number of the model's first layers, or a folder of heads.")
-]
-Acceptance = Annotated[
-    float, typer.Option("--acceptance", help="Chance that a drafted token is accepted if those before it were.")
-]
-NumSpeculative = Annotated[int, typer.Option("--num-speculative-tokens", min=1, max=16, help="Most tokens of a draft.")]
 WeightsDtype = Annotated[str, typer.Option("--dtype", help="Dtype of the weights: bf16, fp16, fp8_e4m3 or fp32.")]
 KvDtype = Annotated[str, typer.Option(help="Dtype of the KV cache.")]
 Rate = Annotated[float | None, typer.Option("--rate", help="Requests per second, open loop; inf: all at once.")]
@@ -97,9 +126,59 @@ Concurrency = Annotated[
     int | None, typer.Option("--concurrency", help="Requests in flight, closed loop; without a rate, 1.")
 ]
 Data = Annotated[str, typer.Option(help="random, sharegpt (its lengths) or prefix (shared by groups).")]
-Lengths = Annotated[str, typer.Option(help="Tokens: N or LEAST:MOST.")]
+Span = Annotated[str, typer.Option(help="Tokens: N or LEAST:MOST.")]
 Seed = Annotated[int, typer.Option(min=0)]
 Wait = Annotated[
     bool, typer.Option("--wait-for-gpu", help="Take the card's lock first, so that two such runs take turns.")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out: what it has is not done again.")]
+
+
+@dataclass(frozen=True)
+class Speculative:
+    """How an engine drafts."""
+
+    speculate: Annotated[
+        str | None, typer.Option(help="Draft tokens, and verify several in a step: ngram, draft, medusa or eagle.")
+    ] = None
+    num_speculative_tokens: Annotated[int, typer.Option(min=1, max=16, help="Most tokens of a draft.")] = 4
+    draft: Annotated[
+        str | None, typer.Option(help="A model, a number of the model's first layers, or a folder of heads.")
+    ] = None
+
+    def steps(self, plain: StepModel) -> SpeculativeSteps:
+        """Steps of a model, with the drafts beside them."""
+        from rooflab.bench.latency.speculation import speculative
+        from rooflab.engine.speculate.drafter import Speculation
+
+        asked = Speculation(str(self.speculate), self.num_speculative_tokens, self.draft, sized=True)
+        return speculative(asked, plain)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The engine that a command runs."""
+
+    model: Annotated[str, typer.Option(help="smollm2-135m, a GGUF file, or a Hugging Face folder.")] = "smollm2-135m"
+    dummy: Dummy = False
+    dtype: EngineDtype = None
+    swap: Swap = None
+    device: Device = None
+    seed: int = 0
+
+    def options(self) -> dict[str, Any]:
+        """The options of `LLM`."""
+        return {**asdict(self), "swap": parse_swaps(self.swap or [])}
+
+
+@dataclass(frozen=True)
+class TokenSpans:
+    """How long prompts and answers are."""
+
+    input_len: Span = "128"
+    output_len: Span = "64"
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Least and most tokens of a prompt and of an answer."""
+        return span("input_len", self.input_len), span("output_len", self.output_len)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +16,9 @@ from rooflab.bench.cli.names import parse_swaps
 
 
 @app.command()
+@option.grouped
 def serve(
+    *,
     model: Annotated[str, typer.Argument(help="smollm2-135m, a GGUF file, a Hugging Face folder, or a preset.")],
     dummy: Annotated[bool, typer.Option("--dummy", help="Random weights; a token's text is its id.")] = False,
     host: Annotated[str, typer.Option(help="0.0.0.0 for all of the machine's addresses.")] = "127.0.0.1",
@@ -37,9 +40,7 @@ def serve(
     ] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens of a page.")] = 16,
     enforce_eager: option.Eager = False,
-    speculate: option.Speculate = None,
-    num_speculative_tokens: option.NumSpeculative = 4,
-    draft: option.Draft = None,
+    drafts: option.Speculative,
     seed: int = 0,
     max_queue: Annotated[int, typer.Option(help="Most answers that wait for the batch; one more gets 429.")] = 256,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
@@ -77,7 +78,7 @@ def serve(
         "model": model, "dummy": dummy, "dtype": dtype, "device": device, "swap": parse_swaps(swap or []),
         "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len,
         "num_kv_blocks": num_kv_blocks, "block_size": block_size, "enforce_eager": enforce_eager, "seed": seed,
-        "speculate": speculate, "num_speculative_tokens": num_speculative_tokens, "draft": draft,
+        **asdict(drafts),
     }  # fmt: skip
     limits = Limits(
         max_queue, max_body_bytes, max_tokens, timeout_s, key if api_key else None, tuple(allow_origin or ()),

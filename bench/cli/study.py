@@ -47,9 +47,8 @@ def study(
             found.append(run_study(name, lab))
         own = found[-1]
         show.line(own.claim, "bold")
-        groups = dict.fromkeys(tuple(row) for row in own.rows)
-        for columns in groups:
-            show.table([row for row in own.rows if tuple(row) == columns], columns)
+        for columns, rows in own.tables():
+            show.table(rows, columns)
         colours = {"holds": "green", "holds in part": "yellow", "fails": "red", "NOISY": "yellow"}
         show.line(f"{own.verdict}: {own.number}", colours.get(own.verdict))
         show.line()

@@ -38,6 +38,14 @@ def kv_blocks(model: KernelTimes, settings: ClockSettings) -> int:
     return max(0, int(free / page))
 
 
+def fitting(model: KernelTimes, settings: ClockSettings) -> ClockSettings:
+    """The settings with as many pages as fit.  Raises `ValueError` if none does."""
+    pages = kv_blocks(model, settings)
+    if not pages:
+        raise ValueError(f"gpus: expected room for the weights of {model.arch.name}, got {model.gpus}")
+    return replace(settings, num_kv_blocks=pages)
+
+
 def holds(model: KernelTimes, plan: Plan, settings: ClockSettings, limits: Mapping[str, float], q: float) -> bool:
     """Whether the `q`-th percentiles of TTFT and ITL are within the limits in milliseconds, of all but the first."""
     later = simulate(model, plan, settings).requests[int(BEFORE * plan.num_prompts) :]

@@ -20,14 +20,13 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from rooflab.bench.base.system_time import time
-from rooflab.bench.latency.ledger import marked
+from rooflab.bench.latency.ledger import Mark, clock_of, seconds_between
 from rooflab.kernels.registry import IMPORT_ERRORS
 from rooflab.reference.captured import VERSION
 from rooflab.reference.spec import DTYPE_NAMES, Case
@@ -43,10 +42,6 @@ _ATTENTION = {
         "_scaled_dot_product_cudnn_attention",
     )
 }  # fmt: skip
-
-
-Span = tuple[float | torch.cuda.Event, float | torch.cuda.Event]
-"""A call's begin and end: seconds of the host's clock, or events on a GPU."""
 
 
 class Key(NamedTuple):
@@ -65,25 +60,25 @@ class Tally:
     seconds: dict[Key, float] = field(default_factory=lambda: defaultdict(float))
     total_s: float = 0.0
 
-    def add(self, key: Key | None, seconds: float) -> None:
-        """Adds the time of a call, or of a part of one."""
-        self.total_s += seconds
-        if key is not None:
-            self.seconds[key] += seconds
+
+Span = tuple[Mark, Mark]
 
 
-@dataclass
-class Captured:
-    """What was seen."""
+class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What was seen; while it is entered, it times torch's operators where no layer above has counted them."""
 
-    inside: Tally = field(default_factory=Tally)
-    """Inside of modules and of our engine's steps."""
-    outside: Tally = field(default_factory=Tally)
-    """Elsewhere, such as while weights are loaded."""
-    depth: int = 0
-    """In how many modules or steps the program is now."""
-    _events: list[tuple[Tally, Key | None, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
-    """Of calls on a GPU, whose times are read later."""
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.inside, self.outside = Tally(), Tally()
+        """Inside of modules and of our engine's steps; and elsewhere, such as while weights are loaded."""
+        self.depth = 0
+        """In how many modules or steps the program is now."""
+        self.layers = 0
+        """How many layers above torch's operators are counting."""
+        self._spans: list[tuple[Tally, Key | None, Span]] = []
+        """Of calls whose times are not read yet: an event's time is not there at once."""
+        self._silu: tuple[Tally, Key, Span, torch.Tensor] | None = None
+        """A SiLU whose product has not come.  It holds the result, so that no other tensor gets its place."""
 
     @property
     def model(self) -> Tally:
@@ -101,31 +96,22 @@ class Captured:
         ops and known modules; what lies between them, Python's own time, is in no sum."""
         return sum(self.model.seconds.values()) / self.model.total_s if self.model.total_s else 0.0
 
-    def timed(self, on_gpu: bool, call: Callable[[], Any]) -> tuple[Any, Span]:
-        """Makes a call; gives its result, and when it began and ended."""
-        begin = marked() if on_gpu else time.perf_counter()
-        result = call()
-        return result, (begin, marked() if on_gpu else time.perf_counter())
-
     def add(self, tally: Tally, key: Key | None, span: Span, calls: int = 1) -> None:
         """Adds a call, or with `calls` 0 a part of one."""
         if key is not None:
             tally.calls[key] += calls
-        begin, end = span
-        if isinstance(begin, float) and isinstance(end, float):
-            tally.add(key, end - begin)
-        else:
-            self._events.append((tally, key, cast(Any, begin), cast(Any, end)))
-            if len(self._events) >= 10_000:
-                self.settle()
+        self._spans.append((tally, key, span))
+        if len(self._spans) >= 10_000:
+            self.settle()
 
     def settle(self) -> None:
-        """Reads the times of events."""
-        if self._events:
-            torch.cuda.synchronize()
-        for tally, key, begin, end in self._events:
-            tally.add(key, begin.elapsed_time(end) / 1e3)
-        self._events.clear()
+        """Reads the times of all calls so far."""
+        for tally, key, span in self._spans:
+            seconds = seconds_between(*span)
+            tally.total_s += seconds
+            if key is not None:
+                tally.seconds[key] += seconds
+        self._spans.clear()
 
     def suite(self, program: str) -> dict[str, Any]:
         """The content of a suite's file: the cases of each op, those with most time first."""
@@ -138,62 +124,57 @@ class Captured:
         about = {"program": program, "seconds": model.total_s, "explained": self.explained}
         return {"rooflab_suite": VERSION, **about, "ops": ops}
 
-
-class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Times torch's operators where no layer above has counted them."""
-
-    def __init__(self, captured: Captured) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.captured = captured
-        self.inside = 0
-        """How many layers above are counting."""
-        self._silu: tuple[Tally, Key, Span, torch.Tensor] | None = None
-        """A SiLU whose product has not come.  It holds the result, so that no other tensor gets its place."""
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.inside or _is_view(func):
+        if self.layers or _is_view(func):
             return func(*args, **kwargs)
-        operator, captured = func.overloadpacket, self.captured
-        result, span = captured.timed(_on_gpu(args), lambda: func(*args, **kwargs))
+        operator, (result, span) = func.overloadpacket, _timed(_on_gpu(args), lambda: func(*args, **kwargs))
         if operator is _ATEN.silu:
-            self.settle()
+            self.end_silu()
             width = args[0].shape[-1] if args[0].ndim else 1
             key = _key("silu_and_mul", args[0].dtype, T=args[0].numel() // max(width, 1), I=width)
             if key is not None:
-                self._silu = captured.now, key, span, result
+                self._silu = self.now, key, span, result
                 return result
         if operator is _ATEN.mul and self._silu is not None and any(self._is_silu(value) for value in args):
             tally, key, first, _ = self._silu
             self._silu = None
-            captured.add(tally, key, first)
-            captured.add(tally, key, span, calls=0)
+            self.add(tally, key, first)
+            self.add(tally, key, span, calls=0)
         else:
-            captured.add(captured.now, self._key(func, args, kwargs), span)
+            self.add(self.now, _key_of(func, args, kwargs), span)
         return result
 
     def _is_silu(self, value: Any) -> bool:
         assert self._silu is not None
         return isinstance(value, torch.Tensor) and value.data_ptr() == self._silu[3].data_ptr()
 
-    def settle(self) -> None:
+    def end_silu(self) -> None:
         """Counts a SiLU without a product as an operator that is no op of ours."""
         if self._silu is not None:
             tally, _, span, _ = self._silu
-            self.captured.add(tally, None, span)
+            self.add(tally, None, span)
             self._silu = None
 
-    def _key(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
-        operator = func.overloadpacket
-        if operator in _PRODUCTS:
-            return _product(operator, args)
-        if operator in _ATTENTION:
-            names = [argument.name for argument in func._schema.arguments]
-            return _attention({**dict(zip(names, args, strict=False)), **kwargs})
-        if operator is _ATEN.embedding:
-            weight, ids = args[:2]
-            return _key("embedding", weight.dtype, T=ids.numel(), V=weight.shape[0], H=weight.shape[1])
-        return None
+
+def _key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
+    operator = func.overloadpacket
+    if operator in _PRODUCTS:
+        return _product(operator, args)
+    if operator in _ATTENTION:
+        names = [argument.name for argument in func._schema.arguments]
+        return _attention({**dict(zip(names, args, strict=False)), **kwargs})
+    if operator is _ATEN.embedding:
+        weight, ids = args[:2]
+        return _key("embedding", weight.dtype, T=ids.numel(), V=weight.shape[0], H=weight.shape[1])
+    return None
+
+
+def _timed(on_gpu: bool, call: Callable[[], Any]) -> tuple[Any, Span]:
+    clock = clock_of(on_gpu)
+    begin = clock()
+    result = call()
+    return result, (begin, clock())
 
 
 def _on_gpu(values: Iterable[Any]) -> bool:
@@ -242,34 +223,33 @@ def _attention(given: Mapping[str, Any]) -> Key | None:
 def capturing() -> Iterator[Captured]:
     """Watches every call in the block, in this thread."""
     captured = Captured()
-    operators = _Operators(captured)
-    with _modules(captured, operators), _engine(captured, operators), operators:
+    with _modules(captured), _engine(captured), captured:
         yield captured
-    operators.settle()
+    captured.end_silu()
     captured.settle()
 
 
 @contextmanager
-def _modules(captured: Captured, operators: _Operators) -> Iterator[None]:
+def _modules(captured: Captured) -> Iterator[None]:
     """Counts each module of `_MODULES` as one call, and knows when any module runs."""
-    begun: list[tuple[torch.nn.Module, Key, float | torch.cuda.Event]] = []
+    begun: list[tuple[torch.nn.Module, Key, Mark]] = []
 
     def before(module: torch.nn.Module, args: Any) -> None:
         captured.depth += 1
-        if operators.inside or not args or not isinstance(args[0], torch.Tensor):
+        if captured.layers or not args or not isinstance(args[0], torch.Tensor):
             return
         known = next((key for end, key in _MODULES.items() if type(module).__name__.endswith(end)), None)
         if known is not None and (key := known(module, args)) is not None:
-            operators.inside += 1
-            begun.append((module, key, marked() if args[0].is_cuda else time.perf_counter()))
+            captured.layers += 1
+            begun.append((module, key, clock_of(args[0].is_cuda)()))
 
     def after(module: torch.nn.Module, args: Any, output: Any) -> None:
         tally = captured.now
         captured.depth -= 1
         if begun and begun[-1][0] is module:
             _, key, begin = begun.pop()
-            operators.inside -= 1
-            captured.add(tally, key, (begin, time.perf_counter() if isinstance(begin, float) else marked()))
+            captured.layers -= 1
+            captured.add(tally, key, (begin, clock_of(not isinstance(begin, float))()))
 
     hooks = register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)
     try:
@@ -310,7 +290,7 @@ _MODULES = {"RMSNorm": _norm, "SiluAndMul": _gated, "RotaryEmbedding": _rotary}
 
 
 @contextmanager
-def _engine(captured: Captured, operators: _Operators) -> Iterator[None]:
+def _engine(captured: Captured) -> Iterator[None]:
     """Counts the ops of our own engine, and knows when it steps."""
     from rooflab.bench.latency.engine_calls import case_of, inputs_of
     from rooflab.engine.core import Core
@@ -321,15 +301,15 @@ def _engine(captured: Captured, operators: _Operators) -> Iterator[None]:
 
     def wrapped(function: Callable[..., Any], op: str) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            if operators.inside:
+            if captured.layers:
                 return function(*arguments, **options)
-            operators.inside += 1
+            captured.layers += 1
             try:
                 with _disable_current_modes():  # torch makes no tensor of a class of its own while one looks on
                     on_gpu = _on_gpu((*arguments, *options.values()))
-                    result, span = captured.timed(on_gpu, lambda: function(*arguments, **options))
+                    result, span = _timed(on_gpu, lambda: function(*arguments, **options))
             finally:
-                operators.inside -= 1
+                captured.layers -= 1
             found = case_of(op, inputs_of(op, arguments, options, result))
             captured.add(captured.now, None if found is None else Key(op, found[0].id, found[1]), span)
             return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,10 +18,11 @@ from rooflab.bench.latency.step_model import StepModel, StepWork
 from rooflab.bench.load.data import Prompt
 from rooflab.bench.load.metrics import summarize
 from rooflab.bench.load.run import Plan
-from rooflab.bench.load.trace import Request, StreamEvent, Trace, phases
+from rooflab.bench.load.trace import Request, StreamEvent, Trace, phased
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.core import Core
 from rooflab.engine.model_runner import ModelRunner
+from rooflab.engine.options import check_sizes
 from rooflab.engine.scheduler import Scheduler, Step
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.sequence import Sequence as EngineSequence
@@ -46,16 +47,12 @@ class ClockSettings:
     """The chance that a drafted token is accepted if those before it were."""
 
     def __post_init__(self) -> None:
-        sizes = {"block_size": self.block_size, "max_num_seqs": self.max_num_seqs}
-        sizes |= {} if self.prefill_chunk is None else {"prefill_chunk": self.prefill_chunk}
-        for name, value in sizes.items():
-            if value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+        check_sizes(
+            block_size=self.block_size, max_num_seqs=self.max_num_seqs, prefill_chunk=self.prefill_chunk,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )  # fmt: skip
         if not 0 <= self.acceptance <= 1:
             raise ValueError(f"acceptance: expected a number in [0, 1], got {self.acceptance:g}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            least = f"max_num_seqs, which is {self.max_num_seqs}"
-            raise ValueError(f"max_num_batched_tokens: expected at least {least}, got {self.max_num_batched_tokens}")
 
 
 class _Draw:
@@ -167,11 +164,20 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
             if sequence.finish_reason is not None and plan.arrivals is None and started < count:
                 heapq.heappush(waiting, (now + delay_s, started))
                 started += 1
-    requests = [_request(number, prompt, due[number], times[number]) for number, prompt in enumerate(asked)]
     last = max(due, default=0.0)
-    marked = zip(requests, phases(requests, plan.warmup_s, last), strict=True)
-    counted = tuple(replace(request, phase=phase) for request, phase in marked)
-    return Trace(0.0, plan.warmup_s, last, counted, {**plan.case(), "basis": model.basis, "seed": plan.seed})
+    requests = phased(
+        [
+            Request(
+                index=number, scheduled_s=due_s, free_s=due_s, sent_s=due_s, first_byte_s=own[0], end_s=own[-1],
+                chunks=tuple(StreamEvent(time_s, "text", 1) for time_s in own), asked_prompt_tokens=prompt.tokens,
+                asked_output_tokens=prompt.output_tokens, prompt_tokens=prompt.tokens, output_tokens=len(own),
+                finish_reason="length",
+            )
+            for number, (prompt, due_s, own) in enumerate(zip(asked, due, times, strict=True))
+        ],
+        plan.warmup_s, last,
+    )  # fmt: skip
+    return Trace(0.0, plan.warmup_s, last, requests, {**plan.case(), "basis": model.basis, "seed": plan.seed})
 
 
 def _sequence(number: int, prompt: Prompt, arrival_s: float, tokens_matter: bool) -> EngineSequence:
@@ -179,15 +185,6 @@ def _sequence(number: int, prompt: Prompt, arrival_s: float, tokens_matter: bool
     ids = list(cast(Any, prompt.content)) if tokens_matter else [0] * length
     params = SamplingParams(max_tokens=prompt.output_tokens, ignore_eos=True)
     return EngineSequence(number, ids, length, params, 0, frozenset(), length + prompt.output_tokens, arrival_s)
-
-
-def _request(number: int, prompt: Prompt, due_s: float, times: Sequence[float]) -> Request:
-    return Request(
-        index=number, scheduled_s=due_s, free_s=due_s, sent_s=due_s, first_byte_s=times[0], end_s=times[-1],
-        chunks=tuple(StreamEvent(time_s, "text", 1) for time_s in times), asked_prompt_tokens=prompt.tokens,
-        asked_output_tokens=prompt.output_tokens, prompt_tokens=prompt.tokens, output_tokens=len(times),
-        finish_reason="length",
-    )  # fmt: skip
 
 
 def compared(simulated: Trace, measured: Trace) -> list[dict[str, Any]]:

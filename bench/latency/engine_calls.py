@@ -4,15 +4,34 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from rooflab.engine.model_runner import ModelRunner
+from rooflab.engine.op_times import wrapped_ops
 from rooflab.engine.probes import FUSED, PRODUCTS, gated
 from rooflab.kernels.registry import get_op
 from rooflab.reference.spec import DTYPE_NAMES, Case
 from rooflab.roofline.architecture import Architecture
+
+
+def watched_ops(
+    runner: ModelRunner, note: Callable[[str, tuple[Any, ...], Mapping[str, Any], Any], None]
+) -> AbstractContextManager[None]:
+    """A context that tells `note` the op, the arguments, the options and the result of each of the engine's calls."""
+
+    def noted(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            result = function(*arguments, **options)
+            note(op, arguments, options, result)
+            return result
+
+        return call
+
+    return wrapped_ops(runner, noted)
 
 
 def inputs_of(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Any) -> dict[str, Any]:

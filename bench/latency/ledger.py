@@ -15,25 +15,29 @@ import random
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core.ceilings import ceilings_for
 from rooflab.bench.core.noise import noise
-from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of
+from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of, watched_ops
 from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.op_times import Spent, timed_ops, wrapped_ops
+from rooflab.engine.op_times import wrapped_ops
 from rooflab.kernels._waiting import run_times, waiting_since
-from rooflab.kernels.choices import Phase, bucket_of
+from rooflab.kernels.choices import bucket_of
 from rooflab.kernels.registry import Kernel, get_op
 from rooflab.roofline.model import Ceilings, Cost, bound
 from rooflab.roofline.steps import Kind, step_ops
 
+Mark = float | torch.cuda.Event
+"""A point of time: seconds of the host's clock, or an event on a GPU."""
+Clock = Callable[[], Mark]
 MOST_OPS = 1.05
 """Highest ratio of the ops' medians to the median step that they are parts of."""
 
@@ -160,25 +164,24 @@ def measured(
     ceilings, began = ceilings or ceilings_for(llm.device), run_times()
     with stepping(llm, kind, batch, context, 2 * steps + 2) as step:
         step()
-        calls = _calls_of(llm, step, kind, batch, context)
+        calls = calls_of(llm, step, kind, batch, context)
         plain, whole, each = [], [], []
         for _ in range(steps):
             # Without graphs, as the timed step is; the ITL below is with them, where the engine has some.
             with wrapped_ops(llm.runner, lambda op, function: function):
                 plain.append(seconds_of(step))
-            spent: Spent = defaultdict(list)
-            with _timed(llm, spent) as settle:
+            spans: list[tuple[Mark, Mark]] = []
+            with wrapped_ops(llm.runner, partial(_timed, spans, clock_of(llm.device.type == "cuda"))):
                 whole.append(seconds_of(step))
-            settle()
-            each.append(spent)
-    rows = []
-    for group in _grouped(calls):
-        samples = [sum(spent[call.op][call.place] for call in group) for spent in each]
-        one = group[0]
-        rows.append(_priced(one.kernel.op, one.site, one.kernel.name, len(group), one.shape,
-                            1e3 * statistics.median(samples), one.cost, one.traffic, ceilings,
-                            "measured"))  # fmt: skip
-    host = [one - sum(map(sum, spent.values())) for one, spent in zip(whole, each, strict=True)]
+            each.append([seconds_between(*span) for span in spans])
+    rows, places = [], defaultdict[tuple[str, str, str], list[int]](list)
+    for place, call in enumerate(calls):
+        places[call.kernel.op, call.site, call.shape].append(place)
+    for own in places.values():
+        ms, one = 1e3 * statistics.median(sum(spent[place] for place in own) for spent in each), calls[own[0]]
+        rows.append(_priced(one.kernel.op, one.site, one.kernel.name, len(own), one.shape, ms, one.cost, one.traffic,
+                            ceilings, "measured"))  # fmt: skip
+    host = [one - sum(spent) for one, spent in zip(whole, each, strict=True)]
     timers = statistics.median(timed - bare for timed, bare in zip(whole, plain, strict=True))
     itl_ms = _itl_ms(llm, batch, context, 2 * steps) if kind == "decode" else None
     step_ms, ops_ms = 1e3 * statistics.median(plain), sum(row.ms for row in rows)
@@ -204,13 +207,9 @@ def _priced(
     )  # fmt: skip
 
 
-@dataclass
-class _Call:
-    """One call of an op in a step, and its place among the op's calls."""
+class _Call(NamedTuple):
+    """One call of an op in a step."""
 
-    op: str
-    """As the engine calls it."""
-    place: int
     shape: str
     cost: Cost | None
     traffic: float | None
@@ -218,50 +217,28 @@ class _Call:
     site: str
 
 
-def _grouped(calls: list[_Call]) -> list[list[_Call]]:
-    """The calls of one op on one shape together."""
-    found: dict[tuple[str, str, str], list[_Call]] = defaultdict(list)
-    for call in calls:
-        found[call.kernel.op, call.site, call.shape].append(call)
-    return list(found.values())
-
-
-def _calls_of(llm: LLM, step: Callable[[], None], kind: Kind, batch: int, context: int) -> list[_Call]:
+def calls_of(llm: LLM, step: Callable[[], None], kind: Kind, batch: int, context: int) -> list[_Call]:
     """The calls of one step, in order, with their shapes and costs."""
-    kernels = _kernels_of(llm, kind, batch, context)
-    counts: dict[str, int] = defaultdict(int)
-    calls: list[_Call] = []
+    kernels, calls = chosen(llm, kind, batch, context), list[_Call]()
+    kernels["gemm"] = kernels.get("gemm_w8a16") or kernels["gemm"]
+    kernels["decode_attention"] = chosen(llm, "decode", batch, context)["paged_attention"]
 
-    def noted(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            result = function(*arguments, **options)
-            kernel = kernels[op]
-            inputs = inputs_of(kernel.op, arguments, options, result)
-            moved = kernel.traffic_of(inputs, llm.device.type)
-            shape = shape_of(inputs)
-            cost = get_op(kernel.op).cost_of(inputs)
-            site = site_of(llm.arch, inputs) if "b" in inputs else kernel.op
-            calls.append(_Call(op, counts[op], shape, cost, moved.bytes if moved else None, kernel, site))
-            counts[op] += 1
-            return result
+    def noted(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], result: Any) -> None:
+        kernel = kernels[op]
+        inputs = inputs_of(kernel.op, arguments, options, result)
+        moved, cost = kernel.traffic_of(inputs, llm.device.type), get_op(kernel.op).cost_of(inputs)
+        site = site_of(llm.arch, inputs) if "b" in inputs else kernel.op
+        calls.append(_Call(shape_of(inputs), cost, moved.bytes if moved else None, kernel, site))
 
-        return call
-
-    with wrapped_ops(llm.runner, noted):
+    with watched_ops(llm.runner, noted):
         step()
     return calls
 
 
-def _kernels_of(llm: LLM, kind: Kind, batch: int, context: int) -> dict[str, Kernel]:
-    """The kernel behind each of the engine's functions in such a step."""
-    phase: Phase = kind
-    bucket = bucket_of(phase, batch if kind == "decode" else context)
-    found = {choice.op: choice.kernel for choice in llm.ops.choices if choice.bucket == bucket}
-    decode = bucket_of("decode", batch)
-    attention = next(x.kernel for x in llm.ops.choices if x.op == "paged_attention" and x.bucket == decode)
-    product = found.get("gemm_w8a16") or found.get("gemm")
-    assert product is not None, "every model multiplies"
-    return {**found, "gemm": product, "decode_attention": attention}
+def chosen(llm: LLM, kind: Kind, batch: int, context: int) -> dict[str, Kernel]:
+    """The engine's kernels of such a step, by op."""
+    bucket = bucket_of(kind, batch if kind == "decode" else context)
+    return {choice.op: choice.kernel for choice in llm.ops.choices if choice.bucket == bucket}
 
 
 def _text(shape: Mapping[str, int]) -> str:
@@ -275,67 +252,63 @@ def seconds_of(step: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-@contextmanager
-def _timed(llm: LLM, spent: Spent) -> Iterator[Callable[[], None]]:
-    """Times each op into `spent`, which is whole when the function that it gives was called: on a GPU by events."""
-    if llm.device.type == "cpu":
-        with timed_ops(llm.runner, spent):
-            yield lambda: None
-        return
-    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
+def _timed(spans: list[tuple[Mark, Mark]], clock: Clock, op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **options: Any) -> Any:
+        begin = clock()
+        result = function(*arguments, **options)
+        spans.append((begin, clock()))
+        return result
 
-    def between(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            begin = marked()
-            result = function(*arguments, **options)
-            events[op].append((begin, marked()))
-            return result
+    return call
 
-        return call
 
-    def settle() -> None:
-        torch.cuda.synchronize(llm.device)
-        for op, pairs in events.items():
-            spent[op] += [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+def clock_of(on_gpu: bool) -> Clock:
+    """What tells points of time: the host's clock, or on a GPU events in the current stream."""
+    return _event if on_gpu else time.perf_counter
 
-    with wrapped_ops(llm.runner, between):
-        yield settle
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def seconds_between(begin: Mark, end: Mark) -> float:
+    """Seconds between two marks; waits for an event."""
+    if isinstance(begin, float) or isinstance(end, float):
+        return cast(float, end) - cast(float, begin)
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def _draw(llm: LLM, count: int, length: int) -> list[list[int]]:
     return [random.choices(range(llm.arch.vocab_size), k=length) for _ in range(count)]
 
 
-def marked() -> torch.cuda.Event:
-    """An event in the current stream, whose time can be read."""
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
-def stepping(llm: LLM, kind: Kind, batch: int, context: int, steps: int) -> AbstractContextManager[Callable[[], None]]:
+@contextmanager
+def stepping(llm: LLM, kind: Kind, batch: int, context: int, steps: int) -> Iterator[Callable[[], None]]:
     """Gives a function that runs one decode step of `batch` sequences, or computes one prompt of `context` tokens.
 
     It may be called `steps` times.
     """
-    return _decodes(llm, batch, context, steps) if kind == "decode" else _prefills(llm, context, steps)
+    prompts, ids = _draw(llm, steps if kind == "prefill" else 0, context), list[int]()
 
+    def prefill() -> None:
+        llm.add_request(prompts.pop(), SamplingParams(max_tokens=1, ignore_eos=True))
+        while llm.has_work:
+            llm.step()
 
-@contextmanager
-def _decodes(llm: LLM, batch: int, context: int, steps: int) -> Iterator[Callable[[], None]]:
-    ids: list[int] = []
-
-    def step() -> None:
+    def decode() -> None:
         llm.step()
         assert llm.core.last is not None and llm.core.last.num_decodes == batch, "all decode"
 
     try:
-        for count, length, later in _joining(llm, batch, context):
+        for count, length, later in _joining(llm, batch, context) if kind == "decode" else ():
             params = SamplingParams(max_tokens=steps + 2 + later, ignore_eos=True)
             ids += [llm.add_request(prompt, params) for prompt in _draw(llm, count, length)]
             while llm.scheduler.waiting or llm.scheduler.prefilling:
                 llm.step()
-        yield step
+        yield decode if kind == "decode" else prefill
     finally:
         for one in ids:
             llm.abort(one)
@@ -359,18 +332,6 @@ def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
         room = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - left)
         later += math.ceil(count * length / room)
     return groups[::-1]
-
-
-@contextmanager
-def _prefills(llm: LLM, context: int, steps: int) -> Iterator[Callable[[], None]]:
-    prompts = _draw(llm, steps, context)
-
-    def step() -> None:
-        llm.add_request(prompts.pop(), SamplingParams(max_tokens=1, ignore_eos=True))
-        while llm.has_work:
-            llm.step()
-
-    yield step
 
 
 def _itl_ms(llm: LLM, batch: int, context: int, tokens: int) -> float:

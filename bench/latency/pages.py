@@ -21,7 +21,7 @@ def run_study(name: str, lab: Lab) -> Study:
     lab.engines.clear()
     module = importlib.import_module(f"rooflab.bench.latency.studies.{name.replace('-', '_')}")
     began = run_times()
-    study: Study = module.run(lab)
+    study: Study = replace(module.run(lab), name=name)
     # Its steps differ in any case, so that only waiting threads are noise.
     why = noise((), waiting_since(began))
     return replace(study, verdict="NOISY", number=why) if why and study.verdict != "not tested" else study
@@ -52,7 +52,9 @@ def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:
     for study in studies:
         lines += ["", f"## {study.name}", "", f"**{study.claim}** ({study.source}).", ""]
         lines += [f"{study.verdict.capitalize()}: {study.number}. {study.about}.", "", f"![]({study.name}.png)", ""]
-        lines += _table(study.rows)
+        for names, rows in study.tables():
+            cells = [[f"{value:.4g}" if isinstance(value, float) else value for value in row.values()] for row in rows]
+            lines += ["", *markdown_table(names, cells)]
     return write_whole(folder / "README.md", "\n".join(lines) + "\n")
 
 
@@ -63,14 +65,3 @@ def _command(lab: Lab, folder: Path) -> str:
     words += [f"--{name}" for name, given in (("dummy", lab.dummy), ("smoke", lab.quick)) if given]
     words += [f"--device {lab.options['device']}"] if lab.options.get("device") else []
     return " ".join([*words, f"--out {folder.name}"])
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row), []).append(row)
-    lines: list[str] = []
-    for names, own in groups.items():
-        cells = [[f"{value:.4g}" if isinstance(value, float) else value for value in row.values()] for row in own]
-        lines += ["", *markdown_table(names, cells)]
-    return lines

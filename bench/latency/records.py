@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,47 +20,28 @@ def ledger_record(ledger: Ledger, folder: Path) -> Path:
     """Writes a ledger as a record of a new run; returns its path."""
     bases = {row.basis for row in ledger.rows}
     basis: Basis = "measured" if bases == {"measured"} else "bound" if bases == {"bound"} else "published"
-    writer = RunWriter(folder)
     case: dict[str, Any] = {"model": ledger.model, "dtype": ledger.dtype, "kind": ledger.kind, "batch": ledger.batch}
-    kernels = {row.op: row.kernel for row in ledger.rows if row.kernel}
-    writer.write(
-        Record(
-            kind="engine",
-            run_id=writer.run_id,
-            status="NOISY" if ledger.noise else "OK",
-            reason=ledger.noise,
-            **snapshot().record_fields(),
-            case_id=CASE_ID,
-            case={**case, "context": ledger.context, "of": ledger.device, **kernels},
-            basis=basis,
-            timer=None if basis != "measured" else "perf_counter" if ledger.device == "cpu" else "CUDA events",
-            metrics=ledger.metrics(),
-        )
-    )
+    case |= {
+        "context": ledger.context,
+        "of": ledger.device,
+        **{row.op: row.kernel for row in ledger.rows if row.kernel},
+    }
+    timer = "perf_counter" if ledger.device == "cpu" else "CUDA events"
+    writer = RunWriter(folder)
+    writer.write(_record(writer.run_id, ledger.noise, CASE_ID, case, ledger.metrics(), basis, timer))
     return writer.path
 
 
 def change_records(changes: Sequence[PhaseChange], case: Mapping[str, Any], folder: Path) -> Path:
     """Writes what other kernels change as records of a new run; returns its path.  `case`: the model and the step."""
     writer = RunWriter(folder)
-    fields = snapshot().record_fields()
     for one in changes:
         row = one.row()
         words = {name: str(row.pop(name)) for name in ("figure", "op", "before", "after")}
-        writer.write(
-            Record(
-                kind="engine",
-                run_id=writer.run_id,
-                status="NOISY" if one.noise else "OK",
-                reason=one.noise,
-                **fields,
-                case_id=f"whatif {one.op}={one.after} {one.figure}",
-                case={**case, **words},
-                basis="predicted" if one.measured_ms is None else "measured",
-                timer=None if one.measured_ms is None else "perf_counter",
-                metrics={name: value for name, value in row.items() if value is not None},
-            )
-        )
+        metrics = {name: value for name, value in row.items() if value is not None}
+        basis: Basis = "predicted" if one.measured_ms is None else "measured"
+        case_id = f"whatif {one.op}={one.after} {one.figure}"
+        writer.write(_record(writer.run_id, one.noise, case_id, {**case, **words}, metrics, basis))
     return writer.path
 
 
@@ -67,19 +49,21 @@ def study_record(study: Study, lab: Lab, run_id: str) -> Record:
     """What came out of the study that the lab ran last."""
     model, dtype, device = ("+".join(dict.fromkeys(names)) for names in zip(*lab.engines, strict=True))
     case: dict[str, Any] = {"study": study.name, "model": model, "dtype": dtype, "verdict": study.verdict}
+    case |= {"smoke": True} if lab.quick else {}
+    metrics = {name: number for row in study.rows for name, number in _numbers(row).items()}
+    noise = study.number if study.verdict == "NOISY" else ""
+    found = _record(run_id, noise, f"study {study.name}", case, metrics, "measured")
+    return replace(found, device="cuda" if device == "cuda" else "cpu")
+
+
+def _record(
+    run_id: str, noise: str, case_id: str, case: dict[str, Any], metrics: dict[str, float], basis: Basis,
+    timer: str = "perf_counter",
+) -> Record:  # fmt: skip
     return Record(
-        kind="engine",
-        run_id=run_id,
-        status="NOISY" if study.verdict == "NOISY" else "OK",
-        reason=study.number if study.verdict == "NOISY" else "",
-        **snapshot().record_fields(),
-        case_id=f"study {study.name}",
-        case=case | ({"smoke": True} if lab.quick else {}),
-        device="cuda" if device == "cuda" else "cpu",
-        basis="measured",
-        timer="perf_counter",
-        metrics={name: number for row in study.rows for name, number in _numbers(row).items()},
-    )
+        kind="engine", run_id=run_id, status="NOISY" if noise else "OK", reason=noise, **snapshot().record_fields(),
+        case_id=case_id, case=case, basis=basis, timer=timer if basis == "measured" else None, metrics=metrics,
+    )  # fmt: skip
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from rooflab.engine.scheduler import pairs_of
 from rooflab.roofline.architecture import Architecture
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import bound
-from rooflab.roofline.step_times import step_time
+from rooflab.roofline.step_times import OpTime, step_time
 from rooflab.roofline.steps import ITEM_BYTES, Kind, activation_dtype, all_reduce_s, check_arguments, link, step_ops
 
 WHOLE = 16
@@ -64,24 +64,18 @@ class StepModel(Protocol):
         ...
 
 
-class _Line:
+def _line(function: Callable[[int], float], most: int) -> Callable[[float], float]:
     """A function of whole numbers, called at few of them: straight lines between, values kept."""
+    known = cache(function)
 
-    def __init__(self, function: Callable[[int], float], most: int):
-        self._function, self._most = function, most
-        self._known: dict[int, float] = {}
-
-    def __call__(self, x: float) -> float:
+    def at(x: float) -> float:
         if x <= 0:
             return 0.0
-        low, high = _neighbours(x, self._most)
-        first = self._at(low)
-        return first if low == high else first + (self._at(high) - first) * (x - low) / (high - low)
+        low, high = _neighbours(x, most)
+        first = known(low)
+        return first if low == high else first + (known(high) - first) * (x - low) / (high - low)
 
-    def _at(self, x: int) -> float:
-        if x not in self._known:
-            self._known[x] = self._function(x)
-        return self._known[x]
+    return at
 
 
 def _neighbours(x: float, most: int) -> tuple[int, int]:
@@ -103,16 +97,6 @@ _PUBLISHED = {
     "products": {"gemm"}, "attention": {"flash_attention", "paged_attention"}, "all-reduce": {"all_reduce"},
 }  # fmt: skip
 """Kinds of ops that have published times."""
-
-
-@dataclass(frozen=True)
-class OpMs:
-    """All calls of one op at one place of a step."""
-
-    op: str
-    site: str
-    ms: float
-    basis: str
 
 
 @dataclass(frozen=True)
@@ -147,23 +131,16 @@ class KernelTimes:
         return replace(self, bounds=True)
 
     @cached_property
-    def _rest(self) -> _Line:
-        return _Line(lambda tokens: self._sum(self.ops("decode", tokens, 1), (*_ATTENTION, *_HEAD), False), _MOST)
+    def _rest(self) -> Callable[[float], float]:
+        return _line(lambda tokens: self._sum(self.ops("decode", tokens, 1), (*_ATTENTION, *_HEAD), False), _MOST)
 
     @cached_property
-    def _head(self) -> _Line:
-        return _Line(lambda drawn: self._sum(self.ops("decode", drawn, 1), _HEAD, True), _MOST)
+    def _head(self) -> Callable[[float], float]:
+        return _line(lambda drawn: self._sum(self.ops("decode", drawn, 1), _HEAD, True), _MOST)
 
     @cached_property
-    def _prefill_attention(self) -> _Line:
-        return _Line(self._attention("prefill", 1), self.arch.max_position)
-
-    @cached_property
-    def _decode_attention(self) -> Callable[[int], _Line]:
-        def line(batch: int) -> _Line:
-            return _Line(self._attention("decode", batch), self.arch.max_position)
-
-        return cache(line)
+    def _attention_of(self) -> Callable[[Kind, int], Callable[[float], float]]:
+        return cache(lambda kind, batch: _line(self._attention(kind, batch), self.arch.max_position))
 
     def _attention(self, kind: Kind, batch: int) -> Callable[[int], float]:
         """Milliseconds of attention by the length of a sequence."""
@@ -198,20 +175,22 @@ class KernelTimes:
             f"published kernel times {where} ({', '.join(parts)}), bounds of the rest" if parts else f"bounds {where}"
         )
 
-    def ops(self, kind: Kind, batch: int, context: int) -> list[OpMs]:
+    def ops(self, kind: Kind, batch: int, context: int) -> Sequence[OpTime]:
         """The ops of a step as `steps.step_ops` has it.  Raises `ValueError` as it does."""
         shape = kind, batch, context, self.weight_dtype, self.kv_dtype, self.gpus
         published = None if self.bounds else step_time(self.arch, self.device, *shape)
         if published is not None:
-            return [OpMs(one.op, one.site, one.ms, one.basis) for one in published.ops]
+            return published.ops
         costs, rows = step_ops(self.arch, *shape), batch * context if kind == "prefill" else batch
-        ceilings = self.device.ceilings()
-        found = [OpMs(x.op, x.site, 1e3 * x.calls * bound(x.cost, ceilings).seconds, "bound") for x in costs]
-        size = rows * self.arch.hidden_size * ITEM_BYTES[activation_dtype(self.weight_dtype)]
-        reduce_s = 2 * self.arch.num_layers * all_reduce_s(size, self.gpus, link(self.device, self.gpus))
-        return found + ([OpMs("all_reduce", "all_reduce", 1e3 * reduce_s, "bound")] if self.gpus > 1 else [])
+        ceilings, calls = self.device.ceilings(), 2 * self.arch.num_layers
+        times = [(x.op, x.site, x.calls, 1e3 * x.calls * bound(x.cost, ceilings).seconds) for x in costs]
+        if self.gpus > 1:
+            size = rows * self.arch.hidden_size * ITEM_BYTES[activation_dtype(self.weight_dtype)]
+            reduce_s = calls * all_reduce_s(size, self.gpus, link(self.device, self.gpus))
+            times.append(("all_reduce", "all_reduce", calls, 1e3 * reduce_s))
+        return [OpTime(*one, "bound", "") for one in times]
 
-    def _sum(self, ops: Iterable[OpMs], sites: Sequence[str], inside: bool) -> float:
+    def _sum(self, ops: Iterable[OpTime], sites: Sequence[str], inside: bool) -> float:
         return sum(one.ms for one in ops if (one.site in sites) == inside)
 
     def head_s(self, rows: int) -> float:
@@ -224,10 +203,10 @@ class KernelTimes:
         if work.decodes:
             low, high = _neighbours(work.decodes, _MOST)
             context = work.keys / work.decodes
-            few = self._decode_attention(low)(context)
+            few = self._attention_of("decode", low)(context)
             share = (work.decodes - low) / (high - low) if high > low else 0.0
-            ms += few + (share * (self._decode_attention(high)(context) - few) if share else 0.0)
-        attention = self._prefill_attention
+            ms += few + (share * (self._attention_of("decode", high)(context) - few) if share else 0.0)
+        attention = self._attention_of("prefill", 1)
         return 1e-3 * (ms + sum(attention(end) - attention(start) for start, end in work.chunks))
 
 

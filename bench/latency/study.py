@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,10 @@ Verdict = Literal["holds", "holds in part", "fails", "not tested", "NOISY"]
 COLOURS = (READ, WRITTEN, LOST, INK)
 
 
+PREDICTED = ", predicted"
+"""How the name of a curve ends that was not measured; it is dashed."""
+
+
 @dataclass(frozen=True)
 class Curve:
     """One line of a figure."""
@@ -37,15 +41,25 @@ class Curve:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     """Of what was measured, where it was measured more than once."""
-    dashed: bool = False
-    """Predicted."""
+
+
+def curves(
+    rows: Sequence[Mapping[str, Any]], x: str, columns: Mapping[str, str], far: int = 0, band: str = ""
+) -> Iterator[Curve]:
+    """A curve against the column `x` for each name in `columns`, with the column of its values.
+
+    `far`: how many times as large `x` is in the H100's panel, where the curve then lies.  `band`: whose name has the
+    columns `low_ms` and `high_ms` too.
+    """
+    for name, column in columns.items():
+        xs, ys, *ends = ([row[key] for row in rows] for key in (x, column, *(("low_ms", "high_ms") * (name == band))))
+        yield Curve(name, [far * own for own in xs] if far else xs, ys, int(far > 0), *ends)
 
 
 @dataclass(frozen=True)
 class Study:
     """What came out."""
 
-    name: str
     claim: str
     source: str
     """Who makes the claim."""
@@ -61,6 +75,13 @@ class Study:
     log: bool = False
     about: str = ""
     """What was run."""
+    name: str = ""
+    """That of its file."""
+
+    def tables(self) -> Iterator[tuple[tuple[str, ...], list[dict[str, Any]]]]:
+        """Columns and rows of each table: rows with the same columns are one."""
+        for columns in dict.fromkeys(map(tuple, self.rows)):
+            yield columns, [row for row in self.rows if tuple(row) == columns]
 
     @own_settings
     def draw(self, folder: Path) -> Path:
@@ -70,11 +91,11 @@ class Study:
         figure.suptitle(fill(self.claim, int(9 * WIDTH_IN)), fontsize=11, weight="bold", x=0.01, ha="left")
         for axes, panel in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
             own = [curve for curve in self.curves if curve.panel == panel]
-            names = list(dict.fromkeys(curve.name.removesuffix(", predicted") for curve in own))
+            names = list(dict.fromkeys(curve.name.removesuffix(PREDICTED) for curve in own))
             for curve in own:
-                colour = COLOURS[names.index(curve.name.removesuffix(", predicted")) % len(COLOURS)]
-                style = "--" if curve.dashed else "-"
-                axes.plot(curve.x, curve.y, style, color=colour, marker="" if curve.dashed else "o", label=curve.name)
+                colour = COLOURS[names.index(curve.name.removesuffix(PREDICTED)) % len(COLOURS)]
+                style = "--" if curve.name.endswith(PREDICTED) else "o-"
+                axes.plot(curve.x, curve.y, style, color=colour, label=curve.name)
                 if curve.low is not None and curve.high is not None:
                     axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.15)
             title = ("this machine", "H100 SXM, published kernel times")[panel]

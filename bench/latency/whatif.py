@@ -14,12 +14,11 @@ import torch
 
 from rooflab.bench.core.noise import noise
 from rooflab.bench.core.timers.timing import time_functions
-from rooflab.bench.latency.ledger import Ledger, LedgerRow, measured, seconds_of, stepping
+from rooflab.bench.latency.ledger import Ledger, LedgerRow, chosen, measured, seconds_of, stepping
 from rooflab.engine.llm import LLM
 from rooflab.engine.op_times import wrapped_ops
 from rooflab.engine.probes import PRODUCTS, packed, probes, real
 from rooflab.kernels._waiting import run_times, waiting_since
-from rooflab.kernels.choices import bucket_of
 from rooflab.kernels.registry import Kernel
 from rooflab.roofline.steps import Kind
 
@@ -109,7 +108,7 @@ def swap(
     few = kind == "prefill"
     before = measured(llm, kind, batch, context, steps=6 if few else 16)
     own = [row for row in before.rows if row.op == op]
-    current = running(llm, op, kind, batch, context)
+    current = chosen(llm, kind, batch, context).get(op)
     if not own or current is None:
         return None
     began = run_times()
@@ -129,12 +128,6 @@ def swap(
     # The ratio of both in turn, on the step of the ledger: what the machine does between them is in both.
     ratio = statistics.median(changed) / statistics.median(base)
     return replace(found, measured_ms=found.step_ms * ratio, noise=why)
-
-
-def running(llm: LLM, op: str, kind: Kind, batch: int, context: int) -> Kernel | None:
-    """The engine's own kernel for `op` in such a step; None if a step of this kind does not call the op."""
-    bucket = bucket_of(kind, batch if kind == "decode" else context)
-    return next((one.kernel for one in llm.ops.choices if (one.op, one.bucket) == (op, bucket)), None)
 
 
 def _taking(llm: LLM, op: str, kernel: Kernel, step: Callable[[], None]) -> Callable[[], None]:

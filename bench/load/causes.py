@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rooflab.bench.load.metrics import times_of, token_steps
-from rooflab.bench.load.trace import Request, Trace
+from rooflab.bench.load.trace import Trace
 
 LONG = 1.5
 """A gap is a spike if it is longer than this many medians of its request."""
@@ -50,8 +50,17 @@ def spikes(trace: Trace) -> list[Spike]:
     """The long gaps of all answered requests; none where the server does not tell its steps."""
     if trace.steps is None:
         return []
-    page_s = page_seconds(trace.steps)
-    return [spike for request in trace.counted if times_of(request) for spike in _of(request, trace.steps, page_s)]
+    page_s, found = page_seconds(trace.steps), list[Spike]()
+    for request in trace.counted:
+        for answer in token_steps(request)[0] if times_of(request) else ():
+            times = [time_s for time_s, _ in answer]
+            gaps = np.diff(times)
+            usual = float(np.median(gaps)) if len(gaps) else 0.0
+            for place in np.flatnonzero(gaps > LONG * usual):
+                begin, end = times[place], times[place + 1]
+                why = cause(begin, end, trace.steps, gaps[place] - usual, page_s)
+                found.append(Spike(request.index, begin, end, why))
+    return found
 
 
 def page_seconds(steps: Sequence[Mapping[str, Any]]) -> float:
@@ -62,16 +71,6 @@ def page_seconds(steps: Sequence[Mapping[str, Any]]) -> float:
     plain = float(np.median(usual)) if usual else 0.0
     prices = [(step["end_s"] - step["begin_s"] - plain) / step["evicted"] for step in decodes if step["evicted"]]
     return float(np.median(prices)) if prices else 0.0
-
-
-def _of(request: Request, steps: Sequence[Mapping[str, Any]], page_s: float) -> Iterable[Spike]:
-    for answer in token_steps(request)[0]:
-        times = [time_s for time_s, _ in answer]
-        gaps = np.diff(times)
-        usual = float(np.median(gaps)) if len(gaps) else 0.0
-        for place in np.flatnonzero(gaps > LONG * usual):
-            begin, end = times[place], times[place + 1]
-            yield Spike(request.index, begin, end, cause(begin, end, steps, gaps[place] - usual, page_s))
 
 
 def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]], over_s: float, page_s: float) -> str:

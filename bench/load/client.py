@@ -12,11 +12,9 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
-from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.load.http import Connection
@@ -52,13 +50,6 @@ class Shot:
     """Why no whole answer came, except what is in the answer itself."""
 
 
-class _Here(HTTPRedirectHandler):
-    """Follows no redirect: it would carry the key to another server."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        """What urllib asks for the next request."""
-
-
 @dataclass
 class Endpoint:
     """The server, its endpoint, and the connections that are open and idle.
@@ -80,8 +71,9 @@ class Endpoint:
             raise ValueError(f"timeout: expected seconds above 0, got {self.timeout_s}")
         self.host, self.ssl = parts.hostname, parts.scheme == "https" or None
         self.port = parts.port or (443 if self.ssl else 80)
-        base, place = parts.path.rstrip("/").removesuffix("/v1"), parts.netloc.rpartition("@")[2]
-        self.address, self.key = f"{parts.scheme}://{place}{base}", f"Bearer {self.api_key}" if self.api_key else ""
+        self.base, place = parts.path.rstrip("/").removesuffix("/v1"), parts.netloc.rpartition("@")[2]
+        self.address = f"{parts.scheme}://{place}{self.base}"
+        self.key = f"Bearer {self.api_key}" if self.api_key else ""
         if parts.username is not None:
             if self.api_key:
                 raise ValueError("api_key: expected none beside a url with a user, got both")
@@ -91,7 +83,7 @@ class Endpoint:
             raise ValueError("api_key: expected printable characters of ASCII, got others")
         key = f"Authorization: {self.key}\r\n" if self.key else ""
         self.head = (
-            f"POST {base}{self.path} HTTP/1.1\r\nHost: {place}\r\n{key}Accept: text/event-stream\r\n"
+            f"POST {self.base}{self.path} HTTP/1.1\r\nHost: {place}\r\n{key}Accept: text/event-stream\r\n"
             "Content-Type: application/json\r\nContent-Length: "
         ).encode()
 
@@ -142,18 +134,17 @@ class Endpoint:
 
         Raises `ValueError` if nothing answers.
         """
-        request = Request(self.address + path, headers={"Authorization": self.key} if self.key else {})
-        began = clock()
+        began, secure = clock(), self.ssl is not None
+        connection = (HTTPSConnection if secure else HTTPConnection)(self.host, self.port, timeout=10)
         try:
-            with build_opener(ProxyHandler({}), _Here()).open(request, timeout=10) as answer:
-                status, text = answer.status, answer.read()
-        except HTTPError as error:
-            status, text = error.code, error.read()
+            connection.request("GET", self.base + path, headers={"Authorization": self.key} if self.key else {})
+            answer = connection.getresponse()
+            status, text = answer.status, answer.read()
         except (OSError, HTTPException) as error:
-            why = getattr(error, "reason", error)
-            raise ValueError(
-                f"url: expected a server at {self.address}, got {str(why) or type(why).__name__}"
-            ) from error
+            why = str(error) or type(error).__name__
+            raise ValueError(f"url: expected a server at {self.address}, got {why}") from error
+        finally:
+            connection.close()
         half = (began + clock()) / 2
         try:
             return status, json.loads(text), half

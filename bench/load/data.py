@@ -100,7 +100,7 @@ class Data:
                 int(random.lognormal(math.log(mean) - sigma**2 / 2, sigma))
                 for mean, sigma in zip(SHAREGPT_MEANS, SHAREGPT_SIGMAS, strict=True)
             )
-            if min(prompt, answer) >= SHORTEST and prompt <= LONGEST_PROMPT and prompt + answer <= LONGEST:
+            if _usual(prompt, answer):
                 return prompt, answer
 
     def _of_file(self, path: Path, random: np.random.Generator) -> Iterator[Prompt]:
@@ -112,15 +112,16 @@ class Data:
             raise ValueError(
                 f"dataset: expected a JSON file in ShareGPT's format, got {str(path)!r}: {error}"
             ) from error
-        sized = [
+        sized = (
             (text, len(text) // CHARACTERS_PER_TOKEN, len(answer) // CHARACTERS_PER_TOKEN) for text, answer in pairs
-        ]
-        fit = [
-            Prompt(text, None, answer)
-            for text, tokens, answer in sized
-            if min(tokens, answer) >= SHORTEST and tokens <= LONGEST_PROMPT and tokens + answer <= LONGEST
-        ]
+        )
+        fit = [Prompt(text, None, answer) for text, tokens, answer in sized if _usual(tokens, answer)]
         if not fit:
             raise ValueError(f"dataset: expected conversations of usual length in {str(path)!r}, got none")
         while True:
             yield from (fit[place] for place in random.permutation(len(fit)))
+
+
+def _usual(prompt: int, answer: int) -> bool:
+    """Whether a conversation of so many tokens is one that vLLM's and SGLang's loaders keep."""
+    return min(prompt, answer) >= SHORTEST and prompt <= LONGEST_PROMPT and prompt + answer <= LONGEST

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -48,11 +50,6 @@ class Tool:
     """The percentile of values; by default it interpolates between two of them."""
 
 
-def _first_that_reaches(values: Sequence[float], q: int) -> float:
-    """The least value such that `q` percent of all are no larger."""
-    return float(np.percentile(values, q, method="inverted_cdf"))
-
-
 def _at_the_index(values: Sequence[float], q: int) -> float:
     """Of n sorted values the one at the index n q / 100."""
     return sorted(values)[min(len(values) - 1, len(values) * q // 100)]
@@ -66,22 +63,17 @@ def _per_token(time_s: float, tokens: int) -> list[float]:
     return [time_s / (tokens - 1)] if tokens > 1 else []
 
 
-def _gaps(chunks: Sequence[StreamEvent]) -> list[float]:
-    return [later.time_s - before.time_s for before, later in zip(chunks, chunks[1:], strict=False)]
-
-
-def _vllm(request: Request) -> DefinedTimes | None:
-    if not (chunks := _kinds(request, "text", "empty", "role")):
+def _by_chunks(
+    request: Request, *kinds: str, due: bool = False, whole: bool = False, gaps: bool = True
+) -> DefinedTimes | None:
+    """From the send, or when it was due, to the first and the last chunk of these kinds, or to the last of the `whole`
+    stream."""
+    if not (chunks := _kinds(request, *kinds)):
         return None
-    ttft, e2e = (chunk.time_s - request.sent_s for chunk in (chunks[0], chunks[-1]))
-    return DefinedTimes(ttft, e2e, _gaps(chunks), _per_token(e2e - ttft, output_tokens(request)))
-
-
-def _sglang(request: Request) -> DefinedTimes | None:
-    if not (texts := _kinds(request, "text")):
-        return None
-    ttft, e2e = (chunk.time_s - request.sent_s for chunk in (texts[0], request.chunks[-1]))
-    return DefinedTimes(ttft, e2e, _gaps(texts), _per_token(e2e - ttft, output_tokens(request)))
+    begin, last = request.scheduled_s if due else request.sent_s, (request.chunks if whole else chunks)[-1]
+    ttft, e2e = chunks[0].time_s - begin, last.time_s - begin
+    itl = [later.time_s - before.time_s for before, later in pairwise(chunks)] if gaps else []
+    return DefinedTimes(ttft, e2e, itl, _per_token(e2e - ttft, output_tokens(request)))
 
 
 def _aiperf(request: Request) -> DefinedTimes | None:
@@ -103,13 +95,6 @@ def _guidellm(request: Request) -> DefinedTimes | None:
     return DefinedTimes(first - request.sent_s, end - request.sent_s, itl * (tokens - 1), tpot * tokens)
 
 
-def _mlperf(request: Request) -> DefinedTimes | None:
-    if not (texts := _kinds(request, "text")):
-        return None
-    ttft, e2e = (chunk.time_s - request.scheduled_s for chunk in (texts[0], texts[-1]))
-    return DefinedTimes(ttft, e2e, [], _per_token(e2e - ttft, output_tokens(request)))
-
-
 def _ours(request: Request) -> DefinedTimes | None:
     if (times := times_of(request)) is None:
         return None
@@ -125,12 +110,15 @@ def _last_text(requests: Sequence[Request]) -> float:
 
 def _whole_run(trace: Trace, requests: Sequence[Request]) -> float:
     """From the begin of the run, before its first gap, to the last end."""
-    begin = trace.begin_s + trace.warmup_s
-    return max(request.end_s or 0.0 for request in requests) - begin
+    return _last_end(requests) - (trace.begin_s + trace.warmup_s)
 
 
-def _sent_to_last_text(trace: Trace, requests: Sequence[Request]) -> float:
-    return _last_text(requests) - min(request.sent_s for request in requests)
+def _last_end(requests: Sequence[Request]) -> float:
+    return max(request.end_s or 0.0 for request in requests)
+
+
+def _first_send(requests: Sequence[Request]) -> float:
+    return min(request.sent_s for request in requests)
 
 
 def _due_to_last_token(trace: Trace, requests: Sequence[Request]) -> float:
@@ -158,7 +146,7 @@ TOOLS = (
         tpot="(E2E - TTFT) / (output tokens - 1)",
         e2e="last chunk with a choice - send",
         throughput="output tokens / (start of the run to its end)",
-        reading=_vllm,
+        reading=lambda request: _by_chunks(request, "text", "empty", "role"),
         seconds=_whole_run,
     ),
     Tool(
@@ -169,7 +157,7 @@ TOOLS = (
         tpot="(E2E - TTFT) / (output tokens - 1)",
         e2e="last line of the stream, also usage and [DONE] - send",
         throughput="output tokens / (start of the run to its end)",
-        reading=_sglang,
+        reading=lambda request: _by_chunks(request, "text", whole=True),
         seconds=_whole_run,
     ),
     Tool(
@@ -181,7 +169,7 @@ TOOLS = (
         e2e="last chunk with text - send",
         throughput="output tokens / (first send to last text)",
         reading=_aiperf,
-        seconds=_sent_to_last_text,
+        seconds=lambda trace, requests: _last_text(requests) - _first_send(requests),
     ),
     Tool(
         name="GuideLLM",
@@ -192,10 +180,8 @@ TOOLS = (
         e2e="end of the stream - send",
         throughput="output tokens / (first send to end of the last stream)",
         reading=_guidellm,
-        seconds=lambda trace, requests: (
-            max(request.end_s or 0.0 for request in requests) - min(request.sent_s for request in requests)
-        ),
-        percentile=_first_that_reaches,
+        seconds=lambda trace, requests: _last_end(requests) - _first_send(requests),
+        percentile=partial(np.percentile, method="inverted_cdf"),  # the least value that q percent do not pass
     ),
     Tool(
         name="MLPerf",
@@ -205,7 +191,7 @@ TOOLS = (
         tpot="(E2E - TTFT) / (output tokens - 1)",
         e2e="completion - scheduled arrival",
         throughput="output tokens / (start of the run to the last completion)",
-        reading=_mlperf,
+        reading=lambda request: _by_chunks(request, "text", due=True, gaps=False),
         seconds=lambda trace, requests: _last_text(requests) - trace.begin_s - trace.warmup_s,
         percentile=_at_the_index,
     ),

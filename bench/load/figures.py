@@ -26,42 +26,25 @@ Summary = Mapping[str, float]
 
 
 @own_settings
-def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: str) -> Path:
-    """Writes `rates.png`: TTFT and ITL against the offered rate in requests per second."""
-    figure = new_figure(9.6, 4.0)
-    figure.suptitle("Latency against the offered rate", fontsize=13, weight="bold", x=0.01, ha="left")
+def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: str, frontier: bool = False) -> Path:
+    """Writes `rates.png`: TTFT and ITL against the offered rate in requests per second; or `frontier.png`: against the
+    throughput that was reached, where each point has its offered rate."""
+    figure, names = new_figure(9.6, 4.0), ("steady_output_tokens_per_s", "output_tokens_per_s")
+    title = "Throughput and latency" if frontier else "Latency against the offered rate"
+    figure.suptitle(title, fontsize=13, weight="bold", x=0.01, ha="left")
+    xs = [next((own[name] for name in names if name in own), 0.0) if frontier else rate for rate, own in summaries]
     for axes, (name, title) in zip(
         figure.subplots(1, 2), (("ttft", "TTFT, from the scheduled arrival (ms)"), ("itl", "ITL (ms)")), strict=True
     ):
-        _lines(axes, [rate for rate, _ in summaries], [own for _, own in summaries], name)
-        axes.set_title(title, fontsize=10, loc="left", weight="bold")
-        axes.set_xlabel("requests/s offered", fontsize=9)
-    note(figure, [about])
-    return save(figure, folder / "rates.png")
-
-
-@own_settings
-def draw_frontier(summaries: Sequence[tuple[float, Summary]], folder: Path, about: str) -> Path:
-    """Writes `frontier.png`: latency against the throughput that was reached; each point has its offered rate."""
-    figure = new_figure(9.6, 4.0)
-    figure.suptitle("Throughput and latency", fontsize=13, weight="bold", x=0.01, ha="left")
-    for axes, (name, title) in zip(
-        figure.subplots(1, 2), (("ttft", "TTFT, from the scheduled arrival (ms)"), ("itl", "ITL (ms)")), strict=True
-    ):
-        reached = [_reached(own) for _, own in summaries]
-        _lines(axes, reached, [own for _, own in summaries], name)
-        for index, ((rate, own), x) in enumerate(zip(summaries, reached, strict=True)):
-            if (y := own.get(f"{name}_p50_ms")) is not None:
+        _lines(axes, xs, [own for _, own in summaries], name)
+        for index, ((rate, own), x) in enumerate(zip(summaries, xs, strict=True)):
+            if frontier and (y := own.get(f"{name}_p50_ms")) is not None:
                 place = (-4, 6 if index % 2 else -12)  # below and above in turn, for points that nearly coincide
                 axes.annotate(f"{rate:g}/s", (x, y), place, textcoords="offset points", fontsize=8, color=INK)
         axes.set_title(title, fontsize=10, loc="left", weight="bold")
-        axes.set_xlabel("output tokens/s", fontsize=9)
+        axes.set_xlabel("output tokens/s" if frontier else "requests/s offered", fontsize=9)
     note(figure, [about])
-    return save(figure, folder / "frontier.png")
-
-
-def _reached(own: Summary) -> float:
-    return own.get("steady_output_tokens_per_s", own.get("output_tokens_per_s", 0.0))
+    return save(figure, folder / ("frontier.png" if frontier else "rates.png"))
 
 
 def _lines(axes: Any, xs: Sequence[float], summaries: Sequence[Summary], name: str) -> None:

@@ -13,28 +13,24 @@ from rooflab.bench.engine.runs import engine_record, run_batch, warm_up
 from rooflab.engine.llm import LLM, SamplingParams
 
 
-def measure(
-    name: str, options: Mapping[str, Any], input_len: int, output_len: int, count: int, seed: int, out: Path | None
-) -> dict[str, Any]:
-    """Runs `count` requests that are all there at once, `latency` as one batch, and writes a record to `out`.
+def measure(name: str, options: Mapping[str, Any], sizes: Mapping[str, int], out: Path | None) -> dict[str, Any]:
+    """Runs requests that are all there at once, `latency` as one batch, and writes a record to `out`.
 
-    Raises `ValueError` on lengths that are no lengths, and on those that the model cannot serve.
+    `sizes`: tokens of a prompt and of an answer, and how many requests, by the names of the options.  Raises
+    `ValueError` on sizes below 1, and on those that the model cannot serve.
     """
-    latency = name == "latency"
-    for option, value in (
-        ("input_len", input_len), ("output_len", output_len), ("batch_size" if latency else "num_prompts", count)
-    ):  # fmt: skip
+    for option, value in sizes.items():
         if value < 1:
             raise ValueError(f"{option}: expected at least 1, got {value}")
-    llm = LLM(**{**options, **({"max_num_seqs": count} if latency else {})})
+    input_len, output_len, count = sizes.values()
+    llm = LLM(**{**options, **({"max_num_seqs": count} if name == "latency" else {})})
     # The measured prompts are others than those of the warm-up, which the prefix cache may hold.
     warm_up(llm, input_len)
-    draw = random.Random(seed + 1)
+    draw = random.Random(options["seed"] + 1)
     prompts = [draw.choices(range(llm.arch.vocab_size), k=input_len) for _ in range(count)]
     run = run_batch(llm, prompts, SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True))
     if out:
-        case = {"input_len": input_len, "output_len": output_len, "batch_size" if latency else "num_prompts": count}
         writer = RunWriter(out)
-        writer.write(engine_record(llm, run, name, case, writer.run_id))
+        writer.write(engine_record(llm, run, name, sizes, writer.run_id))
     about = {"model": llm.arch.name, "device": llm.device.type, "dtype": llm.dtype_name}
     return {**about, "status": run.status, "reason": run.reason, **asdict(run.summary)}

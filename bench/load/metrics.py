@@ -109,6 +109,11 @@ def times_of(request: Request) -> Times | None:
     )
 
 
+def prompt_tokens(request: Request) -> int:
+    """By the usage, else those that were asked with."""
+    return request.prompt_tokens or request.asked_prompt_tokens or 0
+
+
 def output_tokens(request: Request) -> int:
     """By the usage, else by the chunks."""
     return request.output_tokens or round(sum(tokens for answer in token_steps(request)[0] for _, tokens in answer))
@@ -150,7 +155,7 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
     steady = trace.last_arrival_s - begin
     tokens = sum(map(output_tokens, answered))
     numbers |= {
-        "prompt_tokens": float(sum(request.prompt_tokens or request.asked_prompt_tokens or 0 for request in answered)),
+        "prompt_tokens": float(sum(map(prompt_tokens, answered))),
         "output_tokens": float(tokens),
         "seconds": float(span),
     }

@@ -13,7 +13,7 @@ import numpy as np
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.record import Record, Status
 from rooflab.bench.load.definitions import TOOLS, DefinedTimes
-from rooflab.bench.load.metrics import broken, failures, noise, output_tokens, summarize
+from rooflab.bench.load.metrics import broken, failures, noise, output_tokens, prompt_tokens, summarize
 from rooflab.bench.load.run import Plan
 from rooflab.bench.load.trace import Request, Trace
 
@@ -57,11 +57,8 @@ def vllm_json(trace: Trace, plan: Plan, limits: Mapping[str, float]) -> dict[str
     pairs = [(request, own) for request, own in zip(requests, readings, strict=True) if own is not None]
     lengths = [output_tokens(request) if own else 0 for request, own in zip(requests, readings, strict=True)]
     duration = VLLM.seconds(trace, [request for request, _ in pairs]) if pairs else 0.0
-    inputs = [request.prompt_tokens or request.asked_prompt_tokens or 0 for request in requests]
-    total_in, total_out = (
-        sum(request.prompt_tokens or request.asked_prompt_tokens or 0 for request, _ in pairs),
-        sum(lengths),
-    )
+    inputs = [prompt_tokens(request) for request in requests]
+    total_in, total_out = sum(prompt_tokens(request) for request, _ in pairs), sum(lengths)
     rate = plan.arrivals.rate if plan.arrivals else math.inf
     good = sum(_good(own, limits) for _, own in pairs)
     per_s = 1 / duration if duration else 0.0

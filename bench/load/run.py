@@ -16,7 +16,7 @@ from rooflab.bench.load.arrivals import Arrivals
 from rooflab.bench.load.causes import on_our_clock
 from rooflab.bench.load.client import Endpoint, Shot, body_of, clock, closed_loop, open_loop, undisturbed
 from rooflab.bench.load.data import Data, Prompt
-from rooflab.bench.load.trace import Trace, phases
+from rooflab.bench.load.trace import Trace, phased
 
 PATHS: Mapping[str, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 READY = 4
@@ -143,12 +143,10 @@ def run_load(target: Endpoint, plan: Plan) -> Trace:
     with undisturbed():
         begin, shots, unready = _run(_load(target, plan, pace))
     last = max((shot.scheduled_s for shot in shots), default=begin)
-    requests = [read_answer(shot) for shot in shots]
-    marks = phases(requests, begin + plan.warmup_s, last)
-    marked = tuple(replace(request, phase=phase) for request, phase in zip(requests, marks, strict=True))
+    requests = phased([read_answer(shot) for shot in shots], begin + plan.warmup_s, last)
     repeated = len(shots) - len({shot.body for shot in shots} - before)
     case = {**plan.case(), "seed": plan.seed}
-    return Trace(begin, plan.warmup_s, last, marked, case, steps_of(target), unready, repeated)
+    return Trace(begin, plan.warmup_s, last, requests, case, steps_of(target), unready, repeated)
 
 
 def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:

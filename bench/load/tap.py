@@ -15,14 +15,14 @@ import json
 import signal
 from asyncio import StreamReader, StreamWriter
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from rooflab.bench.load.answers import read_answer
 from rooflab.bench.load.client import Shot, clock
 from rooflab.bench.load.http import BLANK, Framing
-from rooflab.bench.load.trace import Trace, phases
+from rooflab.bench.load.trace import Trace, phased
 
 READ = 1 << 16
 
@@ -59,10 +59,8 @@ class Tap:
         if len(self.shots) <= skip:
             raise ValueError(f"tap: expected more than {skip} streamed requests, got {len(self.shots)}")
         begin, last = self.shots[skip].scheduled_s, self.shots[-1].scheduled_s
-        requests = [read_answer(shot) for shot in self.shots]
-        marks = phases(requests, begin, last)
-        marked = tuple(replace(request, phase=phase) for request, phase in zip(requests, marks, strict=True))
-        return Trace(begin, 0.0, last, marked, {"data": "another client"})
+        requests = phased([read_answer(shot) for shot in self.shots], begin, last)
+        return Trace(begin, 0.0, last, requests, {"data": "another client"})
 
 
 def _length(head: bytes) -> int:

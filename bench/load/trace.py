@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -103,13 +103,12 @@ def load_trace(path: Path) -> Trace:
         raise ValueError(f"trace: expected a trace of `rooflab load`, got {str(path)!r}: {error}") from error
 
 
-def phases(requests: Sequence[Request], warmup_until_s: float, last_arrival_s: float) -> list[Phase]:
-    """The phase of each request."""
-    return [
-        "warm-up"
-        if request.scheduled_s < warmup_until_s
-        else "cool-down"
-        if (request.end_s or 0.0) > last_arrival_s
-        else "measured"
-        for request in requests
-    ]
+def phased(requests: Sequence[Request], warmup_until_s: float, last_arrival_s: float) -> tuple[Request, ...]:
+    """The requests, each with its phase."""
+
+    def phase(request: Request) -> Phase:
+        if request.scheduled_s < warmup_until_s:
+            return "warm-up"
+        return "cool-down" if (request.end_s or 0.0) > last_arrival_s else "measured"
+
+    return tuple(replace(request, phase=phase(request)) for request in requests)

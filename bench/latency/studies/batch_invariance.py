@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from rooflab.bench.latency.engine_calls import watched_ops
 from rooflab.bench.latency.study import Curve, Lab, Study
 from rooflab.engine.llm import LLM, SamplingParams
-from rooflab.engine.op_times import wrapped_ops
 from rooflab.kernels.choices import bucket_of
 
 
@@ -43,7 +42,6 @@ def run(lab: Lab) -> Study:
     others = [row for row in rows[1:] if row["last_ulps"] > rows[0]["last_ulps"] or row["ulps"] > rows[0]["ulps"]]
     flips = max(row["flipped"] for row in rows) - rows[0]["flipped"]
     return Study(
-        name="batch-invariance",
         claim="The same prompt gives the same tokens whatever else is in the batch",
         source="users of temperature 0; against it He et al., Defeating nondeterminism in LLM inference, 2025",
         rows=rows,
@@ -77,21 +75,16 @@ def _outputs(llm: LLM, prompts: list[list[int]]) -> list[tuple[str, torch.Tensor
     """The first sequence's row of every op's output in its second step, in order, and its logits."""
     seen: list[tuple[str, torch.Tensor]] = []
 
-    def noted(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            result = function(*arguments, **options)
-            for value in result if isinstance(result, tuple) else (result,):
-                if isinstance(value, torch.Tensor) and value.is_floating_point():
-                    seen.append((op, value[0].clone()))
-            return result
-
-        return call
+    def noted(op: str, _: Any, __: Any, result: Any) -> None:
+        for value in result if isinstance(result, tuple) else (result,):
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                seen.append((op, value[0].clone()))
 
     for prompt in prompts:
         llm.add_request(prompt, SamplingParams(max_tokens=3, ignore_eos=True))
     while llm.scheduler.waiting or llm.scheduler.prefilling:
         llm.step()
-    with wrapped_ops(llm.runner, noted):
+    with watched_ops(llm.runner, noted):
         llm.step()
     while llm.has_work:
         llm.step()

@@ -66,7 +66,6 @@ def run(lab: Lab) -> Study:
                      "h100": far[kind][-1]})  # fmt: skip
     gain, wanted, on_h100 = (rows[1][name] / rows[0][name] for name in ("tokens_per_s", "predicted", "h100"))
     return Study(
-        name="batching",
         claim="Continuous batching gives 5 to 10 times the throughput of static batches",
         source="Orca (Yu et al., OSDI 2022) as it is often quoted",
         rows=rows,
@@ -78,7 +77,7 @@ def run(lab: Lab) -> Study:
         ) + (
             Curve("measured", KINDS, [row["tokens_per_s"] for row in rows], low=[row["low"] for row in rows],
                   high=[row["high"] for row in rows]),
-            Curve("measured, predicted", KINDS, [row["predicted"] for row in rows], dashed=True),
+            Curve("measured, predicted", KINDS, [row["predicted"] for row in rows]),
         ),
         far_x="sequences of a batch", y="output tokens/s",
         about=f"{lab.about(llm)}, {count} answers of one token or, one in {batch}, of {data.output_len[1]}",

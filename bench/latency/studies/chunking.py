@@ -6,7 +6,7 @@ from typing import Any
 
 from rooflab.bench.latency.calibrate import calibrated, recorded_steps
 from rooflab.bench.latency.step_model import StepWork
-from rooflab.bench.latency.study import Curve, Lab, Study, at_least, at_most, spread, worst
+from rooflab.bench.latency.study import Lab, Study, at_least, at_most, curves, spread, worst
 from rooflab.engine.llm import LLM, SamplingParams
 
 
@@ -38,7 +38,6 @@ def run(lab: Lab) -> Study:
     gain = rows[-1]["gap_ms"] / rows[0]["gap_ms"]
     price = rows[0]["ttft_ms"] / rows[-1]["ttft_ms"]
     return Study(
-        name="chunking",
         claim="Chunked prefill takes the spikes out of others' ITL at little cost",
         source="Sarathi-Serve (Agrawal et al., OSDI 2024)",
         rows=rows,
@@ -46,14 +45,12 @@ def run(lab: Lab) -> Study:
         number=f"chunks of {chunks[0]} make the longest gap {gain:.1f} times shorter ({rows[0]['gap_ms']:.0f} for "
         f"{rows[-1]['gap_ms']:.0f} ms), and the long prompt's own TTFT {price:.2f} times as long",
         curves=(
-            Curve("longest gap of others", chunks, [row["gap_ms"] for row in rows],
-                  low=[row["low_ms"] for row in rows], high=[row["high_ms"] for row in rows]),
-            Curve("longest gap of others, predicted", chunks, [row["predicted_gap_ms"] for row in rows], dashed=True),
-            Curve("TTFT of the long prompt", chunks, [row["ttft_ms"] for row in rows]),
-            Curve("TTFT of the long prompt, predicted", chunks, [row["predicted_ttft_ms"] for row in rows],
-                  dashed=True),
-            Curve("longest gap of 64 others", [16 * n for n in chunks], [row["h100_gap_ms"] for row in rows], 1),
-            Curve("TTFT of the long prompt", [16 * n for n in chunks], [row["h100_ttft_ms"] for row in rows], 1),
+            *curves(rows, "chunk", {
+                "longest gap of others": "gap_ms", "longest gap of others, predicted": "predicted_gap_ms",
+                "TTFT of the long prompt": "ttft_ms", "TTFT of the long prompt, predicted": "predicted_ttft_ms",
+            }, band="longest gap of others"),
+            *curves(rows, "chunk", {"longest gap of 64 others": "h100_gap_ms",
+                                    "TTFT of the long prompt": "h100_ttft_ms"}, 16),
         ),
         x="tokens of a chunk", y="ms", log=True, about=f"{lab.about(llm)}, a prompt of {long} tokens beside {others}",
     )  # fmt: skip

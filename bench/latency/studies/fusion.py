@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rooflab.bench.core.timers.timing import time_functions
-from rooflab.bench.latency.study import Curve, Lab, Study, at_least
+from rooflab.bench.latency.study import Lab, Study, at_least, curves
 from rooflab.engine.llm import LLM
 from rooflab.kernels.registry import Kernel
 
@@ -52,7 +52,6 @@ def run(lab: Lab) -> Study:
     said = f"needs fused kernels, and here serve {' and '.join(plain)}; " if plain else ""
     own = {name: [row for row in rows if row["ops"] == name] for name in names}
     return Study(
-        name="fusion",
         claim="A fused kernel pays because trips to memory do",
         source="FlashAttention (Dao et al., NeurIPS 2022) and every fused norm since",
         rows=rows,
@@ -63,10 +62,8 @@ def run(lab: Lab) -> Study:
             for row in last
         ),
         curves=[
-            curve for name, found in own.items() for curve in (
-                Curve(name, sizes, [row["gain"] for row in found]),
-                Curve(f"{name}, predicted", sizes, [row["predicted"] for row in found], dashed=True),
-            )
+            curve for name, found in own.items()
+            for curve in curves(found, "tokens", {name: "gain", f"{name}, predicted": "predicted"})
         ],
         x="tokens", y="times faster", about=f"{lab.about(llm)}, rows of {WIDTH}, caches emptied before each call",
     )  # fmt: skip

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 from rooflab.bench.core.ceilings import ceilings_for
 from rooflab.bench.latency.ledger import measured
-from rooflab.bench.latency.study import Curve, Lab, Study, at_least, worst
+from rooflab.bench.latency.study import Curve, Lab, Study, at_least, curves, worst
 from rooflab.roofline.model import Ceilings
 from rooflab.roofline.steps import Kind, step_ops
 
@@ -32,15 +32,15 @@ def run(lab: Lab) -> Study:
         rows.append({
             "step": kind, "tokens": batch if kind == "decode" else context, "intensity": flops / moved,
             "gflop": flops / 1e9, "gflops": flops / found.step_ms / 1e6, "step_ms": found.step_ms,
-            "predicted": _roof(ceilings, flops / moved, llm.dtype_name) / 1e9,
+            "predicted": min(ceilings.hbm_bytes_per_s * (flops / moved), _peak(ceilings, llm.dtype_name)) / 1e9,
         })  # fmt: skip
     decodes, prompts = ([row for row in rows if row["step"] == kind] for kind in ("decode", "prefill"))
     last = decodes[2] if len(decodes) > 2 else decodes[-1]
     free = decodes[0]["step_ms"] / last["step_ms"]
     more, longer = (prompts[-1][name] / prompts[0][name] for name in ("gflop", "step_ms"))
+    h100 = lab.h100.device.ceilings()
     ridge = _peak(ceilings, llm.dtype_name) / ceilings.hbm_bytes_per_s
     return Study(
-        name="intensity",
         claim="Decode is bound by memory bandwidth, and prefill by arithmetic",
         source="Pope et al., arXiv 2211.05102, and every essay since",
         rows=rows,
@@ -49,19 +49,15 @@ def run(lab: Lab) -> Study:
         f"{prompts[-1]['tokens']} tokens takes {longer:.2f} times one of {prompts[0]['tokens']}, with {more:.2f} times "
         f"the arithmetic; the ridge is at {ridge:.0f} FLOP a byte here, decode lies at {decodes[0]['intensity']:.2f} "
         f"to {decodes[-1]['intensity']:.1f}, the longest prompt at {rows[-1]['intensity']:.0f}; on an H100 the ridge "
-        f"is at {_h100_ridge(lab):.0f}",
+        f"is at {_peak(h100, 'bfloat16') / h100.hbm_bytes_per_s:.0f}",
         curves=(
-            _curve("decode", decodes, "gflops"),
-            _curve("prefill", prompts, "gflops"),
-            replace(_curve("roof, predicted", rows, "predicted"), dashed=True),
-            *_on_h100(lab),
+            *curves(decodes, "intensity", {"decode": "gflops"}),
+            *curves(prompts, "intensity", {"prefill": "gflops"}),
+            *curves(rows, "intensity", {"roof, predicted": "predicted"}),
+            *(curve for kind in ("decode", "prefill") for curve in _on_h100(lab, kind)),
         ),
         x="FLOP a byte", y="GFLOP/s", log=True, about=f"{lab.about(llm)}; contexts of {works[0][2]}",
     )  # fmt: skip
-
-
-def _curve(name: str, rows: list[dict[str, Any]], key: str) -> Curve:
-    return Curve(name, [row["intensity"] for row in rows], [row[key] for row in rows])
 
 
 def _peak(ceilings: Ceilings, dtype: str) -> float:
@@ -69,29 +65,12 @@ def _peak(ceilings: Ceilings, dtype: str) -> float:
     return ceilings.tensor_flops_per_s[names[dtype]]
 
 
-def _roof(ceilings: Ceilings, intensity: float, dtype: str) -> float:
-    return min(ceilings.hbm_bytes_per_s * intensity, _peak(ceilings, dtype))
-
-
-def _h100_ridge(lab: Lab) -> float:
-    ceilings = lab.h100.device.ceilings()
-    return ceilings.tensor_flops_per_s["bf16"] / ceilings.hbm_bytes_per_s
-
-
-def _on_h100(lab: Lab) -> list[Curve]:
-    found = []
-    for name, steps in (
-        (
-            "decode",
-            [(lab.h100.ops("decode", n, 1024), step_ops(lab.h100.arch, "decode", n, 1024)) for n in (1, 8, 64, 256)],
-        ),
-        (
-            "prefill",
-            [(lab.h100.ops("prefill", 1, n), step_ops(lab.h100.arch, "prefill", 1, n)) for n in (128, 512, 4096)],
-        ),
-    ):
-        flops = [sum(x.calls * x.cost.flops for x in costs) for _, costs in steps]
-        moved = [sum(x.calls * x.cost.bytes for x in costs) for _, costs in steps]
-        speed = [f / sum(op.ms for op in ops) / 1e6 for f, (ops, _) in zip(flops, steps, strict=True)]
-        found.append(Curve(name, [f / m for f, m in zip(flops, moved, strict=True)], speed, 1))
-    return found
+def _on_h100(lab: Lab, kind: Kind) -> Iterator[Curve]:
+    rows = []
+    for n in (1, 8, 64, 256) if kind == "decode" else (128, 512, 4096):
+        batch, context = (n, 1024) if kind == "decode" else (1, n)
+        costs = step_ops(lab.h100.arch, kind, batch, context)
+        flops, moved = sum(x.calls * x.cost.flops for x in costs), sum(x.calls * x.cost.bytes for x in costs)
+        ms = sum(op.ms for op in lab.h100.ops(kind, batch, context))
+        rows.append({"intensity": flops / moved, "gflops": flops / ms / 1e6})
+    return curves(rows, "intensity", {kind: "gflops"}, 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 from rooflab.bench.latency.ledger import seconds_of, stepping
 from rooflab.bench.latency.step_model import StepWork
-from rooflab.bench.latency.study import Curve, Lab, Study, at_least, at_most, spread, worst
+from rooflab.bench.latency.study import Lab, Study, at_least, at_most, curves, spread, worst
 from rooflab.engine.llm import LLM, SamplingParams
 
 
@@ -39,7 +39,6 @@ def run(lab: Lab) -> Study:
     growth = [rows[-1][name] / rows[0][name] for name in ("cache_ms", "no_cache_ms")]
     steps = lengths[-1] / lengths[0]
     return Study(
-        name="kv-cache",
         claim="The KV cache saves O(n^2): a token costs the same however long the text is",
         source="introductions to LLM inference, such as Pope et al., arXiv 2211.05102",
         rows=rows,
@@ -47,12 +46,9 @@ def run(lab: Lab) -> Study:
         number=f"with {steps:g} times the tokens a token takes {growth[0]:.2f} times as long with the cache, and "
         f"{growth[1]:.1f} times without; at {lengths[-1]} tokens the cache saves {saved:.0%}",
         curves=(
-            Curve("with the cache", lengths, [row["cache_ms"] for row in rows]),
-            Curve("without", lengths, [row["no_cache_ms"] for row in rows],
-                  low=[row["low_ms"] for row in rows], high=[row["high_ms"] for row in rows]),
-            Curve("without, predicted", lengths, [row["predicted_ms"] for row in rows], dashed=True),
-            Curve("with the cache", [8 * n for n in lengths], [row["h100_cache_ms"] for row in rows], 1),
-            Curve("without", [8 * n for n in lengths], [row["h100_no_cache_ms"] for row in rows], 1),
+            *curves(rows, "tokens", {"with the cache": "cache_ms", "without": "no_cache_ms",
+                                     "without, predicted": "predicted_ms"}, band="without"),
+            *curves(rows, "tokens", {"with the cache": "h100_cache_ms", "without": "h100_no_cache_ms"}, 8),
         ),
         x="tokens before", y="ms a token", log=True, about=lab.about(with_cache),
     )  # fmt: skip

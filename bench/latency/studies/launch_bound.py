@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from rooflab.bench.latency.ledger import measured, seconds_of, stepping
-from rooflab.bench.latency.study import Curve, Lab, Study, at_least, at_most, spread, worst
+from rooflab.bench.latency.study import Curve, Lab, Study, at_least, at_most, curves, spread, worst
 from rooflab.engine.llm import LLM
 from rooflab.engine.op_times import wrapped_ops
 from rooflab.roofline.architecture import Architecture, get_architecture
@@ -51,7 +52,6 @@ def run(lab: Lab) -> Study:
     needs = "needs CUDA graphs, which a CPU does not have; " if on_cpu else ""
     how = "as its ops" if on_cpu else "without graphs as with them"
     return Study(
-        name="launch-bound",
         claim="Small models at small batches are bound by launches, and CUDA graphs take that away",
         source="vLLM's and FlashInfer's documentation of CUDA graphs",
         rows=rows + [{"by arithmetic": model, **{f"h100_batch_{n}": x for n, x in zip(sizes, own, strict=True)}}
@@ -69,13 +69,10 @@ def run(lab: Lab) -> Study:
     )  # fmt: skip
 
 
-def _curves(name: str, rows: list[dict[str, Any]]) -> list[Curve]:
+def _curves(name: str, rows: list[dict[str, Any]]) -> Iterator[Curve]:
     own = [row for row in rows if row["model"] == name]
-    told = [row for row in own if row["predicted"] is not None]
-    return [
-        Curve(name, [row["batch"] for row in own], [row["times"] for row in own]),
-        Curve(f"{name}, predicted", [row["batch"] for row in told], [row["predicted"] for row in told], dashed=True),
-    ]
+    yield from curves(own, "batch", {name: "times"})
+    yield from curves([row for row in own if row["predicted"]], "batch", {f"{name}, predicted": "predicted"})
 
 
 def _times(llm: LLM, batch: int, few: int) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from itertools import islice
 from statistics import mean
 from typing import Any
 
-from rooflab.bench.latency.study import Curve, Lab, Study, at_least, at_most, worst
+from rooflab.bench.latency.study import Lab, Study, at_least, at_most, curves, worst
 from rooflab.bench.load.data import Data
 from rooflab.engine.llm import SamplingParams
 
@@ -49,7 +49,6 @@ def run(lab: Lab) -> Study:
         })  # fmt: skip
     gain = rows[1]["at_once"] / rows[0]["at_once"]
     return Study(
-        name="paging",
         claim="Paging fits 2 to 4 times as many sequences, and wastes less than 4% of the cache",
         source="Kwon et al., SOSP 2023",
         rows=rows,
@@ -57,9 +56,6 @@ def run(lab: Lab) -> Study:
         number=f"{gain:.1f} times as many sequences at once ({rows[1]['at_once']:.1f}, {rows[0]['at_once']:.1f}); of "
         f"held pages {rows[1]['waste']:.1%} are empty, of the contiguous cache {rows[0]['waste']:.0%}; the gain is the "
         f"longest context ({longest}) over what a sequence holds in the mean ({rows[0]['mean_length']:.0f})",
-        curves=(
-            Curve("sequences", ("contiguous", "paged"), [row["at_once"] for row in rows]),
-            Curve("sequences, predicted", ("contiguous", "paged"), [row["predicted"] for row in rows], dashed=True),
-        ),
+        curves=tuple(curves(rows, "cache", {"sequences": "at_once", "sequences, predicted": "predicted"})),
         y="sequences at once", about=f"memory for {slots} tokens, pages of {PAGE}",
     )  # fmt: skip

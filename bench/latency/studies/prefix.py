@@ -7,7 +7,7 @@ from typing import Any
 from rooflab.bench.latency.calibrate import calibrated
 from rooflab.bench.latency.ledger import seconds_of
 from rooflab.bench.latency.step_model import StepModel, StepWork
-from rooflab.bench.latency.study import Curve, Lab, Study, at_least, spread
+from rooflab.bench.latency.study import Lab, Study, at_least, curves, spread
 from rooflab.engine.llm import SamplingParams
 
 
@@ -40,7 +40,6 @@ def run(lab: Lab) -> Study:
     saved, predicted = (1 - last[f"{name}warm_ms"] / last[f"{name}cold_ms"] for name in ("", "predicted_"))
     computed = suffix / (prefixes[-1] + suffix)
     return Study(
-        name="prefix",
         claim="A cached prefix makes the TTFT that of the rest of the prompt",
         source="SGLang (Zheng et al., arXiv 2312.07104)",
         rows=rows,
@@ -48,13 +47,11 @@ def run(lab: Lab) -> Study:
         number=f"with {prefixes[-1]} of {prefixes[-1] + suffix} tokens cached the TTFT falls by {saved:.0%} "
         f"({predicted:.0%} predicted; {1 - computed:.0%} of the tokens are not computed)",
         curves=(
-            Curve("nothing cached", prefixes, [row["cold_ms"] for row in rows]),
-            Curve("nothing cached, predicted", prefixes, [row["predicted_cold_ms"] for row in rows], dashed=True),
-            Curve("prefix cached", prefixes, [row["warm_ms"] for row in rows],
-                  low=[row["low_ms"] for row in rows], high=[row["high_ms"] for row in rows]),
-            Curve("prefix cached, predicted", prefixes, [row["predicted_warm_ms"] for row in rows], dashed=True),
-            Curve("nothing cached", [8 * n for n in prefixes], [row["h100_cold_ms"] for row in rows], 1),
-            Curve("prefix cached", [8 * n for n in prefixes], [row["h100_warm_ms"] for row in rows], 1),
+            *curves(rows, "prefix", {
+                "nothing cached": "cold_ms", "nothing cached, predicted": "predicted_cold_ms",
+                "prefix cached": "warm_ms", "prefix cached, predicted": "predicted_warm_ms",
+            }, band="prefix cached"),
+            *curves(rows, "prefix", {"nothing cached": "h100_cold_ms", "prefix cached": "h100_warm_ms"}, 8),
         ),
         x="tokens of the prefix", y="TTFT (ms)", about=f"{lab.about(llm)}, {suffix} tokens behind the prefix",
     )  # fmt: skip

@@ -46,7 +46,6 @@ def run(lab: Lab) -> Study:
     h100 = [1e3 * of.seconds(StepWork(1, 2048, (), 1)) for of in (lab.h100, far)]
     first, last, widths = rows[0], rows[-1], [row["bits"] for row in rows]
     return Study(
-        name="quantisation",
         claim="Half the bits a weight halve the ITL, at little error",
         source="weight-only quantisation such as Frantar et al., arXiv 2210.17323",
         rows=rows,
@@ -57,9 +56,9 @@ def run(lab: Lab) -> Study:
         curves=(
             Curve("ITL", widths, [row["itl_ms"] for row in rows], low=[row["low_ms"] for row in rows],
                   high=[row["high_ms"] for row in rows]),
-            Curve("ITL, predicted", widths, [first["itl_ms"] / row["predicted"] for row in rows], dashed=True),
+            Curve("ITL, predicted", widths, [first["itl_ms"] / row["predicted"] for row in rows]),
             Curve("ITL", (16, 8), h100, 1),
-            Curve("ITL, predicted", (16, 8), (h100[0], h100[0] / 2), 1, dashed=True),
+            Curve("ITL, predicted", (16, 8), (h100[0], h100[0] / 2), 1),
         ),
         x="bits a weight", y="ms",
         about=f"{llm.arch.name} on {llm.device.type}, one sequence of 64 tokens; activations are bf16 with int8",
