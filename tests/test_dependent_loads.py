@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from bars import chain as dependent
 from bars import one_token as bars
 from test_bars import record
 from test_microkernels import Recorded
@@ -12,7 +13,6 @@ from rooflab.bench.compile.sass import parse_code
 from rooflab.bench.compile.static import CompileRequest, compile_kernels
 from rooflab.bench.compile.worker import read_cubin
 from rooflab.bench.core import record_files
-from rooflab.bench.core.ceilings import streams
 from rooflab.bench.core.noise import Samples
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
@@ -75,7 +75,7 @@ def recorded(depth):
         kernels.append(Recorded(source, name, options))
         return kernels[-1]
 
-    streams.chain(keep, torch.device("cpu"), depth).launch(1)
+    dependent.chain(keep, torch.device("cpu"), depth).launch(1)
     return kernels[0]
 
 
@@ -104,18 +104,18 @@ def test_the_chain_waits_for_every_load():
         (grid, threads, _, shared_bytes) = kernel.launches[0]
         found = read_cubin(compile_cubin(kernel.source, options=kernel.options), kernel.name)
         assert waits_for_loads(parse_code(found.sass)) == pytest.approx(depth, abs=0.01)
-        assert (grid, threads, shared_bytes) == (1, streams.CHAIN_THREADS, 0) and found.stack_bytes == 0
+        assert (grid, threads, shared_bytes) == (1, dependent.CHAIN_THREADS, 0) and found.stack_bytes == 0
 
 
 def test_the_chain_is_right_in_the_emulator_and_loads_nothing_twice():
     results = []
     with emulating_cuda(lambda launch, grid, args: results.append(emulate(launch, grid, args))):
-        assert streams.chain(load, torch.device("cpu"), 3).wrong(1) == ""
+        assert dependent.chain(load, torch.device("cpu"), 3).wrong(1) == ""
     (result,) = results
-    assert result.races == () and result.bytes.hbm_read == result.bytes.global_read == 3 * 4 * streams.CHAIN_THREADS
-    assert result.bytes.global_write == 4 * streams.CHAIN_THREADS
+    assert result.races == () and result.bytes.hbm_read == result.bytes.global_read == 3 * 4 * dependent.CHAIN_THREADS
+    assert result.bytes.global_write == 4 * dependent.CHAIN_THREADS
     with pytest.raises(ValueError, match="depth: expected at least 1, got 0"):
-        streams.chain(load, torch.device("cpu"), 0)
+        dependent.chain(load, torch.device("cpu"), 0)
 
 
 def test_the_chain_finds_out_a_load_that_is_left_out():
@@ -126,7 +126,7 @@ def test_the_chain_finds_out_a_load_that_is_left_out():
             return load(source.replace(text, instead), name, options=options)
 
         with emulating_cuda(emulate):
-            assert streams.chain(change, torch.device("cpu"), 4).wrong(1)
+            assert dependent.chain(change, torch.device("cpu"), 4).wrong(1)
 
 
 @pytest.fixture

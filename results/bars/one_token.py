@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from bars import chain as dependent
 from bars.bar import Bar, bar
 from bars.measures import KERNEL_S, answer, cases_of, measure, unmeasured, usable
 
 from rooflab.bench.core.call import Rotation
-from rooflab.bench.core.ceilings import streams
 from rooflab.bench.core.check import already_broken
 from rooflab.bench.core.noise import Samples, why_invalid, with_reading
 from rooflab.bench.core.record import Record
@@ -67,10 +67,10 @@ def _floor(context: Context, depth: int) -> tuple[Callable[[], object] | None, s
     """A launch of the floor; or None and the reason."""
     device = torch.device(context.device)
     if context.dry_run:
-        start = torch.arange(streams.CHAIN_THREADS)
+        start = torch.arange(dependent.CHAIN_THREADS)
         return partial(_indexing, torch.arange(len(start)), start, depth), ""
     try:
-        chain = streams.chain(_cuda.load, device, depth)
+        chain = dependent.chain(_cuda.load, device, depth)
         wrong = chain.wrong(1)
     except (ValueError, RuntimeError) as error:  # no CuPy, a source that does not compile, or a launch that fails
         return None, f"the floor: {error}"
