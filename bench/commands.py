@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core import record_files
 from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.record import Record
-from rooflab.bench.core.record_files import RunWriter, result_folder
+from rooflab.bench.core.record_files import RunWriter, read, result_folder
 from rooflab.bench.core.select import Selection, default_scheme, pick_device
 from rooflab.bench.core.settings import Settings
 from rooflab.bench.report.figures import Drawing, bounds_on, placed_on
@@ -137,7 +136,7 @@ def newest_records(path: Path | None) -> tuple[list[Record], Path]:
     """The records at `path` or, without one, of the newest local run; and the folder for their figures."""
     if path is None:
         files = sorted(result_folder("local").glob("*/*.jsonl"), key=lambda file: file.stat().st_mtime)
-        runs = [file.parent for file in files if any(record.kind == "bench" for record in record_files.read(file))]
+        runs = [file.parent for file in files if any(record.kind == "bench" for record in read(file))]
         if not runs:
             raise ValueError("records: no local run yet; run `rooflab bench` first, or name a GPU with --gpu")
         path = runs[-1]
@@ -147,7 +146,7 @@ def newest_records(path: Path | None) -> tuple[list[Record], Path]:
 def _read(path: Path) -> list[Record]:
     """The records of a file, or of a folder and those in it, or the benchmarks in a JSON file of pytest-benchmark."""
     if path.suffix != ".json":
-        return record_files.read_all(path) if path.is_dir() else record_files.read(path)
+        return read(path, deep=True)
     from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark  # imports pandas and pytest
 
     return list(read_pytest_benchmark(path).records)

@@ -132,7 +132,7 @@ def tune(
 
     Exit status 11 where a config that was measured is wrong, or in a dry run the one that it favours.
     """
-    from rooflab.bench.core import record_files as files
+    from rooflab.bench.core.record_files import read, result_folder
     from rooflab.bench.tune.choose import write_choices
     from rooflab.bench.tune.tune import COLUMNS, tune_op
 
@@ -141,14 +141,14 @@ def tune(
     if records is not None:
         if not choose:
             raise ValueError("records: expected --choose with it")
-        written = write_choices([record for record in files.read_all(records) if record.op == op])
+        written = write_choices([record for record in read(records, deep=True) if record.op == op])
         if not written:
             raise ValueError(f"records: expected {op}'s, timed and checked on a GPU in bf16; got none in {records}")
         show.result({"written": written})
         for path in written:
             show.line(f"written: {path}")
         return
-    folder = out or files.result_folder()
+    folder = out or result_folder()
     report = tune_op(
         op,
         kernel or [],

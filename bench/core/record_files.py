@@ -33,22 +33,24 @@ def write(path: Path, *records: Record) -> None:
         os.close(descriptor)
 
 
-def read(path: Path) -> list[Record]:
-    """All records of a file, or of a folder's `*.jsonl` files in the order of their names.
+def read(path: Path, deep: bool = False) -> list[Record]:
+    """All records of a file, or of a folder's `*.jsonl` files in the order of their paths; with `deep`, also of those in
+    the folders in it.
 
     Raises `ValueError` with file and line on a truncated or unreadable record, and if the path does not exist.
     """
     path = Path(path)
     if path.is_dir():
-        return [record for file in sorted(path.glob("*.jsonl")) for record in _read_file(file)]
+        files = path.rglob("*.jsonl") if deep else path.glob("*.jsonl")
+        return [record for file in sorted(files) for record in _read_file(file)]
     if not path.is_file():
         raise ValueError(f"records: expected a file or folder, got {str(path)!r}")
     return list(_read_file(path))
 
 
 def read_all(folder: Path) -> list[Record]:
-    """All records in a folder and in the folders in it, in the order of their paths.  Raises as `read`."""
-    return [record for file in sorted(folder.rglob("*.jsonl")) for record in read(file)]
+    """`read` of a folder and of the folders in it."""
+    return read(folder, deep=True)
 
 
 def _read_file(path: Path) -> Iterator[Record]:
