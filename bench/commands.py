@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from rooflab.bench.base.plain import Json, Row
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.record import Record
@@ -26,19 +26,19 @@ LEAST_S, TIMING_SHARE = 0.05, 0.3
 inputs, checks and compilation."""
 
 
-def kernel_rows(ops: Sequence[str] | None = None) -> list[dict[str, Any]]:
+def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
     """One row per kernel: op, name, role, backend, available, reason.
 
     A missing library kernel has a row too, and so has a plug-in that cannot be imported.
     """
     device = pick_device(None)
     serves = _settled() if device.type == "cpu" else {}
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for op in ops or registry.ops():
         spec = registry.get_op(op)
         for kernel in registry.kernels(op).values():
             reason = kernel.why_not_here(device)
-            row: dict[str, Any] = {"op": op, "name": kernel.name, "role": kernel.role, "backend": kernel.backend}
+            row: Row = {"op": op, "name": kernel.name, "role": kernel.role, "backend": kernel.backend}
             here = "interpreted" if device.type == "cpu" and kernel.backend == "triton" else ""
             words = [str(reason) if reason else serves.get(kernel.id, here)]
             if device.type == "cpu" and kernel.has_code and (reason is None or reason.status == "UNSUPPORTED"):
@@ -57,7 +57,7 @@ def _settled() -> dict[str, str]:
     """By kernel, the buckets that it serves in the model that was loaded last on this CPU."""
     from rooflab.engine.settle import PROVISIONAL, known
 
-    newest: dict[str, Any] = next(known(), {"times_us": {}})
+    newest: dict[str, Json] = next(known(), {"times_us": {}})
     buckets: dict[str, list[str]] = {}
     order = [name for name, _, _ in all_buckets()]
     for op, of_op in newest["times_us"].items():

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rooflab.bench import show
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, terminated_as_exception
+
+if TYPE_CHECKING:
+    from rooflab.bench.ab.commands import AbReport
 
 HELP = """Compare two kernels, two git revisions, or two record files, in pairs of fresh processes.
 
@@ -102,7 +105,7 @@ def ab(
     raise typer.Exit(status)
 
 
-def _draw(report: Any, status: int) -> None:
+def _draw(report: AbReport, status: int) -> None:
     from rooflab.bench.ab import output
 
     for title, outcomes in report.tables:

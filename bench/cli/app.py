@@ -13,7 +13,7 @@ from pathlib import Path
 from shutil import which
 from traceback import extract_tb
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -51,7 +51,7 @@ def _pretended_card() -> AbstractContextManager[object]:
 class Command(TyperCommand):
     """A command that refuses wrong names before torch is imported, and whose errors name options as they are typed."""
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         """Runs the command."""
         try:
             check_names(ctx.params, {param.name for param in self.params if param.param_type_name == "argument"})

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.plain import Row
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app
 from rooflab.bench.cli.load import WAITS, draw, laws, name_of
@@ -93,7 +94,7 @@ def simulate(
         prefix_caching=data == "prefix", num_speculative_tokens=drafted if drafts.speculate else 0,
     )  # fmt: skip
     taken: StepModel
-    delay_s, prices = 0.0, list[dict[str, Any]]()
+    delay_s, prices = 0.0, list[Row]()
     if steps:
         taken, delay_s = step_model.of_trace(load_trace(steps))
     else:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.plain import JsonObject, Row
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
 from rooflab.roofline.numbers import counted
@@ -86,7 +87,7 @@ def target_of(launcher: str, shapes: list[str] | None, argument: str, dtype: str
     return KernelCase(found.kernel.op, found.kernel.name, found.case, found.scheme, found.file)
 
 
-def _show(title: str, answer: Mapping[str, Any], prediction: str, lines: bool) -> None:
+def _show(title: str, answer: JsonObject, prediction: str, lines: bool) -> None:
     style = None if answer["status"] == "OK" else "red"
     show.line(f"{title}: {answer['status']}{': ' + answer['reason'] if answer['reason'] else ''}", style)
     for launch in answer["launches"]:
@@ -107,7 +108,7 @@ def _show(title: str, answer: Mapping[str, Any], prediction: str, lines: bool) -
         show.line(prediction)
 
 
-def _show_launch(launch: Mapping[str, Any]) -> None:
+def _show_launch(launch: JsonObject) -> None:
     moved = launch["bytes"]
     rows = [
         ("HBM, each sector once", moved["hbm_read"], moved["hbm_write"]),
@@ -137,7 +138,7 @@ def _show_launch(launch: Mapping[str, Any]) -> None:
         show.line(text)
 
 
-def _show_lines(launch: Mapping[str, Any]) -> None:
+def _show_lines(launch: JsonObject) -> None:
     by_file: dict[str, dict[int, Mapping[str, int]]] = {}
     for file, line, counts in launch["lines"]:
         by_file.setdefault(file, {})[line] = counts
@@ -147,7 +148,7 @@ def _show_lines(launch: Mapping[str, Any]) -> None:
         show.table(rows, columns, Path(file).name if file else "no source line")
 
 
-def _annotated(source: Sequence[str], counted: Mapping[int, Mapping[str, int]]) -> list[dict[str, Any]]:
+def _annotated(source: Sequence[str], counted: Mapping[int, Mapping[str, int]]) -> list[Row]:
     """The source lines from the first counted line to the last."""
     rows = []
     for line in range(min(counted), max(counted) + 1):

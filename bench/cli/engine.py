@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.plain import Json
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
 
@@ -126,6 +127,6 @@ def lab(
     from rooflab.bench.lab import run_lab
 
     show.beside_json()
-    summary: dict[str, Any] = run_lab(out, smoke)
+    summary: dict[str, Json] = run_lab(out, smoke)
     show.result(summary)
     exit_for(set(summary["statuses"]))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.plain import Row
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
 from rooflab.bench.cli.emulate import target_of
@@ -208,7 +209,7 @@ def profile(
     if out:
         writer = RunWriter(out, record.run_id)
         writer.write(record)
-    rows: list[dict[str, Any]] = ncu.compared(modelled, taken)
+    rows: list[Row] = ncu.compared(modelled, taken)
     launches = ncu.launch_rows(taken)
     more = {"compared": rows, "counted": launches, "metrics": record.metrics, "note": note}
     show.result(explained.to_dict() | more)

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.plain import Row
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, begin_run, exit_for, terminated_as_exception
@@ -169,7 +170,7 @@ def _show_faults(results: Sequence[CheckResult], check: Checkers, limit_s: float
         show.note(f"again: {command}")
 
 
-def _show_checks(results: Sequence[CheckResult], rows: Sequence[dict[str, Any]]) -> None:
+def _show_checks(results: Sequence[CheckResult], rows: Sequence[Row]) -> None:
     from rooflab.bench.checks.checking import check_rows
     from rooflab.bench.core.record import NOT_RUN
 

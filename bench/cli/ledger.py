@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.plain import Json
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
 from rooflab.bench.cli.clock import PublishedTimes
@@ -51,7 +52,7 @@ class StepOptions:
     device: option.Device = None
     out: option.Out = None
 
-    def engine(self, loading: str = "loading the model", **options: Any) -> LLM:
+    def engine(self, loading: str = "loading the model", **options: Json) -> LLM:
         """An engine for such steps; tokens are read in their own step, so that its time is that of one step."""
         from rooflab.engine.llm import LLM
 

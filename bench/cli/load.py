@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.plain import Json, Row
 from rooflab.bench.base.system_time import time
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
@@ -19,6 +20,7 @@ from rooflab.roofline.numbers import digits
 
 if TYPE_CHECKING:
     from rooflab.bench.load.arrivals import Arrivals
+    from rooflab.bench.load.client import Endpoint
     from rooflab.bench.load.run import Plan
     from rooflab.bench.load.trace import Trace
 
@@ -108,7 +110,7 @@ def load(
     _load(target, plans, limits, left)
 
 
-def _load(target: Any, plans: list[Plan], limits: dict[str, float], left: Left) -> None:
+def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], left: Left) -> None:
     from rooflab.bench.core.record_files import RunWriter, result_folder
     from rooflab.bench.load import results
     from rooflab.bench.load.causes import LONG, spikes
@@ -118,7 +120,7 @@ def _load(target: Any, plans: list[Plan], limits: dict[str, float], left: Left) 
     from rooflab.kernels._files import write_whole
 
     folder = left.out or result_folder()
-    writer, rows, traces, files = RunWriter(folder), list[dict[str, Any]](), list[Any](), list[Path]()
+    writer, rows, traces, files = RunWriter(folder), list[Row](), list[Any](), list[Path]()
     for plan in plans:
         name = name_of(plan) if len(plans) > 1 else ""
         with show.waiting(f"load {name_of(plan)}"):
@@ -156,7 +158,7 @@ def _load(target: Any, plans: list[Plan], limits: dict[str, float], left: Left) 
     exit_for({results.exit_status(trace) for trace in traces})
 
 
-def draw(folder: Path, plans: list[Plan], rows: list[dict[str, Any]], traces: list[Trace]) -> list[Path]:
+def draw(folder: Path, plans: list[Plan], rows: list[Row], traces: list[Trace]) -> list[Path]:
     """Writes the figures of a load: of one run a waterfall; of a sweep also its rates and its frontier."""
     from rooflab.bench.load import figures
 
@@ -213,7 +215,7 @@ def laws(
     return [None if rate is None else Arrivals(rate, law, burstiness)]
 
 
-def _fields(text: str) -> dict[str, Any]:
+def _fields(text: str) -> dict[str, Json]:
     try:
         value = json_text.loads(text)
     except json_text.JSONDecodeError:
@@ -223,7 +225,7 @@ def _fields(text: str) -> dict[str, Any]:
     return value
 
 
-def _show_xray(rows: list[dict[str, Any]]) -> None:
+def _show_xray(rows: list[Row]) -> None:
     from rooflab.bench.load.definitions import texts
 
     show.line()

@@ -6,11 +6,11 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Any
 
+from rooflab.bench.base.plain import JsonObject
 from rooflab.roofline.architecture import get_architecture
 from rooflab.roofline.device import get_device
 from rooflab.roofline.names import values_by_name
@@ -19,7 +19,7 @@ OTHER_SOURCES = ("base", "compare", "good", "records")
 """Options with which ops and kernels are those of other revisions or of records."""
 
 
-def check_names(given: Mapping[str, Any], arguments: Container[str]) -> None:
+def check_names(given: JsonObject, arguments: Container[str]) -> None:
     """Raises `ValueError` on an empty name, or an unknown device, GPU, model, op or kernel, among a command's values.
 
     `arguments`: those without an option, for `--op` is a filter.  What files, plug-ins, records and other revisions may

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from rooflab.bench.base import plain
 from rooflab.bench.cli.names import parse_swaps
 from rooflab.kernels._folders import check_writable
 
@@ -42,7 +43,7 @@ def check_seconds(option: typer.CallbackParam, seconds: float | None) -> float |
     return seconds
 
 
-def launcher(op: str | None, of_ops: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+def launcher(op: str | None, of_ops: Mapping[str, object], own: Mapping[str, object]) -> str:
     """`op` if it is path.py::function, else an empty text; refuses the options that the other kind has."""
     found = op if op and "::" in op else ""
     for name, value in (of_ops if found else own).items():
@@ -69,7 +70,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         ]
 
     @wraps(command)
-    def called(**given: Any) -> None:
+    def called(**given: plain.Json) -> None:
         made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
         command(**made, **given)
 
@@ -166,7 +167,7 @@ class EngineOptions:
     device: Device = None
     seed: int = 0
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, plain.Json]:
         """The options of `LLM`."""
         return {**asdict(self), "swap": parse_swaps(self.swap or [])}
 

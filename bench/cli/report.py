@@ -6,11 +6,12 @@ import json as json_text
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.plain import Json, Row
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app
 from rooflab.roofline.numbers import counted
@@ -103,9 +104,9 @@ def history(
         show.line(text)
 
 
-def _by_kernel(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _by_kernel(rows: list[Row]) -> list[Row]:
     """One row for each kernel: its cases by state, and its worst last step."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["op"], row["kernel"]), []).append(row)
     found = []
@@ -126,7 +127,7 @@ def _by_kernel(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
+def _shown(row: Row) -> dict[str, Json]:
     """A row of the table: changes in percent, and facts that all kernels of a machine share as one text."""
     step = row["last_step"]
     where = ", ".join(part for part in (row["machine"], row["setting"], row["timer"]) if part)
@@ -169,9 +170,9 @@ def bytes_(
     _show(draw_levels(records, folder), writer.path, rows, [_megabytes(row) for row in rows])
 
 
-def _megabytes(row: dict[str, Any]) -> dict[str, Any]:
+def _megabytes(row: Row) -> dict[str, Json]:
     """A row that fits into a terminal: the sum of read and written megabytes."""
-    found: dict[str, Any] = {"kernel": row["kernel"]}
+    found: dict[str, Json] = {"kernel": row["kernel"]}
     for level in ("hbm", "l2", "shared"):
         both = [row[name] for way in ("read", "write") if (name := f"moved_{level}_{way}_bytes") in row]
         found[f"{level}_mb"] = sum(both) / 1e6 if both else None
@@ -247,7 +248,7 @@ def schedule(
     _show(picture, path, rows, rows)
 
 
-def _summary(found: TileSchedule) -> dict[str, Any]:
+def _summary(found: TileSchedule) -> dict[str, Json]:
     return {
         "kernel": found.kernel,
         "basis": found.basis,
@@ -261,7 +262,7 @@ def _summary(found: TileSchedule) -> dict[str, Any]:
     }
 
 
-def _show(picture: Path, numbers: Path, found: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
+def _show(picture: Path, numbers: Path, found: list[Row], rows: list[Row]) -> None:
     """What was found, and the rows of it that fit into a terminal."""
     show.result({"figure": picture, "numbers": numbers, "kernels": found})
     show.table(rows, tuple(dict.fromkeys(name for row in rows for name in row)), "")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.plain import Json
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app
@@ -84,7 +85,7 @@ def serve(
         max_queue, max_body_bytes, max_tokens, timeout_s, key if api_key else None, tuple(allow_origin or ()),
         max_head_bytes, receive_s, keep_alive_s,
     )  # fmt: skip
-    common: dict[str, Any] = {
+    common: dict[str, Json] = {
         "host": host, "port": port, "name": name, "limits": limits, "threads": threads, "drain_s": drain_s,
         "say": show.line,
     }  # fmt: skip
@@ -100,7 +101,12 @@ def serve(
 
 
 def _replicas(
-    options: dict[str, Any], count: int, most: int | None, cluster: str | None, otlp: str | None, common: dict[str, Any]
+    options: dict[str, Json],
+    count: int,
+    most: int | None,
+    cluster: str | None,
+    otlp: str | None,
+    common: dict[str, Json],
 ) -> None:
     try:
         from rooflab.engine.serve.replicas import Replicas, serve_replicas

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.plain import Json
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
 
@@ -61,7 +62,7 @@ def static(
 
     device = device_for(gpu)
     store = None if no_cache else Store()
-    of_ops: dict[str, Any] = {"kernel": kernel, "suite": suite, "scheme": scheme, "all": every_case, "config": config}
+    of_ops: dict[str, Json] = {"kernel": kernel, "suite": suite, "scheme": scheme, "all": every_case, "config": config}
     of_ops |= {"all_configs": all_configs, "compare": compare, "toolchain": toolchain}
     launcher = option.launcher(op, of_ops, {"argument": argument, "dtype": dtype})
     query = Query(op, tuple(kernel or ()), tuple(suite or SUITES), tuple(case or ()), tuple(scheme or ()), every_case)

@@ -6,11 +6,12 @@ import importlib.util
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.plain import Json
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for, terminated_as_exception
@@ -89,7 +90,7 @@ def suite(
         raise typer.Exit(ExitStatus.INVALID)
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: dict[str, Json]) -> None:
     from rooflab.bench.suite import state
 
     show.result(found)

@@ -34,8 +34,8 @@ def write(path: Path, *records: Record) -> None:
 
 
 def read(path: Path, deep: bool = False) -> list[Record]:
-    """All records of a file, or of a folder's `*.jsonl` files in the order of their paths; with `deep`, also of those in
-    the folders in it.
+    """All records of a file, or of a folder's `*.jsonl` files in the order of their paths; with `deep`, of the folders
+    in it too.
 
     Raises `ValueError` with file and line on a truncated or unreadable record, and if the path does not exist.
     """
