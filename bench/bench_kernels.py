@@ -14,11 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from rooflab.bench.core.call import Rotation
-from rooflab.bench.core.check_data import CheckTask
-from rooflab.bench.core.outside import Checkers
-from rooflab.bench.core.select import default_scheme, pick_device
-from rooflab.bench.core.timed import Unseen
+from rooflab.bench.core import Checkers, CheckTask, Rotation, Unseen, default_scheme, pick_device
 from rooflab.bench.plugin.plugin import SKIPPED, asked
 from rooflab.kernels.registry import get_kernel, get_op, interpreting, kernels, ops
 from rooflab.reference.spec import Case, OpSpec, get_scheme

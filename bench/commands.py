@@ -8,11 +8,17 @@ from pathlib import Path
 
 from rooflab.bench.base.plain import Json, Row
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core.measure import Measurement
-from rooflab.bench.core.record import Record
-from rooflab.bench.core.record_files import RunWriter, read, result_folder
-from rooflab.bench.core.select import Selection, default_scheme, pick_device
-from rooflab.bench.core.settings import Settings
+from rooflab.bench.core import (
+    Measurement,
+    Record,
+    RunWriter,
+    Selection,
+    Settings,
+    default_scheme,
+    pick_device,
+    read,
+    result_folder,
+)
 from rooflab.bench.report.figures import Drawing, bounds_on, placed_on
 from rooflab.kernels import registry
 from rooflab.kernels._folders import check_caches

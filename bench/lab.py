@@ -15,13 +15,21 @@ from rooflab.bench.base.system_time import time
 from rooflab.bench.checks.checking import summarize_checks
 from rooflab.bench.checks.drawn import listed_checks
 from rooflab.bench.commands import count_benches, run_benches
-from rooflab.bench.core.check_data import CheckResult, CheckTask
-from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.outside import Checkers
-from rooflab.bench.core.record import NOT_RUN, Record
-from rooflab.bench.core.record_files import RunWriter, result_folder
-from rooflab.bench.core.select import Selection, default_scheme, first_case, pick_device
-from rooflab.bench.core.settings import Settings
+from rooflab.bench.core import (
+    NOT_RUN,
+    Checkers,
+    CheckResult,
+    CheckTask,
+    Environment,
+    Record,
+    RunWriter,
+    Selection,
+    Settings,
+    default_scheme,
+    first_case,
+    pick_device,
+    result_folder,
+)
 from rooflab.bench.engine.runs import (
     PROMPT_SET,
     EngineRun,
@@ -71,7 +79,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
         fetch()  # first, because without the model minutes of work would end without a summary
     folder = out or result_folder()
     started = time.monotonic()
-    environment = snapshot()
+    environment = Environment.now()
     show.line(f"rooflab on {environment.gpu.name if environment.gpu else environment.cpu}\n", "bold")
     writer = RunWriter(folder)
     engine, ops = _run_engine(writer, smoke)
@@ -115,7 +123,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
 
 def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], list[Record]]:
     """Checks and times every kernel, op by op, and shows a line for each op as soon as both are done."""
-    device, environment = pick_device(None), snapshot()
+    device, environment = pick_device(None), Environment.now()
     suite, budget_s = ("smoke", 0.1) if smoke else ("smollm2_135m", BENCH_S)
     results: list[CheckResult] = []
     records: list[Record] = []

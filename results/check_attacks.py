@@ -31,7 +31,7 @@ from rooflab.bench.base.plain import markdown_table
 from rooflab.bench.checks.drawn import drawn_checks, turns_of
 from rooflab.bench.cli.kernels import CHECK_S
 from rooflab.bench.core.check_data import CheckResult, CheckTask
-from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.outside import Checkers
 from rooflab.bench.core.process import cores
 from rooflab.bench.core.record import NOT_RUN
@@ -161,7 +161,7 @@ def main() -> None:
         )
     right_s, right_seeds = (CHECK_S, [1]) if given.folder else (RIGHT_S, [1, 2, 3, 4, 5])
     os.environ["OMP_NUM_THREADS"] = "1"
-    machine = snapshot()
+    machine = Environment.now()
     about = f"{cores()} cores of {machine.cpu}, torch {machine.torch}; a wrong kernel has {CHECK_S:.0f} s, "
     about += f"a right one {right_s:.0f} s"
     about += "; right kernels in an earlier run" if given.wrong else ""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.engine.block_manager import BlockManager
@@ -120,7 +120,7 @@ def write_engine_numbers(folder: Path, name: str, case: Mapping[str, Any], resul
             kind="engine",
             run_id=writer.run_id,
             status="OK",
-            **snapshot().record_fields(),
+            **Environment.now().record_fields(),
             case_id=name,
             case=case,
             device="cpu",

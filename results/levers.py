@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.base.plain import markdown_table
-from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.environment import Environment
 from rooflab.bench.emulate.run import run
 from rooflab.bench.predict.cases import KernelCase, predict_all
 from rooflab.kernels._files import write_whole
@@ -144,7 +144,7 @@ def record_of(device: Device) -> dict[str, Any]:
             side["largest_difference"] = max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
         about = {"op": lever.op, "scheme": lever.scheme, "emulated_case": lever.small}
         levers.append({**about, "sides": sides, "predicted": predicted(lever, device)})
-    return {"gpu": device.name, "basis": "predicted", **snapshot().record_fields(), "levers": levers}
+    return {"gpu": device.name, "basis": "predicted", **Environment.now().record_fields(), "levers": levers}
 
 
 def page_of(record: Mapping[str, Any]) -> str:

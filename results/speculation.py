@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.latency.calibrate import calibrated
@@ -163,7 +163,7 @@ def main() -> None:
         metrics |= {"measured_break_even": found["measured"]["break_even"]}
         case = {"rounds": given.rounds, "new_tokens": given.new_tokens, "drafted": given.drafted}
         writer = RunWriter(given.out)
-        common = snapshot().record_fields()
+        common = Environment.now().record_fields()
         writer.write(Record(
             kind="engine", run_id=writer.run_id, status="OK", **common, case_id="speculation", case=case, device="cpu",
             basis="measured", timer="perf_counter", metrics=metrics,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rooflab.bench.core.environment import Gpu, snapshot
+from rooflab.bench.core.environment import Environment, Gpu
 from rooflab.bench.core.timers import card as module
 
 HOLDS = """
@@ -22,7 +22,7 @@ sys.stdin.read()
 
 def test_a_second_run_waits_for_the_first_and_says_so_once(monkeypatch, tmp_path):
     card = Gpu("NVIDIA H100 80GB HBM3", "GPU-1", 85 * 10**9, 132, 50 * 2**20)
-    monkeypatch.setattr(module, "snapshot", lambda index: replace(snapshot(), gpu=card))
+    monkeypatch.setattr(module, "snapshot", lambda index: replace(Environment.now(), gpu=card))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     said = []
     with module.card_lock(torch.device("cuda"), said.append):

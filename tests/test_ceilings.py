@@ -7,7 +7,7 @@ import torch
 from rooflab.bench.core import ceilings as module
 from rooflab.bench.core import record_files
 from rooflab.bench.core.ceilings import MachineLimits, assemble, ceilings_for, cpu_limits, limits_for, raise_ceilings
-from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.noise import Samples, above_limits, why_invalid
 from rooflab.bench.core.record import Record
 from rooflab.roofline.device import get_device
@@ -26,7 +26,7 @@ def cpu_records(memory, fp32=1e9, bf16=4e9, noise="", run_id="r"):
         "status": "NOISY" if noise else "OK",
         "reason": noise,
     }
-    fields |= snapshot().record_fields()
+    fields |= Environment.now().record_fields()
     rates = {"fp32 matrix": ("fp32", fp32), "bf16 matrix": ("bf16", bf16), "fp32 vector": ("fp32", fp32)}
     found = [Record(kernel=limit, scheme=dtype, flops_per_s=rate, **fields) for limit, (dtype, rate) in rates.items()]
     return [Record(kernel="memory copy", bytes_per_s=memory, **fields), *found]
@@ -59,8 +59,8 @@ def measured(monkeypatch, tmp_path):
 def test_ceilings_are_measured_once_and_kept(measured):
     first = ceilings_for(CPU)
     assert ceilings_for(CPU) == first and measured.calls == 1 and first.kind == "measured"
-    assert first.device == snapshot().cpu
-    file = measured.folder / f"{snapshot().machine_key}.jsonl"
+    assert first.device == Environment.now().cpu
+    file = measured.folder / f"{Environment.now().machine_key}.jsonl"
     assert [path.name for path in file.parent.iterdir()] == [file.name], "no temporary file is left"
     records = record_files.read(file)
     assert [record.kernel for record in records] == ["memory copy", "fp32 matrix", "bf16 matrix", "fp32 vector"]
@@ -102,10 +102,10 @@ def test_16_bit_operands_may_be_multiplied_in_fp32(monkeypatch):
     rates = {torch.float32: 3e9, torch.float16: 1e9, torch.bfloat16: 7e9}
     monkeypatch.setattr(cpu_limits, "measure_gemm", lambda dtype, budget_s: rates[dtype])
     monkeypatch.setattr(cpu_limits, "measure_bandwidth", lambda budget_s: {"read": 1e9})
-    found, _ = assemble(cpu_limits.measure_cpu(snapshot(), 5.0), CPU)
+    found, _ = assemble(cpu_limits.measure_cpu(Environment.now(), 5.0), CPU)
     assert found.tensor_flops_per_s == {"fp32": 3e9, "fp16": 3e9, "bf16": 7e9} and found.vector_flops_per_s == 3e9
     monkeypatch.setattr(cpu_limits, "noise", lambda seconds, waiting: "busy")
-    records = cpu_limits.measure_cpu(snapshot(), 5.0)
+    records = cpu_limits.measure_cpu(Environment.now(), 5.0)
     assert {(record.status, record.reason) for record in records} == {("NOISY", "busy")}
 
 

@@ -10,7 +10,7 @@ from rooflab.bench.core.ceilings import assemble, best_of, value_of
 from rooflab.bench.core.ceilings import cuda_limits as module
 from rooflab.bench.core.ceilings.cuda_limits import measure_cuda
 from rooflab.bench.core.ceilings.microkernel import Card, Microkernel
-from rooflab.bench.core.environment import Gpu, snapshot
+from rooflab.bench.core.environment import Environment, Gpu
 from rooflab.bench.core.noise import Samples
 from rooflab.bench.core.record import Record
 from rooflab.kernels._cuda import CudaCompileError
@@ -18,7 +18,7 @@ from rooflab.kernels._cuda import CudaCompileError
 CARD = Card(torch.device("cpu"), sm=90, sms=132, l2_bytes=2**20)
 CUDA = torch.device("cuda")
 GPU = Gpu("NVIDIA H200", "GPU-1", 141 * 10**9, 132, 60 * 2**20, "580.1", 1980, 3201, 700.0, True, False)
-ON_H200 = replace(snapshot(), gpu=GPU, machine_key="nvidia-h200-16c-00000000")
+ON_H200 = replace(Environment.now(), gpu=GPU, machine_key="nvidia-h200-16c-00000000")
 
 
 class World:
@@ -70,7 +70,7 @@ def measure(world, monkeypatch, *groups, makers=None, timers=(), budget_s=10.0, 
     monkeypatch.setattr(module, "card_of", lambda device: CARD)
     monkeypatch.setattr(module, "time_functions", world.time)
     monkeypatch.setattr(module._cuda, "load", load)
-    return measure_cuda(CARD.device, replace(snapshot(), gpu=gpu), budget_s, advance)
+    return measure_cuda(CARD.device, replace(Environment.now(), gpu=gpu), budget_s, advance)
 
 
 def test_the_fastest_shape_counts_and_all_are_kept(world, monkeypatch):

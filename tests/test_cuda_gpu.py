@@ -6,7 +6,7 @@ import pytest
 import torch
 from bars.flush import compare_flushes
 
-from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.noise import why_invalid
 from rooflab.bench.core.settings import TIMERS
 from rooflab.bench.core.timers import tampered
@@ -101,7 +101,7 @@ def test_peak_memory_is_the_allocators():
 
 
 def test_the_device_reads_its_own_clock(product):
-    gpu = snapshot().gpu
+    gpu = Environment.now().gpu
     top_hz = 1e6 * (gpu.max_sm_clock_mhz or 3000)
     assert 0.2 * top_hz < sm_clock_under_load(DEVICE) < 1.02 * top_hz
     with ClockWatch(gpu.uuid, DeviceClock(DEVICE)) as watch:
@@ -123,5 +123,5 @@ def test_nothing_of_torch_looks_replaced_on_a_build_with_cuda():
 
 @pytest.mark.skipif(not os.environ.get("ROOFLAB_TEST_LOCKS_CLOCKS"), reason="changes the card's settings")
 def test_clocks_are_locked():
-    with locked_clocks(snapshot().gpu.uuid, lambda: sm_clock_under_load(DEVICE)) as mhz:
+    with locked_clocks(Environment.now().gpu.uuid, lambda: sm_clock_under_load(DEVICE)) as mhz:
         assert mhz > 300

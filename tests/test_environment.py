@@ -12,7 +12,7 @@ import torch
 from git_repository import git
 
 from rooflab.bench.core import environment as nvml_module
-from rooflab.bench.core.environment import Gpu, git_state, last_level_cache_bytes, machine_key, snapshot
+from rooflab.bench.core.environment import Environment, Gpu, git_state, last_level_cache_bytes, machine_key
 from rooflab.bench.core.timers.card import ClockWatch
 from rooflab.kernels.precision import pin_matmul_precision
 
@@ -20,7 +20,7 @@ GPU = Gpu("NVIDIA H200", "GPU-1", 141 * 10**9, 132, 60 * 2**20, power_limit_w=70
 
 
 def test_a_snapshot_names_versions_and_threads_and_no_persons_and_places():
-    text = json.dumps(snapshot().to_dict())
+    text = json.dumps(Environment.now().to_dict())
     found = json.loads(text)
     assert (found["torch"], found["threads"]) == (torch.__version__, torch.get_num_threads())
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
@@ -134,10 +134,10 @@ def nvml(monkeypatch):
 
 
 def test_a_gpu_is_described_as_far_as_it_is_known(nvml, monkeypatch):
-    assert snapshot().gpu == Gpu("NVIDIA H200", "GPU-1", 141, 132, 60, "580.1", 1980, 3201, 700.0, True, None)
+    assert Environment.now().gpu == Gpu("NVIDIA H200", "GPU-1", 141, 132, 60, "580.1", 1980, 3201, 700.0, True, None)
     assert nvml.open == 0
     monkeypatch.setattr(nvml_module.importlib.util, "find_spec", lambda name: None)
-    assert snapshot().gpu == Gpu("NVIDIA H200", "GPU-1", 141, 132, 60)
+    assert Environment.now().gpu == Gpu("NVIDIA H200", "GPU-1", 141, 132, 60)
 
 
 def test_the_clock_watch_keeps_extremes_and_every_throttle_bit(nvml):
@@ -163,9 +163,9 @@ def test_the_clock_watch_reads_nothing_where_there_is_nothing(nvml, uuid):
 def test_matmul_precision_is_pinned_and_recorded():
     torch.set_float32_matmul_precision("high")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
-    assert snapshot().matmul_precision == "high+16-bit reductions"
+    assert Environment.now().matmul_precision == "high+16-bit reductions"
     pin_matmul_precision()
-    assert snapshot().matmul_precision == "highest"
+    assert Environment.now().matmul_precision == "highest"
 
 
 def test_a_copy_without_git_names_the_commit_that_it_is_told_and_its_tree_shows_changes(monkeypatch):

@@ -8,7 +8,7 @@ import torch
 from test_child_processes import assert_gone
 
 from rooflab.bench.core.check_data import CheckTask
-from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.outside import Checkers
 from rooflab.bench.suite import passed
 from rooflab.kernels import registry
@@ -99,10 +99,10 @@ def launcher_in(file):
 def test_code_that_has_passed_is_known_until_it_or_what_lies_beside_it_changes(tmp_path):
     file = tmp_path / "mine" / "mine.py"
     kernel = Kernel("rmsnorm", "mine", "optimized", "triton", launcher_in(file))
-    known = passed.Passed(snapshot(), tmp_path / "cache")
+    known = passed.Passed(Environment.now(), tmp_path / "cache")
     assert not known.holds(kernel)
     known.keep({kernel.id: known.code(kernel)})
-    assert known.holds(kernel) and passed.Passed(snapshot(), tmp_path / "cache").holds(kernel)
+    assert known.holds(kernel) and passed.Passed(Environment.now(), tmp_path / "cache").holds(kernel)
     file.with_name("helper.py").write_text("BLOCK = 64\n")
     assert not known.holds(kernel)
 

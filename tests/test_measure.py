@@ -15,7 +15,7 @@ from rooflab.bench.core import call as calls
 from rooflab.bench.core import measure as module
 from rooflab.bench.core import timed
 from rooflab.bench.core.check import BROKEN
-from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.measure import Measurement
 from rooflab.bench.core.noise import Samples
@@ -111,7 +111,7 @@ def test_a_record_holds_the_reading_its_work_and_its_bound(reading):
     assert record.bound_ms == pytest.approx(288e-6) and record.limiter == "memory"
     assert record.bound_fraction == pytest.approx(288e-9)
     assert record.ceilings["kind"] == "measured" and record.environment["torch"] == torch.__version__
-    assert record.commit == snapshot().commit and record.clocks is None and record.activity_hash is None
+    assert record.commit == Environment.now().commit and record.clocks is None and record.activity_hash is None
 
 
 def test_traffic_that_nobody_states_is_left_open(reading):

@@ -11,7 +11,7 @@ from rooflab.bench.core.ceilings import compute, cuda_limits, value_of
 from rooflab.bench.core.ceilings.compute import mma_sync, vector, wgmma
 from rooflab.bench.core.ceilings.microkernel import disagreement
 from rooflab.bench.core.ceilings.streams import streams
-from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.environment import Environment
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
 from rooflab.kernels._cuda import load
@@ -66,7 +66,7 @@ def test_the_whole_measurement_runs_with_the_real_timer(monkeypatch):
     monkeypatch.setattr(compute, "dtypes_of", lambda sm: ("bf16",))
     named = []
     with emulating_cuda(emulate):
-        records = cuda_limits.measure_cuda(CARD.device, snapshot(), 0.1, named.append)
+        records = cuda_limits.measure_cuda(CARD.device, Environment.now(), 0.1, named.append)
     assert [record.kernel for record in records] == ["fma", "ex2", "rsqrt", "bf16 mma.sync", "launch perf_counter"]
     assert named == ["fma", "ex2", "rsqrt", "bf16 mma.sync", "launch"]
     assert {record.status for record in records} <= {"OK", "INVALID"}

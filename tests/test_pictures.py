@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from torch.profiler import profile
 
 from rooflab.bench.core import record_files
-from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.environment import Environment
 from rooflab.bench.emulate import calls as emulated_calls
 from rooflab.bench.report.pictures import figures, schedule
 from rooflab.bench.report.pictures.figures import draw_levels, panels_of
@@ -264,7 +264,7 @@ def test_schedules_of_both_kinds_are_drawn(tmp_path):
     shape = shape_of_small()
     kept = schedule._read("tma", shape, rows)
     plan = planned("ping_pong", case(SMALL), BF16, 4)
-    environment = snapshot()
+    environment = Environment.now()
     for found in ([plan], [kept], [kept, plan]):
         path = figures.draw_schedules(found, case(SMALL), BF16, environment, tmp_path)
         assert path.read_bytes().startswith(b"\x89PNG")

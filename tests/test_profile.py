@@ -16,7 +16,7 @@ from op_kernels import own_registry  # noqa: F401
 
 from rooflab.bench.core import environment as source_tree
 from rooflab.bench.core import record_files
-from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.record import Record
 from rooflab.bench.predict import launch_once as _launch_once
 from rooflab.bench.predict import ncu
@@ -309,7 +309,7 @@ def joined(own, profile):
 def test_a_profile_is_joined_to_the_tunable_kernel_that_was_timed(monkeypatch, commit):
     """In a bare checkout too, where the tree's hash names the code."""
     monkeypatch.setattr(source_tree, "_own_tree", lambda: "this tree")
-    here = replace(snapshot(), commit=commit, dirty=None if commit is None else False)
+    here = replace(Environment.now(), commit=commit, dirty=None if commit is None else False)
     monkeypatch.setattr(ncu, "snapshot", lambda: here)
     target = TARGET._replace(kernel="fused")
     kernel = registry.get_kernel("rmsnorm", "fused")

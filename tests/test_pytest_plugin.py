@@ -16,7 +16,7 @@ from test_ceilings import cpu_records
 from rooflab.bench import bench_kernels
 from rooflab.bench.core import ceilings
 from rooflab.bench.core import functions as fixture
-from rooflab.bench.core.environment import snapshot
+from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.noise import Samples, with_reading
 from rooflab.bench.core.record import Record, unpack_samples
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark
@@ -138,7 +138,7 @@ def test_results_can_be_saved_and_compared(project, pytester):
 
 
 def test_noise_decides_no_comparison_and_alone_ends_with_13(project, pytester, monkeypatch):
-    here = snapshot().to_dict()
+    here = Environment.now().to_dict()
 
     def time_kernel(checked, *_, **limits):
         seconds = checked.result

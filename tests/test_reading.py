@@ -14,7 +14,7 @@ from test_measure import CASE, CEILINGS, FP32, SPEC, kernel, passes, run
 from rooflab.bench.ab.sides import Wanted, two_kernels
 from rooflab.bench.core import environment, timed
 from rooflab.bench.core import measure as module
-from rooflab.bench.core.environment import git_state, snapshot
+from rooflab.bench.core.environment import Environment, git_state
 from rooflab.bench.core.noise import CAUSES, Samples, above_limits, why_invalid
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.settings import Settings
@@ -238,7 +238,7 @@ def test_a_users_file_is_hashed_into_its_record(tmp_path, samples):
     sides = two_kernels(Wanted(("silu_and_mul",), (str(file), "library"), schemes=("fp32",)))
     assert sides.a.commit == commit != sides.b.commit, "of an A/B too"
     library = registry.get_kernel("silu_and_mul", "library")
-    ours = snapshot().record("bench", library, SPEC.cases["smoke"][0], "fp32", "r")
+    ours = Environment.now().record("bench", library, SPEC.cases["smoke"][0], "fp32", "r")
     assert ours.commit == ours.environment["commit"] and "rooflab" not in ours.environment
 
 

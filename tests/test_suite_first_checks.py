@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from rooflab.bench.core.check_data import CheckResult
-from rooflab.bench.core.environment import Gpu, snapshot
+from rooflab.bench.core.environment import Environment, Gpu
 from rooflab.bench.suite import first, passed
 from rooflab.bench.suite.entries import Context
 from rooflab.bench.suite.passed import first_taken
@@ -50,7 +50,7 @@ CARD = Gpu("NVIDIA H100 80GB HBM3", "GPU-1", 85 * 10**9, 132, 50 * 2**20)
 def first_checks(monkeypatch, tmp_path):
     """The first checks on a card that is not there, of which `how` says what becomes of each kernel; and the tried."""
     monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(first, "snapshot", lambda: replace(snapshot(), gpu=CARD))
+    monkeypatch.setattr(first, "snapshot", lambda: replace(Environment.now(), gpu=CARD))
     monkeypatch.setattr(
         Kernel, "why_not_here", lambda k, _: Refusal("UNAVAILABLE", "not installed") if k.role == "peer" else None
     )
@@ -103,5 +103,5 @@ def test_a_later_visit_checks_what_changed_or_failed_and_nothing_else(first_chec
     assert found.figures["right before"] == len(OURS) - len(changed)
     assert first_checks("three")[1] == {}, "on this machine nothing is checked twice"
     shutil.rmtree(tmp_path / "cache")
-    monkeypatch.setattr(first, "snapshot", lambda: replace(snapshot(), gpu=replace(CARD, name="NVIDIA H200")))
+    monkeypatch.setattr(first, "snapshot", lambda: replace(Environment.now(), gpu=replace(CARD, name="NVIDIA H200")))
     assert first_checks("four", trust=tmp_path / "one")[1].keys() == OURS, "another card trusts nothing of it"

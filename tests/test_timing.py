@@ -21,7 +21,7 @@ from bars.flush import compare_flushes
 from fake_cuda import FakeCuda
 
 from rooflab.bench.core import timers
-from rooflab.bench.core.noise import Samples, noise, with_reading
+from rooflab.bench.core.noise import Samples, why_noisy, with_reading
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.settings import check_timer
 from rooflab.bench.core.timers import Flush, Observed, Timer, cpu, grid_of, tampered, timing
@@ -73,12 +73,12 @@ def nothing():
     ],
 )
 def test_noise_is_waiting_threads_spread_or_drift(seconds, waiting, why):
-    found = noise(seconds, waiting)
+    found = why_noisy(seconds, waiting)
     assert found.startswith(why) and bool(found) == bool(why), found
 
 
 def test_a_noisy_reading_gets_more_samples_until_it_is_none(monkeypatch):
-    monkeypatch.setattr(timing, "noise", noise)
+    monkeypatch.setattr(timing, "why_noisy", why_noisy)
     now = itertools.count(step=0.01)
     monkeypatch.setattr(timing, "perf_counter", lambda: next(now))
     quiet = time_functions({"f": nothing}, budget_s=1.0, more_s=9.0, timer=FakeTimer())["f"]

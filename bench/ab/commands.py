@@ -15,8 +15,7 @@ from rooflab.bench.ab.self_test import KERNELS, self_test
 from rooflab.bench.ab.sides import ROOT, Comparison, Listed, Side, SideName, Wanted, check_names, two_kernels, two_trees
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
 from rooflab.bench.base.statuses import ExitStatus
-from rooflab.bench.core.process import ChildFailed
-from rooflab.bench.core.select import choose_kernels
+from rooflab.bench.core import ChildFailed, choose_kernels
 from rooflab.bench.revisions.changes import touched_files, touched_ops, users
 from rooflab.bench.revisions.repository import files_in, import_path, repository_of
 from rooflab.bench.revisions.trees import changed_files, check_contract, checked_out, pins, working_tree

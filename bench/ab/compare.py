@@ -26,8 +26,7 @@ from rooflab.bench.ab.pairs import AbSettings
 from rooflab.bench.ab.run import AbResult, run
 from rooflab.bench.ab.sides import Comparison, Side, SideName, Target
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
-from rooflab.bench.core.functions import FunctionOp
-from rooflab.bench.core.record import Verdict
+from rooflab.bench.core import FunctionOp, Verdict
 from rooflab.kernels._user_files import import_file
 from rooflab.roofline.numbers import change
 

@@ -16,9 +16,7 @@ from rooflab.bench.ab.sides import Comparison, Side, SideName, Wanted
 from rooflab.bench.ab.verdict import Rules
 from rooflab.bench.base.plain import plain
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core.process import Child, ChildFailed
-from rooflab.bench.core.record import Record, Status
-from rooflab.bench.core.settings import Settings
+from rooflab.bench.core import Child, ChildFailed, Record, Settings, Status
 from rooflab.roofline.numbers import counted
 
 

@@ -30,8 +30,7 @@ from rooflab.bench.ab.verdict import (
     wants_confirmation,
 )
 from rooflab.bench.base.statuses import ExitStatus
-from rooflab.bench.core.record import NOT_RUN, Record, Verdict
-from rooflab.bench.core.record_files import read
+from rooflab.bench.core import NOT_RUN, Record, Verdict, read
 
 NO_MACHINE = ("unknown", "imported-unknown-")
 """Prefixes of the keys of unknown machines."""

@@ -22,8 +22,7 @@ from rooflab.bench.ab.verdict import (
     wants_confirmation,
 )
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core.record import NOT_RUN, Record, Status, Verdict
-from rooflab.bench.core.record_files import RunWriter
+from rooflab.bench.core import NOT_RUN, Record, RunWriter, Status, Verdict
 
 Read = list[tuple[SideName, str, Record]]
 """Side, key and record of readings."""

@@ -14,7 +14,7 @@ from rooflab.bench.ab.pairs import AbSettings
 from rooflab.bench.ab.run import AbResult, run
 from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
 from rooflab.bench.ab.verdict import effects_of, floor_of, remember_floors
-from rooflab.bench.core.environment import git_state
+from rooflab.bench.core import git_state
 from rooflab.kernels import registry
 
 KERNELS = (

@@ -9,9 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from rooflab.bench.core.environment import git_state
-from rooflab.bench.core.record import Record
-from rooflab.bench.core.select import choose_kernels
+from rooflab.bench.core import Record, choose_kernels, git_state
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 from rooflab.roofline.model import Cost

@@ -26,7 +26,7 @@ import numpy as np
 
 from rooflab.bench.ab.estimate import ALPHA, Effect, adjusted, estimate, p_above
 from rooflab.bench.base.statuses import ExitStatus
-from rooflab.bench.core.record import Verdict
+from rooflab.bench.core import Verdict
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder
 

@@ -17,12 +17,7 @@ import torch
 
 from rooflab.bench.ab.sides import Target
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core.call import Rotation
-from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.failed import Failed
-from rooflab.bench.core.measure import Measurement
-from rooflab.bench.core.record import Record, Status
-from rooflab.bench.core.settings import Settings
+from rooflab.bench.core import Environment, Failed, Measurement, Record, Rotation, Settings, Status
 from rooflab.bench.revisions.repository import kernels_in
 from rooflab.kernels import registry
 from rooflab.kernels.precision import pin_matmul_precision
@@ -36,7 +31,7 @@ def answer(job: Job) -> Iterator[dict[str, Any]]:
     """The answers to a job: one about the process, and for each kernel one at its start and one with its record."""
     device = torch.device(job["device"])
     pin_matmul_precision()
-    yield {"environment": snapshot(device.index or 0).to_dict()}
+    yield {"environment": Environment.now(device.index or 0).to_dict()}
     for file in job["files"] if not job["within"] else ():
         registry.load_file(Path(file))
     own = kernels_in(Path(job["within"]), tuple(map(Path, job["files"]))) if job["within"] else None
@@ -111,8 +106,7 @@ def _ended(blank: Record, status: Status, reason: str) -> Record:
 
 def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, blank: Record, seed: int) -> Record | None:
     """What is wrong with a kernel that has no time here, by its compiled code in the emulator; None if nothing is."""
-    from rooflab.bench.core.check_data import CheckTask
-    from rooflab.bench.core.outside import Checkers
+    from rooflab.bench.core import Checkers, CheckTask
     from rooflab.bench.emulate import emulators
 
     if not kernel.has_code or torch.cuda.is_available():

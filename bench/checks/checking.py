@@ -13,12 +13,7 @@ import torch
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.checks.drawn import HOW, drawn_points, most_work, own_numbers, smallest, turns_of
-from rooflab.bench.core.check_data import CheckResult, CheckTask
-from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.outside import Checkers
-from rooflab.bench.core.record import NOT_RUN
-from rooflab.bench.core.record_files import RunWriter
-from rooflab.bench.core.select import source_of
+from rooflab.bench.core import NOT_RUN, Checkers, CheckResult, CheckTask, Environment, RunWriter, source_of
 from rooflab.kernels import registry
 from rooflab.kernels._folders import check_caches
 from rooflab.reference.spec import Case, get_scheme, nbytes
@@ -41,7 +36,7 @@ def run_checks(
     place.
     """
     check_caches()
-    environment = snapshot(check.device.index or 0)
+    environment = Environment.now(check.device.index or 0)
     ranks = (
         [item.kernel.backend in registry.CPU_BACKENDS for item in checks] if limit_s == math.inf else turns_of(checks)
     )

@@ -19,9 +19,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from rooflab.bench.core.check_data import CheckResult, CheckTask
-from rooflab.bench.core.record import NOT_RUN
-from rooflab.bench.core.select import Selection, source_of
+from rooflab.bench.core import NOT_RUN, CheckResult, CheckTask, Selection, source_of
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.domain import Domain, DomainPoint, shrunk

@@ -73,8 +73,7 @@ def ab(
     from rooflab.bench.ab.pairs import AbSettings
     from rooflab.bench.ab.sides import Wanted
     from rooflab.bench.ab.verdict import Rules
-    from rooflab.bench.core.select import pick_device
-    from rooflab.bench.core.timers.card import held_card
+    from rooflab.bench.core import held_card, pick_device
 
     place = str(pick_device(device))
     settings = AbSettings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, place, timer)

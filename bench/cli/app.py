@@ -24,8 +24,7 @@ from rooflab.bench.cli.names import check_names, cuda_device_present, interpret_
 from rooflab.kernels import _card
 
 if TYPE_CHECKING:
-    from rooflab.bench.core.record import Record
-    from rooflab.bench.core.record_files import RunWriter
+    from rooflab.bench.core import Record, RunWriter
 
 app = typer.Typer(
     name="rooflab",
@@ -147,7 +146,7 @@ def exit_for(statuses: set[str], undecided: bool = False) -> None:
 
 def begin_run(out: Path | None, resume: bool) -> tuple[RunWriter, list[Record]]:
     """The writer of a run in `out`, and what a run that is resumed has written.  Refuses to resume without a folder."""
-    from rooflab.bench.core.record_files import RunWriter, result_folder
+    from rooflab.bench.core import RunWriter, result_folder
 
     if resume and out is None:
         raise ValueError("resume: expected --out, the folder of the run to go on with")

@@ -14,7 +14,7 @@ from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
 
 if TYPE_CHECKING:
-    from rooflab.bench.core.record import Record
+    from rooflab.bench.core import Record
 
 NOT_SPENT = "budget: not spent, because what was measured before still counts; --refresh spends it"
 
@@ -30,8 +30,7 @@ def ceilings(
     json: option.Json = False,
 ) -> None:
     """Measure this machine's ceilings once, and show them beside the data sheet.  Exit status 11 or 13 on a bad one."""
-    from rooflab.bench.core.ceilings import MachineLimits, ceilings_for
-    from rooflab.bench.core.select import pick_device
+    from rooflab.bench.core import MachineLimits, ceilings_for, pick_device
 
     chosen = pick_device(device)
     limits = MachineLimits.kept(chosen)
@@ -84,7 +83,7 @@ def _shown(records: Sequence[Record], columns: list[str]) -> tuple[str, str, lis
 
 def _write(out: Path | None, records: Sequence[Record]) -> str | None:
     """The file of records, where one was asked for."""
-    from rooflab.bench.core.record_files import RunWriter
+    from rooflab.bench.core import RunWriter
 
     if out is None:
         return None

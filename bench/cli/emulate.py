@@ -182,7 +182,7 @@ def golden(
     """
     import torch
 
-    from rooflab.bench.core.select import pick_device
+    from rooflab.bench.core import pick_device
     from rooflab.bench.emulate import golden as files
 
     if write:

@@ -14,7 +14,7 @@ from rooflab.bench.cli.app import app, exit_for
 from rooflab.bench.cli.emulate import target_of
 
 if TYPE_CHECKING:
-    from rooflab.bench.core.record import Record
+    from rooflab.bench.core import Record
     from rooflab.bench.predict.calibration import Calibration
     from rooflab.bench.predict.cases import KernelCase
     from rooflab.bench.predict.explain import Explanation
@@ -50,11 +50,11 @@ def explain(
     OP is an op, or path.py::function for a launcher of any project; then --shape gives its tensors, as
     x=64x96,weight=96:bf16, --argument its other values, and the least work is what the emulator counts of its kernels.
     """
-    from rooflab.bench.core import record_files
+    from rooflab.bench.core import read
     from rooflab.bench.predict import calibration, cases
     from rooflab.bench.predict.explain import explain as explain_all
 
-    known = record_files.read(records) if records else []
+    known = read(records) if records else []
     device, note = cases.choose_gpu(gpu, [entry for entry in known if entry.device == "cuda"])
     show.note(note)
     own = {"argument": argument, "dtype": dtype}
@@ -96,7 +96,7 @@ def _of_launcher(target: KernelCase, device: Device, known: Calibration) -> Expl
 
 
 def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[str]) -> list[KernelCase]:
-    from rooflab.bench.core.select import choose_kernels
+    from rooflab.bench.core import choose_kernels
     from rooflab.bench.predict.cases import choose_targets
     from rooflab.kernels.registry import get_op
 
@@ -176,7 +176,7 @@ def profile(
     """
     import shlex
 
-    from rooflab.bench.core.record_files import RunWriter
+    from rooflab.bench.core import RunWriter
     from rooflab.bench.predict import calibration, cases, ncu
     from rooflab.bench.predict.explain import explain as explain_all
 

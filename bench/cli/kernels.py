@@ -19,15 +19,14 @@ from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, begin_run, exit_for, terminated_as_exception
 from rooflab.bench.cli.names import cuda_device_present
-from rooflab.bench.core.process import Pool
+from rooflab.bench.core import Pool
 from rooflab.roofline.numbers import counted
 
 CHECK_S = 90.0
 """Seconds after which no check of an op begins, by default."""
 
 if TYPE_CHECKING:
-    from rooflab.bench.core.check_data import CheckResult, CheckTask
-    from rooflab.bench.core.outside import Checkers
+    from rooflab.bench.core import Checkers, CheckResult, CheckTask
 
 
 @app.command("list")
@@ -39,7 +38,7 @@ def list_kernels(
 ) -> None:
     """Every kernel, and why it can or cannot run here; of one op also its call and what it takes."""
     from rooflab.bench.commands import kernel_rows
-    from rooflab.bench.core.select import choose_kernels
+    from rooflab.bench.core import choose_kernels
     from rooflab.bench.report.ladders import ladder_rows
     from rooflab.kernels.registry import get_op
 
@@ -91,8 +90,7 @@ def check(
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.checks.checking import run_checks, summarize_checks
         from rooflab.bench.checks.drawn import drawn_checks, listed_checks
-        from rooflab.bench.core.outside import Checkers
-        from rooflab.bench.core.select import Selection
+        from rooflab.bench.core import Checkers, Selection
         from rooflab.bench.emulate import emulators
 
         seed = secrets.randbelow(2**31) if seed is None else seed
@@ -157,7 +155,7 @@ def _show_drawn(asked: Sequence[CheckTask], made: Mapping[int, CheckResult]) -> 
 
 def _show_faults(results: Sequence[CheckResult], check: Checkers, limit_s: float) -> None:
     from rooflab.bench.checks.checking import in_common, looking_again, size_of, smallest_failures
-    from rooflab.bench.core.record import NOT_RUN
+    from rooflab.bench.core import NOT_RUN
 
     smallest: dict[tuple[str, str], CheckResult] = {}
     for row in sorted((row for row in results if row.status not in ("OK", *NOT_RUN)), key=size_of):
@@ -172,7 +170,7 @@ def _show_faults(results: Sequence[CheckResult], check: Checkers, limit_s: float
 
 def _show_checks(results: Sequence[CheckResult], rows: Sequence[Row]) -> None:
     from rooflab.bench.checks.checking import check_rows
-    from rooflab.bench.core.record import NOT_RUN
+    from rooflab.bench.core import NOT_RUN
 
     show.result(check_rows(results))
     columns = ("op", "kernel", "role", "ok", "failed", "not run", "left out", "checked_by", "worst", "weak", "reason")
@@ -225,10 +223,7 @@ def bench(
     Pool.of_kernels(device == "cpu" or not cuda_device_present()).begin()  # it imports torch while this process does
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.commands import count_benches, run_benches
-        from rooflab.bench.core.running import ContextBroken
-        from rooflab.bench.core.select import Selection
-        from rooflab.bench.core.settings import Settings
-        from rooflab.bench.core.timers.card import held_card
+        from rooflab.bench.core import ContextBroken, Selection, Settings, held_card
         from rooflab.bench.report.figures import bench_row, draw_records
         from rooflab.bench.tune.choose import write_choices
 
@@ -306,8 +301,7 @@ def roofline(
     them.  Or records are the emulator's (rooflab check, rooflab emulate, with --out), drawn at their counted bytes.
     """
     from rooflab.bench import commands
-    from rooflab.bench.core.record_files import result_folder
-    from rooflab.bench.core.select import choose_kernels
+    from rooflab.bench.core import choose_kernels, result_folder
     from rooflab.bench.report import figures
 
     named = [found for found, _ in choose_kernels(op[0] if op and len(op) == 1 else None, kernel)] if kernel else []

@@ -111,7 +111,7 @@ def load(
 
 
 def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], left: Left) -> None:
-    from rooflab.bench.core.record_files import RunWriter, result_folder
+    from rooflab.bench.core import RunWriter, result_folder
     from rooflab.bench.load import results
     from rooflab.bench.load.causes import LONG, spikes
     from rooflab.bench.load.definitions import xray as xray_of
@@ -246,7 +246,7 @@ def xray(
     json: option.Json = False,
 ) -> None:
     """What vLLM, SGLang, AIPerf, GuideLLM and MLPerf would report of one trace, by their definitions."""
-    from rooflab.bench.core.record_files import result_folder
+    from rooflab.bench.core import result_folder
     from rooflab.bench.load.definitions import texts
     from rooflab.bench.load.definitions import xray as xray_of
     from rooflab.bench.load.trace import load_trace

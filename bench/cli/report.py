@@ -39,7 +39,7 @@ def report(
 
     It judges nothing: a failure in the records is shown first and does not change the exit status.
     """
-    from rooflab.bench.core.record_files import result_folder
+    from rooflab.bench.core import result_folder
     from rooflab.bench.report.page import write_report
 
     with show.waiting("reading records"):
@@ -85,7 +85,7 @@ def history(
 
     The table has a row for each kernel; with --kernel or --case, for each of its cases.
     """
-    from rooflab.bench.core.record_files import result_folder
+    from rooflab.bench.core import result_folder
     from rooflab.bench.report.trends import output
     from rooflab.bench.report.trends.points import RecordFilter, read_points
 
@@ -157,7 +157,7 @@ def bytes_(
     Kernels with compiled code (sm_90a) run in the emulator, and their values are checked; of a naive one the operands
     of torch's calls are counted.  Writes a PNG and the records behind it.
     """
-    from rooflab.bench.core.record_files import RunWriter, result_folder
+    from rooflab.bench.core import RunWriter, result_folder
     from rooflab.bench.report.pictures.figures import draw_levels
     from rooflab.bench.report.pictures.levels import move
 
@@ -186,7 +186,7 @@ def published(
     json: option.Json = False,
 ) -> None:
     """What others' kernels reach of the bound: products over tokens, attention over context.  Writes a PNG."""
-    from rooflab.bench.core.record_files import result_folder
+    from rooflab.bench.core import result_folder
     from rooflab.bench.report.pictures.published import curves, draw_published
     from rooflab.roofline.device import get_device
 
@@ -216,8 +216,7 @@ def schedule(
     """
     import torch
 
-    from rooflab.bench.core.environment import snapshot
-    from rooflab.bench.core.record_files import result_folder
+    from rooflab.bench.core import Environment, result_folder
     from rooflab.bench.predict.cases import choose_cases, choose_scheme
     from rooflab.bench.report.pictures import schedule as schedules
     from rooflab.bench.report.pictures.figures import draw_schedules
@@ -237,7 +236,7 @@ def schedule(
             found.append(schedules.timed(name, wanted, dtypes, torch.device("cuda")))
         else:
             found.append(schedules.planned(name, wanted, dtypes, sms or HOPPER_SMS))
-    environment, folder = snapshot(), out or result_folder()
+    environment, folder = Environment.now(), out or result_folder()
     picture = draw_schedules(found, wanted, dtypes, environment, folder)
     rows = [_summary(item) for item in found]
     path = folder / f"schedule-{op}.json"

@@ -34,7 +34,7 @@ def study(
     for name in names or ():
         if name not in STUDIES:
             raise ValueError(f"study: expected one of {', '.join(STUDIES)}, got {name!r}")
-    from rooflab.bench.core.record_files import RunWriter, result_folder
+    from rooflab.bench.core import RunWriter, result_folder
     from rooflab.bench.latency.pages import run_study, write_page
     from rooflab.bench.latency.records import study_record
     from rooflab.bench.latency.study import Lab

@@ -55,9 +55,7 @@ def suite(
         return
     if trust is not None and not trust.is_dir():
         raise ValueError(f"trust: expected a folder of records, got {str(trust)!r}")
-    from rooflab.bench.core.environment import snapshot
-    from rooflab.bench.core.record_files import result_folder
-    from rooflab.bench.core.select import pick_device
+    from rooflab.bench.core import Environment, pick_device, result_folder
     from rooflab.bench.suite.plan import make_plan
     from rooflab.bench.suite.runner import SuiteSettings, run_suite
 
@@ -68,7 +66,7 @@ def suite(
         show.table(rows, ("entry", "value", "cost_s", "why"))
         show.line(f"{len(rows)} entries, about {sum(entry.cost_s for entry in entries):.0f} s on a GPU")
         return
-    snapshot()  # refuses what names no commit
+    Environment.now()  # refuses what names no commit
     if not dry_run and pick_device(None).type != "cuda":
         raise ValueError("suite: torch finds no CUDA device; --dry-run runs the plan on the CPU with small shapes")
     if archive is not None and not archive.name.endswith(".tar.gz"):
@@ -133,7 +131,7 @@ def tune(
 
     Exit status 11 where a config that was measured is wrong, or in a dry run the one that it favours.
     """
-    from rooflab.bench.core.record_files import read, result_folder
+    from rooflab.bench.core import read, result_folder
     from rooflab.bench.tune.choose import write_choices
     from rooflab.bench.tune.tune import COLUMNS, tune_op
 

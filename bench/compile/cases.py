@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.core.select import choose_kernels
+from rooflab.bench.core import choose_kernels
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import DEFAULT_SUITES, Case, OpSpec, Scheme, get_scheme

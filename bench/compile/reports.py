@@ -13,9 +13,7 @@ from rooflab.bench.compile.cases import ARCHITECTURE, Selected
 from rooflab.bench.compile.static import CompileFailure, CompileRequest, Done, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import COPIES, Summary, summarize
-from rooflab.bench.core.environment import Environment, snapshot
-from rooflab.bench.core.record import Record, Status
-from rooflab.bench.core.record_files import RunWriter
+from rooflab.bench.core import Environment, Record, RunWriter, Status
 from rooflab.kernels.configs import config_for, legal_configs, make_config
 from rooflab.reference.spec import Case
 from rooflab.roofline.device import Device
@@ -164,7 +162,7 @@ def summary_line(results: Sequence[CompileResult], store: Store | None) -> str:
 
 def write_records(results: Sequence[CompileResult], folder: Path) -> Path:
     """One record of kind `static` for each result, in a new file of `folder`."""
-    writer, environment = RunWriter(folder), snapshot()
+    writer, environment = RunWriter(folder), Environment.now()
     writer.write(*(_record(result, writer.run_id, environment) for result in results))
     return writer.path
 

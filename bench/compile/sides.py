@@ -12,7 +12,7 @@ from typing import Any
 from rooflab.bench.compile.cases import Query
 from rooflab.bench.compile.static import OWN_TREE, compilers, own_compilers, own_hash, why_unanswered
 from rooflab.bench.compile.store import tree_hash
-from rooflab.bench.core.process import ChildFailed, Pool
+from rooflab.bench.core import ChildFailed, Pool
 from rooflab.bench.revisions.repository import files_in, import_path, repository_of
 from rooflab.bench.revisions.trees import check_contract, checked_out, git
 

@@ -17,7 +17,7 @@ from rooflab.bench.compile import sass
 from rooflab.bench.compile.cases import can_keep, check_backend
 from rooflab.bench.compile.flow import Loop, find_loops
 from rooflab.bench.compile.store import Store, tree_hash
-from rooflab.bench.core.process import ChildFailed, Pool
+from rooflab.bench.core import ChildFailed, Pool
 from rooflab.kernels import registry
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.spec import Case, Scheme

@@ -27,7 +27,7 @@ from rooflab.bench.compile.capture import Launch, recording_cuda, recording_trit
 from rooflab.bench.compile.cases import ARCHITECTURE, SM, properties, select
 from rooflab.bench.compile.launchers import check_named, function_of, inputs_of
 from rooflab.bench.compile.pretended import pretended_card, pretended_gpu
-from rooflab.bench.core.call import Rotation
+from rooflab.bench.core import Rotation
 from rooflab.bench.revisions.repository import kernels_in
 from rooflab.kernels import _card, registry
 from rooflab.reference.spec import Case, Scheme, get_scheme

@@ -1,6 +1,7 @@
 """One measurement: a kernel and a case, checked, timed, placed under the roof, written as a record.
 
-What users import stands here; it is loaded when it is asked for, so that reading records imports no torch.
+What other rooms and users import stands here; it is loaded when it is asked for, so that reading records imports no
+torch.
 """
 
 from __future__ import annotations
@@ -9,22 +10,62 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rooflab.bench.core.call import Rotation
+    from rooflab.bench.core.ceilings import MachineLimits, ceilings_for
+    from rooflab.bench.core.check_data import CheckResult, CheckTask
+    from rooflab.bench.core.environment import Environment, git_state
+    from rooflab.bench.core.failed import Failed
+    from rooflab.bench.core.functions import Checked, FunctionOp
     from rooflab.bench.core.measure import Measurement
-    from rooflab.bench.core.record import Record
-    from rooflab.bench.core.record_files import read, read_all
+    from rooflab.bench.core.noise import why_noisy
+    from rooflab.bench.core.outside import Checkers, Serving
+    from rooflab.bench.core.poison import poisoned_allocations
+    from rooflab.bench.core.process import Child, ChildFailed, Pool
+    from rooflab.bench.core.record import NOT_RUN, Record, Status, Verdict
+    from rooflab.bench.core.record_files import RunWriter, read, read_all, result_folder
+    from rooflab.bench.core.running import ContextBroken, Running
+    from rooflab.bench.core.select import Selection, choose_kernels, default_scheme, first_case, pick_device, source_of
     from rooflab.bench.core.settings import Settings
+    from rooflab.bench.core.timed import Unseen
+    from rooflab.bench.core.timers import tampered
+    from rooflab.bench.core.timers.card import held_card
+    from rooflab.bench.core.timers.timing import time_functions, timer_for
+    from rooflab.bench.core.trial import Runner
 
-__all__ = ["Measurement", "Record", "Settings", "read", "read_all"]
+__all__ = [
+    "NOT_RUN", "CheckResult", "CheckTask", "Checked", "Checkers", "Child", "ChildFailed", "ContextBroken",
+    "Environment", "Failed", "FunctionOp", "MachineLimits", "Measurement", "Pool", "Record", "Rotation", "RunWriter",
+    "Runner", "Running", "Selection", "Serving", "Settings", "Status", "Unseen", "Verdict", "ceilings_for",
+    "choose_kernels", "default_scheme", "first_case", "git_state", "held_card", "pick_device", "poisoned_allocations",
+    "read", "read_all", "result_folder", "source_of", "tampered", "time_functions", "timer_for", "why_noisy",
+]  # fmt: skip
 _FILES = {
-    "Measurement": "measure",
-    "Record": "record",
-    "Settings": "settings",
-    "read": "record_files",
-    "read_all": "record_files",
+    "call": ("Rotation",),
+    "ceilings": ("MachineLimits", "ceilings_for"),
+    "check_data": ("CheckResult", "CheckTask"),
+    "environment": ("Environment", "git_state"),
+    "failed": ("Failed",),
+    "functions": ("Checked", "FunctionOp"),
+    "measure": ("Measurement",),
+    "noise": ("why_noisy",),
+    "outside": ("Checkers", "Serving"),
+    "poison": ("poisoned_allocations",),
+    "process": ("Child", "ChildFailed", "Pool"),
+    "record": ("NOT_RUN", "Record", "Status", "Verdict"),
+    "record_files": ("RunWriter", "read", "read_all", "result_folder"),
+    "running": ("ContextBroken", "Running"),
+    "select": ("Selection", "choose_kernels", "default_scheme", "first_case", "pick_device", "source_of"),
+    "settings": ("Settings",),
+    "timed": ("Unseen",),
+    "timers": ("tampered",),
+    "timers.card": ("held_card",),
+    "timers.timing": ("time_functions", "timer_for"),
+    "trial": ("Runner",),
 }
+_FILE_OF = {name: file for file, names in _FILES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _FILES:
+    if name not in _FILE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_FILES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_FILE_OF[name]}"), name)

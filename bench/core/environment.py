@@ -74,6 +74,36 @@ class Environment:
     commit: str | None
     dirty: bool | None
 
+    @classmethod
+    def now(cls, gpu_index: int = 0) -> Environment:
+        """The present environment; `gpu_index` is torch's index of the GPU in use."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        memory_gib = round(psutil.virtual_memory().total / 2**30)
+        gpu = _gpu(gpu_index)
+        commit, dirty = own_state()
+        return cls(
+            machine_key=machine_key(_cpu_model(), cores, gpu),
+            cpu=_cpu_model(),
+            cores=cores,
+            memory_gib=memory_gib,
+            cache_bytes=last_level_cache_bytes(),
+            os=f"{platform.system()} {platform.machine()}",
+            python=platform.python_version(),
+            torch=torch.__version__,
+            triton=_version("triton"),
+            numpy=_version("numpy"),
+            threads=torch.get_num_threads(),
+            matmul_precision=matmul_precision(),
+            gpu=gpu,
+            commit=commit,
+            dirty=dirty,
+        )
+
+    @staticmethod
+    def tree() -> str:
+        """`tree_hash` of the running program."""
+        return _own_tree()
+
     def to_dict(self) -> dict[str, Json]:
         """The snapshot as JSON values."""
         return asdict(self)
@@ -121,31 +151,6 @@ class Environment:
             case=dict(case),
             scheme=scheme,
         )
-
-
-def snapshot(gpu_index: int = 0) -> Environment:
-    """The present environment; `gpu_index` is torch's index of the GPU in use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    memory_gib = round(psutil.virtual_memory().total / 2**30)
-    gpu = _gpu(gpu_index)
-    commit, dirty = own_state()
-    return Environment(
-        machine_key=machine_key(_cpu_model(), cores, gpu),
-        cpu=_cpu_model(),
-        cores=cores,
-        memory_gib=memory_gib,
-        cache_bytes=last_level_cache_bytes(),
-        os=f"{platform.system()} {platform.machine()}",
-        python=platform.python_version(),
-        torch=torch.__version__,
-        triton=_version("triton"),
-        numpy=_version("numpy"),
-        threads=torch.get_num_threads(),
-        matmul_precision=matmul_precision(),
-        gpu=gpu,
-        commit=commit,
-        dirty=dirty,
-    )
 
 
 def machine_key(cpu: str, cores: int, gpu: Gpu | None) -> str:

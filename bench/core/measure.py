@@ -15,7 +15,7 @@ from rooflab.bench.core.ceilings import ceilings_for, limits_for, raise_ceilings
 from rooflab.bench.core.check import BROKEN, already_broken, check_kernel
 from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.check_runs import KEPT
-from rooflab.bench.core.environment import last_level_cache_bytes, snapshot
+from rooflab.bench.core.environment import Environment, last_level_cache_bytes
 from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.noise import ABOVE, Samples, above_limits, shared, why_invalid, with_reading
 from rooflab.bench.core.outside import Checkers
@@ -72,7 +72,7 @@ class Measurement:
         self.device = torch.device(self.settings.device)
         if not self.settings.checked:
             pin_matmul_precision()
-        self._known = snapshot(self.device.index or 0)
+        self._known = Environment.now(self.device.index or 0)
         if self.ceilings is None and self.settings.roof:
             self.ceilings = ceilings_for(self.device)
 

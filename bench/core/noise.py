@@ -77,7 +77,7 @@ def few(samples: int, room: int) -> str:
     return f"it has {samples} samples, and its time has room for {room}: some calls were far slower than the others"
 
 
-def noise(seconds: Sequence[float], waiting: float | None) -> str:
+def why_noisy(seconds: Sequence[float], waiting: float | None) -> str:
     """Why samples in time order are noise, in one sentence; empty if they are not.
 
     `waiting` is the time that the process's threads waited for a processor, over the time that they ran; None if the

@@ -123,6 +123,30 @@ class Child:
         self._status: int | None = None
         threading.Thread(target=self._read, daemon=True).start()
 
+    @staticmethod
+    def run(
+        command: Sequence[str], timeout_s: float, environment: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs `command`; returns its output and status, and ends all processes that it started.
+
+        Raises `subprocess.TimeoutExpired` if it takes longer than `timeout_s`; it is then ended.
+        """
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=dict(environment),
+            start_new_session=True,
+        ) as process:
+            try:
+                output, errors = process.communicate(timeout=timeout_s)
+            finally:
+                # Otherwise a child that hangs in the driver would keep the pipes and the card after its parent's death.
+                kill_whole(process.pid)
+        return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
     def __enter__(self) -> Child:
         return self
 
@@ -319,27 +343,3 @@ def kill_all(processes: Sequence[psutil.Process]) -> None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):  # it ended in the meantime
             process.kill()
-
-
-def run_whole(
-    command: Sequence[str], timeout_s: float, environment: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
-    """Runs `command`; returns its output and status, and ends all processes that it started.
-
-    Raises `subprocess.TimeoutExpired` if it takes longer than `timeout_s`; it is then ended.
-    """
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=dict(environment),
-        start_new_session=True,
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=timeout_s)
-        finally:
-            # Otherwise a child that hangs in the driver would keep the pipes and the card after its parent's death.
-            kill_whole(process.pid)
-    return subprocess.CompletedProcess(command, process.returncode, output, errors)

@@ -6,7 +6,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rooflab.bench.core.process import Pool
+from rooflab.bench.core import Pool
 
 if TYPE_CHECKING:
     from rooflab.bench.emulate.ours import emulating

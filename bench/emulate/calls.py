@@ -10,11 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.process import ChildFailed
-from rooflab.bench.core.record import Status
-from rooflab.bench.core.record_files import RunWriter
-from rooflab.bench.core.select import choose_kernels
+from rooflab.bench.core import ChildFailed, Environment, RunWriter, Status, choose_kernels
 from rooflab.bench.emulate import emulators
 from rooflab.bench.predict.cases import (
     DEFAULT_GPU,
@@ -168,7 +164,7 @@ def traffic_of(answer: Mapping[str, Any]) -> Traffic:
 
 def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
     """Writes a record of each call that ran all CTAs; returns the file."""
-    writer, environment = RunWriter(folder), snapshot()
+    writer, environment = RunWriter(folder), Environment.now()
     for item in calls:
         kernel, target = registry.get_kernel(item.target.op, item.target.kernel), item.target
         moved = traffic_of(item.answer)

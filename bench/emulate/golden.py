@@ -18,9 +18,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.compile.cases import has_code
-from rooflab.bench.core.call import Rotation
-from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.select import first_case
+from rooflab.bench.core import Environment, Rotation, first_case
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import registry
@@ -79,7 +77,7 @@ def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | Non
     names = []
     index = folder / "golden.json"
     kept: dict[str, Any] = json.loads(index.read_text())["kernels"] if index.is_file() else {}
-    environment = snapshot(device.index or 0)
+    environment = Environment.now(device.index or 0)
     made = {"commit": environment.commit, "dirty": environment.dirty, "environment": environment.to_dict()}
     wanted = targets() if chosen is None else list(chosen)
     for target in wanted:

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core.call import Rotation
-from rooflab.bench.core.failed import Failed
-from rooflab.bench.core.poison import poisoned_allocations
+from rooflab.bench.core import Failed, Rotation, poisoned_allocations
 from rooflab.bench.emulate.ours import every_launch, pretended_for
 from rooflab.bench.emulator import Checks, EmulationError, Launches, LaunchResult, NotSampled
 from rooflab.kernels import registry

@@ -14,8 +14,7 @@ from typing import Any, Literal
 import torch
 
 from rooflab.bench.compile.pretended import pretended_card
-from rooflab.bench.core.outside import Serving
-from rooflab.bench.core.trial import Runner
+from rooflab.bench.core import Runner, Serving
 from rooflab.bench.emulate import outside
 from rooflab.bench.emulate import run as emulated_run
 from rooflab.bench.emulate.ours import every_launch, pretended_for

@@ -8,11 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.noise import noise
-from rooflab.bench.core.record import Record
-from rooflab.bench.core.record_files import RunWriter
-from rooflab.bench.core.timers import tampered
+from rooflab.bench.core import Environment, Record, RunWriter, tampered, why_noisy
 from rooflab.engine.llm import LLM, RequestOutput, SamplingParams
 from rooflab.engine.metrics import LatencySummary, Timeline, TokenEvent, summarize
 from rooflab.engine.tokenizer import Prompt
@@ -81,7 +77,7 @@ def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[
         show(event)
         output = event.output
     assert output is not None, "the last event of a request carries its output"
-    found = noise(output.timeline.itl_ms.tolist(), waiting_since(began))
+    found = why_noisy(output.timeline.itl_ms.tolist(), waiting_since(began))
     fault = fault or tampered() or ""
     return EngineRun([output], summarize([output.timeline], len(output.prompt_token_ids)), found, fault)
 
@@ -90,7 +86,7 @@ def run_batch(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> En
     """Runs prompts that all arrive at once.  Their gaps differ in any case, so that only waiting threads are noise."""
     fault, began = tampered(), run_times()
     outputs = llm.generate(list(prompts), params)
-    found, fault = noise((), waiting_since(began)), fault or tampered() or ""
+    found, fault = why_noisy((), waiting_since(began)), fault or tampered() or ""
     timelines: list[Timeline] = [output.timeline for output in outputs]
     return EngineRun(outputs, summarize(timelines, sum(len(one.prompt_token_ids) for one in outputs)), found, fault)
 
@@ -104,7 +100,7 @@ def warm_up(llm: LLM, prompt_tokens: int = 32, new_tokens: int = 4) -> None:
 
 def engine_record(llm: LLM, run: EngineRun, name: str, case: Mapping[str, Any], run_id: str) -> Record:
     """The record of a run: the request, the model, the kernels, and the latencies."""
-    environment = snapshot(llm.device.index or 0)
+    environment = Environment.now(llm.device.index or 0)
     metrics = {key: float(value) for key, value in asdict(run.summary).items() if value is not None}
     return Record(
         kind="engine",

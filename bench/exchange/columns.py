@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench.base.plain import number_in
-from rooflab.bench.core.record import Record
+from rooflab.bench.core import Record
 from rooflab.bench.exchange import files
 from rooflab.kernels.registry import get_op, ops
 from rooflab.reference.spec import scalar

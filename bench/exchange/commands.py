@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.core import record_files
-from rooflab.bench.core.record import Record
+from rooflab.bench.core import Record
+from rooflab.bench.core import read as read_records
 from rooflab.bench.exchange.columns import read_columns, read_nvbench
 from rooflab.bench.exchange.files import Imported, Skipped, write_csv
 from rooflab.bench.exchange.flashinfer import read_dataset
@@ -69,6 +69,6 @@ def export(form: str, paths: Sequence[Path], to: Path, chosen: RecordFilter) -> 
     """
     if form not in FORMS:
         raise ValueError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
-    records = [record for file in find_files(paths) for record in record_files.read(file) if chosen.takes(record)]
+    records = [record for file in find_files(paths) for record in read_records(file) if chosen.takes(record)]
     skipped = FORMS[form](records, to)
     return len(records) - len(skipped), skipped

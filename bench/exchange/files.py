@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rooflab.bench.base.plain import in_utc
-from rooflab.bench.core.record import Record
+from rooflab.bench.core import Record
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Scalar
 

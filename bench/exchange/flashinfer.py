@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rooflab.bench.core.record import Record, Status
+from rooflab.bench.core import Record, Status
 from rooflab.bench.exchange import files
 from rooflab.reference.spec import DTYPE_NAMES, Case
 

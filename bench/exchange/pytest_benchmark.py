@@ -20,7 +20,7 @@ import numpy as np
 import pytest_benchmark
 from pytest_benchmark.stats import Stats
 
-from rooflab.bench.core.record import Record
+from rooflab.bench.core import Record
 from rooflab.bench.exchange.files import (
     Imported,
     ResultFile,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rooflab.bench.base.plain import number_in
-from rooflab.bench.core.record import Record, Status
+from rooflab.bench.core import Record, Status
 from rooflab.bench.exchange import files
 from rooflab.reference.spec import Case
 

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core.ceilings import ceilings_for
-from rooflab.bench.core.noise import noise
+from rooflab.bench.core import ceilings_for, why_noisy
 from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of, watched_ops
 from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.engine.llm import LLM, SamplingParams
@@ -185,7 +184,7 @@ def measured(
     timers = statistics.median(timed - bare for timed, bare in zip(whole, plain, strict=True))
     itl_ms = _itl_ms(llm, batch, context, 2 * steps) if kind == "decode" else None
     step_ms, ops_ms = 1e3 * statistics.median(plain), sum(row.ms for row in rows)
-    why = noise(plain, waiting_since(began))
+    why = why_noisy(plain, waiting_since(began))
     if not why and ops_ms > MOST_OPS * step_ms:
         why = f"the ops together took {ops_ms / step_ms:.2f} times as long as the step"
     return Ledger(

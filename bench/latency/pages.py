@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench.base.plain import Marked, markdown_cell, markdown_table
-from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.noise import noise
+from rooflab.bench.core import Environment, why_noisy
 from rooflab.bench.latency.study import Lab, Study
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._waiting import run_times, waiting_since
@@ -23,14 +22,14 @@ def run_study(name: str, lab: Lab) -> Study:
     began = run_times()
     study: Study = replace(module.run(lab), name=name)
     # Its steps differ in any case, so that only waiting threads are noise.
-    why = noise((), waiting_since(began))
+    why = why_noisy((), waiting_since(began))
     return replace(study, verdict="NOISY", number=why) if why and study.verdict != "not tested" else study
 
 
 def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:
     """Writes `README.md` beside the figures and the records of the studies, and returns its path."""
     folder = records.parent
-    fields: Any = snapshot().record_fields()
+    fields: Any = Environment.now().record_fields()
     about = fields["environment"]
     gpu = lab.engines[-1][2] == "cuda"
     machine = about["gpu"]["name"] if gpu else f"{about['cpu']}, {about['cores']} cores"

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.record import Basis, Record
-from rooflab.bench.core.record_files import RunWriter
+from rooflab.bench.core import Environment, Record, RunWriter
+from rooflab.bench.core.record import Basis
 from rooflab.bench.latency.ledger import Ledger
 from rooflab.bench.latency.study import Lab, Study
 from rooflab.bench.latency.whatif import PhaseChange
@@ -61,8 +60,9 @@ def _record(
     timer: str = "perf_counter",
 ) -> Record:  # fmt: skip
     return Record(
-        kind="engine", run_id=run_id, status="NOISY" if noise else "OK", reason=noise, **snapshot().record_fields(),
-        case_id=case_id, case=case, basis=basis, timer=timer if basis == "measured" else None, metrics=metrics,
+        kind="engine", run_id=run_id, status="NOISY" if noise else "OK", reason=noise,
+        **Environment.now().record_fields(), case_id=case_id, case=case, basis=basis,
+        timer=timer if basis == "measured" else None, metrics=metrics,
     )  # fmt: skip
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.core.noise import noise
-from rooflab.bench.core.timers.timing import time_functions
+from rooflab.bench.core import time_functions, why_noisy
 from rooflab.bench.latency.ledger import Ledger, LedgerRow, chosen, measured, seconds_of, stepping
 from rooflab.engine.llm import LLM
 from rooflab.engine.op_times import wrapped_ops
@@ -124,7 +123,7 @@ def swap(
         else:
             pair = first, stack.enter_context(stepping(other, kind, batch, context, steps))
         base, changed = _in_turn(pair, rounds, each)
-    why = found.noise or noise(base, waiting_since(began)) or noise(changed, None)
+    why = found.noise or why_noisy(base, waiting_since(began)) or why_noisy(changed, None)
     # The ratio of both in turn, on the step of the ledger: what the machine does between them is in both.
     ratio = statistics.median(changed) / statistics.median(base)
     return replace(found, measured_ms=found.step_ms * ratio, noise=why)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.core.record_files import RunWriter
+from rooflab.bench.core import RunWriter
 from rooflab.bench.engine.runs import engine_record, run_batch, warm_up
 from rooflab.engine.llm import LLM, SamplingParams
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.record import Record, Status
+from rooflab.bench.core import Environment, Record, Status
 from rooflab.bench.load.definitions import TOOLS, DefinedTimes
 from rooflab.bench.load.metrics import broken, failures, noise, output_tokens, prompt_tokens, summarize
 from rooflab.bench.load.run import Plan
@@ -32,7 +31,7 @@ def record_of(trace: Trace, limits: Mapping[str, float], run_id: str) -> Record:
         run_id=run_id,
         status=status,
         reason=fault or unsure,
-        **snapshot().record_fields(),
+        **Environment.now().record_fields(),
         case_id="load",
         case={**case, **goodput},
         seed=trace.case.get("seed"),

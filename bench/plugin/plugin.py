@@ -96,9 +96,9 @@ def _fixtures(item: pytest.Item) -> Sequence[str]:
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
     """Puts the GPU with its driver and clocks, torch and Triton into pytest-benchmark's description of the machine."""
     if asked(config):
-        from rooflab.bench.core.environment import snapshot
+        from rooflab.bench.core import Environment
 
-        found = snapshot().to_dict()
+        found = Environment.now().to_dict()
         machine_info[MACHINE_KEY] = {name: found[name] for name in ("machine_key", "torch", "triton", "threads", "gpu")}
 
 
@@ -278,7 +278,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         **named: Any,
     ) -> Any:
         from rooflab.bench.base.plain import plain
-        from rooflab.bench.core.functions import Checked
+        from rooflab.bench.core import Checked
         from rooflab.bench.plugin import timing as plugin_timing
         from rooflab.roofline.model import Cost
 

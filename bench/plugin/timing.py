@@ -8,10 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rooflab.bench.core.functions import Checked
-from rooflab.bench.core.measure import Measurement
-from rooflab.bench.core.record import Record
-from rooflab.bench.core.settings import Settings
+from rooflab.bench.core import Checked, Measurement, Record, Settings
 from rooflab.kernels._waiting import others_since, processor_time
 from rooflab.roofline.model import Ceilings, Cost, bound
 

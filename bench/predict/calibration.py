@@ -16,8 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rooflab.bench.core import record_files
-from rooflab.bench.core.record import Record
+from rooflab.bench.core import Record, read
 from rooflab.bench.predict import public
 from rooflab.bench.predict.cases import KernelCase, Predicted, in_config, predict_all, timed_on
 from rooflab.bench.predict.model import Prediction
@@ -166,7 +165,7 @@ def _target_of(record: Record) -> KernelCase | None:
 def load(folder: Path = RESULTS) -> Calibration:
     """The calibration from the committed GPU records; empty without such records.  The result is cached on disk."""
     files = sorted(path for path in folder.glob("**/*.jsonl") if "cpu" not in path.relative_to(folder).parts)
-    records = [record for path in files for record in record_files.read(path)]
+    records = [record for path in files for record in read(path)]
     if not any(_device_of(record) for record in records):
         return {}
     path = cache_folder() / "calibration" / f"{_key(files)}.json"

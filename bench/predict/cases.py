@@ -11,7 +11,7 @@ import torch
 from rooflab.bench.compile.cases import has_code
 from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
 from rooflab.bench.compile.store import Store
-from rooflab.bench.core.record import Record
+from rooflab.bench.core import Record
 from rooflab.bench.predict.chip import chip_of
 from rooflab.bench.predict.model import Prediction, predict
 from rooflab.kernels import registry
@@ -228,8 +228,7 @@ def measured_in(
 
 def measure_here(targets: Sequence[KernelCase], budget_s: float) -> list[Record]:
     """Checks and times the targets on this machine's CUDA device, case by case, with a case's kernels interleaved."""
-    from rooflab.bench.core.measure import Measurement
-    from rooflab.bench.core.settings import Settings
+    from rooflab.bench.core import Measurement, Settings
 
     found: list[Record] = []
     for op, case, scheme in dict.fromkeys((target.op, target.case, target.scheme) for target in targets):

@@ -24,9 +24,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.base.plain import number_in
-from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.process import run_whole
-from rooflab.bench.core.record import Record
+from rooflab.bench.core import Child, Environment, Record
 from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.launch_once import MARK, arguments
@@ -206,7 +204,7 @@ def watch(tool: str, line: Sequence[str], timeout_s: float, advice: str, **varia
     """
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     try:
-        return run_whole(line, timeout_s, kept | {"LC_ALL": "C"} | variables)
+        return Child.run(line, timeout_s, kept | {"LC_ALL": "C"} | variables)
     except TimeoutExpired as error:
         raise ValueError(f"{tool}: expected an end within {timeout_s:.0f} s, got none; {advice}") from error
 
@@ -338,7 +336,7 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
     """A record of the counts, without a time: by the protocol ncu's duration is no time, and is stored as a metric."""
     target = explained.target
     traffic, note = settled(target, profile)
-    environment = snapshot()
+    environment = Environment.now()
     kernel = registry.get_kernel(target.op, target.kernel)
     # A log may come from another machine; then this machine may have no GPU for which to choose a config.
     device = torch.device("cuda" if torch.cuda.is_available() else "meta")

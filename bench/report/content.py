@@ -12,8 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from statistics import geometric_mean
 from typing import Any, get_args
 
+from rooflab.bench.core import NOT_RUN, Record
 from rooflab.bench.core.environment import tree_hash
-from rooflab.bench.core.record import NOT_RUN, Kind, Record
+from rooflab.bench.core.record import Kind
 from rooflab.bench.report import sources
 from rooflab.bench.report.facts import Machine, machines_of
 from rooflab.bench.report.figures import largest_cases

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rooflab.bench.core.record import Record
+from rooflab.bench.core import Record
 from rooflab.bench.report.sources import Located, Source, machine_of
 from rooflab.bench.report.words import commit_text, metric_label, metric_text, moment, plain_value, slug
 from rooflab.roofline.numbers import digits, percent, si

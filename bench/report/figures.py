@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.core.record import Record
+from rooflab.bench.core import Record
 from rooflab.bench.report.sources import NOT_WRONG, Located, Source, benches_of, choose, latency_ms, machine_of
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import get_op, kernels, ops

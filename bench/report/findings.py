@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rooflab.bench.core.record import Record
+from rooflab.bench.core import Record
 from rooflab.reference.spec import Case
 
 SLOWER = 1.05

@@ -13,7 +13,7 @@ from math import inf, isnan
 from pathlib import Path
 from typing import get_args
 
-from rooflab.bench.core.record import NOT_RUN, Record
+from rooflab.bench.core import NOT_RUN, Record
 from rooflab.bench.report.facts import Facts, facts_of
 from rooflab.bench.report.sources import (
     NOT_WRONG,

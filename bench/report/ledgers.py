@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rooflab.bench.base.plain import plain
-from rooflab.bench.core.record import Record
+from rooflab.bench.core import Record
 from rooflab.bench.report.facts import Facts, facts_of
 from rooflab.bench.report.sources import Located, Source, machine_of
 from rooflab.kernels import registry

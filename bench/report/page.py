@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from rooflab.bench.core.record import NOT_RUN
+from rooflab.bench.core import NOT_RUN
 from rooflab.bench.report import words
 from rooflab.bench.report.content import Content, gather
 from rooflab.bench.report.rooflines import Roofline

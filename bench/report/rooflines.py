@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from rooflab.bench.core.record import Record
+from rooflab.bench.core import Record
 from rooflab.bench.report.figures import as_ceilings, largest_cases, points_of
 from rooflab.bench.report.sources import BestRecord, Located, Source, latency_ms, machine_of
 from rooflab.bench.report.words import plain_value

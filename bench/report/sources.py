@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rooflab.bench.base.plain import number_of
-from rooflab.bench.core import record_files
-from rooflab.bench.core.record import NOT_RUN, Record
+from rooflab.bench.core import NOT_RUN, Record, read
 from rooflab.roofline.model import CeilingKind
 
 
@@ -98,7 +97,7 @@ def display_name(path: Path) -> str:
 
 
 def _lines(path: Path) -> list[tuple[int, str, Record]]:
-    records = record_files.read(path)  # judges the whole file, including an incomplete last line
+    records = read(path)  # judges the whole file, including an incomplete last line
     with path.open(encoding="utf-8", errors="replace") as lines:
         texts = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
     return [(number, text, record) for (number, text), record in zip(texts, records, strict=True)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rooflab.bench.core.record import Record
+from rooflab.bench.core import Record
 from rooflab.bench.report.facts import Facts, facts_of, predicted, value_text
 from rooflab.bench.report.ledgers import CASE_ID
 from rooflab.bench.report.sources import FINE, NOT_WRONG, Located, Source, machine_of, newest

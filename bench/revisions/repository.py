@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from rooflab.bench.core.select import source_of
+from rooflab.bench.core import source_of
 from rooflab.bench.revisions.trees import git
 from rooflab.kernels import registry
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.core.environment import git_state
+from rooflab.bench.core import git_state
 from rooflab.reference.spec import CONTRACT
 
 CONSTRAINTS = "constraints.txt"

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.core.environment import snapshot, tree_hash
+from rooflab.bench.core import Environment
+from rooflab.bench.core.environment import tree_hash
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.bench.suite.state import ENVIRONMENT
 from rooflab.bench.suite.step import context_of, end, parser, write_json
@@ -19,7 +20,7 @@ PACKAGES = ("cupy", "pynvml", "junitparser", "pytest_benchmark", "gguf", "transf
 
 def environment(context: Context) -> EntryOutcome:
     """The machine and its software, written to the run's `environment.json`, and whether the device answers at all."""
-    found = snapshot()
+    found = Environment.now()
     if context.device == "cuda" and found.gpu is None:
         return EntryOutcome("FAILED", "torch finds no CUDA device")
     write_json(context.run / ENVIRONMENT, found.to_dict() | {"tree": tree_hash()})

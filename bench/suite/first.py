@@ -15,12 +15,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from rooflab.bench.core.check_data import CheckResult, CheckTask
-from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.outside import Checkers
-from rooflab.bench.core.record import NOT_RUN
-from rooflab.bench.core.record_files import RunWriter
-from rooflab.bench.core.select import default_scheme
+from rooflab.bench.core import NOT_RUN, Checkers, CheckResult, CheckTask, Environment, RunWriter, default_scheme
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.bench.suite.passed import CODE, Passed, first_taken
 from rooflab.bench.suite.step import context_of, end, parser
@@ -43,7 +38,7 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
     With `trust`, what records in that folder say of the same code on a card of this name counts too.  A check that
     cannot be made is the failure of its kernel alone.  A kernel that no time was left for is excluded.
     """
-    device, found = torch.device(context.device), snapshot()
+    device, found = torch.device(context.device), Environment.now()
     passed, writer = Passed(found), RunWriter(context.out)
     kernels = [kernel for op in ops for kernel in registry.kernels(op).values()]
     risky = sorted((k for k in kernels if k.backend not in registry.CPU_BACKENDS), key=lambda k: RISK.index(k.backend))

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import torch
 
-from rooflab.bench.core import record_files
-from rooflab.bench.core.environment import Environment, snapshot
-from rooflab.bench.core.select import default_scheme, first_case
+from rooflab.bench.core import Environment, default_scheme, first_case, read
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder
@@ -51,7 +49,7 @@ class Passed:
         gpu = self._environment.gpu
         now = {kernel.id: self.code(kernel) for op in registry.ops() for kernel in registry.kernels(op).values()}
         found: dict[str, set[str]] = {}
-        for record in record_files.read_all(folder):
+        for record in read(folder, deep=True):
             name, environment = f"{record.op}/{record.kernel}", record.environment
             card = (environment.get("gpu") or {}).get("name")
             if gpu and card == gpu.name and environment.get(CODE) == now.get(name, ""):
@@ -76,7 +74,7 @@ def passed_on_card(kernels: Iterable[Kernel], scheme: str, device: torch.device)
     """Names of the kernels whose first check on this kind of GPU, planted inputs included, was right in `scheme`."""
     if device.type != "cuda":
         return frozenset()
-    passed, default = Passed(snapshot(device.index or 0)), default_scheme(device)
+    passed, default = Passed(Environment.now(device.index or 0)), default_scheme(device)
     taken = ((kernel, first_taken(kernel, default)) for kernel in kernels if passed.holds(kernel))
     return frozenset(kernel.name for kernel, first in taken if first is not None and first[1].name == scheme)
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core.process import Child, ChildFailed
-from rooflab.bench.core.running import Running
+from rooflab.bench.core import Child, ChildFailed, Running
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Entry, EntryOutcome
 from rooflab.bench.suite.state import Progress, folder_of

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, get_args
 
-from rooflab.bench.core.record import NOT_RUN
+from rooflab.bench.core import NOT_RUN
 from rooflab.bench.suite.entries import FINAL, BarStatus, EntryOutcome, EntryStatus
 from rooflab.bench.suite.step import read_outcome, write_json
 from rooflab.kernels._files import write_whole

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from rooflab.bench.base.plain import plain
 from rooflab.bench.base.statuses import ExitStatus
-from rooflab.bench.core.running import ContextBroken
+from rooflab.bench.core import ContextBroken
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.kernels._files import write_whole
 

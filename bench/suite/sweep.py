@@ -20,7 +20,8 @@ from typing import Any
 import ray
 
 from rooflab.bench.base.plain import first_line
-from rooflab.bench.core.environment import ROOT, snapshot, tree_hash
+from rooflab.bench.core import Environment
+from rooflab.bench.core.environment import ROOT, tree_hash
 from rooflab.bench.suite.plan import make_plan
 from rooflab.bench.suite.runner import SuiteSettings, run_suite
 from rooflab.bench.suite.state import read_summary
@@ -62,7 +63,7 @@ class SweepWorker:
     """A Ray actor: one GPU, or in a dry run one CPU."""
 
     def identify(self) -> dict[str, Any]:
-        found = snapshot()
+        found = Environment.now()
         name = found.gpu.name if found.gpu else found.cpu
         return {"machine_key": found.machine_key, "device": name, "tree": tree_hash(ROOT), "pid": os.getpid()}
 
@@ -78,7 +79,7 @@ class SweepWorker:
         if not folder.exists():
             _write(folder, files)
         try:
-            if (here := snapshot().machine_key) != key:  # Ray may start a lost worker again on another node
+            if (here := Environment.now().machine_key) != key:  # Ray may start a lost worker again on another node
                 raise ValueError(f"worker: expected a machine {key}, got {here}")
             here_too = replace(shard, out=folder, resume=True)
             run_suite(make_plan(shard.only), here_too, lambda text: None, lambda text: None)

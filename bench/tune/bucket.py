@@ -15,13 +15,17 @@ import torch
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
-from rooflab.bench.core.call import Rotation
-from rooflab.bench.core.failed import Failed
-from rooflab.bench.core.measure import Measurement
-from rooflab.bench.core.record import Record, Status
-from rooflab.bench.core.record_files import RunWriter
-from rooflab.bench.core.settings import Settings
-from rooflab.bench.core.timers.timing import time_functions, timer_for
+from rooflab.bench.core import (
+    Failed,
+    Measurement,
+    Record,
+    Rotation,
+    RunWriter,
+    Settings,
+    Status,
+    time_functions,
+    timer_for,
+)
 from rooflab.bench.tune.search import SearchResult, Seconds, least_s, search
 from rooflab.kernels.configs import config_for, legal_configs, tuning_of, with_config
 from rooflab.kernels.registry import Kernel

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import rooflab.kernels.registry as registry
-from rooflab.bench.core.record import Record
+from rooflab.bench.core import Record
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.choices import BUCKETS, phases_of, rows_of
 from rooflab.kernels.registry import Kernel

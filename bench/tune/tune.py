@@ -15,10 +15,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core.environment import snapshot
-from rooflab.bench.core.record import Record
-from rooflab.bench.core.record_files import RunWriter
-from rooflab.bench.core.select import Selection, default_scheme, pick_device
+from rooflab.bench.core import Environment, Record, RunWriter, Selection, default_scheme, pick_device
 from rooflab.bench.tune.bucket import BucketResult, TuningState
 from rooflab.kernels import registry
 from rooflab.kernels.choices import ROW_KEYS, launch_bucket, rows_of
@@ -117,7 +114,7 @@ def _rows(op: str, case: Case) -> int:
 def _check_clean(clean: bool) -> None:
     if not clean:
         return
-    here = snapshot()
+    here = Environment.now()
     if here.dirty or here.commit is None:
         raise ValueError("choose: expected a committed tree, so that its records name the code; commit first")
 

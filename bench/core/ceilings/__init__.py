@@ -23,7 +23,7 @@ from rooflab.bench.core.ceilings.cuda_limits import (
     microkernels_hash,
     value_in,
 )
-from rooflab.bench.core.environment import Environment, snapshot
+from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import read
 from rooflab.kernels._files import write_whole
@@ -167,13 +167,13 @@ class MachineLimits(NamedTuple):
         return [_row(record) for record in best_of(self.records).values()]
 
 
-_snapshot = cache(snapshot)
+_now = cache(Environment.now)
 """Once per process: it calls git and NVML, and driver and clock limits do not change during a process."""
 
 
 def _here(device: torch.device) -> tuple[Environment, Path]:
     """The present environment, and the file that keeps the limits of `device`."""
-    environment = replace(_snapshot(device.index or 0), threads=torch.get_num_threads())
+    environment = replace(_now(device.index or 0), threads=torch.get_num_threads())
     name = environment.machine_key
     if device.type == "cuda":
         uuid = environment.gpu.uuid if environment.gpu else ""

@@ -10,7 +10,7 @@ import torch
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core.environment import Environment, last_level_cache_bytes
-from rooflab.bench.core.noise import noise
+from rooflab.bench.core.noise import why_noisy
 from rooflab.bench.core.record import Record, new_run_id
 from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.reference.spec import DTYPE_NAMES
@@ -38,7 +38,7 @@ def measure_cpu(environment: Environment, budget_s: float) -> list[Record]:
     # 16-bit operands may be multiplied in fp32, because only K (M + N) values are converted: oneDNN's bf16 products had
     # half of the rate of fp32's on a Xeon without AMX, and `gemm_w8a16/native`, which converts, was above them.
     matrix = {f"{name} matrix": (name, max(rate, rates["fp32"])) for name, rate in rates.items()}
-    busy = noise((), waiting_since(began))
+    busy = why_noisy((), waiting_since(began))
     fields: dict[str, Any] = {"kind": "ceiling", "run_id": new_run_id(), **environment.record_fields()}
     fields |= {"backend": "torch", "device": "cpu", "basis": "measured"}
     fields |= {"status": "NOISY" if busy else "OK", "reason": busy}

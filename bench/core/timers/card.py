@@ -17,7 +17,7 @@ import psutil
 import torch
 
 from rooflab.bench.base.plain import Json, JsonObject
-from rooflab.bench.core.environment import ask, gpu_uuid, nvml_of, power, snapshot
+from rooflab.bench.core.environment import Environment, ask, gpu_uuid, nvml_of, power
 
 if TYPE_CHECKING:  # it imports Triton
     from rooflab.bench.core.timers.sm_clock import DeviceClock
@@ -188,7 +188,7 @@ def card_lock(device: torch.device, say: Callable[[str], None]) -> Iterator[None
     The lock is on a file of the machine's temporary folder, named by the card; the system frees it when the process
     ends, however it ends.  Raises `ValueError` for a device that is no GPU.
     """
-    gpu = snapshot(device.index or 0).gpu if device.type == "cuda" else None
+    gpu = Environment.now(device.index or 0).gpu if device.type == "cuda" else None
     if gpu is None:
         raise ValueError(f"wait-for-gpu: expected a CUDA device, got {device}")
     path = Path(tempfile.gettempdir()) / f"rooflab-{gpu.uuid}.lock"

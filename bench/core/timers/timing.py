@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core.noise import Samples, few, noise
+from rooflab.bench.core.noise import Samples, few, why_noisy
 from rooflab.bench.core.settings import check_timer
 from rooflab.bench.core.timers import Function, Observed, Timer, tampered
 from rooflab.bench.core.timers.cpu import CpuTimer, observed_on_cpu
@@ -127,7 +127,7 @@ def time_functions(
     def judged(waited: float | None) -> tuple[str, dict[str, str]]:
         """Why there are too few samples, and for each function why its samples are noise."""
         lacking = few(min(map(len, readings.values())), _room(ends, watch.rounds_at_once, budget_s))
-        return lacking, {name: noise(values, waited) or lacking for name, values in readings.items()}
+        return lacking, {name: why_noisy(values, waited) or lacking for name, values in readings.items()}
 
     with ExitStack() as stack:
         if gc.isenabled():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rooflab.bench.core.timers.timing import time_functions
+from rooflab.bench.core import time_functions
 from rooflab.bench.latency.study import Lab, Study, at_least, curves
 from rooflab.engine.llm import LLM
 from rooflab.kernels.registry import Kernel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rooflab.bench.core.ceilings import ceilings_for
+from rooflab.bench.core import ceilings_for
 from rooflab.bench.latency.ledger import measured
 from rooflab.bench.latency.study import Curve, Lab, Study, at_least, curves, worst
 from rooflab.roofline.model import Ceilings

@@ -20,8 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 
-from rooflab.bench.core.environment import Environment
-from rooflab.bench.core.record import Record
+from rooflab.bench.core import Environment, Record
 from rooflab.bench.report.pictures.levels import PREFIX
 from rooflab.bench.report.pictures.schedule import TileSchedule
 from rooflab.kernels._files import write_whole

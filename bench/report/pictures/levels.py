@@ -18,9 +18,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rooflab.bench.core.environment import Environment, snapshot
-from rooflab.bench.core.record import Record, new_run_id
-from rooflab.bench.core.select import choose_kernels
+from rooflab.bench.core import Environment, Record, choose_kernels
+from rooflab.bench.core.record import new_run_id
 from rooflab.bench.emulate import calls as emulated_calls
 from rooflab.bench.emulator import SECTOR
 from rooflab.bench.predict.cases import KernelCase, choose_cases, choose_scheme
@@ -165,7 +164,7 @@ def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, 
     spec = registry.get_op(op)
     dtypes = choose_scheme(spec, scheme)
     (wanted,) = choose_cases(spec, [case], dtypes)
-    environment, run_id = snapshot(), f"bytes-{new_run_id()}"
+    environment, run_id = Environment.now(), f"bytes-{new_run_id()}"
     found = []
     for kernel, _ in choose_kernels(op, kernels):
         inputs = spec.make_inputs(wanted, dtypes, META, seed)

@@ -15,9 +15,8 @@ from typing import Any
 
 import pandas as pd
 
-from rooflab.bench.core import record_files
+from rooflab.bench.core import Record, read
 from rooflab.bench.core.environment import ROOT, git_says
-from rooflab.bench.core.record import Record
 from rooflab.bench.report.sources import find_files
 
 KEY = ("op", "kernel", "case", "scheme", "machine", "setting", "timer")
@@ -67,7 +66,7 @@ def read_points(paths: Sequence[Path], chosen: RecordFilter | None = None) -> Po
     """
     chosen = chosen or RecordFilter()
     files = find_files(paths)
-    found = [(file, record) for file in files for record in record_files.read(file)]
+    found = [(file, record) for file in files for record in read(file)]
     taken = [(file, record) for file, record in found if chosen.takes(record)]
     if found and not taken:
         known = sorted({str(record.op) for _, record in found if record.op})
