@@ -85,19 +85,19 @@ def history(
     The table has a row for each kernel; with --kernel or --case, for each of its cases.
     """
     from rooflab.bench.core.record_files import kept_results
-    from rooflab.bench.report.trends import output
     from rooflab.bench.report.trends.points import RecordFilter, read_points
+    from rooflab.bench.report.trends.trend import find_trends, notes, summary
 
     points = read_points(paths or [kept_results()], RecordFilter(op or (), kernel or (), case or (), machine or ()))
-    trends = output.find_trends(points, repo, last, threshold)
-    show.result(output.summary(points, trends))
+    trends = find_trends(points, repo, last, threshold)
+    show.result(summary(points, trends))
     rows = [_shown(trend.row()) for trend in trends]
     one_by_one = bool(kernel or case)
     for circumstances in dict.fromkeys(row["circumstances"] for row in rows):
         own = [row for row in rows if row["circumstances"] == circumstances]
         show.table(own if one_by_one else _by_kernel(own), COLUMNS if one_by_one else BY_KERNEL, circumstances)
         show.line()
-    for text in output.notes(points, trends):
+    for text in notes(points, trends):
         show.line(text)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -158,13 +159,11 @@ def repository(folder: Path | None = None) -> Path | None:
 
 def commit_order(commits: Iterable[str], root: Path | None) -> dict[str, int]:
     """The place of each commit that the repository at `root` knows, parents before children; others have none."""
-    wanted = sorted({commit for commit in commits if commit})
+    wanted = {commit for commit in commits if re.fullmatch("[0-9a-f]+", commit)}
     if root is None or not wanted:
         return {}
-    listed = git_says(root, "cat-file", "--batch-check", stdin="\n".join(f"{commit}^{{commit}}" for commit in wanted))
-    known = [line.split()[0] for line in (listed or "").splitlines() if line.split()[1:2] == ["commit"]]
-    if not known:
-        return {}
-    history = git_says(root, "rev-list", "--topo-order", "--reverse", "--stdin", stdin="\n".join(known))
-    places = {commit: place for place, commit in enumerate((history or "").split())}
+    asked = ("rev-list", "--topo-order", "--reverse", "--ignore-missing", "--stdin")
+    places = {
+        commit: place for place, commit in enumerate((git_says(root, *asked, stdin="\n".join(wanted)) or "").split())
+    }
     return {commit: places[commit] for commit in wanted if commit in places}
