@@ -339,6 +339,8 @@ def roofline(
     show.result({"figures": paths, "points": points, "without_bytes": without})
     for name in without:
         show.line(f"{name}: not drawn, for its cost has no bytes, and so it has no intensity", "yellow")
+    for why in (why for drawing in drawn for why in drawing.unplaced if why.partition(":")[0] not in without):
+        show.line(f"not drawn: {why}", "yellow")
     published = sum(point.published for point in points)
     measured = sum(point.seconds is not None for point in points) - published
     others = f", {published} published by others" if published else ""

@@ -16,10 +16,10 @@ from rooflab.bench.core.environment import tree_hash
 from rooflab.bench.core.record import NOT_RUN, Kind, Record
 from rooflab.bench.report import sources
 from rooflab.bench.report.facts import Machine, machines_of
-from rooflab.bench.report.figures import largest_cases
+from rooflab.bench.report.figures import Drawing, largest_cases
 from rooflab.bench.report.ladders import LadderRow, OpLadder, op_ladders
 from rooflab.bench.report.ledgers import LedgerGroup, ledger_groups
-from rooflab.bench.report.rooflines import CeilingTable, Roofline, ceiling_tables, rooflines
+from rooflab.bench.report.rooflines import CeilingTable, ceiling_tables, rooflines
 from rooflab.bench.report.tables import (
     ComparisonRow,
     CompiledTable,
@@ -248,7 +248,7 @@ class Content:
     commits: tuple[tuple[str, int], ...]
     """Commits with the number of their records, oldest record first; dirty and clean trees are separate."""
     machines: tuple[Machine, ...]
-    rooflines: tuple[Roofline, ...]
+    rooflines: tuple[Drawing, ...]
     ops: tuple[OpLadder, ...]
     comparisons: tuple[ComparisonRow, ...]
     compiled: tuple[CompiledTable, ...]
@@ -265,9 +265,8 @@ def gather(located: Sequence[sources.Located], files: Sequence[sources.FileInfo]
     """The content of a report over `located`, oldest first."""
     benches = sources.benches_of(located)
     chosen = sources.choose(benches)
-    current = [item.located for item in chosen]
     ops, comparisons = op_ladders(located), comparisons_of(located)
-    found = problems(located, current, comparisons)
+    found = problems(located, chosen, comparisons)
     failed = sum(sources.fault(item.record) is not None for item in benches)
     return Content(
         title=title,
@@ -276,11 +275,11 @@ def gather(located: Sequence[sources.Located], files: Sequence[sources.FileInfo]
         last=moment(located[-1].record.timestamp),
         records=len(located),
         runs=len({item.record.run_id for item in located}),
-        replaced_failures=failed - sum(sources.fault(item.record) is not None for item in current),
+        replaced_failures=failed - sum(sources.fault(item.record) is not None for item in chosen),
         standings=standings(ops),
         problems=tuple(one for one in found if one.status != "NOISY"),
         noisy=tuple(one for one in found if one.status == "NOISY"),
-        unmeasured=unmeasured(current, located),
+        unmeasured=unmeasured(chosen, located),
         tallies=tallies(located),
         commits=tuple(Counter(commit_text(one.record.commit, one.record.dirty) for one in located).items()),
         machines=machines_of(located),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from datetime import datetime
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.select import largest_case
-from rooflab.bench.report.sources import NOT_WRONG, Located, Source, benches_of, choose, latency_ms, machine_of
+from rooflab.bench.report.sources import NOT_WRONG, Located, Source, benches_of, choose, grouped, latency_ms, machine_of
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import get_op, kernels, ops
 from rooflab.reference.spec import Case, get_scheme
@@ -32,14 +31,28 @@ def points_of(records: Iterable[Record]) -> list[Point]:
 
     No point is of a kernel that failed its check, that was not timed, or whose reading is invalid.
     """
-    found = []
+    return placed(records, ())[0]
+
+
+def placed(records: Iterable[Record], roofs: Sequence[Ceilings]) -> tuple[list[Point], list[str]]:
+    """The points of the records under the roofs, and why each other record with a right time has none."""
+    points, unplaced = [], []
     for record in records:
-        known = record.op in ops() and record.scheme is not None or "imported" in record.environment
         moved, latency = record.traffic_bytes or record.least_bytes, record.latency_median_ms
-        right = record.kind == "bench" and record.status in ("OK", "NOISY")
-        if right and known and moved and latency and record.bound_ms:
-            found.append(_point(record, moved, record.bound_ms / 1e3, latency / 1e3))
-    return found
+        if record.kind != "bench" or record.status not in ("OK", "NOISY") or not latency:
+            continue
+        cost, why = _priced(record, roofs)
+        if "imported" in record.environment and cost is None and record.op not in ops():
+            why = ""  # it brings its bound, which needs no cost
+        if not why and not (record.bound_ms and record.bound_ms > 0):
+            why = "its record holds no bound"
+        if not why and not moved:
+            why = "its cost has no bytes" if record.least_bytes == 0 else "its record says neither traffic nor bytes"
+        if why:
+            unplaced.append(f"{record.op}/{record.kernel}: {why}")
+        else:
+            points.append(_point(record, cost, moved or 0.0, (record.bound_ms or 0.0) / 1e3, latency / 1e3))
+    return points, list(dict.fromkeys(unplaced))
 
 
 def without_bytes(records: Iterable[Record]) -> list[str]:
@@ -52,8 +65,8 @@ def without_bytes(records: Iterable[Record]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _point(record: Record, moved: float, bound_s: float, seconds: float | None) -> Point:
-    op, kernel, cost = str(record.op), str(record.kernel), cost_of(record)
+def _point(record: Record, cost: Cost | None, moved: float, bound_s: float, seconds: float | None) -> Point:
+    op, kernel = str(record.op), str(record.kernel)
     known = kernels(op).get(kernel) if op in ops() and record.scheme else None
     return Point(
         label=kernel,
@@ -168,7 +181,7 @@ def placed_on(records: Iterable[Record], device: Device) -> tuple[list[Point], l
         replace(one, kind="bench") if one.checked_by == "emulator" and one.traffic_bytes else one for one in records
     ]
     for record in newest_of(one for one in calls if one.kind == "bench" and one.status in NOT_WRONG):
-        cost, why = _priced(record, ceilings)
+        cost, why = _priced(record, [ceilings])
         if cost is None:
             unplaced.append(f"{record.op}/{record.kernel} is not drawn: {why}")
             continue
@@ -177,13 +190,13 @@ def placed_on(records: Iterable[Record], device: Device) -> tuple[list[Point], l
         gpu = (record.environment.get("gpu") or {}) if record.device != "cpu" else {}
         latency = latency_ms(record) if identify(str(gpu.get("name", ""))) == device else None
         moved, bound_s = record.traffic_bytes or cost.bytes, bound(cost, ceilings).seconds
-        point = replace(_point(record, moved, bound_s, latency and latency / 1e3), flops=cost.flops)
+        point = replace(_point(record, cost, moved, bound_s, latency and latency / 1e3), flops=cost.flops)
         found[point.work, point.label] = point
     return list(found.values()), list(dict.fromkeys(unplaced))
 
 
-def _priced(record: Record, ceilings: Ceilings) -> tuple[Cost | None, str]:
-    """The record's cost; or None, and why it has no place under the ceilings."""
+def _priced(record: Record, roofs: Sequence[Ceilings]) -> tuple[Cost | None, str]:
+    """The record's cost; or None, and why it is unknown, or has no place under the roofs."""
     try:
         cost = cost_of(record)
     except ValueError as error:
@@ -195,8 +208,9 @@ def _priced(record: Record, ceilings: Ceilings) -> tuple[Cost | None, str]:
         lacking = " and no ".join(name for name, value in named.items() if value is None)
         why = "its op is not registered here (--kernel FILE registers it)"
         return None, f"{why}, and it names no {lacking}" if lacking and "imported" in record.environment else why
-    if lacks := ", ".join(cost.tensor_flops.keys() - ceilings.tensor_flops_per_s.keys()):
-        return None, f"{ceilings.device} has no matrix rate for {lacks}"
+    for roof in roofs:
+        if lacks := ", ".join(cost.tensor_flops.keys() - roof.tensor_flops_per_s.keys()):
+            return None, f"{roof.device} has no {roof.kind} matrix rate for {lacks}"
     return cost, ""
 
 
@@ -234,6 +248,15 @@ class Drawing:
     ceilings: list[Ceilings]
     name: str
     """Of the device, or of the machine if another one has such a device."""
+    machine: str = ""
+    """The machine's key, where the figure is of one machine."""
+    unplaced: list[str] = field(default_factory=list)
+    """Kernels without a place, each with the reason."""
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The contents of its SVG and its PNG, by suffix."""
+        return roofline_files(self.points, self.ceilings, f"{self.name} roofline")
 
 
 def draw(drawing: Drawing, out: Path, fixed_axes: bool = False) -> list[Path]:
@@ -248,23 +271,30 @@ def draw(drawing: Drawing, out: Path, fixed_axes: bool = False) -> list[Path]:
 
 def largest_cases(records: Sequence[Record]) -> list[Record]:
     """For each op and scheme, the records of the case with most FLOPs, then bytes: a figure has no room for more."""
-    records = [record for record in records if record.kind == "bench"]
-    largest: dict[tuple[Any, Any], tuple[float, float, str]] = {}
-    for record in records:
-        size = (record.flops or 0.0, record.least_bytes or 0.0, record.case_id or "")
-        key = (record.op, record.scheme)
-        largest[key] = max(size, largest.get(key, size))
-    return [record for record in records if record.case_id == largest[record.op, record.scheme][2]]
+
+    def size(record: Record) -> tuple[float, float, str]:
+        return record.flops or 0.0, record.least_bytes or 0.0, record.case_id or ""
+
+    groups = grouped((one for one in records if one.kind == "bench"), lambda record: (record.op, record.scheme))
+    largest = {key: max(own, key=size).case_id for key, own in groups.items()}
+    return [one for one in records if one.kind == "bench" and one.case_id == largest[one.op, one.scheme]]
 
 
 def newest_of(records: Iterable[Record]) -> list[Record]:
     """The newest reading of each machine, kernel and case (`sources.choose`)."""
     ordered = sorted(records, key=lambda record: record.timestamp)
-    located = [
-        Located(record, Source("", 0, line, record.run_id), datetime.fromisoformat(record.timestamp))
-        for line, record in enumerate(ordered)
-    ]
+    located = [Located(record, Source("", 0, line, record.run_id)) for line, record in enumerate(ordered)]
     return [chosen.record for chosen in choose(benches_of(located))]
+
+
+def drawing_of(machine: str, records: Sequence[Record], ceilings: Iterable[Ceilings]) -> Drawing:
+    """The figure of a machine's records; its ceilings get the device's name from its driver, which a data sheet
+    shortens."""
+    roofs, gpu = list(ceilings), records[-1].environment.get("gpu") if records[-1].device != "cpu" else None
+    name = str((gpu or {}).get("name") or roofs[-1].device)
+    roofs = [replace(one, device=name) for one in roofs]
+    points, unplaced = placed(records, roofs)
+    return Drawing(points, roofs, name, machine, unplaced)
 
 
 def drawings(
@@ -275,28 +305,21 @@ def drawings(
     Of each kernel and case it has the newest reading, or those of the `runs`, named by a part of the id, each with its
     run beside the case.  A CPU with another number of threads is another machine: its ceilings are others.
     """
-    machines: dict[str, list[Record]] = {}
-    for record in sorted(records, key=lambda record: record.timestamp):
-        if record.ceilings and (not runs or any(run in record.run_id for run in runs)):
-            machines.setdefault(machine_of(record), []).append(record)
-    found: dict[str, Drawing] = {}
-    for machine, whole in machines.items():
+    roofed = (one for one in sorted(records, key=lambda record: record.timestamp) if one.ceilings)
+    named = (one for one in roofed if not runs or any(run in one.run_id for run in runs))
+    found: list[Drawing] = []
+    for machine, whole in grouped(named, machine_of).items():
         own = whole if all_cases else largest_cases(whole)
-        points = points_of(newest_of(own)) if not runs else []
-        for run in dict.fromkeys(record.run_id for record in own) if runs else ():
-            ones = points_of(newest_of(record for record in own if record.run_id == run))
-            points += [replace(point, case=f"{point.case}, run {run[-8:]}") for point in ones]
-        ceilings = ceilings_of(own)
-        if points:
-            gpu = own[-1].environment.get("gpu") if own[-1].device != "cpu" else None
-            name = str((gpu or {}).get("name") or ceilings[-1].device)
-            found[machine] = Drawing(points, [replace(one, device=name) for one in ceilings], name)
+        parts = grouped(own, lambda record: f", run {record.run_id[-8:]}" if runs else "")
+        made = [(drawing_of(machine, newest_of(part), ceilings_of(own)), told) for told, part in parts.items()]
+        points = [replace(point, case=point.case + told) for one, told in made for point in one.points]
+        found += [replace(made[-1][0], points=points)] if points else []
     if across and len(found) > 1:
-        points = [replace(point, device=machine) for machine, one in found.items() for point in one.points]
-        ceilings = [replace(roof, device=machine) for machine, one in found.items() for roof in one.ceilings]
+        points = [replace(point, device=one.machine) for one in found for point in one.points]
+        ceilings = [replace(roof, device=one.machine) for one in found for roof in one.ceilings]
         return [Drawing(points, ceilings, f"{len(found)} machines")]
-    names = Counter(drawing.name for drawing in found.values())
-    return [one if names[one.name] == 1 else replace(one, name=machine) for machine, one in found.items()]
+    names = Counter(drawing.name for drawing in found)
+    return [one if names[one.name] == 1 else replace(one, name=one.machine) for one in found]
 
 
 def why_nothing(records: Sequence[Record]) -> str:

@@ -17,7 +17,6 @@ from rooflab.bench.core.record import NOT_RUN, Record
 from rooflab.bench.report.facts import Facts, facts_of
 from rooflab.bench.report.sources import (
     NOT_WRONG,
-    BestRecord,
     Located,
     Source,
     benches_of,
@@ -185,12 +184,9 @@ def _beside(record: Record) -> tuple[str, ...]:
 
 
 def _ladder(
-    machine: str,
-    chosen: Sequence[BestRecord],
-    history: Mapping[tuple[str, ...], Sequence[Located]],
-    order: Sequence[str],
+    machine: str, chosen: Sequence[Located], history: Mapping[tuple[str, ...], Sequence[Located]], order: Sequence[str]
 ) -> Ladder:
-    groups: dict[tuple[str, ...], list[BestRecord]] = {}
+    groups: dict[tuple[str, ...], list[Located]] = {}
     for item in sorted(chosen, key=_size):
         if machine_of(item.record) == machine:
             groups.setdefault(kernel_key(item.record)[3:], []).append(item)
@@ -203,7 +199,7 @@ def _ladder(
     return Ladder(machine, tuple(blocks), time_unit(times))
 
 
-def _size(item: BestRecord) -> tuple[str, float, float]:
+def _size(item: Located) -> tuple[str, float, float]:
     """Small cases first within a scheme; cases of equal size keep their order."""
     return item.record.scheme or "", item.record.flops or 0.0, item.record.least_bytes or 0.0
 
@@ -213,7 +209,7 @@ def _rank(kernel: str, role: str | None, order: Sequence[str]) -> tuple[int, int
     return (_ROLES.index(role) if role in _ROLES else len(_ROLES)), place, kernel
 
 
-def _row(item: BestRecord, group: Sequence[BestRecord], past: Sequence[Located]) -> LadderRow:
+def _row(item: Located, group: Sequence[Located], past: Sequence[Located]) -> LadderRow:
     record, latency, wrong = item.record, latency_ms(item.record), fault(item.record)
     status, reason = wrong or (record.status, record.reason)
     if latency is None and wrong is None and not reason:
@@ -223,13 +219,13 @@ def _row(item: BestRecord, group: Sequence[BestRecord], past: Sequence[Located])
     return LadderRow(record, item.source, status, reason, status not in NOT_WRONG, latency, library, naive, facts)
 
 
-def _ratio(record: Record, role: str, group: Sequence[BestRecord], past: Sequence[Located]) -> Ratio | None:
+def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[Located]) -> Ratio | None:
     """Speed relative to the kernel of `role` in the same run, else in the newest other run."""
     own = latency_ms(record)
     if own is None or record.role == role:
         return None
     same_run = [item for item in past if (item.record.role, item.record.run_id) == (role, record.run_id)]
-    newest_run = [item.located for item in group if item.record.role == role]
+    newest_run = [item for item in group if item.record.role == role]
     for candidates, other_run in ((same_run, False), (newest_run, True)):
         timed = [(time, item.source) for item in candidates if (time := latency_ms(item.record)) is not None]
         if timed:

@@ -16,13 +16,12 @@ from markupsafe import Markup, escape
 from rooflab.bench.core.record import NOT_RUN
 from rooflab.bench.report import words
 from rooflab.bench.report.content import Content, gather
-from rooflab.bench.report.rooflines import Roofline
+from rooflab.bench.report.figures import Drawing
 from rooflab.bench.report.sources import load
 from rooflab.bench.report.tables import BAD
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.names import visible
 from rooflab.roofline.numbers import counted, digits, percent, si, times, whole
-from rooflab.roofline.plot import roofline_files
 
 _TEMPLATES = Path(__file__).parent
 
@@ -31,7 +30,7 @@ _TEMPLATES = Path(__file__).parent
 class Picture:
     """One machine's roofline."""
 
-    roofline: Roofline
+    roofline: Drawing
     source: str
     """The SVG as an address."""
     alt: str
@@ -82,8 +81,8 @@ def breakable(text: str) -> Markup:
     return Markup(re.sub(r"([,/])", r"\1<wbr>", str(escape(visible(text)))))
 
 
-def _picture(roofline: Roofline) -> Picture:
-    drawn = roofline_files(roofline.points, roofline.ceilings, f"{roofline.name} roofline")["svg"]
+def _picture(roofline: Drawing) -> Picture:
+    drawn = roofline.files["svg"]
     ops = ", ".join(dict.fromkeys(point.op for point in roofline.points))
     alt = f"Roofline of {roofline.name}: {len(roofline.points)} kernels and cases of {ops}, as in the tables below."
     return Picture(roofline, f"data:image/svg+xml;base64,{b64encode(drawn).decode()}", alt)

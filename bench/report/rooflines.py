@@ -6,16 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from rooflab.bench.core.record import Record
-from rooflab.bench.report.figures import as_ceilings, largest_cases, points_of
-from rooflab.bench.report.sources import BestRecord, Located, Source, latency_ms, machine_of
+from rooflab.bench.report.figures import Drawing, as_ceilings, drawing_of, largest_cases, placed
+from rooflab.bench.report.sources import Located, Source, grouped, latency_ms, machine_of
 from rooflab.bench.report.words import plain_value
-from rooflab.kernels import registry
-from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.device import Device, identify
 from rooflab.roofline.model import CeilingKind, Ceilings
 from rooflab.roofline.numbers import digits, si, whole
-from rooflab.roofline.points import Point
 
 
 @dataclass(frozen=True)
@@ -154,70 +150,14 @@ def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
     return found
 
 
-@dataclass(frozen=True)
-class Roofline:
-    """One machine's figure before it is drawn."""
-
-    machine: str
-    name: str
-    """The device's name, from its driver."""
-    points: tuple[Point, ...]
-    """Of each op's largest case in a scheme."""
-    ceilings: tuple[Ceilings, ...]
-    unplaced: tuple[str, ...]
-    """Kernels without a place, each with the reason."""
-
-
-def rooflines(located: Sequence[Located], chosen: Sequence[BestRecord]) -> tuple[Roofline, ...]:
-    """One roofline for each machine with a point, from the current records."""
-    found = []
-    for machine in dict.fromkeys(machine_of(item.record) for item in chosen):
-        own = [item.record for item in chosen if machine_of(item.record) == machine]
-        ceilings = ceilings_for([item for item in located if machine_of(item.record) == machine])
-        if not ceilings:
-            continue
-        gpu = own[-1].environment.get("gpu") or {}
-        name = str(gpu.get("name") or next(iter(ceilings.values()))[0].device)
-        # A card's own name and its data sheet's short name are one device.
-        roofs = tuple(replace(one, device=name) for one, _ in ceilings.values())
-        placed = {id(record): _point(record, roofs) for record in own}
-        points = tuple(point for record in largest_cases(own) if (point := placed[id(record)][0]))
-        unplaced = [f"{record.op}/{record.kernel}: {why}" for record in own if (why := placed[id(record)][1])]
-        if points:
-            found.append(Roofline(machine, name, points, roofs, tuple(dict.fromkeys(unplaced))))
+def rooflines(located: Sequence[Located], chosen: Sequence[Located]) -> tuple[Drawing, ...]:
+    """One roofline for each machine with a point, of the current records that are OK, each op's largest case."""
+    whole, found = grouped(located, lambda item: machine_of(item.record)), []
+    for machine, items in grouped(chosen, lambda item: machine_of(item.record)).items():
+        roofs = [one for one, _ in ceilings_for(whole[machine]).values()]
+        timed = [item.record for item in items if latency_ms(item.record) is not None]
+        largest = {id(record) for record in largest_cases([item.record for item in items])}
+        if own := [record for record in timed if id(record) in largest] if roofs else []:
+            drawing = replace(drawing_of(machine, own, roofs), unplaced=placed(timed, roofs)[1])
+            found += [drawing] if drawing.points else []
     return tuple(found)
-
-
-def _point(record: Record, roofs: Sequence[Ceilings]) -> tuple[Point | None, str]:
-    """The record's point, or None and the reason; no reason for a failed record, which is among the problems, nor for
-    a kernel that was not timed, which is in the table."""
-    if latency_ms(record) is None:
-        return None, ""
-    if "imported" not in record.environment and (why := _unknown(record)):
-        return None, why
-    if record.bound_ms is None or not record.bound_ms > 0:
-        return None, "its record holds no bound"
-    points = points_of([record])
-    if not points:
-        told = record.least_bytes == 0
-        return None, "its cost has no bytes" if told else "its record says neither traffic nor least bytes"
-    dtype = points[0].dtype
-    lacking = [roof.kind for roof in roofs if dtype is not None and dtype not in roof.tensor_flops_per_s]
-    if lacking:
-        return None, f"no {' or '.join(lacking)} matrix rate for {dtype}"
-    return points[0], ""
-
-
-def _unknown(record: Record) -> str:
-    """Why a record made here has no roof; an imported one brings its own cost and bound."""
-    if record.op not in registry.ops():
-        return "its op is not registered here, so its roof is not known"
-    if record.scheme not in SCHEMES:
-        return f"the scheme {record.scheme} is not known here"
-    if record.case_id is None or record.role is None or record.kernel is None:
-        return "its record names no case, kernel or role"
-    try:
-        registry.get_op(record.op).check_case(Case(**record.case))
-    except ValueError as error:
-        return str(error)
-    return ""
