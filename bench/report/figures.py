@@ -148,6 +148,19 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
         cost = spec.cost_of(inputs)
         if not only and not cost.tensor_flops.keys() <= ceilings.tensor_flops_per_s.keys():
             continue
+        # What others published has this place: their traffic is not known.
+        least = Point(
+            label="",
+            op=name,
+            case=f"{case.id} {own}",
+            role="peer",
+            dtype=next(iter(cost.tensor_flops), None),
+            flops=cost.flops,
+            traffic_bytes=cost.bytes,
+            traffic_basis="modelled",
+            bound_s=bound(cost, ceilings).seconds,
+            seconds=None,
+        )
         for kernel in kernels(name).values():
             major, minor = device.compute_capability
             if "cuda" not in kernel.devices or (kernel.min_sm or 0) > 10 * major + minor:
@@ -155,21 +168,10 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
             if kernel.why_not_args(inputs, spec) is not None:
                 continue
             traffic = kernel.traffic_of(inputs, "cuda")
-            points.append(
-                Point(
-                    label=kernel.name,
-                    op=name,
-                    case=f"{case.id} {own}",
-                    role=kernel.role,
-                    dtype=next(iter(cost.tensor_flops), None),
-                    flops=cost.flops,
-                    traffic_bytes=traffic.bytes if traffic else cost.bytes,
-                    traffic_basis=traffic.basis if traffic else "modelled",
-                    bound_s=bound(cost, ceilings).seconds,
-                    seconds=None,
-                )
-            )
-        points += _published_points(name, case, own, cost, device)
+            moved = replace(least, traffic_bytes=traffic.bytes, traffic_basis=traffic.basis) if traffic else least
+            points.append(replace(moved, label=kernel.name, role=kernel.role))
+        for time in times_of(name, own, case, device.name):
+            points.append(replace(least, label=_label(time.table), seconds=time.seconds, published=True))
     return points, [ceilings]
 
 
@@ -212,26 +214,6 @@ def _priced(record: Record, roofs: Sequence[Ceilings]) -> tuple[Cost | None, str
         if lacks := ", ".join(cost.tensor_flops.keys() - roof.tensor_flops_per_s.keys()):
             return None, f"{roof.device} has no {roof.kind} matrix rate for {lacks}"
     return cost, ""
-
-
-def _published_points(op: str, case: Case, scheme: str, cost: Cost, device: Device) -> list[Point]:
-    """What others published of a case, at the intensity of the op's least bytes: their traffic is not known."""
-    return [
-        Point(
-            label=_label(time.table),
-            op=op,
-            case=f"{case.id} {scheme}",
-            role="peer",
-            dtype=next(iter(cost.tensor_flops), None),
-            flops=cost.flops,
-            traffic_bytes=cost.bytes,
-            traffic_basis="modelled",
-            bound_s=bound(cost, device.ceilings()).seconds,
-            seconds=time.seconds,
-            published=True,
-        )
-        for time in times_of(op, scheme, case, device.name)
-    ]
 
 
 def _label(table: Table) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import inf, isfinite
 
+from rooflab.bench.core.ceilings.ceilings import best_of, value_of
+from rooflab.bench.core.ceilings.cuda_limits import kind_of
 from rooflab.bench.report.figures import Drawing, as_ceilings, drawing_of, largest_cases, placed
 from rooflab.bench.report.sources import Located, Source, grouped, latency_ms, machine_of
 from rooflab.bench.report.words import plain_value
@@ -53,11 +55,8 @@ class CeilingTable:
 
 def ceiling_tables(located: Sequence[Located]) -> tuple[CeilingTable, ...]:
     """One table for each machine with a record that names ceilings or measured some."""
-    machines: dict[str, list[Located]] = {}
-    for item in located:
-        if item.record.ceilings or item.record.kind == "ceiling":
-            machines.setdefault(machine_of(item.record), []).append(item)
-    return tuple(_table(machine, items) for machine, items in machines.items())
+    own = (item for item in located if item.record.ceilings or item.record.kind == "ceiling")
+    return tuple(_table(machine, items) for machine, items in grouped(own, lambda it: machine_of(it.record)).items())
 
 
 def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, Source | None]]:
@@ -131,22 +130,17 @@ def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
 
 def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
     """One reading for each microkernel of the newest run that timed it: its fastest launch shape."""
-    groups: dict[tuple[str | None, str | None], list[tuple[float, str, Located]]] = {}
-    for item in items:
-        record = item.record
-        floor = record.metrics.get("launch_floor_s")
-        rates = ((record.bytes_per_s, "B/s"), (record.flops_per_s, "FLOP/s"), (record.metrics.get("ops_per_s"), "op/s"))
-        values = [(rate, f"{si(rate)}{unit}") for rate, unit in rates if rate and isfinite(rate)]
-        values += [(-floor, f"{digits(floor * 1e6)} µs")] if floor and isfinite(floor) else []
-        if record.kind == "ceiling" and record.status == "OK" and values:
-            groups.setdefault((record.kernel or record.case_id, record.scheme), []).append((*values[0], item))
+    right = [one for one in items if one.record.kind == "ceiling" and one.record.status == "OK"]
+    right = [one for one in right if isfinite(value_of(one.record) or inf)]
     found = []
-    for (kernel, scheme), own in groups.items():
-        last = own[-1][2].record.run_id
-        _, text, item = max((one for one in own if one[2].record.run_id == last), key=lambda one: one[0])
-        name = f"{kernel} {scheme}" if scheme and scheme not in str(kernel) else str(kernel)
-        how = ", ".join(filter(None, (item.record.timer, plain_value(item.record.config or ""))))
-        found.append(BestMicrokernel(name, text, how, item.source))
+    for own in grouped(right, lambda one: (one.record.kernel or one.record.case_id, one.record.scheme)).values():
+        run = [one for one in own if one.record.run_id == own[-1].record.run_id]
+        ((limit, record),) = best_of([one.record for one in run]).items()
+        value, unit = value_of(record) or 0.0, kind_of(limit)[0]
+        text = f"{digits(value * 1e6)} µs" if unit == "s" else f"{si(value)}{unit}"
+        name = f"{limit} {record.scheme}" if record.scheme and record.scheme not in limit else limit
+        how = ", ".join(filter(None, (record.timer, plain_value(record.config or ""))))
+        found.append(BestMicrokernel(name, text, how, next(one.source for one in run if one.record is record)))
     return found
 
 
