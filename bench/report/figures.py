@@ -235,17 +235,16 @@ class Drawing:
     unplaced: list[str] = field(default_factory=list)
     """Kernels without a place, each with the reason."""
 
-    @property
-    def files(self) -> dict[str, bytes]:
+    def files(self, fixed_axes: bool = False) -> dict[str, bytes]:
         """The contents of its SVG and its PNG, by suffix."""
-        return roofline_files(self.points, self.ceilings, f"{self.name} roofline")
+        return roofline_files(self.points, self.ceilings, f"{self.name} roofline", fixed_axes)
 
 
 def draw(drawing: Drawing, out: Path, fixed_axes: bool = False) -> list[Path]:
     """Draws a figure as SVG and PNG in the folder `out`, or as the one of them that the file `out` is; returns their
     paths."""
     name = re.sub("[^a-z0-9]+", "-", drawing.name.lower()).strip("-")
-    files = roofline_files(drawing.points, drawing.ceilings, f"{drawing.name} roofline", fixed_axes)
+    files = drawing.files(fixed_axes)
     if (suffix := out.suffix.removeprefix(".")) in files:
         return [write_whole(out, files[suffix])]
     return [write_whole(out / f"roofline-{name}.{suffix}", content) for suffix, content in files.items()]

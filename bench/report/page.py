@@ -61,7 +61,7 @@ def breakable(text: str) -> Markup:
 
 def svg(drawing: Drawing) -> str:
     """The figure as an address."""
-    return f"data:image/svg+xml;base64,{b64encode(drawing.files['svg']).decode()}"
+    return f"data:image/svg+xml;base64,{b64encode(drawing.files()['svg']).decode()}"
 
 
 TITLE = "Rooflab report"

@@ -11,7 +11,7 @@ from rooflab.bench.core.ceilings.cuda_limits import kind_of
 from rooflab.bench.report.figures import Drawing, as_ceilings, drawing_of, largest_cases, placed
 from rooflab.bench.report.sources import Located, Source, grouped, latency_ms, machine_of
 from rooflab.bench.report.words import plain_value
-from rooflab.roofline.device import Device, identify
+from rooflab.roofline.device import identify
 from rooflab.roofline.model import CeilingKind, Ceilings
 from rooflab.roofline.numbers import digits, si, whole
 
@@ -68,7 +68,8 @@ def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, 
             ceilings = as_ceilings(item.record.ceilings)
             if not ceilings.noise or ceilings.kind not in found:
                 found[ceilings.kind] = (ceilings, item.source)
-    known = known_device(items)
+    gpus = [gpu for item in items if (gpu := item.record.environment.get("gpu"))]
+    known = identify(str(gpus[-1].get("name", ""))) if gpus else None
     if known is None:
         return found
     found.setdefault("datasheet", (known.ceilings(), None))
@@ -76,13 +77,6 @@ def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, 
     if clock is not None and 0 < clock * 1e6 <= known.max_clock_hz:
         found.setdefault("at_clock", (known.ceilings(clock * 1e6), None))
     return found
-
-
-def known_device(items: Sequence[Located]) -> Device | None:
-    """The GPU on which the records were made, if the table of GPUs has it."""
-    gpus = [item.record.environment.get("gpu") for item in items]
-    names = [str(gpu.get("name", "")) for gpu in gpus if gpu]
-    return identify(names[-1]) if names else None
 
 
 def held_clock_mhz(items: Sequence[Located]) -> float | None:
