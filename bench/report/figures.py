@@ -34,53 +34,54 @@ def points_of(records: Iterable[Record]) -> list[Point]:
     return placed(records, ())[0]
 
 
-def placed(records: Iterable[Record], roofs: Sequence[Ceilings]) -> tuple[list[Point], list[str]]:
-    """The points of the records under the roofs, and why each other record with a right time has none."""
+NO_BYTES = "its cost has no bytes, and so it has no intensity"
+
+
+def placed(
+    records: Iterable[Record], roofs: Sequence[Ceilings], device: Device | None = None
+) -> tuple[list[Point], list[str]]:
+    """The points of the records under the roofs, and why each other record of a right kernel has none.
+
+    On a `device`, whose roofs they are, a record is a bound, with its time if such a device took it and it is OK.
+    """
     points, unplaced = [], []
     for record in records:
-        moved, latency = record.traffic_bytes or record.least_bytes, record.latency_median_ms
-        if record.kind != "bench" or record.status not in ("OK", "NOISY") or not latency:
+        latency, bound_s = record.latency_median_ms, (record.bound_ms or 0.0) / 1e3
+        if record.kind != "bench" or record.status not in NOT_WRONG or not (latency or device):
             continue
         cost, why = _priced(record, roofs)
-        if "imported" in record.environment and cost is None and record.op not in ops():
+        flops, least = record.flops or 0.0, record.least_bytes
+        if device and cost:
+            flops, least, bound_s = cost.flops, cost.bytes, bound(cost, roofs[0]).seconds
+            gpu = (record.environment.get("gpu") or {}) if record.device != "cpu" else {}
+            latency = latency_ms(record) if identify(str(gpu.get("name", ""))) == device else None
+        elif cost is None and "imported" in record.environment and record.op not in ops() and not device:
             why = ""  # it brings its bound, which needs no cost
-        if not why and not (record.bound_ms and record.bound_ms > 0):
-            why = "its record holds no bound"
+        moved = record.traffic_bytes or least
         if not why and not moved:
-            why = "its cost has no bytes" if record.least_bytes == 0 else "its record says neither traffic nor bytes"
-        if why:
+            why = NO_BYTES if least == 0 else "its record says neither traffic nor least bytes"
+        if not why and not bound_s > 0:
+            why = "its record holds no bound"
+        if why or not moved:
             unplaced.append(f"{record.op}/{record.kernel}: {why}")
-        else:
-            points.append(_point(record, cost, moved or 0.0, (record.bound_ms or 0.0) / 1e3, latency / 1e3))
+            continue
+        op, kernel = str(record.op), str(record.kernel)
+        known = kernels(op).get(kernel) if op in ops() and record.scheme else None
+        point = Point(
+            label=kernel,
+            op=op,
+            case=" ".join(part for part in (record.case_id, record.scheme) if part),
+            role=record.role or (known.role if known else "benchmark"),
+            dtype=next(iter(cost.tensor_flops), None) if cost else None,
+            flops=flops,
+            traffic_bytes=moved,
+            traffic_basis=record.traffic_basis or "modelled",
+            bound_s=bound_s,
+            seconds=latency and latency / 1e3,
+            noisy=record.status == "NOISY" or bool((record.ceilings or {}).get("noise")),
+        )
+        points.append(point)
     return points, list(dict.fromkeys(unplaced))
-
-
-def without_bytes(records: Iterable[Record]) -> list[str]:
-    """Benchmarks for which a roofline has no place, because their cost has no bytes and so no intensity."""
-    found = []
-    for record in records:
-        moved = [record.metrics.get(f"{COST}{name}", 1.0) for name in ("read_bytes", "write_bytes")]
-        if record.kind == "bench" and record.status in NOT_WRONG and not any(moved) and not record.traffic_bytes:
-            found.append(f"{record.op}/{record.kernel}")
-    return list(dict.fromkeys(found))
-
-
-def _point(record: Record, cost: Cost | None, moved: float, bound_s: float, seconds: float | None) -> Point:
-    op, kernel = str(record.op), str(record.kernel)
-    known = kernels(op).get(kernel) if op in ops() and record.scheme else None
-    return Point(
-        label=kernel,
-        op=op,
-        case=" ".join(part for part in (record.case_id, record.scheme) if part),
-        role=record.role or (known.role if known else "benchmark"),
-        dtype=next(iter(cost.tensor_flops), None) if cost else None,
-        flops=record.flops or 0.0,
-        traffic_bytes=moved,
-        traffic_basis=record.traffic_basis or "modelled",
-        bound_s=bound_s,
-        seconds=seconds,
-        noisy=record.status == "NOISY" or bool((record.ceilings or {}).get("noise")),
-    )
 
 
 COST, TENSOR = "cost_", "cost_tensor_flops_"
@@ -176,25 +177,13 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
 
 
 def placed_on(records: Iterable[Record], device: Device) -> tuple[list[Point], list[str]]:
-    """The newest reading of each kernel and case, on a device: with the time if it was measured on such a device, and
-    not NOISY, else as a bound; and why the others have no place.  An emulated call has its counted bytes."""
-    ceilings, found, unplaced = device.ceilings(), {}, []
+    """The newest reading of each kernel and case, `placed` on a device.  An emulated call has its counted bytes."""
     calls = [
         replace(one, kind="bench") if one.checked_by == "emulator" and one.traffic_bytes else one for one in records
     ]
-    for record in newest_of(one for one in calls if one.kind == "bench" and one.status in NOT_WRONG):
-        cost, why = _priced(record, [ceilings])
-        if cost is None:
-            unplaced.append(f"{record.op}/{record.kernel} is not drawn: {why}")
-            continue
-        if not cost.bytes:
-            continue
-        gpu = (record.environment.get("gpu") or {}) if record.device != "cpu" else {}
-        latency = latency_ms(record) if identify(str(gpu.get("name", ""))) == device else None
-        moved, bound_s = record.traffic_bytes or cost.bytes, bound(cost, ceilings).seconds
-        point = replace(_point(record, cost, moved, bound_s, latency and latency / 1e3), flops=cost.flops)
-        found[point.work, point.label] = point
-    return list(found.values()), list(dict.fromkeys(unplaced))
+    newest = newest_of(one for one in calls if one.kind == "bench" and one.status in NOT_WRONG)
+    points, unplaced = placed(newest, [device.ceilings()], device)
+    return list({(point.work, point.label): point for point in points}.values()), unplaced
 
 
 def _priced(record: Record, roofs: Sequence[Ceilings]) -> tuple[Cost | None, str]:
