@@ -109,10 +109,10 @@ def cost_of(record: Record) -> Cost | None:
     spec = get_op(record.op)
     try:
         case = spec.check_case(Case(**record.case))
-    except ValueError as error:
+    except ValueError:
         if named:
             return named
-        raise ValueError(f"records: of {record.op}/{record.kernel} in {record.run_id}: {error}") from error
+        raise
     return spec.cost_of(spec.make_inputs(case, get_scheme(record.scheme), META, 0))
 
 
@@ -283,7 +283,8 @@ def drawings(
         parts = grouped(own, lambda record: f", run {record.run_id[-8:]}" if runs else "")
         made = [(drawing_of(machine, newest_of(part), ceilings_of(own)), told) for told, part in parts.items()]
         points = [replace(point, case=point.case + told) for one, told in made for point in one.points]
-        found += [replace(made[-1][0], points=points)] if points else []
+        unplaced = list(dict.fromkeys(why for one, _ in made for why in one.unplaced))
+        found += [replace(made[-1][0], points=points, unplaced=unplaced)] if points else []
     if across and len(found) > 1:
         points = [replace(point, device=one.machine) for one in found for point in one.points]
         ceilings = [replace(roof, device=one.machine) for one in found for roof in one.ceilings]
@@ -299,7 +300,8 @@ def why_nothing(records: Sequence[Record]) -> str:
             "an imported record names no ceilings (--gpu names the GPU whose ceilings are drawn; the record's time is "
             "drawn too if `import --column gpu==NAME` named the same GPU)"
         )
-    return "no bench record with a time and a bound among them"
+    unplaced = placed(records, ceilings_of(records))[1]
+    return "no bench record with a time and a bound among them" + (f" ({unplaced[0]})" if unplaced else "")
 
 
 def draw_records(records: Sequence[Record], folder: Path) -> list[Path]:
