@@ -184,4 +184,4 @@ def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing,
         why = f" (its records name {', '.join(sorted(cards))})" if imported else ""
         notes.append(f"nothing in {name} was measured on {device.full_name}{why}, so these are bounds")
     told = ", imported times" if imported and any(point.seconds for point in points) else ""
-    return Drawing(points, [device.ceilings()], device.name + told), [*notes, *unplaced]
+    return Drawing(points, [device.ceilings()], device.name + told, unplaced=unplaced), notes

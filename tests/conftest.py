@@ -87,7 +87,7 @@ def quiet() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         for module in ("core.timers.timing", "engine.runs", "core.ceilings.cpu_limits"):
-            patch.setattr(f"rooflab.bench.{module}.noise", lambda seconds, waiting: "")
+            patch.setattr(f"rooflab.bench.{module}.why_noisy", lambda seconds, waiting: "")
         patch.setattr("rooflab.bench.core.timers.timing.few", lambda samples, room: "")
         patch.setattr("rooflab.bench.core.timers.cpu.last_level_cache_bytes", lambda: 2**20)
         yield

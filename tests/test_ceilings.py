@@ -104,7 +104,7 @@ def test_16_bit_operands_may_be_multiplied_in_fp32(monkeypatch):
     monkeypatch.setattr(cpu_limits, "measure_bandwidth", lambda budget_s: {"read": 1e9})
     found, _ = assemble(cpu_limits.measure_cpu(Environment.now(), 5.0), CPU)
     assert found.tensor_flops_per_s == {"fp32": 3e9, "fp16": 3e9, "bf16": 7e9} and found.vector_flops_per_s == 3e9
-    monkeypatch.setattr(cpu_limits, "noise", lambda seconds, waiting: "busy")
+    monkeypatch.setattr(cpu_limits, "why_noisy", lambda seconds, waiting: "busy")
     records = cpu_limits.measure_cpu(Environment.now(), 5.0)
     assert {(record.status, record.reason) for record in records} == {("NOISY", "busy")}
 

@@ -37,7 +37,7 @@ def test_nvbench_has_seconds_and_reaches_a_roofline(rooflab, tmp_path):
     (point,) = json.loads(out)["points"]
     assert status == 0 and point["seconds"] == pytest.approx(1e-5) and point["flops"] == 2 * 64 * 48 * 32, err
     status, _, err = rooflab("roofline", "other", "--gpu", "h100")
-    assert status == 2 and "my_gemm/my_gemm is not drawn: its op is not registered here" in " ".join(err.split())
+    assert status == 2 and "my_gemm/my_gemm: its op is not registered here" in " ".join(err.split())
     with pytest.raises(ValueError, match="^n.json: expected the JSON of NVBench: "):
         read("nvbench", [written(tmp_path / "n.json", nvbench(summaries={"old": 1}))])
     two = nvbench() | {"benchmarks": nvbench()["benchmarks"] + nvbench(axis_values=None)["benchmarks"]}

@@ -262,7 +262,7 @@ def test_a_program_becomes_a_suite_that_the_bench_takes(rooflab: Any, tmp_path: 
 
 
 def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("ceilings_for", lambda _: CEILINGS), ("noise", lambda *_: ""), ("MOST_OPS", math.inf)):
+    for name, value in (("ceilings_for", lambda _: CEILINGS), ("why_noisy", lambda *_: ""), ("MOST_OPS", math.inf)):
         monkeypatch.setattr(f"rooflab.bench.latency.ledger.{name}", value)
     write_config(tmp_path / "tiny")
     asked = ("ledger", tmp_path / "tiny", "--dummy", "--device", "cpu", "--context", "20")

@@ -53,7 +53,7 @@ def test_a_reading_under_noisy_ceilings_says_so_and_has_no_fraction(monkeypatch,
 
 
 def test_a_latency_of_the_engine_is_noisy_too(rooflab, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "noise", lambda gaps, waiting: BUSY if len(gaps) == 3 else "")
+    monkeypatch.setattr(runs, "why_noisy", lambda gaps, waiting: BUSY if len(gaps) == 3 else "")
     words = ("generate", "hi", "--model", write_config(tmp_path / "tiny"), "--dummy", "--ignore-eos", "--device", "cpu")
     status, out, _ = rooflab(*words, "--max-tokens", 4, "--out", tmp_path / "out")
     (made,) = read(tmp_path / "out")

@@ -129,16 +129,16 @@ def test_levels_are_the_emulators_totals(moved):
 @pytest.mark.more
 def test_the_figure_of_levels_says_what_it_has(moved, tmp_path):
     hbm, l2, shared, turns = panels_of(moved)
-    assert [len(panel.bars) for panel in (hbm, l2, shared, turns)] == [4] * 4
-    assert shared.bars[0].text.startswith("not seen") and not shared.bars[0].parts
-    assert any(part.hatched for part in l2.bars[0].parts) and not any(part.hatched for part in l2.bars[1].parts)
+    assert [len(panel.texts) for panel in (hbm, l2, shared, turns)] == [4] * 4
+    assert shared.texts[0].startswith("not seen") and not any(values[0] for values in shared.parts.values())
+    assert l2.parts["read, modelled"][0] > 0 and not any(l2.parts["read, modelled"][1:])
     for panel, level in ((hbm, "hbm"), (l2, "l2"), (shared, "shared")):
-        for bar, record in list(zip(panel.bars, moved, strict=True))[1:]:
+        for place, record in list(enumerate(moved))[1:]:
             both = sum(record.metrics[f"moved_{level}_{way}_bytes"] for way in ("read", "write"))
-            assert sum(part.value for part in bar.parts) == pytest.approx(both / 1e6)
+            assert sum(values[place] for values in panel.parts.values()) == pytest.approx(both / 1e6)
     conflicts = {**moved[1].metrics, "moved_shared_wavefronts": 3e3, "moved_shared_wavefronts_least": 2e3}
-    bar = figures._turns(dataclasses.replace(moved[1], metrics=conflicts))
-    assert bar.text == "3 thousand, 1 of them lost to bank conflicts" and [part.value for part in bar.parts] == [2, 1]
+    *_, turns = panels_of([dataclasses.replace(moved[1], metrics=conflicts)])
+    assert turns.texts == ["3 thousand, 1 of them lost to bank conflicts"] and list(turns.parts.values()) == [[2], [1]]
     assert draw_levels(moved, tmp_path).read_bytes().startswith(b"\x89PNG")
     first = draw_levels(moved, tmp_path / "again").read_bytes()
     assert first == draw_levels(moved, tmp_path).read_bytes(), "it changes only with its numbers"

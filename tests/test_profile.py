@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -296,7 +295,7 @@ def test_the_issue_slots_are_no_pipe():
 
 
 def located(record, line):
-    return Located(record, Source("made.jsonl", 1, line, record.run_id), datetime(2026, 1, line, tzinfo=UTC))
+    return Located(record, Source("made.jsonl", 1, line, record.run_id))
 
 
 def joined(own, profile):

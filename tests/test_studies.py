@@ -30,7 +30,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         for module in ("ledger", "studies.intensity"):
             patch.setattr(f"rooflab.bench.latency.{module}.ceilings_for", lambda device: CEILINGS)
-        patch.setattr("rooflab.bench.latency.pages.noise", lambda *_: "")
+        patch.setattr("rooflab.bench.latency.pages.why_noisy", lambda *_: "")
         writer, studies = RunWriter(folder / "page"), {}
         for name in STUDIES:
             studies[name] = run_study(name, lab)
@@ -106,7 +106,7 @@ def test_a_verdict_follows_its_number() -> None:
 
 @pytest.mark.parametrize(("busy", "ends"), [("", 0), ("it was busy", 13)])
 def test_the_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: str, ends: int) -> None:
-    monkeypatch.setattr("rooflab.bench.latency.pages.noise", lambda *_: busy)
+    monkeypatch.setattr("rooflab.bench.latency.pages.why_noisy", lambda *_: busy)
     write_config(tmp_path / "tiny")
     asked = ("study", "paging", "--model", tmp_path / "tiny", "--dummy", "--smoke", "--device", "cpu")
     status, out, _ = rooflab(*asked, "--out", tmp_path / "out", "--json")

@@ -313,7 +313,7 @@ def roofline(
         show.note(note)
         points = [point for point in drawing.points if not ids or point.published or f"{point.op}/{point.label}" in ids]
         drawn = [replace(drawing, points=points)] if points else []
-        why, without = figures.why_nothing([]), []
+        why = figures.why_nothing([])
     else:
         found, folder = commands.newest_records(records)
         found = [record for record in found if (not op or record.op in op) and (not case or record.case_id in case)]
@@ -325,7 +325,7 @@ def roofline(
                 show.note(note)
         else:
             drawn = figures.drawings(found, all_cases or bool(case), run or (), across)
-        why, without = figures.why_nothing(found), figures.without_bytes(found)
+        why = figures.why_nothing(found)
     if not drawn:
         raise ValueError(f"records: {why}, so there is nothing to draw")
     if len(drawn) > 1 and out is not None and out.suffix in (".svg", ".png"):
@@ -333,9 +333,11 @@ def roofline(
     place = out or (result_folder() if gpu else folder)
     paths = [path for drawing in drawn for path in figures.draw(drawing, place, fixed_axes)]
     points = [point for drawing in drawn for point in drawing.points]
+    unplaced = list(dict.fromkeys(why for drawing in drawn for why in drawing.unplaced))
+    without = [why.removesuffix(f": {figures.NO_BYTES}") for why in unplaced if why.endswith(figures.NO_BYTES)]
     show.result({"figures": paths, "points": points, "without_bytes": without})
-    for name in without:
-        show.line(f"{name}: not drawn, for its cost has no bytes, and so it has no intensity", "yellow")
+    for why in unplaced:
+        show.note(f"not drawn: {why}")
     published = sum(point.published for point in points)
     measured = sum(point.seconds is not None for point in points) - published
     others = f", {published} published by others" if published else ""

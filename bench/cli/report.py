@@ -86,31 +86,30 @@ def history(
     The table has a row for each kernel; with --kernel or --case, for each of its cases.
     """
     from rooflab.bench.core import result_folder
-    from rooflab.bench.report.trends import output
+    from rooflab.bench.report.sources import grouped
     from rooflab.bench.report.trends.points import RecordFilter, read_points
+    from rooflab.bench.report.trends.trend import find_trends, notes, summary
 
     points = read_points(
         paths or [result_folder("kept")], RecordFilter(op or (), kernel or (), case or (), machine or ())
     )
-    trends = output.find_trends(points, repo, last, threshold)
-    show.result(output.summary(points, trends))
+    trends = find_trends(points, repo, last, threshold)
+    show.result(summary(points, trends))
     rows = [_shown(trend.row()) for trend in trends]
     one_by_one = bool(kernel or case)
-    for circumstances in dict.fromkeys(row["circumstances"] for row in rows):
-        own = [row for row in rows if row["circumstances"] == circumstances]
+    for circumstances, own in grouped(rows, lambda row: row["circumstances"]).items():
         show.table(own if one_by_one else _by_kernel(own), COLUMNS if one_by_one else BY_KERNEL, circumstances)
         show.line()
-    for text in output.notes(points, trends):
+    for text in notes(points, trends):
         show.line(text)
 
 
 def _by_kernel(rows: list[Row]) -> list[Row]:
     """One row for each kernel: its cases by state, and its worst last step."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["op"], row["kernel"]), []).append(row)
+    from rooflab.bench.report.sources import grouped
+
     found = []
-    for (op, kernel), own in groups.items():
+    for (op, kernel), own in grouped(rows, lambda row: (row["op"], row["kernel"])).items():
         states = Counter(row["state"] for row in own)
         stepped = [row for row in own if row["last_step"]]
         worst = max(stepped, key=lambda row: float(row["last_step"].partition("%")[0]), default=None)

@@ -10,25 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from statistics import geometric_mean
-from typing import Any, get_args
+from typing import Any
 
-from rooflab.bench.core import NOT_RUN, Record
-from rooflab.bench.core.environment import tree_hash
-from rooflab.bench.core.record import Kind
-from rooflab.bench.report import sources
+from rooflab.bench.core import Environment, Record
+from rooflab.bench.report import sources, tables
 from rooflab.bench.report.facts import Machine, machines_of
-from rooflab.bench.report.figures import largest_cases
+from rooflab.bench.report.figures import Drawing, largest_cases
 from rooflab.bench.report.ladders import LadderRow, OpLadder, op_ladders
 from rooflab.bench.report.ledgers import LedgerGroup, ledger_groups
-from rooflab.bench.report.rooflines import CeilingTable, Roofline, ceiling_tables, rooflines
-from rooflab.bench.report.tables import (
-    ComparisonRow,
-    CompiledTable,
-    EngineTable,
-    comparisons_of,
-    compiled_tables,
-    engine_tables,
-)
+from rooflab.bench.report.rooflines import CeilingTable, ceiling_tables, rooflines
+from rooflab.bench.report.sources import Located, Source, grouped, machine_of
 from rooflab.bench.report.trends.points import frame_of, why_not
 from rooflab.bench.report.trends.trend import build_trends
 from rooflab.bench.report.words import commit_text, moment
@@ -84,7 +75,7 @@ class Problem:
     """Case and scheme."""
     status: str
     reason: str
-    source: sources.Source
+    source: Source
 
 
 @dataclass(frozen=True)
@@ -112,15 +103,15 @@ def standings(ops: Iterable[OpLadder]) -> tuple[Standing, ...]:
     found = []
     for op in ops:
         for ladder in op.ladders:
-            best: dict[str, list[LadderRow]] = {}
-            for block in ladder.blocks:
-                timed = [row for row in block.rows if row.latency_ms is not None]
-                if timed:
+            for scheme, blocks in grouped(ladder.blocks, lambda block: block.scheme).items():
+                best = []
+                for block in blocks:
+                    timed = [row for row in block.rows if row.latency_ms is not None]
                     own = [row for row in timed if row.record.role == "optimized"] or timed
-                    best.setdefault(block.scheme, []).append(min(own, key=lambda row: row.latency_ms or 0.0))
-            for scheme, rows in best.items():
-                own = [row for row in rows if row.record.role == "optimized"] or rows
-                found.append(_standing(ladder.machine, op, scheme, own))
+                    best += sorted(own, key=lambda row: row.latency_ms or 0.0)[:1]
+                best = [row for row in best if row.record.role == "optimized"] or best
+                if best:
+                    found.append(_standing(ladder.machine, op, scheme, best))
     return tuple(found)
 
 
@@ -149,11 +140,11 @@ def span(values: Sequence[float]) -> Span | None:
 
 
 def problems(
-    located: Sequence[sources.Located], current: Sequence[sources.Located], comparisons: Iterable[ComparisonRow]
+    located: Sequence[Located], current: Sequence[Located], comparisons: Iterable[tables.ComparisonRow]
 ) -> tuple[Problem, ...]:
     """Failed and impossible results that no newer record of the same key has replaced, and verdicts that stop a merge.
 
-    `current` are the newest bench records of their keys.
+    `current` are the sources.newest bench records of their keys.
     """
     found = []
     checks = sources.newest((item for item in located if item.record.kind == "check"), sources.kernel_key)
@@ -163,9 +154,11 @@ def problems(
         lambda record: (record.kind, *sources.kernel_key(record), str(record.config), str(record.case)),
     )
     for item in (*current, *checks, *others):
-        wrong = sources.fault(item.record)
+        record, wrong = item.record, sources.fault(item.record)
         if wrong:
-            found.append(_problem(item, *wrong))
+            name = "/".join(part for part in (record.op, record.kernel) if part) or record.case_id or record.kind
+            where = " ".join(part for part in (record.case_id if record.op else None, record.scheme) if part)
+            found.append(Problem(machine_of(record), record.kind, name, where, *wrong, item.source))
     for one in comparisons:
         if one.stops:
             where = f"{one.record.case_id} {one.record.scheme}"
@@ -174,54 +167,47 @@ def problems(
     return tuple(found)
 
 
-def _problem(item: sources.Located, status: str, reason: str) -> Problem:
-    record = item.record
-    name = "/".join(part for part in (record.op, record.kernel) if part) or record.case_id or record.kind
-    where = " ".join(part for part in (record.case_id if record.op else None, record.scheme) if part)
-    return Problem(sources.machine_of(record), record.kind, name, where, status, reason, item.source)
-
-
-def unmeasured(current: Sequence[sources.Located], located: Sequence[sources.Located]) -> tuple[Gap, ...]:
+def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[Gap, ...]:
     """Kernels without a time by machine and reason, registered kernels without record, and kinds without record."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    timed: dict[str, set[str]] = {}
-    for item in current:
-        record, machine, name = item.record, sources.machine_of(item.record), f"{item.record.op}/{item.record.kernel}"
-        timed.setdefault(machine, set()).add(name)
-        if record.status in NOT_RUN or (record.status == "OK" and record.latency_median_ms is None):
-            status = record.status if record.status in NOT_RUN else "NOT TIMED"
-            key = (machine, status, record.reason or "the record holds no time")
-            groups.setdefault(key, []).append(name)
-    gaps = [Gap(*key, tuple(dict.fromkeys(names)), len(names)) for key, names in groups.items()]
+    gaps = []
+    untimed = (
+        one.record for one in current if one.record.status in sources.FINE and one.record.latency_median_ms is None
+    )
+    for (machine, status, reason), own in grouped(untimed, _gap).items():
+        names = [f"{record.op}/{record.kernel}" for record in own]
+        gaps.append(Gap(machine, status, reason, tuple(dict.fromkeys(names)), len(names)))
     registered = [kernel.id for op in registry.ops() for kernel in registry.kernels(op).values()]
-    for machine, there in timed.items():
-        absent = tuple(name for name in registered if name not in there)
-        if absent:
+    for machine, items in grouped(current, lambda item: machine_of(item.record)).items():
+        there = {f"{item.record.op}/{item.record.kernel}" for item in items}
+        if absent := tuple(name for name in registered if name not in there):
             why = "registered, and in no bench record of this machine"
             gaps.append(Gap(machine, "NO RECORD", why, absent, len(absent)))
     kinds = {item.record.kind for item in located}
-    gone = tuple(KIND_NAMES[kind] for kind in get_args(Kind) if kind not in kinds)
+    gone = tuple(KIND_NAMES[kind] for kind in KIND_NAMES if kind not in kinds)
     if gone:
         gaps.append(Gap("any machine", "NO RECORD", "no record of these kinds was read", gone, len(gone)))
     return tuple(gaps)
 
 
-def tallies(located: Sequence[sources.Located]) -> tuple[StatusCount, ...]:
+def _gap(record: Record) -> tuple[str, str, str]:
+    status = "NOT TIMED" if record.status == "OK" else record.status
+    return machine_of(record), status, record.reason or "the record holds no time"
+
+
+def tallies(located: Sequence[Located]) -> tuple[StatusCount, ...]:
     """Records by kind and status."""
     found = []
-    for kind in get_args(Kind):
+    for kind in KIND_NAMES:
         statuses = Counter(item.record.status for item in located if item.record.kind == kind)
         if statuses:
             found.append(StatusCount(KIND_NAMES[kind], statuses.total(), tuple(statuses.most_common())))
     return tuple(found)
 
 
-def trends(located: Sequence[sources.Located]) -> tuple[Mapping[str, Any], ...]:
+def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
     """The trends in order of time of each op's largest case on each machine, with times at two commits or more."""
-    machines: dict[str, list[Record]] = {}
-    for item in located:
-        machines.setdefault(sources.machine_of(item.record), []).append(item.record)
-    largest = {id(record) for records in machines.values() for record in largest_cases(records)}
+    machines = grouped((item.record for item in located), machine_of).values()
+    largest = {id(record) for records in machines for record in largest_cases(records)}
     chosen = [item for item in located if id(item.record) in largest and not why_not(item.record)]
     found = build_trends(frame_of((item.record, item.source) for item in chosen), {}) if chosen else []
     several = [trend for trend in found if trend.frame[["commit", "dirty"]].drop_duplicates().shape[0] > 1]
@@ -249,26 +235,25 @@ class Content:
     commits: tuple[tuple[str, int], ...]
     """Commits with the number of their records, oldest record first; dirty and clean trees are separate."""
     machines: tuple[Machine, ...]
-    rooflines: tuple[Roofline, ...]
+    rooflines: tuple[Drawing, ...]
     ops: tuple[OpLadder, ...]
-    comparisons: tuple[ComparisonRow, ...]
-    compiled: tuple[CompiledTable, ...]
+    comparisons: tuple[tables.ComparisonRow, ...]
+    compiled: tuple[tables.CompiledTable, ...]
     ceilings: tuple[CeilingTable, ...]
-    engine: tuple[EngineTable, ...]
+    engine: tuple[tables.EngineTable, ...]
     ledgers: tuple[LedgerGroup, ...]
     trends: tuple[Mapping[str, Any], ...]
     """Rows of the trends with at least two commits, as `rooflab history` shows them, with `source`: the source of the
-    newest point."""
+    sources.newest point."""
     files: tuple[sources.FileInfo, ...]
 
 
-def gather(located: Sequence[sources.Located], files: Sequence[sources.FileInfo], title: str) -> Content:
+def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title: str) -> Content:
     """The content of a report over `located`, oldest first."""
     benches = sources.benches_of(located)
     chosen = sources.choose(benches)
-    current = [item.located for item in chosen]
-    ops, comparisons = op_ladders(located), comparisons_of(located)
-    found = problems(located, current, comparisons)
+    ops, comparisons = op_ladders(located), tables.comparisons_of(located)
+    found = problems(located, chosen, comparisons)
     failed = sum(sources.fault(item.record) is not None for item in benches)
     return Content(
         title=title,
@@ -277,20 +262,20 @@ def gather(located: Sequence[sources.Located], files: Sequence[sources.FileInfo]
         last=moment(located[-1].record.timestamp),
         records=len(located),
         runs=len({item.record.run_id for item in located}),
-        replaced_failures=failed - sum(sources.fault(item.record) is not None for item in current),
+        replaced_failures=failed - sum(sources.fault(item.record) is not None for item in chosen),
         standings=standings(ops),
         problems=tuple(one for one in found if one.status != "NOISY"),
         noisy=tuple(one for one in found if one.status == "NOISY"),
-        unmeasured=unmeasured(current, located),
+        unmeasured=unmeasured(chosen, located),
         tallies=tallies(located),
         commits=tuple(Counter(commit_text(one.record.commit, one.record.dirty) for one in located).items()),
         machines=machines_of(located),
         rooflines=rooflines(located, chosen),
         ops=ops,
         comparisons=comparisons,
-        compiled=compiled_tables(located),
+        compiled=tables.compiled_tables(located),
         ceilings=ceiling_tables(located),
-        engine=engine_tables(located),
+        engine=tables.engine_tables(located),
         ledgers=ledger_groups(located),
         trends=trends(located),
         files=tuple(files),
@@ -302,4 +287,4 @@ def _version() -> str:
     try:
         return version("rooflab")
     except PackageNotFoundError:
-        return f"from a checkout, tree {tree_hash()}"
+        return f"from a checkout, tree {Environment.tree()}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rooflab.bench.core import Record
-from rooflab.bench.report.sources import Located, Source, machine_of
+from rooflab.bench.report.sources import Located, Source, grouped, machine_of
 from rooflab.bench.report.words import commit_text, metric_label, metric_text, moment, plain_value, slug
 from rooflab.roofline.numbers import digits, percent, si
 
@@ -95,47 +95,44 @@ _ELSEWHERE |= {"tree", "kernel_file_sha256", "rooflab"}
 
 def machines_of(located: Sequence[Located]) -> tuple[Machine, ...]:
     """One entry for each machine, GPUs before CPUs, then by key."""
-    groups: dict[str, list[Located]] = {}
-    for item in located:
-        groups.setdefault(machine_of(item.record), []).append(item)
-    ordered = sorted(groups.items(), key=lambda pair: (not pair[1][0].record.environment.get("gpu"), pair[0]))
-    return tuple(_machine(key, items, number) for number, (key, items) in enumerate(ordered, 1))
+    groups = grouped(located, lambda item: machine_of(item.record)).items()
+    ordered = sorted(groups, key=lambda pair: (not pair[1][0].record.environment.get("gpu"), pair[0]))
+    found = []
+    for number, (key, items) in enumerate(ordered, 1):
+        last = items[-1].record.environment
+        name = str((last.get("gpu") or {}).get("name") or last.get("cpu") or key)
+        machine = Machine(
+            key=key,
+            name=name,
+            anchor=f"machine-{number}-{slug(name)}",
+            facts=_facts([item.record for item in items]),
+            records=len(items),
+            runs=len({item.record.run_id for item in items}),
+            first=moment(items[0].record.timestamp),
+            last=moment(items[-1].record.timestamp),
+        )
+        found.append(machine)
+    return tuple(found)
 
 
-def _machine(key: str, items: Sequence[Located], number: int) -> Machine:
+_READINGS = ("sm_clock_range_hz", "sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
+
+
+def _facts(records: Sequence[Record]) -> tuple[Fact, ...]:
+    """Each value of the environments; smallest and largest of each reading, and every throttle reason seen."""
     seen: dict[str, dict[str, None]] = {}
-    for item in items:
-        environment: Mapping[str, Any] = item.record.environment
-        for field, value in {**(environment.get("gpu") or {}), **environment}.items():
-            if field not in _ELSEWHERE and value is not None:
-                seen.setdefault(metric_label(field), {})[value_text(field, value)] = None
-    facts = [Fact(label, tuple(values)) for label, values in seen.items()]
-    last = items[-1].record.environment
-    name = str((last.get("gpu") or {}).get("name") or last.get("cpu") or key)
-    return Machine(
-        key=key,
-        name=name,
-        anchor=f"machine-{number}-{slug(name)}",
-        facts=(*facts, *_clock_facts(items)),
-        records=len(items),
-        runs=len({item.record.run_id for item in items}),
-        first=moment(items[0].record.timestamp),
-        last=moment(items[-1].record.timestamp),
-    )
-
-
-def _clock_facts(items: Sequence[Located]) -> list[Fact]:
-    """Smallest and largest value of each reading over all records, and every throttle reason seen."""
-    seen: dict[str, list[float]] = {}
-    reasons: dict[str, None] = {}
-    asked = False
-    for item in items:
-        clocks: Mapping[str, Any] = item.record.clocks or {}
-        asked = asked or clocks.get("throttle_reasons") is not None
-        reasons |= dict.fromkeys(clocks.get("throttle_names") or ())
-        for name in ("sm_clock_range_hz", "sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c"):
+    readings: dict[str, list[float]] = {name: [] for name in _READINGS}
+    for record in records:
+        environment, clocks = record.environment, record.clocks or {}
+        for name, value in {**(environment.get("gpu") or {}), **environment}.items():
+            if name not in _ELSEWHERE and value is not None:
+                seen.setdefault(metric_label(name), {})[value_text(name, value)] = None
+        for name, own in readings.items():
             values = clocks.get(name) if isinstance(clocks.get(name), list | tuple) else [clocks.get(name)]
-            seen.setdefault(name, []).extend(value for value in values or () if isinstance(value, int | float))
-    ends = {name: [min(values), max(values)] for name, values in seen.items() if values}
-    facts = [Fact(metric_label(name), (value_text(name, both),)) for name, both in ends.items()]
-    return [*facts, *([Fact("clock held back by", (", ".join(reasons) or "none",))] if asked else [])]
+            own += [value for value in values or () if isinstance(value, int | float)]
+    facts = [Fact(label, tuple(values)) for label, values in seen.items()]
+    ends = {name: [min(own), max(own)] for name, own in readings.items() if own}
+    facts += [Fact(metric_label(name), (value_text(name, both),)) for name, both in ends.items()]
+    asked = [record.clocks for record in records if record.clocks and record.clocks.get("throttle_reasons") is not None]
+    reasons = dict.fromkeys(reason for clocks in asked for reason in clocks.get("throttle_names") or ())
+    return (*facts, *([Fact("clock held back by", (", ".join(reasons) or "none",))] if asked else []))

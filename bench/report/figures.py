@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from datetime import datetime
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rooflab.bench.core import Record
-from rooflab.bench.report.sources import NOT_WRONG, Located, Source, benches_of, choose, latency_ms, machine_of
+from rooflab.bench.report.sources import NOT_WRONG, Located, Source, benches_of, choose, grouped, latency_ms, machine_of
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import get_op, kernels, ops
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
@@ -31,42 +30,57 @@ def points_of(records: Iterable[Record]) -> list[Point]:
 
     No point is of a kernel that failed its check, that was not timed, or whose reading is invalid.
     """
-    found = []
+    return placed(records, ())[0]
+
+
+NO_BYTES = "its cost has no bytes, and so it has no intensity"
+
+
+def placed(
+    records: Iterable[Record], roofs: Sequence[Ceilings], device: Device | None = None
+) -> tuple[list[Point], list[str]]:
+    """The points of the records under the roofs, and why each other record of a right kernel has none.
+
+    On a `device`, whose roofs they are, a record is a bound, with its time if such a device took it and it is OK.
+    """
+    points, unplaced = [], []
     for record in records:
-        known = record.op in ops() and record.scheme is not None or "imported" in record.environment
-        moved, latency = record.traffic_bytes or record.least_bytes, record.latency_median_ms
-        right = record.kind == "bench" and record.status in ("OK", "NOISY")
-        if right and known and moved and latency and record.bound_ms:
-            found.append(_point(record, moved, record.bound_ms / 1e3, latency / 1e3))
-    return found
-
-
-def without_bytes(records: Iterable[Record]) -> list[str]:
-    """Benchmarks for which a roofline has no place, because their cost has no bytes and so no intensity."""
-    found = []
-    for record in records:
-        moved = [record.metrics.get(f"{COST}{name}", 1.0) for name in ("read_bytes", "write_bytes")]
-        if record.kind == "bench" and record.status in NOT_WRONG and not any(moved) and not record.traffic_bytes:
-            found.append(f"{record.op}/{record.kernel}")
-    return list(dict.fromkeys(found))
-
-
-def _point(record: Record, moved: float, bound_s: float, seconds: float | None) -> Point:
-    op, kernel, cost = str(record.op), str(record.kernel), cost_of(record)
-    known = kernels(op).get(kernel) if op in ops() and record.scheme else None
-    return Point(
-        label=kernel,
-        op=op,
-        case=" ".join(part for part in (record.case_id, record.scheme) if part),
-        role=record.role or (known.role if known else "benchmark"),
-        dtype=next(iter(cost.tensor_flops), None) if cost else None,
-        flops=record.flops or 0.0,
-        traffic_bytes=moved,
-        traffic_basis=record.traffic_basis or "modelled",
-        bound_s=bound_s,
-        seconds=seconds,
-        noisy=record.status == "NOISY" or bool((record.ceilings or {}).get("noise")),
-    )
+        latency, bound_s = record.latency_median_ms, (record.bound_ms or 0.0) / 1e3
+        if record.kind != "bench" or record.status not in NOT_WRONG or not (latency or device):
+            continue
+        cost, why = _priced(record, roofs)
+        flops, least = record.flops or 0.0, record.least_bytes
+        if device and cost:
+            flops, least, bound_s = cost.flops, cost.bytes, bound(cost, roofs[0]).seconds
+            gpu = (record.environment.get("gpu") or {}) if record.device != "cpu" else {}
+            latency = latency_ms(record) if identify(str(gpu.get("name", ""))) == device else None
+        elif cost is None and "imported" in record.environment and record.op not in ops() and not device:
+            why = ""  # it brings its bound, which needs no cost
+        moved = record.traffic_bytes or least
+        if not why and not moved:
+            why = NO_BYTES if least == 0 else "its record says neither traffic nor least bytes"
+        if not why and not bound_s > 0:
+            why = "its record holds no bound"
+        if why or not moved:
+            unplaced.append(f"{record.op}/{record.kernel}: {why}")
+            continue
+        op, kernel = str(record.op), str(record.kernel)
+        known = kernels(op).get(kernel) if op in ops() and record.scheme else None
+        point = Point(
+            label=kernel,
+            op=op,
+            case=" ".join(part for part in (record.case_id, record.scheme) if part),
+            role=record.role or (known.role if known else "benchmark"),
+            dtype=next(iter(cost.tensor_flops), None) if cost else None,
+            flops=flops,
+            traffic_bytes=moved,
+            traffic_basis=record.traffic_basis or "modelled",
+            bound_s=bound_s,
+            seconds=latency and latency / 1e3,
+            noisy=record.status == "NOISY" or bool((record.ceilings or {}).get("noise")),
+        )
+        points.append(point)
+    return points, list(dict.fromkeys(unplaced))
 
 
 COST, TENSOR = "cost_", "cost_tensor_flops_"
@@ -94,10 +108,10 @@ def cost_of(record: Record) -> Cost | None:
     spec = get_op(record.op)
     try:
         case = spec.check_case(Case(**record.case))
-    except ValueError as error:
+    except ValueError:
         if named:
             return named
-        raise ValueError(f"records: of {record.op}/{record.kernel} in {record.run_id}: {error}") from error
+        raise
     return spec.cost_of(spec.make_inputs(case, get_scheme(record.scheme), META, 0))
 
 
@@ -134,6 +148,19 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
         cost = spec.cost_of(inputs)
         if not only and not cost.tensor_flops.keys() <= ceilings.tensor_flops_per_s.keys():
             continue
+        # What others published has this place: their traffic is not known.
+        least = Point(
+            label="",
+            op=name,
+            case=f"{case.id} {own}",
+            role="peer",
+            dtype=next(iter(cost.tensor_flops), None),
+            flops=cost.flops,
+            traffic_bytes=cost.bytes,
+            traffic_basis="modelled",
+            bound_s=bound(cost, ceilings).seconds,
+            seconds=None,
+        )
         for kernel in kernels(name).values():
             major, minor = device.compute_capability
             if "cuda" not in kernel.devices or (kernel.min_sm or 0) > 10 * major + minor:
@@ -141,48 +168,25 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
             if kernel.why_not_args(inputs, spec) is not None:
                 continue
             traffic = kernel.traffic_of(inputs, "cuda")
-            points.append(
-                Point(
-                    label=kernel.name,
-                    op=name,
-                    case=f"{case.id} {own}",
-                    role=kernel.role,
-                    dtype=next(iter(cost.tensor_flops), None),
-                    flops=cost.flops,
-                    traffic_bytes=traffic.bytes if traffic else cost.bytes,
-                    traffic_basis=traffic.basis if traffic else "modelled",
-                    bound_s=bound(cost, ceilings).seconds,
-                    seconds=None,
-                )
-            )
-        points += _published_points(name, case, own, cost, device)
+            moved = replace(least, traffic_bytes=traffic.bytes, traffic_basis=traffic.basis) if traffic else least
+            points.append(replace(moved, label=kernel.name, role=kernel.role))
+        for time in times_of(name, own, case, device.name):
+            points.append(replace(least, label=_label(time.table), seconds=time.seconds, published=True))
     return points, [ceilings]
 
 
 def placed_on(records: Iterable[Record], device: Device) -> tuple[list[Point], list[str]]:
-    """The newest reading of each kernel and case, on a device: with the time if it was measured on such a device, and
-    not NOISY, else as a bound; and why the others have no place.  An emulated call has its counted bytes."""
-    ceilings, found, unplaced = device.ceilings(), {}, []
+    """The newest reading of each kernel and case, `placed` on a device.  An emulated call has its counted bytes."""
     calls = [
         replace(one, kind="bench") if one.checked_by == "emulator" and one.traffic_bytes else one for one in records
     ]
-    for record in newest_of(one for one in calls if one.kind == "bench" and one.status in NOT_WRONG):
-        cost, why = _priced(record, ceilings)
-        if cost is None:
-            unplaced.append(f"{record.op}/{record.kernel} is not drawn: {why}")
-            continue
-        if not cost.bytes:
-            continue
-        gpu = (record.environment.get("gpu") or {}) if record.device != "cpu" else {}
-        latency = latency_ms(record) if identify(str(gpu.get("name", ""))) == device else None
-        moved, bound_s = record.traffic_bytes or cost.bytes, bound(cost, ceilings).seconds
-        point = replace(_point(record, moved, bound_s, latency and latency / 1e3), flops=cost.flops)
-        found[point.work, point.label] = point
-    return list(found.values()), list(dict.fromkeys(unplaced))
+    newest = newest_of(one for one in calls if one.kind == "bench" and one.status in NOT_WRONG)
+    points, unplaced = placed(newest, [device.ceilings()], device)
+    return list({(point.work, point.label): point for point in points}.values()), unplaced
 
 
-def _priced(record: Record, ceilings: Ceilings) -> tuple[Cost | None, str]:
-    """The record's cost; or None, and why it has no place under the ceilings."""
+def _priced(record: Record, roofs: Sequence[Ceilings]) -> tuple[Cost | None, str]:
+    """The record's cost; or None, and why it is unknown, or has no place under the roofs."""
     try:
         cost = cost_of(record)
     except ValueError as error:
@@ -194,29 +198,10 @@ def _priced(record: Record, ceilings: Ceilings) -> tuple[Cost | None, str]:
         lacking = " and no ".join(name for name, value in named.items() if value is None)
         why = "its op is not registered here (--kernel FILE registers it)"
         return None, f"{why}, and it names no {lacking}" if lacking and "imported" in record.environment else why
-    if lacks := ", ".join(cost.tensor_flops.keys() - ceilings.tensor_flops_per_s.keys()):
-        return None, f"{ceilings.device} has no matrix rate for {lacks}"
+    for roof in roofs:
+        if lacks := ", ".join(cost.tensor_flops.keys() - roof.tensor_flops_per_s.keys()):
+            return None, f"{roof.device} has no {roof.kind} matrix rate for {lacks}"
     return cost, ""
-
-
-def _published_points(op: str, case: Case, scheme: str, cost: Cost, device: Device) -> list[Point]:
-    """What others published of a case, at the intensity of the op's least bytes: their traffic is not known."""
-    return [
-        Point(
-            label=_label(time.table),
-            op=op,
-            case=f"{case.id} {scheme}",
-            role="peer",
-            dtype=next(iter(cost.tensor_flops), None),
-            flops=cost.flops,
-            traffic_bytes=cost.bytes,
-            traffic_basis="modelled",
-            bound_s=bound(cost, device.ceilings()).seconds,
-            seconds=time.seconds,
-            published=True,
-        )
-        for time in times_of(op, scheme, case, device.name)
-    ]
 
 
 def _label(table: Table) -> str:
@@ -233,13 +218,21 @@ class Drawing:
     ceilings: list[Ceilings]
     name: str
     """Of the device, or of the machine if another one has such a device."""
+    machine: str = ""
+    """The machine's key, where the figure is of one machine."""
+    unplaced: list[str] = field(default_factory=list)
+    """Kernels without a place, each with the reason."""
+
+    def files(self, fixed_axes: bool = False) -> dict[str, bytes]:
+        """The contents of its SVG and its PNG, by suffix."""
+        return roofline_files(self.points, self.ceilings, f"{self.name} roofline", fixed_axes)
 
 
 def draw(drawing: Drawing, out: Path, fixed_axes: bool = False) -> list[Path]:
     """Draws a figure as SVG and PNG in the folder `out`, or as the one of them that the file `out` is; returns their
     paths."""
     name = re.sub("[^a-z0-9]+", "-", drawing.name.lower()).strip("-")
-    files = roofline_files(drawing.points, drawing.ceilings, f"{drawing.name} roofline", fixed_axes)
+    files = drawing.files(fixed_axes)
     if (suffix := out.suffix.removeprefix(".")) in files:
         return [write_whole(out, files[suffix])]
     return [write_whole(out / f"roofline-{name}.{suffix}", content) for suffix, content in files.items()]
@@ -257,23 +250,30 @@ def largest_case(spec: OpSpec, cases: Sequence[Case], scheme: Scheme, most_flops
 
 def largest_cases(records: Sequence[Record]) -> list[Record]:
     """For each op and scheme, the records of the case with most FLOPs, then bytes: a figure has no room for more."""
-    records = [record for record in records if record.kind == "bench"]
-    largest: dict[tuple[Any, Any], tuple[float, float, str]] = {}
-    for record in records:
-        size = (record.flops or 0.0, record.least_bytes or 0.0, record.case_id or "")
-        key = (record.op, record.scheme)
-        largest[key] = max(size, largest.get(key, size))
-    return [record for record in records if record.case_id == largest[record.op, record.scheme][2]]
+
+    def size(record: Record) -> tuple[float, float, str]:
+        return record.flops or 0.0, record.least_bytes or 0.0, record.case_id or ""
+
+    groups = grouped((one for one in records if one.kind == "bench"), lambda record: (record.op, record.scheme))
+    largest = {key: max(own, key=size).case_id for key, own in groups.items()}
+    return [one for one in records if one.kind == "bench" and one.case_id == largest[one.op, one.scheme]]
 
 
 def newest_of(records: Iterable[Record]) -> list[Record]:
     """The newest reading of each machine, kernel and case (`sources.choose`)."""
     ordered = sorted(records, key=lambda record: record.timestamp)
-    located = [
-        Located(record, Source("", 0, line, record.run_id), datetime.fromisoformat(record.timestamp))
-        for line, record in enumerate(ordered)
-    ]
+    located = [Located(record, Source("", 0, line, record.run_id)) for line, record in enumerate(ordered)]
     return [chosen.record for chosen in choose(benches_of(located))]
+
+
+def drawing_of(machine: str, records: Sequence[Record], ceilings: Iterable[Ceilings]) -> Drawing:
+    """The figure of a machine's records; its ceilings get the device's name from its driver, which a data sheet
+    shortens."""
+    roofs, gpu = list(ceilings), records[-1].environment.get("gpu") if records[-1].device != "cpu" else None
+    name = str((gpu or {}).get("name") or roofs[-1].device)
+    roofs = [replace(one, device=name) for one in roofs]
+    points, unplaced = placed(records, roofs)
+    return Drawing(points, roofs, name, machine, unplaced)
 
 
 def drawings(
@@ -284,28 +284,22 @@ def drawings(
     Of each kernel and case it has the newest reading, or those of the `runs`, named by a part of the id, each with its
     run beside the case.  A CPU with another number of threads is another machine: its ceilings are others.
     """
-    machines: dict[str, list[Record]] = {}
-    for record in sorted(records, key=lambda record: record.timestamp):
-        if record.ceilings and (not runs or any(run in record.run_id for run in runs)):
-            machines.setdefault(machine_of(record), []).append(record)
-    found: dict[str, Drawing] = {}
-    for machine, whole in machines.items():
+    roofed = (one for one in sorted(records, key=lambda record: record.timestamp) if one.ceilings)
+    named = (one for one in roofed if not runs or any(run in one.run_id for run in runs))
+    found: list[Drawing] = []
+    for machine, whole in grouped(named, machine_of).items():
         own = whole if all_cases else largest_cases(whole)
-        points = points_of(newest_of(own)) if not runs else []
-        for run in dict.fromkeys(record.run_id for record in own) if runs else ():
-            ones = points_of(newest_of(record for record in own if record.run_id == run))
-            points += [replace(point, case=f"{point.case}, run {run[-8:]}") for point in ones]
-        ceilings = ceilings_of(own)
-        if points:
-            gpu = own[-1].environment.get("gpu") if own[-1].device != "cpu" else None
-            name = str((gpu or {}).get("name") or ceilings[-1].device)
-            found[machine] = Drawing(points, [replace(one, device=name) for one in ceilings], name)
+        parts = grouped(own, lambda record: f", run {record.run_id[-8:]}" if runs else "")
+        made = [(drawing_of(machine, newest_of(part), ceilings_of(own)), told) for told, part in parts.items()]
+        points = [replace(point, case=point.case + told) for one, told in made for point in one.points]
+        unplaced = list(dict.fromkeys(why for one, _ in made for why in one.unplaced))
+        found += [replace(made[-1][0], points=points, unplaced=unplaced)] if points else []
     if across and len(found) > 1:
-        points = [replace(point, device=machine) for machine, one in found.items() for point in one.points]
-        ceilings = [replace(roof, device=machine) for machine, one in found.items() for roof in one.ceilings]
+        points = [replace(point, device=one.machine) for one in found for point in one.points]
+        ceilings = [replace(roof, device=one.machine) for one in found for roof in one.ceilings]
         return [Drawing(points, ceilings, f"{len(found)} machines")]
-    names = Counter(drawing.name for drawing in found.values())
-    return [one if names[one.name] == 1 else replace(one, name=machine) for machine, one in found.items()]
+    names = Counter(drawing.name for drawing in found)
+    return [one if names[one.name] == 1 else replace(one, name=one.machine) for one in found]
 
 
 def why_nothing(records: Sequence[Record]) -> str:
@@ -315,7 +309,8 @@ def why_nothing(records: Sequence[Record]) -> str:
             "an imported record names no ceilings (--gpu names the GPU whose ceilings are drawn; the record's time is "
             "drawn too if `import --column gpu==NAME` named the same GPU)"
         )
-    return "no bench record with a time and a bound among them"
+    unplaced = placed(records, ceilings_of(records))[1]
+    return "no bench record with a time and a bound among them" + (f" ({unplaced[0]})" if unplaced else "")
 
 
 def draw_records(records: Sequence[Record], folder: Path) -> list[Path]:

@@ -17,12 +17,12 @@ from rooflab.bench.core import NOT_RUN, Record
 from rooflab.bench.report.facts import Facts, facts_of
 from rooflab.bench.report.sources import (
     NOT_WRONG,
-    BestRecord,
     Located,
     Source,
     benches_of,
     choose,
     fault,
+    grouped,
     kernel_key,
     latency_ms,
     machine_of,
@@ -162,23 +162,20 @@ def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
     """One entry for each op that was timed or checked, sorted by name."""
     benches = benches_of(located)
     checks = newest((item for item in located if item.record.kind == "check"), kernel_key)
-    chosen = choose(benches)
-    history: dict[tuple[str, ...], list[Located]] = {}
-    for item in benches:
-        history.setdefault(_beside(item.record), []).append(item)
+    checked = grouped(checks, lambda item: kernel_key(item.record)[1])
+    timed = grouped(choose(benches), lambda item: kernel_key(item.record)[1])
+    past = grouped(benches, lambda item: _beside(item.record))
     found = []
-    for op in sorted({kernel_key(item.record)[1] for item in (*benches, *checks)}):
+    for op in sorted(timed.keys() | checked.keys()):
         order, spec = tuple(ladder_lines(op)), registry.ops().get(op)
-        own = [item for item in chosen if kernel_key(item.record)[1] == op]
-        machines = dict.fromkeys(machine_of(item.record) for item in own)
-        ladders = tuple(_ladder(machine, own, history, order) for machine in machines)
-        own_checks = [item for item in checks if kernel_key(item.record)[1] == op]
+        machines = grouped(timed.get(op, ()), lambda item: machine_of(item.record))
+        ladders = tuple(_ladder(machine, own, past, order) for machine, own in machines.items())
         no_library = (spec.no_library or "") if spec else ""
-        found.append(OpLadder(op, order, no_library, ladders, _check_rows(own_checks, order)))
+        found.append(OpLadder(op, order, no_library, ladders, _check_rows(checked.get(op, ()), order)))
     return tuple(found)
 
 
-def _beside(record: Record) -> tuple[str, ...]:
+def _beside(record: Record) -> tuple[str, str, str, str]:
     """What kernels must share to be compared: machine, op, case and scheme."""
     machine, op, _, case_id, scheme = kernel_key(record)
     return machine, op, case_id, scheme
@@ -186,34 +183,30 @@ def _beside(record: Record) -> tuple[str, ...]:
 
 def _ladder(
     machine: str,
-    chosen: Sequence[BestRecord],
-    history: Mapping[tuple[str, ...], Sequence[Located]],
+    chosen: Sequence[Located],
+    past: Mapping[tuple[str, str, str, str], list[Located]],
     order: Sequence[str],
 ) -> Ladder:
-    groups: dict[tuple[str, ...], list[BestRecord]] = {}
-    for item in sorted(chosen, key=_size):
-        if machine_of(item.record) == machine:
-            groups.setdefault(kernel_key(item.record)[3:], []).append(item)
+    """Small cases first within a scheme; cases of equal size keep their order."""
+
+    def size(item: Located) -> tuple[str, float, float]:
+        return item.record.scheme or "", item.record.flops or 0.0, item.record.least_bytes or 0.0
+
     blocks = []
-    for (case_id, scheme), group in groups.items():
-        group.sort(key=lambda item: _rank(item.record.kernel or "", item.record.role, order))
-        past = history[_beside(group[0].record)]
-        blocks.append(LadderCase(case_id, scheme, tuple(_row(item, group, past) for item in group)))
+    for beside, group in grouped(sorted(chosen, key=size), lambda item: _beside(item.record)).items():
+        group.sort(key=lambda item: _rank(item.record, order))
+        blocks.append(LadderCase(beside[2], beside[3], tuple(_row(item, group, past[beside]) for item in group)))
     times = [row.latency_ms for block in blocks for row in block.rows if row.latency_ms is not None]
     return Ladder(machine, tuple(blocks), time_unit(times))
 
 
-def _size(item: BestRecord) -> tuple[str, float, float]:
-    """Small cases first within a scheme; cases of equal size keep their order."""
-    return item.record.scheme or "", item.record.flops or 0.0, item.record.least_bytes or 0.0
-
-
-def _rank(kernel: str, role: str | None, order: Sequence[str]) -> tuple[int, int, str]:
+def _rank(record: Record, order: Sequence[str]) -> tuple[int, int, str]:
+    role, kernel = record.role, record.kernel or ""
     place = order.index(kernel) if kernel in order else len(order)
     return (_ROLES.index(role) if role in _ROLES else len(_ROLES)), place, kernel
 
 
-def _row(item: BestRecord, group: Sequence[BestRecord], past: Sequence[Located]) -> LadderRow:
+def _row(item: Located, group: Sequence[Located], past: Sequence[Located]) -> LadderRow:
     record, latency, wrong = item.record, latency_ms(item.record), fault(item.record)
     status, reason = wrong or (record.status, record.reason)
     if latency is None and wrong is None and not reason:
@@ -223,13 +216,13 @@ def _row(item: BestRecord, group: Sequence[BestRecord], past: Sequence[Located])
     return LadderRow(record, item.source, status, reason, status not in NOT_WRONG, latency, library, naive, facts)
 
 
-def _ratio(record: Record, role: str, group: Sequence[BestRecord], past: Sequence[Located]) -> Ratio | None:
+def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[Located]) -> Ratio | None:
     """Speed relative to the kernel of `role` in the same run, else in the newest other run."""
     own = latency_ms(record)
     if own is None or record.role == role:
         return None
     same_run = [item for item in past if (item.record.role, item.record.run_id) == (role, record.run_id)]
-    newest_run = [item.located for item in group if item.record.role == role]
+    newest_run = [item for item in group if item.record.role == role]
     for candidates, other_run in ((same_run, False), (newest_run, True)):
         timed = [(time, item.source) for item in candidates if (time := latency_ms(item.record)) is not None]
         if timed:
@@ -239,24 +232,21 @@ def _ratio(record: Record, role: str, group: Sequence[BestRecord], past: Sequenc
 
 
 def _check_rows(checks: Sequence[Located], order: Sequence[str]) -> tuple[CheckRow, ...]:
-    groups: dict[tuple[str, str], list[Located]] = {}
-    for item in checks:
-        groups.setdefault((machine_of(item.record), item.record.kernel or "no kernel"), []).append(item)
-    ranked = sorted(groups, key=lambda key: (key[0], _rank(key[1], groups[key][0].record.role, order)))
-    return tuple(_check_row(*key, groups[key]) for key in ranked)
-
-
-def _check_row(machine: str, kernel: str, own: Sequence[Located]) -> CheckRow:
-    ran = [item.record for item in own if item.record.status not in NOT_RUN]
-    errors = [stats.get("max_error_over_tolerance") for record in ran for stats in record.errors]
-    return CheckRow(
-        kernel=kernel,
-        machine=machine,
-        checked_by=", ".join(dict.fromkeys(record.checked_by for record in ran)) or "none",
-        right=sum(record.status == "OK" for record in ran),
-        wrong=sum(record.status != "OK" for record in ran),
-        not_run=len(own) - len(ran),
-        worst=max((e for e in errors if e is not None), key=lambda e: inf if isnan(e) else e, default=None),
-        weak=sum(bool(record.weak) for record in ran),
-        source=own[-1].source,
-    )
+    found = []
+    ranked = sorted(checks, key=lambda item: (machine_of(item.record), _rank(item.record, order)))
+    for (machine, kernel), own in grouped(ranked, lambda item: kernel_key(item.record)[:3:2]).items():
+        ran = [item.record for item in own if item.record.status not in NOT_RUN]
+        errors = [stats.get("max_error_over_tolerance") for record in ran for stats in record.errors]
+        row = CheckRow(
+            kernel=kernel,
+            machine=machine,
+            checked_by=", ".join(dict.fromkeys(record.checked_by for record in ran)) or "none",
+            right=sum(record.status == "OK" for record in ran),
+            wrong=sum(record.status != "OK" for record in ran),
+            not_run=len(own) - len(ran),
+            worst=max((e for e in errors if e is not None), key=lambda e: inf if isnan(e) else e, default=None),
+            weak=sum(bool(record.weak) for record in ran),
+            source=own[-1].source,
+        )
+        found.append(row)
+    return tuple(found)

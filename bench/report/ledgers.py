@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rooflab.bench.base.plain import plain
 from rooflab.bench.core import Record
 from rooflab.bench.report.facts import Facts, facts_of
-from rooflab.bench.report.sources import Located, Source, machine_of
+from rooflab.bench.report.sources import Located, Source, grouped, machine_of
 from rooflab.kernels import registry
 
 CASE_ID = "ledger"
@@ -56,14 +56,16 @@ class LedgerGroup:
 
 def ledger_groups(located: Sequence[Located]) -> tuple[LedgerGroup, ...]:
     """The groups of all ledgers."""
-    groups: dict[tuple[str, str], list[Located]] = {}
-    for item in sorted(located, key=lambda item: item.record.timestamp):
-        record = item.record
-        if record.kind == "engine" and record.case_id == CASE_ID and record.status == "OK":
-            case = plain(dict(record.case))
-            title = f"{case['model']} in {case['dtype']}: {case['kind']} of {case['batch']} x {case['context']} tokens"
-            groups.setdefault((machine_of(record), f"{title} on {case['of']}"), []).append(item)
+    steps = [item for item in located if item.record.kind == "engine" and item.record.case_id == CASE_ID]
+    right = sorted((item for item in steps if item.record.status == "OK"), key=lambda item: item.record.timestamp)
+    groups = grouped(right, lambda item: (machine_of(item.record), _title(item.record)))
     return tuple(_group(title, own) for (_, title), own in groups.items())
+
+
+def _title(record: Record) -> str:
+    case = plain(dict(record.case))
+    step = f"{case['kind']} of {case['batch']} x {case['context']} tokens"
+    return f"{case['model']} in {case['dtype']}: {step} on {case['of']}"
 
 
 def _group(title: str, items: Sequence[Located]) -> LedgerGroup:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,25 +15,14 @@ from markupsafe import Markup, escape
 from rooflab.bench.core import NOT_RUN
 from rooflab.bench.report import words
 from rooflab.bench.report.content import Content, gather
-from rooflab.bench.report.rooflines import Roofline
+from rooflab.bench.report.figures import Drawing
 from rooflab.bench.report.sources import load
 from rooflab.bench.report.tables import BAD
 from rooflab.kernels._files import write_whole
 from rooflab.roofline.names import visible
 from rooflab.roofline.numbers import counted, digits, percent, si, times, whole
-from rooflab.roofline.plot import roofline_files
 
 _TEMPLATES = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Picture:
-    """One machine's roofline."""
-
-    roofline: Roofline
-    source: str
-    """The SVG as an address."""
-    alt: str
 
 
 def render(content: Content) -> str:
@@ -47,16 +35,16 @@ def render(content: Content) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = (digits, whole, percent, times, counted, si, words.in_unit, words.plain_value, words.slug, breakable)
+    shown = (digits, whole, percent, times, counted, si, words.in_unit, words.plain_value, words.slug, breakable, svg)
     environment.filters |= {function.__name__: function for function in shown}
     machines = {machine.key: machine for machine in content.machines}
     return environment.get_template("page.html").render(
         content=content,
-        pictures={one.machine: _picture(one) for one in content.rooflines},
+        rooflines={one.machine: one for one in content.rooflines},
         bad=BAD,
         not_run=NOT_RUN,
         absent=sum(len(gap.names) for gap in content.unmeasured if gap.machine in machines),
-        op_anchors=anchors([op.op for op in content.ops], "op"),
+        op_anchors={op.op: f"op-{number}-{words.slug(op.op)}" for number, op in enumerate(content.ops, 1)},
         machines=machines,
     )
 
@@ -66,27 +54,14 @@ def _shown(value: Any) -> Any:
     return visible(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def anchors(names: Sequence[str], prefix: str) -> dict[str, str]:
-    """An anchor for each name; a number separates names that differ only in characters that an anchor cannot hold."""
-    seen: Counter[str] = Counter()
-    found = {}
-    for name in names:
-        base = f"{prefix}-{words.slug(name)}"
-        seen[base] += 1
-        found[name] = base if seen[base] == 1 else f"{base}-{seen[base]}"
-    return found
-
-
 def breakable(text: str) -> Markup:
     """`text`, escaped, with possible line breaks after a comma or a slash: a case without blanks is a long word."""
     return Markup(re.sub(r"([,/])", r"\1<wbr>", str(escape(visible(text)))))
 
 
-def _picture(roofline: Roofline) -> Picture:
-    drawn = roofline_files(roofline.points, roofline.ceilings, f"{roofline.name} roofline")["svg"]
-    ops = ", ".join(dict.fromkeys(point.op for point in roofline.points))
-    alt = f"Roofline of {roofline.name}: {len(roofline.points)} kernels and cases of {ops}, as in the tables below."
-    return Picture(roofline, f"data:image/svg+xml;base64,{b64encode(drawn).decode()}", alt)
+def svg(drawing: Drawing) -> str:
+    """The figure as an address."""
+    return f"data:image/svg+xml;base64,{b64encode(drawing.files()['svg']).decode()}"
 
 
 TITLE = "Rooflab report"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import inf
 
-from rooflab.bench.core import Record
-from rooflab.bench.report.figures import as_ceilings, largest_cases, points_of
-from rooflab.bench.report.sources import BestRecord, Located, Source, latency_ms, machine_of
+from rooflab.bench.core import MachineLimits
+from rooflab.bench.report.figures import Drawing, as_ceilings, drawing_of, largest_cases, placed
+from rooflab.bench.report.sources import Located, Source, grouped, latency_ms, machine_of
 from rooflab.bench.report.words import plain_value
-from rooflab.kernels import registry
-from rooflab.reference.spec import SCHEMES, Case
-from rooflab.roofline.device import Device, identify
+from rooflab.roofline.device import identify
 from rooflab.roofline.model import CeilingKind, Ceilings
 from rooflab.roofline.numbers import digits, si, whole
-from rooflab.roofline.points import Point
 
 
 @dataclass(frozen=True)
@@ -57,11 +54,8 @@ class CeilingTable:
 
 def ceiling_tables(located: Sequence[Located]) -> tuple[CeilingTable, ...]:
     """One table for each machine with a record that names ceilings or measured some."""
-    machines: dict[str, list[Located]] = {}
-    for item in located:
-        if item.record.ceilings or item.record.kind == "ceiling":
-            machines.setdefault(machine_of(item.record), []).append(item)
-    return tuple(_table(machine, items) for machine, items in machines.items())
+    own = (item for item in located if item.record.ceilings or item.record.kind == "ceiling")
+    return tuple(_table(machine, items) for machine, items in grouped(own, lambda it: machine_of(it.record)).items())
 
 
 def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, Source | None]]:
@@ -73,7 +67,8 @@ def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, 
             ceilings = as_ceilings(item.record.ceilings)
             if not ceilings.noise or ceilings.kind not in found:
                 found[ceilings.kind] = (ceilings, item.source)
-    known = known_device(items)
+    gpus = [gpu for item in items if (gpu := item.record.environment.get("gpu"))]
+    known = identify(str(gpus[-1].get("name", ""))) if gpus else None
     if known is None:
         return found
     found.setdefault("datasheet", (known.ceilings(), None))
@@ -81,13 +76,6 @@ def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, 
     if clock is not None and 0 < clock * 1e6 <= known.max_clock_hz:
         found.setdefault("at_clock", (known.ceilings(clock * 1e6), None))
     return found
-
-
-def known_device(items: Sequence[Located]) -> Device | None:
-    """The GPU on which the records were made, if the table of GPUs has it."""
-    gpus = [item.record.environment.get("gpu") for item in items]
-    names = [str(gpu.get("name", "")) for gpu in gpus if gpu]
-    return identify(names[-1]) if names else None
 
 
 def held_clock_mhz(items: Sequence[Located]) -> float | None:
@@ -135,89 +123,28 @@ def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
 
 def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
     """One reading for each microkernel of the newest run that timed it: its fastest launch shape."""
-    groups: dict[tuple[str | None, str | None], list[tuple[float, str, Located]]] = {}
-    for item in items:
-        record = item.record
-        floor = record.metrics.get("launch_floor_s")
-        rates = ((record.bytes_per_s, "B/s"), (record.flops_per_s, "FLOP/s"), (record.metrics.get("ops_per_s"), "op/s"))
-        values = [(rate, f"{si(rate)}{unit}") for rate, unit in rates if rate and isfinite(rate)]
-        values += [(-floor, f"{digits(floor * 1e6)} µs")] if floor and isfinite(floor) else []
-        if record.kind == "ceiling" and record.status == "OK" and values:
-            groups.setdefault((record.kernel or record.case_id, record.scheme), []).append((*values[0], item))
+    right = [one for one in items if one.record.kind == "ceiling" and one.record.status == "OK"]
+    right = [one for one in right if 0 < MachineLimits.amount(one.record)[0] < inf]
     found = []
-    for (kernel, scheme), own in groups.items():
-        last = own[-1][2].record.run_id
-        _, text, item = max((one for one in own if one[2].record.run_id == last), key=lambda one: one[0])
-        name = f"{kernel} {scheme}" if scheme and scheme not in str(kernel) else str(kernel)
-        how = ", ".join(filter(None, (item.record.timer, plain_value(item.record.config or ""))))
-        found.append(BestMicrokernel(name, text, how, item.source))
+    for own in grouped(right, lambda one: (one.record.kernel or one.record.case_id, one.record.scheme)).values():
+        run = [one for one in own if one.record.run_id == own[-1].record.run_id]
+        ((limit, record),) = MachineLimits([one.record for one in run]).best().items()
+        value, unit = MachineLimits.amount(record)
+        text = f"{digits(value * 1e6)} µs" if unit == "s" else f"{si(value)}{unit}"
+        name = f"{limit} {record.scheme}" if record.scheme and record.scheme not in limit else limit
+        how = ", ".join(filter(None, (record.timer, plain_value(record.config or ""))))
+        found.append(BestMicrokernel(name, text, how, next(one.source for one in run if one.record is record)))
     return found
 
 
-@dataclass(frozen=True)
-class Roofline:
-    """One machine's figure before it is drawn."""
-
-    machine: str
-    name: str
-    """The device's name, from its driver."""
-    points: tuple[Point, ...]
-    """Of each op's largest case in a scheme."""
-    ceilings: tuple[Ceilings, ...]
-    unplaced: tuple[str, ...]
-    """Kernels without a place, each with the reason."""
-
-
-def rooflines(located: Sequence[Located], chosen: Sequence[BestRecord]) -> tuple[Roofline, ...]:
-    """One roofline for each machine with a point, from the current records."""
-    found = []
-    for machine in dict.fromkeys(machine_of(item.record) for item in chosen):
-        own = [item.record for item in chosen if machine_of(item.record) == machine]
-        ceilings = ceilings_for([item for item in located if machine_of(item.record) == machine])
-        if not ceilings:
-            continue
-        gpu = own[-1].environment.get("gpu") or {}
-        name = str(gpu.get("name") or next(iter(ceilings.values()))[0].device)
-        # A card's own name and its data sheet's short name are one device.
-        roofs = tuple(replace(one, device=name) for one, _ in ceilings.values())
-        placed = {id(record): _point(record, roofs) for record in own}
-        points = tuple(point for record in largest_cases(own) if (point := placed[id(record)][0]))
-        unplaced = [f"{record.op}/{record.kernel}: {why}" for record in own if (why := placed[id(record)][1])]
-        if points:
-            found.append(Roofline(machine, name, points, roofs, tuple(dict.fromkeys(unplaced))))
+def rooflines(located: Sequence[Located], chosen: Sequence[Located]) -> tuple[Drawing, ...]:
+    """One roofline for each machine with a point, of the current records that are OK, each op's largest case."""
+    whole, found = grouped(located, lambda item: machine_of(item.record)), []
+    for machine, items in grouped(chosen, lambda item: machine_of(item.record)).items():
+        roofs = [one for one, _ in ceilings_for(whole[machine]).values()]
+        timed = [item.record for item in items if latency_ms(item.record) is not None]
+        largest = {id(record) for record in largest_cases([item.record for item in items])}
+        if own := [record for record in timed if id(record) in largest] if roofs else []:
+            drawing = replace(drawing_of(machine, own, roofs), unplaced=placed(timed, roofs)[1])
+            found += [drawing] if drawing.points else []
     return tuple(found)
-
-
-def _point(record: Record, roofs: Sequence[Ceilings]) -> tuple[Point | None, str]:
-    """The record's point, or None and the reason; no reason for a failed record, which is among the problems, nor for
-    a kernel that was not timed, which is in the table."""
-    if latency_ms(record) is None:
-        return None, ""
-    if "imported" not in record.environment and (why := _unknown(record)):
-        return None, why
-    if record.bound_ms is None or not record.bound_ms > 0:
-        return None, "its record holds no bound"
-    points = points_of([record])
-    if not points:
-        told = record.least_bytes == 0
-        return None, "its cost has no bytes" if told else "its record says neither traffic nor least bytes"
-    dtype = points[0].dtype
-    lacking = [roof.kind for roof in roofs if dtype is not None and dtype not in roof.tensor_flops_per_s]
-    if lacking:
-        return None, f"no {' or '.join(lacking)} matrix rate for {dtype}"
-    return points[0], ""
-
-
-def _unknown(record: Record) -> str:
-    """Why a record made here has no roof; an imported one brings its own cost and bound."""
-    if record.op not in registry.ops():
-        return "its op is not registered here, so its roof is not known"
-    if record.scheme not in SCHEMES:
-        return f"the scheme {record.scheme} is not known here"
-    if record.case_id is None or record.role is None or record.kernel is None:
-        return "its record names no case, kernel or role"
-    try:
-        registry.get_op(record.op).check_case(Case(**record.case))
-    except ValueError as error:
-        return str(error)
-    return ""

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from math import isfinite
 from pathlib import Path
-from typing import Any, get_args
+from typing import TypeVar, get_args
 
 from rooflab.bench.base.plain import number_of
 from rooflab.bench.core import NOT_RUN, Record, read
 from rooflab.roofline.model import CeilingKind
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Located:
-    """One record, its source, and the time when it was made."""
+    """One record, and its source."""
 
     record: Record
     source: Source
-    time: datetime
+    configs: int = 1
+    """Of a chosen record: the number of its run's configurations, of which it is the fastest."""
+    counted: Source | None = None
+    """Of a chosen record: the profile that gives its traffic, if that is another record."""
 
 
 @dataclass(frozen=True)
@@ -78,38 +83,30 @@ def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
     files: list[FileInfo] = []
     seen: set[str] = set()
     for number, path in enumerate(find_files(paths), 1):
+        records = read(path)  # judges the whole file, including an incomplete last line
+        lines = enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1)
+        texts = [(line, text.strip()) for line, text in lines if text.strip()]
         own: list[Located] = []
-        for line, text, record in _lines(path):
+        for (line, text), record in zip(texts, records, strict=True):
             if text not in seen:
                 seen.add(text)
-                own.append(_locate(record, path, number, line))
+                try:
+                    checked = whole(record)
+                except ValueError as error:
+                    raise ValueError(f"{path.name}, line {line}: {error}") from error
+                own.append(Located(checked, Source(display_name(path), number, line, record.run_id)))
         runs = tuple(dict.fromkeys(item.record.run_id for item in own))
         files.append(FileInfo(number, display_name(path), len(own), runs))
         located += own
     if not located:
         raise ValueError(f"records: expected at least one, found none in {', '.join(map(str, paths))}")
-    return sorted(located, key=lambda item: (item.time, item.source.file_number, item.source.line)), files
+    order = sorted(located, key=lambda item: (item.record.timestamp, item.source.file_number, item.source.line))
+    return order, files
 
 
 def display_name(path: Path) -> str:
     """`path` as given; for an absolute path the last two parts, because the rest depends on the machine."""
     return "/".join(path.parts[-2:]) if path.is_absolute() else path.as_posix()
-
-
-def _lines(path: Path) -> list[tuple[int, str, Record]]:
-    records = read(path)  # judges the whole file, including an incomplete last line
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        texts = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
-    return [(number, text, record) for (number, text), record in zip(texts, records, strict=True)]
-
-
-def _locate(record: Record, path: Path, number: int, line: int) -> Located:
-    try:
-        checked = whole(record)
-    except ValueError as error:
-        raise ValueError(f"{path.name}, line {line}: {error}") from error
-    source = Source(display_name(path), number, line, checked.run_id)
-    return Located(checked, source, datetime.fromisoformat(checked.timestamp))
 
 
 def whole(record: Record) -> Record:
@@ -120,48 +117,24 @@ def whole(record: Record) -> Record:
     gpu = record.environment.get("gpu")
     if not isinstance(gpu, Mapping | None):
         raise ValueError(f"environment.gpu: expected an object, got {gpu!r}")
-    if record.ceilings is not None:
-        _check_ceilings(record.ceilings)
+    if (ceilings := record.ceilings) is not None:
+        rates = ceilings.get("tensor_flops_per_s")
+        if not isinstance(rates, Mapping):
+            raise ValueError(f"ceilings.tensor_flops_per_s: expected an object, got {rates!r}")
+        wanted = {name: ceilings.get(name) for name in ("hbm_bytes_per_s", "vector_flops_per_s")}
+        for name, rate in {**wanted, **rates}.items():
+            if not number_of(f"ceilings.{name}", rate) > 0:
+                raise ValueError(f"ceilings.{name}: expected above 0, got {rate!r}")
+        kinds = get_args(CeilingKind)
+        if ceilings.get("kind") not in kinds or not isinstance(ceilings.get("device"), str):
+            told = f"{ceilings.get('kind')!r} and {ceilings.get('device')!r}"
+            raise ValueError(f"ceilings: expected a kind ({', '.join(kinds)}) and a device's name, got {told}")
     return replace(record, samples=None)
-
-
-def _check_ceilings(ceilings: Mapping[str, Any]) -> None:
-    rates = ceilings.get("tensor_flops_per_s")
-    if not isinstance(rates, Mapping):
-        raise ValueError(f"ceilings.tensor_flops_per_s: expected an object, got {rates!r}")
-    wanted = {name: ceilings.get(name) for name in ("hbm_bytes_per_s", "vector_flops_per_s")}
-    for name, rate in {**wanted, **rates}.items():
-        if not number_of(f"ceilings.{name}", rate) > 0:
-            raise ValueError(f"ceilings.{name}: expected above 0, got {rate!r}")
-    if ceilings.get("kind") not in get_args(CeilingKind):
-        raise ValueError(f"ceilings.kind: expected {', '.join(get_args(CeilingKind))}, got {ceilings.get('kind')!r}")
-    if not isinstance(ceilings.get("device"), str):
-        raise ValueError(f"ceilings.device: expected a text, got {ceilings.get('device')!r}")
 
 
 FINE = ("OK", *NOT_RUN)
 NOT_WRONG = (*FINE, "NOISY")
 """A NOISY time is no ground for a ratio, and its kernel is right."""
-
-
-@dataclass(frozen=True)
-class BestRecord:
-    """The current record of its key, and the number of its run's configurations among which it was the fastest."""
-
-    located: Located
-    configs: int = 1
-    counted: Source | None = None
-    """The profile that gives its traffic, if that is another record."""
-
-    @property
-    def record(self) -> Record:
-        """The record itself."""
-        return self.located.record
-
-    @property
-    def source(self) -> Source:
-        """Its file and line."""
-        return self.located.source
 
 
 def machine_of(record: Record) -> str:
@@ -203,12 +176,17 @@ def fault(record: Record) -> tuple[str, str] | None:
     return None
 
 
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items of each key, keys and items in the order in which they occur."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
 def newest(items: Iterable[Located], key: Callable[[Record], Hashable]) -> list[Located]:
     """The last item of each key, in the order in which the keys first occur; `items` are oldest first."""
-    found: dict[Hashable, Located] = {}
-    for item in items:
-        found[key(item.record)] = item
-    return list(found.values())
+    return list({key(item.record): item for item in items}.values())
 
 
 def benches_of(located: Iterable[Located]) -> list[Located]:
@@ -216,29 +194,21 @@ def benches_of(located: Iterable[Located]) -> list[Located]:
     return [item for item in located if item.record.stands_alone]
 
 
-def _is_profile(record: Record) -> bool:
-    """Whether the record gives a kernel's traffic and not its time: Nsight Compute counts under its own clock."""
-    return record.status == "OK" and record.latency_median_ms is None
-
-
-def choose(benches: Sequence[Located]) -> list[BestRecord]:
+def choose(benches: Sequence[Located]) -> list[Located]:
     """The newest bench record of each machine, op, kernel, case and scheme; a profile only if there is no other record.
 
     If its run timed several configurations, as a search does, the fastest correct configuration.
     """
-    groups: dict[Hashable, list[Located]] = {}
-    for item in benches:
-        groups.setdefault(kernel_key(item.record), []).append(item)
     chosen = []
-    for whole in groups.values():
-        group = [item for item in whole if not _is_profile(item.record)] or whole
-        last = group[-1]
-        run = [item for item in group if item.record.run_id == last.record.run_id]
+    for whole in grouped(benches, lambda item: kernel_key(item.record)).values():
+        by_kind = grouped(whole, lambda item: item.record.status == "OK" and item.record.latency_median_ms is None)
+        # A profile gives a kernel's traffic and not its time: Nsight Compute counts under its own clock.
+        group, profiles = by_kind.get(False, whole), by_kind.get(True, [])
+        run = [item for item in group if item.record.run_id == group[-1].record.run_id]
         configs = {str(item.record.config) for item in run}
         timed = [(time, item) for item in run if (time := latency_ms(item.record)) is not None]
-        if len(configs) > 1 and timed:
-            last = min(timed, key=lambda pair: pair[0])[1]
-        chosen.append(_with_counted(BestRecord(last, len(configs)), whole))
+        last = min(timed, key=lambda pair: pair[0])[1] if len(configs) > 1 and timed else group[-1]
+        chosen.append(_with_counted(replace(last, configs=len(configs)), profiles))
     return chosen
 
 
@@ -247,28 +217,16 @@ def _code_of(record: Record) -> tuple[object, ...]:
     return record.commit, *(record.environment.get(name) for name in ("tree", "kernel_file_sha256"))
 
 
-def _with_counted(chosen: BestRecord, group: Sequence[Located]) -> BestRecord:
+def _with_counted(chosen: Located, profiles: Sequence[Located]) -> Located:
     """`chosen`, with the traffic that a hardware profile counted for this very code and config, if there is one."""
-    own = chosen.record
-    profiles = [
-        item
-        for item in group
-        if _is_profile(item.record)
-        and item.record.traffic_basis == "counted"
-        and (item.record.traffic_bytes or 0) > 0
-        and not item.record.dirty
-        and (_code_of(item.record), item.record.config) == (_code_of(own), own.config)
-    ]
-    latency = latency_ms(own)
-    if not profiles or own.dirty or not any(_code_of(own)) or latency is None or own.traffic_basis == "counted":
+    own, latency, code = chosen.record, latency_ms(chosen.record), _code_of(chosen.record)
+    if own.dirty or not any(code) or latency is None or own.traffic_basis == "counted":
         return chosen
-    moved = profiles[-1].record.traffic_bytes
-    assert moved, "asked above"
-    counted = replace(
-        own,
-        traffic_bytes=moved,
-        traffic_basis="counted",
-        intensity=(own.flops or 0.0) / moved,
-        bytes_per_s=moved / latency * 1e3,
-    )
-    return replace(chosen, located=replace(chosen.located, record=counted), counted=profiles[-1].source)
+    for item in reversed(profiles):
+        one, moved = item.record, item.record.traffic_bytes or 0.0
+        same = not one.dirty and (_code_of(one), one.config) == (code, own.config)
+        if one.traffic_basis == "counted" and moved > 0 and same:
+            intensity, rate = (own.flops or 0.0) / moved, moved / latency * 1e3
+            counted = replace(own, traffic_bytes=moved, intensity=intensity, bytes_per_s=rate, traffic_basis="counted")
+            return replace(chosen, record=counted, counted=item.source)
+    return chosen

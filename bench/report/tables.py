@@ -9,7 +9,7 @@ from typing import Any
 from rooflab.bench.core import Record
 from rooflab.bench.report.facts import Facts, facts_of, predicted, value_text
 from rooflab.bench.report.ledgers import CASE_ID
-from rooflab.bench.report.sources import FINE, NOT_WRONG, Located, Source, machine_of, newest
+from rooflab.bench.report.sources import FINE, NOT_WRONG, Located, Source, grouped, machine_of, newest
 from rooflab.bench.report.words import commit_text, metric_label, metric_text, plain_value
 from rooflab.kernels import registry
 from rooflab.roofline.numbers import percent
@@ -109,14 +109,11 @@ def compiled_tables(located: Sequence[Located]) -> tuple[CompiledTable, ...]:
         ),
     )
     tables = []
-    for op in sorted({item.record.op or "no op" for item in current}):
+    for op, own in sorted(grouped(current, lambda item: item.record.op or "no op").items()):
         rows = tuple(
-            CompiledRow(
-                item.record, item.record.status not in FINE, _shown(launch), predicted(item.record), item.source
-            )
-            for item in current
-            if (item.record.op or "no op") == op
-            for launch in item.record.compiled or ({},)
+            CompiledRow(one.record, one.record.status not in FINE, _shown(launch), predicted(one.record), one.source)
+            for one in own
+            for launch in one.record.compiled or ({},)
         )
         columns = tuple(name for name in COMPILED if any(row.texts.get(name) for row in rows))
         tables.append(CompiledTable(op, columns, rows))
@@ -165,29 +162,29 @@ def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
         (item for item in located if item.record.kind == "engine" and item.record.case_id != CASE_ID),
         lambda one: (machine_of(one), one.case_id, str(one.case), one.scheme),
     )
-    groups: dict[frozenset[str], list[Located]] = {}
-    for item in items:
-        shape = frozenset(key for key in item.record.metrics if not key.startswith(("itl", "tpot")))
-        groups.setdefault(shape, []).append(item)
-    tables = []
-    for own in groups.values():
+    tables, ops = [], registry.ops()
+    for own in grouped(items, _metrics).values():
         keys = dict.fromkeys(key for item in own for key in item.record.metrics)
         names = list(dict.fromkeys(item.record.case_id or "engine" for item in own))
         title = names[0] if len(names) == 1 else "Runs of requests" if "ttft_p50_ms" in keys else "Other readings"
-        rows = tuple(_engine_row(item, keys) for item in own)
-        tables.append(EngineTable(title, tuple(metric_label(key) for key in keys), rows))
+        rows = []
+        for item in own:
+            record = item.record
+            row = EngineRow(
+                machine=machine_of(record),
+                record=record,
+                options=plain_value({name: value for name, value in record.case.items() if name not in ops}),
+                kernels=", ".join(f"{op}={kernel}" for op, kernel in record.case.items() if op in ops),
+                texts=tuple(metric_text(key, record.metrics[key]) if key in record.metrics else "" for key in keys),
+                failed=record.status not in NOT_WRONG,
+                facts=facts_of(record),
+                source=item.source,
+            )
+            rows.append(row)
+        tables.append(EngineTable(title, tuple(metric_label(key) for key in keys), tuple(rows)))
     return tuple(tables)
 
 
-def _engine_row(item: Located, keys: Mapping[str, None]) -> EngineRow:
-    record, ops = item.record, registry.ops()
-    return EngineRow(
-        machine=machine_of(record),
-        record=record,
-        options=plain_value({name: value for name, value in record.case.items() if name not in ops}),
-        kernels=", ".join(f"{op}={kernel}" for op, kernel in record.case.items() if op in ops),
-        texts=tuple(metric_text(key, record.metrics[key]) if key in record.metrics else "" for key in keys),
-        failed=record.status not in NOT_WRONG,
-        facts=facts_of(record),
-        source=item.source,
-    )
+def _metrics(item: Located) -> frozenset[str]:
+    """The names of a run's metrics but those that a run with one token per request has not."""
+    return frozenset(key for key in item.record.metrics if not key.startswith(("itl", "tpot")))

@@ -34,7 +34,7 @@ class Tree:
     dirty: bool | None
 
 
-def git(root: Path, *arguments: str, may_fail: bool = False) -> str:
+def git(root: Path, *arguments: str, may_fail: bool = False, stdin: str = "") -> str:
     """git's output in English; ignores any repository that environment variables name.
 
     If git fails, raises `ValueError` with git's message; with `may_fail`, returns the message with the output.
@@ -42,9 +42,11 @@ def git(root: Path, *arguments: str, may_fail: bool = False) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
     command = ["git", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, env=environment)
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=GIT_S, env=environment)
     except subprocess.TimeoutExpired:
         raise ValueError(f"git {arguments[0]}: took longer than {GIT_S:.0f} s") from None
+    except FileNotFoundError:
+        raise ValueError("git: expected it to be installed") from None
     if done.returncode and not may_fail:
         words = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         raise ValueError(f"git {arguments[0]}: {words[-1]}")

@@ -88,6 +88,15 @@ class MachineLimits(NamedTuple):
     reason: str = ""
     """Why they give no ceilings, or an empty text."""
 
+    def best(self) -> dict[str, Record]:
+        """The fastest record of each limit, else a failed one (`best_of`)."""
+        return best_of(self.records)
+
+    @staticmethod
+    def amount(record: Record) -> tuple[float, str]:
+        """A limit's value and its unit; 0 without a value."""
+        return value_of(record) or 0.0, kind_of(str(record.kernel))[0]
+
     @staticmethod
     def compiled() -> int:
         """Compiles what measures a Hopper's, with no GPU (`cuda_limits.compile_microkernels`); their number."""

@@ -5,7 +5,7 @@ Colour-blind readers can tell the colours apart.  A file changes only if its con
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from textwrap import fill, wrap
@@ -17,7 +17,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 from rooflab.bench.core import Environment, Record
@@ -81,60 +80,57 @@ LEVEL_NOTES = (
 )
 
 
-class Part(NamedTuple):
-    """A piece of a bar."""
-
-    value: float
-    colour: str
-    hatched: bool = False
-
-
-class Bar(NamedTuple):
-    """One kernel's bar in a panel."""
-
-    parts: tuple[Part, ...]
-    text: str
+STYLES: Mapping[str, Mapping[str, Any]] = {
+    "read": {"facecolor": READ, "edgecolor": READ},
+    "read, modelled": {"facecolor": "white", "edgecolor": READ, "hatch": "////"},
+    "written": {"facecolor": WRITTEN, "edgecolor": WRITTEN},
+    "_least": {"facecolor": PALE, "edgecolor": PALE},
+    "lost to bank conflicts": {"facecolor": LOST, "edgecolor": LOST},
+}
+"""Of each part of a bar, by its name in the legend, which has none that begins with `_`."""
+UNSEEN = "not seen, inside torch's kernels"
 
 
 class Panel(NamedTuple):
-    """The bars of one level of memory."""
+    """The bars of one level of memory: the parts of each record's bar, and the text behind it."""
 
     title: str
-    unit: str
-    bars: tuple[Bar, ...]
+    parts: Mapping[str, list[float]]
+    texts: list[str]
 
 
 def panels_of(records: Sequence[Record]) -> list[Panel]:
     """The levels from far to near, each with a bar for every record; a bar without data is empty."""
-    levels = (("HBM", "hbm"), ("L2 to SM", "l2"), ("shared memory, in and out", "shared"))
-    panels = [Panel(title, "MB", tuple(_moved(record, level) for record in records)) for title, level in levels]
-    turns = tuple(_turns(record) for record in records)
-    if any(bar.parts for bar in turns):
-        panels.append(Panel("shared memory, turns of loads and stores", "thousand", turns))
+    levels = {"HBM": "hbm", "L2 to SM": "l2", "shared memory, in and out": "shared"}
+    panels = [_moved(f"{title} (MB)", level, records) for title, level in levels.items()]
+    turns = [[one.metrics.get(f"{PREFIX}shared_wavefronts{end}") for end in ("_least", "")] for one in records]
+    if any(taken for _, taken in turns):
+        parts: dict[str, list[float]] = {"_least": [], "lost to bank conflicts": []}
+        texts = []
+        for own, taken in turns:
+            least, lost = (own or 0.0) / KILO, ((taken or 0.0) - (own or 0.0)) / KILO
+            parts["_least"].append(least)
+            parts["lost to bank conflicts"].append(lost)
+            conflicts = f"{three_digits(lost)} of them lost to bank conflicts" if lost > 0 else "no bank conflict"
+            texts.append(UNSEEN if taken is None else f"{three_digits(least + lost)} thousand, {conflicts}")
+        panels.append(Panel("shared memory, turns of loads and stores (thousand)", parts, texts))
     return panels
 
 
-def _moved(record: Record, level: str) -> Bar:
-    values = {name: record.metrics.get(f"{PREFIX}{level}_{name}_bytes") for name in ("read", "write", "modelled")}
-    if values["read"] is None or values["write"] is None:
-        return Bar((), "not seen, inside torch's kernels")
-    read, write, modelled = (float(values[name] or 0.0) / MEGA for name in ("read", "write", "modelled"))
-    parts = (Part(read - modelled, READ), Part(modelled, READ, hatched=True), Part(write, WRITTEN))
-    text = f"{three_digits(read + write)} MB: {three_digits(read)} read, {three_digits(write)} written"
-    sectors = [record.metrics.get(f"{PREFIX}{level}_{name}_sector_bytes") for name in ("read", "write")]
-    in_sectors = sum(value or 0.0 for value in sectors) / MEGA
-    if in_sectors > read + write:
-        text += f"; in sectors {three_digits(in_sectors)}"
-    return Bar(tuple(part for part in parts if part.value > 0), text)
-
-
-def _turns(record: Record) -> Bar:
-    taken, least = (record.metrics.get(f"{PREFIX}shared_wavefronts{end}") for end in ("", "_least"))
-    if taken is None or least is None:
-        return Bar((), "not seen, inside torch's kernels")
-    parts = (Part(least / KILO, PALE), Part((taken - least) / KILO, LOST))
-    lost = f"{three_digits(parts[1].value)} of them lost to bank conflicts" if taken > least else "no bank conflict"
-    return Bar(tuple(part for part in parts if part.value > 0), f"{three_digits(taken / KILO)} thousand, {lost}")
+def _moved(title: str, level: str, records: Sequence[Record]) -> Panel:
+    parts: dict[str, list[float]] = {"read": [], "read, modelled": [], "written": []}
+    texts = []
+    for record in records:
+        seen = {name: value / MEGA for name, value in record.metrics.items() if name.startswith(f"{PREFIX}{level}_")}
+        names = ("read", "modelled", "write", "read_sector", "write_sector")
+        read, modelled, write, *sectors = (seen.get(f"{PREFIX}{level}_{name}_bytes", 0.0) for name in names)
+        for own, value in zip(parts.values(), (read - modelled, modelled, write), strict=True):
+            own.append(value)
+        text = f"{three_digits(read + write)} MB: {three_digits(read)} read, {three_digits(write)} written"
+        if sum(sectors) > read + write:
+            text += f"; in sectors {three_digits(sum(sectors))}"
+        texts.append(text if seen else UNSEEN)
+    return Panel(title, parts, texts)
 
 
 @own_settings
@@ -155,12 +151,9 @@ def draw_levels(records: Sequence[Record], folder: Path) -> Path:
         _draw_panel(axes, panel, [str(record.kernel) for record in records])
     least = (first.least_bytes or 0.0) / MEGA
     rows[0].axvline(least, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
-    patches = [Patch(color=READ, label="read"), Patch(color=WRITTEN, label="written")]
-    if any(part.hatched for panel in panels for bar in panel.bars for part in bar.parts):
-        patches.append(Patch(facecolor="white", edgecolor=READ, hatch="////", label="read, modelled"))
-    if any(part.colour == LOST for panel in panels for bar in panel.bars for part in bar.parts):
-        patches.append(Patch(color=LOST, label="lost to bank conflicts"))
-    rows[1].legend(handles=patches, fontsize=8.5, loc="lower right", frameon=False)
+    shown = [axes.get_legend_handles_labels() for axes in rows]
+    named = {label: handle for handles, labels in shown for handle, label in zip(handles, labels, strict=True)}
+    rows[1].legend(named.values(), named, fontsize=8.5, loc="lower right", frameon=False)
     about_case = f"{first.case_id}, {first.scheme}; the op needs {three_digits(least)} MB (dashed)."
     note(figure, [about_case, *LEVEL_NOTES, f"{where(first)} Numbers in {first.run_id}.jsonl."])
     return save(figure, folder / f"bytes-{first.op}.png")
@@ -171,18 +164,17 @@ def _title(figure: Figure, text: str) -> None:
 
 
 def _draw_panel(axes: Any, panel: Panel, names: Sequence[str]) -> None:
-    for place, bar in enumerate(panel.bars):
-        left = 0.0
-        for part in bar.parts:
-            style = {"facecolor": "white", "hatch": "////"} if part.hatched else {"facecolor": part.colour}
-            axes.barh(place, part.value, left=left, height=0.66, edgecolor=part.colour, linewidth=0.6, **style)
-            left += part.value
-        axes.annotate(bar.text, (left, place), (4, 0), textcoords="offset points", va="center", fontsize=8.5, color=INK)
-    longest = max((sum(part.value for part in bar.parts) for bar in panel.bars), default=0.0)
-    axes.set_xlim(0, (longest or 1.0) * ROOM)
+    ends = [0.0] * len(names)
+    for part, values in panel.parts.items():
+        if any(values):
+            axes.barh(range(len(names)), values, left=ends, height=0.66, linewidth=0.6, label=part, **STYLES[part])
+        ends = [end + value for end, value in zip(ends, values, strict=True)]
+    for place, (end, text) in enumerate(zip(ends, panel.texts, strict=True)):
+        axes.annotate(text, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=8.5, color=INK)
+    axes.set_xlim(0, (max(ends) or 1.0) * ROOM)
     axes.set_yticks(range(len(names)), names, fontsize=9)
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_title(f"{panel.title} ({panel.unit})", fontsize=10, loc="left", weight="bold")
+    axes.set_title(panel.title, fontsize=10, loc="left", weight="bold")
     axes.tick_params(axis="x", labelsize=9)
     axes.xaxis.set_major_formatter("{x:,g}")
     axes.locator_params(axis="x", nbins=4)

@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rooflab.bench.core import Environment, Record, choose_kernels
-from rooflab.bench.core.record import new_run_id
+from rooflab.bench.core import Environment, Record, RunWriter, choose_kernels
 from rooflab.bench.emulate import calls as emulated_calls
 from rooflab.bench.emulator import SECTOR
 from rooflab.bench.predict.cases import KernelCase, choose_cases, choose_scheme
@@ -127,12 +127,12 @@ def _operands(
     """Tensors that the call changes, and those that it only reads; a tensor of one scalar does not count."""
     changed: list[torch.Tensor] = []
     read: list[torch.Tensor] = []
-    names = [argument.name for argument in func._schema.arguments]
-    for argument, value in [*zip(names, args, strict=False), *kwargs.items()]:
-        alias = next(item.alias_info for item in func._schema.arguments if item.name == argument)
+    named = {argument.name: argument for argument in func._schema.arguments}
+    for argument, value in [*zip(named.values(), args, strict=False), *((named[key], kwargs[key]) for key in kwargs)]:
+        written = argument.alias_info is not None and argument.alias_info.is_write
         for item in value if isinstance(value, (tuple, list)) else [value]:
             if torch.is_tensor(item) and item.numel() > (item.dim() == 0):
-                (changed if alias is not None and alias.is_write else read).append(item)
+                (changed if written else read).append(item)
     return changed, read
 
 
@@ -164,33 +164,44 @@ def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, 
     spec = registry.get_op(op)
     dtypes = choose_scheme(spec, scheme)
     (wanted,) = choose_cases(spec, [case], dtypes)
-    environment, run_id = Environment.now(), f"bytes-{new_run_id()}"
+    environment, run_id = Environment.now(), f"bytes-{RunWriter(Path()).run_id}"
     found = []
     for kernel, _ in choose_kernels(op, kernels):
         inputs = spec.make_inputs(wanted, dtypes, META, seed)
         refusal = kernel.why_not_args(inputs)
         if refusal:
             raise ValueError(f"kernel: {kernel.id}: {refusal}")
-        fields = _emulated(kernel, wanted, dtypes, seed) if kernel.has_code else _torch(kernel, inputs)
-        fields |= {"least_bytes": spec.cost_of(inputs).bytes, "seed": seed}
-        found.append(_record(kernel, wanted, dtypes, run_id, environment, fields))
+        record = environment.record("check", kernel, wanted, dtypes.name, run_id)
+        record = _emulated(record, kernel, wanted, dtypes, seed) if kernel.has_code else _torch(record, kernel, inputs)
+        config = kernel.tuning.heuristic(wanted, dtypes) if kernel.tuning is not None else None
+        record = replace(
+            record,
+            config=None if config is None else asdict(config),
+            device="cpu",
+            seed=seed,
+            traffic_bytes=sum(record.metrics[f"{PREFIX}hbm_{way}_bytes"] for way in ("read", "write")),
+            least_bytes=spec.cost_of(inputs).bytes,
+        )
+        found.append(record)
     return found
 
 
-def _emulated(kernel: Kernel, case: Case, scheme: Scheme, seed: int) -> dict[str, Any]:
+def _emulated(record: Record, kernel: Kernel, case: Case, scheme: Scheme, seed: int) -> Record:
     answer = emulated_calls.call(KernelCase(kernel.op, kernel.name, case, scheme), seed, races=False).answer
-    if answer["status"] != "OK" or not answer["launches"]:
+    launches = answer["launches"]
+    if answer["status"] != "OK" or not launches:
         raise ValueError(f"kernel: {kernel.id} at {case.id}: {answer['status']}: {answer['reason']}")
-    metrics = levels([launch["bytes"] for launch in answer["launches"]])
+    metrics = levels([launch["bytes"] for launch in launches])
     for name in ("shared_wavefronts", "shared_wavefronts_least"):
-        metrics[f"{PREFIX}{name}"] = float(sum(launch[name] for launch in answer["launches"]))
-    return {
-        "reason": answer["reason"],
-        "checked_by": "emulator" if answer["errors"] else "none",
-        "errors": tuple(answer["errors"]),
-        "metrics": {**metrics, "launches": float(len(answer["launches"]))},
-        "traffic_basis": "counted",
-    }
+        metrics[f"{PREFIX}{name}"] = float(sum(launch[name] for launch in launches))
+    return replace(
+        record,
+        reason=answer["reason"],
+        checked_by="emulator" if answer["errors"] else "none",
+        errors=tuple(answer["errors"]),
+        metrics={**metrics, "launches": float(len(launches))},
+        traffic_basis="counted",
+    )
 
 
 def levels(moved: Sequence[dict[str, int]]) -> dict[str, float]:
@@ -216,7 +227,7 @@ def levels(moved: Sequence[dict[str, int]]) -> dict[str, float]:
     return {f"{PREFIX}{name}": value for name, value in parts.items()}
 
 
-def _torch(kernel: Kernel, inputs: Any) -> dict[str, Any]:
+def _torch(record: Record, kernel: Kernel, inputs: Any) -> Record:
     if kernel.role != "naive" or kernel.backend != "torch":
         raise ValueError(
             f"kernel: expected a naive one, whose calls of torch are kernels each, or compiled code, got {kernel.id}"
@@ -229,22 +240,9 @@ def _torch(kernel: Kernel, inputs: Any) -> dict[str, Any]:
         "l2_write_bytes": sum(call.asked_write for call in calls),
         "l2_modelled_bytes": sum(call.asked_read for call in calls if call.modelled),
     }
-    return {
-        "reason": "the operands of torch's calls, on meta tensors; nothing was computed",
-        "metrics": {f"{PREFIX}{name}": float(value) for name, value in metrics.items()} | {"launches": len(calls)},
-        "traffic_basis": "modelled",
-    }
-
-
-def _record(
-    kernel: Kernel, case: Case, scheme: Scheme, run_id: str, environment: Environment, fields: dict[str, Any]
-) -> Record:
-    metrics = fields["metrics"]
-    config = kernel.tuning.heuristic(case, scheme) if kernel.tuning is not None else None
     return replace(
-        environment.record("check", kernel, case, scheme.name, run_id),
-        config=None if config is None else asdict(config),
-        device="cpu",
-        traffic_bytes=metrics[f"{PREFIX}hbm_read_bytes"] + metrics[f"{PREFIX}hbm_write_bytes"],
-        **fields,
+        record,
+        reason="the operands of torch's calls, on meta tensors; nothing was computed",
+        metrics={f"{PREFIX}{name}": float(value) for name, value in metrics.items()} | {"launches": len(calls)},
+        traffic_basis="modelled",
     )

@@ -77,27 +77,25 @@ class TileSchedule:
 
 @dataclass(frozen=True)
 class _Shape:
-    """The parameters of a launch as numbers."""
+    """A launch on a case."""
 
+    case: Case
+    config: Any
     tiles_m: int
     heads: int
     section: int
-    block_m: int
-    block_n: int
-    T: int
-    S: int
-    causal: bool
-    window: int | None
     sms: int
     ctas_per_sm: int
 
     def work(self, row: int) -> float:
         """Work of a tile, including the keys of its last block that no query sees."""
-        first, last = row * self.block_m, min((row + 1) * self.block_m, self.T) - 1
-        end = max(0, min(self.S, last + 1 + self.S - self.T)) if self.causal else self.S
-        begin = 0 if self.window is None else max(0, first + self.S - self.T + 1 - self.window)
-        blocks = max(1, -(-max(0, end - begin) // self.block_n))
-        return blocks * self.block_n * self.block_m / BLOCK**2
+        T, S, window = int(self.case["T"]), int(self.case["S"]), self.case.get("window")
+        block_m, block_n = self.config.block_m, self.config.block_n
+        first, last = row * block_m, min((row + 1) * block_m, T) - 1
+        end = max(0, min(S, last + 1 + S - T)) if self.case["causal"] else S
+        begin = 0 if window is None else max(0, first + S - T + 1 - int(window))
+        blocks = max(1, -(-max(0, end - begin) // block_n))
+        return float(blocks * block_n * block_m / BLOCK**2)
 
 
 def planned(name: str, case: Case, scheme: Scheme, sms: int = HOPPER_SMS) -> TileSchedule:
@@ -123,24 +121,17 @@ def _inputs(name: str, case: Case, scheme: Scheme, device: torch.device, seed: i
 
 def _shape(name: str, case: Case, scheme: Scheme, k: torch.Tensor, sms: int, config: Any) -> _Shape:
     kernel = get_kernel(OP, name)
-    B, T, H, S = (int(case[key]) for key in ("B", "T", "H", "S"))
-    block_m = config.block_m
-    group = H // int(case["H_kv"])
-    tuning = kernel.tuning
+    tuning, heads = kernel.tuning, int(case["B"]) * int(case["H"])
     assert tuning is not None and tuning.footprint is not None  # all kernels of `_ORDERS` have both
     needs = tuning.footprint(config, case, scheme)
     held = occupancy(get_device("h100-sxm"), needs.threads, needs.registers, needs.shared_bytes).ctas_per_sm
-    window = case.get("window")
+    in_section = section_heads(k, int(case["H"]) // int(case["H_kv"])) if name in ("persistent", "ping_pong") else heads
     return _Shape(
-        tiles_m=-(-T // block_m),
-        heads=B * H,
-        section=min(B * H, section_heads(k, group)) if name in ("persistent", "ping_pong") else B * H,
-        block_m=block_m,
-        block_n=config.block_n,
-        T=T,
-        S=S,
-        causal=bool(case["causal"]),
-        window=None if window is None else int(window),
+        case=case,
+        config=config,
+        tiles_m=-(-int(case["T"]) // config.block_m),
+        heads=heads,
+        section=min(heads, in_section),
         sms=sms,
         ctas_per_sm=getattr(config, "ctas_per_sm", 1 if name == "ping_pong" else max(1, held)),
     )
@@ -167,7 +158,9 @@ def _dealt(shape: _Shape) -> Iterable[Tile]:
         for turn in range(-(-count // ctas)):
             tile = _order_device.nth_tile.fn(turn, cta, ctas)
             if tile < count:
-                row, head = _order_device.place.fn(tile, shape.tiles_m, shape.heads, shape.section, shape.causal)
+                row, head = _order_device.place.fn(
+                    tile, shape.tiles_m, shape.heads, shape.section, bool(shape.case["causal"])
+                )
                 end = now + shape.work(row)
                 yield Tile(_lane(cta, shape), now, end, row, head, shape.work(row))
                 now = end

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ from typing import Any
 import pandas as pd
 
 from rooflab.bench.core import Record, read
-from rooflab.bench.core.environment import ROOT, git_says
 from rooflab.bench.report.sources import find_files
+from rooflab.bench.revisions.trees import git
 
 KEY = ("op", "kernel", "case", "scheme", "machine", "setting", "timer")
 """What two points must share to be compared: the work, the hardware, the driver and the clocks, and the method."""
@@ -148,22 +150,19 @@ def frame_of(records: Iterable[tuple[Record, object]]) -> pd.DataFrame:
 
 def repository(folder: Path | None = None) -> Path | None:
     """The checkout that contains `folder`, else the running program's checkout; None if neither is a checkout."""
-    for place in (folder or Path.cwd(), ROOT):
-        found = git_says(place, "rev-parse", "--show-toplevel")
-        if found is not None:
-            return Path(found)
+    for place in (folder or Path.cwd(), Path(__file__).parent):
+        with suppress(ValueError):
+            return Path(git(place, "rev-parse", "--show-toplevel"))
     return None
 
 
 def commit_order(commits: Iterable[str], root: Path | None) -> dict[str, int]:
     """The place of each commit that the repository at `root` knows, parents before children; others have none."""
-    wanted = sorted({commit for commit in commits if commit})
+    wanted = {commit for commit in commits if re.fullmatch("[0-9a-f]+", commit)}
     if root is None or not wanted:
         return {}
-    listed = git_says(root, "cat-file", "--batch-check", stdin="\n".join(f"{commit}^{{commit}}" for commit in wanted))
-    known = [line.split()[0] for line in (listed or "").splitlines() if line.split()[1:2] == ["commit"]]
-    if not known:
-        return {}
-    history = git_says(root, "rev-list", "--topo-order", "--reverse", "--stdin", stdin="\n".join(known))
-    places = {commit: place for place, commit in enumerate((history or "").split())}
+    asked, listed = ("rev-list", "--topo-order", "--reverse", "--ignore-missing", "--stdin"), ""
+    with suppress(ValueError):
+        listed = git(root, *asked, stdin="\n".join(wanted))
+    places = {commit: place for place, commit in enumerate(listed.split())}
     return {commit: places[commit] for commit in wanted if commit in places}
