@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from rooflab.bench import core
+
 ROOT = Path(__file__).parent.parent
 LAYERS = ("roofline", "reference", "kernels", "engine", "bench")
 ROOMS = (
@@ -112,6 +114,20 @@ def test_the_emulator_is_a_house_of_its_own_with_one_door():
     for name in files().keys() - inside:
         taken = imported_files(name) & inside
         assert taken <= {"bench/emulator/__init__.py"}, f"{name}: {sorted(taken)}"
+
+
+def test_the_core_has_one_face():
+    """Other rooms import what `core/__init__.py` names, and each name is used; `records` has the old places."""
+    names = core.__all__
+    used: set[str] = set()
+    for name, tree in files().items():
+        if name.startswith("bench/") and not name.startswith(("bench/core/", "bench/records/")):
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rooflab.bench.core"):
+                    assert node.module == "rooflab.bench.core", f"{name} imports {node.module}"
+                    used |= {alias.name for alias in node.names}
+    assert used <= set(names) and set(names) - used == {"read_all"}, set(names) ^ used
+    assert len(names) <= 41 and all(getattr(core, name) for name in names)
 
 
 def test_a_class_name_stands_once():

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rooflab.bench.core import Environment, Record, RunWriter
-from rooflab.bench.core.record import Basis
 from rooflab.bench.latency.ledger import Ledger
 from rooflab.bench.latency.study import Lab, Study
 from rooflab.bench.latency.whatif import PhaseChange
 from rooflab.bench.report.ledgers import CASE_ID
+
+Basis = Literal["measured", "predicted", "published", "bound"]
+"""Of a record's times."""
 
 
 def ledger_record(ledger: Ledger, folder: Path) -> Path:

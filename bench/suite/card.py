@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from rooflab.bench.core import Environment
-from rooflab.bench.core.environment import tree_hash
 from rooflab.bench.suite.entries import Context, EntryOutcome
 from rooflab.bench.suite.state import ENVIRONMENT
 from rooflab.bench.suite.step import context_of, end, parser, write_json
@@ -23,7 +22,7 @@ def environment(context: Context) -> EntryOutcome:
     found = Environment.now()
     if context.device == "cuda" and found.gpu is None:
         return EntryOutcome("FAILED", "torch finds no CUDA device")
-    write_json(context.run / ENVIRONMENT, found.to_dict() | {"tree": tree_hash()})
+    write_json(context.run / ENVIRONMENT, found.to_dict() | {"tree": found.tree()})
     figures: dict[str, Any] = {"python": found.python, "torch": found.torch, "triton": found.triton}
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:

@@ -21,7 +21,6 @@ import ray
 
 from rooflab.bench.base.plain import first_line
 from rooflab.bench.core import Environment
-from rooflab.bench.core.environment import ROOT, tree_hash
 from rooflab.bench.suite.plan import make_plan
 from rooflab.bench.suite.runner import SuiteSettings, run_suite
 from rooflab.bench.suite.state import read_summary
@@ -65,7 +64,7 @@ class SweepWorker:
     def identify(self) -> dict[str, Any]:
         found = Environment.now()
         name = found.gpu.name if found.gpu else found.cpu
-        return {"machine_key": found.machine_key, "device": name, "tree": tree_hash(ROOT), "pid": os.getpid()}
+        return {"machine_key": found.machine_key, "device": name, "tree": Environment.tree(), "pid": os.getpid()}
 
     def run(
         self, shard: SuiteSettings, key: str, files: Mapping[str, bytes], place: str
@@ -130,7 +129,7 @@ def _start(count: int, dry_run: bool, state: Sweep, say: Say) -> list[tuple[Any,
     """Workers with the keys of their machines; unusable workers are in `state.refused`."""
     options = {"max_restarts": -1, "max_task_retries": AGAIN, "num_cpus": 1, "num_gpus": 0 if dry_run else 1}
     actors = [ray.remote(SweepWorker).options(**options).remote() for _ in range(count)]
-    usable, tree = [], tree_hash(ROOT)
+    usable, tree = [], Environment.tree()
     for actor, asked in [(actor, actor.identify.remote()) for actor in actors]:
         try:
             who: dict[str, Any] = ray.get(asked, timeout=START_S)
