@@ -22,7 +22,8 @@ sys.stdin.read()
 
 def test_a_second_run_waits_for_the_first_and_says_so_once(monkeypatch, tmp_path):
     card = Gpu("NVIDIA H100 80GB HBM3", "GPU-1", 85 * 10**9, 132, 50 * 2**20)
-    monkeypatch.setattr(module, "snapshot", lambda index: replace(Environment.now(), gpu=card))
+    here = Environment.now()
+    monkeypatch.setattr(module.Environment, "now", lambda index: replace(here, gpu=card))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     said = []
     with module.card_lock(torch.device("cuda"), said.append):

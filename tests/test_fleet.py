@@ -69,7 +69,7 @@ def test_a_killed_worker_costs_no_shard(cluster, tmp_path):
 
 
 def test_a_worker_with_other_sources_or_that_does_not_start_is_refused(monkeypatch, tmp_path):
-    here = module.tree_hash(module.ROOT)
+    here = module.Environment.tree()
     answers = [{"machine_key": "m", "device": "d", "tree": tree, "pid": 1} for tree in (here, "another")]
     answers.append(ray.exceptions.RayError("no memory\nadvice"))
     asked, killed = iter(answers), []

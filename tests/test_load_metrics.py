@@ -195,7 +195,7 @@ def test_vllms_keys_by_vllms_definitions():
 
 
 def test_a_record_of_nothing_answered_is_a_failure(monkeypatch):
-    monkeypatch.setattr(results, "snapshot", lambda: SimpleNamespace(record_fields=lambda: {"environment": {}}))
+    monkeypatch.setattr(results.Environment, "now", lambda: SimpleNamespace(record_fields=lambda: {"environment": {}}))
     record = results.record_of(replace(TRACE, requests=(FAILED,)), {}, "r")
     assert (record.status, record.reason) == ("RUNTIME_ERROR", "no request was answered: connection dropped")
     assert np.isclose(results.record_of(TRACE, {}, "r").metrics["ttft_p50_ms"], 300)

@@ -191,7 +191,7 @@ WRONG = {
 def loaded(monkeypatch):
     """Runs a load of `count` requests, one after the other, and gives its exit status, record, failures and remarks."""
     monkeypatch.setattr(run, "undisturbed", nullcontext)  # a pass over the tests' heap takes 0.2 s
-    monkeypatch.setattr(results, "snapshot", lambda: SimpleNamespace(record_fields=lambda: {"environment": {}}))
+    monkeypatch.setattr(results.Environment, "now", lambda: SimpleNamespace(record_fields=lambda: {"environment": {}}))
 
     def call(play, plays=lambda number: number == 1, count=3, timeout_s=20.0, seen=None, **plan):
         with player(play, plays, seen) as url:

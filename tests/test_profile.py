@@ -309,7 +309,7 @@ def test_a_profile_is_joined_to_the_tunable_kernel_that_was_timed(monkeypatch, c
     """In a bare checkout too, where the tree's hash names the code."""
     monkeypatch.setattr(source_tree, "_own_tree", lambda: "this tree")
     here = replace(Environment.now(), commit=commit, dirty=None if commit is None else False)
-    monkeypatch.setattr(ncu, "snapshot", lambda: here)
+    monkeypatch.setattr(ncu.Environment, "now", lambda: here)
     target = TARGET._replace(kernel="fused")
     kernel = registry.get_kernel("rmsnorm", "fused")
     config = config_for(kernel, target.case, target.scheme, META)

@@ -181,7 +181,7 @@ def test_a_gpus_measured_ceilings_are_measured_again_once(samples, monkeypatch):
         return replace(known, hbm_bytes_per_s=1e12)
 
     monkeypatch.setattr(module, "raise_ceilings", measured_again)
-    monkeypatch.setattr(module, "snapshot", lambda gpu: None)
+    monkeypatch.setattr(module.Environment, "now", lambda gpu: None)
     monkeypatch.setattr(module, "limits_for", lambda device, ceilings: ceilings)
     run_ = module.Measurement(SPEC, FP32, Settings(device="cuda"), check=passes, ceilings=CEILINGS)
     cost = SPEC.cost_of(SPEC.make_inputs(CASE, FP32, torch.device("cpu"), 0))

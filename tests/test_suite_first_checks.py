@@ -50,7 +50,8 @@ CARD = Gpu("NVIDIA H100 80GB HBM3", "GPU-1", 85 * 10**9, 132, 50 * 2**20)
 def first_checks(monkeypatch, tmp_path):
     """The first checks on a card that is not there, of which `how` says what becomes of each kernel; and the tried."""
     monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(first, "snapshot", lambda: replace(Environment.now(), gpu=CARD))
+    here = Environment.now()
+    monkeypatch.setattr(first.Environment, "now", lambda: replace(here, gpu=CARD))
     monkeypatch.setattr(
         Kernel, "why_not_here", lambda k, _: Refusal("UNAVAILABLE", "not installed") if k.role == "peer" else None
     )
@@ -103,5 +104,6 @@ def test_a_later_visit_checks_what_changed_or_failed_and_nothing_else(first_chec
     assert found.figures["right before"] == len(OURS) - len(changed)
     assert first_checks("three")[1] == {}, "on this machine nothing is checked twice"
     shutil.rmtree(tmp_path / "cache")
-    monkeypatch.setattr(first, "snapshot", lambda: replace(Environment.now(), gpu=replace(CARD, name="NVIDIA H200")))
+    here = Environment.now()
+    monkeypatch.setattr(first.Environment, "now", lambda: replace(here, gpu=replace(CARD, name="NVIDIA H200")))
     assert first_checks("four", trust=tmp_path / "one")[1].keys() == OURS, "another card trusts nothing of it"

@@ -259,7 +259,7 @@ def test_bad_input_is_one_sentence(tmp_path, monkeypatch):
     class Changed:
         dirty, commit = True, "abc"
 
-    monkeypatch.setattr(tune, "snapshot", Changed)
+    monkeypatch.setattr(tune.Environment, "now", Changed)
     with pytest.raises(ValueError, match="choose: expected a committed tree"):
         tune_op("rmsnorm", out=tmp_path, device="cpu", clean=True)
 
