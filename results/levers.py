@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core.environment import snapshot
 from rooflab.bench.core.plain import markdown_table
 from rooflab.bench.emulate.run import run
-from rooflab.bench.predict.cases import KernelCase, predict_all
+from rooflab.bench.predict.cases import predict_all
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.spec import Case, get_scheme

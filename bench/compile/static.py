@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rooflab.bench.compile import sass
-from rooflab.bench.compile.cases import can_keep, check_backend
+from rooflab.bench.compile.cases import KernelCase, can_keep, check_backend
 from rooflab.bench.compile.flow import Loop, find_loops
 from rooflab.bench.compile.store import Store, tree_hash
 from rooflab.bench.core.process import ChildFailed, Died, Pool, command_for, environment_without
 from rooflab.kernels import registry
-from rooflab.kernels.registry import get_kernel
-from rooflab.reference.spec import Case, Scheme
+from rooflab.reference.spec import Case
 
 WORKER = "rooflab.bench.compile.worker"
 TIMEOUT_S = 300.0
@@ -159,33 +158,9 @@ class CompiledInfo:
         return self.count("USETMAXREG") > 0 or "setmaxnreg" in self.ptx
 
 
-class CompileRequest(NamedTuple):
-    """One kernel, case, scheme and config to compile."""
-
-    op: str
-    kernel: str
-    case: Case
-    scheme: Scheme
-    file: Path | None = None
-    """The file that registers the kernel, where it is not in the tree."""
-    config: Any = None
-    """The config of a tunable kernel, of its `config_type`; None leaves the choice to its launcher."""
-
-    @property
-    def is_launcher(self) -> bool:
-        """Whether it is a function that is not registered: its op is its file (`launchers.selected`)."""
-        return self.op.endswith(".py")
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values, for another process."""
-        file, config = str(self.file) if self.file else None, None if self.config is None else asdict(self.config)
-        asked = {"op": self.op, "kernel": self.kernel, "case": dict(self.case), "scheme": self.scheme.name}
-        return {**asked, "file": file, "config": config}
-
-
 Found = list[CompiledInfo] | CompileFailure
 """The answer to a request: its launched kernels, or the failure."""
-_done: dict[CompileRequest, list[CompiledInfo]] = {}
+_done: dict[KernelCase, list[CompiledInfo]] = {}
 """Compiled kernels of this process's own tree, whose sources do not change while it runs.  Kernels with a requested
 config are not kept: there may be a thousand of these configs, each with half a megabyte of text."""
 
@@ -194,7 +169,7 @@ Done = Callable[[str], None]
 
 
 def compile_kernels(
-    requests: Sequence[CompileRequest], store: Store | None = None, done: Done = lambda text: None
+    requests: Sequence[KernelCase], store: Store | None = None, done: Done = lambda text: None
 ) -> list[Found]:
     """For each request in order the kernels that it launches, compiled for sm_90a with no GPU; or why they are not.
 
@@ -203,9 +178,9 @@ def compile_kernels(
     """
     for request in requests:
         if request.file is None:
-            check_backend(get_kernel(request.op, request.kernel))
+            check_backend(request.registered)
     new = [request for request in dict.fromkeys(requests) if request not in _done]
-    kept = [request.file is None and can_keep(get_kernel(request.op, request.kernel)) for request in new]
+    kept = [request.file is None and can_keep(request.registered) for request in new]
     messages = [{"do": "compile", **request.to_json()} for request in new]
     found = compile_in(own_compilers(), messages, kept, own_hash() if store else "", store, done)
     results = dict(zip(new, found, strict=True))
@@ -222,7 +197,7 @@ def compile_in(
     store: Store | None = None,
     done: Done = lambda text: None,
 ) -> list[Found]:
-    """Compiles every message (a `CompileRequest` as JSON) in `workers`, whose tree has the hash `tree`.
+    """Compiles every message (a `KernelCase` as JSON) in `workers`, whose tree has the hash `tree`.
 
     The `store` keeps the answers for which `kept` is true.
     """

@@ -23,7 +23,7 @@ from triton.errors import TritonError
 
 from rooflab.bench.compile import sass
 from rooflab.bench.compile.capture import Launch, recording_cuda, recording_triton
-from rooflab.bench.compile.cases import ARCHITECTURE, SM, properties, select
+from rooflab.bench.compile.cases import ARCHITECTURE, SM, Query, can_keep, properties
 from rooflab.bench.compile.launchers import check_named, function_of, inputs_of
 from rooflab.bench.compile.pretended import pretended_card, pretended_gpu
 from rooflab.bench.core.call import arguments_of
@@ -144,13 +144,15 @@ def _launcher(request: Mapping[str, Any]) -> list[Launch]:
 
 
 def select_request(request: Mapping[str, Any]) -> Answer:
-    """`{"selected": [...]}`: the items that `cases.select` picks in this process's tree."""
+    """`{"selected": [...]}`: what `cases.Query` selects in this process's tree."""
     own = _own(request)
-    if request["op"] is not None and request["op"] not in registry.ops():
+    if request["query"]["op"] not in (None, *registry.ops()):
         return {"selected": []}
-    names = (request["suites"], request["cases"], request["schemes"])
-    chosen = select(request["op"], (), *names, every_case=request["every_case"], own=own)
-    return {"selected": [item.to_json() | {"part": own[item.kernel.id] if own else item.kernel.op} for item in chosen]}
+    found = []
+    for item in Query(**request["query"]).select(own):
+        kernel = item.registered
+        found.append(item.to_json() | {"kept": can_keep(kernel), "part": own[kernel.id] if own else item.op})
+    return {"selected": found}
 
 
 def _own(request: Mapping[str, Any]) -> dict[str, str] | None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core.environment import kernel_record, snapshot
 from rooflab.bench.core.process import ChildFailed, emulators
 from rooflab.bench.core.record import Status
@@ -17,7 +18,6 @@ from rooflab.bench.core.record_files import RunWriter
 from rooflab.bench.core.select import choose_kernels
 from rooflab.bench.predict.cases import (
     DEFAULT_GPU,
-    KernelCase,
     Predicted,
     choose_scheme,
     choose_targets,

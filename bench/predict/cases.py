@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from rooflab.bench.compile.cases import has_code
-from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
+from rooflab.bench.compile.cases import KernelCase, has_code
+from rooflab.bench.compile.static import CompileFailure, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.core.record import Record
 from rooflab.bench.predict.chip import chip_of
@@ -20,15 +20,6 @@ from rooflab.kernels.registry import Kernel, get_kernel, get_op
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 from rooflab.roofline.device import Device, identify, resolve
 from rooflab.roofline.model import Ceilings, Cost, Traffic
-
-
-class KernelCase(CompileRequest):
-    """One kernel on one case."""
-
-    @property
-    def label(self) -> str:
-        """`gemm/tensor_core M=...,N=... bf16`."""
-        return f"{self.op}/{self.kernel} {self.case.id} {self.scheme.name}"
 
 
 @dataclass(frozen=True)

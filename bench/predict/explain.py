@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.predict import model
 from rooflab.bench.predict.calibration import UNCALIBRATED, Calibration, calibrated, kind_of
-from rooflab.bench.predict.cases import KernelCase, Predicted, predict_all
+from rooflab.bench.predict.cases import Predicted, predict_all
 from rooflab.bench.predict.work import LaunchWork
 from rooflab.kernels import registry
 from rooflab.roofline.device import Device

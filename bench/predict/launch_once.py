@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core.call import Rotation
 from rooflab.bench.core.statuses import ExitStatus
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 

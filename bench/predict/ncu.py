@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core.environment import kernel_record, snapshot
 from rooflab.bench.core.plain import number_in
 from rooflab.bench.core.process import run_whole
 from rooflab.bench.core.record import Record, new_run_id
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.launch_once import MARK, arguments
 from rooflab.bench.predict.model import LAUNCH

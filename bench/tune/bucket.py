@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
+from rooflab.bench.compile.cases import KernelCase
+from rooflab.bench.compile.static import CompileFailure, compile_kernels
 from rooflab.bench.core.call import Rotation, copies_of
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.failed import failure, known_errors
@@ -93,9 +94,7 @@ class DeviceTimes:
         if self._device.type != "cuda" or self._kernel.backend not in ("triton", "gluon") or not ours:
             return {}
         case = self._cases[0]
-        requests = [
-            CompileRequest(self._spec.name, self._kernel.name, case, self._scheme, config=config) for config in new
-        ]
+        requests = [KernelCase(self._spec.name, self._kernel.name, case, self._scheme, config=config) for config in new]
         answers = zip(new, compile_kernels(requests), strict=True)
         return {config: str(answer) for config, answer in answers if isinstance(answer, CompileFailure)}
 
