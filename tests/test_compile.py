@@ -206,7 +206,7 @@ def test_every_kernel_compiles_for_hopper_and_rungs_differ_as_their_ladders_clai
     codes = {(f"{request.op}/{request.kernel}", request.scheme.name): found for request, found in compiled.items()}
     check_spills(codes)
     for info in codes.get(("gemm/tensor_core", "bf16"), ()):
-        assert info.uses_wgmma and info.count("HGMMA") >= 1 and "wgmma.mma_async" in info.ptx
+        assert info.counts["wgmma"] and info.count("HGMMA") >= 1 and "wgmma.mma_async" in info.ptx
         assert not info.uses_warp_specialization
     check_claims(name for name in CLAIMS if name not in SLOW and name.startswith(f"{op}/"))
 
@@ -270,5 +270,5 @@ def test_what_opcodes_say_of_a_kernel():
     opcodes |= {"UTMALDG.2D": 1, "USETMAXREG.DEALLOC.CTAPOOL": 1}
     info = CompiledInfo("k", "sm_90a", (1,), 1, 4, 3, 384, 168, 8, 0, opcodes, "", "")
     assert (info.spill_loads, info.spill_stores, info.count("HGMMA", "HMMA")) == (2, 1, 4)
-    assert info.uses_wgmma and info.uses_tensor_cores and info.uses_tma and info.uses_warp_specialization
+    assert info.counts["wgmma"] and info.uses_tensor_cores and info.counts["tma"] and info.uses_warp_specialization
     assert not info.uses_tf32

@@ -133,11 +133,6 @@ class CompiledInfo:
         return self.counts["spill_store"]
 
     @property
-    def uses_wgmma(self) -> bool:
-        """Whether the code has wgmma instructions, Hopper's only way to its full matrix rate."""
-        return self.counts["wgmma"] > 0
-
-    @property
     def uses_tensor_cores(self) -> bool:
         """Whether the code has any tensor-core instruction: wgmma, Blackwell's tcgen05, or the older mma."""
         return any(self.counts[family] for family in sass.TENSOR_CORES)
@@ -146,11 +141,6 @@ class CompiledInfo:
     def uses_tf32(self) -> bool:
         """Whether a matrix product rounds its fp32 operands to TF32's 10 bits."""
         return any("TF32" in opcode.split(".") for opcode in self.opcodes) or ".tf32" in self.ptx
-
-    @property
-    def uses_tma(self) -> bool:
-        """Whether the tensor memory accelerator loads or stores tiles."""
-        return self.counts["tma"] > 0
 
     @property
     def uses_warp_specialization(self) -> bool:
@@ -223,10 +213,11 @@ def _result(message: Mapping[str, Any], answer: Mapping[str, Any]) -> Found:
         what = f"{message['op']}/{message['kernel']} at {Case(**message['case']).id} in {message['scheme']}"
         place = f" ({answer['where']})" if answer["where"] else ""
         return CompileFailure(f"{what}: {answer['error']}{place}", answer["refused"])
-    return [_info(kernel) for kernel in answer["kernels"]]
+    return [info_of(kernel) for kernel in answer["kernels"]]
 
 
-def _info(kernel: Mapping[str, Any]) -> CompiledInfo:
+def info_of(kernel: Mapping[str, Any]) -> CompiledInfo:
+    """A compiled kernel from what `worker.describe` says of it."""
     lists = {name: tuple(kernel[name]) for name in ("grid", "warnings")}
     indirect = {address: tuple(targets) for address, targets in kernel["indirect"]}
     return CompiledInfo(**{**kernel, **lists, "indirect": indirect})

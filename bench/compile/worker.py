@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,8 +79,13 @@ _card.pretended = partial(pretended_card, "meta")
 _AS_LAUNCHED = ("name", "target", "grid", "num_warps", "num_stages", "ptx", "backend", "ctas", "ir", "tried")
 
 
-def describe(launch: Launch, launches: int) -> Answer:
-    """The fields of `static.CompiledInfo` of one compiled kernel."""
+def describe(launches: Sequence[Launch]) -> list[Answer]:
+    """The fields of `static.CompiledInfo` of each kernel and grid that was launched."""
+    counts = Counter(launch.key for launch in launches)
+    return [_fields(launch, counts[key]) for key, launch in {launch.key: launch for launch in launches}.items()]
+
+
+def _fields(launch: Launch, launches: int) -> Answer:
     code = read_cubin(launch.cubin, launch.name)
     opcodes = dict(Counter(instruction.opcode for instruction in sass.parse(code.sass)[launch.name].instructions))
     wgmma = any(opcode.startswith(("HGMMA", "IGMMA", "QGMMA")) for opcode in opcodes)
@@ -117,9 +122,7 @@ def compile_request(request: Mapping[str, Any]) -> Answer:
     if not found:
         name = f"{request['op']}/{request['kernel']}"
         raise ValueError(f"kernel: expected one that launches Triton or CUDA, and {name} launched none")
-    counts = Counter(launch.key for launch in found)
-    distinct = {launch.key: launch for launch in found}
-    return {"kernels": [describe(launch, counts[key]) for key, launch in distinct.items()]}
+    return {"kernels": describe(found)}
 
 
 def _registered(request: Mapping[str, Any]) -> list[Launch]:

@@ -339,7 +339,7 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
     target = explained.target
     traffic, note = settled(target, profile)
     environment = snapshot()
-    kernel = registry.get_kernel(target.op, target.kernel)
+    kernel = target.registered
     # A log may come from another machine; then this machine may have no GPU for which to choose a config.
     device = torch.device("cuda" if torch.cuda.is_available() else "meta")
     config = target.config or config_for(kernel, target.case, target.scheme, device)
