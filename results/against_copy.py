@@ -15,7 +15,7 @@ from pathlib import Path
 from bars.one_token import BARS as ONE_TOKEN
 from bars.rows import BARS
 
-from rooflab.bench.predict.cases import KernelCase
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.predict.chip import HBM_SUSTAINED
 from rooflab.bench.predict.explain import Explanation, explain
 from rooflab.bench.predict.model import LEAST, SUSTAINED

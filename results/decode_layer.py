@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from rooflab.bench.predict.cases import KernelCase
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.predict.explain import Explanation, explain
 from rooflab.bench.predict.model import LAUNCH
 from rooflab.kernels import registry

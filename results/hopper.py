@@ -24,9 +24,9 @@ from matplotlib.figure import Figure
 from standing import expected
 
 from rooflab.bench.base.plain import markdown_table
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core.record import Record
 from rooflab.bench.core.record_files import read_all
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.explain import explain
 from rooflab.bench.report.pictures.figures import WIDTH_IN
 from rooflab.bench.suite.passed import CODE

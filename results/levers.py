@@ -20,9 +20,10 @@ from typing import Any
 import torch
 
 from rooflab.bench.base.plain import markdown_table
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core.environment import Environment
 from rooflab.bench.emulate.run import run
-from rooflab.bench.predict.cases import KernelCase, predict_all
+from rooflab.bench.predict.cases import predict_all
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import get_kernel
 from rooflab.reference.spec import Case, get_scheme

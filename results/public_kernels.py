@@ -20,7 +20,6 @@ import math
 import sys
 import types
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +32,7 @@ import triton
 
 from rooflab.bench.compile.capture import Launch, recording_triton
 from rooflab.bench.compile.cases import SM, properties
-from rooflab.bench.compile.static import CompiledInfo
+from rooflab.bench.compile.static import CompiledInfo, info_of
 from rooflab.bench.compile.worker import describe
 from rooflab.bench.predict.model import LAUNCH, LEAST, SUSTAINED, predict
 from rooflab.bench.predict.public import Kind, PublishedTime, write
@@ -261,12 +260,7 @@ def compiled(call: Callable[[], Any]) -> list[CompiledInfo]:
     found: list[Launch] = []
     with recording_triton(SM, properties(), found):
         call()
-    counts, distinct = Counter(launch.key for launch in found), {launch.key: launch for launch in found}
-    answers = [describe(launch, counts[key]) for key, launch in distinct.items()]
-    return [
-        CompiledInfo(**answer | {"indirect": {address: tuple(to) for address, to in answer["indirect"]}})
-        for answer in answers
-    ]
+    return [info_of(answer) for answer in describe(found)]
 
 
 def readings(timed: Timed) -> list[PublishedTime]:

@@ -20,9 +20,9 @@ from bars.bar import Bar
 from bars.gemm import SKINNY_RUNGS
 from bars.judge import AGAINST_LIBRARY
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.predict import public
 from rooflab.bench.predict.calibration import kind_of
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.explain import Explanation, explain
 from rooflab.bench.predict.model import LEAST, SUSTAINED
 from rooflab.kernels import registry

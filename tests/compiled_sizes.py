@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rooflab.bench.compile.static import CompiledInfo, CompileFailure, CompileRequest, compile_kernels
+from rooflab.bench.compile.cases import KernelCase
+from rooflab.bench.compile.static import CompiledInfo, CompileFailure, compile_kernels
 from rooflab.kernels.registry import get_kernel
 from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA
 
 
-def compiled(requests: Sequence[CompileRequest]) -> Iterator[tuple[CompileRequest, CompiledInfo]]:
+def compiled(requests: Sequence[KernelCase]) -> Iterator[tuple[KernelCase, CompiledInfo]]:
     """Each request with the first kernel that it launches."""
     for request, found in zip(requests, compile_kernels(requests), strict=True):
         assert not isinstance(found, CompileFailure), f"{request}: {found}"
         yield request, found[0]
 
 
-def assert_is_its_footprint(request: CompileRequest, info: CompiledInfo) -> None:
+def assert_is_its_footprint(request: KernelCase, info: CompiledInfo) -> None:
     """A CTA needs what its config's footprint says, and up to 1 KiB more; no loop with a product spills."""
     tuning = get_kernel(request.op, request.kernel).tuning
     config = request.config or tuning.heuristic(request.case, request.scheme)

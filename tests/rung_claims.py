@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rooflab.bench.compile.cases import select
+from rooflab.bench.compile.cases import Query
 from rooflab.bench.compile.flow import Loop, hot_loop
 from rooflab.bench.compile.sass import parse
-from rooflab.bench.compile.static import CompiledInfo, CompileFailure, CompileRequest, compile_kernels
+from rooflab.bench.compile.static import CompiledInfo, CompileFailure, compile_kernels
 from rooflab.kernels.registry import get_kernel, ops
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -41,9 +41,8 @@ def rung(name: str, slow: bool = False) -> Callable[[Claim], Claim]:
 def code(op: str, name: str, scheme: str = "bf16", case: str | None = None) -> CompiledInfo:
     """The one kernel that `op`/`name` launches: at the most work of llama3_8b, or at `case`."""
     together = scheme == "bf16" and case is None  # those of the op at once, on all cores
-    chosen = select(op, () if together else (name,), ("llama3_8b",), (case,) if case else (), (scheme,))
-    requests = [CompileRequest(item.kernel.op, item.kernel.name, item.case, item.scheme) for item in chosen]
-    found = dict(zip([(r.op, r.kernel, r.scheme.name) for r in requests], compile_kernels(requests), strict=True))
+    chosen = Query(op, () if together else (name,), ("llama3_8b",), (case,) if case else (), (scheme,)).select()
+    found = dict(zip([(r.op, r.kernel, r.scheme.name) for r in chosen], compile_kernels(chosen), strict=True))
     result = found[op, name, scheme]
     assert not isinstance(result, CompileFailure), result
     assert len(result) == 1 and result[0].launches == 1, f"{op}/{name} launches {len(result)} kernels"

@@ -61,7 +61,7 @@ def flash_attention_tma() -> None:
     below, info = _with_tile("masked_tiles"), _with_tile("tma")
     (plain_below, _), (plain, masked) = _key_loops(below), _key_loops(info)
     assert plain_below.counts["cp_async"] == 8 and plain_below.counts["tma"] == 0
-    assert plain.counts["tma"] == masked.counts["tma"] == 2 and info.uses_tma
+    assert plain.counts["tma"] == masked.counts["tma"] == 2 and info.counts["tma"]
     assert info.counts["cp_async"] == info.counts["global_load"] == 0
     assert len(plain.instructions) < len(plain_below.instructions) and info.registers < below.registers
     assert _selects(plain) == 0 and _waits_once(plain) and _waits_once(masked)
@@ -109,7 +109,9 @@ def flash_attention_ping_pong() -> None:
     a mask nor a load nor a spill, in warps that do nothing else; below, all warps do all of it."""
     below, info = code("flash_attention", "online"), code("flash_attention", "ping_pong")
     assert not below.uses_warp_specialization and info.uses_warp_specialization
-    assert "1" in re.findall(PENDING, info.ptx) and info.uses_tma and "setmaxnreg" in info.ptx and info.threads == 384
+    assert (
+        "1" in re.findall(PENDING, info.ptx) and info.counts["tma"] and "setmaxnreg" in info.ptx and info.threads == 384
+    )
     products = [body for body in info.loops if body.innermost and body.counts["wgmma"]]
     steady = [body for body in products if not any(op.startswith("FSEL") for op in body.opcodes)]
     assert len(products) == 4 and len(steady) == 2, "for each consumer one with a mask and one without"
@@ -196,7 +198,7 @@ def paged_attention_chunked() -> None:
     stages hold keys and values."""
     (below,) = _paged("gqa_packed")
     (info,) = _paged("chunked", ONE.but(B=4, context=4096, queries=512))
-    assert below.counts["mma"] > 0 and not below.uses_wgmma
+    assert below.counts["mma"] > 0 and not below.counts["wgmma"]
     plain, masked = [found for found in info.loops if found.counts["wgmma"]]
     if len(plain.instructions) > len(masked.instructions):
         plain, masked = masked, plain

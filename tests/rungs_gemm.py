@@ -171,7 +171,7 @@ def gemm_swap_ab() -> None:
         assert products == {f"64x{n}x16"} and info.launches == 1 and info.stack_bytes == 0
         assert HOPPER_SMS - 8 <= info.ctas and any(opcode.startswith("UCGABAR") for opcode in info.opcodes)
     below = compiled("split_k")[0]
-    assert below.counts["mma"] > 0 and not below.uses_wgmma
+    assert below.counts["mma"] > 0 and not below.counts["wgmma"]
     (multiplying,) = [found for found in info.loops if found.counts["wgmma"]]
     assert multiplying.counts["cp_async"] == multiplying.counts["global_load"] == 0
     assert any(found.counts["cp_async"] for found in info.loops)

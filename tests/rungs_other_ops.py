@@ -8,7 +8,7 @@ import pytest
 import torch
 from rung_claims import bytes_in_flight, calls, code, launches_once, loop, rung
 
-from rooflab.bench.compile.cases import select
+from rooflab.bench.compile.cases import Query
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.kernels.merge_attention_states import fused
 from rooflab.kernels.registry import get_kernel, ops
@@ -88,7 +88,7 @@ def paged_attention_gqa_packed() -> None:
     cases = sorted(ops()["paged_attention"].cases["smoke"], key=lambda case: int(case["B"]))
     few, many = (calls("paged_attention", "naive", case).names.total() for case in (cases[0], cases[-1]))
     assert cases[0]["B"] < cases[-1]["B"] and few < many
-    (item,) = select("paged_attention", ("gqa_packed",), ("llama3_8b",), (), ("bf16",))
+    (item,) = Query("paged_attention", ("gqa_packed",), ("llama3_8b",), (), ("bf16",)).select()
     info = launches_once("paged_attention", "gqa_packed", 15)
     assert info.grid == (item.case["B"], item.case["H_kv"]) and item.case["H_kv"] < item.case["H"]
     inner = loop(info).counts
@@ -129,7 +129,7 @@ def rope_fused() -> None:
     assert calls("rope", "joined").names.total() > 5
     info = launches_once("rope", "fused", 18)
     assert info.opcodes["STG.E.128"] == info.counts["global_store"] == 4, "two halves of q, and of k"
-    (item,) = select("rope", ("fused",), ("llama3_8b",), (), ("bf16",))
+    (item,) = Query("rope", ("fused",), ("llama3_8b",), (), ("bf16",)).select()
     interleaved = code("rope", "fused", "bf16", item.case.but(interleaved=True).id)
     assert interleaved.opcodes["STG.E.U16"] == interleaved.counts["global_store"]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rooflab.bench.compile.static import CompiledInfo, CompileFailure, CompileRequest, compile_kernels
+from rooflab.bench.compile.cases import KernelCase
+from rooflab.bench.compile.static import CompiledInfo, CompileFailure, compile_kernels
 from rooflab.bench.compile.summary import dots, options, summarize
 from rooflab.reference.spec import SCHEMES, Case
 from rooflab.roofline.device import get_device
@@ -86,7 +87,7 @@ def compiled(folder: Path, text: str, wanted: list[tuple[str, str, Case, str]]) 
     """The kernels of a file, by name: (op, name without its `test_`, case, scheme) of each that is wanted."""
     file = folder / "mine.py"
     file.write_text(text)
-    requests = [CompileRequest(op, f"test_{name}", case, SCHEMES[scheme], file) for op, name, case, scheme in wanted]
+    requests = [KernelCase(op, f"test_{name}", case, SCHEMES[scheme], file) for op, name, case, scheme in wanted]
     return dict(zip([name for _, name, _, _ in wanted], compile_kernels(requests), strict=True))
 
 

@@ -23,8 +23,8 @@ from compiled import compile_kernel
 from packaging.version import Version
 from rung_claims import CLAIMS, SLOW
 
-from rooflab.bench.compile.cases import Selected, has_code, select
-from rooflab.bench.compile.static import CompiledInfo, CompileFailure, CompileRequest, compile_kernels, own_compilers
+from rooflab.bench.compile.cases import KernelCase, Query, has_code
+from rooflab.bench.compile.static import CompiledInfo, CompileFailure, compile_kernels, own_compilers
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import dots, options
 from rooflab.kernels.registry import Kernel, kernels, ops
@@ -112,7 +112,7 @@ def main_scheme(op: str, name: str) -> str:
     return next((scheme for scheme in order if takes(op, name, scheme)), order[0])
 
 
-Compiled = dict[CompileRequest, list[CompiledInfo] | CompileFailure]
+Compiled = dict[KernelCase, list[CompiledInfo] | CompileFailure]
 
 
 def compile_for_hopper(op: str | None = None, also: bool = False) -> Compiled:
@@ -121,26 +121,26 @@ def compile_for_hopper(op: str | None = None, also: bool = False) -> Compiled:
     With `also`, the rest instead: at the least work, where the launcher takes another config for it, and in fp32.
     """
     schemes = dict.fromkeys(("bf16", "fp32", *(main_scheme(kernel.op, kernel.name) for kernel in _kernels())))
-    every = select(op, (), ("llama3_8b",), (), tuple(schemes), every_case=True)
-    most = {(item.kernel.id, item.scheme.name): item for item in every}
+    every = Query(op, (), ("llama3_8b",), (), tuple(schemes), every_case=True).select()
+    most = {(item.registered.id, item.scheme.name): item for item in every}
     main = [key for key in most if key[1] == main_scheme(*key[0].split("/"))]
     if not also:
         return _compile([most[key] for key in (*main, *((name, "fp32") for name in IN_FP32 if name in dict(most)))])
-    lightest = {(item.kernel.id, item.scheme.name): item for item in reversed(every)}
+    lightest = {(item.registered.id, item.scheme.name): item for item in reversed(every)}
     in_fp32 = [item for (_, scheme), item in most.items() if scheme == "fp32"]
     return _compile(in_fp32 + [lightest[key] for key in main if _config(lightest[key]) != _config(most[key])])
 
 
-def _config(item: Selected) -> Any:
-    return item.kernel.tuning.heuristic(item.case, item.scheme) if item.kernel.tuning else None
+def _config(item: KernelCase) -> Any:
+    tuning = item.registered.tuning
+    return tuning.heuristic(item.case, item.scheme) if tuning else None
 
 
-def _compile(items: list[Selected]) -> Compiled:
-    requests = [CompileRequest(item.kernel.op, item.kernel.name, item.case, item.scheme) for item in items]
-    return dict(zip(requests, compile_kernels(requests, Store()), strict=True))
+def _compile(items: list[KernelCase]) -> Compiled:
+    return dict(zip(items, compile_kernels(items, Store()), strict=True))
 
 
-def faults_of(request: CompileRequest, info: CompiledInfo) -> Iterator[str]:
+def faults_of(request: KernelCase, info: CompiledInfo) -> Iterator[str]:
     """What is wrong with one compiled kernel, spills left out."""
     if info.target != "sm_90a" or not 0 < info.registers <= 255 or info.threads < 32 * info.num_warps:
         yield f"{info.target}, {info.registers} registers, {info.threads} threads"
@@ -206,7 +206,7 @@ def test_every_kernel_compiles_for_hopper_and_rungs_differ_as_their_ladders_clai
     codes = {(f"{request.op}/{request.kernel}", request.scheme.name): found for request, found in compiled.items()}
     check_spills(codes)
     for info in codes.get(("gemm/tensor_core", "bf16"), ()):
-        assert info.uses_wgmma and info.count("HGMMA") >= 1 and "wgmma.mma_async" in info.ptx
+        assert info.counts["wgmma"] and info.count("HGMMA") >= 1 and "wgmma.mma_async" in info.ptx
         assert not info.uses_warp_specialization
     check_claims(name for name in CLAIMS if name not in SLOW and name.startswith(f"{op}/"))
 
@@ -270,5 +270,5 @@ def test_what_opcodes_say_of_a_kernel():
     opcodes |= {"UTMALDG.2D": 1, "USETMAXREG.DEALLOC.CTAPOOL": 1}
     info = CompiledInfo("k", "sm_90a", (1,), 1, 4, 3, 384, 168, 8, 0, opcodes, "", "")
     assert (info.spill_loads, info.spill_stores, info.count("HGMMA", "HMMA")) == (2, 1, 4)
-    assert info.uses_wgmma and info.uses_tensor_cores and info.uses_tma and info.uses_warp_specialization
+    assert info.counts["wgmma"] and info.uses_tensor_cores and info.counts["tma"] and info.uses_warp_specialization
     assert not info.uses_tf32

@@ -15,11 +15,10 @@ import torch
 from compiled_sizes import compiled
 from op_kernels import own_registry, slow  # noqa: F401
 
-from rooflab.bench.compile.static import CompileRequest
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.emulate import emulators
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import choices, registry
 from rooflab.kernels.configs import config_for, default_config, legal_configs, make_config, with_config
 from rooflab.kernels.tuning import SHARED_BYTES_PER_CTA, Tuning
@@ -256,7 +255,7 @@ def compare_with_compiled(boundary, choose, scheme=BF16):
         near = nearest(op, name, case, scheme)
         for fits in (True, False):
             own = choose([config for config, size in near if size.fits is fits])
-            requests += [CompileRequest(op, name, case, scheme, config=config) for config in own]
+            requests += [KernelCase(op, name, case, scheme, config=config) for config in own]
     legal, found = set(), []
     for request, size, info in said_and_compiled(requests):
         legal.add(size.fits)
@@ -349,12 +348,12 @@ def test_tiles_and_streams_of_weights_are_as_large_as_the_arithmetic_says(tiles,
     for op, name, case in tiles:
         scheme = SCHEMES[name]
         near = nearest(op, "dequant_dot", case, scheme)[:count]
-        requests += [CompileRequest(op, "dequant_dot", case, scheme, config=config) for config, _ in near]
+        requests += [KernelCase(op, "dequant_dot", case, scheme, config=config) for config, _ in near]
     for op, name, case in streams:
         kernel, scheme = registry.get_kernel(op, "gemv"), SCHEMES[name]
         drawn = random.Random(0).sample(legal_configs(kernel, case, scheme), count)
         tried = [kernel.tuning.heuristic(case, scheme), *drawn]
-        requests += [CompileRequest(op, "gemv", case, scheme, config=config) for config in tried]
+        requests += [KernelCase(op, "gemv", case, scheme, config=config) for config in tried]
     for request, size, info in said_and_compiled(requests):
         slack = 0.97 if request.kernel == "dequant_dot" else 1
         assert slack * info.shared_bytes <= size.shared_bytes <= info.shared_bytes, request

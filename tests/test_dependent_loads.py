@@ -9,8 +9,9 @@ from bars import one_token as bars
 from test_bars import record
 from test_microkernels import Recorded
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.compile.sass import parse_code
-from rooflab.bench.compile.static import CompileRequest, compile_kernels
+from rooflab.bench.compile.static import compile_kernels
 from rooflab.bench.compile.worker import read_cubin
 from rooflab.bench.core import record_files
 from rooflab.bench.core.noise import Samples
@@ -64,7 +65,7 @@ def waits_for_loads(code):
 
 def compiled(**changes):
     case = Case(**{**Case.parse(ENTRY.arguments["case"]), **changes})
-    (found,) = compile_kernels([CompileRequest(OP, "fused", SPEC.check_case(case), get_scheme("bf16"))])
+    (found,) = compile_kernels([KernelCase(OP, "fused", SPEC.check_case(case), get_scheme("bf16"))])
     return parse_code(found[0].sass)
 
 
@@ -92,7 +93,7 @@ def test_the_floor_is_as_deep_as_the_fused_rung():
 def test_a_rung_over_rows_waits_once(entry):
     """For its row, and the weight with it."""
     op, case = entry.arguments["op"], Case.parse(entry.arguments["case"])
-    requests = [CompileRequest(op, name, case, get_scheme("bf16")) for name in ("fused", "cluster")]
+    requests = [KernelCase(op, name, case, get_scheme("bf16")) for name in ("fused", "cluster")]
     for (found,) in compile_kernels(requests):
         assert waits_for_loads(parse_code(found.sass)) == pytest.approx(entry.arguments["depth"], abs=0.01), found.name
 

@@ -6,9 +6,9 @@ import re
 import pytest
 import torch
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core.record_files import read
 from rooflab.bench.emulate import golden
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import registry
 from rooflab.reference.spec import get_scheme
 

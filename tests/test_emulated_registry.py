@@ -5,11 +5,10 @@ import torch
 from op_kernels import check_emulated
 from ptx_processes import MENDED_LATER, OLD_TRITON
 
-from rooflab.bench.compile.cases import has_code
-from rooflab.bench.core.check_data import CheckTask
+from rooflab.bench.compile.cases import KernelCase, has_code
+from rooflab.bench.core.outside import CheckTask
 from rooflab.bench.core.select import first_case
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import registry
 from rooflab.reference.spec import get_scheme
 

@@ -9,11 +9,12 @@ from dataclasses import asdict, replace
 import pytest
 from op_kernels import own_registry  # noqa: F401
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import record_files
 from rooflab.bench.core.record import Record
 from rooflab.bench.predict import cases, model
 from rooflab.bench.predict.calibration import Fit
-from rooflab.bench.predict.cases import KernelCase, measured_in
+from rooflab.bench.predict.cases import measured_in
 from rooflab.bench.predict.explain import UNEXPLAINED, Explanation, TimePart, explain, why_rows, why_sentence
 from rooflab.kernels import registry
 from rooflab.kernels.registry import get_op, kernels

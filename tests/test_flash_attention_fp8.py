@@ -18,10 +18,9 @@ import torch
 from compiled_sizes import assert_is_its_footprint, compiled
 from op_kernels import CPU, META, check_emulated, is_right, python_without_interpreter, refuses, slow
 
-from rooflab.bench.compile.static import CompileRequest
-from rooflab.bench.core.check_data import CheckTask
+from rooflab.bench.compile.cases import KernelCase
+from rooflab.bench.core.outside import CheckTask
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import configs
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.flash_attention import fp8, library, naive
@@ -274,8 +273,6 @@ def test_footprints_are_those_of_the_compiled_code_and_nothing_spills_in_a_loop(
             others = [fp8.Config(128, 64, 4, 2)] if (D, columns) == (64, False) else []
             others = [fp8.Config(128, 128, 8, 3)] if (D, columns) == (128, True) else others
             assert best in legal_configs(RUNG, case, FP8)
-            requests += [
-                CompileRequest("flash_attention", "fp8", case, FP8, config=config) for config in (best, *others)
-            ]
+            requests += [KernelCase("flash_attention", "fp8", case, FP8, config=config) for config in (best, *others)]
     for request, info in compiled(requests):
         assert_is_its_footprint(request, info)

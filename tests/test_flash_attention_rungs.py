@@ -12,7 +12,7 @@ from op_kernels import CPU, is_right, refuses, slow
 from test_flash_attention import SMALL
 from test_ptx_mutants import asked
 
-from rooflab.bench.compile.static import CompileRequest
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.kernels.flash_attention import _order_device as device
 from rooflab.kernels.flash_attention import masked_tiles, packed_gqa, persistent, tma
 from rooflab.kernels.registry import get_kernel
@@ -153,7 +153,7 @@ def test_no_race_whatever_the_order_of_warps(name, case, scheme, config):
 )
 def test_nothing_spills_in_a_loop_over_keys_and_a_cta_needs_what_its_footprint_says(heads):
     requests = [
-        CompileRequest("flash_attention", name, Case(B=1, T=2048, S=2048, H=32, H_kv=8, D=D, causal=causal), BF16)
+        KernelCase("flash_attention", name, Case(B=1, T=2048, S=2048, H=32, H_kv=8, D=D, causal=causal), BF16)
         for name, D, causal in heads
     ]
     for request, info in compiled(requests):
@@ -177,7 +177,7 @@ def test_one_code_serves_every_length(name):
     config = get_kernel(op, name).tuning.heuristic(Case(B=1, T=64, S=64, H=3, H_kv=1, D=64), BF16)
     more = {} if name == "online" else {"lse": True}
     cases = [Case(B=B, T=T, S=S, H=3, H_kv=1, D=64, causal=True, **more) for B, T, S in ((1, 1, 33), (16, 2048, 2048))]
-    found = compiled([CompileRequest(op, name, case, BF16, config=config) for case in cases])
+    found = compiled([KernelCase(op, name, case, BF16, config=config) for case in cases])
     assert len({info.code_hash for _, info in found}) == 1
 
 

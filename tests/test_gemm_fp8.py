@@ -13,9 +13,9 @@ import torch
 from op_kernels import CPU, META, each, python_without_interpreter, slow
 from test_configs import compare_with_compiled
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core.select import Selection
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels.registry import Kernel, get_kernel, get_op, kernels
 from rooflab.reference.gemm_fp8 import DEEPSEEK_V3, SPEC, dequantize_fp8, quantize_fp8
 from rooflab.reference.spec import SCHEMES, Case

@@ -6,8 +6,8 @@ import pytest
 import torch
 from op_kernels import CPU, META, each, here, refuses, slow
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels.gemm_grouped._configs import panels
 from rooflab.kernels.registry import Kernel, get_kernel, kernels
 from rooflab.reference.gemm_grouped import SPEC, route

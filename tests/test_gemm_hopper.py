@@ -19,12 +19,11 @@ from compiled_sizes import assert_is_its_footprint, compiled
 from op_kernels import META, check_emulated, refuses, slow
 from test_ptx_mutants import asked
 
-from rooflab.bench.compile.static import CompileRequest
-from rooflab.bench.core.check_data import CheckTask
+from rooflab.bench.compile.cases import KernelCase
+from rooflab.bench.core.outside import CheckTask
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import _cuda
 from rooflab.kernels._device import HOPPER_SMS
 from rooflab.kernels.configs import legal_configs
@@ -129,7 +128,7 @@ def test_shared_tiles_meet_no_bank_conflict(layout: str, scheme: str) -> None:
 
 def _compiled(name: str, requests: list[tuple[Case, str, Any]]) -> None:
     """Nothing spills, and a CTA needs what its footprint says and a little more."""
-    entries = [CompileRequest("gemm", name, case, SCHEMES[scheme], config=config) for case, scheme, config in requests]
+    entries = [KernelCase("gemm", name, case, SCHEMES[scheme], config=config) for case, scheme, config in requests]
     for request, info in compiled(entries):
         assert info.stack_bytes == 0, f"{name} spills: {request.case.id} {request.scheme.name} {request.config}"
         if name == "cooperative":

@@ -11,10 +11,9 @@ from compiled_sizes import compiled
 from op_kernels import each, slow
 from triton.runtime import _allocation
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.compile.flow import hot_loop
-from rooflab.bench.compile.static import CompileRequest
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.gemm._tma import stored
 from rooflab.kernels.registry import Kernel, get_kernel, interpreting
@@ -120,7 +119,7 @@ def test_what_is_legal_fits_with_both_addends(name: str, M: int, scheme: str) ->
     said = lambda config: kernel.tuning.footprint(config, case, of).shared_bytes
     largest = max((c for c in legal_configs(kernel, case, of) if getattr(c, "group_m", 8) == 8), key=said)
     configs = (kernel.tuning.heuristic(case, of), largest)
-    for request, info in compiled([CompileRequest("gemm", name, case, of, config=config) for config in configs]):
+    for request, info in compiled([KernelCase("gemm", name, case, of, config=config) for config in configs]):
         assert info.shared_bytes <= SHARED_BYTES_PER_CTA, info.asked
         assert name == "warp_specialized" or info.shared_bytes <= said(request.config)
 
@@ -131,7 +130,7 @@ def test_a_tile_whose_rows_are_shared_is_divided_through_shared_memory() -> None
     config = kernel.tuning.config_type(64, 256, 32, num_warps=8, num_stages=4, store_parts=2)
     assert not kernel.tuning.is_legal(config, case, scheme)
     assert kernel.tuning.is_legal(replace(config, num_warps=4), case, scheme)
-    ((_, info),) = compiled([CompileRequest("gemm", "persistent", case, scheme, config=config)])
+    ((_, info),) = compiled([KernelCase("gemm", "persistent", case, scheme, config=config)])
     assert kernel.tuning.footprint(config, case, scheme).shared_bytes == info.shared_bytes > SHARED_BYTES_PER_CTA
 
 
@@ -140,7 +139,7 @@ def test_what_spills_with_both_addends_spills_once_a_tile(name: str) -> None:
     """128 by 256 outputs and a residual beside them are more than registers hold: 64 bytes a thread at most, which are
     0.1% of what a tile loads at K = 4096, and none in the loop over K."""
     case = Case(M=4096, N=4096, K=4096, layout="NT", bias=True, residual=True)
-    ((_, info),) = compiled([CompileRequest("gemm", name, case, SCHEMES["bf16"])])
+    ((_, info),) = compiled([KernelCase("gemm", name, case, SCHEMES["bf16"])])
     loop = hot_loop(info.loops)
     assert loop is not None and loop.counts["wgmma"] > 0
     assert loop.counts["spill_load"] == loop.counts["spill_store"] == 0

@@ -6,8 +6,8 @@ import pytest
 import torch
 from op_kernels import META, each, slow
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels.registry import Kernel, get_kernel, kernels
 from rooflab.reference.gemm_silu_and_mul import SPEC
 from rooflab.reference.spec import SCHEMES, Case

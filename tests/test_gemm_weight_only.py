@@ -6,8 +6,8 @@ import pytest
 import torch
 from op_kernels import CPU, META
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels.gemm_w4a16 import _packed as packed_w4
 from rooflab.kernels.gemm_w8a16 import _packed as packed_w8
 from rooflab.kernels.registry import get_kernel, get_op

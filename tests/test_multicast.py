@@ -74,7 +74,8 @@ def test_a_cluster_asks_l2_once_for_what_it_shares() -> None:
 
 @pytest.mark.more
 def test_nothing_spills_in_a_loop_and_the_model_knows_the_share_of_a_cluster() -> None:
-    from rooflab.bench.predict.cases import KernelCase, predict_all
+    from rooflab.bench.compile.cases import KernelCase
+    from rooflab.bench.predict.cases import predict_all
     from rooflab.roofline.device import get_device
 
     case = Case(M=8192, N=8192, K=4096, layout="NT", bias=True, residual=True)

@@ -12,12 +12,12 @@ from compiled import compile_kernel
 from decode_layer import PLANS, plan_targets
 
 from rooflab.bench.compile.capture import recording_cuda
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.compile.sass import parse_code
 from rooflab.bench.compile.worker import read_cubin
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.engine.llm import LLM
 from rooflab.kernels import _cuda, _pdl, registry
 from rooflab.kernels.gemm import gemv, swap_ab

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 import test_explain as explained
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import record_files
 from rooflab.bench.core.record import Record
 from rooflab.bench.predict import calibration
 from rooflab.bench.predict.calibration import Fit, Observation, calibrated, fit, kind_of, load, observations
-from rooflab.bench.predict.cases import KernelCase, Predicted, predict_all
+from rooflab.bench.predict.cases import Predicted, predict_all
 from rooflab.bench.predict.model import CALIBRATION, predict
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.spec import Case, get_scheme

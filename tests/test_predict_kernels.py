@@ -7,8 +7,8 @@ from functools import cache
 
 import pytest
 
-from rooflab.bench.compile.cases import select
-from rooflab.bench.predict.cases import KernelCase, Predicted, predict_all
+from rooflab.bench.compile.cases import KernelCase, Query
+from rooflab.bench.predict.cases import Predicted, predict_all
 from rooflab.bench.predict.chip import chip_of
 from rooflab.kernels.registry import ops
 from rooflab.reference.spec import Case, Scheme, get_scheme
@@ -24,9 +24,8 @@ def _largest(op: str) -> list[KernelCase]:
     """Each kernel in Triton or Gluon, on the case with the most work: of Llama-3-8B, or of another model."""
     cases = ops()[op].cases
     suite = "llama3_8b" if "llama3_8b" in cases else next(name for name in cases if name not in ("smoke", "edge"))
-    chosen = select(op, (), (suite,), (), (_scheme(op).name,))
-    own = [item for item in chosen if item.kernel.backend != "cuda"]
-    return [KernelCase(op, item.kernel.name, item.case, item.scheme) for item in own]
+    chosen = Query(op, (), (suite,), (), (_scheme(op).name,)).select()
+    return [item for item in chosen if item.registered.backend != "cuda"]
 
 
 def _by_name(targets: list[KernelCase], gpu: str) -> dict[str, Predicted]:

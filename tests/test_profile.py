@@ -13,13 +13,13 @@ import pytest
 import torch
 from op_kernels import own_registry  # noqa: F401
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import environment as source_tree
 from rooflab.bench.core import record_files
 from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.record import Record
 from rooflab.bench.predict import launch_once as _launch_once
 from rooflab.bench.predict import ncu
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.model import LAUNCH
 from rooflab.bench.report.sources import Located, Source, choose

@@ -19,8 +19,8 @@ from mutant_targets.target import BARRIERS
 from ptx_mutants import mutants
 from ptx_processes import asked
 
-from rooflab.bench.compile.cases import Selected, select
-from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
+from rooflab.bench.compile.cases import KernelCase, Query
+from rooflab.bench.compile.static import CompileFailure, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.core.call import packed
 from rooflab.bench.emulate.ours import emulating_cuda
@@ -90,27 +90,27 @@ def test_every_redundant_mutant_is_of_a_target_and_has_a_reason() -> None:
     assert all(reason.endswith(".") for reasons in REDUNDANT.values() for reason in reasons.values())
 
 
-def texts_of(items: list[Selected]) -> dict[str, list[str]]:
+def texts_of(items: list[KernelCase]) -> dict[str, list[str]]:
     """By kernel: the PTX of everything that it launches on these cases."""
-    compiled = [item for item in items if item.kernel.backend != "cuda"]
-    requests = [CompileRequest(item.kernel.op, item.kernel.name, item.case, item.scheme) for item in compiled]
-    texts: dict[str, list[str]] = {item.kernel.id: [] for item in items}
-    for item, result in zip(compiled, compile_kernels(requests, Store()), strict=True):
+    compiled = [item for item in items if item.registered.backend != "cuda"]
+    texts: dict[str, list[str]] = {item.registered.id: [] for item in items}
+    for item, result in zip(compiled, compile_kernels(compiled, Store()), strict=True):
         assert not isinstance(result, CompileFailure), str(result)
-        texts[item.kernel.id] += [info.ptx for info in result]
+        texts[item.registered.id] += [info.ptx for info in result]
     for item in items:
-        if item.kernel.backend == "cuda":
-            inputs = registry.get_op(item.kernel.op).make_inputs(item.case, item.scheme, torch.device("meta"), 0)
+        kernel, spec = item.registered, registry.get_op(item.op)
+        if kernel.backend == "cuda":
+            inputs = spec.make_inputs(item.case, item.scheme, torch.device("meta"), 0)
             given = {
                 name: value.to("meta") if isinstance(value, torch.Tensor) else value  # lengths and tables are real
                 for name, value in inputs.items()
-                if name in item.kernel.accepted
+                if name in kernel.accepted
             }
-            prepared = registry.get_op(item.kernel.op).prepared
-            if item.kernel.prepare is not None and prepared is not None:
-                given[prepared] = packed(item.kernel.prepare, prepared, given)
-            with emulating_cuda(lambda launch, grid, args, own=texts[item.kernel.id]: own.append(launch.ptx)):
-                item.kernel.fn(**given)
+            prepared = spec.prepared
+            if kernel.prepare is not None and prepared is not None:
+                given[prepared] = packed(kernel.prepare, prepared, given)
+            with emulating_cuda(lambda launch, grid, args, own=texts[kernel.id]: own.append(launch.ptx)):
+                kernel.fn(**given)
     return texts
 
 
@@ -120,10 +120,10 @@ def test_every_registered_kernel_that_orders_its_warps_is_a_target() -> None:
     every = [
         item
         for op, spec in registry.ops().items()
-        for item in select(op, (), ("llama3_8b",), (), sorted(SCHEMES & set(spec.schemes)), every_case=True)
+        for item in Query(op, (), ("llama3_8b",), (), sorted(SCHEMES & set(spec.schemes)), every_case=True).select()
     ]
     # The most and the least work in each dtype.
-    ends = [{(item.kernel.id, item.scheme.name): item for item in order} for order in (every, reversed(every))]
+    ends = [{(item.registered.id, item.scheme.name): item for item in order} for order in (every, reversed(every))]
     launched = texts_of([item for end in ends for item in end.values()])
     assert all(launched.values())
     found = {name for name, texts in launched.items() if any(next(mutants(text), None) for text in texts)}

@@ -9,7 +9,8 @@ import pytest
 import torch
 from op_kernels import CPU
 
-from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
+from rooflab.bench.compile.cases import KernelCase
+from rooflab.bench.compile.static import CompileFailure, compile_kernels
 from rooflab.kernels.registry import get_kernel
 from rooflab.kernels.rope_and_cache.fused import fused
 from rooflab.kernels.rope_and_cache.naive import naive
@@ -39,7 +40,7 @@ def test_fp8_saturates_and_divides_by_the_scale(kernel: Any) -> None:
 def test_fp8_keeps_nan_on_a_card() -> None:
     """A minimum that drops NaN would make 448 of it.  The interpreter knows none, and stores 384."""
     (case, *_) = SPEC.cases["smoke"]
-    ((info,),) = compile_kernels([CompileRequest("rope_and_cache", "fused", case, SCHEMES["kv_fp8"])])
+    ((info,),) = compile_kernels([KernelCase("rope_and_cache", "fused", case, SCHEMES["kv_fp8"])])
     assert "min.NaN" in info.ptx and "min.xorsign" not in info.ptx and "min.f32" not in info.ptx
 
 
@@ -119,7 +120,7 @@ def test_offsets_past_2_31_are_64_bits_wide() -> None:
     case = Case.parse(
         "T=4,H=32,H_kv=8,D=128,rotary=128,max_position=64,num_blocks=262144,block_size=16,skipped=0,interleaved=false"
     )
-    request = CompileRequest("rope_and_cache", "fused", case, SCHEMES["bf16"])
+    request = KernelCase("rope_and_cache", "fused", case, SCHEMES["bf16"])
     (found,) = compile_kernels([request])
     assert not isinstance(found, CompileFailure)
     assert get_kernel("rope_and_cache", "fused").takes_config

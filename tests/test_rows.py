@@ -9,10 +9,10 @@ import pytest
 import torch
 from op_kernels import CPU, META, assert_right, each, here, refuses
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.emulate.calls import call
 from rooflab.bench.emulate.ours import emulating_cuda
 from rooflab.bench.emulator.launch import emulate
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import _rows
 from rooflab.kernels.registry import Kernel, get_kernel, get_op
 from rooflab.reference import rows

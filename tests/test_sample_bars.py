@@ -10,10 +10,10 @@ import torch
 from bars import sampling
 from test_sample import FP32, rows_of
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.record import Record
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.suite.entries import Context
 from rooflab.kernels.registry import get_kernel
 from rooflab.kernels.sample._configs import CLUSTER

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from rooflab.bench.cli.app import app
 from rooflab.bench.compile import cases
-from rooflab.bench.compile.cases import select
-from rooflab.bench.compile.static import CompileRequest, compile_kernels
+from rooflab.bench.compile.cases import KernelCase, Query
+from rooflab.bench.compile.static import compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.core import record_files
 from rooflab.kernels import registry
@@ -168,12 +168,12 @@ def test_what_is_refused(arguments, words):
 
 
 def test_the_most_work_of_a_suite_is_selected_for_each_dtype():
-    chosen = select("gemm", ("tensor_core",), ("llama3_8b",), (), ())
+    chosen = Query("gemm", ("tensor_core",), ("llama3_8b",), (), ()).select()
     assert [item.scheme.name for item in chosen] == ["fp32", "fp16", "bf16", "tf32"]
     spec = registry.get_op("gemm")
     most = max(spec.cases["llama3_8b"], key=lambda case: case["M"] * case["N"] * case["K"])
     assert {item.case for item in chosen} == {most}
-    every = select("gemm", ("tensor_core",), ("llama3_8b",), (), ("bf16",), every_case=True)
+    every = Query("gemm", ("tensor_core",), ("llama3_8b",), (), ("bf16",), every_case=True).select()
     assert {item.case for item in every} == set(spec.cases["llama3_8b"])
 
 
@@ -182,10 +182,10 @@ def test_an_op_without_the_suite_is_selected_at_its_smoke_cases(monkeypatch):
     known = {suite: found for suite, found in spec.cases.items() if suite != "llama3_8b"}
     fields = {name: getattr(spec, name) for name in spec.__dataclass_fields__ if name != "parameters"}
     monkeypatch.setitem(registry._ops, "rmsnorm", type(spec)(**{**fields, "cases": known}))
-    chosen = select(None, (), ("llama3_8b",), (), ("bf16",))
-    own = [item for item in chosen if item.kernel.op == "rmsnorm"]
+    chosen = Query(None, (), ("llama3_8b",), (), ("bf16",)).select()
+    own = [item for item in chosen if item.op == "rmsnorm"]
     assert own and all(item.case in spec.cases["smoke"] for item in own)
-    assert {item.kernel.backend for item in chosen} <= set(cases.COMPILED), "only code of our own"
+    assert {item.registered.backend for item in chosen} <= set(cases.COMPILED), "only code of our own"
 
 
 def test_what_a_launcher_may_ask_of_an_h100():
@@ -195,7 +195,7 @@ def test_what_a_launcher_may_ask_of_an_h100():
 
 def test_what_was_compiled_is_not_compiled_again(tmp_path, monkeypatch):
     """The second time no process is asked, and the answer is the same; an edited source is compiled again."""
-    request = CompileRequest("rmsnorm", "fused", Case(T=4, H=64, eps=1e-5), SCHEMES["bf16"])
+    request = KernelCase("rmsnorm", "fused", Case(T=4, H=64, eps=1e-5), SCHEMES["bf16"])
     store = Store(tmp_path)
     (first,) = compile_kernels([request], store)[0]
     monkeypatch.setattr("rooflab.bench.compile.static._done", {})

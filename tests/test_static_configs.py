@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rooflab.bench.compile.cases import select
-from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
+from rooflab.bench.compile.cases import KernelCase, Query
+from rooflab.bench.compile.static import CompileFailure, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.kernels.configs import legal_configs
 from rooflab.kernels.registry import Kernel, kernels, ops
@@ -67,9 +67,9 @@ def label(config: Any) -> str:
     return ",".join(f"{key}={value}" for key, value in dataclasses.asdict(config).items() if key not in ORDER_ONLY)
 
 
-def sampled(kernel: Kernel, scheme: str) -> list[CompileRequest]:
+def sampled(kernel: Kernel, scheme: str) -> list[KernelCase]:
     """Of a kernel's legal configs at the most work of llama3_8b; none in a dtype that it does not take."""
-    chosen = select(kernel.op, (kernel.name,), ("llama3_8b",), (), (scheme,))
+    chosen = Query(kernel.op, (kernel.name,), ("llama3_8b",), (), (scheme,)).select()
     if not chosen:
         return []
     (item,) = chosen
@@ -77,10 +77,10 @@ def sampled(kernel: Kernel, scheme: str) -> list[CompileRequest]:
     configs = list({label(config): config for config in legal}.values())
     if len(configs) > SAMPLE:
         configs = random.Random(0).sample(configs, SAMPLE)
-    return [CompileRequest(kernel.op, kernel.name, item.case, item.scheme, None, config) for config in configs]
+    return [item._replace(config=config) for config in configs]
 
 
-def stack_bytes(requests: list[CompileRequest]) -> dict[str, int]:
+def stack_bytes(requests: list[KernelCase]) -> dict[str, int]:
     """Bytes of stack a thread, by config.  Fails where one does not compile."""
     found = {}
     for request, result in zip(requests, compile_kernels(requests, Store()), strict=True):

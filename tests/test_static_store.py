@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import time
 from dataclasses import replace
@@ -68,14 +67,7 @@ def test_a_damaged_entry_is_none_and_is_replaced(tmp_path):
     store.write(key, ANSWER)
     (file,) = tmp_path.iterdir()
     content = file.read_bytes()
-    for damage in (
-        b"",
-        content[: len(content) // 2],
-        gzip.decompress(content),
-        gzip.compress(b"{"),
-        gzip.compress(json.dumps({"key": "b", "answer": ANSWER}).encode()),
-        gzip.compress(json.dumps({"key": key}).encode()),
-    ):
+    for damage in (b"", content[: len(content) // 2], gzip.decompress(content), gzip.compress(b"{")):
         file.write_bytes(damage)
         assert store.read(key) is None, damage[:20]
         store.write(key, ANSWER)
@@ -89,8 +81,8 @@ def test_what_nothing_reads_is_deleted_after_a_month(tmp_path: Path):
         store.write(key, ANSWER)
     (tmp_path / "crashed.part").write_text("half")
     old = time.time() - store_module.UNUSED_S - 60
-    for name in ("crashed.part", *(f"{key[:40]}.json.gz" for key in (dropped, read))):
+    for name in ("crashed.part", *(f"{key}.json.gz" for key in (dropped, read))):
         os.utime(tmp_path / name, (old, old))
     assert store.read(read) == ANSWER
     store.prune()
-    assert {file.name for file in tmp_path.iterdir()} == {f"{key[:40]}.json.gz" for key in (kept, read)}
+    assert {file.name for file in tmp_path.iterdir()} == {f"{key}.json.gz" for key in (kept, read)}

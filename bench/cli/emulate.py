@@ -16,7 +16,7 @@ from rooflab.bench.cli.app import app, exit_for
 from rooflab.roofline.numbers import counted
 
 if TYPE_CHECKING:
-    from rooflab.bench.predict.cases import KernelCase
+    pass
 
 MEGA = 1e6
 
@@ -51,6 +51,7 @@ def emulate(
     kernels of any project: then --shape gives its tensors, as x=64x96,weight=96:bf16, and --argument its other values.
     Needs no GPU.  Exit status 11 where a value is wrong, where a race is found, or where the call would fail on a GPU.
     """
+    from rooflab.bench.compile.launchers import selected
     from rooflab.bench.emulate import calls as emulated_calls
 
     of_ops = {"kernel": kernel or kernels, "scheme": scheme, "out": out}
@@ -58,7 +59,7 @@ def emulate(
     if launcher := option.launcher(op, of_ops, own):
         if ctas is not None and reference:
             raise ValueError(f"ctas: expected no --reference, for CTAs that do not run write nothing, got {ctas}")
-        chosen = [target_of(launcher, case, argument, dtype)]
+        chosen = [selected(launcher, case, argument, dtype)]
     else:
         named = [*([kernel] if kernel else []), *(kernels or [])]
         chosen = emulated_calls.choose(op, named, case or [], scheme or [], config)
@@ -76,15 +77,6 @@ def emulate(
         title = launcher or f"{target.op}/{target.kernel}  {target.case.id}  {target.scheme.name}"
         _show(title, item.answer, item.prediction, lines)
     exit_for({item.answer["status"] for item in found})
-
-
-def target_of(launcher: str, shapes: list[str] | None, argument: str, dtype: str) -> KernelCase:
-    """The call of a launcher that the options describe."""
-    from rooflab.bench.compile.launchers import selected
-    from rooflab.bench.predict.cases import KernelCase
-
-    found = selected(launcher, shapes, argument, dtype)
-    return KernelCase(found.kernel.op, found.kernel.name, found.case, found.scheme, found.file)
 
 
 def _show(title: str, answer: JsonObject, prediction: str, lines: bool) -> None:

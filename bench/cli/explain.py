@@ -11,12 +11,11 @@ from rooflab.bench import show
 from rooflab.bench.base.plain import Row
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
-from rooflab.bench.cli.emulate import target_of
 
 if TYPE_CHECKING:
+    from rooflab.bench.compile.cases import KernelCase
     from rooflab.bench.core import Record
     from rooflab.bench.predict.calibration import Calibration
-    from rooflab.bench.predict.cases import KernelCase
     from rooflab.bench.predict.explain import Explanation
     from rooflab.roofline.device import Device
 
@@ -50,6 +49,7 @@ def explain(
     OP is an op, or path.py::function for a launcher of any project; then --shape gives its tensors, as
     x=64x96,weight=96:bf16, --argument its other values, and the least work is what the emulator counts of its kernels.
     """
+    from rooflab.bench.compile.launchers import selected
     from rooflab.bench.core import read
     from rooflab.bench.predict import calibration, cases
     from rooflab.bench.predict.explain import explain as explain_all
@@ -61,7 +61,7 @@ def explain(
     of_ops = {"kernel": kernel or kernels, "scheme": scheme, "records": records}
     named = [*([kernel] if kernel else []), *(kernels or [])]
     if launcher := option.launcher(op, of_ops, own):
-        named, target = [launcher], target_of(launcher, case, argument, dtype)
+        named, target = [launcher], selected(launcher, case, argument, dtype)
         found = [_of_launcher(target, device, calibration.load())]
     else:
         chosen = _targets(op, named, case or [], scheme or [])

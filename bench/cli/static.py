@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
 
 if TYPE_CHECKING:
-    from rooflab.bench.compile.cases import Query, Selected
+    from rooflab.bench.compile.cases import KernelCase, Query
     from rooflab.bench.compile.reports import CompileResult
     from rooflab.bench.compile.store import Store
     from rooflab.roofline.device import Device
@@ -57,7 +57,7 @@ def static(
     """
     from rooflab.bench.compile.cases import SUITES, Query, device_for
     from rooflab.bench.compile.launchers import selected
-    from rooflab.bench.compile.reports import configs_of
+    from rooflab.bench.compile.reports import with_configs
     from rooflab.bench.compile.store import Store
 
     device = device_for(gpu)
@@ -70,9 +70,9 @@ def static(
         if markdown:
             raise ValueError("markdown: expected --compare or --toolchain with it, for it holds a difference")
         if launcher:
-            chosen = [(selected(launcher, case, argument, dtype), None)]
+            chosen = [selected(launcher, case, argument, dtype)]
         else:
-            chosen = configs_of(query.select(), tuple(config or ()), all_configs)
+            chosen = with_configs(query.select(), config or (), all_configs)
         results = _compile(chosen, device, store)
         _report(results, store, details, out)
         exit_for({result.status for result in results})
@@ -85,11 +85,11 @@ def static(
     raise typer.Exit(status)
 
 
-def _compile(chosen: list[tuple[Selected, Any]], device: Device, store: Store | None) -> list[CompileResult]:
-    from rooflab.bench.compile.reports import compile_selected
+def _compile(chosen: list[KernelCase], device: Device, store: Store | None) -> list[CompileResult]:
+    from rooflab.bench.compile.reports import compile_targets
 
     with show.progress("compile", len(chosen)) as advance:
-        results = compile_selected(chosen, device, store, advance)
+        results = compile_targets(chosen, device, store, advance)
     if store:
         store.prune()
     return results
@@ -104,12 +104,12 @@ def _report(results: list[CompileResult], store: Store | None, details: bool, ou
     show.result({"target": ARCHITECTURE, "summary": line, "records": path, "results": rows})
     show.table(reports.rows(results), reports.COLUMNS, filled=True)
     for result in results:
-        name = f"{result.selected.kernel.id} {result.selected.scheme.name}"
+        name = f"{result.target.op}/{result.target.kernel} {result.target.scheme.name}"
         if result.failure is not None:
             show.line(f"{result.status}: {result.failure}", "red" if result.status == "COMPILE_ERROR" else "dim")
         for launch in result.launches:
             if details:
-                show.pairs(reports.details(launch), f"\n{name} {result.selected.case.id}: {launch.name}")
+                show.pairs(reports.details(launch), f"\n{name} {result.target.case.id}: {launch.name}")
             else:
                 for sentence in launch.findings:
                     show.line(f"{name}: {launch.name}: {sentence}", "yellow")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from rooflab.bench.core import choose_kernels
 from rooflab.kernels import registry
-from rooflab.kernels.registry import Kernel
+from rooflab.kernels.registry import Kernel, get_kernel
 from rooflab.reference.spec import DEFAULT_SUITES, Case, OpSpec, Scheme, get_scheme
 from rooflab.roofline.device import Device, get_device
 from rooflab.roofline.occupancy import (
@@ -29,47 +29,83 @@ COMPILED = ("triton", "gluon", "cuda")
 SUITES = ("llama3_8b",)
 
 
-@dataclass(frozen=True)
-class Selected:
-    """One kernel, case and scheme to compile."""
+class KernelCase(NamedTuple):
+    """One kernel on one case: what is compiled, emulated or predicted."""
 
-    kernel: Kernel
+    op: str
+    kernel: str
     case: Case
     scheme: Scheme
     file: Path | None = None
     """The file that registers the kernel, where it is not in the tree."""
+    config: Any = None
+    """The config of a tunable kernel, of its `config_type`; None leaves the choice to its launcher."""
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """Op, kernel and scheme: entries of two revisions with the same key are compared."""
-        return self.kernel.op, self.kernel.name, self.scheme.name
+    def label(self) -> str:
+        """`gemm/tensor_core M=...,N=... bf16`."""
+        return f"{self.op}/{self.kernel} {self.case.id} {self.scheme.name}"
+
+    @property
+    def is_launcher(self) -> bool:
+        """Whether it is a function that is not registered: its op is its file (`launchers.selected`)."""
+        return self.op.endswith(".py")
+
+    @property
+    def registered(self) -> Kernel:
+        """The kernel; for a launcher that is not registered, one that cannot run in this process."""
+        if self.is_launcher:
+            return Kernel(self.op, self.kernel, "optimized", "triton", _not_here, file=self.file)
+        return get_kernel(self.op, self.kernel)
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, for another process."""
-        return {
-            "op": self.kernel.op,
-            "kernel": self.kernel.name,
-            "backend": self.kernel.backend,
-            "case": dict(self.case),
-            "scheme": self.scheme.name,
-            "kept": can_keep(self.kernel),
-        }
+        file, config = str(self.file) if self.file else None, None if self.config is None else asdict(self.config)
+        asked = {"op": self.op, "kernel": self.kernel, "case": dict(self.case), "scheme": self.scheme.name}
+        return {**asked, "file": file, "config": config}
+
+
+def _not_here() -> NoReturn:
+    raise RuntimeError("a launcher's file is imported in the processes that compile and emulate it")
 
 
 @dataclass(frozen=True)
 class Query:
-    """The arguments of `select`."""
+    """What `rooflab static` is asked to compile."""
 
     op: str | None = None
-    kernels: tuple[str, ...] = ()
-    suites: tuple[str, ...] = ("llama3_8b",)
-    cases: tuple[str, ...] = ()
-    schemes: tuple[str, ...] = ()
+    kernels: Sequence[str] = ()
+    """Names, or files that register kernels; empty means all."""
+    suites: Sequence[str] = SUITES
+    cases: Sequence[str] = ()
+    schemes: Sequence[str] = ()
     every_case: bool = False
 
-    def select(self) -> list[Selected]:
-        """The kernels, cases and schemes that this query picks in this process."""
-        return select(self.op, self.kernels, self.suites, self.cases, self.schemes, every_case=self.every_case)
+    def select(self, own: Collection[str] | None = None) -> list[KernelCase]:
+        """For each kernel and dtype, the case of `suites` with the most work that the kernel takes; every case with
+        `every_case`; or the given `cases`.
+
+        `own` are the ids that alone count.  Raises `ValueError` on an unknown name.
+        """
+        if self.cases and not (self.op or self.kernels):
+            raise ValueError("case: expected an op with it, got a case for all ops")
+        chosen = [(k, file) for k, file in _kernels(self.op, self.kernels) if own is None or k.id in own]
+        known = {suite for kernel, _ in chosen for suite in registry.get_op(kernel.op).cases}
+        for suite in self.suites:
+            if not self.cases and suite not in (*known, *DEFAULT_SUITES):
+                raise ValueError(f"suite: expected one of {', '.join(sorted(known))}, got {suite!r}")
+        wanted = [get_scheme(name) for name in self.schemes]
+        found = []
+        for kernel, file in chosen:
+            spec = registry.get_op(kernel.op)
+            listed = [spec.check_case(Case.parse(text)) for text in self.cases]
+            listed = listed or list(dict.fromkeys(case for suite in self.suites for case in spec.cases_in(suite)))
+            for scheme in wanted or [get_scheme(name) for name in spec.schemes]:
+                if scheme.name in spec.schemes:
+                    taken = _taken(kernel, spec, listed, scheme)
+                    keep = taken if self.every_case or self.cases else taken[-1:]
+                    found += [KernelCase(kernel.op, kernel.name, case, scheme, file) for case in keep]
+        return found
 
 
 def can_keep(kernel: Kernel) -> bool:
@@ -78,45 +114,6 @@ def can_keep(kernel: Kernel) -> bool:
     A CUDA C++ compiler may come from a toolkit outside the packages, and such a toolkit can change under the same name.
     """
     return kernel.backend != "cuda" and inspect.unwrap(kernel.fn).__module__.startswith("rooflab.kernels.")
-
-
-def select(
-    op: str | None,
-    kernels: Sequence[str],
-    suites: Sequence[str],
-    cases: Sequence[str],
-    schemes: Sequence[str],
-    *,
-    every_case: bool = False,
-    own: Collection[str] | None = None,
-) -> list[Selected]:
-    """For each kernel and dtype, the case of `suites` with the most work that the kernel takes; every case with
-    `every_case`; or the given `cases`.
-
-    `kernels` are names, or files that register kernels; empty means all.  `own` are the ids that alone count.  Raises
-    `ValueError` on an unknown name.
-    """
-    if cases and not (op or kernels):
-        raise ValueError("case: expected an op with it, got a case for all ops")
-    chosen = _kernels(op, kernels)
-    if own is not None:
-        chosen = [(kernel, file) for kernel, file in chosen if kernel.id in own]
-    known = {suite for kernel, _ in chosen for suite in registry.get_op(kernel.op).cases}
-    for suite in suites:
-        if not cases and suite not in (*known, *DEFAULT_SUITES):
-            raise ValueError(f"suite: expected one of {', '.join(sorted(known))}, got {suite!r}")
-    wanted = [get_scheme(name) for name in schemes]
-    found = []
-    for kernel, file in chosen:
-        spec = registry.get_op(kernel.op)
-        listed = [spec.check_case(Case.parse(text)) for text in cases]
-        listed = listed or list(dict.fromkeys(case for suite in suites for case in spec.cases_in(suite)))
-        for scheme in wanted or [get_scheme(name) for name in spec.schemes]:
-            if scheme.name in spec.schemes:
-                taken = _taken(kernel, spec, listed, scheme)
-                keep = taken if every_case or cases else taken[-1:]
-                found += [Selected(kernel, case, scheme, file) for case in keep]
-    return found
 
 
 def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) -> list[Case]:

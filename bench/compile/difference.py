@@ -278,8 +278,8 @@ Results = dict[tuple[str, str, str, str], list[Summary] | CompileFailure]
 def _compile(
     side: CompiledTree, items: Sequence[Item], device: Device, store: Store | None, done: Callable[[str], None]
 ) -> Results:
-    asked = [{name: item[name] for name in ("op", "kernel", "case", "scheme")} for item in items]
-    messages = [{"do": "compile", **one, "file": None, "config": None, **side.within} for one in asked]
+    asked = [{name: value for name, value in item.items() if name not in ("kept", "part")} for item in items]
+    messages = [{"do": "compile", **one, **side.within} for one in asked]
     kept = [item["kept"] and side.own_toolchain for item in items]
     found = compile_in(side.workers, messages, kept, side.tree, store, done)
     return {

@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+import networkx as nx
+
 from rooflab.bench.compile.sass import TENSOR_CORES, SassFunction, SassInstruction, count_families
 
+_START = -1
+"""A node before the entries of a function."""
 _ENDS = ("EXIT", "RET", "KILL")
 _BRANCHES = ("BRA", "JMP", "BRX", "BRXU", "JMX", "JMXU")
 _INDIRECT = ("BRX", "BRXU", "JMX", "JMXU")
@@ -104,8 +108,8 @@ class _Block:
 
 
 def _blocks(function: SassFunction) -> tuple[dict[int, _Block], set[int]]:
-    """Reachable basic blocks by the address of their first instruction, and the entry addresses: the kernel's start
-    and the functions that it calls."""
+    """Basic blocks by the address of their first instruction, and the entry addresses: the kernel's start and the
+    functions that it calls."""
     code = function.instructions
     targets = {i.address: _targets(i, function) for i in code if i.name in (*_BRANCHES, "CALL")}
     referred = {target for found in targets.values() for target in found}
@@ -129,7 +133,7 @@ def _blocks(function: SassFunction) -> tuple[dict[int, _Block], set[int]]:
         if following is not None:
             starts.add(following.address)
     entries = {code[0].address, *(t for i in code if i.name == "CALL" for t in targets[i.address])}
-    return _reachable(blocks, entries), entries
+    return blocks, entries
 
 
 def _ends_block(instruction: SassInstruction) -> bool:
@@ -160,54 +164,21 @@ def _successors(last: SassInstruction, following: SassInstruction | None, target
     return jumps | {following.address}
 
 
-def _reachable(blocks: Mapping[int, _Block], entries: set[int]) -> dict[int, _Block]:
-    seen: set[int] = set()
-    waiting = [entry for entry in entries if entry in blocks]
-    while waiting:
-        head = waiting.pop()
-        if head not in seen:
-            seen.add(head)
-            blocks[head].successors &= blocks.keys()
-            waiting.extend(blocks[head].successors)
-    return {head: block for head, block in blocks.items() if head in seen}
-
-
 def _natural_loops(blocks: Mapping[int, _Block], entries: set[int]) -> dict[int, frozenset[int]]:
     """Addresses of the blocks of each loop, by the loop's head; back edges to the same head form one loop."""
-    before = _predecessors(blocks)
-    dominators = _dominators(before, entries)
+    edges = [(head, after) for head, block in blocks.items() for after in block.successors & blocks.keys()]
+    graph = nx.DiGraph([*edges, *((_START, entry) for entry in entries & blocks.keys())])
+    graph = graph.subgraph({_START, *nx.descendants(graph, _START)})
+    above = nx.immediate_dominators(graph, _START)
     loops: dict[int, set[int]] = {}
-    for tail, block in blocks.items():
-        for head in block.successors & dominators[tail]:
-            body = loops.setdefault(head, {head})
-            waiting = [tail]
-            while waiting:
-                node = waiting.pop()
-                if node not in body:
-                    body.add(node)
-                    waiting.extend(before[node])
+    for tail, head in graph.edges:
+        dominator = tail
+        while dominator not in (head, _START):
+            dominator = above[dominator]
+        if dominator == head:
+            before = nx.ancestors(graph.subgraph(graph.nodes - {head}), tail) if tail != head else set()
+            loops.setdefault(head, {head}).update({tail, *before})
     return {head: frozenset(body) for head, body in loops.items()}
-
-
-def _predecessors(blocks: Mapping[int, _Block]) -> dict[int, list[int]]:
-    before: dict[int, list[int]] = {head: [] for head in blocks}
-    for head, block in blocks.items():
-        for successor in block.successors:
-            before[successor].append(head)
-    return before
-
-
-def _dominators(before: Mapping[int, list[int]], entries: set[int]) -> dict[int, set[int]]:
-    """For each block its dominators: the blocks that every path to it passes, including the block itself."""
-    found = {head: {head} if head in entries else set(before) for head in before}
-    changed = True
-    while changed:
-        changed = False
-        for head in found.keys() - entries:
-            new = {head} | set.intersection(*(found[other] for other in before[head]))
-            if new != found[head]:
-                found[head], changed = new, True
-    return found
 
 
 def _only_waits(instructions: Sequence[SassInstruction]) -> bool:

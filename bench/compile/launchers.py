@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from rooflab.bench.compile.cases import Selected
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.compile.pretended import pretended_card
 from rooflab.kernels._user_files import import_file
-from rooflab.kernels.registry import IMPORT_ERRORS, Kernel
+from rooflab.kernels.registry import IMPORT_ERRORS
 from rooflab.reference.spec import Case, get_scheme, scalar
 from rooflab.roofline.names import values_by_name
 
@@ -45,8 +45,8 @@ def _module(path: Path) -> ModuleType:
         raise ValueError(f"function: {path.name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def selected(text: str, shapes: Iterable[str] | None, arguments: str, dtype: str) -> Selected:
-    """The launcher as a kernel that is not registered; its op is its file, and its case has the arguments.
+def selected(text: str, shapes: Iterable[str] | None, arguments: str, dtype: str) -> KernelCase:
+    """The launcher as a kernel that is not registered: its op is its file, and its case has the arguments.
 
     `shapes` are such as `x=64x96,weight=96:bf16`, with `dtype` for a tensor without its own; `arguments` such as
     `eps=1e-6,n=3,causal=true,scale=none,sizes=[1,2,3]`.  Raises `ValueError` on another form.
@@ -67,13 +67,9 @@ def selected(text: str, shapes: Iterable[str] | None, arguments: str, dtype: str
     if twice := tensors.keys() & others.keys():
         raise ValueError(f"argument: expected {twice.pop()} here or in --shape, got both")
     file, _, name = text.partition("::")
-    kernel = Kernel(Path(file).name, name, "optimized", "triton", _not_here, file=Path(file).resolve())
     own = {value.partition(":")[2] for value in tensors.values()}
-    return Selected(kernel, Case(**tensors, **others), get_scheme(own.pop() if len(own) == 1 else dtype), kernel.file)
-
-
-def _not_here() -> NoReturn:
-    raise RuntimeError("a launcher's file is imported in the processes that compile and emulate it")
+    scheme = get_scheme(own.pop() if len(own) == 1 else dtype)
+    return KernelCase(Path(file).name, name, Case(**tensors, **others), scheme, Path(file).resolve())
 
 
 def texts_of(arguments: str) -> dict[str, str]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.compile.cases import ARCHITECTURE, Selected
-from rooflab.bench.compile.static import CompileFailure, CompileRequest, Done, compile_kernels
+from rooflab.bench.compile.cases import ARCHITECTURE, KernelCase, can_keep
+from rooflab.bench.compile.static import CompileFailure, Done, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import COPIES, Summary, summarize
 from rooflab.bench.core import Environment, Record, RunWriter, Status
@@ -33,9 +33,7 @@ AT_ONCE = 64
 class CompileResult:
     """The outcome of one compilation."""
 
-    selected: Selected
-    config: Any
-    """The config that was compiled; None where the launcher chose it."""
+    target: KernelCase
     launches: tuple[Summary, ...] = ()
     failure: CompileFailure | None = None
 
@@ -49,17 +47,22 @@ class CompileResult:
     @property
     def config_values(self) -> dict[str, Any] | None:
         """The config's values: the requested ones, or the launcher's choice where nothing was tuned."""
-        kernel = self.selected.kernel
-        config = self.config
+        config, kernel = self.target.config, self.target.registered
         if config is None and kernel.tuning is not None:
-            config = config_for(kernel, self.selected.case, self.selected.scheme, torch.device("meta"))
+            config = config_for(kernel, self.target.case, self.target.scheme, torch.device("meta"))
         return None if config is None else asdict(config)
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
+        target, kernel = self.target, self.target.registered
         return {
-            **self.selected.to_json(),
-            "case_id": self.selected.case.id,
+            "op": target.op,
+            "kernel": target.kernel,
+            "backend": kernel.backend,
+            "case": dict(target.case),
+            "scheme": target.scheme.name,
+            "kept": can_keep(kernel),
+            "case_id": target.case.id,
             "config": self.config_values,
             "status": self.status,
             "reason": str(self.failure or ""),
@@ -67,39 +70,36 @@ class CompileResult:
         }
 
 
-def configs_of(selected: Sequence[Selected], texts: Sequence[str], every: bool) -> list[tuple[Selected, Any]]:
-    """Pairs of item and config to compile: the launcher's choice (None), the configs in `texts` (`block_m=64,...`), or
-    every legal config; the last two only for tunable kernels.  Raises `ValueError` on a config that a kernel lacks."""
+def with_configs(chosen: Sequence[KernelCase], texts: Sequence[str], every: bool) -> list[KernelCase]:
+    """What to compile: with the launcher's choice (None), the configs in `texts` (`block_m=64,...`), or every legal
+    config; the last two only for tunable kernels.  Raises `ValueError` on a config that a kernel lacks."""
     if texts and every:
         raise ValueError("config: expected --config or --all-configs, got both")
     if not texts and not every:
-        return [(item, None) for item in selected]
-    tunable = [item for item in selected if item.kernel.takes_config]
+        return list(chosen)
+    tunable = [item for item in chosen if item.registered.takes_config]
     if not tunable:
         raise ValueError("config: expected a kernel that takes configs, got none")
-    if texts:
-        values = [dict(Case.parse(text)) for text in texts]
-        return [(item, make_config(item.kernel, config)) for item in tunable for config in values]
-    return [(item, config) for item in tunable for config in legal_configs(item.kernel, item.case, item.scheme)]
+    values, found = [dict(Case.parse(text)) for text in texts], []
+    for item in tunable:
+        made = [make_config(item.registered, value) for value in values]
+        configs = made or legal_configs(item.registered, item.case, item.scheme)
+        found += [item._replace(config=config) for config in configs]
+    return found
 
 
-def compile_selected(
-    chosen: Sequence[tuple[Selected, Any]], device: Device, store: Store | None, done: Done = lambda text: None
+def compile_targets(
+    targets: Sequence[KernelCase], device: Device, store: Store | None, done: Done = lambda text: None
 ) -> list[CompileResult]:
-    """Compiles every item, calls `done` after each, and computes its occupancy and waves on `device`."""
+    """Compiles every target, calls `done` after each, and computes its occupancy and waves on `device`."""
     results = []
-    for start in range(0, len(chosen), AT_ONCE):
-        part = chosen[start : start + AT_ONCE]
-        requests = [
-            CompileRequest(item.kernel.op, item.kernel.name, item.case, item.scheme, item.file, config)
-            for item, config in part
-        ]
-        for (item, config), found in zip(part, compile_kernels(requests, store, done), strict=True):
+    for start in range(0, len(targets), AT_ONCE):
+        part = targets[start : start + AT_ONCE]
+        for item, found in zip(part, compile_kernels(part, store, done), strict=True):
             if isinstance(found, CompileFailure):
-                results.append(CompileResult(item, config, failure=found))
+                results.append(CompileResult(item, failure=found))
             else:
-                launches = tuple(summarize(info, item.scheme.name, device) for info in found)
-                results.append(CompileResult(item, config, launches))
+                results.append(CompileResult(item, tuple(summarize(info, item.scheme.name, device) for info in found)))
     return results
 
 
@@ -109,11 +109,11 @@ def rows(results: Sequence[CompileResult]) -> list[dict[str, Any]]:
 
 
 def _row(result: CompileResult, launch: Summary) -> dict[str, Any]:
-    item, inner = result.selected, launch.in_loop
-    config = asdict(result.config) if result.config is not None else {}
+    item, inner = result.target, launch.in_loop
+    config = asdict(item.config) if item.config is not None else {}
     loop = launch.loop or launch
     row = {
-        "kernel": item.kernel.id,
+        "kernel": item.registered.id,
         "scheme": item.scheme.name,
         "case": item.case.id,
         "config": ",".join(f"{key}={value}" for key, value in config.items()),
@@ -149,7 +149,7 @@ def details(launch: Summary) -> list[tuple[str, str]]:
 
 def summary_line(results: Sequence[CompileResult], store: Store | None) -> str:
     """All results in one line."""
-    kernels = {result.selected.kernel.id for result in results}
+    kernels = {result.target.registered.id for result in results}
     failed = sum(result.status == "COMPILE_ERROR" for result in results)
     spilling = sum(any(launch.stack_bytes for launch in result.launches) for result in results)
     findings = sum(len(launch.findings) for result in results for launch in result.launches)
@@ -168,10 +168,10 @@ def write_records(results: Sequence[CompileResult], folder: Path) -> Path:
 
 
 def _record(result: CompileResult, run_id: str, environment: Environment) -> Record:
-    item = result.selected
+    item = result.target
     status, reason = result.status, str(result.failure or "")
     return replace(
-        environment.record("static", item.kernel, item.case, item.scheme.name, run_id, status, reason),
+        environment.record("static", item.registered, item.case, item.scheme.name, run_id, status, reason),
         config=result.config_values,
         compiled=tuple(launch.to_json() for launch in result.launches),
     )

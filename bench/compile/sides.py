@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from rooflab.bench.revisions.repository import files_in, import_path, repository
 from rooflab.bench.revisions.trees import check_contract, checked_out, git
 
 Item = dict[str, Any]
-"""A kernel, a case and a scheme, as `Selected.to_json` gives them."""
+"""A `KernelCase` as JSON, whether the store may keep its code, and the op or file that it belongs to."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class CompiledTree:
     def select(self, query: Query) -> list[Item]:
         """The items that the query picks in this tree.  Raises `ValueError` where the tree's process fails."""
         try:
-            answer = self.workers.ask({"do": "select", **asdict(query), **self.within})
+            answer = self.workers.ask({"do": "select", "query": asdict(replace(query, kernels=())), **self.within})
         except ChildFailed as failed:
             raise ValueError(f"compare: {self.label}: {why_unanswered(failed)}") from failed
         if "error" in answer:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rooflab.bench.compile import sass
-from rooflab.bench.compile.cases import can_keep, check_backend
+from rooflab.bench.compile.cases import KernelCase, can_keep, check_backend
 from rooflab.bench.compile.flow import Loop, find_loops
 from rooflab.bench.compile.store import Store, tree_hash
 from rooflab.bench.core import ChildFailed, Pool
 from rooflab.kernels import registry
-from rooflab.kernels.registry import get_kernel
-from rooflab.reference.spec import Case, Scheme
+from rooflab.reference.spec import Case
 
 WORKER = "rooflab.bench.compile.worker"
 TIMEOUT_S = 300.0
@@ -133,11 +132,6 @@ class CompiledInfo:
         return self.counts["spill_store"]
 
     @property
-    def uses_wgmma(self) -> bool:
-        """Whether the code has wgmma instructions, Hopper's only way to its full matrix rate."""
-        return self.counts["wgmma"] > 0
-
-    @property
     def uses_tensor_cores(self) -> bool:
         """Whether the code has any tensor-core instruction: wgmma, Blackwell's tcgen05, or the older mma."""
         return any(self.counts[family] for family in sass.TENSOR_CORES)
@@ -148,43 +142,14 @@ class CompiledInfo:
         return any("TF32" in opcode.split(".") for opcode in self.opcodes) or ".tf32" in self.ptx
 
     @property
-    def uses_tma(self) -> bool:
-        """Whether the tensor memory accelerator loads or stores tiles."""
-        return self.counts["tma"] > 0
-
-    @property
     def uses_warp_specialization(self) -> bool:
         """Whether registers move between warps, which happens only between specialised warps."""
         return self.count("USETMAXREG") > 0 or "setmaxnreg" in self.ptx
 
 
-class CompileRequest(NamedTuple):
-    """One kernel, case, scheme and config to compile."""
-
-    op: str
-    kernel: str
-    case: Case
-    scheme: Scheme
-    file: Path | None = None
-    """The file that registers the kernel, where it is not in the tree."""
-    config: Any = None
-    """The config of a tunable kernel, of its `config_type`; None leaves the choice to its launcher."""
-
-    @property
-    def is_launcher(self) -> bool:
-        """Whether it is a function that is not registered: its op is its file (`launchers.selected`)."""
-        return self.op.endswith(".py")
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values, for another process."""
-        file, config = str(self.file) if self.file else None, None if self.config is None else asdict(self.config)
-        asked = {"op": self.op, "kernel": self.kernel, "case": dict(self.case), "scheme": self.scheme.name}
-        return {**asked, "file": file, "config": config}
-
-
 Found = list[CompiledInfo] | CompileFailure
 """The answer to a request: its launched kernels, or the failure."""
-_done: dict[CompileRequest, list[CompiledInfo]] = {}
+_done: dict[KernelCase, list[CompiledInfo]] = {}
 """Compiled kernels of this process's own tree, whose sources do not change while it runs.  Kernels with a requested
 config are not kept: there may be a thousand of these configs, each with half a megabyte of text."""
 
@@ -193,7 +158,7 @@ Done = Callable[[str], None]
 
 
 def compile_kernels(
-    requests: Sequence[CompileRequest], store: Store | None = None, done: Done = lambda text: None
+    requests: Sequence[KernelCase], store: Store | None = None, done: Done = lambda text: None
 ) -> list[Found]:
     """For each request in order the kernels that it launches, compiled for sm_90a with no GPU; or why they are not.
 
@@ -202,9 +167,9 @@ def compile_kernels(
     """
     for request in requests:
         if request.file is None:
-            check_backend(get_kernel(request.op, request.kernel))
+            check_backend(request.registered)
     new = [request for request in dict.fromkeys(requests) if request not in _done]
-    kept = [request.file is None and can_keep(get_kernel(request.op, request.kernel)) for request in new]
+    kept = [request.file is None and can_keep(request.registered) for request in new]
     messages = [{"do": "compile", **request.to_json()} for request in new]
     found = compile_in(own_compilers(), messages, kept, own_hash() if store else "", store, done)
     results = dict(zip(new, found, strict=True))
@@ -221,7 +186,7 @@ def compile_in(
     store: Store | None = None,
     done: Done = lambda text: None,
 ) -> list[Found]:
-    """Compiles every message (a `CompileRequest` as JSON) in `workers`, whose tree has the hash `tree`.
+    """Compiles every message (a `KernelCase` as JSON) in `workers`, whose tree has the hash `tree`.
 
     The `store` keeps the answers for which `kept` is true.
     """
@@ -247,10 +212,11 @@ def _result(message: Mapping[str, Any], answer: Mapping[str, Any]) -> Found:
         what = f"{message['op']}/{message['kernel']} at {Case(**message['case']).id} in {message['scheme']}"
         place = f" ({answer['where']})" if answer["where"] else ""
         return CompileFailure(f"{what}: {answer['error']}{place}", answer["refused"])
-    return [_info(kernel) for kernel in answer["kernels"]]
+    return [info_of(kernel) for kernel in answer["kernels"]]
 
 
-def _info(kernel: Mapping[str, Any]) -> CompiledInfo:
+def info_of(kernel: Mapping[str, Any]) -> CompiledInfo:
+    """A compiled kernel from what `worker.describe` says of it."""
     lists = {name: tuple(kernel[name]) for name in ("grid", "warnings")}
     indirect = {address: tuple(targets) for address, targets in kernel["indirect"]}
     return CompiledInfo(**{**kernel, **lists, "indirect": indirect})

@@ -50,19 +50,16 @@ class Store:
         """The entry; None where it is missing or damaged."""
         path = self._path(key)
         try:
-            entry: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
-            if entry["key"] != key:
-                raise KeyError("key")
-            answer: dict[str, Any] = entry["answer"]
+            answer: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
             os.utime(path)
-        except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error):
+        except (OSError, EOFError, ValueError, zlib.error):
             return None
         self.hits += 1
         return answer
 
     def write(self, key: str, answer: Mapping[str, Any]) -> None:
         """Keeps an answer.  Raises `ValueError` where the folder cannot be written to."""
-        content = gzip.compress(json.dumps({"key": key, "answer": answer}).encode(), compresslevel=3)
+        content = gzip.compress(json.dumps(answer).encode(), compresslevel=3)
         check_writable("ROOFLAB_CACHE", self.folder)
         write_whole(self._path(key), content)
 
@@ -77,7 +74,7 @@ class Store:
                 continue
 
     def _path(self, key: str) -> Path:
-        return self.folder / f"{key[:40]}.json.gz"
+        return self.folder / f"{key}.json.gz"
 
 
 @cache

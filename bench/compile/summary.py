@@ -280,7 +280,7 @@ def _tma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     if not used:
         return
     asked = f"TMA was asked for ({', '.join(used)})"
-    if info.uses_tma:
+    if info.counts["tma"]:
         yield Option("TMA", True, f"{asked}: {info.counts['tma']} TMA instructions")
     else:
         loads = info.counts["global_load"] + info.counts["cp_async"]

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from triton.errors import TritonError
 from rooflab.bench.base.cubin import code_hash
 from rooflab.bench.compile import sass
 from rooflab.bench.compile.capture import Launch, recording_cuda, recording_triton
-from rooflab.bench.compile.cases import ARCHITECTURE, SM, properties, select
+from rooflab.bench.compile.cases import ARCHITECTURE, SM, Query, can_keep, properties
 from rooflab.bench.compile.launchers import check_named, function_of, inputs_of
 from rooflab.bench.compile.pretended import pretended_card, pretended_gpu
 from rooflab.bench.core import Rotation
@@ -79,8 +79,13 @@ _card.pretended = partial(pretended_card, "meta")
 _AS_LAUNCHED = ("name", "target", "grid", "num_warps", "num_stages", "ptx", "backend", "ctas", "ir", "tried")
 
 
-def describe(launch: Launch, launches: int) -> Answer:
-    """The fields of `static.CompiledInfo` of one compiled kernel."""
+def describe(launches: Sequence[Launch]) -> list[Answer]:
+    """The fields of `static.CompiledInfo` of each kernel and grid that was launched."""
+    counts = Counter(launch.key for launch in launches)
+    return [_fields(launch, counts[key]) for key, launch in {launch.key: launch for launch in launches}.items()]
+
+
+def _fields(launch: Launch, launches: int) -> Answer:
     code = read_cubin(launch.cubin, launch.name)
     opcodes = dict(Counter(instruction.opcode for instruction in sass.parse(code.sass)[launch.name].instructions))
     wgmma = any(opcode.startswith(("HGMMA", "IGMMA", "QGMMA")) for opcode in opcodes)
@@ -117,9 +122,7 @@ def compile_request(request: Mapping[str, Any]) -> Answer:
     if not found:
         name = f"{request['op']}/{request['kernel']}"
         raise ValueError(f"kernel: expected one that launches Triton or CUDA, and {name} launched none")
-    counts = Counter(launch.key for launch in found)
-    distinct = {launch.key: launch for launch in found}
-    return {"kernels": [describe(launch, counts[key]) for key, launch in distinct.items()]}
+    return {"kernels": describe(found)}
 
 
 def _registered(request: Mapping[str, Any]) -> list[Launch]:
@@ -144,13 +147,15 @@ def _launcher(request: Mapping[str, Any]) -> list[Launch]:
 
 
 def select_request(request: Mapping[str, Any]) -> Answer:
-    """`{"selected": [...]}`: the items that `cases.select` picks in this process's tree."""
+    """`{"selected": [...]}`: what `cases.Query` selects in this process's tree."""
     own = _own(request)
-    if request["op"] is not None and request["op"] not in registry.ops():
+    if request["query"]["op"] not in (None, *registry.ops()):
         return {"selected": []}
-    names = (request["suites"], request["cases"], request["schemes"])
-    chosen = select(request["op"], (), *names, every_case=request["every_case"], own=own)
-    return {"selected": [item.to_json() | {"part": own[item.kernel.id] if own else item.kernel.op} for item in chosen]}
+    found = []
+    for item in Query(**request["query"]).select(own):
+        kernel = item.registered
+        found.append(item.to_json() | {"kept": can_keep(kernel), "part": own[kernel.id] if own else item.op})
+    return {"selected": found}
 
 
 def _own(request: Mapping[str, Any]) -> dict[str, str] | None:

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import torch
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import ChildFailed, Environment, RunWriter, Status, choose_kernels
 from rooflab.bench.emulate import emulators
 from rooflab.bench.predict.cases import (
     DEFAULT_GPU,
-    KernelCase,
     Predicted,
     choose_scheme,
     choose_targets,

@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.compile.cases import has_code
+from rooflab.bench.compile.cases import KernelCase, has_code
 from rooflab.bench.core import Environment, Rotation, first_case
 from rooflab.bench.emulate.calls import call
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, get_scheme

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import math
@@ -10,9 +9,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from io import StringIO
 from pathlib import Path
 from typing import Any, cast
+
+import pandas as pd
 
 from rooflab.bench.base.plain import in_utc
 from rooflab.bench.core import Record
@@ -249,14 +249,9 @@ def write_csv(records: Sequence[Record], path: Path) -> list[Skipped]:
     """
     if not records:
         raise ValueError("records: expected at least one, got none")
-    rows = [json.loads(record.to_json()) for record in records]
-    text = StringIO()
-    table = csv.DictWriter(text, rows[0])
-    table.writeheader()
-    for row in rows:
-        inner = {
-            key: json.dumps(value, allow_nan=False) for key, value in row.items() if isinstance(value, list | dict)
-        }
-        table.writerow(row | inner)
-    write_whole(path, text.getvalue())
+    rows = [
+        {key: json.dumps(cell, allow_nan=False) if isinstance(cell, list | dict) else cell for key, cell in row.items()}
+        for row in (json.loads(record.to_json()) for record in records)
+    ]
+    write_whole(path, pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\r\n"))
     return []

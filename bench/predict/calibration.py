@@ -16,9 +16,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import Record, read
 from rooflab.bench.predict import public
-from rooflab.bench.predict.cases import KernelCase, Predicted, in_config, predict_all, timed_on
+from rooflab.bench.predict.cases import Predicted, in_config, predict_all, timed_on
 from rooflab.bench.predict.model import Prediction
 from rooflab.bench.predict.public import Kind
 from rooflab.kernels import registry

@@ -8,27 +8,18 @@ from pathlib import Path
 
 import torch
 
-from rooflab.bench.compile.cases import has_code
-from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
+from rooflab.bench.compile.cases import KernelCase, has_code
+from rooflab.bench.compile.static import CompileFailure, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.core import Record
 from rooflab.bench.predict.chip import chip_of
 from rooflab.bench.predict.model import Prediction, predict
 from rooflab.kernels import registry
 from rooflab.kernels.configs import make_config, with_config
-from rooflab.kernels.registry import Kernel, get_kernel, get_op
+from rooflab.kernels.registry import Kernel, get_op
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 from rooflab.roofline.device import Device, identify, resolve
 from rooflab.roofline.model import Ceilings, Cost, Traffic
-
-
-class KernelCase(CompileRequest):
-    """One kernel on one case."""
-
-    @property
-    def label(self) -> str:
-        """`gemm/tensor_core M=...,N=... bf16`."""
-        return f"{self.op}/{self.kernel} {self.case.id} {self.scheme.name}"
 
 
 @dataclass(frozen=True)
@@ -53,27 +44,19 @@ def predict_all(
     `counted` traffic replaces the traffic that a kernel declares; `ceilings` default to the data sheet's.  Raises
     `ValueError` on a name that is not registered, and on a device that is not Hopper.
     """
-    reasons = {}
-    for target in targets:
-        kernel = get_kernel(target.op, target.kernel)
-        if target.scheme.name not in get_op(target.op).schemes:
-            reasons[target] = f"UNSUPPORTED: {target.op} has no scheme {target.scheme.name}"
-        else:
-            reasons[target] = _refusal(kernel, target) or ""
-    wanted = [target for target in targets if has_code(get_kernel(target.op, target.kernel)) and not reasons[target]]
+    priced = [_price(target) for target in targets]
+    able = [target for target, (*_, reason) in zip(targets, priced, strict=True) if not reason]
+    wanted = [target for target in able if has_code(target.registered)]
     compiled = dict(zip(wanted, compile_kernels(wanted, Store()), strict=True)) if wanted else {}
     found = []
-    for target in targets:
-        cost, traffic, flops = _price(target)
-        traffic = (counted or {}).get(target, traffic)
+    for target, (cost, traffic, flops, reason) in zip(targets, priced, strict=True):
+        traffic, prediction = (counted or {}).get(target, traffic), None
         code = compiled.get(target, [])
         if isinstance(code, CompileFailure):
-            found.append(Predicted(target, cost, traffic, None, f"COMPILE_ERROR: {code}"))
-        elif reasons[target]:
-            found.append(Predicted(target, cost, traffic, None, reasons[target]))
-        else:
+            reason = f"COMPILE_ERROR: {code}"
+        elif not reason:
             prediction = predict(cost, traffic, code, device, ceilings, matrix_flops=flops)
-            found.append(Predicted(target, cost, traffic, prediction))
+        found.append(Predicted(target, cost, traffic, prediction, reason))
     return found
 
 
@@ -91,34 +74,29 @@ def predict_launcher(target: KernelCase, traffic: Traffic, flops: Mapping[str, f
     return Predicted(target, cost, traffic, predict(cost, traffic, code, device))
 
 
-def _refusal(kernel: Kernel, target: KernelCase) -> str | None:
-    """Why the kernel cannot run this target on Hopper; None if it can."""
-    if "cuda" not in kernel.devices:
-        return f"UNSUPPORTED: {kernel.id} runs on {' and '.join(kernel.devices)}"
-    refusal = kernel.why_not_args(_inputs(target))
-    return str(refusal) if refusal else None
+def _price(target: KernelCase) -> tuple[Cost, Traffic | None, float | None, str]:
+    """Cost, traffic, the kernel's matrix FLOPs with padding, and why the kernel cannot run this target on Hopper.
 
-
-def _inputs(target: KernelCase) -> dict[str, object]:
-    return get_op(target.op).make_inputs(target.case, target.scheme, torch.device("meta"), 0)
-
-
-def _price(target: KernelCase) -> tuple[Cost, Traffic | None, float | None]:
-    """Cost, traffic, and the kernel's matrix FLOPs with padding; traffic and FLOPs are None where they are unknown."""
-    spec, kernel = get_op(target.op), get_kernel(target.op, target.kernel)
+    Traffic and FLOPs are None where they are unknown, the reason is empty where it can run.
+    """
+    spec, kernel, scheme = get_op(target.op), target.registered, target.scheme
     if target.config is not None:
         kernel = with_config(kernel, target.config)
-    inputs = _inputs(target)
-    cost = spec.cost_of(inputs)
-    refused = kernel.why_not_args(inputs) is not None
-    traffic = None if refused else kernel.traffic_of(inputs, "cuda")
-    tuning = kernel.tuning
-    if refused or tuning is None or tuning.footprint is None:
-        return cost, traffic, None
-    config = target.config if target.config is not None else tuning.heuristic(target.case, target.scheme)
-    footprint = tuning.footprint(config, target.case, target.scheme)
+    inputs = spec.make_inputs(target.case, scheme, torch.device("meta"), 0)
+    cost, refusal, reason = spec.cost_of(inputs), kernel.why_not_args(inputs), ""
+    if scheme.name not in spec.schemes:
+        reason = f"UNSUPPORTED: {target.op} has no scheme {scheme.name}"
+    elif "cuda" not in kernel.devices:
+        reason = f"UNSUPPORTED: {kernel.id} runs on {' and '.join(kernel.devices)}"
+    if refusal is not None:
+        return cost, None, None, reason or str(refusal)
+    traffic, tuning = kernel.traffic_of(inputs, "cuda"), kernel.tuning
+    if tuning is None or tuning.footprint is None:
+        return cost, traffic, None, reason
+    config = target.config if target.config is not None else tuning.heuristic(target.case, scheme)
+    footprint = tuning.footprint(config, target.case, scheme)
     done = footprint.tensor_flops * footprint.ctas
-    return cost, traffic, max(done, sum(cost.tensor_flops.values())) if done else None
+    return cost, traffic, max(done, sum(cost.tensor_flops.values())) if done else None, reason
 
 
 DEFAULT_GPU, DEFAULT_SUITE = "h100", "llama3_8b"

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.predict import model
 from rooflab.bench.predict.calibration import UNCALIBRATED, Calibration, calibrated, kind_of
-from rooflab.bench.predict.cases import KernelCase, Predicted, predict_all
+from rooflab.bench.predict.cases import Predicted, predict_all
 from rooflab.bench.predict.work import LaunchWork
-from rooflab.kernels import registry
 from rooflab.roofline.device import Device
 from rooflab.roofline.model import Limiter, Traffic
 from rooflab.roofline.numbers import three_digits
@@ -143,7 +143,7 @@ def explained(answer: Predicted, device: Device, measured_ms: float | None, cali
     target, cost, traffic = answer.target, answer.cost, answer.traffic
     known: dict[str, Any] = {
         "target": target,
-        "role": "optimized" if target.is_launcher else registry.get_kernel(target.op, target.kernel).role,
+        "role": target.registered.role,
         "gpu": device.name,
         "bytes": traffic.bytes if traffic else cost.bytes,
         "least_bytes": cost.bytes,

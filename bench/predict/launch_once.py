@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from rooflab.bench.base.statuses import ExitStatus
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import Rotation
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 

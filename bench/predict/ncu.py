@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from rooflab.bench.base.plain import number_in
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import Child, Environment, Record
-from rooflab.bench.predict.cases import KernelCase
 from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.launch_once import MARK, arguments
 from rooflab.bench.predict.model import LAUNCH
@@ -337,7 +337,7 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
     target = explained.target
     traffic, note = settled(target, profile)
     environment = Environment.now()
-    kernel = registry.get_kernel(target.op, target.kernel)
+    kernel = target.registered
     # A log may come from another machine; then this machine may have no GPU for which to choose a config.
     device = torch.device("cuda" if torch.cuda.is_available() else "meta")
     config = target.config or config_for(kernel, target.case, target.scheme, device)

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from rooflab.bench.base.system_time import time
-from rooflab.bench.compile.static import CompileFailure, CompileRequest, compile_kernels
+from rooflab.bench.compile.cases import KernelCase
+from rooflab.bench.compile.static import CompileFailure, compile_kernels
 from rooflab.bench.core import (
     Failed,
     Measurement,
@@ -96,9 +97,7 @@ class DeviceTimes:
         if self._device.type != "cuda" or self._kernel.backend not in ("triton", "gluon") or not ours:
             return {}
         case = self._cases[0]
-        requests = [
-            CompileRequest(self._spec.name, self._kernel.name, case, self._scheme, config=config) for config in new
-        ]
+        requests = [KernelCase(self._spec.name, self._kernel.name, case, self._scheme, config=config) for config in new]
         answers = zip(new, compile_kernels(requests), strict=True)
         return {config: str(answer) for config, answer in answers if isinstance(answer, CompileFailure)}
 
@@ -177,16 +176,13 @@ class TuningState:
         searched = []
         for kernel in self.kernels:
             ends = time.monotonic() + SEARCH_SHARE * seconds / len(self.kernels)
-            own, found = self._search(kernel, cases, ends)
-            searched.append((kernel, own, found))
-        finalists = {kernel.name: found.finalists(own) for kernel, own, found in searched}
-        records = [] if self.dry_run else self._measure(cases, finalists, (1 - SEARCH_SHARE) * seconds)
-        for kernel, own, found in searched:
-            counts = self._counts(kernel, name, cases, found)
-            if self.dry_run:
-                self.results.append(self._dry_result(kernel, own, found, counts))
-            else:
-                self.results.append(self._result(kernel, own, found, counts, records))
+            searched.append((kernel, *self._search(kernel, name, cases, ends)))
+        if self.dry_run:
+            self.results += [self._dry_result(*one) for one in searched]
+            return
+        finalists = {kernel.name: found.finalists(own) for kernel, own, found, _ in searched}
+        records = self._measure(cases, finalists, (1 - SEARCH_SHARE) * seconds)
+        self.results += [self._result(*one, records) for one in searched]
 
     def _cost(self, case: Case) -> Cost:
         return self.spec.cost_of(self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.seed))
@@ -195,84 +191,66 @@ class TuningState:
         cost = self._cost(case)
         return cost.flops + cost.bytes
 
-    def _legal(self, kernel: Kernel, cases: Sequence[Case]) -> list[Any]:
-        """The configs that can run on all of the cases."""
-        is_legal = tuning_of(kernel).is_legal
-        found = legal_configs(kernel, cases[-1], self.scheme)
-        return [config for config in found if all(is_legal(config, case, self.scheme) for case in cases)]
-
-    def _search(self, kernel: Kernel, cases: Sequence[Case], ends: float) -> tuple[Any, SearchResult]:
-        """The launcher's own choice for the largest case, and the result of a search on the largest and smallest."""
-        probes = list(dict.fromkeys((cases[-1], cases[0])))
+    def _search(
+        self, kernel: Kernel, bucket: str, cases: Sequence[Case], ends: float
+    ) -> tuple[Any, SearchResult, dict[str, Any]]:
+        """The launcher's own choice for the largest case, the result of a search on the largest and smallest, and the
+        numbers of configs."""
+        probes, tuning = list(dict.fromkeys((cases[-1], cases[0]))), tuning_of(kernel)
         own = config_for(kernel, cases[-1], self.scheme, self.device)
-        legal = self._legal(kernel, cases)
+        legal = [
+            config
+            for config in legal_configs(kernel, cases[-1], self.scheme)
+            if all(tuning.is_legal(config, case, self.scheme) for case in cases)
+        ]
+        offered = len({*tuning.configs(cases[-1], self.scheme), own})
+        counts = {"kernel": kernel.name, "bucket": bucket, "cases": len(cases)}
+        counts |= {"configs": offered, "illegal": offered - len(legal)}
         costs = [self._cost(case) for case in probes]
-        bounds = {config: self._least(kernel, config, probes, costs) for config in legal}
-        full = {config: self._fullness(kernel, config, probes[0]) for config in legal}
+        known = {config: self._by_arithmetic(kernel, config, probes, costs) for config in legal}
         random.Random(self.seed).shuffle(legal)
-        legal.sort(key=lambda config: (math.prod(bounds[config]), -full[config]))
+        legal.sort(key=lambda config: (math.prod(known[config][0]), -known[config][1]))
         times = made_up if self.dry_run else DeviceTimes(kernel, self.spec, probes, self.scheme, self.device, self.seed)
-        return own, search(own, legal, lambda config: bounds[config], times, ends)
+        found = search(own, legal, lambda config: known[config][0], times, ends)
+        counts |= {"bounded": found.bounded, "dropped": found.dropped}
+        return own, found, counts | {"failed": len(found.failures), "left": found.left}
 
-    def _least(self, kernel: Kernel, config: Any, probes: Sequence[Case], costs: Sequence[Cost]) -> Seconds:
-        """The least seconds of a config on each case, at the card's highest clock; 0 without a data sheet."""
-        card = _card(self.device)
+    def _by_arithmetic(
+        self, kernel: Kernel, config: Any, probes: Sequence[Case], costs: Sequence[Cost]
+    ) -> tuple[Seconds, float]:
+        """The least seconds of a config on each case, at the card's highest clock, and its occupancy on the first, by
+        which configs with equal bounds are sorted; 0 where they are unknown."""
+        card, footprint = _card(self.device), tuning_of(kernel).footprint
         if card is None:
-            return tuple(0.0 for _ in probes)
+            return tuple(0.0 for _ in probes), 0.0
         ceilings = card.ceilings(card.max_clock_hz)
-        footprint = tuning_of(kernel).footprint
         sizes = [footprint(config, case, self.scheme) if footprint else None for case in probes]
-        return tuple(least_s(cost, ceilings, size, card.sms) for cost, size in zip(costs, sizes, strict=True))
-
-    def _fullness(self, kernel: Kernel, config: Any, case: Case) -> float:
-        """Occupancy of a config, by arithmetic (0 if unknown): the search sorts configs with equal bounds by it."""
-        card = _card(self.device)
-        footprint = tuning_of(kernel).footprint
-        if card is None or footprint is None:
-            return 0.0
-        size = footprint(config, case, self.scheme)
-        return occupancy(card, size.threads, size.registers, size.shared_bytes).fraction
+        least = tuple(least_s(cost, ceilings, size, card.sms) for cost, size in zip(costs, sizes, strict=True))
+        size = sizes[0]
+        return least, occupancy(card, size.threads, size.registers, size.shared_bytes).fraction if size else 0.0
 
     def _measure(self, cases: Sequence[Case], finalists: Mapping[str, Sequence[Any]], seconds: float) -> list[Record]:
         """Records of every kernel with its launcher's own choice, and of each finalist under its kernel's name."""
-        variants: dict[str, tuple[Kernel, Any]] = {}
-        for kernel in self.kernels:
-            for number, config in enumerate(finalists[kernel.name]):
-                variants[f"{kernel.name}#{number}"] = (kernel, config)
-        held = [replace(with_config(kernel, config), name=name) for name, (kernel, config) in variants.items()]
+        own = {kernel.name: kernel for kernel in self.kernels}
+        held = [
+            replace(with_config(own[name], config), name=f"{name}#{number}")
+            for name, configs in finalists.items()
+            for number, config in enumerate(configs)
+        ]
         contenders = [*self.kernels, *held, *self.beside]
         budget_s = min(FINAL_S, max(LEAST_FINAL_S, seconds / 2 / (len(contenders) * len(cases))))
-        own = {kernel.name: kernel for kernel in self.kernels}
-        found = []
-        settings = Settings(device=str(self.device), seed=self.seed, budget_s=budget_s)
+        settings, found = Settings(device=str(self.device), seed=self.seed, budget_s=budget_s), []
         run = Measurement(self.spec, self.scheme, settings, self.writer.run_id)
         for record in run.records(contenders, cases):
-            if record.kernel in variants:
-                kernel, config = variants[record.kernel]
-                record = replace(record, kernel=kernel.name, config=asdict(config))
-            elif record.kernel in own:
-                chosen = config_for(own[record.kernel], Case(**record.case), self.scheme, self.device)
-                record = replace(record, config=asdict(chosen))
+            name, _, number = str(record.kernel).partition("#")
+            if name in own:
+                chosen = config_for(own[name], Case(**record.case), self.scheme, self.device)
+                config = finalists[name][int(number)] if number else chosen
+                record = replace(record, kernel=name, config=asdict(config))
             self.writer.write(record)
             found.append(record)
         self.records += found
         return found
-
-    def _counts(self, kernel: Kernel, bucket: str, cases: Sequence[Case], found: SearchResult) -> dict[str, Any]:
-        offered = set(tuning_of(kernel).configs(cases[-1], self.scheme)) | {
-            config_for(kernel, cases[-1], self.scheme, self.device)
-        }
-        return {
-            "kernel": kernel.name,
-            "bucket": bucket,
-            "cases": len(cases),
-            "configs": len(offered),
-            "illegal": len(offered) - len(self._legal(kernel, cases)),
-            "bounded": found.bounded,
-            "dropped": found.dropped,
-            "failed": len(found.failures),
-            "left": found.left,
-        }
 
     def _dry_result(self, kernel: Kernel, own: Any, found: SearchResult, counts: dict[str, Any]) -> BucketResult:
         """The config with the least made-up time, checked on one small case."""

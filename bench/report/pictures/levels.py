@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import Environment, Record, RunWriter, choose_kernels
 from rooflab.bench.emulate import calls as emulated_calls
 from rooflab.bench.emulator import SECTOR
-from rooflab.bench.predict.cases import KernelCase, choose_cases, choose_scheme
+from rooflab.bench.predict.cases import choose_cases, choose_scheme
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, Scheme
