@@ -237,12 +237,12 @@ def own_state() -> tuple[str | None, bool | None]:
     return commit, tree != _own_tree() if tree else None
 
 
-def git_says(root: Path, *arguments: str, stdin: str = "") -> str | None:
+def git_says(root: Path, *arguments: str) -> str | None:
     """The output of git, or None if git fails or is not installed."""
     # A killed `git status` that may take locks would leave index.lock behind, and the user's next commit fails.
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
-        result = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() if result.returncode == 0 else None
