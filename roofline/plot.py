@@ -152,8 +152,9 @@ def _frame(
 
 
 def _draw_plane(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str, str], fixed_axes: bool) -> None:
-    dtypes = list(dict.fromkeys(point.dtype for _, point in points))
-    peaks = [roof_flops_per_s(ceiling, dtype) for ceiling in roofs.ceilings for dtype in dtypes]
+    seen = dict.fromkeys((roofs.of(point).device, point.dtype) for _, point in points)
+    dtypes = {device: [dtype for of, dtype in seen if of == device] for device in roofs.colours}
+    peaks = [roof_flops_per_s(ceiling, dtype) for ceiling in roofs.ceilings for dtype in dtypes[ceiling.device]]
     places = [(point.intensity, plotted_flops_per_s(point, roofs.of(point))) for _, point in points]
     left, bottom, right, top = _frame(places, roofs.ceilings, peaks, fixed_axes)
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
@@ -202,7 +203,7 @@ def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> Fan
 
 
 def _draw_roofs(
-    axes: Axes, roofs: Roofs, dtypes: Sequence[str | None], places: Sequence[tuple[float, float]]
+    axes: Axes, roofs: Roofs, dtypes: Mapping[str, Sequence[str | None]], places: Sequence[tuple[float, float]]
 ) -> tuple[list[Any], list[Box]]:
     """Draws each device's bandwidth diagonals and flat roofs, with their names above its diagonal, where no kernel of
     it can be.
@@ -212,16 +213,19 @@ def _draw_roofs(
     (left, right), texts, boxes = axes.get_xlim(), [], []
     text: dict[str, Any] = {"fontsize": 7.5, "textcoords": "offset points", "path_effects": _HALO}
     for device, colour in roofs.colours.items():
+        if not dtypes[device]:  # none of its kernels computes
+            continue
         own = [ceiling for ceiling in roofs.ceilings if ceiling.device == device]
         ordered, names = sorted(own, key=lambda ceiling: -ceiling.hbm_bytes_per_s), []
         for ceiling in ordered:
             line: dict[str, Any] = {"linestyle": _DASHES[ceiling.kind], "color": colour, "linewidth": 1.2, "zorder": 2}
             rate = ceiling.hbm_bytes_per_s
-            flat = sorted({roof_flops_per_s(ceiling, dtype) for dtype in dtypes})
+            rates = {dtype: roof_flops_per_s(ceiling, dtype) for dtype in dtypes[device]}
+            flat = sorted(set(rates.values()))
             axes.plot([left, flat[-1] / rate], [left * rate, flat[-1]], **line)
             for height in flat:
                 axes.plot([height / rate, right], [height] * 2, **line)
-                of = "/".join(dtype or "fp32 vector" for dtype in dtypes if roof_flops_per_s(ceiling, dtype) == height)
+                of = "/".join(dtype or "fp32 vector" for dtype in rates if rates[dtype] == height)
                 names.append((height, f"{of} {si(height)}FLOP/s, {roofs.name(ceiling)}"))
         lowest = 0.0
         for height, name in sorted(names):

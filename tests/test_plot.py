@@ -138,6 +138,15 @@ def test_every_roof_is_drawn_and_named() -> None:
     assert dashed == {"--", "-"}
 
 
+def test_a_dtype_that_one_machine_has_no_rate_for_has_a_roof_on_the_others() -> None:
+    other = replace(MEASURED, device="other", tensor_flops_per_s={"fp8_e4m3": 1600.0})
+    points = [replace(NAIVE, device="toy"), replace(FUSED, dtype="fp8_e4m3", device="other")]
+    idle = replace(MOVING, device="third")
+    assert roofline_figure([*points, idle], [MEASURED, other, replace(MEASURED, device="third")]).axes
+    names = {text.get_text() for text in roofline_figure(points, [MEASURED, other], None, True).axes[0].texts}
+    assert {name.split(", ")[0] for name in names if "FLOP/s" in name} == {"bf16 800 FLOP/s", "fp8_e4m3 1.6 kFLOP/s"}
+
+
 @pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("intensity", [1.0, 30.0])
 def test_a_roofs_name_lies_neither_under_the_legend_nor_across_an_axis(intensity: float, fixed: bool) -> None:

@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 __all__ = ["emulating", "emulators"]
 
 
+RUN_S = 1800.0
+"""Longest time of one emulated run."""
+
+
 @cache
 def emulators() -> Pool:
     """The processes that emulate kernels, of one thread each; they do not interpret Triton's, and stay to the end."""
     environment = {"TRITON_INTERPRET": None, "OMP_NUM_THREADS": "1"}
-    return Pool("rooflab.bench.emulate.worker", environment=environment, limit_s=1800.0)
+    return Pool("rooflab.bench.emulate.worker", environment=environment, limit_s=RUN_S)
 
 
 def __getattr__(name: str) -> Any:
