@@ -9,6 +9,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+USER_FILES = "rooflab_files_"
+"""How the names of their modules begin."""
 _folders: set[Path] = set()
 """The folders of the files imported so far; they are on `sys.path`."""
 
@@ -23,7 +25,7 @@ def import_file(path: Path) -> ModuleType:
     root = path.parent
     while (root / "__init__.py").is_file() and root != root.parent:
         root = root.parent
-    package = f"rooflab_files_{abs(hash(root))}"
+    package = f"{USER_FILES}{abs(hash(root))}"
     if package not in sys.modules:
         above = ModuleSpec(package, None, is_package=True)
         above.submodule_search_locations = [str(root)]

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from shutil import which
-from traceback import extract_tb
+from traceback import extract_tb, walk_tb
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -19,9 +19,11 @@ import typer
 from typer.core import TyperCommand
 
 from rooflab.bench import show
+from rooflab.bench.base.plain import first_line
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli.names import check_names, cuda_device_present, interpret_without_gpu
 from rooflab.kernels import _card
+from rooflab.kernels._user_files import USER_FILES
 
 if TYPE_CHECKING:
     from rooflab.bench.core import Record, RunWriter
@@ -39,6 +41,10 @@ app = typer.Typer(
 INNER = {"max_model_len": "context", "max_num_seqs": "batch", "num_kv_blocks": "batch", "tensor_parallel": "gpus"}
 INNER |= {"prefill_chunk": "chunk", "weight_dtype": "dtype"}
 """Inner names in errors, and the parameters that they come from in commands that have none of this name."""
+
+
+OF_A_USERS_FILE = (RuntimeError, TypeError, NameError, LookupError, AttributeError, ArithmeticError, AssertionError)
+"""Errors of a reference, inputs or a tolerance that a user's file gives an op: one sentence with the line."""
 
 
 def _pretended_card() -> AbstractContextManager[object]:
@@ -106,6 +112,14 @@ def run() -> NoReturn:
         show.error(f"rooflab: {place.filename}:{place.lineno}: {error}")
     except MemoryError as error:
         show.error(f"rooflab: out of memory: {error}")
+    except OF_A_USERS_FILE as error:
+        called = [(frame, line, str(frame.f_globals.get("__name__"))) for frame, line in walk_tb(error.__traceback__)]
+        theirs = [(frame, line) for frame, line, module in called if module.startswith(USER_FILES)]
+        if not theirs:
+            raise  # a fault of ours, with its traceback
+        frame, line = theirs[-1]
+        where = f"{Path(frame.f_code.co_filename).name}:{line}"
+        show.error(f"rooflab: {where}: {type(error).__name__}: {first_line(error)}")
     raise SystemExit(ExitStatus.USAGE)
 
 
