@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from subprocess import CompletedProcess, TimeoutExpired
+from subprocess import TimeoutExpired
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ import torch
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core.environment import kernel_record, snapshot
 from rooflab.bench.core.plain import number_in
-from rooflab.bench.core.process import run_whole
+from rooflab.bench.core.process import environment_without, run_whole
 from rooflab.bench.core.record import Record, new_run_id
 from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.launch_once import MARK, arguments
@@ -180,9 +180,12 @@ def _take(
     metrics = list(wanted)
     while metrics:
         log = folder / f"{whole} {len(metrics)} {metrics[0]}.csv"
-        done = watch(
-            "ncu", command(target, seed, metrics, log, ncu, whole), timeout_s, "a smaller --case is counted faster"
-        )
+        line = command(target, seed, metrics, log, ncu, whole)
+        try:
+            done = run_whole(line, timeout_s, environment_without("TRITON_INTERPRET") | {"LC_ALL": "C"})
+        except TimeoutExpired as error:
+            wanted = f"an end within {timeout_s:.0f} s"
+            raise ValueError(f"ncu: expected {wanted}, got none; a smaller --case is counted faster") from error
         output = done.stdout + done.stderr
         text = log.read_text(errors="replace") if log.is_file() else ""
         complaints = _UNKNOWN.findall(output + text)
@@ -197,18 +200,6 @@ def _take(
 def _names(metric: str, unknown: Sequence[str]) -> bool:
     """Whether ncu's complaint is about `metric`; it may quote the name without its suffix."""
     return any(metric == name.rstrip(".") or metric.startswith(f"{name.rstrip('.')}.") for name in unknown)
-
-
-def watch(tool: str, line: Sequence[str], timeout_s: float, advice: str, **variables: str) -> CompletedProcess[str]:
-    """Runs the command line of a tool that watches a call, in an environment without Triton's interpreter.
-
-    Raises `ValueError` with `advice` where the tool does not end in time.
-    """
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    try:
-        return run_whole(line, timeout_s, kept | {"LC_ALL": "C"} | variables)
-    except TimeoutExpired as error:
-        raise ValueError(f"{tool}: expected an end within {timeout_s:.0f} s, got none; {advice}") from error
 
 
 def read(text: str, output: str) -> Profile:
