@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rooflab.bench.compile import sass
-from rooflab.bench.compile.sass import Widths, count_families, parse, width_bytes, widths
+from rooflab.bench.compile.sass import count_families, parse, width_bytes, widths
 
 CUOBJDUMP = """
 	code for sm_90a
@@ -80,10 +80,10 @@ def test_widths_are_whole_modifiers():
 
 def test_worst_and_usual_width():
     opcodes = [("LDG.E.128", 4), ("LDG.E", 3), ("LDG.E.U16", 1), ("LDS.64", 9), ("LDGSTS.E.BYPASS.128", 2)]
-    assert widths(opcodes, "LDG") == Widths(worst=2, usual=16)
-    assert widths(opcodes, "LDG", "LDGSTS") == Widths(worst=2, usual=16)
-    assert widths([("LDG.E", 3), ("LDG.E.128", 3)], "LDG") == Widths(worst=4, usual=4), "the narrower of two"
-    assert widths(opcodes, "STG") == Widths(None, None)
+    assert widths(opcodes, "LDG") == (2, 16)
+    assert widths(opcodes, "LDG", "LDGSTS") == (2, 16)
+    assert widths([("LDG.E", 3), ("LDG.E.128", 3)], "LDG") == (4, 4), "the narrower of two"
+    assert widths(opcodes, "STG") == (None, None)
 
 
 def test_families_are_disjoint_and_counted_without_modifiers():

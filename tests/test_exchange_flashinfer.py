@@ -7,7 +7,7 @@ import re
 import pytest
 from test_exchange import METRICS, foreign
 
-from rooflab.bench.exchange.flashinfer import read_dataset
+from rooflab.bench.exchange.flashinfer import definitions_in, read_dataset
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark
 from rooflab.bench.exchange.tritonbench import read_tritonbench
 
@@ -95,7 +95,7 @@ def edited(root, name, change):
 
 
 def test_every_definition_is_mapped_or_has_a_reason(root, rooflab):
-    rows = {row["definition"]: row for row in read_dataset(root).rows()}
+    rows = {row["definition"]: row for row in read_dataset(root).definitions}
     assert len(rows) == len(definitions())
     assert {name: row["op"] for name, row in rows.items() if row["op"]} == {
         "gemm_n48_k32": "gemm",
@@ -128,14 +128,14 @@ def test_what_a_definition_does_not_say_is_not_guessed(root):
         ("gemm_n48_k32", lambda values: values["inputs"]["A"].update(shape=["M"]), r"A \['M'\] and B"),
         ("gemm_n48_k32", lambda values: values["inputs"]["A"].update(shape=["M", "M"]), r"A \['M', 'M'\] and B"),
     ):
-        reasons = [row["reason"] for row in edited(root, name, change).rows()]
+        reasons = [row["reason"] for row in edited(root, name, change).definitions]
         assert any(re.search(reason, each) for each in reasons), reasons
         for path, text in texts.items():
             path.write_text(text)
 
 
 def test_traces_become_records_that_can_be_compared_with_ours(root):
-    found = read_dataset(root).records()
+    found = read_dataset(root)
     passed, wrong, norm, paged = found.records
     assert (passed.op, passed.kernel, passed.case_id) == ("gemm", "fast_v1", "M=7,N=48,K=32,layout=NT,bias=false")
     assert (passed.latency_median_ms, passed.scheme, passed.timer) == (0.25, "fp16", "imported: flashinfer-bench")
@@ -158,7 +158,7 @@ def test_workloads_of_equal_sizes_are_cases_of_their_own_and_no_time_is_one_reco
     other["workload"]["uuid"] = "b=7"
     zero["evaluation"]["performance"]["latency_ms"] = 0
     (root / "traces" / "more.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (other, zero)))
-    records = read_dataset(root).records().records
+    records = read_dataset(root).records
     cases = {each.case_id.partition("bias=false")[2] for each in records if each.op == "gemm"}
     assert cases == {",workload=gemm_n48_k32-0", ",workload=b%3D7"}
     norms = {(each.case_id, each.status, each.latency_median_ms) for each in records if each.kernel == "norm"}
@@ -166,14 +166,14 @@ def test_workloads_of_equal_sizes_are_cases_of_their_own_and_no_time_is_one_reco
 
 
 def test_an_epsilon_is_read_from_the_text_and_not_run_and_a_matrix_by_its_axes(root):
-    dataset = edited(root, "rmsnorm_h64", lambda values: values.update(reference="x = 1 / 0\neps = 1e-3\ndef run(): 1"))
-    assert dataset.definitions["rmsnorm_h64"].case({"T": 2})["eps"] == 1e-3
-    twice = edited(root, "rmsnorm_h64", lambda values: values.update(reference="eps = 1e-3\neps = 1e-5"))
-    assert "definition" in dict(twice.definitions["rmsnorm_h64"].case({"T": 2})), "it names no one epsilon"
-    gemma = edited(root, "fused_add_rmsnorm_h64", lambda values: values.update(name="gemma_fused_add"))
-    assert gemma.definitions["gemma_fused_add"].case({"T": 2})["weight_offset"] == 1.0
-    plain = edited(root, "gemm_n48_k32", lambda values: values["inputs"]["B"].update(shape=["K", "N"]))
-    assert plain.definitions["gemm_n48_k32"].case({"M": 7}).id == "M=7,N=48,K=32,layout=NN,bias=false"
+    edited(root, "rmsnorm_h64", lambda values: values.update(reference="x = 1 / 0\neps = 1e-3\ndef run(): 1"))
+    assert definitions_in(root)["rmsnorm_h64"].case({"T": 2})["eps"] == 1e-3
+    edited(root, "rmsnorm_h64", lambda values: values.update(reference="eps = 1e-3\neps = 1e-5"))
+    assert "definition" in dict(definitions_in(root)["rmsnorm_h64"].case({"T": 2})), "it names no one epsilon"
+    edited(root, "fused_add_rmsnorm_h64", lambda values: values.update(name="gemma_fused_add"))
+    assert definitions_in(root)["gemma_fused_add"].case({"T": 2})["weight_offset"] == 1.0
+    edited(root, "gemm_n48_k32", lambda values: values["inputs"]["B"].update(shape=["K", "N"]))
+    assert definitions_in(root)["gemm_n48_k32"].case({"M": 7}).id == "M=7,N=48,K=32,layout=NN,bias=false"
 
 
 def nodes(value, path=()):
@@ -214,9 +214,7 @@ def refusals(read, path, values):
 @pytest.mark.parametrize("name", ["gemm_n48_k32.json", "rmsnorm_h64.json", "all.jsonl"])
 def test_whatever_is_wrong_in_a_data_set_is_one_sentence_with_its_file(root, name):
     def read():
-        dataset = read_dataset(root)
-        dataset.rows()
-        dataset.records()
+        read_dataset(root)
 
     (path,) = root.rglob(name)
     assert refusals(read, path, json.loads(path.read_text().split("\n{")[0])) > 10

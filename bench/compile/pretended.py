@@ -104,13 +104,6 @@ class _Guard(nullcontext[None]):
         super().__init__()
 
 
-class _Graph:
-    """A CUDA graph, which there is not; a class, because annotations name it."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeError("torch.cuda.CUDAGraph: the emulator cannot answer this without a card")
-
-
 def _refused(name: str) -> Callable[..., NoReturn]:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(f"torch.cuda.{name}: the emulator cannot answer this without a card")
@@ -141,7 +134,9 @@ def pretended_gpu() -> Iterator[OnGpu]:
     instead |= {name: (lambda *args, value=value, **kwargs: value) for name, value in answers.items()}
     instead |= dict.fromkeys(("device", "device_of", "stream"), _Guard)
     # Inductor holds the function that calls it.
-    instead |= {"_get_device_properties": lambda *args: known, "Event": _Event, "Stream": _Stream, "CUDAGraph": _Graph}
+    instead |= {"_get_device_properties": lambda *args: known, "Event": _Event, "Stream": _Stream}
+    # A class, because annotations name it.
+    instead["CUDAGraph"] = type("CUDAGraph", (), {"__init__": _refused("CUDAGraph")})
     with (
         patch.multiple(torch.cuda, create=True, **instead),
         patch.object(torch.version, "cuda", "12.8"),

@@ -301,23 +301,14 @@ def count_families(opcodes: Iterable[tuple[str, int]]) -> dict[str, int]:
     return counts
 
 
-@dataclass(frozen=True)
-class Widths:
-    """Bytes per thread and instruction."""
+def widths(opcodes: Iterable[tuple[str, int]], *names: str) -> tuple[int | None, int | None]:
+    """Bytes per thread of the narrowest of the instructions called `names`, and of most of them; None without any.
 
-    worst: int | None
-    """Bytes of the narrowest instruction; None where there is no such instruction."""
-    usual: int | None
-    """Bytes of the most frequent width; of two equally frequent widths, the narrower."""
-
-
-def widths(opcodes: Iterable[tuple[str, int]], *names: str) -> Widths:
-    """The widths of the instructions called `names`, from pairs of opcode and number of occurrences."""
+    `opcodes` are pairs of opcode and number of occurrences.  Of two equally frequent widths, the narrower counts.
+    """
     counts: dict[int, int] = {}
     for opcode, number in opcodes:
         if opcode.partition(".")[0] in names:
             width = width_bytes(opcode)
             counts[width] = counts.get(width, 0) + number
-    if not counts:
-        return Widths(None, None)
-    return Widths(min(counts), min(counts, key=lambda width: (-counts[width], width)))
+    return min(counts, default=None), min(counts, key=lambda width: (-counts[width], width), default=None)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rooflab.bench.compile.flow import Loop, feeding_loop, hot_loop
-from rooflab.bench.compile.sass import TENSOR_CORES, Widths, widths
+from rooflab.bench.compile.sass import TENSOR_CORES, WARPGROUP, widths
 from rooflab.bench.compile.static import CompiledInfo
 from rooflab.roofline.device import Device
 from rooflab.roofline.occupancy import occupancy, waves
@@ -120,10 +120,10 @@ def summarize(info: CompiledInfo, scheme: str, device: Device) -> Summary:
         tensor_path=tensor_path(info),
         counts=_present(info.counts),
         loop=_loop(hot, feeding_loop(info.loops, hot)),
-        load_bytes_worst=loads.worst,
-        load_bytes_usual=loads.usual,
-        store_bytes_worst=stores.worst,
-        store_bytes_usual=stores.usual,
+        load_bytes_worst=loads[0],
+        load_bytes_usual=loads[1],
+        store_bytes_worst=stores[0],
+        store_bytes_usual=stores[1],
         options=tuple(options(info, scheme)),
         asked=dict(info.asked),
     )
@@ -139,15 +139,15 @@ def _loop(hot: Loop | None, feeding: Loop | None) -> LoopSummary | None:
         return None
     # The loads of both loops, because with specialised warps one loop loads the data of the other.
     both = [*hot.opcodes.items(), *(feeding.opcodes.items() if feeding else ())]
-    loads: Widths = widths(both, *LOADS)
+    worst, usual = widths(both, *LOADS)
     return LoopSummary(
         address=hot.start,
         depth=hot.depth,
         instructions=len(hot.instructions),
         counts=_present(hot.counts),
         fed_by=_present(feeding.counts) if feeding else {},
-        load_bytes_worst=loads.worst,
-        load_bytes_usual=loads.usual,
+        load_bytes_worst=worst,
+        load_bytes_usual=usual,
     )
 
 
@@ -157,8 +157,6 @@ def _present(counts: Mapping[str, int]) -> dict[str, int]:
 
 WGMMA_ROWS = 64
 """Rows (M) of one wgmma; a tile with fewer rows takes the older mma (PTX ISA, "wgmma.mma_async")."""
-WARPGROUP = 4
-"""Warps that issue one wgmma together."""
 # Triton prints operands as `tensor<128x64xbf16>`, Gluon those in shared memory as `!ttg.memdesc<128x64xbf16, ...>`.
 _DOT = re.compile(r"(?:tt\.dot|warp_group_dot)\b.*? : !?(?:ttg\.)?(?:tensor|memdesc)<(\d+(?:x\d+)*)x(\w+)")
 _DOT_PRECISION = re.compile(r"inputPrecision = (\w+)")

@@ -13,7 +13,7 @@ import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +125,14 @@ def compile_request(request: Mapping[str, Any]) -> Answer:
     return {"kernels": describe(found)}
 
 
+@cache
+def _load(file: str) -> None:
+    registry.load_file(Path(file))
+
+
 def _registered(request: Mapping[str, Any]) -> list[Launch]:
-    if request["file"] and request["file"] not in _loaded:
-        registry.load_file(Path(request["file"]))
-        _loaded.add(request["file"])
+    if request["file"]:
+        _load(request["file"])
     _own(request)
     if request["op"] not in registry.ops() or request["kernel"] not in registry.kernels(request["op"]):
         raise CaseRefused(f"kernel: there is no {request['op']}/{request['kernel']}")
@@ -176,8 +180,6 @@ def answer(request: Mapping[str, Any]) -> Answer:
         place = f"{Path(where.filename).name}:{where.lineno} in {where.name}"
         return {"error": text, "where": "" if refused else place, "refused": refused}
 
-
-_loaded: set[str] = set()
 
 TOOL_TIMEOUT_S = 120.0
 _RESERVED = 1024

@@ -22,7 +22,7 @@ Reader = Callable[[Path, Sequence[str], Sequence[str]], Imported]
 READERS: Mapping[str, Reader] = {
     "pytest-benchmark": lambda path, ops, columns: read_pytest_benchmark(path),
     "tritonbench": lambda path, ops, columns: read_tritonbench(path, _only(ops) if ops else None),
-    "flashinfer": lambda path, ops, columns: read_dataset(path).records(ops),
+    "flashinfer": lambda path, ops, columns: read_dataset(path, ops),
     "nvbench": lambda path, ops, columns: read_nvbench(path, columns),
     "csv": lambda path, ops, columns: read_columns(path, columns),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,12 @@ class Definition:
             return Case(T=sizes[rows], H=sizes[hidden], eps=self.eps, **offset)
         return files.make_case({"definition": self.name, **axes})
 
+    def row(self, traces: int) -> dict[str, Any]:
+        """Its name and type, and our op that computes it or the reason why no op does."""
+        op, reason = self.op
+        row = {"definition": self.name, "op_type": self.op_type, "op": op, "scheme": self.scheme}
+        return row | {"traces": traces, "reason": reason}
+
 
 class FlashInferTrace(NamedTuple):
     """One result, and its place in the files."""
@@ -136,72 +143,54 @@ class FlashInferTrace(NamedTuple):
     place: str
 
 
-@dataclass(frozen=True)
-class DataSet:
-    """The definitions and traces of a folder."""
+def read_dataset(root: Path, ops: Sequence[str] = ()) -> files.Imported:
+    """One record for each trace in a folder, and a row for each definition, of `ops` alone if any are named.
 
-    definitions: Mapping[str, Definition]
-    traces: tuple[FlashInferTrace, ...]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row for each definition: its name and type, and our op that computes it or the reason why no op does."""
-        rows = []
-        for one in self.definitions.values():
-            op, reason = one.op
-            row = {"definition": one.name, "op_type": one.op_type, "op": op, "scheme": one.scheme}
-            traces = sum(trace.definition == one.name for trace in self.traces)
-            rows.append(row | {"traces": traces, "reason": reason})
-        return rows
-
-    def records(self, ops: Sequence[str] = ()) -> files.Imported:
-        """One record for each trace, and the definitions, of `ops` alone if any are named.
-
-        Skipped with its reason: a trace without its definition in the data set, and a workload that lacks an axis or
-        has one of size 0, such as no pages: nothing is computed there.
-        Workloads with equal sizes, whose inputs differ, are cases of their own: such a case has the workload's id too.
-        Raises `ValueError` with the file and line of a malformed evaluation.
-        """
-        records, skipped = [], list[files.Skipped]()
-        taken: list[tuple[FlashInferTrace, Definition, Case]] = []
-        for trace in self.traces:
-            definition = self.definitions.get(trace.definition)
-            if definition is None:
-                skipped.append(files.Skipped(trace.place, f"no definition called {trace.definition!r} is there"))
-            elif empty := [axis for axis in definition.variables if not trace.axes.get(axis)]:
-                skipped.append(files.Skipped(trace.place, f"its workload has no {', '.join(empty)}"))
-            else:
-                taken.append((trace, definition, definition.case(trace.axes)))
-        content = json.dumps([(trace.uuid, trace.solution, trace.evaluation) for trace in self.traces], allow_nan=False)
-        source = files.ResultFile(TOOL, max((trace.timestamp for trace in self.traces), default=""), content, {})
-        workloads: dict[tuple[str | None, str], set[str]] = {}
-        for trace, definition, case in taken:
-            workloads.setdefault((definition.op[0], case.id), set()).add(trace.uuid)
-        for trace, definition, case in taken:
-            several = len(workloads[definition.op[0], case.id]) > 1
-            own = case.but(**files.make_case({"workload": trace.uuid})) if several else case
-            records.append(_record(trace, definition, own, source, skipped))
-        rows = [row for row in self.rows() if not ops or row["op"] in ops]
-        return files.Imported(tuple(records), tuple(skipped), tuple(rows))
-
-
-def read_dataset(root: Path) -> DataSet:
-    """Reads the data set in a folder.  Raises `ValueError` with the file and place of a malformed value."""
-    root = Path(root)
-    if not (root / "definitions").is_dir():
-        raise ValueError(f"flashinfer: expected a folder with definitions/ in it, got {str(root)!r}")
-    definitions: dict[str, Definition] = {}
-    for path in sorted((root / "definitions").rglob("*.json")):
-        definition = _definition(files.parse_json(files.read_text(path), path.name), path.name)
-        if definition.name in definitions:
-            raise ValueError(f"{path.name}: a definition called {definition.name!r} was read before")
-        definitions[definition.name] = definition
-    traces = []
+    Skipped with its reason: a trace without its definition in the data set, and a workload that lacks an axis or has
+    one of size 0, such as no pages: nothing is computed there.  Workloads with equal sizes, whose inputs differ, are
+    cases of their own: such a case has the workload's id too.  Raises `ValueError` with the file and place of a
+    malformed value.
+    """
+    definitions, traces = definitions_in(root), []
     for path in sorted((root / "traces").rglob("*.jsonl")):
         for number, line in enumerate(files.read_text(path).splitlines(), 1):
             if line.strip():
                 place = f"{path.name}, line {number}"
                 traces.append(_trace(files.parse_json(line, place), place))
-    return DataSet(definitions, tuple(traces))
+    skipped = list[files.Skipped]()
+    taken: list[tuple[FlashInferTrace, Definition, Case]] = []
+    workloads: dict[tuple[str | None, str], set[str]] = {}
+    for trace in traces:
+        definition = definitions.get(trace.definition)
+        if definition is None:
+            skipped.append(files.Skipped(trace.place, f"no definition called {trace.definition!r} is there"))
+        elif empty := [axis for axis in definition.variables if not trace.axes.get(axis)]:
+            skipped.append(files.Skipped(trace.place, f"its workload has no {', '.join(empty)}"))
+        else:
+            taken.append((trace, definition, definition.case(trace.axes)))
+            workloads.setdefault((definition.op[0], taken[-1][2].id), set()).add(trace.uuid)
+    content = json.dumps([(trace.uuid, trace.solution, trace.evaluation) for trace in traces], allow_nan=False)
+    source, records = files.ResultFile(TOOL, max((trace.timestamp for trace in traces), default=""), content, {}), []
+    for trace, definition, case in taken:
+        several = len(workloads[definition.op[0], case.id]) > 1
+        own = case.but(**files.make_case({"workload": trace.uuid})) if several else case
+        records.append(_record(trace, definition, own, source, skipped))
+    counts = Counter(trace.definition for trace in traces)
+    rows = [each.row(counts[each.name]) for each in definitions.values() if not ops or each.op[0] in ops]
+    return files.Imported(tuple(records), tuple(skipped), tuple(rows))
+
+
+def definitions_in(root: Path) -> dict[str, Definition]:
+    """The definitions in a folder by name.  Raises `ValueError` with the file and place of a malformed value."""
+    if not (root / "definitions").is_dir():
+        raise ValueError(f"flashinfer: expected a folder with definitions/ in it, got {str(root)!r}")
+    found: dict[str, Definition] = {}
+    for path in sorted((root / "definitions").rglob("*.json")):
+        definition = _definition(files.parse_json(files.read_text(path), path.name), path.name)
+        if definition.name in found:
+            raise ValueError(f"{path.name}: a definition called {definition.name!r} was read before")
+        found[definition.name] = definition
+    return found
 
 
 def _definition(values: Any, place: str) -> Definition:

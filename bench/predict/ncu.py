@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from subprocess import CompletedProcess, TimeoutExpired
+from subprocess import TimeoutExpired
 from typing import Any
 
 import torch
@@ -176,11 +176,15 @@ def _take(
 ) -> tuple[Profile, list[str]]:
     """Runs ncu, and repeats without unknown metrics; returns the profile and the metrics that ncu knows."""
     metrics = list(wanted)
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     while metrics:
         log = folder / f"{whole} {len(metrics)} {metrics[0]}.csv"
-        done = watch(
-            "ncu", command(target, seed, metrics, log, ncu, whole), timeout_s, "a smaller --case is counted faster"
-        )
+        line = command(target, seed, metrics, log, ncu, whole)
+        try:
+            done = Child.run(line, timeout_s, kept | {"LC_ALL": "C"})
+        except TimeoutExpired as error:
+            wanted = f"an end within {timeout_s:.0f} s"
+            raise ValueError(f"ncu: expected {wanted}, got none; a smaller --case is counted faster") from error
         output = done.stdout + done.stderr
         text = log.read_text(errors="replace") if log.is_file() else ""
         complaints = _UNKNOWN.findall(output + text)
@@ -195,18 +199,6 @@ def _take(
 def _names(metric: str, unknown: Sequence[str]) -> bool:
     """Whether ncu's complaint is about `metric`; it may quote the name without its suffix."""
     return any(metric == name.rstrip(".") or metric.startswith(f"{name.rstrip('.')}.") for name in unknown)
-
-
-def watch(tool: str, line: Sequence[str], timeout_s: float, advice: str, **variables: str) -> CompletedProcess[str]:
-    """Runs the command line of a tool that watches a call, in an environment without Triton's interpreter.
-
-    Raises `ValueError` with `advice` where the tool does not end in time.
-    """
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    try:
-        return Child.run(line, timeout_s, kept | {"LC_ALL": "C"} | variables)
-    except TimeoutExpired as error:
-        raise ValueError(f"{tool}: expected an end within {timeout_s:.0f} s, got none; {advice}") from error
 
 
 def read(text: str, output: str) -> Profile:

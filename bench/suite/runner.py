@@ -12,7 +12,7 @@ from rooflab.bench.core import Child, ChildFailed, Running
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Entry, EntryOutcome
 from rooflab.bench.suite.state import Progress, folder_of
-from rooflab.bench.suite.step import FILE, left_by, told, write_json
+from rooflab.bench.suite.step import FILE, read_outcome, told, write_json
 from rooflab.roofline.device import identify
 
 LEAST_SHARE = 0.4
@@ -233,7 +233,7 @@ class _SuiteRun:
 
     def _judged(self, entry: Entry, folder: Path, status: int) -> EntryOutcome:
         """What a step left, or what a command's exit status and records say."""
-        outcome = left_by(folder)
+        outcome = read_outcome(folder / FILE)
         wrong, statuses = state.wrong_in(folder)
         if outcome is None:
             word = WORDS.get(status, "FAILED")
@@ -296,7 +296,7 @@ class _SuiteRun:
         try:
             request = self._request(told(PROBE), "environment", PROBE_S)
             status = probe.ask(request, PROBE_S)["status"]
-            outcome = left_by(folder_of(self.settings.out, "environment"))
+            outcome = read_outcome(folder_of(self.settings.out, "environment") / FILE)
             why = (outcome.reason if outcome else "") or f"exit status {status}" if status else ""
             probe.stop()
         except ChildFailed as failed:

@@ -54,12 +54,8 @@ class Progress:
 
 def load(run: Path, plan: Sequence[str]) -> Progress:
     """The results in a run's folder, of the entries of a plan.  Raises `ValueError` on a file that holds none."""
-    found = Progress()
-    for entry_id in plan:
-        path = folder_of(run, entry_id) / RESULT
-        if path.is_file():
-            found.outcomes[entry_id] = read_outcome(path)
-    return found
+    found = {entry_id: read_outcome(folder_of(run, entry_id) / RESULT) for entry_id in plan}
+    return Progress({entry_id: outcome for entry_id, outcome in found.items() if outcome is not None})
 
 
 def save(run: Path, entry_id: str, outcome: EntryOutcome) -> None:
@@ -187,17 +183,12 @@ def _row(run: Path, name: str, outcome: EntryOutcome, title: str) -> dict[str, A
     }
 
 
-def figures_text(figures: dict[str, Any]) -> str:
+def figures_text(figures: Mapping[str, Any]) -> str:
     """Figures in one line: numbers with three digits, texts unchanged."""
-    parts = []
-    for name, value in figures.items():
-        text = f"{value:.3g}" if isinstance(value, float) else str(value)
-        if value is not None and not isinstance(value, dict):
-            parts.append(f"{name} {text}")
-    return ", ".join(parts)
+    told = {name: value for name, value in figures.items() if value is not None and not isinstance(value, dict)}
+    return ", ".join(f"{name} {f'{one:.3g}' if isinstance(one, float) else one}" for name, one in told.items())
 
 
-def what(row: dict[str, Any]) -> str:
+def what(row: Mapping[str, Any]) -> str:
     """The result of a row: the reason why it is not done, and its figures."""
-    parts = [part for part in (" ".join(row["reason"].split()), figures_text(row["figures"])) if part]
-    return "; ".join(parts)
+    return "; ".join(filter(None, (" ".join(row["reason"].split()), figures_text(row["figures"]))))

@@ -53,10 +53,10 @@ def end(context: Context, function: Callable[[Context], EntryOutcome]) -> NoRetu
     raise SystemExit(status)
 
 
-def read_outcome(path: Path) -> EntryOutcome:
-    """The outcome in a file.  Raises `ValueError` if the file holds none."""
+def read_outcome(path: Path) -> EntryOutcome | None:
+    """The outcome in a file; None where there is no file.  Raises `ValueError` if the file holds none."""
     try:
-        return EntryOutcome(**json.loads(path.read_text()))
+        return EntryOutcome(**json.loads(path.read_text())) if path.is_file() else None
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: expected the result of an entry, got {error}") from error
 
@@ -64,12 +64,6 @@ def read_outcome(path: Path) -> EntryOutcome:
 def write_json(path: Path, value: Any) -> None:
     """Writes a value as JSON, the file whole or not at all; numbers that JSON cannot hold become texts."""
     write_whole(path, json.dumps(plain(value), indent=1, allow_nan=False) + "\n")
-
-
-def left_by(folder: Path) -> EntryOutcome | None:
-    """The outcome that a step left; None if it left none."""
-    path = folder / FILE
-    return read_outcome(path) if path.is_file() else None
 
 
 def told(words: Sequence[str], dry: bool = False) -> tuple[str, ...]:
